@@ -1,0 +1,2 @@
+//! The `warpsmith` workbench.
+fn main() {}

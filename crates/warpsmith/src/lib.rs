@@ -1,0 +1,6 @@
+//! Warpsmith: LLM kernels for CUDA and CPU behind one API.
+pub mod dtype;
+pub mod error;
+
+pub use dtype::DType;
+pub use error::{Error, Result};
