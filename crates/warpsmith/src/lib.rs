@@ -1,5 +1,6 @@
 //! Warpsmith: LLM kernels for CUDA and CPU behind one API.
 pub mod dtype;
+pub mod env;
 pub mod error;
 
 pub use dtype::DType;

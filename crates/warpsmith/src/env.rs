@@ -1,0 +1,29 @@
+//! The environment variables the library reads, all of them, in one place.
+
+use std::path::PathBuf;
+
+/// Folder of the kernel cache and the tuned choices, instead of the one under the XDG cache folder.
+pub const CACHE_DIR: &str = "WARPSMITH_CACHE_DIR";
+/// Kernel pack (a folder made by `warpsmith build-kernels`) that is looked in before anything is compiled.
+pub const KERNEL_PACK: &str = "WARPSMITH_KERNEL_PACK";
+/// `1`: never compile at run time; a kernel that is in no pack and no cache is an error.
+pub const DISABLE_JIT: &str = "WARPSMITH_DISABLE_JIT";
+/// Number of CPU threads, instead of all the process may use.
+pub const NUM_THREADS: &str = "WARPSMITH_NUM_THREADS";
+/// Highest CPU tier to use: `avx512`, `avx2` or `portable`.
+pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
+
+/// The value of one of the variables above, if it is set and not empty.
+pub fn get(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Like [`get`], as a path.
+pub fn path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Whether a switch such as [`DISABLE_JIT`] is on.
+pub fn flag(name: &str) -> bool {
+    get(name).is_some_and(|value| value != "0")
+}
