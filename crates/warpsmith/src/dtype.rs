@@ -159,9 +159,10 @@ impl std::str::FromStr for DType {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| {
-            Error::parse("dtype", DType::ALL.map(DType::name).join(", "), text)
-        })
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| Error::parse("dtype", DType::ALL.map(DType::name).join(", "), text))
     }
 }
 

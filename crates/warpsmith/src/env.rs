@@ -13,6 +13,24 @@ pub const NUM_THREADS: &str = "WARPSMITH_NUM_THREADS";
 /// Highest CPU tier to use: `avx512`, `avx2` or `portable`.
 pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
 
+/// Variables of others that are respected: where CUDA, Python environments, programs and caches are.
+pub mod system {
+    /// The CUDA toolkit.
+    pub const CUDA_HOME: &str = "CUDA_HOME";
+    /// The CUDA toolkit, by its other name.
+    pub const CUDA_PATH: &str = "CUDA_PATH";
+    /// The active Python environment.
+    pub const VIRTUAL_ENV: &str = "VIRTUAL_ENV";
+    /// The active Conda environment.
+    pub const CONDA_PREFIX: &str = "CONDA_PREFIX";
+    /// Folders of programs.
+    pub const PATH: &str = "PATH";
+    /// The user's folder.
+    pub const HOME: &str = "HOME";
+    /// The user's folder of caches, `~/.cache` where unset.
+    pub const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
+}
+
 /// The value of one of the variables above, if it is set and not empty.
 pub fn get(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())

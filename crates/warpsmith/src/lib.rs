@@ -1,7 +1,39 @@
-//! Warpsmith: LLM kernels for CUDA and CPU behind one API.
+//! Warpsmith: LLM kernels for CUDA and CPU behind one API: checked, measured, deterministic.
+//!
+//! ```
+//! use warpsmith::{DType, Device, Tensor, ops::RmsNorm};
+//! let device = Device::best(); // a CUDA device if there is one, else the CPU
+//! let x = Tensor::randn(&[8, 4096], DType::BF16, device, 0)?;
+//! let weight = Tensor::randn(&[4096], DType::BF16, device, 1)?;
+//! let y = RmsNorm::new(&x).weight(&weight).eps(1e-5).run()?;
+//! assert_eq!(y.shape(), [8, 4096]);
+//! # Ok::<(), warpsmith::Error>(())
+//! ```
+
+pub mod call;
+pub mod check;
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod device;
 pub mod dtype;
 pub mod env;
 pub mod error;
+pub mod jit;
+pub mod layout;
+pub mod op;
+pub mod ops;
+pub mod params;
+pub mod proof;
+pub mod random;
+pub mod reference;
+pub mod registry;
+mod sources;
+mod storage;
+pub mod tensor;
+pub mod tuned;
 
+pub use device::{Device, Stream};
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use tensor::{Tensor, TensorView, TensorViewMut};

@@ -1,0 +1,16 @@
+#pragma once
+// Where the rows of strided tensors start. `Rows` is the C twin of the host's struct of that name: the leading
+// dimensions of an op's tensors, merged where all of them allow it.
+
+#include "warpsmith/base.cuh"
+
+// Offset in elements of row `index` in tensor `t`. One dimension, the usual case, needs no division.
+template <class R> WS_INLINE i64 row_offset(const R& rows, int t, i64 index) {
+  i64 offset = 0;
+  for (int d = rows.rank - 1; d > 0; --d) {
+    i64 q = index / rows.sizes[d];
+    offset += (index - q * rows.sizes[d]) * rows.strides[t][d];
+    index = q;
+  }
+  return offset + index * rows.strides[t][0];
+}

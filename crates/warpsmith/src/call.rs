@@ -1,0 +1,98 @@
+//! The builder behind every op's Rust API: `RmsNorm::new(&x).weight(&w).run()?`.
+
+use crate::device::Stream;
+use crate::error::Result;
+use crate::op::{Args, Attrs, Op};
+use crate::registry::{AnyOp, Select};
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use std::marker::PhantomData;
+
+/// A call of the op `O` under construction. Each op adds its own methods.
+pub struct Call<'a, O> {
+    args: Args<'a>,
+    attrs: Attrs,
+    select: Select,
+    op: PhantomData<O>,
+}
+
+impl<'a, O: Op + Default> Call<'a, O> {
+    pub(crate) fn start() -> Self {
+        let spec = const { &O::SPEC };
+        Call {
+            args: Args::new(spec),
+            attrs: Attrs::defaults(spec),
+            select: Select::default(),
+            op: PhantomData,
+        }
+    }
+
+    pub(crate) fn input(mut self, index: usize, view: impl Into<TensorView<'a>>) -> Self {
+        self.args = self.args.input(index, view.into());
+        self
+    }
+
+    pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
+        self.attrs = self.attrs.with(index, value);
+        self
+    }
+
+    /// Uses the kernel of this name or fails.
+    pub fn kernel(mut self, name: impl Into<String>) -> Self {
+        self.select.kernel = Some(name.into());
+        self
+    }
+
+    /// Allows kernels whose results for one row depend on the rest of the batch.
+    pub fn allow_batch_variant(mut self) -> Self {
+        self.select.allow_batch_variant = true;
+        self
+    }
+
+    /// The device's default stream: the one calls without a stream use.
+    pub(crate) fn default_stream(&self) -> Result<Stream> {
+        self.args.device().default_stream()
+    }
+
+    /// A new tensor with the shape and dtype of an argument already given.
+    pub(crate) fn like(&self, index: usize, stream: &Stream) -> Result<Tensor> {
+        let view = self.args.at(index);
+        Tensor::empty_on(view.shape(), view.dtype(), stream)
+    }
+
+    /// Checks, selects and launches with the outputs given by position.
+    pub(crate) fn launch<'b, const N: usize>(
+        self,
+        outputs: [(usize, TensorViewMut<'b>); N],
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        let mut args: Args<'b> = self.args;
+        for (index, view) in outputs {
+            args = args.output(index, view);
+        }
+        O::default().run(&args, &self.attrs, stream, &self.select).map(|_| ())
+    }
+
+    /// As [`Call::launch`], with `output` written over `input`.
+    pub(crate) fn launch_in_place<'b>(
+        self,
+        input: usize,
+        output: usize,
+        view: TensorViewMut<'b>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        let args: Args<'b> = self.args;
+        O::default().run(&args.in_place(input, output, view), &self.attrs, stream, &self.select).map(|_| ())
+    }
+}
+
+impl<O> Clone for Call<'_, O> {
+    fn clone(&self) -> Self {
+        Call { args: self.args.clone(), attrs: self.attrs, select: self.select.clone(), op: PhantomData }
+    }
+}

@@ -1,0 +1,343 @@
+//! Elements in memory, `f32` in registers: loads widen, stores round to nearest with ties to even.
+
+use super::simd::Simd;
+use crate::dtype::{Element, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+/// An element type the CPU kernels compute on: widened to `f32` when loaded, rounded when stored.
+///
+/// Every conversion gives the same bits on every tier and as the scalar `to_f32` and `from_f32`. `f16` and `bf16`
+/// overflow to infinity; the 8-bit floats saturate to their largest value, infinity included. NaN stays NaN.
+pub trait CpuElement: Element {
+    /// Reads `S::N` elements.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+
+    /// Reads `n` elements (`n <= N`), the other lanes are zero. Touches nothing past `p + n`.
+    ///
+    /// # Safety
+    /// `p..p + n` must be readable and `n <= N`.
+    unsafe fn load_partial<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
+
+    /// Writes `S::N` elements.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable.
+    unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
+
+    /// Writes the first `n` elements (`n <= N`). Touches nothing past `p + n`.
+    ///
+    /// # Safety
+    /// `p..p + n` must be writable and `n <= N`.
+    unsafe fn store_partial<S: Simd>(s: S, p: *mut Self, v: S::V, n: usize);
+
+    /// Writes `S::N` elements past the caches; call [`Simd::fence`] before others read them.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable, and `p` a multiple of `N * size_of::<Self>()` bytes.
+    unsafe fn stream<S: Simd>(s: S, p: *mut Self, v: S::V);
+
+    /// What is left of the lanes after a store: rounded to this type and widened again.
+    fn rounded<S: Simd>(s: S, v: S::V) -> S::V;
+
+    /// Widens one element.
+    fn to_f32(self) -> f32;
+
+    /// Rounds one value.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl CpuElement for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
+        // SAFETY: the contracts are the same.
+        unsafe { s.load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_partial<S: Simd>(s: S, p: *const f32, n: usize) -> S::V {
+        // SAFETY: the contracts are the same.
+        unsafe { s.load_partial(p, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, p: *mut f32, v: S::V) {
+        // SAFETY: the contracts are the same.
+        unsafe { s.store(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_partial<S: Simd>(s: S, p: *mut f32, v: S::V, n: usize) {
+        // SAFETY: the contracts are the same.
+        unsafe { s.store_partial(p, v, n) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream<S: Simd>(s: S, p: *mut f32, v: S::V) {
+        // SAFETY: the contracts are the same.
+        unsafe { s.stream(p, v) }
+    }
+
+    #[inline(always)]
+    fn rounded<S: Simd>(_: S, v: S::V) -> S::V {
+        v
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+/// Implements [`CpuElement`] for a type stored in narrow lanes, given how registers are decoded and encoded.
+macro_rules! narrow_element {
+    ($t:ty, $bits:ty, $load:ident, $load_partial:ident, $store:ident, $store_partial:ident, $stream:ident,
+     $decode:path, $encode:path, |$x:ident| $widen:expr) => {
+        impl CpuElement for $t {
+            #[inline(always)]
+            unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+                // SAFETY: the type is a transparent wrapper of its bits and the contracts are the same.
+                $decode(s, unsafe { s.$load(p.cast::<$bits>()) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_partial<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+                // SAFETY: the type is a transparent wrapper of its bits and the contracts are the same.
+                $decode(s, unsafe { s.$load_partial(p.cast::<$bits>(), n) })
+            }
+
+            #[inline(always)]
+            unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V) {
+                // SAFETY: the type is a transparent wrapper of its bits and the contracts are the same.
+                unsafe { s.$store(p.cast::<$bits>(), $encode(s, v)) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_partial<S: Simd>(s: S, p: *mut Self, v: S::V, n: usize) {
+                // SAFETY: the type is a transparent wrapper of its bits and the contracts are the same.
+                unsafe { s.$store_partial(p.cast::<$bits>(), $encode(s, v), n) }
+            }
+
+            #[inline(always)]
+            unsafe fn stream<S: Simd>(s: S, p: *mut Self, v: S::V) {
+                // SAFETY: the type is a transparent wrapper of its bits and the contracts are the same.
+                unsafe { s.$stream(p.cast::<$bits>(), $encode(s, v)) }
+            }
+
+            #[inline(always)]
+            fn rounded<S: Simd>(s: S, v: S::V) -> S::V {
+                $decode(s, $encode(s, v))
+            }
+
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                let $x = self;
+                $widen
+            }
+
+            #[inline(always)]
+            fn from_f32(x: f32) -> Self {
+                <$t>::from_f32(x)
+            }
+        }
+    };
+}
+
+// The paths `f16::to_f32` and so on name the inherent functions, which go before the trait's.
+narrow_element!(
+    f16,
+    u16,
+    load_h,
+    load_h_partial,
+    store_h,
+    store_h_partial,
+    stream_h,
+    decode_f16,
+    encode_f16,
+    |x| f16::to_f32(x)
+);
+narrow_element!(
+    bf16,
+    u16,
+    load_h,
+    load_h_partial,
+    store_h,
+    store_h_partial,
+    stream_h,
+    decode_bf16,
+    encode_bf16,
+    |x| bf16::to_f32(x)
+);
+narrow_element!(
+    F8E4M3,
+    u8,
+    load_b,
+    load_b_partial,
+    store_b,
+    store_b_partial,
+    stream_b,
+    decode_e4m3,
+    encode_e4m3,
+    |x| F8E4M3::to_f32(&x)
+);
+narrow_element!(
+    F8E5M2,
+    u8,
+    load_b,
+    load_b_partial,
+    store_b,
+    store_b_partial,
+    stream_b,
+    decode_e5m2,
+    encode_e5m2,
+    |x| F8E5M2::to_f32(&x)
+);
+
+#[inline(always)]
+fn decode_f16<S: Simd>(s: S, h: S::H) -> S::V {
+    s.f16_to_f32(h)
+}
+
+#[inline(always)]
+fn encode_f16<S: Simd>(s: S, v: S::V) -> S::H {
+    s.f32_to_f16(v)
+}
+
+#[inline(always)]
+fn decode_bf16<S: Simd>(s: S, h: S::H) -> S::V {
+    s.of_bits(s.shl(s.h_to_i(h), 16))
+}
+
+/// By integer arithmetic: the hardware's own conversion flushes subnormals and not every machine has it.
+#[inline(always)]
+fn encode_bf16<S: Simd>(s: S, v: S::V) -> S::H {
+    let bits = s.bits_of(v);
+    let high = s.shr(bits, 16);
+    let odd = s.iand(high, s.isplat(1));
+    let rounded = s.shr(s.iadd(s.iadd(bits, s.isplat(0x7fff)), odd), 16);
+    let quiet = s.ior(high, s.isplat(0x40));
+    s.i_to_h(s.iselect(s.is_nan(v), quiet, rounded))
+}
+
+/// The NaN both 8-bit types decode to; what the scalar conversion gives.
+const FP8_NAN: f32 = f32::from_bits(0x7fff_e000);
+
+/// Through f16, whose exponent field holds that of e4m3: the conversion normalises subnormals at no cost, where
+/// f32 arithmetic on them would trap into microcode. The biases differ by 8, hence the factor.
+#[inline(always)]
+fn decode_e4m3<S: Simd>(s: S, b: S::B) -> S::V {
+    let code = s.b_to_i(b);
+    let magnitude = s.iand(code, s.isplat(0x7f));
+    let sign = s.shl(s.isub(code, magnitude), 8);
+    let half = s.i_to_h(s.ior(sign, s.shl(magnitude, 7)));
+    let value = s.mul(s.f16_to_f32(half), s.splat(256.0));
+    s.select(s.igt(magnitude, s.isplat(0x7e)), s.splat(FP8_NAN), value)
+}
+
+/// e5m2 is the upper half of f16.
+#[inline(always)]
+fn decode_e5m2<S: Simd>(s: S, b: S::B) -> S::V {
+    let value = s.f16_to_f32(s.i_to_h(s.shl(s.b_to_i(b), 8)));
+    s.select(s.is_nan(value), s.splat(FP8_NAN), value)
+}
+
+/// What distinguishes the two 8-bit formats to the encoder.
+struct Fp8 {
+    mantissa_bits: u32,
+    /// Bits of the smallest normal value.
+    min_normal: i32,
+    /// `2^23` times the smallest subnormal: adding it leaves a small value rounded to the subnormal grid.
+    magic: f32,
+    /// Code of the largest finite value.
+    max: i32,
+    /// Code of NaN, before the payload bit that e5m2 keeps.
+    nan: i32,
+}
+
+#[inline(always)]
+fn encode_fp8<S: Simd>(s: S, v: S::V, format: Fp8) -> S::B {
+    let dropped = 23u32.wrapping_sub(format.mantissa_bits);
+    let bits = s.bits_of(v);
+    let abs = s.iand(bits, s.isplat(i32::MAX));
+    let sign = s.iand(s.shr(bits, 24), s.isplat(0x80));
+
+    // Normal: round the mantissa to even in place (a carry moves the exponent as it should), then rebias.
+    let odd = s.iand(s.shr(abs, dropped), s.isplat(1));
+    let bias = s.isplat((1i32 << dropped.wrapping_sub(1)).wrapping_sub(1));
+    let rebias = s.isplat((format.min_normal >> dropped).wrapping_sub(1 << format.mantissa_bits));
+    let normal = s.isub(s.shr(s.iadd(s.iadd(abs, bias), odd), dropped), rebias);
+    let normal = s.imin(normal, s.isplat(format.max));
+
+    let magic = s.splat(format.magic);
+    let subnormal = s.isub(s.bits_of(s.add(s.of_bits(abs), magic)), s.bits_of(magic));
+
+    let code = s.iselect(s.igt(s.isplat(format.min_normal), abs), subnormal, normal);
+    let payload = s.iand(s.shr(abs, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
+    let code = s.iselect(s.is_nan(v), s.ior(payload, s.isplat(format.nan)), code);
+    s.i_to_b(s.ior(code, sign))
+}
+
+#[inline(always)]
+fn encode_e4m3<S: Simd>(s: S, v: S::V) -> S::B {
+    let format = Fp8 { mantissa_bits: 3, min_normal: 0x3c80_0000, magic: 16384.0, max: 0x7e, nan: 0x7f };
+    encode_fp8(s, v, format)
+}
+
+#[inline(always)]
+fn encode_e5m2<S: Simd>(s: S, v: S::V) -> S::B {
+    let format = Fp8 { mantissa_bits: 2, min_normal: 0x3880_0000, magic: 128.0, max: 0x7b, nan: 0x7e };
+    encode_fp8(s, v, format)
+}
+
+/// `dst[i] = f(src[i])` for `i` in `0..n`: the loop of every elementwise kernel.
+///
+/// An element's result does not depend on its place: heads and tails go through the same vector code. With `stream`,
+/// full vectors bypass the caches (see [`super::should_stream`]) and are fenced before this returns.
+///
+/// # Safety
+/// `src..src + n` must be readable, `dst..dst + n` writable, and the two either apart or (for equal types) the same.
+#[inline(always)]
+pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
+    s: S,
+    mut src: *const T,
+    mut dst: *mut U,
+    n: usize,
+    stream: bool,
+    f: impl Fn(S::V) -> S::V,
+) {
+    let mut left = n;
+    // SAFETY: `src` and `dst` advance together and `left` counts what remains of the caller's `n`; each block
+    // accesses at most `left` elements. Streaming starts only once `dst` is aligned.
+    unsafe {
+        if stream {
+            let head = dst.align_offset(S::N * size_of::<U>()).min(left);
+            if head < S::N {
+                U::store_partial(s, dst, f(T::load_partial(s, src, head)), head);
+                (src, dst, left) = (src.add(head), dst.add(head), left.wrapping_sub(head));
+                while left >= S::N {
+                    U::stream(s, dst, f(T::load(s, src)));
+                    (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
+                }
+            }
+            s.fence();
+        }
+        while left >= S::N {
+            U::store(s, dst, f(T::load(s, src)));
+            (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
+        }
+        if left > 0 {
+            U::store_partial(s, dst, f(T::load_partial(s, src, left)), left);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "element_tests.rs"]
+mod tests;

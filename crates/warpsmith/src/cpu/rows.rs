@@ -1,0 +1,180 @@
+//! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
+
+use super::element::CpuElement;
+use super::simd::Simd;
+
+/// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
+/// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
+#[inline(always)]
+pub fn for_vectors<S: Simd>(n: usize, mut f: impl FnMut(usize, usize)) {
+    let whole = n - n % S::N;
+    let mut i = 0usize;
+    while i < whole {
+        f(i, S::N);
+        i = i.wrapping_add(S::N);
+    }
+    if i < n {
+        f(i, n - i);
+    }
+}
+
+/// Reads `count` elements from `p + i`; lanes past them are zero.
+///
+/// # Safety
+/// `p + i .. p + i + count` must be readable and `count <= N`.
+#[inline(always)]
+pub unsafe fn load_at<S: Simd, T: CpuElement>(s: S, p: *const T, i: usize, count: usize) -> S::V {
+    // SAFETY: passed on.
+    unsafe { if count == S::N { T::load(s, p.add(i)) } else { T::load_partial(s, p.add(i), count) } }
+}
+
+/// Writes `count` elements to `p + i`; whole vectors past the caches if `stream`.
+///
+/// # Safety
+/// `p + i .. p + i + count` must be writable and `count <= N`; with `stream`, `p` must be aligned as
+/// [`can_stream`] says and `i` a multiple of `N`.
+#[inline(always)]
+pub unsafe fn store_at<S: Simd, T: CpuElement>(
+    s: S,
+    p: *mut T,
+    i: usize,
+    count: usize,
+    v: S::V,
+    stream: bool,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        if count != S::N {
+            T::store_partial(s, p.add(i), v, count);
+        } else if stream {
+            T::stream(s, p.add(i), v);
+        } else {
+            T::store(s, p.add(i), v);
+        }
+    }
+}
+
+/// Whether vectors of a row that starts at `p` may be streamed.
+#[inline(always)]
+pub fn can_stream<S: Simd, T: CpuElement>(p: *mut T) -> bool {
+    (p as usize).is_multiple_of(S::N * size_of::<T>())
+}
+
+/// Sums `f(start, count, sums)` over the vectors of a row, `K` sums at once. `f` adds its vector to each running
+/// sum; lanes past `count` must add zero. Four accumulators in turn hide the latency of additions; the order
+/// depends on `n` alone.
+#[inline(always)]
+pub fn sum_vectors<S: Simd, const K: usize>(
+    s: S,
+    n: usize,
+    mut f: impl FnMut(usize, usize, &mut [S::V; K]),
+) -> [f32; K] {
+    let mut sums = [[s.zero(); K]; 4];
+    let whole = n - n % (4 * S::N);
+    let mut i = 0usize;
+    while i < whole {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            f(i.wrapping_add(lane * S::N), S::N, sum);
+        }
+        i = i.wrapping_add(4 * S::N);
+    }
+    let mut lane = 0;
+    for_vectors::<S>(n - whole, |j, count| {
+        f(whole.wrapping_add(j), count, &mut sums[lane]);
+        lane += 1;
+    });
+    std::array::from_fn(|k| {
+        let left = s.add(sums[0][k], sums[1][k]);
+        let right = s.add(sums[2][k], sums[3][k]);
+        s.reduce_add(s.add(left, right))
+    })
+}
+
+/// `v` with zero in the lanes from `count` on: what is not part of a row must not count.
+#[inline(always)]
+pub fn keep_first<S: Simd>(s: S, v: S::V, count: usize) -> S::V {
+    if count == S::N {
+        return v;
+    }
+    let mut lanes = [0f32; 16];
+    // SAFETY: no tier has more than 16 lanes, and `count <= N`.
+    unsafe {
+        s.store(lanes.as_mut_ptr(), v);
+        s.load_partial(lanes.as_ptr(), count.min(S::N))
+    }
+}
+
+/// Scratch for rows whose elements are `step` apart: they are gathered before and scattered after the work, so
+/// that the arithmetic, and its bits, are those of dense rows.
+#[derive(Default)]
+pub struct Scratch<T> {
+    rows: Vec<Vec<T>>,
+}
+
+impl<T: CpuElement> Scratch<T> {
+    /// Room for rows of `n` elements of tensors with these steps; dense tensors need none.
+    pub fn new(n: usize, steps: &[isize]) -> Self {
+        let zero = T::from_f32(0.0);
+        Scratch {
+            rows: steps.iter().map(|&step| if step == 1 { Vec::new() } else { vec![zero; n] }).collect(),
+        }
+    }
+
+    /// The row at `p` of tensor `t`, dense.
+    ///
+    /// # Safety
+    /// The `n` elements `step` apart from `p` must be readable, with the `n` and `step` given to `new`.
+    #[inline]
+    pub unsafe fn gather(&mut self, t: usize, p: *const T, step: isize) -> *const T {
+        if step == 1 {
+            return p;
+        }
+        for (i, slot) in self.rows[t].iter_mut().enumerate() {
+            // SAFETY: `i < n`.
+            *slot = unsafe { *p.offset(i as isize * step) };
+        }
+        self.rows[t].as_ptr()
+    }
+
+    /// Where to write the dense row of tensor `t` that belongs at `p`; [`Scratch::scatter`] puts it there.
+    #[inline]
+    pub fn target(&mut self, t: usize, p: *mut T, step: isize) -> *mut T {
+        if step == 1 { p } else { self.rows[t].as_mut_ptr() }
+    }
+
+    /// Puts the row of tensor `t` in its place.
+    ///
+    /// # Safety
+    /// The `n` elements `step` apart from `p` must be writable.
+    #[inline]
+    pub unsafe fn scatter(&self, t: usize, p: *mut T, step: isize) {
+        if step != 1 {
+            for (i, value) in self.rows[t].iter().enumerate() {
+                // SAFETY: `i < n`.
+                unsafe { *p.offset(i as isize * step) = *value };
+            }
+        }
+    }
+}
+
+/// Runs `$body` with `$T` set to the Rust type of a float dtype that ops compute on.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => unreachable!("the op's check admits no {other}"),
+        }
+    };
+}
+pub(crate) use with_float;

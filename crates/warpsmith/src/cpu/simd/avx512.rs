@@ -1,0 +1,141 @@
+//! AVX-512: 16 lanes, tails by mask registers.
+
+use super::{Simd, Task};
+use crate::cpu::tier::Tier;
+use std::arch::x86_64::*;
+
+/// Proof that AVX-512 F, BW, DQ and VL can be used.
+#[derive(Copy, Clone)]
+pub struct Avx512(());
+
+/// Runs `task` compiled for AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+pub(super) fn run<T: Task>(task: T) -> T::Out {
+    task.run(Avx512(()))
+}
+
+/// The first `n` of 16 lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    !(u32::MAX.wrapping_shl(n as u32)) as __mmask16
+}
+
+/// Methods whose only hazard is the instruction set.
+macro_rules! value_methods {
+    ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: $t),*) -> $out {
+            // SAFETY: the token is only made where AVX-512 was detected; nothing here touches memory.
+            unsafe { $body }
+        }
+    )*};
+}
+
+/// Methods whose memory hazard is the caller's.
+macro_rules! memory_methods {
+    ($(fn $name:ident($($arg:ident: $t:ty),*) $(-> $out:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, $($arg: $t),*) $(-> $out)? {
+            // SAFETY: the token proves AVX-512; the caller promised the lanes that are touched.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    type I = __m512i;
+    type H = __m256i;
+    type B = __m128i;
+    type M = __mmask16;
+    const N: usize = 16;
+    const TIER: Tier = Tier::Avx512;
+
+    memory_methods! {
+        fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        fn load_partial(p: *const f32, n: usize) -> __m512 = _mm512_maskz_loadu_ps(first(n), p);
+        fn store(p: *mut f32, v: __m512) = _mm512_storeu_ps(p, v);
+        fn store_partial(p: *mut f32, v: __m512, n: usize) = _mm512_mask_storeu_ps(p, first(n), v);
+        fn stream(p: *mut f32, v: __m512) = _mm512_stream_ps(p, v);
+        fn load_h(p: *const u16) -> __m256i = _mm256_loadu_si256(p.cast());
+        fn load_h_partial(p: *const u16, n: usize) -> __m256i = _mm256_maskz_loadu_epi16(first(n), p.cast());
+        fn store_h(p: *mut u16, h: __m256i) = _mm256_storeu_si256(p.cast(), h);
+        fn store_h_partial(p: *mut u16, h: __m256i, n: usize) = _mm256_mask_storeu_epi16(p.cast(), first(n), h);
+        fn stream_h(p: *mut u16, h: __m256i) = _mm256_stream_si256(p.cast(), h);
+        fn load_b(p: *const u8) -> __m128i = _mm_loadu_si128(p.cast());
+        fn load_b_partial(p: *const u8, n: usize) -> __m128i = _mm_maskz_loadu_epi8(first(n), p.cast());
+        fn store_b(p: *mut u8, b: __m128i) = _mm_storeu_si128(p.cast(), b);
+        fn store_b_partial(p: *mut u8, b: __m128i, n: usize) = _mm_mask_storeu_epi8(p.cast(), first(n), b);
+        fn stream_b(p: *mut u8, b: __m128i) = _mm_stream_si128(p.cast(), b);
+    }
+
+    value_methods! {
+        fn fence() -> () = _mm_sfence();
+        fn h_to_i(h: __m256i) -> __m512i = _mm512_cvtepu16_epi32(h);
+        fn i_to_h(i: __m512i) -> __m256i = _mm512_cvtepi32_epi16(i);
+        fn b_to_i(b: __m128i) -> __m512i = _mm512_cvtepu8_epi32(b);
+        fn i_to_b(i: __m512i) -> __m128i = _mm512_cvtepi32_epi8(i);
+        fn f16_to_f32(h: __m256i) -> __m512 = _mm512_cvtph_ps(h);
+        fn f32_to_f16(v: __m512) -> __m256i = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fnmadd_ps(a, b, c);
+        fn sqrt(a: __m512) -> __m512 = _mm512_sqrt_ps(a);
+        fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        fn floor(a: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
+        fn round(a: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+
+        fn lt(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+        fn le(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
+        fn eq(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
+        fn is_nan(a: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+        fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 = _mm512_mask_blend_ps(m, b, a);
+
+        fn isplat(x: i32) -> __m512i = _mm512_set1_epi32(x);
+        fn iadd(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn isub(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi32(a, b);
+        fn iand(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
+        fn ior(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        fn ixor(a: __m512i, b: __m512i) -> __m512i = _mm512_xor_si512(a, b);
+        fn imin(a: __m512i, b: __m512i) -> __m512i = _mm512_min_epi32(a, b);
+        fn shl(a: __m512i, k: u32) -> __m512i = _mm512_sll_epi32(a, _mm_cvtsi32_si128(k as i32));
+        fn shr(a: __m512i, k: u32) -> __m512i = _mm512_srl_epi32(a, _mm_cvtsi32_si128(k as i32));
+        fn sar(a: __m512i, k: u32) -> __m512i = _mm512_sra_epi32(a, _mm_cvtsi32_si128(k as i32));
+        fn igt(a: __m512i, b: __m512i) -> __mmask16 = _mm512_cmpgt_epi32_mask(a, b);
+        fn iselect(m: __mmask16, a: __m512i, b: __m512i) -> __m512i = _mm512_mask_blend_epi32(m, b, a);
+
+        fn bits_of(v: __m512) -> __m512i = _mm512_castps_si512(v);
+        fn of_bits(i: __m512i) -> __m512 = _mm512_castsi512_ps(i);
+        fn i_to_f32(i: __m512i) -> __m512 = _mm512_cvtepi32_ps(i);
+        fn f32_to_i(v: __m512) -> __m512i = _mm512_cvtps_epi32(v);
+        fn pow2(n: __m512) -> __m512 = _mm512_scalef_ps(_mm512_set1_ps(1.0), n);
+        fn scale2(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
+
+        fn reduce_add(v: __m512) -> f32 = {
+            let v8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+            let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+            _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)))
+        };
+        fn reduce_max(v: __m512) -> f32 = {
+            if _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v) != 0 {
+                return f32::NAN;
+            }
+            let v8 = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+            let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+            _mm_cvtss_f32(_mm_max_ss(v2, _mm_movehdup_ps(v2)))
+        };
+    }
+
+    #[inline(always)]
+    fn any(self, m: __mmask16) -> bool {
+        m != 0
+    }
+}

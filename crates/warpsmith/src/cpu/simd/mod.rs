@@ -1,0 +1,328 @@
+//! One vector vocabulary for all tiers.
+//!
+//! [`Simd`] is implemented by zero-sized tokens. A token exists only where its instructions do: [`dispatch`] makes
+//! it after the check, inside a function compiled for that tier. So methods on values are safe; those on pointers
+//! are `unsafe` for the memory alone.
+//!
+//! Every elementwise method gives the same bits on every tier (the portable one emulates fused multiply-add
+//! exactly where the target lacks it). Reductions depend on the number of lanes, hence on the tier, and on nothing
+//! else.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+
+use super::tier::Tier;
+
+const SIGN: i32 = i32::MIN;
+
+/// A kernel body, generic over the tier.
+pub trait Task {
+    /// What the body returns.
+    type Out;
+
+    /// The body. Implementations must be `#[inline(always)]`, and so must every helper and closure they call with
+    /// vectors: code left out of line is compiled without the tier's instructions and crawls.
+    fn run<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// Runs `task` on `tier`, or on the best tier below it that the machine has.
+#[inline]
+pub fn dispatch<T: Task>(tier: Tier, task: T) -> T::Out {
+    match tier.min(Tier::supported()) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `supported` found every feature `avx512::run` is compiled for.
+        Tier::Avx512 => unsafe { avx512::run(task) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `supported` found every feature `avx2::run` is compiled for.
+        Tier::Avx2 => unsafe { avx2::run(task) },
+        _ => task.run(Portable::new()),
+    }
+}
+
+/// Vectors of `N` lanes and what can be done with them.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// `N` lanes of `f32`.
+    type V: Copy;
+    /// `N` lanes of `i32`. Arithmetic wraps.
+    type I: Copy;
+    /// `N` lanes of 16 bits: storage of the half-width floats.
+    type H: Copy;
+    /// `N` lanes of 8 bits: storage of the 8-bit floats.
+    type B: Copy;
+    /// A yes or no per lane.
+    type M: Copy;
+    /// Number of lanes: 16 on AVX-512, 8 elsewhere.
+    const N: usize;
+    /// The tier this token stands for.
+    const TIER: Tier;
+
+    // ---- f32: memory ----
+
+    /// Reads `N` values. Any alignment a `*const f32` may have is fine, here and below.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+
+    /// Reads `n` values (`n <= N`), the other lanes are zero. Touches nothing past `p + n`.
+    ///
+    /// # Safety
+    /// `p..p + n` must be readable and `n <= N`.
+    unsafe fn load_partial(self, p: *const f32, n: usize) -> Self::V;
+
+    /// Writes `N` values.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+
+    /// Writes the first `n` values (`n <= N`). Touches nothing past `p + n`.
+    ///
+    /// # Safety
+    /// `p..p + n` must be writable and `n <= N`.
+    unsafe fn store_partial(self, p: *mut f32, v: Self::V, n: usize);
+
+    /// Writes `N` values past the caches where the tier can. Call [`Simd::fence`] before others read them.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable and `p` a multiple of `N * 4` bytes.
+    unsafe fn stream(self, p: *mut f32, v: Self::V);
+
+    /// Orders streamed stores before what follows.
+    fn fence(self);
+
+    // ---- 16- and 8-bit storage ----
+
+    /// [`Simd::load`] for 16-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    unsafe fn load_h(self, p: *const u16) -> Self::H;
+
+    /// [`Simd::load_partial`] for 16-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` must be readable and `n <= N`.
+    unsafe fn load_h_partial(self, p: *const u16, n: usize) -> Self::H;
+
+    /// [`Simd::store`] for 16-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable.
+    unsafe fn store_h(self, p: *mut u16, h: Self::H);
+
+    /// [`Simd::store_partial`] for 16-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` must be writable and `n <= N`.
+    unsafe fn store_h_partial(self, p: *mut u16, h: Self::H, n: usize);
+
+    /// [`Simd::stream`] for 16-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable and `p` a multiple of `N * 2` bytes.
+    unsafe fn stream_h(self, p: *mut u16, h: Self::H);
+
+    /// [`Simd::load`] for 8-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    unsafe fn load_b(self, p: *const u8) -> Self::B;
+
+    /// [`Simd::load_partial`] for 8-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` must be readable and `n <= N`.
+    unsafe fn load_b_partial(self, p: *const u8, n: usize) -> Self::B;
+
+    /// [`Simd::store`] for 8-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable.
+    unsafe fn store_b(self, p: *mut u8, b: Self::B);
+
+    /// [`Simd::store_partial`] for 8-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + n` must be writable and `n <= N`.
+    unsafe fn store_b_partial(self, p: *mut u8, b: Self::B, n: usize);
+
+    /// [`Simd::stream`] for 8-bit lanes.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable and `p` a multiple of `N` bytes.
+    unsafe fn stream_b(self, p: *mut u8, b: Self::B);
+
+    /// Widens 16-bit lanes with zeros.
+    fn h_to_i(self, h: Self::H) -> Self::I;
+    /// Keeps the low 16 bits of each lane.
+    fn i_to_h(self, i: Self::I) -> Self::H;
+    /// Widens 8-bit lanes with zeros.
+    fn b_to_i(self, b: Self::B) -> Self::I;
+    /// Keeps the low 8 bits of each lane.
+    fn i_to_b(self, i: Self::I) -> Self::B;
+    /// Widens IEEE half floats; exact, NaN becomes quiet.
+    fn f16_to_f32(self, h: Self::H) -> Self::V;
+    /// Rounds to IEEE half floats: nearest, ties to even, overflow to infinity.
+    fn f32_to_f16(self, v: Self::V) -> Self::H;
+
+    // ---- f32: arithmetic ----
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`, correctly rounded.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `c - a * b`, rounded once.
+    fn fnma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Square root, correctly rounded.
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// The larger; exactly `if a > b { a } else { b }`, so `b` where either is NaN and `b` where they are equal.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller; exactly `if a < b { a } else { b }`, so `b` where either is NaN and `b` where they are equal.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Rounds towards minus infinity.
+    fn floor(self, a: Self::V) -> Self::V;
+    /// Rounds to the nearest integer, ties to even.
+    fn round(self, a: Self::V) -> Self::V;
+
+    // ---- comparison and choice ----
+
+    /// `a < b`; no where either is NaN.
+    fn lt(self, a: Self::V, b: Self::V) -> Self::M;
+    /// `a <= b`; no where either is NaN.
+    fn le(self, a: Self::V, b: Self::V) -> Self::M;
+    /// `a == b`; no where either is NaN.
+    fn eq(self, a: Self::V, b: Self::V) -> Self::M;
+    /// Whether a lane is NaN.
+    fn is_nan(self, a: Self::V) -> Self::M;
+    /// `a` where the mask says yes, else `b`.
+    fn select(self, m: Self::M, a: Self::V, b: Self::V) -> Self::V;
+    /// Whether any lane says yes.
+    fn any(self, m: Self::M) -> bool;
+
+    // ---- i32 ----
+
+    /// `x` in every lane.
+    fn isplat(self, x: i32) -> Self::I;
+    /// `a + b`, wrapping.
+    fn iadd(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a - b`, wrapping.
+    fn isub(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise and.
+    fn iand(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    fn ior(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise exclusive or.
+    fn ixor(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The smaller, signed.
+    fn imin(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Shift left by `k < 32`; free of cost only where `k` is a constant.
+    fn shl(self, a: Self::I, k: u32) -> Self::I;
+    /// Logical shift right by `k < 32`.
+    fn shr(self, a: Self::I, k: u32) -> Self::I;
+    /// Arithmetic shift right by `k < 32`.
+    fn sar(self, a: Self::I, k: u32) -> Self::I;
+    /// `a > b`, signed.
+    fn igt(self, a: Self::I, b: Self::I) -> Self::M;
+    /// `a` where the mask says yes, else `b`.
+    fn iselect(self, m: Self::M, a: Self::I, b: Self::I) -> Self::I;
+
+    /// The bits of floats.
+    fn bits_of(self, v: Self::V) -> Self::I;
+    /// Floats from their bits.
+    fn of_bits(self, i: Self::I) -> Self::V;
+    /// Integers to the nearest floats.
+    fn i_to_f32(self, i: Self::I) -> Self::V;
+    /// Floats to the nearest integers, ties to even. Lanes must be within the range of `i32`.
+    fn f32_to_i(self, v: Self::V) -> Self::I;
+
+    // ---- reductions: lane `i` with lane `i + N/2`, then the halves again, down to one ----
+
+    /// Sum of the lanes, in the fixed tree order: the result depends on the lanes' values and `N` alone.
+    fn reduce_add(self, v: Self::V) -> f32;
+    /// Largest lane, or NaN if any lane is.
+    fn reduce_max(self, v: Self::V) -> f32;
+
+    // ---- derived ----
+
+    /// Zero in every lane.
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+
+    /// `a > b`; no where either is NaN.
+    #[inline(always)]
+    fn gt(self, a: Self::V, b: Self::V) -> Self::M {
+        self.lt(b, a)
+    }
+
+    /// The larger, or NaN where either is NaN.
+    #[inline(always)]
+    fn max_nan(self, a: Self::V, b: Self::V) -> Self::V {
+        self.select(self.is_nan(a), a, self.max(a, b))
+    }
+
+    /// The smaller, or NaN where either is NaN.
+    #[inline(always)]
+    fn min_nan(self, a: Self::V, b: Self::V) -> Self::V {
+        self.select(self.is_nan(a), a, self.min(a, b))
+    }
+
+    /// `-a`: flips the sign, also of zero and NaN.
+    #[inline(always)]
+    fn neg(self, a: Self::V) -> Self::V {
+        self.of_bits(self.ixor(self.bits_of(a), self.isplat(SIGN)))
+    }
+
+    /// `|a|`.
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        self.of_bits(self.iand(self.bits_of(a), self.isplat(!SIGN)))
+    }
+
+    /// `magnitude`, which must not be negative, with the sign of `sign`.
+    #[inline(always)]
+    fn with_sign(self, magnitude: Self::V, sign: Self::V) -> Self::V {
+        let sign = self.iand(self.bits_of(sign), self.isplat(SIGN));
+        self.of_bits(self.ior(self.bits_of(magnitude), sign))
+    }
+
+    /// `2^n` for whole `n` in `-126..=127`.
+    #[inline(always)]
+    fn pow2(self, n: Self::V) -> Self::V {
+        self.of_bits(self.shl(self.iadd(self.f32_to_i(n), self.isplat(127)), 23))
+    }
+
+    /// `v * 2^n`, rounded once, for whole `n` in `-252..=252` and `v` in `0.5..2`: reaches subnormals and infinity.
+    #[inline(always)]
+    fn scale2(self, v: Self::V, n: Self::V) -> Self::V {
+        // Two factors, because one alone could not be represented near either end. The first product is exact.
+        let n = self.f32_to_i(n);
+        let half = self.sar(n, 1);
+        let bias = self.isplat(127);
+        let a = self.of_bits(self.shl(self.iadd(half, bias), 23));
+        let b = self.of_bits(self.shl(self.iadd(self.isub(n, half), bias), 23));
+        self.mul(self.mul(v, a), b)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! Threads for the CPU kernels: one loop, split into parts.
+//!
+//! Kernels here often run for a few microseconds, less than it takes to wake a thread. So workers watch for the next
+//! loop for a moment after the last one and sleep after that; a caller works on its own loop and never waits for a
+//! worker that has not begun.
+
+use crate::env;
+use crate::error::{Error, Result};
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an idle worker, or a caller whose own share is done, watches before it sleeps.
+const WATCH: Duration = Duration::from_micros(40);
+/// Parts per thread: enough to even out threads that are slowed by others, few enough to cost nothing.
+const PARTS_PER_THREAD: usize = 4;
+/// More threads than this are refused as a mistake.
+const MAX_THREADS: usize = 4096;
+
+/// The number of threads asked for by [`env::NUM_THREADS`], else as many as the process may use.
+///
+/// # Errors
+/// If the variable is not a number from 1 to 4096.
+pub fn configured_threads() -> Result<usize> {
+    match env::get(env::NUM_THREADS) {
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+        Some(text) => match text.parse() {
+            Ok(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
+            _ => Err(Error::parse(env::NUM_THREADS, format!("a number from 1 to {MAX_THREADS}"), text)),
+        },
+    }
+}
+
+thread_local! {
+    /// The size set by `with_threads`; 0 where none is.
+    static OVERRIDE: Cell<usize> = const { Cell::new(0) };
+    /// Whether this thread is inside a part of a parallel loop.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The number of threads [`parallel_for`] uses when called from here.
+///
+/// [`configured_threads`], read once (an unreadable setting counts as none), unless inside [`with_threads`].
+pub fn num_threads() -> usize {
+    static DEFAULT: OnceLock<usize> = OnceLock::new();
+    match OVERRIDE.get() {
+        0 => *DEFAULT.get_or_init(|| {
+            configured_threads()
+                .unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, usize::from))
+        }),
+        n => n,
+    }
+}
+
+/// Runs `f` with [`num_threads`] set to `n` (held to `1..=4096`) for calls made on this thread.
+pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OVERRIDE.set(self.0);
+        }
+    }
+    let _restore = Restore(OVERRIDE.replace(n.clamp(1, MAX_THREADS)));
+    f()
+}
+
+/// Calls `f` on contiguous parts that together cover `0..len`, each once, on up to [`num_threads`] threads.
+///
+/// Parts hold at least `grain` indices (but for the last). With `len <= grain`, inside another parallel loop, or
+/// while another thread occupies the workers, `f(0..len)` runs on the calling thread alone. How `0..len` is split is
+/// unspecified, so what `f` does for an index must not depend on the part it comes in.
+///
+/// # Panics
+/// If `f` panics, with its payload, after every running part has ended.
+pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
+    if len == 0 {
+        return;
+    }
+    let threads = num_threads();
+    if len <= grain || threads == 1 || INSIDE.get() {
+        return f(0..len);
+    }
+    Pool::of_size(threads).run(len, grain.max(len.div_ceil(threads * PARTS_PER_THREAD)), &f);
+}
+
+/// One parallel loop, on its caller's stack.
+struct Job<'a> {
+    f: &'a (dyn Fn(Range<usize>) + Sync),
+    len: usize,
+    part: usize,
+    /// Number of the next part nobody has taken.
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Job<'_> {
+    /// Works on parts until none are left.
+    fn work(&self) {
+        let parts = self.len.div_ceil(self.part);
+        let was_inside = INSIDE.replace(true);
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= parts {
+                break;
+            }
+            let start = index * self.part;
+            let range = start..self.len.min(start.saturating_add(self.part));
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(range))) {
+                self.next.store(parts, Ordering::Relaxed);
+                lock(&self.panic).get_or_insert(payload);
+            }
+        }
+        INSIDE.set(was_inside);
+    }
+}
+
+/// Locks, poisoned or not: no code that can panic runs under the locks of this file.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Set in `gate` while workers may enter the loop.
+const OPEN: u64 = 1 << 31;
+/// One loop further in `gate`; the low half counts the workers inside.
+const ROUND: u64 = 1 << 32;
+const INSIDE_COUNT: u64 = OPEN - 1;
+
+/// Workers for loops of one thread count; lives as long as the process.
+struct Pool {
+    /// Held by the caller whose loop runs.
+    caller: Mutex<()>,
+    /// Loop number, `OPEN` flag and number of workers inside, in one word: a worker enters only by an exchange that
+    /// finds the gate open, so once the caller has closed it and the count is zero, nobody holds the job.
+    gate: AtomicU64,
+    job: AtomicPtr<()>,
+    /// Workers asleep, or about to be; changed under `sleep`.
+    sleepers: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+    /// For a caller that sleeps until the workers inside have left.
+    leave: Mutex<()>,
+    left: Condvar,
+}
+
+impl Pool {
+    fn of_size(threads: usize) -> &'static Pool {
+        static POOLS: OnceLock<Mutex<HashMap<usize, &'static Pool>>> = OnceLock::new();
+        thread_local! {
+            static RECENT: Cell<Option<(usize, &'static Pool)>> = const { Cell::new(None) };
+        }
+        if let Some((size, pool)) = RECENT.get()
+            && size == threads
+        {
+            return pool;
+        }
+        let pool =
+            *lock(POOLS.get_or_init(Default::default)).entry(threads).or_insert_with(|| Pool::start(threads));
+        RECENT.set(Some((threads, pool)));
+        pool
+    }
+
+    fn start(threads: usize) -> &'static Pool {
+        let pool: &'static Pool = Box::leak(Box::new(Pool {
+            caller: Mutex::new(()),
+            gate: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            sleepers: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+            leave: Mutex::new(()),
+            left: Condvar::new(),
+        }));
+        for i in 1..threads {
+            // A system out of threads leaves the pool smaller; the callers do the work of those missing.
+            let name = format!("warpsmith-{threads}-{i}");
+            if std::thread::Builder::new().name(name).spawn(move || pool.serve()).is_err() {
+                break;
+            }
+        }
+        pool
+    }
+
+    fn run(&self, len: usize, part: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+        let Ok(_caller) = self.caller.try_lock() else {
+            return f(0..len);
+        };
+        let job = Job { f, len, part, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        self.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
+        // The count is zero here: the caller before waited for that.
+        let round = (self.gate.load(Ordering::Relaxed) & !(ROUND - 1)).wrapping_add(ROUND);
+        self.gate.store(round | OPEN, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // Under the lock a worker is either not yet counted, and will see the gate, or already waiting.
+            let _sleep = lock(&self.sleep);
+            self.wake.notify_all();
+        }
+        job.work();
+        if self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE_COUNT > 0 {
+            self.wait_until_empty();
+        }
+        if let Some(payload) = lock(&job.panic).take() {
+            drop(_caller);
+            resume_unwind(payload);
+        }
+    }
+
+    /// Waits for the workers inside the closed gate.
+    fn wait_until_empty(&self) {
+        let occupied = || self.gate.load(Ordering::Acquire) & INSIDE_COUNT > 0;
+        if watch_while(occupied) {
+            let mut guard = lock(&self.leave);
+            while occupied() {
+                guard = self.left.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// A worker's life.
+    fn serve(&self) -> ! {
+        let mut seen = 0;
+        loop {
+            let unchanged = || self.gate.load(Ordering::SeqCst) & !(ROUND - 1) == seen;
+            if watch_while(unchanged) {
+                let mut guard = lock(&self.sleep);
+                self.sleepers.fetch_add(1, Ordering::SeqCst);
+                while unchanged() {
+                    guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                }
+                self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            }
+            let mut gate = self.gate.load(Ordering::Acquire);
+            seen = gate & !(ROUND - 1);
+            while gate & OPEN != 0 && gate & !(ROUND - 1) == seen {
+                match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        // SAFETY: this worker is counted in the gate, so the caller, whose stack holds the job,
+                        // stays in `run` until the count drops below. The store of `job` happened before the gate
+                        // opened. The lifetime is only used inside this block.
+                        unsafe { &*self.job.load(Ordering::Relaxed).cast::<Job<'_>>() }.work();
+                        self.depart();
+                        break;
+                    }
+                    Err(now) => gate = now,
+                }
+            }
+        }
+    }
+
+    /// Leaves the gate, and wakes the caller if this was the last worker it waits for.
+    fn depart(&self) {
+        let before = self.gate.fetch_sub(1, Ordering::AcqRel);
+        if before & OPEN == 0 && before & INSIDE_COUNT == 1 {
+            // The lock orders this after the caller's last look at the count, so it cannot sleep through.
+            let _leave = lock(&self.leave);
+            self.left.notify_one();
+        }
+    }
+}
+
+/// Spins while `condition` holds, at most for `WATCH`; tells whether it still holds.
+fn watch_while(condition: impl Fn() -> bool) -> bool {
+    let mut start = None;
+    loop {
+        for _ in 0..64 {
+            if !condition() {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        if start.get_or_insert_with(Instant::now).elapsed() >= WATCH {
+            return condition();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn every_index_is_visited_once() {
+        for threads in [1, 2, 3, 7] {
+            with_threads(threads, || {
+                assert_eq!(num_threads(), threads);
+                for (len, grain) in [(0, 1), (1, 1), (5, 10), (1000, 1), (1000, 7), (1001, 300), (3, 0)] {
+                    let seen: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
+                    parallel_for(len, grain, |range| {
+                        assert!(range.len() >= grain.min(len) || range.end == len, "{range:?} of {len}");
+                        for i in range {
+                            seen[i].fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                    assert!(seen.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{threads} {len} {grain}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        with_threads(3, || {
+            for round in 0..50 {
+                let result = catch_unwind(|| {
+                    parallel_for(100, 1, |range| assert!(!range.contains(&37), "part with 37"));
+                });
+                let payload = result.unwrap_err();
+                let text = payload
+                    .downcast_ref::<&str>()
+                    .map(|s| s.to_string())
+                    .or_else(|| payload.downcast_ref::<String>().cloned());
+                assert!(text.unwrap().contains("part with 37"), "round {round}");
+                let sum = AtomicUsize::new(0);
+                parallel_for(100, 1, |range| {
+                    sum.fetch_add(range.sum::<usize>(), Ordering::Relaxed);
+                });
+                assert_eq!(sum.into_inner(), 4950);
+            }
+        });
+    }
+
+    #[test]
+    fn loops_nest_and_run_from_many_threads_at_once() {
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    with_threads(3, || {
+                        for _ in 0..200 {
+                            parallel_for(16, 1, |outer| {
+                                parallel_for(outer.len() * 8, 1, |inner| {
+                                    total.fetch_add(inner.len(), Ordering::Relaxed);
+                                });
+                            });
+                        }
+                    });
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 4 * 200 * 16 * 8);
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        // A pool of its own: the barrier needs the worker, which other tests could occupy.
+        let pool = Pool::start(2);
+        for _ in 0..20 {
+            // Longer than WATCH: the worker is asleep when the loop starts, and the loop needs both threads.
+            std::thread::sleep(Duration::from_micros(500));
+            let barrier = std::sync::Barrier::new(2);
+            let parts = AtomicUsize::new(0);
+            pool.run(2, 1, &|_| {
+                parts.fetch_add(1, Ordering::Relaxed);
+                barrier.wait();
+            });
+            assert_eq!(parts.into_inner(), 2);
+        }
+    }
+
+    #[test]
+    fn with_threads_is_undone_even_by_a_panic() {
+        let before = num_threads();
+        let result = catch_unwind(|| with_threads(before + 1, || panic!("out")));
+        assert!(result.is_err());
+        assert_eq!(num_threads(), before);
+    }
+}

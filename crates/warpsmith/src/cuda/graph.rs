@@ -1,0 +1,246 @@
+//! CUDA graphs: recording the work given to a stream and replaying it.
+
+use super::context::{Context, cu, lock};
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Memory a graph keeps alive.
+pub(super) trait Resource: Send + Sync {
+    /// Says that work given to `stream` uses it.
+    fn note(&self, stream: &Stream);
+}
+
+/// What must live as long as a graph.
+type Kept = Vec<Arc<dyn Resource>>;
+
+/// The captures of a context that are going on, and what their graphs will keep.
+#[derive(Default)]
+pub(super) struct Captures {
+    open: Mutex<Vec<(u64, Kept)>>,
+    count: AtomicUsize,
+}
+
+impl Captures {
+    /// Whether any of our captures is going on: a cheap test that spares asking the driver.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether capture `id` is one of ours and going on.
+    pub fn is_open(&self, id: u64) -> bool {
+        lock(&self.open).iter().any(|(open, _)| *open == id)
+    }
+
+    /// Keeps `resource` for the graph of capture `id`. A capture that is not ours keeps nothing.
+    pub fn keep(&self, id: u64, resource: Arc<dyn Resource>) {
+        if let Some((_, kept)) = lock(&self.open).iter_mut().find(|(open, _)| *open == id)
+            && !kept.iter().any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&resource)))
+        {
+            kept.push(resource);
+        }
+    }
+
+    fn begin(&self, id: u64) {
+        lock(&self.open).push((id, Vec::new()));
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn end(&self, id: u64) -> Kept {
+        let mut open = lock(&self.open);
+        let Some(at) = open.iter().position(|(open, _)| *open == id) else { return Vec::new() };
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        open.swap_remove(at).1
+    }
+}
+
+/// Recorded work.
+pub struct Graph {
+    ctx: &'static Context,
+    raw: CUgraph,
+    kept: Arc<Kept>,
+}
+
+// SAFETY: a graph is only read after its capture; the driver allows that from any thread.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Records what `work` gives to `stream` instead of running it. If `work` fails, the capture is ended and its
+    /// error returned; the stream works as before.
+    ///
+    /// The graph keeps the buffers that were allocated, dropped or noted on the stream meanwhile.
+    pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+        let refuse = |got: &str| {
+            Err(Error::argument(
+                "Graph::capture",
+                "stream",
+                "a stream of its own, not yet being captured",
+                got,
+            ))
+        };
+        if stream.is_legacy() {
+            return refuse("the legacy default stream");
+        }
+        if stream.is_capturing()? {
+            return refuse("a stream that is being captured");
+        }
+        let ctx = stream.context();
+        // Relaxed: `work` may allocate and load modules, which the library orders itself.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is alive; `Recording` ends the capture on every path, unwinding included.
+        unsafe { cu!(ctx, cuStreamBeginCapture_v2(stream.handle(), mode)) }?;
+        let mut recording = Recording { stream, id: None };
+        let id = stream.capture_id()?.unwrap_or(0);
+        recording.id = Some(id);
+        ctx.captures.begin(id);
+        let outcome = work(stream);
+        let graph = recording.finish();
+        outcome?;
+        graph
+    }
+
+    /// Number of nodes: kernels, copies, fills.
+    pub fn node_count(&self) -> Result<usize> {
+        let mut count = 0usize;
+        // SAFETY: a null list asks for the number alone.
+        unsafe { cu!(self.ctx, cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut count)) }?;
+        Ok(count)
+    }
+
+    /// Makes the graph ready to run.
+    pub fn instantiate(&self) -> Result<GraphExec> {
+        let mut raw: CUgraphExec = std::ptr::null_mut();
+        // SAFETY: the graph is alive and complete; the driver writes one handle.
+        unsafe { cu!(self.ctx, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
+        Ok(GraphExec { ctx: self.ctx, raw, kept: self.kept.clone(), launched_on: Mutex::default() })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if !self.ctx.is_poisoned() {
+            // SAFETY: the only handle; executable graphs made from it are independent of it.
+            self.ctx.defer(unsafe { cu!(self.ctx, cuGraphDestroy(self.raw)) });
+        }
+    }
+}
+
+/// A capture that is going on. Dropping it ends the capture and discards the graph.
+struct Recording<'a> {
+    stream: &'a Stream,
+    id: Option<u64>,
+}
+
+impl Recording<'_> {
+    fn finish(self) -> Result<Graph> {
+        let ctx = self.stream.context();
+        let (ended, raw, kept) = self.end();
+        std::mem::forget(self);
+        if raw.is_null() {
+            ended?;
+            return Err(Error::argument(
+                "Graph::capture",
+                "work",
+                "work on the stream",
+                "an invalid capture",
+            ));
+        }
+        // Made before the result is looked at, so that an error below destroys the graph.
+        let graph = Graph { ctx, raw, kept: Arc::new(kept) };
+        ended.map(|()| graph)
+    }
+
+    fn end(&self) -> (Result<()>, CUgraph, Kept) {
+        let ctx = self.stream.context();
+        let mut raw: CUgraph = std::ptr::null_mut();
+        // SAFETY: the driver writes a handle, or null if the capture was invalidated.
+        let ended = unsafe { cu!(ctx, cuStreamEndCapture(self.stream.handle(), &mut raw)) };
+        let kept = self.id.map(|id| ctx.captures.end(id)).unwrap_or_default();
+        (ended, raw, kept)
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        let (_, raw, kept) = self.end();
+        if !raw.is_null() {
+            drop(Graph { ctx: self.stream.context(), raw, kept: Arc::new(kept) });
+        }
+    }
+}
+
+/// A graph that is ready to run, any number of times.
+pub struct GraphExec {
+    ctx: &'static Context,
+    raw: CUgraphExec,
+    kept: Arc<Kept>,
+    launched_on: Mutex<Vec<Stream>>,
+}
+
+// SAFETY: the handle may be used from any thread, one at a time; `launch` holds a lock.
+unsafe impl Send for GraphExec {}
+// SAFETY: as above.
+unsafe impl Sync for GraphExec {}
+
+impl GraphExec {
+    /// Copies the graph to the device now, so that the first launch is as fast as the others.
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        let _one_at_a_time = lock(&self.launched_on);
+        // SAFETY: both handles are alive.
+        unsafe { cu!(self.ctx, cuGraphUpload(self.raw, stream.handle())) }
+    }
+
+    /// Gives the recorded work to `stream`. It uses the addresses it was recorded with.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let mut launched_on = lock(&self.launched_on);
+        // SAFETY: both handles are alive, and the memory the graph kept lives until after its last launch.
+        unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) }?;
+        if !launched_on.contains(stream) {
+            launched_on.push(stream.clone());
+            self.kept.iter().for_each(|resource| resource.note(stream));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        if !self.ctx.is_poisoned() {
+            // SAFETY: the only handle; the driver finishes launches that are under way.
+            self.ctx.defer(unsafe { cu!(self.ctx, cuGraphExecDestroy(self.raw)) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Memory(#[allow(dead_code)] u8);
+
+    impl Resource for Memory {
+        fn note(&self, _: &Stream) {}
+    }
+
+    #[test]
+    fn a_capture_keeps_each_resource_once_and_only_while_open() {
+        let captures = Captures::default();
+        assert!(!captures.any());
+        captures.begin(7);
+        captures.begin(9);
+        assert!(captures.any() && captures.is_open(7) && !captures.is_open(8));
+        let (kept, stray) = (Arc::new(Memory(1)), Arc::new(Memory(2)));
+        captures.keep(7, kept.clone());
+        captures.keep(7, kept.clone());
+        captures.keep(8, stray.clone());
+        assert_eq!((Arc::strong_count(&kept), Arc::strong_count(&stray)), (2, 1));
+        assert_eq!(captures.end(7).len(), 1);
+        assert_eq!(captures.end(7).len(), 0, "ended twice");
+        assert!(captures.any() && captures.is_open(9));
+        assert_eq!(captures.end(9).len(), 0);
+        assert!(!captures.any());
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+}

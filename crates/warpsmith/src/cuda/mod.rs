@@ -1,0 +1,25 @@
+//! The CUDA driver layer, the only place that touches the driver: contexts, streams, memory, graphs, modules and
+//! launches. Nothing here panics or fails to build where CUDA is missing: [`device_count`] is 0 and
+//! [`Context::get`] says why.
+
+mod context;
+mod copy;
+mod driver;
+mod graph;
+pub mod kernel;
+mod launch;
+mod memory;
+mod module;
+mod pinned;
+pub mod rows;
+mod stream;
+
+pub use context::{Context, DeviceProps, MemoryStats, device_count, status};
+pub use copy::{copy_d2d, download, download_async, fill_u8, fill_u32, measure_copy, upload, upload_async};
+pub use driver::probe_library;
+pub use graph::{Graph, GraphExec};
+pub use launch::{LaunchConfig, check_limits, launch};
+pub use memory::DeviceBuffer;
+pub use module::{Function, FunctionAttributes, Module};
+pub use pinned::{PinnedBuffer, PinnedStats};
+pub use stream::{Event, Stream};

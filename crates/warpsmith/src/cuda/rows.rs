@@ -1,0 +1,146 @@
+//! What the CUDA row kernels share on the host: where rows are, and how threads are shared out over one.
+
+use super::LaunchConfig;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernel_params;
+use crate::layout::{MAX_RANK, Space};
+use crate::registry::Defines;
+
+kernel_params! {
+    /// Where the rows of up to four tensors start: the C twin of a merged [`Space`].
+    pub struct Rows {
+        /// Number of merged leading dimensions, at least one.
+        rank: i32,
+        /// Their sizes.
+        sizes: [i64; MAX_RANK],
+        /// Their strides in elements, for each tensor.
+        strides: [[i64; MAX_RANK]; 4],
+    }
+}
+
+impl Rows {
+    /// The rows of `space`.
+    pub fn new(space: &Space<4>) -> Self {
+        Rows {
+            rank: space.rank as i32,
+            sizes: space.sizes.map(|n| n as i64),
+            strides: space.strides.map(|s| s.map(|n| n as i64)),
+        }
+    }
+}
+
+/// How a row is shared out: the C side has these as defines. Depends on the row's length and type alone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RowTiling {
+    /// Threads that work on one row.
+    pub lanes: usize,
+    /// Rows of one block.
+    pub rows: usize,
+    /// 16-byte chunks each thread keeps in registers.
+    pub items: usize,
+}
+
+/// Rows handled by one warp each are put into blocks of this many.
+const ROWS_OF_WARPS: usize = 4;
+
+/// What a kernel can afford for a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowLimits {
+    /// Chunks a thread should have: enough loads in flight to hide the latency of memory, few enough registers
+    /// for many blocks on a multiprocessor.
+    pub wanted_items: usize,
+    /// Most chunks a thread can keep in registers.
+    pub max_items: usize,
+    /// Most threads for a row: more threads leave each fewer registers.
+    pub max_lanes: usize,
+}
+
+impl RowTiling {
+    /// The tiling for rows of `hidden` elements; `None` if such a row does not fit the registers of one block.
+    pub fn new(hidden: usize, dtype: DType, limits: RowLimits) -> Option<RowTiling> {
+        let chunks = (hidden * dtype.size()).div_ceil(16).max(1);
+        let lanes = chunks.div_ceil(limits.wanted_items).next_power_of_two().clamp(32, limits.max_lanes);
+        let items = chunks.div_ceil(lanes).next_power_of_two();
+        let rows = if lanes == 32 { ROWS_OF_WARPS } else { 1 };
+        (items <= limits.max_items).then_some(RowTiling { lanes, rows, items })
+    }
+
+    /// Every tiling [`RowTiling::new`] can give under these limits.
+    pub fn all(limits: RowLimits) -> Vec<RowTiling> {
+        let mut all: Vec<RowTiling> = Vec::new();
+        for chunks in (0..=13).flat_map(|p| [1 << p, 3 << p]) {
+            if let Some(tiling) = RowTiling::new(chunks * 4, DType::F32, limits).filter(|t| !all.contains(t))
+            {
+                all.push(tiling);
+            }
+        }
+        all
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        (self.lanes * self.rows) as u32
+    }
+
+    /// The launch that covers `count` rows.
+    pub fn launch(&self, count: usize) -> Result<LaunchConfig> {
+        let blocks = count.div_ceil(self.rows);
+        let blocks = u32::try_from(blocks).map_err(|_| Error::Launch {
+            kernel: "a row kernel".into(),
+            what: "number of blocks",
+            got: blocks as u64,
+            limit: u32::MAX as u64,
+        })?;
+        Ok(LaunchConfig::new([blocks, 1, 1], [self.threads(), 1, 1], 0))
+    }
+
+    /// The defines the device code expects.
+    pub fn defines(&self) -> Defines {
+        vec![
+            ("LANES", self.lanes.to_string()),
+            ("ROWS", self.rows.to_string()),
+            ("ITEMS", self.items.to_string()),
+        ]
+    }
+}
+
+impl std::fmt::Display for RowTiling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} threads x {} chunks a row, {} rows a block", self.lanes, self.items, self.rows)
+    }
+}
+
+/// The define for an element type.
+pub fn element(dtype: DType) -> (&'static str, String) {
+    ("ELEM", dtype.name().into())
+}
+
+/// A define that is 0 or 1.
+pub fn flag(name: &'static str, on: bool) -> (&'static str, String) {
+    (name, (on as u8).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tilings_cover_their_rows_and_are_listed() {
+        for (wanted_items, max_items, max_lanes) in [(4, 8, 1024), (2, 4, 512), (1, 1, 256)] {
+            let limits = RowLimits { wanted_items, max_items, max_lanes };
+            let all = RowTiling::all(limits);
+            for hidden in (1..3000).chain([4096, 8192, 12345, 16384, 32768, 65536]) {
+                for dtype in [DType::F32, DType::BF16] {
+                    let Some(t) = RowTiling::new(hidden, dtype, limits) else {
+                        assert!(hidden * dtype.size() > 16 * max_lanes * max_items);
+                        continue;
+                    };
+                    assert!(t.lanes * t.items * 16 >= hidden * dtype.size(), "{t} covers {hidden} {dtype}");
+                    assert!(t.threads() as usize <= max_lanes.max(128));
+                    assert!(all.contains(&t), "{t} is listed");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Run-time compilation of kernels: from CUDA C++ to a cubin, without a GPU, a driver or a CUDA toolkit.
+//!
+//! [`get`] answers from memory, then from kernel packs ([`pack`], made ahead of time), then from the disk cache
+//! ([`cache`]), and compiles with NVRTC ([`nvrtc`]) only when none has the kernel. Whatever the number of threads and
+//! processes that ask at once, a kernel is compiled once.
+//!
+//! A pack also serves devices of the same major and a higher minor version than it was built for: an `sm_80` pack
+//! works on 8.6 and 8.9 (see [`Arch::loadable`]). It needs neither NVRTC nor the disk cache.
+
+mod arch;
+pub mod cache;
+mod elf;
+pub mod headers;
+pub mod inspect;
+pub mod nvrtc;
+pub mod pack;
+mod request;
+mod search;
+mod service;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+pub use arch::Arch;
+pub use request::{Key, Profile, Request, Source, source_hash};
+pub use service::{Jit, Toolchain};
+
+use crate::Result;
+
+/// What turns a request into code: NVRTC, or a stand-in in tests.
+pub trait Compiler: Send + Sync {
+    /// Major and minor version. Code of one version is never used for another.
+    fn version(&self) -> (i32, i32);
+
+    /// Compiles to a cubin.
+    fn compile(&self, request: &Request) -> Result<Output>;
+}
+
+/// What a [`Compiler`] gives.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The code.
+    pub cubin: Vec<u8>,
+    /// Warnings, and the registers and spills of each function.
+    pub log: String,
+}
+
+/// A compiled kernel source.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The code: an ELF file for one architecture.
+    pub cubin: Arc<[u8]>,
+    /// Identity of the request it answers.
+    pub key: Key,
+    /// How it came into this process.
+    pub origin: Origin,
+    /// The compiler's log; empty if it came from a pack.
+    pub log: String,
+}
+
+/// How a compiled kernel came into this process.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Origin {
+    /// From this file of a kernel pack.
+    Pack(PathBuf),
+    /// From this file of the disk cache.
+    Disk(PathBuf),
+    /// Compiled here.
+    Built {
+        /// Time the compiler took, in milliseconds.
+        ms: u64,
+    },
+}
+
+static PROFILE: AtomicU8 = AtomicU8::new(0);
+
+/// What kernels are compiled for in this process: [`Profile::Release`] unless changed.
+pub fn profile() -> Profile {
+    match PROFILE.load(Ordering::Relaxed) {
+        1 => Profile::LineInfo,
+        2 => Profile::Debug,
+        _ => Profile::Release,
+    }
+}
+
+/// Changes what kernels are compiled for from now on; those already loaded stay as they are.
+pub fn set_profile(profile: Profile) {
+    PROFILE.store(profile as u8, Ordering::Relaxed);
+}
+
+/// The compiled form of a request, by the process-wide [`Jit`].
+///
+/// Each call hashes the request, which takes microseconds: whoever launches often keeps what it loaded.
+pub fn get(request: &Request) -> Result<Arc<Compiled>> {
+    Jit::global().get(request)
+}
+
+/// The PTX of a request, for reading; always compiled.
+pub fn to_ptx(request: &Request) -> Result<String> {
+    nvrtc::find()?.ptx_with(request)
+}
+
+/// What kept the disk cache from being used in this process, if anything did.
+pub fn warnings() -> Vec<String> {
+    Jit::global().cache().warning().into_iter().collect()
+}

@@ -1,0 +1,39 @@
+//! The ops, one folder and one line each.
+
+pub mod layer_norm;
+mod norm;
+pub mod rms_norm;
+
+pub use layer_norm::{LayerNorm, LayerNormBackward};
+pub use rms_norm::{RmsNorm, RmsNormBackward};
+
+use crate::dtype::DType;
+use crate::registry::AnyOp;
+
+/// Every op.
+pub static ALL: &[&dyn AnyOp] =
+    &[&rms_norm::Forward, &rms_norm::Backward, &layer_norm::Forward, &layer_norm::Backward];
+
+/// The op of a name.
+pub fn find(name: &str) -> Option<&'static dyn AnyOp> {
+    ALL.iter().copied().find(|op| op.spec().name == name)
+}
+
+/// The types the memory-bound ops compute on.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
+/// vector, warp and block sizes, and rows that do not fit registers.
+pub(crate) const ROW_SIZES: &[&[usize]] = &[
+    &[0, 64],
+    &[1, 1],
+    &[3, 7],
+    &[2, 8],
+    &[65, 31],
+    &[17, 129],
+    &[4, 256],
+    &[3, 1023],
+    &[2, 4096],
+    &[2, 4099],
+    &[1, 70_001],
+];

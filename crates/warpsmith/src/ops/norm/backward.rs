@@ -1,0 +1,127 @@
+//! The gradients of both norms.
+
+use super::check_eps;
+use crate::check::Matcher;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::{Layout, Space};
+use crate::op::{ArgPlan, Args, Arrangement, Attrs, Case, Cost, OpSpec, Values};
+use crate::ops::FLOATS;
+
+// Both ops declare their arguments in this order; rms_norm has no dbias.
+pub(in crate::ops) const X: usize = 0;
+pub(in crate::ops) const WEIGHT: usize = 1;
+pub(in crate::ops) const DOUT: usize = 2;
+pub(in crate::ops) const DSUM: usize = 3;
+pub(in crate::ops) const DX: usize = 4;
+pub(in crate::ops) const DWEIGHT: usize = 5;
+pub(in crate::ops) const DBIAS: usize = 6;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(super) dtype: DType,
+    pub(super) hidden: usize,
+    pub(super) num_rows: usize,
+    /// Leading dimensions of x, dout, dx, dsum (dsum repeats x when absent).
+    pub(super) rows: Space<4>,
+    /// Distance of neighbours in a row of x, dout, dx, dsum, weight, dweight, dbias.
+    pub(super) steps: [isize; 7],
+    /// The mean was subtracted: layer_norm.
+    pub(super) center: bool,
+    pub(super) has_weight: bool,
+    pub(super) has_dsum: bool,
+    pub(super) has_dweight: bool,
+    pub(super) has_dbias: bool,
+    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    pub(super) vector_rows: bool,
+    pub(super) eps_bits: u32,
+}
+
+impl Problem {
+    /// How many gradients are summed over rows.
+    pub(super) fn num_sums(&self) -> usize {
+        self.has_dweight as usize + self.has_dbias as usize
+    }
+}
+
+pub(in crate::ops) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    for (index, arg) in spec.args.iter().enumerate() {
+        let pattern = if [WEIGHT, DWEIGHT, DBIAS].contains(&index) { "hidden" } else { "... hidden" };
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(arg.name, tensor, &[dtype])?;
+            sizes.shape(arg.name, tensor, pattern)?;
+        }
+    }
+    let eps = check_eps(&sizes, attrs)?;
+    let given = |index: usize| args.get(index).map(|t| t.layout());
+    let (x, dout, dx) = (args.at(X).layout(), args.at(DOUT).layout(), args.at(DX).layout());
+    let dsum = given(DSUM).unwrap_or(x);
+    let step = |index| given(index).map_or(1, Layout::step);
+    Ok(Problem {
+        dtype,
+        hidden: sizes.size("hidden"),
+        num_rows: sizes.leading_count(),
+        rows: Space::new(sizes.leading_rank(), [x, dout, dx, dsum]),
+        steps: [x.step(), dout.step(), dx.step(), dsum.step(), step(WEIGHT), step(DWEIGHT), step(DBIAS)],
+        center,
+        has_weight: given(WEIGHT).is_some(),
+        has_dsum: given(DSUM).is_some(),
+        has_dweight: given(DWEIGHT).is_some(),
+        has_dbias: given(DBIAS).is_some(),
+        vector_rows: args.have_vector_rows(),
+        eps_bits: eps.to_bits(),
+    })
+}
+
+pub(in crate::ops) fn cost(p: &Problem) -> Cost {
+    let elements = (p.num_rows * p.hidden) as f64;
+    let passes = if p.has_dsum { 4.0 } else { 3.0 };
+    let vectors = p.hidden as f64 * (p.has_weight as usize + p.num_sums()) as f64;
+    let flops = if p.center { 16.0 } else { 12.0 };
+    Cost { bytes: (passes * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+}
+
+pub(in crate::ops) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
+    (0..spec.args.len())
+        .map(|index| match index {
+            _ if spec.args[index].optional && !case.gives(index) => None,
+            WEIGHT | DWEIGHT | DBIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
+            _ => ArgPlan::batched(&case.sizes, case.dtype),
+        })
+        .collect()
+}
+
+/// `vectors`: the weight and the summed gradients of the op.
+pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let full = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
+        for sizes in crate::ops::ROW_SIZES {
+            cases.push(full.clone().sizes(sizes));
+        }
+        cases.push(full.clone().sizes(&[300, 72]));
+        cases.push(full.clone().sizes(&[7, 200]).give(DSUM));
+        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
+        cases.push(Case::new(spec, dtype).give(DWEIGHT).sizes(&[5, 1000]));
+        let case = full.give(DSUM).sizes(&[33, 264]);
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            cases.push(case.clone().arranged(arrangement));
+        }
+        cases.push(case.clone().values(Values::Special));
+        cases.push(case.in_place());
+    }
+    cases
+}
+
+pub(in crate::ops) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in [[8192, 4096], [32768, 8192]] {
+            cases.push(vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes));
+        }
+    }
+    cases
+}

@@ -1,0 +1,134 @@
+//! What `rms_norm` and `layer_norm` share: they differ in whether the mean is subtracted.
+
+pub(super) mod backward;
+pub(super) mod cpu;
+#[cfg(feature = "cuda")]
+pub(super) mod cuda;
+
+use crate::check::Matcher;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::{Layout, Space};
+use crate::op::{ArgPlan, Args, Arrangement, Attrs, Case, Cost, OpSpec, Values};
+use crate::ops::FLOATS;
+
+// Both ops declare their arguments in this order; rms_norm has no bias.
+pub(super) const X: usize = 0;
+pub(super) const WEIGHT: usize = 1;
+pub(super) const RESIDUAL: usize = 2;
+pub(super) const OUT: usize = 3;
+pub(super) const SUM: usize = 4;
+pub(super) const BIAS: usize = 5;
+pub(super) const EPS: usize = 0;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    dtype: DType,
+    hidden: usize,
+    num_rows: usize,
+    /// Leading dimensions of x, out, residual, sum (the last two repeat x and out when absent).
+    rows: Space<4>,
+    /// Distance of neighbours in a row of x, out, residual, sum, weight, bias.
+    steps: [isize; 6],
+    /// Subtract the mean: layer_norm.
+    center: bool,
+    has_weight: bool,
+    has_bias: bool,
+    has_residual: bool,
+    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    vector_rows: bool,
+    eps_bits: u32,
+}
+
+pub(super) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    for (index, arg) in spec.args.iter().enumerate() {
+        let pattern = if [WEIGHT, BIAS].contains(&index) { "hidden" } else { "... hidden" };
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(arg.name, tensor, &[dtype])?;
+            sizes.shape(arg.name, tensor, pattern)?;
+        }
+    }
+    sizes.together(("residual", args.get(RESIDUAL)), ("sum", args.get(SUM)))?;
+    let eps = check_eps(&sizes, attrs)?;
+    let layout = |index: usize| args.get(index).map(|t| t.layout());
+    let (x, out) = (args.at(X).layout(), args.at(OUT).layout());
+    let (residual, sum) = (layout(RESIDUAL).unwrap_or(x), layout(SUM).unwrap_or(out));
+    let vector_step = |index| layout(index).map_or(1, Layout::step);
+    Ok(Problem {
+        dtype,
+        hidden: sizes.size("hidden"),
+        num_rows: sizes.leading_count(),
+        rows: Space::new(sizes.leading_rank(), [x, out, residual, sum]),
+        steps: [x.step(), out.step(), residual.step(), sum.step(), vector_step(WEIGHT), vector_step(BIAS)],
+        center,
+        has_weight: args.get(WEIGHT).is_some(),
+        has_bias: args.get(BIAS).is_some(),
+        has_residual: args.get(RESIDUAL).is_some(),
+        vector_rows: args.have_vector_rows(),
+        eps_bits: eps.to_bits(),
+    })
+}
+
+fn check_eps(sizes: &Matcher, attrs: &Attrs) -> Result<f32> {
+    let eps = attrs.f64(EPS);
+    sizes.option("eps", eps, "a finite number of zero or more", eps.is_finite() && eps >= 0.0)?;
+    Ok(eps as f32)
+}
+
+pub(super) fn cost(p: &Problem) -> Cost {
+    let elements = (p.num_rows * p.hidden) as f64;
+    let passes = if p.has_residual { 4.0 } else { 2.0 };
+    let vectors = p.hidden as f64 * (p.has_weight as u8 + p.has_bias as u8) as f64;
+    let flops = if p.center { 6.0 } else { 4.0 } + if p.has_residual { 1.0 } else { 0.0 };
+    Cost { bytes: (passes * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+}
+
+pub(super) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
+    (0..spec.args.len())
+        .map(|index| match index {
+            _ if spec.args[index].optional && !case.gives(index) => None,
+            WEIGHT | BIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
+            _ => ArgPlan::batched(&case.sizes, case.dtype),
+        })
+        .collect()
+}
+
+/// `vectors`: the optional weight and bias of the op.
+pub(super) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
+        let fused = plain.clone().give(RESIDUAL).give(SUM);
+        for sizes in crate::ops::ROW_SIZES {
+            cases.push(plain.clone().sizes(sizes));
+            cases.push(fused.clone().sizes(sizes));
+        }
+        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
+        cases.push(plain.clone().sizes(&[5, 1000]).attr(EPS, 0.5));
+        for case in [plain, fused] {
+            let case = case.sizes(&[33, 264]);
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(case.clone().arranged(arrangement));
+            }
+            cases.push(case.clone().values(Values::Large));
+            cases.push(case.clone().values(Values::Special));
+            cases.push(case.in_place());
+        }
+    }
+    cases
+}
+
+pub(super) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in [[128, 4096], [8192, 4096], [32768, 8192]] {
+            let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes);
+            cases.push(plain.clone());
+            cases.push(plain.give(RESIDUAL).give(SUM));
+        }
+    }
+    cases
+}

@@ -1,0 +1,125 @@
+//! `rms_norm_backward`: the gradients of `rms_norm`.
+
+use super::reference;
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::norm::backward::{self as back, DOUT, DSUM, DWEIGHT, DX, Problem, WEIGHT, X};
+use crate::ops::norm::{self, EPS};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Backward;
+
+impl Op for Backward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "rms_norm_backward",
+        summary: "Gradients of rms_norm with respect to x (and residual) and weight",
+        args: &[
+            ArgSpec::input("x", "[..., hidden], what was normalised: x, or the sum if a residual was added"),
+            ArgSpec::input("weight", "[hidden]").optional(),
+            ArgSpec::input("dout", "[..., hidden], gradient of out"),
+            ArgSpec::input("dsum", "[..., hidden], gradient of the sum from its other uses").optional(),
+            ArgSpec::output("dx", "[..., hidden], gradient of x and of residual").in_place_of(DOUT),
+            ArgSpec::output("dweight", "[hidden], summed over rows in f32").optional(),
+        ],
+        attrs: &[AttrSpec { name: "eps", kind: AttrKind::Float(1e-6), doc: "as in the forward call" }],
+        sizes: &[
+            SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
+            SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
+        ],
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        back::check(&Self::SPEC, false, args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        back::cost(problem)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        back::plan(&Self::SPEC, case)
+    }
+
+    fn cases() -> Vec<Case> {
+        back::cases(&Self::SPEC, &[WEIGHT, DWEIGHT])
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        back::bench_cases(&Self::SPEC, &[WEIGHT, DWEIGHT])
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    norm::cuda::backward_row("rms_norm_backward_row", false),
+    #[cfg(feature = "cuda")]
+    norm::cuda::backward_long("rms_norm_backward_long", false),
+    norm::cpu::backward("rms_norm_backward_avx512", Tier::Avx512),
+    norm::cpu::backward("rms_norm_backward_avx2", Tier::Avx2),
+    norm::cpu::backward("rms_norm_backward_portable", Tier::Portable),
+];
+
+/// A call of `rms_norm_backward`.
+pub type RmsNormBackward<'a> = Call<'a, Backward>;
+
+impl<'a> Call<'a, Backward> {
+    /// Gradients for rows `x` that were normalised, given the gradient `dout` of the result.
+    pub fn new(x: impl Into<TensorView<'a>>, dout: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(X, x).input(DOUT, dout)
+    }
+
+    /// The weight of the forward call.
+    pub fn weight(self, weight: impl Into<TensorView<'a>>) -> Self {
+        self.input(WEIGHT, weight)
+    }
+
+    /// The gradient that reaches the sum `x + residual` from its other uses; added to `dx`.
+    pub fn dsum(self, dsum: impl Into<TensorView<'a>>) -> Self {
+        self.input(DSUM, dsum)
+    }
+
+    /// The `eps` of the forward call.
+    pub fn eps(self, eps: f32) -> Self {
+        self.attr(EPS, eps as f64)
+    }
+
+    /// Returns the gradients of `x` and of the weight.
+    pub fn run(self) -> Result<(Tensor, Tensor)> {
+        let stream = self.default_stream()?;
+        let mut dx = self.like(X, &stream)?;
+        let hidden = *dx.shape().last().unwrap_or(&1);
+        let mut dweight = Tensor::empty_on(&[hidden], dx.dtype(), &stream)?;
+        self.run_into(&mut dx, &mut dweight, &stream)?;
+        Ok((dx, dweight))
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(
+        self,
+        dx: impl Into<TensorViewMut<'b>>,
+        dweight: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(DX, dx.into()), (DWEIGHT, dweight.into())], stream)
+    }
+}

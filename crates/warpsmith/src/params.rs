@@ -1,0 +1,97 @@
+//! Kernel parameter structs whose C twin is generated from the same definition.
+//!
+//! [`kernel_params!`](crate::kernel_params) declares a `#[repr(C)]` struct and derives the C declaration that is
+//! put before the kernel's source, with `static_assert`s on its size and every offset: host and device cannot
+//! disagree silently.
+
+/// A type that kernels receive by value.
+///
+/// # Safety
+/// The C declaration must have the same size and layout as the Rust type.
+pub unsafe trait CType: Copy {
+    /// Declares a field of this type.
+    fn field(name: &str) -> String;
+    /// Emits the declarations the type needs, once.
+    fn declare(_out: &mut String) {}
+}
+
+macro_rules! c_scalars {
+    ($($t:ty => $c:literal),* $(,)?) => {$(
+        // SAFETY: these C types have the same size and representation on every CUDA platform.
+        unsafe impl CType for $t {
+            fn field(name: &str) -> String { format!(concat!($c, " {}"), name) }
+        }
+    )*};
+}
+c_scalars!(u64 => "unsigned long long", i64 => "long long", u32 => "unsigned int", i32 => "int", f32 => "float");
+
+// SAFETY: an array of a C type is a C array.
+unsafe impl<T: CType, const N: usize> CType for [T; N] {
+    fn field(name: &str) -> String {
+        // In C the outer length of a nested array comes first: `T name[outer][inner]`.
+        T::field(&format!("{name}[{N}]"))
+    }
+    fn declare(out: &mut String) {
+        T::declare(out);
+    }
+}
+
+/// Declares a parameter struct and its C twin.
+#[macro_export]
+macro_rules! kernel_params {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$fmeta:meta])* $field:ident : $t:ty),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        $vis struct $name { $($(#[$fmeta])* pub $field: $t),* }
+
+        // SAFETY: `declare` asserts size and offsets of the C twin against this struct.
+        unsafe impl $crate::params::CType for $name {
+            fn field(name: &str) -> String {
+                format!(concat!(stringify!($name), " {}"), name)
+            }
+            fn declare(out: &mut String) {
+                use std::fmt::Write;
+                if out.contains(concat!("struct ", stringify!($name), " {")) {
+                    return;
+                }
+                $(<$t as $crate::params::CType>::declare(out);)*
+                out.push_str(concat!("struct ", stringify!($name), " {\n"));
+                $(writeln!(out, "  {};", <$t as $crate::params::CType>::field(stringify!($field))).expect("strings grow");)*
+                out.push_str("};\n");
+                writeln!(out, "static_assert(sizeof({}) == {}, \"size\");", stringify!($name), size_of::<$name>())
+                    .expect("strings grow");
+                $(writeln!(
+                    out,
+                    "static_assert(__builtin_offsetof({n}, {f}) == {o}, \"{f}\");",
+                    n = stringify!($name), f = stringify!($field), o = std::mem::offset_of!($name, $field),
+                ).expect("strings grow");)*
+            }
+        }
+
+        impl $name {
+            /// The C declarations of this struct and all it contains.
+            #[allow(dead_code)]
+            pub fn prelude() -> String {
+                let mut out = String::new();
+                <Self as $crate::params::CType>::declare(&mut out);
+                out
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    kernel_params! { struct Inner { a: i32, b: u64 } }
+    kernel_params! { struct Outer { x: f32, inner: Inner, strides: [[i64; 8]; 3] } }
+
+    #[test]
+    fn twins_are_declared_once_with_asserts() {
+        let text = Outer::prelude();
+        assert_eq!(text.matches("struct Inner {").count(), 1);
+        assert!(text.contains("long long strides[3][8];"), "{text}");
+        assert!(text.contains("static_assert(sizeof(Outer) == 216"), "{text}");
+        assert!(text.contains("__builtin_offsetof(Inner, b) == 8"), "{text}");
+    }
+}

@@ -1,0 +1,165 @@
+//! The tolerance: error at most twice that of the naive computation in the same dtype, against `f64`, for every
+//! element and as a norm.
+//!
+//! A single element of the naive result may be right by luck. So the naive error of an element is taken as the
+//! largest of what the naive computation erred there, three standard deviations of what it errs if its roundings
+//! are random (which knows how badly each element is conditioned), and half a unit in the last place of the output
+//! plus one of the f32 arithmetic inside: a correctly rounded result must pass.
+
+use crate::dtype::DType;
+
+/// How far a result is from the truth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Error {
+    /// Largest `|out - truth|` over what the tolerance allows there; up to 1 passes.
+    pub worst: f64,
+    /// `‖out - truth‖ / ‖truth‖` over finite elements (the absolute norm if the truth is zero).
+    pub relative_norm: f64,
+    /// Largest `|out - truth|`.
+    pub max_abs: f64,
+}
+
+/// A tolerated factor over the naive error.
+const FACTOR: f64 = 2.0;
+/// Standard deviations of a naive error that are no surprise.
+const DEVIATIONS: f64 = 3.0;
+
+/// What the harness knows about one output.
+#[derive(Clone, Copy)]
+pub struct Expectation<'a> {
+    /// The reference in `f64`.
+    pub truth: &'a [f64],
+    /// The reference in naive arithmetic, not yet rounded to the output's dtype.
+    pub naive: &'a [f64],
+    /// Standard deviation of the naive error.
+    pub deviation: &'a [f64],
+    /// The output's dtype.
+    pub dtype: DType,
+}
+
+impl Expectation<'_> {
+    fn allowed(&self, i: usize) -> f64 {
+        let truth = self.truth[i];
+        let naive = (self.dtype.round(self.naive[i]) - truth).abs();
+        let random = DEVIATIONS * self.deviation[i];
+        // A naive result that overflowed bounds nothing, and says so.
+        let lost = if naive.is_nan() || random.is_nan() { f64::INFINITY } else { naive.max(random) };
+        FACTOR * lost.max(floor(truth.abs(), self.dtype) + random)
+    }
+}
+
+/// Half a unit in the last place of the output plus one of the f32 arithmetic behind it.
+fn floor(magnitude: f64, dtype: DType) -> f64 {
+    let inside = 2.0 * DType::F32.unit_roundoff() * magnitude;
+    dtype.unit_roundoff() * magnitude + inside + dtype.smallest_subnormal() / 2.0
+}
+
+/// Judges `out` (widened elements of `dtype`) against the truth. The error text names the first bad element.
+pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> {
+    let Expectation { truth, naive, deviation, dtype } = expected;
+    if [truth.len(), naive.len(), deviation.len()] != [out.len(); 3] {
+        return Err(format!("{} elements instead of {}", out.len(), truth.len()));
+    }
+    let mut result = Error { worst: 0.0, relative_norm: 0.0, max_abs: 0.0 };
+    let (mut out_error, mut naive_error, mut norm) = (0.0, 0.0, 0.0);
+    let mut first_bad = None;
+    for (i, ((&t, &n), &o)) in truth.iter().zip(naive).zip(out).enumerate() {
+        let rounded = dtype.round(t);
+        if !rounded.is_finite() {
+            let agrees = if t.is_nan() { o.is_nan() } else { o == rounded || o.abs() == dtype.max_finite() };
+            if !agrees && !naive_agrees(n, o, dtype) {
+                first_bad.get_or_insert_with(|| format!("element {i}: expected {t}, got {o}"));
+            }
+            continue;
+        }
+        let error = (o - t).abs();
+        let allowed = expected.allowed(i);
+        if error.is_nan() && allowed.is_finite() {
+            first_bad.get_or_insert_with(|| format!("element {i}: expected {t:e}, got {o}"));
+            continue;
+        }
+        if error > allowed {
+            first_bad.get_or_insert_with(|| {
+                format!("element {i}: expected {t:e}, got {o:e}, off by {error:.3e} where {allowed:.3e} is allowed")
+            });
+        }
+        if error.is_finite() && allowed.is_finite() {
+            result.worst = result.worst.max(error / allowed);
+            result.max_abs = result.max_abs.max(error);
+            out_error += error * error;
+            let n = dtype.round(n) - t;
+            naive_error += n * n;
+            norm += t * t;
+        }
+    }
+    if let Some(bad) = first_bad {
+        return Err(bad);
+    }
+    let (out_error, naive_error, norm) = (f64::sqrt(out_error), f64::sqrt(naive_error), f64::sqrt(norm));
+    result.relative_norm = if norm > 0.0 { out_error / norm } else { out_error };
+    let allowed = FACTOR * f64::max(naive_error, floor(norm, dtype));
+    if out_error > allowed {
+        return Err(format!("error norm {out_error:.3e} where {allowed:.3e} is allowed"));
+    }
+    Ok(result)
+}
+
+/// Where the truth is not finite, the naive result is as good: f32 overflows before f64 does.
+fn naive_agrees(naive: f64, out: f64, dtype: DType) -> bool {
+    let naive = dtype.round(naive);
+    naive == out || (naive.is_nan() && out.is_nan())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(truth: &[f64], naive: &[f64], out: &[f64], dtype: DType) -> Result<Error, String> {
+        compare(Expectation { truth, naive, deviation: &vec![0.0; truth.len()], dtype }, out)
+    }
+
+    fn ramp(n: usize) -> Vec<f64> {
+        (0..n).map(|i| 1.0 + i as f64 / n as f64).collect()
+    }
+
+    #[test]
+    fn correct_rounding_passes_and_two_ulps_fail() {
+        let truth = ramp(1000);
+        let round =
+            |f: &dyn Fn(f64) -> f64| truth.iter().map(|&t| f(DType::BF16.round(t))).collect::<Vec<_>>();
+        let exact = round(&|x| x);
+        assert!(judge(&truth, &exact, &exact, DType::BF16).unwrap().worst <= 0.5 + 1e-3);
+        let off = round(&|x| x + 2.0 / 128.0);
+        assert!(judge(&truth, &exact, &off, DType::BF16).is_err());
+    }
+
+    #[test]
+    fn one_wrong_element_fails() {
+        let truth = ramp(100_000);
+        let mut out: Vec<f64> = truth.iter().map(|&t| DType::F32.round(t)).collect();
+        let naive = out.clone();
+        out[77_777] += 1e-3;
+        assert!(judge(&truth, &naive, &out, DType::F32).unwrap_err().contains("element 77777"));
+    }
+
+    #[test]
+    fn a_small_bias_everywhere_fails_the_norm() {
+        let truth = ramp(1000);
+        // Naive is expected to err now and then; an error of that size in every place is far worse as a norm.
+        let out: Vec<f64> = truth.iter().map(|t| t + 1e-4).collect();
+        let expected =
+            Expectation { truth: &truth, naive: &truth, deviation: &[1e-4; 1000], dtype: DType::F32 };
+        assert!(compare(expected, &out).unwrap_err().contains("norm"));
+    }
+
+    #[test]
+    fn nan_never_passes_for_a_number_and_must_be_kept() {
+        let one = [1.0];
+        assert!(judge(&one, &one, &[f64::NAN], DType::F32).is_err());
+        assert!(judge(&[f64::NAN], &[f64::NAN], &one, DType::F32).is_err());
+        assert!(judge(&[f64::NAN], &[f64::NAN], &[f64::NAN], DType::F32).is_ok());
+        let inf = [f64::INFINITY];
+        assert!(judge(&inf, &inf, &[f64::NEG_INFINITY], DType::F32).is_err());
+        assert!(judge(&inf, &inf, &inf, DType::F32).is_ok());
+    }
+}

@@ -1,0 +1,170 @@
+//! Proof: running kernels over their op's cases and judging every property the contract promises.
+
+mod compare;
+mod tensors;
+
+pub use compare::{Error as Deviation, Expectation, compare};
+pub use tensors::Tensors;
+
+use crate::device::{Device, Stream};
+use crate::error::{Error, Result};
+use crate::op::{ArgPlan, Case};
+use crate::registry::{AnyOp, Expected, KernelInfo, Select};
+use serde::{Deserialize, Serialize};
+
+/// What became of one case on one kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Everything held.
+    pub ok: bool,
+    /// `‖out - truth‖ / ‖truth‖`, the largest over the outputs.
+    pub error: f64,
+    /// Largest elementwise error over what is allowed; up to 1 passes.
+    pub worst: f64,
+    /// What went wrong.
+    pub failure: Option<String>,
+}
+
+/// The tensors of a case and what they must become: computed once, used for every kernel.
+pub struct Prepared {
+    op: &'static dyn AnyOp,
+    case: Case,
+    plan: Vec<Option<ArgPlan>>,
+    tensors: Tensors,
+    expected: Expected,
+}
+
+impl Prepared {
+    /// Draws the inputs of a case and evaluates the reference.
+    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
+        let plan = op.plan(case);
+        let tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
+        let expected = op.expected(case.dtype, &tensors.inputs, tensors.present(), &case.attrs);
+        Ok(Prepared { op, case: case.clone(), plan, tensors, expected })
+    }
+
+    /// Runs one kernel and judges it; `None` if the kernel does not support the case.
+    pub fn judge(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<Option<Outcome>> {
+        let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: true };
+        self.tensors.reset()?;
+        match self.run(&select, stream, None) {
+            Ok(()) => {}
+            Err(Error::Unsupported { .. }) => return Ok(None),
+            Err(error) => return Ok(Some(failed(error.to_string()))),
+        }
+        let outcome = self.judge_outputs()?;
+        if !outcome.ok {
+            return Ok(Some(outcome));
+        }
+        let failure = match self.tensors.damage()? {
+            Some(damage) => Some(damage),
+            None => self.judge_repetition(&select, stream, kernel.batch_invariant)?,
+        };
+        Ok(Some(Outcome { ok: failure.is_none(), failure, ..outcome }))
+    }
+
+    fn run(&self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
+        let args = self.tensors.args(&self.plan, part);
+        self.op.run(&args, &self.case.attrs, stream, select)?;
+        stream.synchronize()
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = usize> + '_ {
+        let args = self.op.spec().args.iter().enumerate();
+        args.filter(|(i, arg)| arg.is_output() && self.plan[*i].is_some()).map(|(i, _)| i)
+    }
+
+    fn judge_outputs(&self) -> Result<Outcome> {
+        let mut outcome = Outcome { ok: true, error: 0.0, worst: 0.0, failure: None };
+        for index in self.outputs() {
+            let name = self.op.spec().args[index].name;
+            let dtype = self.plan[index].as_ref().expect("an output in the plan").dtype;
+            let out: Vec<f64> =
+                self.tensors.bytes(index)?.chunks_exact(dtype.size()).map(|b| dtype.read(b)).collect();
+            let Expected { truth, naive, deviation } = &self.expected;
+            let [Some(truth), Some(naive), Some(deviation)] =
+                [truth, naive, deviation].map(|e| e[index].as_ref())
+            else {
+                return Ok(failed(format!("`{name}`: the reference gives no such output")));
+            };
+            let expected =
+                Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
+            match compare(expected, &out) {
+                Ok(deviation) => {
+                    outcome.error = outcome.error.max(deviation.relative_norm);
+                    outcome.worst = outcome.worst.max(deviation.worst);
+                }
+                Err(why) => return Ok(failed(format!("`{name}`: {why}"))),
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// A second run must give the same bits, and so must a run on a part of the batch.
+    fn judge_repetition(
+        &mut self,
+        select: &Select,
+        stream: &Stream,
+        batch_invariant: bool,
+    ) -> Result<Option<String>> {
+        let first: Vec<(usize, Vec<u8>)> =
+            self.outputs().map(|i| Ok((i, self.tensors.bytes(i)?))).collect::<Result<_>>()?;
+        self.tensors.reset()?;
+        self.run(select, stream, None)?;
+        for (index, bytes) in &first {
+            if self.tensors.bytes(*index)? != *bytes {
+                return Ok(Some(format!("`{}`: two runs differ", self.op.spec().args[*index].name)));
+            }
+        }
+        let batch = self.outputs().filter_map(|i| {
+            let plan = self.plan[i].as_ref()?;
+            Some(plan.shape[plan.batch_dim?])
+        });
+        let batch = batch.min().unwrap_or(0);
+        if !batch_invariant || batch < 2 {
+            return Ok(None);
+        }
+        for part in [0..1, batch / 2..batch / 2 + 1, batch - 1..batch, 0..batch / 2 + 1] {
+            self.tensors.reset()?;
+            match self.run(select, stream, Some(part.clone())) {
+                Ok(()) => {}
+                // A part may have an alignment or shape the kernel is not for; then another kernel runs it.
+                Err(Error::Unsupported { .. }) => continue,
+                Err(error) => return Err(error),
+            }
+            for (index, bytes) in &first {
+                let plan = self.plan[*index].as_ref().expect("an output in the plan");
+                let Some(dim) = plan.batch_dim else { continue };
+                let now = self.tensors.bytes(*index)?;
+                if let Some(at) = differs_in_part(plan, dim, &part, bytes, &now) {
+                    let name = self.op.spec().args[*index].name;
+                    return Ok(Some(format!(
+                        "`{name}`: element {at} differs when only {part:?} of the batch is run"
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first element with an index of `dim` inside `part` whose bytes differ.
+fn differs_in_part(
+    plan: &ArgPlan,
+    dim: usize,
+    part: &std::ops::Range<usize>,
+    a: &[u8],
+    b: &[u8],
+) -> Option<usize> {
+    let inner: usize = plan.shape[dim + 1..].iter().product();
+    let size = plan.dtype.size();
+    let elements = a.chunks_exact(size).zip(b.chunks_exact(size)).enumerate();
+    elements
+        .filter(|(i, _)| part.contains(&(i / inner % plan.shape[dim])))
+        .find(|(_, (a, b))| a != b)
+        .map(|(i, _)| i)
+}
+
+fn failed(why: String) -> Outcome {
+    Outcome { ok: false, error: f64::NAN, worst: f64::NAN, failure: Some(why) }
+}

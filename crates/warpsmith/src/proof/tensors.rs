@@ -1,0 +1,204 @@
+//! The tensors of a case: filled, laid out as the case says, with poison in every byte that is not an element.
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::{Layout, Shape};
+use crate::op::{ArgPlan, Args, Arrangement, Case, Fill, OpSpec, Role, Values};
+use crate::random::Random;
+use crate::reference::Array;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+/// Bytes of poison before and after the elements: more than any vector access, and keeps 256-byte alignment.
+const GUARD: usize = 256;
+/// A byte that makes NaN of every float type: what is read from a gap shows, and so does what was not written.
+const POISON: u8 = 0xff;
+
+/// One argument: a raw allocation with the elements inside.
+struct Slot {
+    memory: Tensor,
+    /// What was uploaded, for telling what changed.
+    image: Vec<u8>,
+    layout: Layout,
+    dtype: DType,
+    /// Bytes from the start of the allocation to the first element.
+    start: usize,
+}
+
+/// All tensors of a case on one device.
+pub struct Tensors {
+    spec: &'static OpSpec,
+    slots: Vec<Option<Slot>>,
+    /// Values of the inputs after rounding to their dtypes.
+    pub inputs: Vec<Option<Array<f64>>>,
+    in_place: bool,
+}
+
+impl Tensors {
+    /// Draws inputs from `seed` and places everything on `device`.
+    pub fn new(
+        spec: &'static OpSpec,
+        case: &Case,
+        plan: &[Option<ArgPlan>],
+        device: Device,
+        seed: u64,
+    ) -> Result<Tensors> {
+        let mut tensors = Tensors { spec, slots: Vec::new(), inputs: Vec::new(), in_place: case.in_place };
+        for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
+            let Some(plan) = plan else {
+                tensors.slots.push(None);
+                tensors.inputs.push(None);
+                continue;
+            };
+            let values =
+                (!arg.is_output()).then(|| draw(plan, case.values, seed.wrapping_mul(31) + index as u64));
+            tensors.slots.push(Some(Slot::new(plan, case.arrangement, values.as_deref(), device)?));
+            tensors.inputs.push(values.map(|data| Array { shape: plan.shape.clone(), data }));
+        }
+        Ok(tensors)
+    }
+
+    /// A bit for every argument of the call.
+    pub fn present(&self) -> u32 {
+        self.slots.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(i, _)| 1 << i).sum()
+    }
+
+    /// The argument that holds the memory of `index`: its input's when computing in place.
+    fn home(&self, index: usize) -> usize {
+        match self.spec.args[index].role {
+            Role::Out { in_place_of: Some(input) } if self.in_place && self.slots[input].is_some() => input,
+            _ => index,
+        }
+    }
+
+    /// The call's arguments. `part` restricts the dimension each argument's plan names as its batch.
+    pub fn args(&self, plan: &[Option<ArgPlan>], part: Option<std::ops::Range<usize>>) -> Args<'_> {
+        let mut args = Args::new(self.spec);
+        for (index, arg) in self.spec.args.iter().enumerate() {
+            if self.slots[index].is_none() {
+                continue;
+            }
+            let mut view = self.slots[self.home(index)].as_ref().expect("a home is present").view();
+            if let (Some(part), Some(dim)) = (&part, plan[index].as_ref().and_then(|p| p.batch_dim)) {
+                view = view.narrow(dim, part.start, part.len()).expect("parts lie inside the batch");
+            }
+            args = match arg.is_output() {
+                false => args.input(index, view),
+                // SAFETY: the harness runs one call at a time and looks at outputs only after it.
+                true => args.output(index, unsafe {
+                    TensorViewMut::from_raw(view.address(), view.dtype(), *view.layout(), view.device())
+                }),
+            };
+        }
+        args
+    }
+
+    /// Puts every byte back as it was before the first run.
+    pub fn reset(&mut self) -> Result<()> {
+        for slot in self.slots.iter_mut().flatten() {
+            slot.memory = Tensor::from_slice(&slot.image, &[slot.image.len()], slot.memory.device())?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of an argument's elements in row-major order.
+    pub fn bytes(&self, index: usize) -> Result<Vec<u8>> {
+        self.slots[self.home(index)].as_ref().expect("a given argument").view().to_bytes()
+    }
+
+    /// What must not have changed but did: inputs, and bytes around or between the elements of outputs.
+    pub fn damage(&self) -> Result<Option<String>> {
+        let written: Vec<usize> =
+            (0..self.slots.len()).filter(|&i| self.spec.args[i].is_output()).map(|i| self.home(i)).collect();
+        for (index, slot) in self.slots.iter().enumerate() {
+            let Some(slot) = slot else { continue };
+            let mut now = slot.memory.to_vec::<u8>()?;
+            if written.contains(&index) {
+                slot.copy_elements(&slot.image, &mut now);
+            }
+            if let Some(at) = now.iter().zip(&slot.image).position(|(a, b)| a != b) {
+                let name = self.spec.args[index].name;
+                let at = at as i64 - slot.start as i64;
+                return Ok(Some(format!("`{name}`: byte {at} from its start was overwritten")));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Slot {
+    fn new(plan: &ArgPlan, arrangement: Arrangement, values: Option<&[f64]>, device: Device) -> Result<Slot> {
+        let layout = arrange(Shape::new(&plan.shape)?, arrangement)?;
+        let size = plan.dtype.size();
+        let start = GUARD + if arrangement == Arrangement::Misaligned { size } else { 0 };
+        let mut image = vec![POISON; start + layout.span() * size + GUARD];
+        for (i, &value) in values.unwrap_or_default().iter().enumerate() {
+            let at = start + layout.offset_of(i) * size;
+            plan.dtype.write(value, &mut image[at..at + size]);
+        }
+        let memory = Tensor::from_slice(&image, &[image.len()], device)?;
+        Ok(Slot { memory, image, layout, dtype: plan.dtype, start })
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        let address = self.memory.view().address() + self.start;
+        // SAFETY: the elements lie inside `memory`, which the view's lifetime borrows.
+        unsafe { TensorView::from_raw(address, self.dtype, self.layout, self.memory.device()) }
+    }
+
+    fn copy_elements(&self, from: &[u8], to: &mut [u8]) {
+        let size = self.dtype.size();
+        for i in 0..self.layout.numel() {
+            let at = self.start + self.layout.offset_of(i) * size;
+            to[at..at + size].copy_from_slice(&from[at..at + size]);
+        }
+    }
+}
+
+fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> {
+    let rank = shape.len();
+    let mut memory = shape.to_vec();
+    match arrangement {
+        Arrangement::Contiguous | Arrangement::Misaligned => Ok(Layout::contiguous(shape)),
+        Arrangement::PaddedRows if rank >= 2 => {
+            memory[rank - 1] += 3;
+            Layout::strided(shape, Layout::contiguous(Shape::new(&memory)?).strides())
+        }
+        Arrangement::Transposed if rank >= 2 => {
+            memory.swap(rank - 1, rank - 2);
+            let mut order: Vec<usize> = (0..rank).collect();
+            order.swap(rank - 1, rank - 2);
+            Ok(Layout::contiguous(Shape::new(&memory)?).permute(&order))
+        }
+        // A vector cannot have padded or transposed rows; every second element is as irregular as it gets.
+        _ if rank == 1 => Layout::strided(shape, &[2]),
+        _ => Ok(Layout::contiguous(shape)),
+    }
+}
+
+/// Random values rounded to the argument's dtype.
+fn draw(plan: &ArgPlan, values: Values, seed: u64) -> Vec<f64> {
+    let mut rng = Random::new(seed);
+    let row = plan.shape.last().copied().unwrap_or(1).max(1);
+    let specials =
+        [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, plan.dtype.smallest_subnormal(), -1e-30];
+    (0..plan.shape.iter().product())
+        .map(|i: usize| {
+            let value = match plan.fill {
+                Fill::Normal(mean, deviation) => mean + deviation * rng.normal(),
+                Fill::Below(bound) => return rng.below(bound as u64) as f64,
+                Fill::Constant(value) => return value,
+            };
+            let value = match values {
+                Values::Typical => value,
+                Values::Large => value * 1000.0,
+                // Every fourth row, so that most rows show that they are not touched by it.
+                Values::Special if i / row % 4 == 1 && rng.below(16) == 0 => {
+                    specials[rng.below(specials.len() as u64) as usize]
+                }
+                Values::Special => value,
+            };
+            plan.dtype.round(value)
+        })
+        .collect()
+}

@@ -1,0 +1,420 @@
+//! The arithmetic in which references are evaluated: `f64` for the truth, [`Naive`] for the error a plain
+//! implementation in a given dtype makes, and [`Random`] for the error it makes on average.
+
+use crate::dtype::{DType, Element};
+use std::marker::PhantomData;
+use std::ops::{Add, Div, Index, Mul, Neg, Sub};
+
+/// Numbers a reference computes with.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    /// Conversion from `f64`.
+    fn of(value: f64) -> Self;
+    /// Conversion to `f64`.
+    fn f64(self) -> f64;
+    /// What is left of the value after it was stored in a tensor of the case's dtype: the reference says with it
+    /// where intermediate results pass through memory. The identity for `f64`.
+    fn stored(self) -> Self;
+    /// e to the power.
+    fn exp(self) -> Self;
+    /// ln(1 + x).
+    fn ln_1p(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// Error function.
+    fn erf(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Sine.
+    fn sin(self) -> Self;
+    /// Cosine.
+    fn cos(self) -> Self;
+    /// Power.
+    fn powf(self, exponent: Self) -> Self;
+
+    /// Zero.
+    fn zero() -> Self {
+        Self::of(0.0)
+    }
+
+    /// One.
+    fn one() -> Self {
+        Self::of(1.0)
+    }
+
+    /// The larger; NaN if either is.
+    fn max_nan(self, other: Self) -> Self {
+        if self.f64().is_nan() || self > other { self } else { other }
+    }
+}
+
+impl Real for f64 {
+    fn of(value: f64) -> Self {
+        value
+    }
+    fn f64(self) -> f64 {
+        self
+    }
+    fn stored(self) -> Self {
+        self
+    }
+    fn exp(self) -> Self {
+        self.exp()
+    }
+    fn ln_1p(self) -> Self {
+        self.ln_1p()
+    }
+    fn tanh(self) -> Self {
+        self.tanh()
+    }
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    fn sin(self) -> Self {
+        self.sin()
+    }
+    fn cos(self) -> Self {
+        self.cos()
+    }
+    fn powf(self, exponent: Self) -> Self {
+        self.powf(exponent)
+    }
+}
+
+/// Plain `f32` arithmetic whose stored values are rounded to `T`: what a straightforward implementation does.
+pub struct Naive<T>(f32, PhantomData<T>);
+
+impl<T> Naive<T> {
+    fn new(value: f32) -> Self {
+        Naive(value, PhantomData)
+    }
+}
+
+impl<T> Clone for Naive<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Naive<T> {}
+impl<T> PartialEq for Naive<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+impl<T> PartialOrd for Naive<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.0.partial_cmp(&other.0)
+    }
+}
+
+macro_rules! naive_arithmetic {
+    ($($trait:ident $method:ident $op:tt),*) => {$(
+        impl<T> $trait for Naive<T> {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                Naive::new(self.0 $op other.0)
+            }
+        }
+    )*};
+}
+naive_arithmetic!(Add add +, Sub sub -, Mul mul *, Div div /);
+
+impl<T> Neg for Naive<T> {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Naive::new(-self.0)
+    }
+}
+
+impl<T: Element> Real for Naive<T> {
+    fn of(value: f64) -> Self {
+        Naive::new(value as f32)
+    }
+    fn f64(self) -> f64 {
+        self.0 as f64
+    }
+    fn stored(self) -> Self {
+        Naive::new(T::DTYPE.round(self.0 as f64) as f32)
+    }
+    fn exp(self) -> Self {
+        Naive::new(self.0.exp())
+    }
+    fn ln_1p(self) -> Self {
+        Naive::new(self.0.ln_1p())
+    }
+    fn tanh(self) -> Self {
+        Naive::new(self.0.tanh())
+    }
+    fn erf(self) -> Self {
+        Naive::new(libm::erff(self.0))
+    }
+    fn sqrt(self) -> Self {
+        Naive::new(self.0.sqrt())
+    }
+    fn sin(self) -> Self {
+        Naive::new(self.0.sin())
+    }
+    fn cos(self) -> Self {
+        Naive::new(self.0.cos())
+    }
+    fn powf(self, exponent: Self) -> Self {
+        Naive::new(self.0.powf(exponent.0))
+    }
+}
+
+/// The exact value together with the variance of the error of [`Naive`] arithmetic, if every rounding errs at
+/// random: how well conditioned each element of a result is.
+pub struct Random<T> {
+    value: f64,
+    variance: f64,
+    stored_as: PhantomData<T>,
+}
+
+/// Variance of one rounding of `value`, relative errors being uniform up to `unit`.
+fn rounding(value: f64, unit: f64) -> f64 {
+    let bound = value * unit;
+    bound * bound / 3.0
+}
+
+/// An error of `variance` carried through a slope. Exact operands carry nothing, whatever the slope.
+fn carried(slope: f64, variance: f64) -> f64 {
+    if variance == 0.0 || slope == 0.0 { 0.0 } else { slope * slope * variance }
+}
+
+impl<T> Random<T> {
+    fn rounded(value: f64, variance: f64) -> Self {
+        // Library functions err by up to one unit in the last place, basic operations by half: count one for all.
+        let variance = variance + rounding(value, 2.0 * DType::F32.unit_roundoff());
+        Random { value, variance, stored_as: PhantomData }
+    }
+
+    fn through(self, value: f64, slope: f64) -> Self {
+        Random::rounded(value, carried(slope, self.variance))
+    }
+
+    /// Standard deviation of the naive computation's error.
+    pub fn deviation(&self) -> f64 {
+        self.variance.sqrt()
+    }
+}
+
+impl<T> Clone for Random<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Random<T> {}
+impl<T> PartialEq for Random<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.value == other.value
+    }
+}
+impl<T> PartialOrd for Random<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.value.partial_cmp(&other.value)
+    }
+}
+impl<T> Add for Random<T> {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Random::rounded(self.value + other.value, self.variance + other.variance)
+    }
+}
+impl<T> Sub for Random<T> {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Random::rounded(self.value - other.value, self.variance + other.variance)
+    }
+}
+impl<T> Mul for Random<T> {
+    type Output = Self;
+    fn mul(self, other: Self) -> Self {
+        let variance = carried(other.value, self.variance) + carried(self.value, other.variance);
+        Random::rounded(self.value * other.value, variance)
+    }
+}
+impl<T> Div for Random<T> {
+    type Output = Self;
+    fn div(self, other: Self) -> Self {
+        let value = self.value / other.value;
+        let variance =
+            carried(1.0 / other.value, self.variance) + carried(value / other.value, other.variance);
+        Random::rounded(value, variance)
+    }
+}
+impl<T> Neg for Random<T> {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Random { value: -self.value, ..self }
+    }
+}
+
+impl<T: Element> Real for Random<T> {
+    fn of(value: f64) -> Self {
+        Random { value, variance: 0.0, stored_as: PhantomData }
+    }
+    fn f64(self) -> f64 {
+        self.value
+    }
+    fn stored(self) -> Self {
+        Random { variance: self.variance + rounding(self.value, T::DTYPE.unit_roundoff()), ..self }
+    }
+    fn exp(self) -> Self {
+        self.through(self.value.exp(), self.value.exp())
+    }
+    fn ln_1p(self) -> Self {
+        self.through(self.value.ln_1p(), 1.0 / (1.0 + self.value))
+    }
+    fn tanh(self) -> Self {
+        let value = self.value.tanh();
+        self.through(value, 1.0 - value * value)
+    }
+    fn erf(self) -> Self {
+        let slope = std::f64::consts::FRAC_2_SQRT_PI * (-self.value * self.value).exp();
+        self.through(libm::erf(self.value), slope)
+    }
+    fn sqrt(self) -> Self {
+        let value = self.value.sqrt();
+        self.through(value, 0.5 / value)
+    }
+    fn sin(self) -> Self {
+        self.through(self.value.sin(), self.value.cos())
+    }
+    fn cos(self) -> Self {
+        self.through(self.value.cos(), self.value.sin())
+    }
+    fn powf(self, exponent: Self) -> Self {
+        let value = self.value.powf(exponent.value);
+        let variance = carried(value * exponent.value / self.value, self.variance)
+            + carried(value * self.value.ln(), exponent.variance);
+        Random::rounded(value, variance)
+    }
+}
+
+/// A row-major array of reference numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array<R> {
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Elements.
+    pub data: Vec<R>,
+}
+
+impl<R: Real> Array<R> {
+    /// An array of zeros.
+    pub fn zeros(shape: &[usize]) -> Self {
+        Array { shape: shape.to_vec(), data: vec![R::zero(); shape.iter().product()] }
+    }
+
+    /// Conversion from `f64` elements.
+    pub fn of(shape: &[usize], data: &[f64]) -> Self {
+        Array { shape: shape.to_vec(), data: data.iter().map(|&x| R::of(x)).collect() }
+    }
+
+    /// Size of the last dimension (one for a scalar).
+    pub fn row_len(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// The rows along the last dimension.
+    pub fn rows(&self) -> impl Iterator<Item = &[R]> {
+        let n = self.row_len();
+        (0..self.data.len().checked_div(n).unwrap_or(0)).map(move |r| &self.data[r * n..(r + 1) * n])
+    }
+
+    /// An array of this shape computed element by element from the elements of this one.
+    pub fn map(&self, f: impl Fn(R) -> R) -> Self {
+        Array { shape: self.shape.clone(), data: self.data.iter().map(|&x| f(x)).collect() }
+    }
+}
+
+/// The inputs of a reference, by position in the op's spec.
+pub struct Inputs<'a, R> {
+    arrays: &'a [Option<Array<R>>],
+    wanted: u32,
+}
+
+impl<'a, R> Inputs<'a, R> {
+    /// Inputs, and a bit for every argument present in the call, outputs too.
+    pub fn new(arrays: &'a [Option<Array<R>>], wanted: u32) -> Self {
+        Inputs { arrays, wanted }
+    }
+
+    /// An input, if given.
+    pub fn get(&self, index: usize) -> Option<&'a Array<R>> {
+        self.arrays[index].as_ref()
+    }
+
+    /// Whether an argument (an optional output, say) is part of the call.
+    pub fn wants(&self, index: usize) -> bool {
+        self.wanted & (1 << index) != 0
+    }
+
+    /// Number of arguments of the op: the length of what the reference returns.
+    pub fn count(&self) -> usize {
+        self.arrays.len()
+    }
+}
+
+impl<R> Index<usize> for Inputs<'_, R> {
+    type Output = Array<R>;
+    fn index(&self, index: usize) -> &Array<R> {
+        self.arrays[index].as_ref().expect("a required input")
+    }
+}
+
+/// Runs `$body` with `$T` set to the type a case stores its values in (`f32` for the types that are not computed in).
+macro_rules! with_stored {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_stored;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    #[test]
+    fn naive_rounds_only_what_is_stored() {
+        let x = Naive::<bf16>::of(1.0) + Naive::of(2f64.powi(-12));
+        assert_eq!(x.f64(), 1.0 + 2f64.powi(-12));
+        assert_eq!(x.stored().f64(), 1.0);
+        assert_eq!(Naive::<f16>::of(70000.0).stored().f64(), f64::INFINITY);
+        assert_eq!(DType::F32.round(x.f64()), x.f64());
+    }
+
+    #[test]
+    fn cancellation_shows_in_the_deviation() {
+        let (a, b) = (Random::<f32>::of(1.0) / Random::of(3.0), Random::of(1.0) / Random::of(3.0001));
+        let difference = a - b;
+        assert!(a.deviation() / a.f64() < 1e-7);
+        assert!(difference.deviation() / difference.f64() > 1e-4);
+        let product = Random::<f32>::of(0.0) * a;
+        assert_eq!((product.f64(), product.deviation()), (0.0, 0.0));
+    }
+}

@@ -1,0 +1,65 @@
+//! Every kernel of every op over every case, on the CPU with each tier forced, and on the GPU if there is one.
+
+use warpsmith::device::{Device, Stream};
+use warpsmith::ops;
+use warpsmith::proof::Prepared;
+use warpsmith::registry::AnyOp;
+
+fn prove(op: &'static dyn AnyOp, device: Device) {
+    let name = op.spec().name;
+    let stream = device.default_stream().unwrap();
+    let mut passed: Vec<(&str, usize)> = op.kernels().iter().map(|k| (k.name, 0)).collect();
+    let mut failures = Vec::new();
+    for (seed, case) in op.cases().iter().enumerate() {
+        let mut prepared = Prepared::new(op, case, device, seed as u64).unwrap();
+        let mut supported = 0;
+        for (kernel, (_, passes)) in op.kernels().iter().zip(&mut passed) {
+            let Some(outcome) = judge(&mut prepared, kernel, &stream) else { continue };
+            supported += 1;
+            *passes += 1;
+            if let Some(why) = outcome.failure {
+                failures.push(format!("{} [{} {}]: {why}", kernel.name, case.name(op.spec()), case.dtype));
+            }
+        }
+        assert!(supported > 0, "{name}: no kernel on {device} runs {} {}", case.name(op.spec()), case.dtype);
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    let idle: Vec<_> = op
+        .kernels()
+        .iter()
+        .zip(&passed)
+        .filter(|(kernel, (_, passes))| *passes == 0 && runs_here(kernel, device))
+        .map(|(kernel, _)| kernel.name)
+        .collect();
+    assert!(idle.is_empty(), "{name}: no case reaches {idle:?} on {device}");
+}
+
+fn judge(
+    prepared: &mut Prepared,
+    kernel: &warpsmith::registry::KernelInfo,
+    stream: &Stream,
+) -> Option<warpsmith::proof::Outcome> {
+    prepared.judge(kernel, stream).unwrap_or_else(|e| panic!("{}: {e}", kernel.name))
+}
+
+fn runs_here(kernel: &warpsmith::registry::KernelInfo, device: Device) -> bool {
+    match device {
+        Device::Cpu => kernel.tier.is_some_and(|tier| warpsmith::cpu::Tier::available().contains(&tier)),
+        Device::Cuda(_) => kernel.cuda.is_some(),
+    }
+}
+
+#[test]
+fn every_op_on_the_cpu() {
+    for op in ops::ALL {
+        prove(*op, Device::Cpu);
+    }
+}
+
+#[test]
+fn every_op_on_the_gpu() {
+    match Device::best() {
+        Device::Cpu => eprintln!("skipped: no GPU"),
+        gpu => ops::ALL.iter().for_each(|op| prove(*op, gpu)),
+    }
+}

@@ -1,0 +1,363 @@
+//! The CUDA driver layer on a real device. Without one, each test says so and passes.
+#![cfg(feature = "cuda")]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use warpsmith::cuda::{self, Context, DeviceBuffer, Event, Graph, Module, PinnedBuffer, Stream};
+use warpsmith::{Error, Result};
+
+/// Pageable copies are staged in chunks of this size; sizes around it are where they go wrong.
+const CHUNK: usize = 4 << 20;
+
+/// The first device, for one test at a time: several read the statistics of the pools they share.
+struct Gpu {
+    ctx: &'static Context,
+    _alone: MutexGuard<'static, ()>,
+}
+
+fn gpu() -> Option<Gpu> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    if cuda::device_count() == 0 {
+        return None;
+    }
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu { ctx: Context::get(0).expect("the first device has a context"), _alone: alone })
+}
+
+/// Starts a test: binds `$gpu`, or returns after saying that there is none.
+macro_rules! need {
+    ($gpu:ident) => {
+        let Some($gpu) = gpu() else {
+            eprintln!("skipped: no GPU");
+            return;
+        };
+    };
+}
+
+/// Bytes that differ from place to place, also across chunks.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i ^ (i >> 8) ^ (i >> 16) ^ (i >> 22)) as u8).collect()
+}
+
+fn read(buffer: &DeviceBuffer, stream: &Stream) -> Vec<u8> {
+    let mut bytes = vec![0xee; buffer.len()];
+    buffer.download(stream, 0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Buffers of both kinds on a fresh stream, for the graph tests.
+fn stream_with_buffers(ctx: &'static Context, len: usize) -> (Stream, DeviceBuffer, DeviceBuffer) {
+    let stream = Stream::new(ctx).unwrap();
+    let (first, second) =
+        (DeviceBuffer::alloc(&stream, len).unwrap(), DeviceBuffer::alloc(&stream, len).unwrap());
+    (stream, first, second)
+}
+
+#[test]
+fn the_device_describes_itself() {
+    need!(gpu);
+    let info = gpu.ctx.info();
+    assert!(!info.name.is_empty());
+    assert!(info.uuid.starts_with("GPU-") && info.uuid.len() == 40, "{}", info.uuid);
+    assert!(info.arch() >= 50 && info.sm_count > 0 && info.bus_width > 0 && info.l2_bytes > 0, "{info:?}");
+    assert!(info.max_threads_per_block >= 1024 && info.shared_per_block_optin >= info.shared_per_block);
+    assert_eq!(info.cluster_launch, info.major >= 9);
+    assert!(info.driver_version >= 12000);
+    assert!(std::ptr::eq(gpu.ctx, Context::get(0).unwrap()));
+}
+
+#[test]
+fn buffers_count_in_the_pool_and_trimming_returns_them() {
+    need!(gpu);
+    const LEN: usize = 64 << 20;
+    let stream = gpu.ctx.default_stream();
+    gpu.ctx.synchronize().unwrap();
+    gpu.ctx.trim(0).unwrap();
+    let before = gpu.ctx.memory().unwrap();
+    let buffer = DeviceBuffer::alloc(stream, LEN).unwrap();
+    assert_eq!(buffer.ptr() % 256, 0);
+    let during = gpu.ctx.memory().unwrap();
+    assert!(during.pool_used >= before.pool_used + LEN as u64, "{before:?} {during:?}");
+    assert!(during.pool_high >= during.pool_used && during.pool_reserved >= during.pool_used);
+    drop(buffer);
+    stream.synchronize().unwrap();
+    let after = gpu.ctx.memory().unwrap();
+    assert_eq!(after.pool_used, before.pool_used);
+    assert!(after.pool_reserved >= LEN as u64, "freed memory stays cached: {after:?}");
+    gpu.ctx.trim(0).unwrap();
+    let trimmed = gpu.ctx.memory().unwrap();
+    assert!(trimmed.pool_reserved < LEN as u64, "{trimmed:?}");
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn an_empty_buffer_holds_no_memory() {
+    need!(gpu);
+    let stream = gpu.ctx.default_stream();
+    let empty = DeviceBuffer::alloc(stream, 0).unwrap();
+    assert_eq!((empty.ptr(), empty.len()), (0, 0));
+    empty.upload(stream, 0, &[]).unwrap();
+    empty.fill(stream, 1).unwrap();
+    empty.download(stream, 0, &mut []).unwrap();
+    assert!(matches!(empty.upload(stream, 0, &[1]), Err(Error::Argument { .. })));
+}
+
+#[test]
+fn pageable_copies_survive_every_chunk_edge() {
+    need!(gpu);
+    let stream = gpu.ctx.default_stream();
+    for len in [1, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 5 * CHUNK + 17] {
+        let bytes = pattern(len);
+        // One byte to each side shows writes outside the range.
+        let buffer = DeviceBuffer::alloc(stream, len + 2).unwrap();
+        buffer.fill(stream, 0xcc).unwrap();
+        buffer.upload(stream, 1, &bytes).unwrap();
+        let back = read(&buffer, stream);
+        assert_eq!((back[0], back[len + 1]), (0xcc, 0xcc), "{len}");
+        assert!(back[1..=len] == bytes[..], "{len} bytes came back changed");
+    }
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn ranges_outside_a_buffer_are_refused() {
+    need!(gpu);
+    let stream = gpu.ctx.default_stream();
+    let buffer = DeviceBuffer::alloc(stream, 16).unwrap();
+    for offset in [9, 17, usize::MAX] {
+        assert!(matches!(buffer.upload(stream, offset, &[0; 8]), Err(Error::Argument { .. })), "{offset}");
+        assert!(
+            matches!(buffer.download(stream, offset, &mut [0; 8]), Err(Error::Argument { .. })),
+            "{offset}"
+        );
+    }
+    assert!(matches!(buffer.copy_from(stream, 0, &buffer), Err(Error::Argument { .. })));
+}
+
+#[test]
+fn running_out_of_memory_is_typed_and_passes() {
+    need!(gpu);
+    let stream = gpu.ctx.default_stream();
+    let all = usize::try_from(gpu.ctx.info().total_memory).unwrap();
+    // More than there is, which we refuse, and all there is, which the driver refuses.
+    for requested in [usize::MAX, all + 1, all] {
+        match DeviceBuffer::alloc(stream, requested) {
+            Err(Error::OutOfMemory { device, requested: said, total, .. }) => {
+                assert_eq!((device.as_str(), said), ("cuda:0", requested as u64));
+                assert!(total > 0);
+            }
+            other => panic!("{requested}: {other:?}"),
+        }
+        let buffer = DeviceBuffer::alloc(stream, 1 << 20).unwrap();
+        buffer.fill(stream, 7).unwrap();
+        assert!(read(&buffer, stream).iter().all(|&byte| byte == 7));
+    }
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn events_order_and_time() {
+    need!(gpu);
+    let (stream, buffer, _) = stream_with_buffers(gpu.ctx, 256 << 20);
+    let (start, end) = (Event::new(gpu.ctx, true).unwrap(), Event::new(gpu.ctx, true).unwrap());
+    assert!(start.query().unwrap(), "an event that was never recorded is reached");
+    stream.record(&start).unwrap();
+    buffer.fill(&stream, 1).unwrap();
+    end.record(&stream).unwrap();
+    end.synchronize().unwrap();
+    assert!(end.query().unwrap());
+    let milliseconds = Event::elapsed_ms(&start, &end).unwrap();
+    assert!(milliseconds > 0.0 && milliseconds < 10_000.0, "{milliseconds}");
+    let untimed = Event::new(gpu.ctx, false).unwrap();
+    untimed.record(&stream).unwrap();
+    untimed.synchronize().unwrap();
+    assert!(matches!(Event::elapsed_ms(&start, &untimed), Err(Error::Cuda { .. })));
+}
+
+#[test]
+fn a_buffer_is_freed_after_the_other_streams_that_use_it() {
+    need!(gpu);
+    const LEN: usize = 128 << 20;
+    let (first, second) = (Stream::new(gpu.ctx).unwrap(), Stream::new(gpu.ctx).unwrap());
+    for round in 0..4u8 {
+        let used = DeviceBuffer::alloc(&first, LEN).unwrap();
+        second.wait_for(&first).unwrap();
+        for _ in 0..8 {
+            used.fill(&second, 0xaa).unwrap();
+        }
+        drop(used);
+        // Very likely the same memory: the fills above must not land in it.
+        let next = DeviceBuffer::alloc(&first, LEN).unwrap();
+        next.fill(&first, round).unwrap();
+        second.synchronize().unwrap();
+        assert!(read(&next, &first).iter().all(|&byte| byte == round), "round {round}");
+    }
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn foreign_and_legacy_streams_work() {
+    need!(gpu);
+    let owner = Stream::new(gpu.ctx).unwrap();
+    // SAFETY: `owner` outlives the borrowed handle and the buffers on it.
+    let foreign = unsafe { Stream::from_raw(gpu.ctx, owner.raw()) };
+    assert_eq!(foreign, owner);
+    let legacy = Stream::legacy(gpu.ctx);
+    for stream in [&foreign, &legacy] {
+        let buffer = DeviceBuffer::alloc(stream, 1000).unwrap();
+        let bytes = pattern(1000);
+        buffer.upload(stream, 0, &bytes).unwrap();
+        assert_eq!(read(&buffer, stream), bytes);
+    }
+    drop(foreign);
+    owner.synchronize().unwrap();
+    assert!(matches!(Graph::capture(&legacy, |_| Ok(())), Err(Error::Argument { .. })));
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn a_graph_replays_fills_copies_and_uploads() {
+    need!(gpu);
+    let (stream, first, second) = stream_with_buffers(gpu.ctx, 4096);
+    first.fill(&stream, 1).unwrap();
+    second.fill(&stream, 2).unwrap();
+    let graph = Graph::capture(&stream, |stream| {
+        assert!(stream.is_capturing()?);
+        second.copy_from(stream, 0, &first)?;
+        first.fill(stream, 9)?;
+        first.upload(stream, 16, &[5; 16])
+    })
+    .unwrap();
+    assert!(!stream.is_capturing().unwrap());
+    assert_eq!(graph.node_count().unwrap(), 3);
+    assert!(read(&second, &stream).iter().all(|&byte| byte == 2), "recording must not run the work");
+    let exec = graph.instantiate().unwrap();
+    drop(graph);
+    exec.upload(&stream).unwrap();
+    exec.launch(&stream).unwrap();
+    assert!(read(&second, &stream).iter().all(|&byte| byte == 1));
+    exec.launch(&stream).unwrap();
+    let mut expected = vec![9; 4096];
+    expected[16..32].fill(5);
+    assert_eq!(read(&first, &stream), expected);
+    assert_eq!(read(&second, &stream), expected, "the second replay sees what the first left");
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn a_graph_keeps_the_memory_it_uses() {
+    need!(gpu);
+    const LEN: usize = 32 << 20;
+    let (stream, before, result) = stream_with_buffers(gpu.ctx, LEN);
+    let other = DeviceBuffer::alloc(&stream, LEN).unwrap();
+    let mut before = Some(before);
+    let mut inside = None;
+    let graph = Graph::capture(&stream, |stream| {
+        let scratch = DeviceBuffer::alloc(stream, LEN)?;
+        scratch.fill(stream, 3)?;
+        let dropped = before.take().expect("called once");
+        dropped.copy_from(stream, 0, &scratch)?;
+        result.copy_from(stream, 0, &dropped)?;
+        inside = Some(scratch);
+        Ok(())
+    })
+    .unwrap();
+    drop(inside);
+    let exec = graph.instantiate().unwrap();
+    drop(graph);
+    // Memory that was freed by mistake would be handed out here and overwritten by the replay.
+    let fresh: Vec<_> = (0..4).map(|_| DeviceBuffer::alloc(&stream, LEN).unwrap()).collect();
+    for buffer in &fresh {
+        buffer.fill(&stream, 0x77).unwrap();
+    }
+    exec.launch(&stream).unwrap();
+    for buffer in &fresh {
+        assert!(
+            read(buffer, &stream).iter().all(|&byte| byte == 0x77),
+            "the replay wrote into another buffer"
+        );
+    }
+    assert!(read(&result, &stream).iter().all(|&byte| byte == 3));
+    drop((fresh, other, result));
+    stream.synchronize().unwrap();
+    let held = gpu.ctx.memory().unwrap().pool_used;
+    drop(exec);
+    gpu.ctx.synchronize().unwrap();
+    let after = gpu.ctx.memory().unwrap().pool_used;
+    assert!(held >= after + 2 * LEN as u64, "dropping the graph frees its memory: {held} then {after}");
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn a_failed_capture_leaves_the_stream_usable() {
+    need!(gpu);
+    let (stream, buffer, _) = stream_with_buffers(gpu.ctx, 4096);
+    buffer.fill(&stream, 4).unwrap();
+    let failed = Graph::capture(&stream, |stream| -> Result<()> {
+        buffer.fill(stream, 5)?;
+        buffer.download(stream, 0, &mut [0; 16])
+    });
+    assert!(matches!(failed, Err(Error::Argument { op: "download", .. })));
+    assert!(!stream.is_capturing().unwrap());
+    let nested = Graph::capture(&stream, |stream| Graph::capture(stream, |_| Ok(())).map(|_| ()));
+    assert!(matches!(nested, Err(Error::Argument { op: "Graph::capture", .. })));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = Graph::capture(&stream, |_| panic!("in the middle of a capture"));
+    }));
+    assert!(panicked.is_err());
+    assert!(!stream.is_capturing().unwrap());
+    assert!(read(&buffer, &stream).iter().all(|&byte| byte == 4));
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn pinned_memory_is_reused_after_the_device_is_done_with_it() {
+    need!(gpu);
+    const LEN: usize = (1 << 20) - 5;
+    let stream = gpu.ctx.default_stream();
+    gpu.ctx.synchronize().unwrap();
+    gpu.ctx.trim(0).unwrap();
+    let before = gpu.ctx.pinned_stats();
+    assert_eq!(before.cached, 0);
+    let device = DeviceBuffer::alloc(stream, LEN).unwrap();
+    for round in 0..3u8 {
+        let mut host = PinnedBuffer::alloc(gpu.ctx, LEN).unwrap();
+        host.as_mut_slice().fill(round);
+        // SAFETY: the buffers have this size, and the host's is dropped without being written.
+        unsafe { cuda::upload_async(stream, device.ptr(), &host, 0..LEN) }.unwrap();
+        drop(host);
+        assert!(read(&device, stream).iter().all(|&byte| byte == round), "round {round}");
+    }
+    let after = gpu.ctx.pinned_stats();
+    assert!(after.hits > before.hits, "{before:?} {after:?}");
+    stream.synchronize().unwrap();
+    gpu.ctx.trim(0).unwrap();
+    let trimmed = gpu.ctx.pinned_stats();
+    assert_eq!((trimmed.used, trimmed.cached), (0, 0), "{trimmed:?}");
+    assert!(matches!(PinnedBuffer::alloc(gpu.ctx, usize::MAX), Err(Error::OutOfMemory { .. })));
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn a_bad_module_is_an_error_and_harms_nothing() {
+    need!(gpu);
+    let text = Module::get(gpu.ctx, "text", b"not a cubin");
+    assert!(matches!(text, Err(Error::Parse { .. })), "{text:?}");
+    // A whole ELF file, but without any code: for the driver to refuse.
+    let mut empty = [0u8; 64];
+    empty[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    let empty = Module::get(gpu.ctx, "empty", &empty);
+    assert!(matches!(empty, Err(Error::Cuda { call: "cuModuleLoadData", .. })), "{empty:?}");
+    assert!(Module::loaded(gpu.ctx, "empty").is_none());
+    gpu.ctx.synchronize().unwrap();
+}
+
+#[test]
+fn copy_speed_is_that_of_memory() {
+    need!(gpu);
+    let info = gpu.ctx.info();
+    let speed = cuda::measure_copy(gpu.ctx, 8 * info.l2_bytes as usize).unwrap();
+    // Two transfers per clock, over the width of the bus.
+    let peak = 2.0 * f64::from(info.memory_clock_khz) * 1e3 * f64::from(info.bus_width) / 8.0 / 1e9;
+    eprintln!("copies at {speed:.0} of {peak:.0} GB/s");
+    assert!(speed > 0.2 * peak && speed < 1.1 * peak, "{speed} of {peak} GB/s");
+}
