@@ -128,8 +128,9 @@ impl Prepared {
             self.tensors.reset()?;
             match self.run(select, stream, Some(part.clone())) {
                 Ok(()) => {}
-                // A part may have an alignment or shape the kernel is not for; then another kernel runs it.
-                Err(Error::Unsupported { .. }) => continue,
+                // A part may have an alignment or shape the kernel is not for; whichever kernel runs it by default
+                // must give the same bits.
+                Err(Error::Unsupported { .. }) => self.run(&Select::default(), stream, Some(part.clone()))?,
                 Err(error) => return Err(error),
             }
             for (index, bytes) in &first {
