@@ -2,6 +2,7 @@
 
 mod commands;
 mod inputs;
+mod kernels;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -31,6 +32,11 @@ Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
 #[derive(Subcommand)]
 enum Command {
     List(commands::list::Args),
+    Run(commands::run::Args),
+    Explain(commands::explain::Args),
+    Dump(commands::dump::Args),
+    BuildKernels(commands::build_kernels::Args),
+    Cache(commands::cache::Args),
     Completions(commands::completions::Args),
 }
 
@@ -38,6 +44,11 @@ impl Command {
     fn run(&self) -> Result<ExitCode> {
         match self {
             Command::List(args) => commands::list::run(args),
+            Command::Run(args) => commands::run::run(args),
+            Command::Explain(args) => commands::explain::run(args),
+            Command::Dump(args) => commands::dump::run(args),
+            Command::BuildKernels(args) => commands::build_kernels::run(args),
+            Command::Cache(args) => commands::cache::run(args),
             Command::Completions(args) => commands::completions::run(args),
         }
     }

@@ -19,6 +19,7 @@ pub mod device;
 pub mod dtype;
 pub mod env;
 pub mod error;
+pub mod infer;
 pub mod jit;
 pub mod layout;
 pub mod op;

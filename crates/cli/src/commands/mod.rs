@@ -1,4 +1,9 @@
 //! The commands, a file each: `Args` is its command line, `run` does it.
 
+pub mod build_kernels;
+pub mod cache;
 pub mod completions;
+pub mod dump;
+pub mod explain;
 pub mod list;
+pub mod run;
