@@ -37,6 +37,8 @@ enum Command {
     Dump(commands::dump::Args),
     BuildKernels(commands::build_kernels::Args),
     Cache(commands::cache::Args),
+    Doctor(commands::doctor::Args),
+    NewOp(commands::new_op::Args),
     Completions(commands::completions::Args),
 }
 
@@ -49,6 +51,8 @@ impl Command {
             Command::Dump(args) => commands::dump::run(args),
             Command::BuildKernels(args) => commands::build_kernels::run(args),
             Command::Cache(args) => commands::cache::run(args),
+            Command::Doctor(args) => commands::doctor::run(args),
+            Command::NewOp(args) => commands::new_op::run(args),
             Command::Completions(args) => commands::completions::run(args),
         }
     }

@@ -3,7 +3,9 @@
 pub mod build_kernels;
 pub mod cache;
 pub mod completions;
+pub mod doctor;
 pub mod dump;
 pub mod explain;
 pub mod list;
+pub mod new_op;
 pub mod run;
