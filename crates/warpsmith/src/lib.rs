@@ -21,6 +21,7 @@ pub mod dtype;
 pub mod env;
 pub mod error;
 pub mod evidence;
+pub mod infer;
 pub mod jit;
 pub mod layout;
 pub mod op;
