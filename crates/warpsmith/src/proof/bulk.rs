@@ -55,13 +55,12 @@ impl Bulk {
         Ok(bulk)
     }
 
-    /// Bytes that [`Bulk::new`] allocates.
+    /// Bytes that [`Bulk::new`] allocates; `usize::MAX` stands for more than can be addressed.
     pub fn bytes(plan: &[Option<ArgPlan>], arrangement: Arrangement) -> Result<usize> {
-        let sizes = plan
-            .iter()
-            .flatten()
-            .map(|plan| Ok(arrange(Shape::new(&plan.shape)?, arrangement)?.span() * plan.dtype.size()));
-        sizes.sum()
+        plan.iter().flatten().try_fold(0usize, |sum, plan| {
+            let span = arrange(Shape::new(&plan.shape)?, arrangement)?.span();
+            Ok(sum.saturating_add(span.saturating_mul(plan.dtype.size())))
+        })
     }
 
     /// The arguments of a call on these tensors.
