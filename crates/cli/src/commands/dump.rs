@@ -149,9 +149,10 @@ fn resources(chosen: &[(usize, Variant)], arch: Arch, args: &Args) -> Result<()>
         })
         .collect::<Result<Vec<_>>>();
     bar.finish_and_clear();
+    let compiled = compiled?;
     println!("{} for {arch}, {} of its variants", args.kernel, chosen.len());
     println!("variant  registers  stack  shared  spilled  function and defines");
-    for ((number, variant), compiled) in chosen.iter().zip(compiled?) {
+    for ((number, variant), compiled) in chosen.iter().zip(compiled) {
         let function = variant.device.function;
         // A source may hold several functions; the kernel launches this one.
         let Some(used) = inspect::resources(&compiled.cubin)?.into_iter().find(|r| r.function == function)

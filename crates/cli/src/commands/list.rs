@@ -118,6 +118,7 @@ fn describe(op: &dyn AnyOp) -> Value {
             "device": if kernel.cuda.is_some() { "cuda" } else { "cpu" },
             "tier": kernel.tier.map(|tier| tier.name()),
             "min_arch": kernel.cuda.map(|cuda| cuda.min_arch.to_string()),
+            "variants": crate::kernels::variants(&kernel).len(),
             "batch_invariant": kernel.batch_invariant,
             "source_hash": kernel.source_hash(spec.name),
         })
