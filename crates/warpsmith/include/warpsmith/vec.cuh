@@ -14,15 +14,10 @@ template <class T> struct alignas(16) Chunk {
   WS_INLINE Chunk() {}
 };
 
-// Data that is touched once goes past L1. Not `.nc`: outputs may be written in place of inputs.
+// Plain accesses. Not `.nc`, because outputs may be written in place of inputs and launches overlap; and of the
+// hints, `L1::no_allocate` and `.cs` measured slower on large tensors (see docs/performance.md).
 WS_INLINE void load_words(u32 (&w)[4], const void* p) {
-#if __CUDA_ARCH__ >= 750
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
-#else
-  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
-#endif
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
 }
 WS_INLINE void store_words(void* p, const u32 (&w)[4]) {
   asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
@@ -85,9 +80,7 @@ WS_INLINE void store_chunk(T* row, i64 at, i64 step, int count, const Chunk<T>& 
 template <int kVector, class T> WS_INLINE void load_cached_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count) {
   if (kVector) {
     if (kVector == kExact || count > 0)
-      asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-          : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
-          : "l"(row + at));
+      load_words(c.words, row + at);
   } else {
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i)
