@@ -14,6 +14,8 @@
 
 using T = ELEM;
 constexpr int V = kVec<T>;
+// Measured on an H200: evict-first accesses gain 2% when rows are read and written once, and lose 3% with a residual.
+constexpr bool kStreaming = !HAS_RESIDUAL;
 
 struct RowPointers {
   const T *x, *residual;
@@ -84,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V;
-    load_chunk<VECTOR>(row[i], at.x, k, p.x_step, min(V, p.hidden - k), zero);
+    load_chunk<VECTOR, kStreaming>(row[i], at.x, k, p.x_step, min(V, p.hidden - k), zero);
   }
   if (HAS_RESIDUAL) {
     Chunk<T> other[ITEMS];
@@ -129,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
     if (VECTOR == kExact || count > 0) normalised(row[i], p, k, count, mean, scale);
-    store_chunk<VECTOR>(at.out, k, p.out_step, count, row[i]);
+    store_chunk<VECTOR, kStreaming>(at.out, k, p.out_step, count, row[i]);
   }
 }
 
