@@ -1,2 +1,105 @@
-//! The `warpsmith` workbench.
-fn main() {}
+//! The `warpsmith` workbench: a file per command under `commands`.
+
+mod commands;
+mod inputs;
+mod kernels;
+mod select;
+mod table;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+use warpsmith::Result;
+
+/// The workbench of Warpsmith's kernels: list, run, inspect and build them
+///
+/// Warpsmith is a library of LLM kernels for CUDA and CPU behind one API. This program shows what it has and
+/// what each kernel does on this machine, with or without a GPU.
+#[derive(Parser)]
+#[command(name = "warpsmith", version, after_help = AFTER_HELP, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Start with:
+  warpsmith doctor                       what this machine has, what is missing, how to fix it
+  warpsmith list                         the ops
+  warpsmith list rms_norm                one op: its arguments, options and kernels
+  warpsmith explain rms_norm --arch 90a  which kernel would run, and why not the others
+
+`warpsmith help COMMAND` explains a command with examples.
+Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(commands::demo::Args),
+    List(commands::list::Args),
+    Check(commands::check::Args),
+    Bench(commands::bench::Args),
+    Evidence(commands::evidence::Args),
+    Run(commands::run::Args),
+    Explain(commands::explain::Args),
+    Dump(commands::dump::Args),
+    BuildKernels(commands::build_kernels::Args),
+    Cache(commands::cache::Args),
+    Doctor(commands::doctor::Args),
+    NewOp(commands::new_op::Args),
+    Completions(commands::completions::Args),
+}
+
+impl Command {
+    fn run(&self) -> Result<ExitCode> {
+        match self {
+            Command::Demo(args) => commands::demo::run(args),
+            Command::List(args) => commands::list::run(args),
+            Command::Check(args) => commands::check::run(args),
+            Command::Bench(args) => commands::bench::run(args),
+            Command::Evidence(args) => commands::evidence::run(args),
+            Command::Run(args) => commands::run::run(args),
+            Command::Explain(args) => commands::explain::run(args),
+            Command::Dump(args) => commands::dump::run(args),
+            Command::BuildKernels(args) => commands::build_kernels::run(args),
+            Command::Cache(args) => commands::cache::run(args),
+            Command::Doctor(args) => commands::doctor::run(args),
+            Command::NewOp(args) => commands::new_op::run(args),
+            Command::Completions(args) => commands::completions::run(args),
+        }
+    }
+}
+
+/// The whole command line, for completions.
+fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+fn main() -> ExitCode {
+    // SAFETY: nothing else runs yet. Rust ignores SIGPIPE, which would turn `warpsmith list | head` into a panic;
+    // with the system's own handling the process ends quietly when its reader does.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    Cli::parse().command.run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_command_teaches() {
+        let mut cli = command_line();
+        cli.build();
+        cli.clone().debug_assert();
+        for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name} has no summary");
+            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(examples.contains(&format!("warpsmith {name}")), "{name} shows no example");
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{name}: {} has no help", arg.get_id());
+            }
+        }
+    }
+}

@@ -10,6 +10,7 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
+pub mod bench;
 pub mod call;
 pub mod check;
 pub mod cpu;
@@ -19,6 +20,8 @@ pub mod device;
 pub mod dtype;
 pub mod env;
 pub mod error;
+pub mod evidence;
+pub mod infer;
 pub mod jit;
 pub mod layout;
 pub mod op;

@@ -4,13 +4,15 @@
 
 #include "warpsmith/base.cuh"
 
-// Offset in elements of row `index` in tensor `t`. One dimension, the usual case, needs no division.
+// Offset in elements of row `index` in tensor `t`. Rows are counted in 32 bits (the host refuses more), because a
+// 64-bit division is a call; offsets need 64. One dimension, the usual case, needs no division.
 template <class R> WS_INLINE i64 row_offset(const R& rows, int t, i64 index) {
   i64 offset = 0;
+  u32 left = (u32)index;
   for (int d = rows.rank - 1; d > 0; --d) {
-    i64 q = index / rows.sizes[d];
-    offset += (index - q * rows.sizes[d]) * rows.strides[t][d];
-    index = q;
+    u32 size = (u32)rows.sizes[d], q = left / size;
+    offset += (i64)(left - q * size) * rows.strides[t][d];
+    left = q;
   }
-  return offset + index * rows.strides[t][0];
+  return offset + (i64)left * rows.strides[t][0];
 }

@@ -1,13 +1,16 @@
 // Adds the partial sums of a gradient over the groups of rows: out[c] = sum of partial[group][c], in a fixed order.
 //
 // Threads to data: a block of 32 x 16 threads adds 32 columns; thread (c, r) takes groups r, r + 16, ... of its
-// column, then row 0 adds the sixteen. blockIdx.y picks dweight or dbias. Define: ELEM.
+// column, then row 0 adds the sixteen. blockIdx.y picks one of two gradients; one that is not wanted is null.
+// Define: ELEM.
 
 #include "warpsmith/base.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) norm_backward_sum(const NormSumParams p) {
   __shared__ float scratch[16][33];
   const int c = threadIdx.x % 32, r = threadIdx.x / 32;
+  begin_kernel();
+  if (!p.out[blockIdx.y]) return;
   const i64 column = (i64)blockIdx.x * 32 + c;
   const float* partial = (const float*)p.partial + (i64)blockIdx.y * p.num_groups * p.hidden;
   float sum = 0.0f;

@@ -1,0 +1,127 @@
+//! `warpsmith build-kernels`: a pack of compiled kernels.
+
+use crate::inputs::{ProfileArgs, find_op};
+use crate::kernels::{self, Variant};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use warpsmith::jit::cache::{Cache, EntryId};
+use warpsmith::jit::nvrtc::{self, Nvrtc};
+use warpsmith::jit::{Arch, Compiler, Output, Request, pack};
+use warpsmith::{Error, Result, ops};
+
+/// Compile all CUDA kernels ahead of time into a pack
+///
+/// A pack is a folder of compiled kernels for machines that cannot or must not compile. Name it in
+/// WARPSMITH_KERNEL_PACK and nothing is compiled at run time. It also serves GPUs of the same major and a higher minor
+/// version: a pack for 80 works on 8.6 and 8.9. Building needs NVRTC but no GPU; kernels that are in the cache are
+/// not compiled again.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Architectures to compile for
+    #[arg(long, value_delimiter = ',', required = true)]
+    arch: Vec<Arch>,
+    /// Folder to make the pack in; replaced if it is a pack already
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Only the kernels of this op; can be repeated
+    #[arg(long)]
+    op: Vec<String>,
+    /// Kernels compiled at a time [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    #[command(flatten)]
+    profile: ProfileArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith build-kernels --arch 80,90a --out kernels
+  warpsmith build-kernels --arch 90a --out kernels --op rms_norm --op rms_norm_backward
+  WARPSMITH_KERNEL_PACK=kernels WARPSMITH_DISABLE_JIT=1 your-program";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let variants = variants_of(&args.op)?;
+    let mut requests: Vec<Request<'_>> = Vec::new();
+    for &arch in &args.arch {
+        let fitting = variants.iter().filter(|variant| kernels::compiles_for(variant.device, arch));
+        requests.extend(fitting.map(|variant| variant.request(arch, args.profile.profile())));
+    }
+    let compiler =
+        Caching { nvrtc: nvrtc::find()?, cache: Cache::default_location(), hits: AtomicUsize::new(0) };
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(jobs) = args.jobs {
+        pool = pool.num_threads(jobs.into());
+    }
+    let pool = pool.build().map_err(|error| Error::Unavailable {
+        what: "threads to compile with".into(),
+        why: error.to_string(),
+        fix: "Ask for fewer with --jobs".into(),
+    })?;
+    // Ops share sources, so the number of different requests is known to the builder alone.
+    let bar = kernels::progress_bar(requests.len());
+    let start = Instant::now();
+    let built = pool.install(|| {
+        pack::build_with(&compiler, &requests, &args.out, &|progress| {
+            bar.set_length(progress.total as u64);
+            bar.set_message(format!("{} {}", progress.kernel, progress.arch));
+            bar.inc(1);
+        })
+    });
+    bar.finish_and_clear();
+    let built = built?;
+
+    let (total, hits) = (built.entries().len(), compiler.hits.into_inner());
+    for &arch in &args.arch {
+        let entries: Vec<_> = built.entries().iter().filter(|entry| entry.arch == arch).collect();
+        let bytes: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        println!("{arch}: {} kernels, {:.1} MB", entries.len(), bytes as f64 / 1e6);
+    }
+    println!(
+        "{}: {total} kernels in {:.1} s, {} compiled by NVRTC {}.{}, {hits} from the cache",
+        built.folder().display(),
+        start.elapsed().as_secs_f64(),
+        total - hits,
+        built.nvrtc_version().0,
+        built.nvrtc_version().1,
+    );
+    println!("Use it with WARPSMITH_KERNEL_PACK={}", built.folder().display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every variant of the ops named, or of all.
+fn variants_of(names: &[String]) -> Result<Vec<Variant>> {
+    let chosen = match names {
+        [] => ops::ALL.to_vec(),
+        names => names.iter().map(|name| find_op(name)).collect::<Result<_>>()?,
+    };
+    let kernels = chosen.iter().flat_map(|op| op.kernels());
+    Ok(kernels.flat_map(|kernel| kernels::variants(&kernel)).collect())
+}
+
+/// NVRTC behind the disk cache, so that a pack built again after a small change compiles only what changed.
+struct Caching {
+    nvrtc: &'static Nvrtc,
+    cache: Cache,
+    hits: AtomicUsize,
+}
+
+impl Compiler for Caching {
+    fn version(&self) -> (i32, i32) {
+        self.nvrtc.version()
+    }
+
+    fn compile(&self, request: &Request) -> Result<Output> {
+        let id = EntryId { key: request.key(), arch: request.arch, nvrtc: self.version() };
+        if let Some(hit) = self.cache.get(&id) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(Output { cubin: hit.cubin.to_vec(), log: hit.log });
+        }
+        let output = self.nvrtc.compile_with(request)?;
+        // A cache that cannot be written costs time, not the pack.
+        let _ = self.cache.put(&id, request.source.name, &output.cubin, &output.log);
+        Ok(output)
+    }
+}

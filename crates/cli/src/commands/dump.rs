@@ -1,0 +1,209 @@
+//! `warpsmith dump`: what a kernel is made of.
+
+use crate::inputs::{ProfileArgs, parse_pairs};
+use crate::kernels::{self, Variant};
+use rayon::prelude::*;
+use std::process::ExitCode;
+use warpsmith::jit::{self, Arch, inspect};
+use warpsmith::{Device, Error, Result};
+
+/// Show a kernel: the resources of its variants, its source, its PTX or its machine code
+///
+/// CUDA kernels are compiled in variants, one for each set of defines. Without an option the registers, shared
+/// memory and spills of all of them are listed with their numbers; --variant and --set choose among them.
+/// No GPU is needed, only NVRTC (see `warpsmith doctor`).
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The kernel (see `warpsmith list OP`)
+    kernel: String,
+    /// Architecture to compile for [default: that of this machine's GPU, else 90a]
+    #[arg(long)]
+    arch: Option<Arch>,
+    #[command(flatten)]
+    what: What,
+    /// Only the variant of this number
+    #[arg(long, value_name = "N")]
+    variant: Option<usize>,
+    /// Only variants with this define; can be repeated
+    #[arg(long = "set", value_name = "DEFINE=VALUE")]
+    defines: Vec<String>,
+    #[command(flatten)]
+    profile: ProfileArgs,
+}
+
+#[derive(clap::Args)]
+#[group(multiple = false)]
+struct What {
+    /// The source as the compiler gets it, parameter structs included
+    #[arg(long)]
+    source: bool,
+    /// The PTX of the first variant chosen
+    #[arg(long)]
+    ptx: bool,
+    /// The machine code of the first variant chosen; needs nvdisasm or cuobjdump
+    #[arg(long)]
+    sass: bool,
+    /// Registers, stack, shared memory and spills of the variants chosen (this is the default)
+    #[arg(long)]
+    resources: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith dump rms_norm_row --set ELEM=bf16 --arch 90a   the resources of its bf16 variants
+  warpsmith dump rms_norm_row --variant 3 --sass           the machine code of one variant
+  warpsmith dump rms_norm_row --source                     what is compiled";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let (op, kernel) = kernels::find_kernel(&args.kernel)?;
+    if let Some(tier) = kernel.tier {
+        let folder = op.strip_suffix("_backward").unwrap_or(op);
+        println!(
+            "{} is the CPU kernel of {op} for the {tier} tier: Rust, written once for all tiers.",
+            args.kernel
+        );
+        println!("Its source is the op's folder, crates/warpsmith/src/ops/{folder}, on the shared parts in");
+        println!("crates/warpsmith/src/cpu. To see its machine code: objdump -d --demangle of this program.");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let arch = args.arch.unwrap_or_else(default_arch);
+    let chosen = choose(&args.kernel, kernels::variants(&kernel), args.variant, &args.defines)?;
+    let (number, first) = &chosen[0];
+    let header =
+        format!("variant {number} of {}: {}, {}", args.kernel, first.device.function, first.describe());
+    let request = first.request(arch, args.profile.profile());
+    if args.what.source {
+        for (name, value) in &first.defines {
+            println!("#define {name} {value}");
+        }
+        println!("{}", request.program());
+    } else if args.what.ptx {
+        println!("// {header}\n{}", jit::to_ptx(&request)?);
+    } else if args.what.sass {
+        println!("// {header}\n{}", inspect::sass(&jit::get(&request)?.cubin)?);
+    } else {
+        resources(&chosen, arch, args)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn default_arch() -> Arch {
+    let here = Device::best().info().ok().and_then(|info| info.arch);
+    here.unwrap_or(Arch::new(9, 0, true))
+}
+
+/// The variants asked for, with their numbers; at least one.
+fn choose(
+    kernel: &str,
+    variants: Vec<Variant>,
+    number: Option<usize>,
+    defines: &[String],
+) -> Result<Vec<(usize, Variant)>> {
+    let wanted = parse_pairs(defines)?;
+    let count = variants.len();
+    let has = |variant: &Variant, (name, value): &(String, String)| {
+        variant.defines.iter().any(|(known, is)| known == name && is == value)
+    };
+    for pair in &wanted {
+        if !variants.iter().any(|variant| has(variant, pair)) {
+            let mut known: Vec<String> = variants
+                .iter()
+                .flat_map(|variant| variant.defines.iter().map(|(name, value)| format!("{name}={value}")))
+                .collect();
+            known.sort();
+            known.dedup();
+            let expected = format!("one of {}", known.join(", "));
+            return Err(Error::parse(
+                format!("define of {kernel}"),
+                expected,
+                format!("{}={}", pair.0, pair.1),
+            ));
+        }
+    }
+    let chosen: Vec<(usize, Variant)> = variants
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| number.is_none_or(|number| *index == number))
+        .filter(|(_, variant)| wanted.iter().all(|pair| has(variant, pair)))
+        .collect();
+    if chosen.is_empty() {
+        let got = number.map_or_else(|| defines.join(" "), |number| number.to_string());
+        let expected = match number {
+            Some(_) => format!("a number below {count} that has the defines given"),
+            None => "defines that one variant has together".into(),
+        };
+        return Err(Error::parse(format!("variant of {kernel}"), expected, got));
+    }
+    Ok(chosen)
+}
+
+fn resources(chosen: &[(usize, Variant)], arch: Arch, args: &Args) -> Result<()> {
+    let bar = kernels::progress_bar(chosen.len());
+    let compiled = chosen
+        .par_iter()
+        .map(|(_, variant)| {
+            let compiled = jit::get(&variant.request(arch, args.profile.profile()))?;
+            bar.inc(1);
+            Ok(compiled)
+        })
+        .collect::<Result<Vec<_>>>();
+    bar.finish_and_clear();
+    let compiled = compiled?;
+    println!("{} for {arch}, {} of its variants", args.kernel, chosen.len());
+    println!("variant  registers  stack  shared  spilled  function and defines");
+    for ((number, variant), compiled) in chosen.iter().zip(compiled) {
+        let function = variant.device.function;
+        // A source may hold several functions; the kernel launches this one.
+        let Some(used) = inspect::resources(&compiled.cubin)?.into_iter().find(|r| r.function == function)
+        else {
+            return Err(Error::parse(
+                format!("code of variant {number}"),
+                format!("a function `{function}`"),
+                variant.describe(),
+            ));
+        };
+        let spills = inspect::spills(&compiled.log).into_iter().find(|spills| spills.function == function);
+        // Packs keep no log, and only the log tells spills from arrays.
+        let spilled =
+            spills.map_or("?".into(), |spills| (spills.store_bytes + spills.load_bytes).to_string());
+        println!(
+            "{number:7}  {:9}  {:5}  {:6}  {spilled:>7}  {function} {}",
+            used.registers,
+            used.stack_bytes,
+            used.shared_bytes,
+            variant.describe()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_are_chosen_by_number_and_by_defines() {
+        let variants = || kernels::variants(&kernels::find_kernel("rms_norm_row").unwrap().1);
+        let all = variants().len();
+        let choose = |number, defines: &[&str]| {
+            let defines: Vec<String> = defines.iter().map(ToString::to_string).collect();
+            choose("k", variants(), number, &defines)
+        };
+        assert_eq!(choose(None, &[]).unwrap().len(), all);
+        let bf16 = choose(None, &["ELEM=bf16"]).unwrap();
+        assert_eq!(bf16.len() * 3, all);
+        assert!(bf16.iter().all(|(_, variant)| variant.describe().contains("ELEM=bf16")));
+        let number = bf16[1].0;
+        assert_eq!(choose(Some(number), &["ELEM=bf16"]).unwrap().len(), 1);
+        for (number, defines) in [
+            (Some(all), &[][..]),
+            (Some(number), &["ELEM=f32"]),
+            (None, &["ELEM=f64"]),
+            (None, &["ELEM"]),
+            (None, &["ELEM=f32", "ELEM=f16"]),
+        ] {
+            assert!(matches!(choose(number, defines), Err(Error::Parse { .. })), "{number:?} {defines:?}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! `warpsmith explain`: which kernel a call would run, and why.
+
+use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes};
+use std::process::ExitCode;
+use warpsmith::cpu::Tier;
+use warpsmith::device::DeviceInfo;
+use warpsmith::jit::Arch;
+use warpsmith::layout::{Layout, Shape};
+use warpsmith::op::{ArgPlan, Args as OpArgs, Case, OpSpec};
+use warpsmith::registry::Select;
+use warpsmith::tensor::{TensorView, TensorViewMut};
+use warpsmith::{DType, Device, Error, Result};
+
+/// Say which kernel would run a call, how it would be configured, and why the others would not
+///
+/// Nothing is run and no memory is allocated, so any size can be asked about, and with --arch any GPU, whether this
+/// machine has it or not.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The op (see `warpsmith list`)
+    op: String,
+    /// Set a size; can be repeated
+    #[arg(long = "shape", value_name = "SIZE=VALUE", num_args = 1..)]
+    shape: Vec<String>,
+    /// Element type
+    #[arg(long, default_value = "bf16")]
+    dtype: DType,
+    /// Set an option of the op; can be repeated
+    #[arg(long = "set", value_name = "OPTION=VALUE")]
+    options: Vec<String>,
+    /// Give this optional argument; can be repeated
+    #[arg(long = "with", value_name = "ARGUMENT")]
+    with: Vec<String>,
+    /// A device of this machine: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
+    #[arg(long, conflicts_with = "arch")]
+    device: Option<Device>,
+    /// A GPU architecture instead, such as 90a, whether this machine has it or not
+    #[arg(long)]
+    arch: Option<Arch>,
+    /// Number of multiprocessors of the GPU of --arch [default: that of a typical card]
+    #[arg(long, requires = "arch")]
+    units: Option<usize>,
+    /// Ask about this kernel
+    #[arg(long)]
+    kernel: Option<String>,
+    /// Also consider kernels whose results depend on the rest of the batch
+    #[arg(long)]
+    allow_batch_variant: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith explain rms_norm
+  warpsmith explain rms_norm --shape num_tokens=1 hidden=65536 --dtype f32 --device cpu
+  warpsmith explain layer_norm --with weight --with bias --arch 80
+  warpsmith explain layer_norm_backward --arch 90a --units 78";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let op = find_op(&args.op)?;
+    let spec = op.spec();
+    let mut case = Case::new(spec, args.dtype).sizes(&parse_sizes(spec, &args.shape)?);
+    case.attrs = parse_attrs(spec, &args.options)?;
+    for index in find_args(spec, &args.with, |arg| arg.optional, "optional argument")? {
+        case = case.give(index);
+    }
+    let info = match args.arch {
+        Some(arch) => typical_gpu(arch, args.units),
+        None => args.device.unwrap_or_else(Device::best).info()?,
+    };
+    let call = imagine(spec, &op.plan(&case), info.device)?;
+    let select = Select { kernel: args.kernel.clone(), allow_batch_variant: args.allow_batch_variant };
+    let cost = op.cost(&call, &case.attrs)?;
+    let explanation = op.explain(&call, &case.attrs, &info, &select)?;
+
+    println!("{} {} {}", spec.name, case.name(spec), case.dtype);
+    println!("on {}", info.name);
+    println!("\nruns {}: {}", explanation.kernel, explanation.reason);
+    if !explanation.config.is_empty() {
+        println!("  {}", explanation.config);
+    }
+    for (kernel, why) in &explanation.others {
+        println!("not {kernel}: {why}");
+    }
+    println!(
+        "\nat least {} of memory traffic, {} operations",
+        amount(cost.bytes, "B"),
+        amount(cost.flops, "")
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The call a plan describes, with tensors that have addresses but no memory.
+fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> Result<OpArgs<'static>> {
+    // As far apart and as aligned as an allocator would place them.
+    const ALIGN: usize = 256;
+    let mut address = 1usize << 32;
+    let mut call = OpArgs::new(spec);
+    for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
+        let Some(plan) = plan else { continue };
+        let layout = Layout::contiguous(Shape::new(&plan.shape)?);
+        let next = layout.span().checked_mul(plan.dtype.size()).and_then(|bytes| address.checked_add(bytes));
+        let next = next.and_then(|end| end.checked_next_multiple_of(ALIGN)).ok_or_else(|| {
+            Error::argument(spec.name, arg.name, "a shape that can be addressed", format!("{:?}", plan.shape))
+        })?;
+        call = if arg.is_output() {
+            // SAFETY: the call is only checked and explained, which looks at shapes and addresses and never at
+            // what lies there.
+            call.output(index, unsafe { TensorViewMut::from_raw(address, plan.dtype, layout, device) })
+        } else {
+            // SAFETY: as above.
+            call.input(index, unsafe { TensorView::from_raw(address, plan.dtype, layout, device) })
+        };
+        address = next;
+    }
+    Ok(call)
+}
+
+/// A card of an architecture: name, multiprocessors, kilobytes of shared memory of a block, megabytes of L2.
+const CARDS: [(i32, &str, usize, usize, usize); 11] = [
+    (60, "Tesla P100", 56, 48, 4),
+    (61, "GeForce GTX 1080", 20, 48, 2),
+    (70, "Tesla V100", 80, 96, 6),
+    (75, "Tesla T4", 40, 64, 4),
+    (80, "A100", 108, 163, 40),
+    (86, "GeForce RTX 3090", 82, 99, 6),
+    (89, "L40S", 142, 99, 48),
+    (90, "H200", 132, 227, 50),
+    (100, "B200", 148, 227, 126),
+    (103, "B300", 148, 227, 126),
+    (120, "GeForce RTX 5090", 170, 99, 96),
+];
+
+/// A GPU of this architecture as one usually meets it; unknown ones are like the newest known before them.
+fn typical_gpu(arch: Arch, units: Option<usize>) -> DeviceInfo {
+    let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
+    let &(_, card, typical_units, shared_kib, l2_mib) = known;
+    let units = units.unwrap_or(typical_units);
+    DeviceInfo {
+        device: Device::Cuda(0),
+        // Not the name of a device: choices tuned on one must not answer for an imagined one.
+        name: format!("an imagined {arch} with {units} multiprocessors, otherwise like {card}"),
+        tier: Tier::Portable,
+        arch: Some(arch),
+        units,
+        shared_per_block: shared_kib << 10,
+        cache_bytes: l2_mib << 20,
+    }
+}
+
+/// A number with a decimal prefix: `268.4 MB`.
+fn amount(value: f64, unit: &str) -> String {
+    let prefixes = ["", "k", "M", "G", "T", "P", "E"];
+    let mut scaled = value;
+    let mut index = 0;
+    while scaled >= 1000.0 && index + 1 < prefixes.len() {
+        scaled /= 1000.0;
+        index += 1;
+    }
+    let digits = if index == 0 { 0 } else { 1 };
+    format!("{scaled:.digits$} {}{unit}", prefixes[index]).trim_end().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_short() {
+        assert_eq!(amount(0.0, "B"), "0 B");
+        assert_eq!(amount(999.0, ""), "999");
+        assert_eq!(amount(268_435_456.0, "B"), "268.4 MB");
+        assert_eq!(amount(1e30, "B"), "1000000000000.0 EB");
+    }
+
+    #[test]
+    fn every_bench_case_of_every_op_can_be_imagined() {
+        let info = typical_gpu("90a".parse().unwrap(), None);
+        assert_eq!((info.units, info.arch.unwrap().to_string()), (132, "sm_90a".to_string()));
+        for op in warpsmith::ops::ALL {
+            for case in op.bench_cases() {
+                let call = imagine(op.spec(), &op.plan(&case), Device::Cuda(0)).unwrap();
+                let found = op.explain(&call, &case.attrs, &info, &Select::default()).unwrap();
+                assert_eq!(found.others.len() + 1, op.kernels().len());
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_memory_are_errors_not_panics() {
+        let op = find_op("rms_norm").unwrap();
+        let case = Case::new(op.spec(), DType::F32).sizes(&[1 << 48, 1 << 48]);
+        assert!(imagine(op.spec(), &op.plan(&case), Device::Cpu).is_err());
+        let case = Case::new(op.spec(), DType::F32).sizes(&[1 << 30, 1 << 29]).give(1).give(2).give(4);
+        assert!(imagine(op.spec(), &op.plan(&case), Device::Cpu).is_ok());
+        assert_eq!(typical_gpu("52".parse().unwrap(), Some(7)).units, 7);
+    }
+}

@@ -1,0 +1,134 @@
+//! `warpsmith list`: the ops and their kernels.
+
+use crate::inputs::find_op;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use warpsmith::op::{AttrKind, AttrSpec};
+use warpsmith::registry::{AnyOp, KernelInfo};
+use warpsmith::{Result, ops};
+
+/// List the ops, or show one with its arguments, options, sizes and kernels
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Show this op in full
+    op: Option<String>,
+    /// Print JSON: every op in full, or the one named
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith list                 one line for each op
+  warpsmith list rms_norm        everything about rms_norm
+  warpsmith list --json | jq '.[] | .kernels[].name'";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match (&args.op, args.json) {
+        (Some(name), true) => println!("{:#}", describe(find_op(name)?)),
+        (Some(name), false) => show(find_op(name)?),
+        (None, true) => println!("{:#}", ops::ALL.iter().map(|op| describe(*op)).collect::<Value>()),
+        (None, false) => overview(),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn overview() {
+    let width = ops::ALL.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
+    for op in ops::ALL {
+        let kernels = op.kernels();
+        let cuda = kernels.iter().filter(|kernel| kernel.cuda.is_some()).count();
+        let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);
+        println!("{:width$}  {}  ({count})", op.spec().name, op.spec().summary);
+    }
+}
+
+fn show(op: &dyn AnyOp) {
+    let spec = op.spec();
+    println!("{}: {}", spec.name, spec.summary);
+    let (outputs, inputs): (Vec<_>, Vec<_>) = spec.args.iter().partition(|arg| arg.is_output());
+    for (title, args) in [("inputs", inputs), ("outputs", outputs)] {
+        let rows = args.iter().map(|arg| {
+            let optional = if arg.optional { "optional" } else { "" };
+            vec![arg.name.into(), optional.into(), arg.doc.into()]
+        });
+        section(title, rows.collect());
+    }
+    section("options", spec.attrs.iter().map(option_row).collect());
+    let rows = spec.sizes.iter().map(|s| vec![s.name.into(), format!("default {}", s.default), s.doc.into()]);
+    section("sizes", rows.collect());
+    let rows = op.kernels().into_iter().map(|kernel| {
+        let batch = if kernel.batch_invariant { "batch-invariant" } else { "depends on the batch" };
+        vec![kernel.name.into(), runs_on(&kernel), batch.into()]
+    });
+    section("kernels, preferred first", rows.collect());
+}
+
+fn option_row(attr: &AttrSpec) -> Vec<String> {
+    vec![attr.name.into(), format!("default {} ({})", default_of(attr), attr.kind), attr.doc.into()]
+}
+
+fn default_of(attr: &AttrSpec) -> String {
+    match attr.kind {
+        AttrKind::Float(value) => value.to_string(),
+        AttrKind::Int(value) => value.to_string(),
+        AttrKind::Bool(value) => value.to_string(),
+        AttrKind::Choice(names) => names.first().copied().unwrap_or_default().into(),
+    }
+}
+
+fn runs_on(kernel: &KernelInfo) -> String {
+    match (kernel.cuda, kernel.tier) {
+        (Some(cuda), _) => format!("CUDA, {} or newer", cuda.min_arch),
+        (None, Some(tier)) => format!("CPU, {tier}"),
+        (None, None) => String::new(),
+    }
+}
+
+/// Rows under a title, in columns; nothing if there are none.
+fn section(title: &str, rows: Vec<Vec<String>>) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\n{title}:");
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| rows.iter().filter_map(|row| Some(row.get(column)?.len())).max().unwrap_or(0))
+        .collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).filter(|(_, width)| **width > 0);
+        let line: Vec<String> = cells.map(|(cell, width)| format!("{cell:width$}")).collect();
+        println!("  {}", line.join("  ").trim_end());
+    }
+}
+
+fn describe(op: &dyn AnyOp) -> Value {
+    let spec = op.spec();
+    let args = spec.args.iter().map(|arg| {
+        json!({ "name": arg.name, "output": arg.is_output(), "optional": arg.optional, "doc": arg.doc })
+    });
+    let options = spec.attrs.iter().map(|attr| {
+        json!({ "name": attr.name, "type": attr.kind.to_string(), "default": default_of(attr), "doc": attr.doc })
+    });
+    let sizes = spec.sizes.iter().map(|s| json!({ "name": s.name, "default": s.default, "doc": s.doc }));
+    let kernels = op.kernels().into_iter().map(|kernel| {
+        json!({
+            "name": kernel.name,
+            "device": if kernel.cuda.is_some() { "cuda" } else { "cpu" },
+            "tier": kernel.tier.map(|tier| tier.name()),
+            "min_arch": kernel.cuda.map(|cuda| cuda.min_arch.to_string()),
+            "variants": crate::kernels::variants(&kernel).len(),
+            "batch_invariant": kernel.batch_invariant,
+            "source_hash": kernel.source_hash(spec.name),
+        })
+    });
+    json!({
+        "name": spec.name,
+        "summary": spec.summary,
+        "args": args.collect::<Value>(),
+        "options": options.collect::<Value>(),
+        "sizes": sizes.collect::<Value>(),
+        "kernels": kernels.collect::<Value>(),
+    })
+}

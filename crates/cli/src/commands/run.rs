@@ -1,0 +1,181 @@
+//! `warpsmith run`: an op on tensors from a file.
+
+use crate::inputs::{find_args, find_op, parse_attrs};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView as StoredView};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use warpsmith::op::Args as OpArgs;
+use warpsmith::registry::Select;
+use warpsmith::{DType, Device, Error, Result, Tensor, infer};
+
+/// Run an op on the tensors of a safetensors file and write its results to another
+///
+/// The file holds one tensor for each input, named as `warpsmith list OP` names them; inputs marked optional may be
+/// left out. Results are written under the names of the outputs. So any other framework can be compared with:
+/// save the inputs there, run here, load the results there.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The op (see `warpsmith list`)
+    op: String,
+    /// File with the inputs
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// File to write the outputs to
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    /// Set an option of the op; can be repeated
+    #[arg(long = "set", value_name = "OPTION=VALUE")]
+    options: Vec<String>,
+    /// Also compute this optional output; can be repeated
+    #[arg(long, value_name = "OUTPUT")]
+    want: Vec<String>,
+    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
+    #[arg(long)]
+    device: Option<Device>,
+    /// Use this kernel or fail (see `warpsmith explain`)
+    #[arg(long)]
+    kernel: Option<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith run rms_norm --input in.safetensors --output out.safetensors --set eps=1e-5
+  warpsmith run rms_norm --input in.safetensors --output out.safetensors --want sum   (with a residual)
+
+From Python:
+  safetensors.torch.save_file({\"x\": x, \"weight\": w}, \"in.safetensors\")
+  subprocess.run([\"warpsmith\", \"run\", \"rms_norm\", \"--input\", \"in.safetensors\", \"--output\", \"out.safetensors\"])
+  out = safetensors.torch.load_file(\"out.safetensors\")[\"out\"]";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let op = find_op(&args.op)?;
+    let spec = op.spec();
+    let attrs = parse_attrs(spec, &args.options)?;
+    let wanted = find_args(spec, &args.want, |arg| arg.is_output() && arg.optional, "optional output")?;
+    let device = args.device.unwrap_or_else(Device::best);
+
+    let inputs = read(&args.input, device)?;
+    let mut call = OpArgs::new(spec);
+    for (name, tensor) in &inputs {
+        let readable: Vec<&str> = spec.args.iter().filter(|a| !a.is_output()).map(|a| a.name).collect();
+        let index =
+            spec.args.iter().position(|arg| !arg.is_output() && arg.name == name).ok_or_else(|| {
+                let expected = format!("tensors named {}", readable.join(", "));
+                Error::argument(spec.name, name, expected, format!("`{name}` in {}", args.input.display()))
+            })?;
+        call = call.input(index, tensor.view());
+    }
+    let mut outputs = infer::outputs(&call, &attrs, &wanted)?
+        .into_iter()
+        .map(|output| output.map(|(shape, dtype)| Tensor::empty(&shape, dtype, device)).transpose())
+        .collect::<Result<Vec<Option<Tensor>>>>()?;
+    for (index, output) in outputs.iter_mut().enumerate() {
+        if let Some(tensor) = output {
+            call = call.output(index, tensor.view_mut());
+        }
+    }
+    let select = Select { kernel: args.kernel.clone(), allow_batch_variant: args.kernel.is_some() };
+    let stream = device.default_stream()?;
+    let kernel = op.run(&call, &attrs, &stream, &select)?;
+    stream.synchronize()?;
+
+    let named = spec.args.iter().zip(&outputs).filter_map(|(arg, out)| Some((arg.name, out.as_ref()?)));
+    let kernel = kernel.unwrap_or("nothing: the outputs are empty");
+    let about = [("op", spec.name.to_string()), ("kernel", kernel.into()), ("device", device.to_string())];
+    write(&args.output, named, about.map(|(name, value)| (name.to_string(), value)).into())?;
+    println!("{} on {device}: ran {kernel}, wrote {}", spec.name, args.output.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tensors of a file, on `device`.
+fn read(path: &Path, device: Device) -> Result<Vec<(String, Tensor)>> {
+    let bytes = std::fs::read(path).map_err(|error| Error::io(path, "read", &error))?;
+    let bad = |what: String| Error::Io { path: path.into(), what };
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|error| bad(format!("not a safetensors file: {error}")))?;
+    let mut tensors = Vec::new();
+    for (name, stored) in file.tensors() {
+        let dtype = DType::ALL.into_iter().find(|dtype| stored_dtype(*dtype) == stored.dtype());
+        let dtype = dtype.ok_or_else(|| {
+            let known: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+            bad(format!("`{name}` is of dtype {:?}; supported are {}", stored.dtype(), known.join(", ")))
+        })?;
+        tensors.push((name, Tensor::from_bytes(stored.data(), stored.shape(), dtype, device)?));
+    }
+    Ok(tensors)
+}
+
+fn write<'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = (&'static str, &'a Tensor)>,
+    about: HashMap<String, String>,
+) -> Result<()> {
+    let data = tensors
+        .map(|(name, tensor)| Ok((name, tensor, tensor.view().to_bytes()?)))
+        .collect::<Result<Vec<_>>>()?;
+    let bad = |error: safetensors::SafeTensorError| Error::Io { path: path.into(), what: error.to_string() };
+    let views = data
+        .iter()
+        .map(|(name, tensor, bytes)| {
+            let view = StoredView::new(stored_dtype(tensor.dtype()), tensor.shape().to_vec(), bytes);
+            Ok((*name, view.map_err(bad)?))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let bytes = safetensors::serialize(views, Some(about)).map_err(bad)?;
+    std::fs::write(path, bytes).map_err(|error| Error::io(path, "write", &error))
+}
+
+/// The name a dtype has in files.
+fn stored_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dtype_survives_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("all.safetensors");
+        let tensors: Vec<Tensor> = DType::ALL
+            .map(|dtype| {
+                Tensor::from_f64(&[1.0, 0.0, 1.0, 1.0, 0.0, 1.0], &[2, 3], dtype, Device::Cpu).unwrap()
+            })
+            .into();
+        write(&path, DType::ALL.iter().map(|d| d.name()).zip(&tensors), HashMap::new()).unwrap();
+        let mut found = read(&path, Device::Cpu).unwrap();
+        found.sort_by_key(|(name, _)| DType::ALL.iter().position(|dtype| dtype.name() == name));
+        assert_eq!(found.len(), DType::ALL.len());
+        for ((name, tensor), dtype) in found.iter().zip(DType::ALL) {
+            assert_eq!((name.as_str(), tensor.dtype(), tensor.shape()), (dtype.name(), dtype, &[2, 3][..]));
+            assert_eq!(tensor.to_f64().unwrap(), [1.0, 0.0, 1.0, 1.0, 0.0, 1.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_a_typed_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        assert!(matches!(read(&path, Device::Cpu), Err(Error::Io { .. })));
+        std::fs::write(&path, b"not tensors").unwrap();
+        assert!(read(&path, Device::Cpu).unwrap_err().to_string().contains("not a safetensors file"));
+        let data = 1.0f64.to_le_bytes();
+        let view = StoredView::new(Dtype::F64, vec![1], &data).unwrap();
+        std::fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
+        let error = read(&path, Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("F64") && error.contains("bf16"), "{error}");
+    }
+}

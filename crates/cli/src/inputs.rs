@@ -1,0 +1,131 @@
+//! What several commands read from their arguments: ops by name, `name=value` pairs, sizes, options.
+
+use warpsmith::jit::Profile;
+use warpsmith::op::{Attrs, OpSpec};
+use warpsmith::registry::AnyOp;
+use warpsmith::{Error, Result, ops};
+
+/// No single size is larger: sums and small multiples of sizes cannot overflow.
+const MAX_SIZE: usize = 1 << 48;
+
+/// The op of a name.
+pub fn find_op(name: &str) -> Result<&'static dyn AnyOp> {
+    ops::find(name).ok_or_else(|| {
+        let known: Vec<&str> = ops::ALL.iter().map(|op| op.spec().name).collect();
+        Error::parse("op", format!("one of {}", known.join(", ")), name)
+    })
+}
+
+/// `name=value` texts as pairs.
+pub fn parse_pairs(texts: &[String]) -> Result<Vec<(String, String)>> {
+    let pair = |text: &String| match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.into(), value.into())),
+        _ => Err(Error::parse("argument", "name=value", text)),
+    };
+    texts.iter().map(pair).collect()
+}
+
+/// The sizes of an op: those given, and the defaults of the others.
+pub fn parse_sizes(spec: &OpSpec, texts: &[String]) -> Result<Vec<usize>> {
+    let mut sizes: Vec<usize> = spec.sizes.iter().map(|size| size.default).collect();
+    for (name, value) in parse_pairs(texts)? {
+        let index = spec.sizes.iter().position(|size| size.name == name).ok_or_else(|| {
+            let known: Vec<&str> = spec.sizes.iter().map(|size| size.name).collect();
+            Error::parse(format!("{}: size", spec.name), format!("one of {}", known.join(", ")), &*name)
+        })?;
+        sizes[index] = value.parse().ok().filter(|size| *size <= MAX_SIZE).ok_or_else(|| {
+            Error::parse(
+                format!("{}: size `{name}`", spec.name),
+                format!("a whole number up to {MAX_SIZE}"),
+                value,
+            )
+        })?;
+    }
+    Ok(sizes)
+}
+
+/// The options of an op: those given, and the defaults of the others.
+pub fn parse_attrs(spec: &OpSpec, texts: &[String]) -> Result<Attrs> {
+    let mut attrs = Attrs::defaults(spec);
+    for (name, value) in parse_pairs(texts)? {
+        attrs.parse(spec, &name, &value)?;
+    }
+    Ok(attrs)
+}
+
+/// The positions of arguments given by name, out of those `eligible` says can be named here.
+pub fn find_args(
+    spec: &'static OpSpec,
+    names: &[String],
+    eligible: impl Fn(&warpsmith::op::ArgSpec) -> bool,
+    what: &str,
+) -> Result<Vec<usize>> {
+    let position = |name: &String| {
+        spec.args.iter().position(|arg| arg.name == name && eligible(arg)).ok_or_else(|| {
+            let known: Vec<&str> = spec.args.iter().filter(|arg| eligible(arg)).map(|arg| arg.name).collect();
+            let known = if known.is_empty() { "nothing: it has none".into() } else { known.join(", ") };
+            Error::parse(format!("{}: {what}", spec.name), format!("one of {known}"), name)
+        })
+    };
+    names.iter().map(position).collect()
+}
+
+/// How device code is compiled.
+#[derive(clap::Args)]
+pub struct ProfileArgs {
+    /// Compile with line numbers, for profilers and sanitizers
+    #[arg(long, conflicts_with = "debug")]
+    lineinfo: bool,
+    /// Compile without optimisation, for debuggers
+    #[arg(long)]
+    debug: bool,
+}
+
+impl ProfileArgs {
+    /// The profile asked for.
+    pub fn profile(&self) -> Profile {
+        match (self.lineinfo, self.debug) {
+            (_, true) => Profile::Debug,
+            (true, false) => Profile::LineInfo,
+            (false, false) => Profile::Release,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn pairs_split_at_the_first_equals_sign() {
+        let pairs = parse_pairs(&texts(&["hidden=64", "expr=a=b"])).unwrap();
+        assert_eq!(pairs, [("hidden".into(), "64".into()), ("expr".into(), "a=b".into())]);
+        for bad in ["hidden", "=64", "hidden=", ""] {
+            assert!(matches!(parse_pairs(&texts(&[bad])), Err(Error::Parse { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_default_and_wrong_ones_are_named() {
+        let spec = find_op("rms_norm").unwrap().spec();
+        assert_eq!(parse_sizes(spec, &texts(&["hidden=64"])).unwrap(), [8192, 64]);
+        let error = parse_sizes(spec, &texts(&["width=64"])).unwrap_err().to_string();
+        assert!(error.contains("num_tokens, hidden") && error.contains("width"), "{error}");
+        for bad in ["hidden=x", "hidden=-1", "hidden=18446744073709551615"] {
+            assert!(parse_sizes(spec, &texts(&[bad])).unwrap_err().to_string().contains("hidden"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_found_among_the_eligible() {
+        let spec = find_op("rms_norm").unwrap().spec();
+        assert_eq!(find_args(spec, &texts(&["weight"]), |arg| arg.optional, "argument").unwrap(), [1]);
+        let error = find_args(spec, &texts(&["x"]), |arg| arg.optional, "argument").unwrap_err().to_string();
+        assert!(error.contains("weight, residual, sum"), "{error}");
+        assert!(find_op("nothing").err().unwrap().to_string().contains("rms_norm"));
+    }
+}

@@ -1,0 +1,104 @@
+//! The device code behind kernels: every variant that can be asked of the compiler.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use warpsmith::jit::{Arch, Profile, Request};
+use warpsmith::registry::{CudaKernel, Defines, KernelInfo};
+use warpsmith::{Error, Result, ops};
+
+/// One specialisation of a device function.
+pub struct Variant {
+    /// The function and its source.
+    pub device: &'static CudaKernel,
+    /// Its compile-time values.
+    pub defines: Defines,
+    prelude: String,
+}
+
+impl Variant {
+    /// What to ask of the compiler.
+    pub fn request(&self, arch: Arch, profile: Profile) -> Request<'_> {
+        Request {
+            prelude: &self.prelude,
+            defines: &self.defines,
+            profile,
+            fast_math: self.device.fast_math,
+            ..Request::new(&self.device.source, arch)
+        }
+    }
+
+    /// `NAME=value` of every define.
+    pub fn describe(&self) -> String {
+        let defines: Vec<String> =
+            self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        defines.join(" ")
+    }
+}
+
+/// Every variant of the device functions of a kernel; none for CPU kernels.
+pub fn variants(kernel: &KernelInfo) -> Vec<Variant> {
+    let of = |device: &'static CudaKernel| {
+        let prelude = (device.prelude)();
+        (device.variants)().into_iter().map(move |defines| Variant {
+            device,
+            defines,
+            prelude: prelude.clone(),
+        })
+    };
+    kernel.cuda.into_iter().chain(kernel.also).flat_map(of).collect()
+}
+
+/// Whether a device function can be compiled for an architecture. One written for an `a` architecture uses
+/// instructions that only `a` architectures have.
+pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {
+    device.min_arch.number() <= arch.number() && (arch.accel || !device.min_arch.accel)
+}
+
+/// The kernel of a name with the name of its op.
+pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
+    let all = ops::ALL.iter().flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
+    let mut known = Vec::new();
+    for (op, kernel) in all {
+        if kernel.name == name {
+            return Ok((op, kernel));
+        }
+        known.push(kernel.name);
+    }
+    Err(Error::parse("kernel", format!("one of {}", known.join(", ")), name))
+}
+
+/// A bar on stderr for work of `total` steps; hidden where stderr is no terminal.
+pub fn progress_bar(total: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (eta {eta}) {msg}");
+    ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_of_all_device_functions_are_listed_and_distinct() {
+        let (op, kernel) = find_kernel("rms_norm_backward_row").unwrap();
+        assert_eq!(op, "rms_norm_backward");
+        let variants = variants(&kernel);
+        let functions: std::collections::HashSet<&str> = variants.iter().map(|v| v.device.function).collect();
+        assert!(functions.contains("norm_backward_row") && functions.contains("norm_backward_sum"));
+        let arch = Arch::new(9, 0, true);
+        let keys: std::collections::HashSet<_> =
+            variants.iter().map(|v| v.request(arch, Profile::Release).key()).collect();
+        assert_eq!(keys.len(), variants.len());
+        assert!(self::variants(&find_kernel("rms_norm_portable").unwrap().1).is_empty());
+        assert!(find_kernel("nothing").err().unwrap().to_string().contains("rms_norm_row"));
+    }
+
+    #[test]
+    fn older_and_plainer_architectures_are_left_out() {
+        let device =
+            |min_arch| CudaKernel { min_arch, ..*find_kernel("rms_norm_row").unwrap().1.cuda.unwrap() };
+        let arch = |text: &str| text.parse::<Arch>().unwrap();
+        assert!(compiles_for(&device(arch("80")), arch("90a")));
+        assert!(!compiles_for(&device(arch("80")), arch("75")));
+        assert!(compiles_for(&device(arch("90a")), arch("90a")));
+        assert!(!compiles_for(&device(arch("90a")), arch("90")));
+    }
+}

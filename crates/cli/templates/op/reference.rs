@@ -1,0 +1,16 @@
+//! The definition of `new_op`.
+
+use super::{ALPHA, X};
+use crate::op::Attrs;
+use crate::reference::{Array, Inputs, Real};
+
+/// out = x * alpha
+pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+    let mut out = inputs[X].clone();
+    // The kernels hold the factor in f32.
+    let alpha = R::of(attrs.f64(ALPHA) as f32 as f64);
+    for value in &mut out.data {
+        *value = *value * alpha;
+    }
+    vec![None, Some(out)]
+}

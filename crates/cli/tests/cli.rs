@@ -1,0 +1,343 @@
+//! The commands end to end, as a user runs them.
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The program with its own cache and none of the caller's settings.
+fn warpsmith(cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_warpsmith"));
+    for name in ["KERNEL_PACK", "DISABLE_JIT", "NUM_THREADS", "CPU_TIER"] {
+        command.env_remove(format!("WARPSMITH_{name}"));
+    }
+    command.env("WARPSMITH_CACHE_DIR", cache);
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    let cache = tempfile::tempdir().unwrap();
+    warpsmith(cache.path()).args(args).output().unwrap()
+}
+
+/// What a command that succeeds prints.
+fn succeeds(args: &[&str]) -> String {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a command that fails with status 1 says.
+fn fails(args: &[&str]) -> String {
+    let output = run(args);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+    assert!(message.starts_with("error: "), "{args:?}: {message}");
+    message
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in:\n{text}"))
+}
+
+/// Whether kernels can be compiled here.
+fn has_nvrtc() -> bool {
+    let found = warpsmith::jit::nvrtc::find().is_ok();
+    if !found {
+        eprintln!("skipped: no NVRTC");
+    }
+    found
+}
+
+#[test]
+fn list_shows_ops_in_text_and_json() {
+    let overview = succeeds(&["list"]);
+    let all = parse(&succeeds(&["list", "--json"]));
+    let all = all.as_array().unwrap();
+    assert_eq!(overview.lines().count(), all.len());
+    for op in all {
+        assert!(overview.contains(op["name"].as_str().unwrap()));
+        assert!(!op["kernels"].as_array().unwrap().is_empty());
+    }
+    let one = succeeds(&["list", "rms_norm"]);
+    for text in ["weight", "optional", "eps", "default 0.000001", "hidden", "rms_norm_row", "CPU, avx2"] {
+        assert!(one.contains(text), "{text} in:\n{one}");
+    }
+    assert_eq!(parse(&succeeds(&["list", "rms_norm", "--json"]))["name"], "rms_norm");
+    assert!(fails(&["list", "nothing"]).contains("rms_norm"));
+}
+
+#[test]
+fn usage_errors_are_status_2_and_help_teaches() {
+    let wrong = [
+        &["unknown"][..],
+        &["explain"],
+        &["explain", "rms_norm", "--dtype", "f99"],
+        &["dump", "k", "--ptx", "--sass"],
+    ];
+    for args in wrong {
+        assert_eq!(run(args).status.code(), Some(2), "{args:?}");
+    }
+    assert!(succeeds(&["--version"]).starts_with("warpsmith "));
+    assert!(succeeds(&["help", "run"]).contains("safetensors.torch.save_file"));
+}
+
+#[test]
+fn a_reader_that_stops_ends_the_program_quietly() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut child = warpsmith(cache.path())
+        .args(["list", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn explain_chooses_for_machines_that_are_not_here() {
+    let text = succeeds(&["explain", "rms_norm", "--arch", "90a", "--with", "weight"]);
+    for part in
+        ["runs rms_norm_row", "not rms_norm_long", "not rms_norm_avx2: runs on the CPU only", "134.2 MB"]
+    {
+        assert!(text.contains(part), "{part} in:\n{text}");
+    }
+    let text =
+        succeeds(&["explain", "rms_norm", "--arch", "80", "--shape", "num_tokens=2", "hidden=1000000"]);
+    assert!(text.contains("runs rms_norm_long"), "{text}");
+    let text =
+        succeeds(&["explain", "layer_norm_backward", "--arch", "90a", "--units", "3", "--with", "dweight"]);
+    assert!(text.contains("3 multiprocessors") && text.contains("groups of rows"), "{text}");
+    let text = succeeds(&["explain", "rms_norm", "--device", "cpu", "--kernel", "rms_norm_portable"]);
+    assert!(text.contains("named by the caller"), "{text}");
+}
+
+#[test]
+fn explain_refuses_what_makes_no_sense() {
+    let on_cpu = |more: &[&str]| fails(&[&["explain", "rms_norm", "--device", "cpu"], more].concat());
+    assert!(on_cpu(&["--dtype", "i64"]).contains("dtype f32 or f16"));
+    assert!(on_cpu(&["--shape", "rows=3"]).contains("num_tokens, hidden"));
+    assert!(on_cpu(&["--set", "eps=-1"]).contains("eps"));
+    assert!(on_cpu(&["--with", "x"]).contains("weight"));
+    assert!(on_cpu(&["--kernel", "nothing"]).contains("no kernel is named"));
+    assert!(
+        on_cpu(&["--shape", "num_tokens=281474976710656", "hidden=281474976710656"]).contains("addressed")
+    );
+}
+
+type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
+
+fn store(path: &Path, tensors: &[Stored<'_>]) {
+    let view = |(name, dtype, shape, data): &'_ Stored<'_>| -> (String, (Dtype, Vec<usize>, Vec<u8>)) {
+        (name.to_string(), (*dtype, shape.to_vec(), data.clone()))
+    };
+    let owned: Vec<_> = tensors.iter().map(view).collect();
+    let views = owned.iter().map(|(name, (dtype, shape, data))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[test]
+fn run_computes_what_the_formula_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    store(
+        &input,
+        &[
+            ("x", Dtype::F32, &[2, 2], floats(&[3.0, 4.0, 1.0, 1.0])),
+            ("residual", Dtype::F32, &[2, 2], floats(&[0.0, 0.0, 1.0, -3.0])),
+            ("weight", Dtype::F32, &[2], floats(&[1.0, 2.0])),
+        ],
+    );
+    let [input, output] = [&input, &output].map(|path| path.to_str().unwrap());
+    let base = ["run", "rms_norm", "--input", input, "--output", output, "--device", "cpu"];
+    let call = |more: &[&'static str]| [&base[..], more].concat();
+    let text = succeeds(&call(&["--want", "sum", "--set", "eps=0", "--kernel", "rms_norm_portable"]));
+    assert!(text.contains("rms_norm_portable"), "{text}");
+
+    let bytes = std::fs::read(output).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let values = |name: &str| -> Vec<f32> {
+        let tensor = file.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &[2, 2][..]));
+        tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    assert_eq!(values("sum"), [3.0, 4.0, 2.0, -2.0]);
+    let rms = 12.5f32.sqrt();
+    for (got, expected) in values("out").iter().zip([3.0 / rms, 8.0 / rms, 1.0, -2.0]) {
+        assert!((got - expected).abs() < 1e-6, "{got} {expected}");
+    }
+    let metadata = SafeTensors::read_metadata(&bytes).unwrap().1;
+    assert_eq!(metadata.metadata().as_ref().unwrap()["kernel"], "rms_norm_portable");
+
+    // Each mistake is named.
+    assert!(fails(&call(&[])).contains("`sum`: expected a tensor, because `residual` is given"));
+    assert!(fails(&call(&["--want", "out"])).contains("one of sum"));
+    assert!(fails(&call(&["--set", "alpha=1"])).contains("eps"));
+    assert!(
+        fails(&call(&["--kernel", "rms_norm_row", "--want", "sum"])).contains("runs on CUDA devices only")
+    );
+}
+
+#[test]
+fn run_names_tensors_that_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let message = |tensors: &[Stored<'_>]| {
+        store(&input, tensors);
+        let [from, to] = [&input, &output].map(|path| path.to_str().unwrap());
+        let message = fails(&["run", "rms_norm", "--input", from, "--output", to, "--device", "cpu"]);
+        assert!(!output.exists(), "nothing is written after an error");
+        message
+    };
+    let x = || ("x", Dtype::F32, &[1, 2][..], floats(&[1.0, 2.0]));
+    assert!(message(&[]).contains("`x`: expected a tensor"));
+    assert!(message(&[x(), ("y", Dtype::F32, &[1], floats(&[1.0]))]).contains("x, weight, residual"));
+    assert!(message(&[x(), ("weight", Dtype::F32, &[1], floats(&[1.0]))]).contains("[hidden=2], got [1]"));
+    assert!(message(&[("x", Dtype::I32, &[1, 2], floats(&[1.0, 2.0]))]).contains("got i32"));
+    assert!(message(&[("x", Dtype::F64, &[1], vec![0; 8])]).contains("F64"));
+    assert!(message(&[("x", Dtype::F32, &[], floats(&[1.0]))]).contains("[..., hidden]"));
+}
+
+#[test]
+fn dump_shows_sources_everywhere_and_code_where_it_can_be_made() {
+    let source = succeeds(&["dump", "rms_norm_row", "--source", "--set", "ELEM=f16"]);
+    for text in ["#define ELEM f16", "struct NormParams", "norm_row("] {
+        assert!(source.contains(text), "{text} in:\n{source}");
+    }
+    assert!(succeeds(&["dump", "rms_norm_avx2"]).contains("src/ops/rms_norm"));
+    assert!(fails(&["dump", "nothing"]).contains("rms_norm_row"));
+    assert!(fails(&["dump", "rms_norm_row", "--set", "ELEM=f64"]).contains("ELEM=bf16"));
+    assert!(fails(&["dump", "rms_norm_row", "--variant", "100000"]).contains("a number below"));
+    if !has_nvrtc() {
+        return;
+    }
+    let table = succeeds(&["dump", "rms_norm_row", "--variant", "1", "--arch", "80"]);
+    let row: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
+    assert_eq!((row[0], row[2], row[4], row[5]), ("1", "0", "0", "norm_row"), "{table}");
+    assert!(row[1].parse::<u32>().unwrap() > 8, "{table}");
+    let ptx = succeeds(&["dump", "rms_norm_row", "--variant", "1", "--ptx", "--lineinfo", "--arch", "90a"]);
+    assert!(ptx.contains(".target sm_90a") && ptx.contains(".loc"), "no line information");
+}
+
+#[test]
+fn packs_are_built_and_used_without_a_compiler() {
+    assert!(fails(&["build-kernels", "--arch", "80", "--op", "nothing", "--out", "x"]).contains("rms_norm"));
+    if !has_nvrtc() {
+        return;
+    }
+    // The op that takes the least time to compile.
+    let list = parse(&succeeds(&["list", "--json"]));
+    let variants = |op: &&Value| -> u64 {
+        op["kernels"].as_array().unwrap().iter().map(|kernel| kernel["variants"].as_u64().unwrap()).sum()
+    };
+    let op = list.as_array().unwrap().iter().min_by_key(variants).unwrap();
+    let name = op["name"].as_str().unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let out = cache.path().join("pack");
+    let build = || {
+        let mut command = warpsmith(cache.path());
+        command.args(["build-kernels", "--arch", "80", "--jobs", "2", "--op", name, "--out"]).arg(&out);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(build().contains(" 0 from the cache"));
+    assert!(build().contains(", 0 compiled"));
+    let output = warpsmith(cache.path()).args(["cache", "ls", "--json"]).output().unwrap();
+    let entries = parse(&String::from_utf8(output.stdout).unwrap());
+    assert_eq!(entries.as_array().unwrap().len() as u64, variants(&op));
+    let output = warpsmith(cache.path()).args(["cache", "clear", "--yes"]).output().unwrap();
+    let cleared = String::from_utf8(output.stdout).unwrap();
+    assert!(cleared.starts_with(&format!("removed {} files", variants(&op))), "{cleared}");
+
+    // From the pack alone: an empty cache and no compiler.
+    let kernel = op["kernels"].as_array().unwrap().iter().find(|kernel| kernel["device"] == "cuda").unwrap();
+    let dump = |arch: &str| {
+        let mut command = warpsmith(cache.path());
+        command.env("WARPSMITH_KERNEL_PACK", &out).env("WARPSMITH_DISABLE_JIT", "1");
+        command.args(["dump", kernel["name"].as_str().unwrap(), "--variant", "0", "--arch", arch]);
+        command.output().unwrap()
+    };
+    assert!(dump("86").status.success(), "{}", String::from_utf8_lossy(&dump("86").stderr));
+    assert!(String::from_utf8_lossy(&dump("90a").stderr).contains("compiling at run time is off"));
+}
+
+#[test]
+fn cache_is_cleared_only_when_told() {
+    assert!(succeeds(&["cache", "ls"]).starts_with("0 kernels"));
+    assert_eq!(parse(&succeeds(&["cache", "ls", "--json"])), Value::Array(Vec::new()));
+    let cache = tempfile::tempdir().unwrap();
+    let refused = warpsmith(cache.path()).args(["cache", "clear"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--yes"));
+    assert!(succeeds(&["cache", "clear", "--yes"]).starts_with("removed 0 files"));
+}
+
+#[test]
+fn doctor_tells_broken_from_missing() {
+    let cache = tempfile::tempdir().unwrap();
+    let examine = |name: &str, value: &str| {
+        let output = warpsmith(cache.path()).args(["doctor", "--json"]).env(name, value).output().unwrap();
+        (output.status.code(), parse(&String::from_utf8(output.stdout).unwrap()))
+    };
+    let about = |findings: &Value, what: &str| -> Value {
+        let mut findings = findings.as_array().unwrap().iter();
+        findings.find(|finding| finding["what"] == what).unwrap().clone()
+    };
+    let (code, healthy) = examine("UNRELATED", "x");
+    assert_eq!(code, Some(0), "{healthy:#}");
+    for what in ["CPU", "CPU tiers", "CPU threads", "kernel cache"] {
+        assert_eq!(about(&healthy, what)["state"], "ok", "{what}");
+    }
+    let wrong = [
+        ("WARPSMITH_CPU_TIER", "sse9", "CPU tiers"),
+        ("WARPSMITH_NUM_THREADS", "many", "CPU threads"),
+        ("WARPSMITH_CACHE_DIR", "/proc/nowhere", "kernel cache"),
+        ("WARPSMITH_KERNEL_PACK", "/nowhere", "kernel pack"),
+    ];
+    for (name, value, what) in wrong {
+        let (code, findings) = examine(name, value);
+        let finding = about(&findings, what);
+        assert_eq!((code, &finding["state"]), (Some(1), &"broken".into()), "{name}");
+        assert_ne!(finding["fix"], "", "{name}");
+    }
+    let text = String::from_utf8(warpsmith(cache.path()).arg("doctor").output().unwrap().stdout).unwrap();
+    assert!(text.starts_with("ok       CPU"), "{text}");
+}
+
+#[test]
+fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let ops = folder.path().join("crates/warpsmith/src/ops");
+    std::fs::create_dir_all(&ops).unwrap();
+    let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../warpsmith/src/ops/mod.rs");
+    std::fs::copy(real, ops.join("mod.rs")).unwrap();
+    // Found from a folder inside the repository.
+    let scaffold = |name: &str| {
+        let mut command = warpsmith(folder.path());
+        command.args(["new-op", name]).current_dir(ops.parent().unwrap()).output().unwrap()
+    };
+    assert!(scaffold("zz_scale").status.success());
+    for file in ["mod.rs", "reference.rs", "cpu.rs", "cuda.rs", "kernel.cu"] {
+        let text = std::fs::read_to_string(ops.join("zz_scale").join(file)).unwrap();
+        assert!(text.contains("zz_scale") || text.contains("ZzScale"), "{file}");
+    }
+    assert_eq!(scaffold("zz_scale").status.code(), Some(1));
+    assert_eq!(scaffold("Bad-Name").status.code(), Some(1));
+    assert!(!ops.join("Bad-Name").exists());
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(succeeds(&["completions", shell]).contains("build-kernels"), "{shell}");
+    }
+}
