@@ -40,3 +40,8 @@ pub use device::{Device, Stream};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
+
+/// The examples of the README, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
