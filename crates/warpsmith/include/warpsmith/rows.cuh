@@ -16,3 +16,18 @@ template <class R> WS_INLINE i64 row_offset(const R& rows, int t, i64 index) {
   }
   return offset + (i64)left * rows.strides[t][0];
 }
+
+// As row_offset for kCount tensors from kFirst on at once: one division a dimension, and little code.
+template <int kFirst, int kCount, class R> WS_INLINE void row_offsets(i64 (&offsets)[kCount], const R& rows, i64 index) {
+#pragma unroll
+  for (int t = 0; t < kCount; ++t) offsets[t] = 0;
+#pragma unroll 1
+  for (int d = rows.rank - 1; d > 0; --d) {
+    i64 q = index / rows.sizes[d];
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) offsets[t] += (index - q * rows.sizes[d]) * rows.strides[kFirst + t][d];
+    index = q;
+  }
+#pragma unroll
+  for (int t = 0; t < kCount; ++t) offsets[t] += index * rows.strides[kFirst + t][0];
+}

@@ -3,10 +3,12 @@
 pub mod layer_norm;
 mod norm;
 pub mod rms_norm;
+pub mod rope;
 pub mod softmax;
 
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
+pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
 
 use crate::dtype::DType;
@@ -20,6 +22,8 @@ pub static ALL: &[&dyn AnyOp] = &[
     &layer_norm::Backward,
     &softmax::Forward,
     &softmax::Backward,
+    &rope::Forward,
+    &rope::Backward,
 ];
 
 /// The op of a name.
