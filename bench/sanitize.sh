@@ -46,7 +46,9 @@ for tool in memcheck racecheck initcheck synccheck; do
     echo "sanitize: $tool finds its planted bug"
 done
 
-cargo build --release -p warpsmith-cli
+if command -v cargo >/dev/null; then
+    cargo build --release -p warpsmith-cli
+fi
 for tool in memcheck racecheck initcheck synccheck; do
     target/release/warpsmith check "$@" --device cuda --sanitizer "$tool" --record
 done
