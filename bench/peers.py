@@ -7,6 +7,7 @@ A row names its case as Warpsmith does, `num_tokens=8192 hidden=4096 +weight eps
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,8 +35,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def build() -> None:
-    """Builds the binary that is measured."""
-    subprocess.run(["cargo", "build", "--release", "-p", "warpsmith-cli"], cwd=ROOT, check=True)
+    """Builds the binary that is measured; a machine without Cargo must have been given it."""
+    if shutil.which("cargo"):
+        subprocess.run(["cargo", "build", "--release", "-p", "warpsmith-cli"], cwd=ROOT, check=True)
 
 
 def warpsmith(*words: str) -> list[dict]:
