@@ -14,7 +14,7 @@ const REACH: usize = 1 << 31;
 /// Rows compared at each place.
 const ROWS: usize = 3;
 /// What outputs hold before a run: NaN in every float type.
-const POISON: [u8; 1 << 20] = [0xff; 1 << 20];
+static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
 /// The tensors of a case with more than 2^31 elements in its largest tensor.
 pub struct Large {
