@@ -1,11 +1,14 @@
 //! Tables and numbers for people.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+
+/// One line under the headings, nothing else: reads well, and survives being pasted.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// A table with these headings; columns from `numbers` on are aligned to the right.
 pub fn new(headings: &[String], numbers: usize) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(STYLE);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(headings);
     for column in table.column_iter_mut().skip(numbers) {

@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if let Some(folder) = folder {
         let mut record = Record::open(&folder, Machine::of(device)?)?;
-        record.ceilings = Some(ceilings);
+        record.set_ceilings(ceilings);
         for m in &measured {
             record.add_timing(Timing::new(m, peers.of(&m.op, &m.case, &m.dtype, &device.to_string())));
         }

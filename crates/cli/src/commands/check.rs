@@ -222,6 +222,9 @@ fn report(args: &Args, results: &[Judged]) {
         }
         return;
     }
+    if results.is_empty() {
+        return;
+    }
     let headings = ["op", "kernel", "passed", "worst", "error", "verdict"].map(String::from);
     let mut table = table::new(&headings, 2);
     for kernel in kernels_of(results) {
@@ -263,6 +266,7 @@ fn kernels_of(results: &[Judged]) -> Vec<&'static str> {
 fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::Path) -> Result<()> {
     let full = !args.select.is_partial() && args.arrangement.is_none();
     let mut record = Record::open(folder, Machine::of(device)?)?;
+    let mut added = false;
     for name in kernels_of(results) {
         let of_kernel: Vec<&Judged> = results.iter().filter(|r| r.kernel.name == name).collect();
         let cases = of_kernel
@@ -270,13 +274,17 @@ fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::P
             .map(|r| CaseRecord::new(r.case.name(r.op.spec()), r.case.dtype.name(), &r.outcome));
         let op = of_kernel[0].op.spec().name;
         let hash = of_kernel[0].kernel.source_hash(op);
-        if !record.add_cases(op, name, &hash, cases.collect(), full) {
+        if record.add_cases(op, name, &hash, cases.collect(), full) {
+            added = true;
+        } else {
             eprintln!(
                 "not recorded: {name} has no full run of its present code yet (`warpsmith check {op} --record`)"
             );
         }
     }
-    eprintln!("recorded in {}", record.save(folder)?.display());
+    if added {
+        eprintln!("recorded in {}", record.save(folder)?.display());
+    }
     Ok(())
 }
 

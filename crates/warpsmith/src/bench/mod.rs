@@ -22,12 +22,6 @@ use crate::proof::{Bulk, free_memory, kernels_on};
 use crate::registry::{AnyOp, Select};
 use serde::{Deserialize, Serialize};
 
-/// Large cases on the CPU rotate over at least this much memory. (No promise of a cold last-level cache: a server's
-/// can hold hundreds of megabytes, shared with others.)
-const HOST_ROTATION: usize = 256 << 20;
-/// Most copies of the tensors on the CPU.
-const MAX_HOST_SETS: usize = 16;
-
 /// How thoroughly to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
@@ -37,22 +31,29 @@ pub struct Settings {
     pub samples: usize,
     /// Bytes of the copy that measures the ceiling, if memory allows.
     pub copy_bytes: usize,
+    /// Bytes over which cases on the CPU rotate, if they do not fit the caches of its cores. No promise of a cold
+    /// last-level cache: a server's can hold hundreds of megabytes, shared with others.
+    pub host_rotation: usize,
 }
 
 impl Settings {
     /// For results that are kept.
     pub fn thorough(device: Device) -> Self {
         match device {
-            Device::Cpu => Settings { seconds: 0.3, samples: 20, copy_bytes: 512 << 20 },
-            Device::Cuda(_) => Settings { seconds: 0.08, samples: 20, copy_bytes: 4 << 30 },
+            Device::Cpu => {
+                Settings { seconds: 0.3, samples: 20, copy_bytes: 512 << 20, host_rotation: 512 << 20 }
+            }
+            Device::Cuda(_) => Settings { seconds: 0.08, samples: 20, copy_bytes: 4 << 30, host_rotation: 0 },
         }
     }
 
     /// For a first look.
     pub fn quick(device: Device) -> Self {
         match device {
-            Device::Cpu => Settings { seconds: 0.06, samples: 5, copy_bytes: 128 << 20 },
-            Device::Cuda(_) => Settings { seconds: 0.02, samples: 10, copy_bytes: 1 << 30 },
+            Device::Cpu => {
+                Settings { seconds: 0.06, samples: 5, copy_bytes: 128 << 20, host_rotation: 128 << 20 }
+            }
+            Device::Cuda(_) => Settings { seconds: 0.02, samples: 10, copy_bytes: 1 << 30, host_rotation: 0 },
         }
     }
 }
@@ -182,10 +183,9 @@ impl Bench {
                 total: free,
             });
         }
-        let (cache, wanted) = rotation(bytes, &info);
+        let (cache, wanted) = rotation(bytes, &info, &settings);
         let fitting = (free / 10 * 8 / (bytes.max(1) as u64)) as usize;
-        let sets = (0..wanted.min(fitting).max(1)).map(|_| Bulk::new(op.spec(), case, &plan, device));
-        let sets = sets.collect::<Result<Vec<Bulk>>>()?;
+        let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
         Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache })
     }
 
@@ -282,10 +282,10 @@ fn select(kernel: Option<&str>) -> Select {
 }
 
 /// State of the cache for a case of this many bytes, and the copies of its tensors that takes.
-fn rotation(bytes: usize, info: &DeviceInfo) -> (Cache, usize) {
+fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usize) {
     match info.device {
         Device::Cpu if bytes < info.cache_bytes * info.units / 2 => (Cache::Warm, 1),
-        Device::Cpu => (Cache::Cold, HOST_ROTATION.div_ceil(bytes).clamp(2, MAX_HOST_SETS)),
+        Device::Cpu => (Cache::Cold, settings.host_rotation.div_ceil(bytes.max(1)).max(2)),
         Device::Cuda(_) if bytes < info.cache_bytes / 8 => (Cache::Warm, 1),
         // One copy is in use; the others must push it out of the cache before its turn comes again.
         Device::Cuda(_) => (Cache::Cold, (3 * info.cache_bytes).div_ceil(bytes.max(1)) + 1),
@@ -303,10 +303,11 @@ mod tests {
     fn a_cold_gpu_case_rotates_over_three_times_the_cache() {
         let cache_bytes = 50 << 20;
         let info = DeviceInfo { device: Device::Cuda(0), cache_bytes, ..DeviceInfo::cpu(Tier::Portable) };
-        assert_eq!(rotation(0, &info), (Cache::Warm, 1));
-        assert_eq!(rotation(1 << 20, &info), (Cache::Warm, 1));
+        let settings = Settings::thorough(info.device);
+        assert_eq!(rotation(0, &info, &settings), (Cache::Warm, 1));
+        assert_eq!(rotation(1 << 20, &info, &settings), (Cache::Warm, 1));
         for bytes in [cache_bytes / 8, 10 << 20, cache_bytes, 8 << 30] {
-            let (cache, sets) = rotation(bytes, &info);
+            let (cache, sets) = rotation(bytes, &info, &settings);
             assert_eq!(cache, Cache::Cold);
             assert!((2..=25).contains(&sets) && (sets - 1) * bytes >= 3 * cache_bytes, "{sets} of {bytes}");
         }
@@ -316,7 +317,7 @@ mod tests {
     fn the_chosen_and_a_named_kernel_are_measured() {
         let op = ops::find("rms_norm").unwrap();
         let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
-        let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20 };
+        let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
         let bench = Bench::new(op, &case, Device::Cpu, Ceilings { copy_gbps: 10.0 }, settings).unwrap();
         let chosen = bench.measure(None).unwrap();
         assert!(bench.kernels().contains(&chosen.kernel.as_str()));

@@ -206,6 +206,11 @@ impl Record {
         }
     }
 
+    /// Sets the ceilings of the run that the timings added now come from.
+    pub fn set_ceilings(&mut self, ceilings: Ceilings) {
+        self.ceilings = Some(Ceilings { copy_gbps: significant(ceilings.copy_gbps, 4) });
+    }
+
     fn drop_stale_timings(&mut self, kernel: &str, source_hash: &str) {
         self.timings.retain(|timing| timing.kernel != kernel || timing.source_hash == source_hash);
     }

@@ -180,7 +180,7 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
         facts.extend(record.machine.driver.iter().map(|version| format!("driver {version}")));
         facts.extend(record.machine.nvrtc.iter().map(|version| format!("NVRTC {version}")));
         facts.extend(record.machine.cpu.iter().map(|cpu| format!("{} threads, {}", cpu.threads, cpu.tier)));
-        facts.extend(record.ceilings.iter().map(|ceilings| format!("copy {:.0} GB/s", ceilings.copy_gbps)));
+        facts.extend(record.ceilings.iter().map(|ceilings| format!("copy {} GB/s", ceilings.copy_gbps)));
         let separator = if out.is_empty() { "" } else { "\n" };
         let _ = writeln!(out, "{separator}{}", facts.join(" · "));
         let _ =
@@ -191,12 +191,13 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
                 Some((name, ms)) => (format!("{name}, {}", time(ms)), format!("{:.2}x", ms / t.ms)),
                 None => ("-".into(), "-".into()),
             };
-            let Timing { op, case, dtype, gbps, .. } = t;
+            let Timing { op, case, dtype, .. } = t;
+            let gbps = if t.gbps < 100.0 { format!("{:.1}", t.gbps) } else { format!("{:.0}", t.gbps) };
             let share = 100.0 * t.limit_ms / t.ms;
             let cached = if t.l2 == crate::bench::Cache::Warm { " (in cache)" } else { "" };
             let _ = writeln!(
                 out,
-                "| {op} | {case} | {dtype} | {} | {gbps:.0} | {share:.0} %{cached} | {peer} | {gain} |",
+                "| {op} | {case} | {dtype} | {} | {gbps} | {share:.0} %{cached} | {peer} | {gain} |",
                 time(t.ms),
             );
         }
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn the_summary_shows_the_largest_case_in_bf16() {
         let mut record = Record::new(Machine { device: "GPU".into(), ..Machine::default() });
-        record.ceilings = Some(Ceilings { copy_gbps: 4281.4 });
+        record.ceilings = Some(Ceilings { copy_gbps: 4281.0 });
         for (op, case, dtype, limit) in [
             ("layer_norm", "n=1", "f32", 0.5),
             ("rms_norm", "n=9", "f32", 9.0),

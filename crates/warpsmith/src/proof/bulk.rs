@@ -39,20 +39,36 @@ pub struct Bulk {
 impl Bulk {
     /// Allocates everything and fills the inputs; done when it returns.
     pub fn new(spec: &'static OpSpec, case: &Case, plan: &[Option<ArgPlan>], device: Device) -> Result<Bulk> {
-        let mut bulk = Bulk { spec, slots: Vec::new(), in_place: case.in_place };
+        Ok(Bulk::copies(spec, case, plan, device, 1)?.swap_remove(0))
+    }
+
+    /// Like [`Bulk::new`], several times with the same values.
+    pub fn copies(
+        spec: &'static OpSpec,
+        case: &Case,
+        plan: &[Option<ArgPlan>],
+        device: Device,
+        count: usize,
+    ) -> Result<Vec<Bulk>> {
+        let empty = || Bulk { spec, slots: Vec::new(), in_place: case.in_place };
+        let mut copies: Vec<Bulk> = (0..count).map(|_| empty()).collect();
         for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
             let Some(plan) = plan else {
-                bulk.slots.push(None);
+                copies.iter_mut().for_each(|bulk| bulk.slots.push(None));
                 continue;
             };
-            let slot = Slot::new(plan, case.arrangement, device)?;
-            if !arg.is_output() {
-                slot.fill(&block(plan, index, slot.layout.span()))?;
+            let mut values = None;
+            for bulk in &mut copies {
+                let slot = Slot::new(plan, case.arrangement, device)?;
+                if !arg.is_output() {
+                    let values = values.get_or_insert_with(|| block(plan, index, slot.layout.span()));
+                    slot.fill(values)?;
+                }
+                bulk.slots.push(Some(slot));
             }
-            bulk.slots.push(Some(slot));
         }
         device.synchronize()?;
-        Ok(bulk)
+        Ok(copies)
     }
 
     /// Bytes that [`Bulk::new`] allocates; `usize::MAX` stands for more than can be addressed.
