@@ -37,6 +37,8 @@ WS_INLINE void gradient(Chunk<T>& dx, const Chunk<T>& y, const Chunk<T>& dout, f
   pack(dx, a);
 }
 
+#if !LONG
+
 // A row in registers: memory is read once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(const SoftmaxBackwardParams p) {
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
@@ -67,6 +69,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(
   }
 }
 
+#else
+
 // As load_chunk, but what is loaded will be needed again: it stays in L2.
 WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int count) {
   if (VECTOR && count > 0) {
@@ -81,7 +85,7 @@ WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int c
 
 // A row of any length, gone through twice: forward for the sum, then backward for the result, so that what was read
 // last, and is still in L2, is read first.
-extern "C" __global__ void __launch_bounds__(LANES) softmax_backward_long(const SoftmaxBackwardParams p) {
+extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(const SoftmaxBackwardParams p) {
   __shared__ float scratch[LANES / 32];
   const RowPointers at(p, blockIdx.x);
   const T zero = from_f32<T>(0.0f);
@@ -120,3 +124,5 @@ extern "C" __global__ void __launch_bounds__(LANES) softmax_backward_long(const 
     }
   }
 }
+
+#endif

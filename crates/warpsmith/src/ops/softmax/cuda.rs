@@ -23,13 +23,13 @@ fn limits(dtype: DType) -> RowLimits {
 
 /// Backward: two tensors, widened to f32 when the sum is known.
 fn backward_limits(dtype: DType) -> RowLimits {
-    RowLimits { wanted_items: 2, max_items: dtype.size(), max_lanes: 1024 }
+    RowLimits { wanted_items: 2, max_items: 2 * dtype.size(), max_lanes: 512 }
 }
 
-/// Rows of any length, forward: `items` chunks in flight at once.
-const LONG: RowTiling = RowTiling { lanes: 1024, rows: 1, items: 4 };
+/// Rows of any length, forward: `items` chunks in flight at once, by as many threads as have registers for them.
+const LONG: RowTiling = RowTiling { lanes: 640, rows: 1, items: 4 };
 /// Backward: as many chunks of two tensors.
-const LONG_BACKWARD: RowTiling = RowTiling { lanes: 1024, rows: 1, items: 2 };
+const LONG_BACKWARD: RowTiling = RowTiling { lanes: 640, rows: 1, items: 2 };
 
 kernel_params! {
     struct SoftmaxParams {
@@ -56,7 +56,8 @@ kernel_params! {
 
 fn defines(dtype: DType, vector: bool, tiling: &RowTiling) -> Defines {
     let mut defines = tiling.defines();
-    defines.extend([element(dtype), flag("VECTOR", vector)]);
+    let long = [LONG, LONG_BACKWARD].contains(tiling);
+    defines.extend([element(dtype), flag("VECTOR", vector), flag("LONG", long)]);
     defines
 }
 

@@ -11,7 +11,8 @@
 // row's bits are the same in any batch.
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread has in flight),
-// VECTOR (rows are dense, 16-byte aligned and whole chunks).
+// VECTOR (rows are dense, 16-byte aligned and whole chunks), LONG (the kernel for rows of any length, else the one
+// that keeps a row in registers).
 
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
@@ -64,6 +65,8 @@ WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], f
   store_chunk<VECTOR>(row, k, step, count, c);
 }
 
+#if !LONG
+
 // A row in registers: memory is read once and each power computed once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
@@ -104,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
   }
 }
 
+#else
+
 // As load_chunk, but what is loaded will be needed again: it stays in L2.
 WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int count) {
   if (VECTOR && count > 0) {
@@ -119,7 +124,7 @@ WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int c
 // A row of any length, gone through twice: forward for the sum, which each thread scales down whenever its pivot
 // rises, then backward for the result, so that what was read last, and is still in L2, is read first. The first
 // p.cached chunks of each thread wait in shared memory and are not read again at all.
-extern "C" __global__ void __launch_bounds__(LANES) softmax_long(const SoftmaxParams p) {
+extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const SoftmaxParams p) {
   __shared__ float scratch[2][LANES / 32];
   extern __shared__ __align__(16) u8 shared[];
   Chunk<T>* cache = (Chunk<T>*)shared + threadIdx.x;
@@ -182,3 +187,5 @@ extern "C" __global__ void __launch_bounds__(LANES) softmax_long(const SoftmaxPa
     }
   }
 }
+
+#endif
