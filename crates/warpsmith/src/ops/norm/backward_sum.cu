@@ -10,7 +10,9 @@ extern "C" __global__ void __launch_bounds__(512) norm_backward_sum(const NormSu
   __shared__ float scratch[16][33];
   const int c = threadIdx.x % 32, r = threadIdx.x / 32;
   begin_kernel();
-  if (!p.out[blockIdx.y]) return;
+  // Indexing the parameters with a variable would copy them all to the stack.
+  ELEM* out = (ELEM*)(blockIdx.y == 0 ? p.out[0] : p.out[1]);
+  if (!out) return;
   const i64 column = (i64)blockIdx.x * 32 + c;
   const float* partial = (const float*)p.partial + (i64)blockIdx.y * p.num_groups * p.hidden;
   float sum = 0.0f;
@@ -21,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(512) norm_backward_sum(const NormSu
   __syncthreads();
   if (r == 0 && column < p.hidden) {
     for (int i = 1; i < 16; ++i) sum += scratch[i][c];
-    ELEM* out = (ELEM*)p.out[blockIdx.y];
-    out[column * p.step[blockIdx.y]] = from_f32<ELEM>(sum);
+    const i64 step = blockIdx.y == 0 ? p.step[0] : p.step[1];
+    out[column * step] = from_f32<ELEM>(sum);
   }
 }
