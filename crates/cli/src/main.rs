@@ -3,6 +3,8 @@
 mod commands;
 mod inputs;
 mod kernels;
+mod select;
+mod table;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -31,7 +33,11 @@ Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(commands::demo::Args),
     List(commands::list::Args),
+    Check(commands::check::Args),
+    Bench(commands::bench::Args),
+    Evidence(commands::evidence::Args),
     Run(commands::run::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
@@ -45,7 +51,11 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<ExitCode> {
         match self {
+            Command::Demo(args) => commands::demo::run(args),
             Command::List(args) => commands::list::run(args),
+            Command::Check(args) => commands::check::run(args),
+            Command::Bench(args) => commands::bench::run(args),
+            Command::Evidence(args) => commands::evidence::run(args),
             Command::Run(args) => commands::run::run(args),
             Command::Explain(args) => commands::explain::run(args),
             Command::Dump(args) => commands::dump::run(args),

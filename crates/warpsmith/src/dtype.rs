@@ -137,8 +137,8 @@ impl DType {
     pub fn write(self, value: f64, bytes: &mut [u8]) {
         match self {
             DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),
-            DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
-            DType::BF16 => bytes[..2].copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
+            DType::F16 => bytes[..2].copy_from_slice(&f16::from_f32(toward_odd(value)).to_ne_bytes()),
+            DType::BF16 => bytes[..2].copy_from_slice(&bf16::from_f32(toward_odd(value)).to_ne_bytes()),
             DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(value).to_bits(),
             DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(value).to_bits(),
             DType::I64 => bytes[..8].copy_from_slice(&(value as i64).to_ne_bytes()),
@@ -147,6 +147,18 @@ impl DType {
             DType::Bool => bytes[0] = (value != 0.0) as u8,
         }
     }
+}
+
+/// `value` in f32, rounded so that rounding it once more to a type of at most 22 bits gives what rounding `value`
+/// itself would: truncated, with the last bit set if anything was cut off.
+fn toward_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) == value || value.is_nan() {
+        return nearest;
+    }
+    let beyond = f64::from(nearest).abs() > value.abs();
+    let truncated = if beyond { f32::from_bits(nearest.to_bits() - 1) } else { nearest };
+    f32::from_bits(truncated.to_bits() | 1)
 }
 
 impl std::fmt::Display for DType {

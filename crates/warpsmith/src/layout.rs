@@ -87,11 +87,8 @@ impl Layout {
             return bad("strides of zero or more");
         }
         let mut layout = Layout::contiguous(shape);
-        for d in 0..shape.len() {
-            if shape[d] > 1 {
-                layout.strides[d] = strides[d];
-            }
-        }
+        layout.strides[..shape.len()].copy_from_slice(strides);
+        let layout = layout.canonical();
         let reach = (0..shape.len()).try_fold(0i128, |sum, d| {
             (shape[d] as i128 - 1).max(0).checked_mul(layout.strides[d] as i128).map(|x| sum + x)
         });
@@ -170,7 +167,7 @@ impl Layout {
             out.shape.dims[to] = self.shape.dims[from];
             out.strides[to] = self.strides[from];
         }
-        out
+        out.canonical()
     }
 
     /// `len` indices of dimension `dim` from `start`, and the offset of the first element. `None` if out of range.
@@ -182,7 +179,17 @@ impl Layout {
         out.shape.dims[dim] = len;
         // An empty view must not point past the end of its memory.
         let offset = if out.numel() == 0 { 0 } else { start * self.strides[dim] as usize };
-        Some((out, offset))
+        Some((out.canonical(), offset))
+    }
+
+    /// With the strides that mean nothing, those of dimensions of at most one index, as if contiguous: layouts of
+    /// the same elements are then equal.
+    fn canonical(self) -> Layout {
+        let mut out = Layout::contiguous(self.shape);
+        for d in (0..self.rank()).filter(|&d| self.shape[d] > 1) {
+            out.strides[d] = self.strides[d];
+        }
+        out
     }
 
     /// The same elements seen with another shape; `None` unless contiguous with equal element counts.

@@ -10,6 +10,7 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
+pub mod bench;
 pub mod call;
 pub mod check;
 pub mod cpu;
@@ -19,6 +20,7 @@ pub mod device;
 pub mod dtype;
 pub mod env;
 pub mod error;
+pub mod evidence;
 pub mod infer;
 pub mod jit;
 pub mod layout;
@@ -38,3 +40,8 @@ pub use device::{Device, Stream};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use tensor::{Tensor, TensorView, TensorViewMut};
+
+/// The examples of the README, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

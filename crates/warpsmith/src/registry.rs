@@ -10,7 +10,8 @@ use crate::reference::{Array, Inputs, Naive, Random, Real, with_stored};
 use crate::storage::Storage;
 use crate::tuned;
 use std::fmt;
-use std::hash::{Hash, Hasher};
+#[cfg(feature = "cuda")]
+use std::hash::Hash;
 
 /// Why a kernel cannot run a problem.
 pub type Why = String;
@@ -474,7 +475,9 @@ fn device_info(device: Device) -> Result<&'static DeviceInfo> {
 }
 
 /// A hash for in-process tables.
+#[cfg(feature = "cuda")]
 pub(crate) fn quick_hash(value: &impl Hash) -> u64 {
+    use std::hash::Hasher;
     let mut hasher = std::hash::DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()

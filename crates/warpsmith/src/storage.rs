@@ -33,12 +33,7 @@ impl HostBuffer {
                 len,
             });
         }
-        let out_of_memory = || Error::OutOfMemory {
-            device: "cpu".into(),
-            requested: len as u64,
-            free: 0,
-            total: host_memory(),
-        };
+        let out_of_memory = || host_out_of_memory(len);
         let layout = AllocLayout::from_size_align(len, HOST_ALIGNMENT).map_err(|_| out_of_memory())?;
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
@@ -58,6 +53,11 @@ impl Drop for HostBuffer {
             }
         }
     }
+}
+
+/// The error of a host allocation of `bytes` that failed.
+pub(crate) fn host_out_of_memory(bytes: usize) -> Error {
+    Error::OutOfMemory { device: "cpu".into(), requested: bytes as u64, free: 0, total: host_memory() }
 }
 
 fn host_memory() -> u64 {

@@ -110,7 +110,9 @@ impl Tensor {
     pub fn randn(shape: &[usize], dtype: DType, device: Device, seed: u64) -> Result<Tensor> {
         let count = Shape::new(shape)?.numel();
         let mut rng = crate::random::Random::new(seed);
-        let values: Vec<f64> = (0..count).map(|_| rng.normal()).collect();
+        let mut values: Vec<f64> = Vec::new();
+        values.try_reserve_exact(count).map_err(|_| crate::storage::host_out_of_memory(count * 8))?;
+        values.extend((0..count).map(|_| rng.normal()));
         Tensor::from_f64(&values, shape, dtype, device)
     }
 

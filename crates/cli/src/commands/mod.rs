@@ -1,10 +1,14 @@
 //! The commands, a file each: `Args` is its command line, `run` does it.
 
+pub mod bench;
 pub mod build_kernels;
 pub mod cache;
+pub mod check;
 pub mod completions;
+pub mod demo;
 pub mod doctor;
 pub mod dump;
+pub mod evidence;
 pub mod explain;
 pub mod list;
 pub mod new_op;

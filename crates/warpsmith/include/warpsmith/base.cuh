@@ -17,6 +17,16 @@ struct f8e5m2 { u8 bits; };
 
 #define WS_INLINE __device__ __forceinline__
 
+// The first statement of every kernel. Launches overlap on Hopper and later: a kernel may start while the one
+// before it in the stream still runs, so that its blocks are in place when that one ends. Nothing may be read or
+// written before this returns; and the next kernel may start in its turn.
+WS_INLINE void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 WS_INLINE u32 float_bits(float x) { return __float_as_uint(x); }
 WS_INLINE float bits_float(u32 x) { return __uint_as_float(x); }
 

@@ -14,12 +14,21 @@ template <class T> struct alignas(16) Chunk {
   WS_INLINE Chunk() {}
 };
 
-// Data that is touched once goes past L1 and leaves L2 first.
-WS_INLINE void load_words(u32 (&w)[4], const void* p) {
-  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+// Never `.nc`: outputs may be written in place of inputs, and launches overlap. Which of plain and evict-first
+// (`.cs`) accesses is faster depends on the mix of reads and writes; kernels choose as measured.
+template <bool kStreaming = false> WS_INLINE void load_words(u32 (&w)[4], const void* p) {
+  if (kStreaming)
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+  else
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
 }
-WS_INLINE void store_words(void* p, const u32 (&w)[4]) {
-  asm volatile("st.global.cs.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
+template <bool kStreaming = false> WS_INLINE void store_words(void* p, const u32 (&w)[4]) {
+  if (kStreaming)
+    asm volatile("st.global.cs.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
+  else
+    asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
 }
 
 template <class T> WS_INLINE void unpack(float (&out)[kVec<T>], const Chunk<T>& c) {
@@ -42,14 +51,18 @@ template <> WS_INLINE void pack<f16>(Chunk<f16>& c, const float (&in)[8]) {
 }
 #endif
 
-// Loads the `count` elements (at most kVec) that start `at` elements into a row; the rest become `fill`.
-// kVector: the row is dense and its start and length are multiples of 16 bytes, so chunks are whole and aligned.
-// Otherwise elements are `step` apart and are fetched one by one.
-template <bool kVector, class T>
+// What is known of rows, as the value of kVector below.
+constexpr int kAny = 0;      // elements may be apart and start anywhere: they are moved one by one
+constexpr int kAligned = 1;  // dense, and start and length are multiples of 16 bytes: chunks are whole or absent
+constexpr int kExact = 2;    // aligned, and every chunk a thread owns exists: nothing is checked
+
+// Loads the `count` elements (at most kVec) that start `at` elements into a row, `step` apart; the rest become
+// `fill`.
+template <int kVector, bool kStreaming = false, class T>
 WS_INLINE void load_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count, T fill) {
   if (kVector) {
-    if (count > 0) {
-      load_words(c.words, row + at);
+    if (kVector == kExact || count > 0) {
+      load_words<kStreaming>(c.words, row + at);
     } else {
 #pragma unroll
       for (int i = 0; i < kVec<T>; ++i) c.items[i] = fill;
@@ -60,10 +73,10 @@ WS_INLINE void load_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count
   }
 }
 
-template <bool kVector, class T>
+template <int kVector, bool kStreaming = false, class T>
 WS_INLINE void store_chunk(T* row, i64 at, i64 step, int count, const Chunk<T>& c) {
   if (kVector) {
-    if (count > 0) store_words(row + at, c.words);
+    if (kVector == kExact || count > 0) store_words<kStreaming>(row + at, c.words);
   } else {
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i)
@@ -72,12 +85,10 @@ WS_INLINE void store_chunk(T* row, i64 at, i64 step, int count, const Chunk<T>& 
 }
 
 // As load_chunk, for small data that every row uses again (weights, biases): kept in the caches.
-template <bool kVector, class T> WS_INLINE void load_cached_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count) {
+template <int kVector, class T> WS_INLINE void load_cached_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count) {
   if (kVector) {
-    if (count > 0)
-      asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-          : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
-          : "l"(row + at));
+    if (kVector == kExact || count > 0)
+      load_words(c.words, row + at);
   } else {
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i)

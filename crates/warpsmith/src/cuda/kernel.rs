@@ -11,17 +11,21 @@ use std::sync::{LazyLock, RwLock};
 
 /// The compiled functions in use, by device, source and defines: after the first call of a configuration neither
 /// the compiler's key nor any file is looked at again.
-static READY: LazyLock<RwLock<HashMap<u64, &'static Function>>> = LazyLock::new(Default::default);
+static READY: LazyLock<RwLock<HashMap<u64, Ready>>> = LazyLock::new(Default::default);
+
+/// A function ready to be launched.
+#[derive(Clone, Copy)]
+struct Ready {
+    function: &'static Function,
+    /// Whether it may start before the kernel ahead of it has ended: it waits by itself, with `begin_kernel`.
+    overlaps: bool,
+}
 
 /// The function of `kernel` specialised by `defines` on a device.
-pub fn function(
-    context: &'static Context,
-    kernel: &'static CudaKernel,
-    defines: &Defines,
-) -> Result<&'static Function> {
+fn ready(context: &'static Context, kernel: &'static CudaKernel, defines: &Defines) -> Result<Ready> {
     let id = quick_hash(&(context.ordinal(), std::ptr::from_ref(kernel) as usize, defines));
-    if let Some(function) = READY.read().unwrap_or_else(|e| e.into_inner()).get(&id) {
-        return Ok(function);
+    if let Some(ready) = READY.read().unwrap_or_else(|e| e.into_inner()).get(&id) {
+        return Ok(*ready);
     }
     let props = context.info();
     let prelude = (kernel.prelude)();
@@ -34,9 +38,12 @@ pub fn function(
     };
     let compiled = jit::get(&request)?;
     let module = Module::get(context, &compiled.key.to_string(), &compiled.cubin)?;
-    let function = module.function(kernel.function)?;
-    READY.write().unwrap_or_else(|e| e.into_inner()).insert(id, function);
-    Ok(function)
+    let ready = Ready {
+        function: module.function(kernel.function)?,
+        overlaps: props.major >= 9 && kernel.source.code.contains("begin_kernel();"),
+    };
+    READY.write().unwrap_or_else(|e| e.into_inner()).insert(id, ready);
+    Ok(ready)
 }
 
 /// Launches the call's CUDA kernel.
@@ -70,7 +77,8 @@ pub unsafe fn run_part<P, T: CType>(
         return Err(Error::parse("stream", "a CUDA stream", "the host stream"));
     };
     let stream: &Stream = stream;
-    let function = function(stream.context(), kernel, defines)?;
+    let ready = ready(stream.context(), kernel, defines)?;
+    let config = LaunchConfig { pdl: config.pdl || ready.overlaps, ..*config };
     // SAFETY: passed on.
-    unsafe { super::launch(function, stream, config, params) }
+    unsafe { super::launch(ready.function, stream, &config, params) }
 }

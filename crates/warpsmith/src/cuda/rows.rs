@@ -78,6 +78,15 @@ impl RowTiling {
         all
     }
 
+    /// What the device code may take for granted about rows of this tiling: see `VECTOR` in `vec.cuh`.
+    pub fn vector_level(&self, hidden: usize, dtype: DType, vector_rows: bool) -> u8 {
+        match vector_rows {
+            false => 0,
+            true if hidden * dtype.size() == self.lanes * self.items * 16 => 2,
+            true => 1,
+        }
+    }
+
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         (self.lanes * self.rows) as u32

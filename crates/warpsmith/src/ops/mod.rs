@@ -3,16 +3,28 @@
 pub mod layer_norm;
 mod norm;
 pub mod rms_norm;
+pub mod rope;
+pub mod softmax;
 
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
+pub use rope::{Rope, RopeBackward};
+pub use softmax::{Softmax, SoftmaxBackward};
 
 use crate::dtype::DType;
 use crate::registry::AnyOp;
 
 /// Every op.
-pub static ALL: &[&dyn AnyOp] =
-    &[&rms_norm::Forward, &rms_norm::Backward, &layer_norm::Forward, &layer_norm::Backward];
+pub static ALL: &[&dyn AnyOp] = &[
+    &rms_norm::Forward,
+    &rms_norm::Backward,
+    &layer_norm::Forward,
+    &layer_norm::Backward,
+    &softmax::Forward,
+    &softmax::Backward,
+    &rope::Forward,
+    &rope::Backward,
+];
 
 /// The op of a name.
 pub fn find(name: &str) -> Option<&'static dyn AnyOp> {

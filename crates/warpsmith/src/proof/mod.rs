@@ -1,16 +1,30 @@
 //! Proof: running kernels over their op's cases and judging every property the contract promises.
 
+mod bulk;
 mod compare;
+mod large;
 mod tensors;
 
+pub use bulk::{Bulk, free_memory};
 pub use compare::{Error as Deviation, Expectation, compare};
+pub use large::Large;
 pub use tensors::Tensors;
 
+use crate::cpu::Tier;
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use crate::op::{ArgPlan, Case};
 use crate::registry::{AnyOp, Expected, KernelInfo, Select};
 use serde::{Deserialize, Serialize};
+
+/// The kernels of an op that a device can run at all.
+pub fn kernels_on(op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
+    let runs = |kernel: &KernelInfo| match device {
+        Device::Cpu => kernel.tier.is_some_and(|tier| tier <= Tier::best()),
+        Device::Cuda(_) => kernel.cuda.is_some(),
+    };
+    op.kernels().into_iter().filter(runs).collect()
+}
 
 /// What became of one case on one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -128,8 +142,9 @@ impl Prepared {
             self.tensors.reset()?;
             match self.run(select, stream, Some(part.clone())) {
                 Ok(()) => {}
-                // A part may have an alignment or shape the kernel is not for; then another kernel runs it.
-                Err(Error::Unsupported { .. }) => continue,
+                // A part may have an alignment or shape the kernel is not for; whichever kernel runs it by default
+                // must give the same bits.
+                Err(Error::Unsupported { .. }) => self.run(&Select::default(), stream, Some(part.clone()))?,
                 Err(error) => return Err(error),
             }
             for (index, bytes) in &first {

@@ -63,12 +63,8 @@ impl Tensors {
         self.slots.iter().enumerate().filter(|(_, s)| s.is_some()).map(|(i, _)| 1 << i).sum()
     }
 
-    /// The argument that holds the memory of `index`: its input's when computing in place.
     fn home(&self, index: usize) -> usize {
-        match self.spec.args[index].role {
-            Role::Out { in_place_of: Some(input) } if self.in_place && self.slots[input].is_some() => input,
-            _ => index,
-        }
+        home(self.spec, self.in_place, |i| self.slots[i].is_some(), index)
     }
 
     /// The call's arguments. `part` restricts the dimension each argument's plan names as its batch.
@@ -155,7 +151,15 @@ impl Slot {
     }
 }
 
-fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> {
+/// The argument that holds the memory of `index`: its input's when computing in place.
+pub(super) fn home(spec: &OpSpec, in_place: bool, given: impl Fn(usize) -> bool, index: usize) -> usize {
+    match spec.args[index].role {
+        Role::Out { in_place_of: Some(input) } if in_place && given(input) => input,
+        _ => index,
+    }
+}
+
+pub(super) fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> {
     let rank = shape.len();
     let mut memory = shape.to_vec();
     match arrangement {

@@ -156,6 +156,7 @@ impl Simd for Avx2 {
         fn is_nan(a: __m256) -> __m256 = _mm256_cmp_ps::<_CMP_UNORD_Q>(a, a);
         fn select(m: __m256, a: __m256, b: __m256) -> __m256 = _mm256_blendv_ps(b, a, m);
         fn any(m: __m256) -> bool = _mm256_movemask_ps(m) != 0;
+        fn swap_pairs(v: __m256) -> __m256 = _mm256_permute_ps::<0b10_11_00_01>(v);
 
         fn isplat(x: i32) -> __m256i = _mm256_set1_epi32(x);
         fn iadd(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);

@@ -96,6 +96,7 @@ impl Simd for Avx512 {
         fn eq(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
         fn is_nan(a: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
         fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 = _mm512_mask_blend_ps(m, b, a);
+        fn swap_pairs(v: __m512) -> __m512 = _mm512_permute_ps::<0b10_11_00_01>(v);
 
         fn isplat(x: i32) -> __m512i = _mm512_set1_epi32(x);
         fn iadd(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);

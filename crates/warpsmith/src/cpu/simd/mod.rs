@@ -216,6 +216,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn select(self, m: Self::M, a: Self::V, b: Self::V) -> Self::V;
     /// Whether any lane says yes.
     fn any(self, m: Self::M) -> bool;
+    /// Lanes `2i` and `2i + 1` in each other's place.
+    fn swap_pairs(self, v: Self::V) -> Self::V;
 
     // ---- i32 ----
 

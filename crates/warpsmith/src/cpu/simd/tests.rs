@@ -241,6 +241,10 @@ impl Task for Reductions {
             assert_eq!(s.reduce_add(load(&lanes)).to_bits(), tree[0].to_bits());
             let largest = lanes.iter().copied().fold(f32::MIN, f32::max);
             assert_eq!(s.reduce_max(load(&lanes)), largest);
+            let mut swapped = vec![0.0f32; S::N];
+            // SAFETY: `swapped` holds N values.
+            unsafe { s.store(swapped.as_mut_ptr(), s.swap_pairs(load(&lanes))) };
+            assert!((0..S::N).all(|i| swapped[i] == lanes[i ^ 1]), "{lanes:?} {swapped:?}");
             lanes[round % S::N] = f32::NAN;
             assert!(s.reduce_max(load(&lanes)).is_nan());
         }
@@ -248,7 +252,7 @@ impl Task for Reductions {
 }
 
 #[test]
-fn reductions_follow_the_documented_tree() {
+fn reductions_and_swaps_use_the_documented_lanes() {
     for tier in Tier::available() {
         dispatch(tier, Reductions);
     }

@@ -16,10 +16,8 @@ const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_st
 const SUM_SOURCE: Source = Source { name: "norm_backward_sum", code: include_str!("backward_sum.cu") };
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
-/// Forward: one row in registers.
-const LIMITS: RowLimits = RowLimits { wanted_items: 4, max_items: 8, max_lanes: 1024 };
-/// Threads of the kernels for rows of any length.
-const LONG_LANES: usize = 1024;
+/// Forward: one row in registers, twice with a residual.
+const LIMITS: RowLimits = RowLimits { wanted_items: 4, max_items: 4, max_lanes: 1024 };
 
 /// Backward: x, dout, weight and two sums in f32, so fewer elements a thread; as many for each type.
 const fn backward_limits(dtype: DType) -> RowLimits {
@@ -49,59 +47,40 @@ kernel_params! {
     struct NormSumParams { partial: u64, out: [u64; 2], step: [i64; 2], num_groups: i64, hidden: i64 }
 }
 
-/// The compile-time choices of a forward kernel besides the tiling.
-#[derive(Clone, Copy)]
-struct Flags {
-    dtype: DType,
-    vector: bool,
-    center: bool,
-    weight: bool,
-    bias: bool,
-    residual: bool,
+fn defines(tiling: &RowTiling, dtype: DType, vector: u8, center: bool, residual: bool) -> Defines {
+    let mut defines = tiling.defines();
+    defines.extend([
+        element(dtype),
+        ("VECTOR", vector.to_string()),
+        flag("CENTER", center),
+        flag("HAS_RESIDUAL", residual),
+    ]);
+    defines
 }
 
-impl Flags {
-    fn of(p: &Problem) -> Flags {
-        Flags {
-            dtype: p.dtype,
-            vector: p.vector_rows,
-            center: p.center,
-            weight: p.has_weight,
-            bias: p.has_bias,
-            residual: p.has_residual,
-        }
-    }
-
-    fn defines(self, tiling: &RowTiling) -> Defines {
-        let mut defines = tiling.defines();
-        defines.extend([
-            element(self.dtype),
-            flag("VECTOR", self.vector),
-            flag("CENTER", self.center),
-            flag("HAS_WEIGHT", self.weight),
-            flag("HAS_BIAS", self.bias),
-            flag("HAS_RESIDUAL", self.residual),
-        ]);
-        defines
-    }
-}
-
-fn variants(center: bool, tilings: &[RowTiling]) -> Vec<Defines> {
+fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8]) -> Vec<Defines> {
     let mut all = Vec::new();
     for tiling in tilings {
         for dtype in FLOATS {
-            for bits in 0..16 {
-                let [vector, weight, residual, bias] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-                if !bias || center {
-                    all.push(Flags { dtype, vector, center, weight, bias, residual }.defines(tiling));
-                }
+            for &vector in vectors {
+                all.extend([false, true].map(|residual| defines(tiling, dtype, vector, center, residual)));
             }
         }
     }
     all
 }
 
-const LONG_TILING: RowTiling = RowTiling { lanes: LONG_LANES, rows: 1, items: 1 };
+/// The tiling of a kernel that goes over a row several times: the threads of the one that keeps it in registers, so
+/// that both add in the same order and give the same bits.
+fn long_tiling(hidden: usize, dtype: DType, limits: RowLimits) -> RowTiling {
+    let lanes = RowTiling::new(hidden, dtype, limits).map_or(limits.max_lanes, |t| t.lanes);
+    RowTiling { lanes, rows: 1, items: 1 }
+}
+
+fn long_tilings(limits: RowLimits) -> Vec<RowTiling> {
+    let lanes = [32, 64, 128, 256, 512, 1024].into_iter().filter(|&lanes| lanes <= limits.max_lanes);
+    lanes.map(|lanes| RowTiling { lanes, rows: 1, items: 1 }).collect()
+}
 
 const fn device(
     source: Source,
@@ -113,36 +92,54 @@ const fn device(
 }
 
 static RMS_ROW: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_row", || variants(false, &RowTiling::all(LIMITS)));
+    device(SOURCE, NormParams::prelude, "norm_row", || variants(false, &RowTiling::all(LIMITS), &[1, 2]));
 static LAYER_ROW: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_row", || variants(true, &RowTiling::all(LIMITS)));
+    device(SOURCE, NormParams::prelude, "norm_row", || variants(true, &RowTiling::all(LIMITS), &[1, 2]));
 static RMS_LONG: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_long", || variants(false, &[LONG_TILING]));
+    device(SOURCE, NormParams::prelude, "norm_long", || variants(false, &long_tilings(LIMITS), &[0, 1]));
 static LAYER_LONG: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_long", || variants(true, &[LONG_TILING]));
+    device(SOURCE, NormParams::prelude, "norm_long", || variants(true, &long_tilings(LIMITS), &[0, 1]));
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| match RowTiling::new(p.hidden, p.dtype, LIMITS) {
-            Some(_) => Ok(()),
-            None => Err("the row does not fit the registers of a block".into()),
-        })
+        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, LIMITS))
         .configured(|p, _| {
             RowTiling::new(p.hidden, p.dtype, LIMITS).map(|t| t.to_string()).unwrap_or_default()
         })
 }
 
-/// A row of any length.
+/// A row of any length and layout.
 pub(in crate::ops) const fn long(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_LONG } else { &RMS_LONG }, run_long)
-        .when(|p, _| addressable(p.hidden))
-        .configured(|_, _| format!("{LONG_LANES} threads a row"))
+        .when(|p, _| addressable(p.hidden, p.num_rows))
+        .configured(|p, _| format!("{} threads a row", long_tiling(p.hidden, p.dtype, LIMITS).lanes))
 }
 
-/// Columns are counted in `int`, with room for a step past the end.
-fn addressable(hidden: usize) -> std::result::Result<(), String> {
-    if hidden <= 1 << 30 { Ok(()) } else { Err(format!("rows of {hidden} elements are longer than 2^30")) }
+/// Whether rows can be kept in registers.
+fn fits(
+    hidden: usize,
+    num_rows: usize,
+    dtype: DType,
+    vector_rows: bool,
+    limits: RowLimits,
+) -> std::result::Result<(), String> {
+    if !vector_rows {
+        return Err("rows are not dense, aligned and a multiple of 16 bytes".into());
+    }
+    if RowTiling::new(hidden, dtype, limits).is_none() {
+        return Err("the row does not fit the registers of a block".into());
+    }
+    addressable(hidden, num_rows)
+}
+
+/// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
+fn addressable(hidden: usize, num_rows: usize) -> std::result::Result<(), String> {
+    match (hidden <= 1 << 30, num_rows < 1 << 31) {
+        (true, true) => Ok(()),
+        (false, _) => Err(format!("rows of {hidden} elements are longer than 2^30")),
+        (_, false) => Err(format!("{num_rows} rows are more than 2^31")),
+    }
 }
 
 fn params(launch: &Launch<'_, Problem>) -> NormParams {
@@ -172,43 +169,65 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = RowTiling::new(p.hidden, p.dtype, LIMITS).expect("`supports` has passed");
-    run_tiled(launch, &tiling)
+    run_tiled(launch, &tiling, tiling.vector_level(p.hidden, p.dtype, p.vector_rows))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
-    run_tiled(launch, &LONG_TILING)
+    let p = launch.problem;
+    run_tiled(launch, &long_tiling(p.hidden, p.dtype, LIMITS), p.vector_rows as u8)
 }
 
-fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> {
-    let defines = Flags::of(launch.problem).defines(tiling);
-    let config = tiling.launch(launch.problem.num_rows)?;
+fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
+    let p = launch.problem;
+    let defines = defines(tiling, p.dtype, vector, p.center, p.has_residual);
+    let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
     unsafe { kernel::run(launch, &defines, &config, &params(launch)) }
 }
 
 // ---- backward ----
 
-fn backward_defines(p: &back::Problem, tiling: &RowTiling) -> Defines {
-    let bits = [p.vector_rows, p.has_weight, p.has_dsum, p.has_dweight, p.has_dbias];
-    backward_flags(p.dtype, p.center, bits, tiling)
+/// How far ahead of its use a row is fetched, in rows and the one in use; zero where rows cannot be staged.
+fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
+    let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && vector > 0;
+    let fitting = (info.shared_per_block / stage_bytes(tiling)).min(3);
+    if asynchronous && fitting >= 2 { fitting } else { 0 }
 }
 
-fn backward_flags(dtype: DType, center: bool, bits: [bool; 5], tiling: &RowTiling) -> Defines {
+/// Shared memory for the x and dout of the rows of a block.
+fn stage_bytes(tiling: &RowTiling) -> usize {
+    2 * tiling.items * tiling.lanes * tiling.rows * 16
+}
+
+fn backward_defines(
+    tiling: &RowTiling,
+    dtype: DType,
+    vector: u8,
+    stages: usize,
+    center: bool,
+    sums: bool,
+) -> Defines {
     let mut defines = tiling.defines();
-    defines.extend([element(dtype), flag("CENTER", center)]);
-    let names = ["VECTOR", "HAS_WEIGHT", "HAS_DSUM", "HAS_DWEIGHT", "HAS_DBIAS"];
-    defines.extend(names.into_iter().zip(bits).map(|(name, on)| flag(name, on)));
+    defines.extend([
+        element(dtype),
+        ("VECTOR", vector.to_string()),
+        ("STAGES", stages.to_string()),
+        flag("CENTER", center),
+        flag("SUMS", sums),
+    ]);
     defines
 }
 
-fn backward_variants(center: bool, tilings: fn(DType) -> Vec<RowTiling>) -> Vec<Defines> {
+fn backward_row_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
-        for tiling in tilings(dtype) {
-            for bits in 0..32u32 {
-                let bits: [bool; 5] = std::array::from_fn(|i| bits & (1 << i) != 0);
-                if !bits[4] || center {
-                    all.push(backward_flags(dtype, center, bits, &tiling));
+        for tiling in RowTiling::all(backward_limits(dtype)) {
+            for vector in [1, 2] {
+                for stages in [0, 2, 3] {
+                    all.extend(
+                        [false, true]
+                            .map(|sums| backward_defines(&tiling, dtype, vector, stages, center, sums)),
+                    );
                 }
             }
         }
@@ -216,79 +235,103 @@ fn backward_variants(center: bool, tilings: fn(DType) -> Vec<RowTiling>) -> Vec<
     all
 }
 
-fn backward_tilings(dtype: DType) -> Vec<RowTiling> {
-    RowTiling::all(backward_limits(dtype))
+fn backward_long_variants(center: bool) -> Vec<Defines> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for tiling in long_tilings(backward_limits(dtype)) {
+            for vector in [0, 1] {
+                all.extend(
+                    [false, true].map(|sums| backward_defines(&tiling, dtype, vector, 0, center, sums)),
+                );
+            }
+        }
+    }
+    all
 }
 
 static RMS_BACKWARD: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_row", || {
-        backward_variants(false, backward_tilings)
+        backward_row_variants(false)
     });
 static LAYER_BACKWARD: CudaKernel =
-    device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_row", || {
-        backward_variants(true, backward_tilings)
-    });
+    device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_row", || backward_row_variants(true));
 static RMS_BACKWARD_LONG: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_long", || {
-        backward_variants(false, |_| vec![LONG_TILING])
+        backward_long_variants(false)
     });
 static LAYER_BACKWARD_LONG: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_long", || {
-        backward_variants(true, |_| vec![LONG_TILING])
+        backward_long_variants(true)
     });
 static BACKWARD_SUM: CudaKernel = device(SUM_SOURCE, NormSumParams::prelude, "norm_backward_sum", || {
     FLOATS.map(|d| vec![element(d)]).to_vec()
 });
 
+fn backward_tiling(p: &back::Problem) -> Option<RowTiling> {
+    RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype))
+}
+
+fn backward_long_tiling(p: &back::Problem) -> RowTiling {
+    long_tiling(p.hidden, p.dtype, backward_limits(p.dtype))
+}
+
 /// Rows in registers, sums over rows in registers too.
 pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Kernel<back::Problem> {
     Kernel::cuda(name, if center { &LAYER_BACKWARD } else { &RMS_BACKWARD }, run_backward_row)
-        .when(|p, _| match RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)) {
-            Some(_) => Ok(()),
-            None => Err("the row does not fit the registers of a block".into()),
-        })
-        .configured(|p, info| match RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)) {
+        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, backward_limits(p.dtype)))
+        .configured(|p, info| match backward_tiling(p) {
             Some(t) => format!("{t}, {} groups of rows", groups(p, info, &t)),
             None => String::new(),
         })
-        .with_workspace(|p, info| {
-            RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)).map_or(0, |t| workspace(p, info, &t))
-        })
+        .with_workspace(|p, info| backward_tiling(p).map_or(0, |t| workspace(p, info, &t)))
         .and(&BACKWARD_SUM)
 }
 
-/// Rows of any length.
+/// Rows of any length and layout.
 pub(in crate::ops) const fn backward_long(name: &'static str, center: bool) -> Kernel<back::Problem> {
     Kernel::cuda(name, if center { &LAYER_BACKWARD_LONG } else { &RMS_BACKWARD_LONG }, run_backward_long)
-        .when(|p, _| addressable(p.hidden))
+        .when(|p, _| addressable(p.hidden, p.num_rows))
         .configured(|p, info| {
-            format!("{LONG_LANES} threads a row, {} groups of rows", groups(p, info, &LONG_TILING))
+            let t = backward_long_tiling(p);
+            format!("{} threads a row, {} groups of rows", t.lanes, groups(p, info, &t))
         })
-        .with_workspace(|p, info| workspace(p, info, &LONG_TILING))
+        .with_workspace(|p, info| workspace(p, info, &backward_long_tiling(p)))
         .and(&BACKWARD_SUM)
 }
 
 /// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
 fn groups(p: &back::Problem, info: &DeviceInfo, tiling: &RowTiling) -> usize {
-    const THREADS_AT_ONCE: usize = 1024;
+    // More threads than this do not find registers for a row's elements and sums.
+    const THREADS_AT_ONCE: usize = 512;
     (info.units * (THREADS_AT_ONCE / tiling.lanes).max(1)).min(p.num_rows)
 }
 
+/// Sums over rows that the kernel forms if any is wanted: of dweight, and of dbias for layer_norm.
+fn num_partials(p: &back::Problem) -> usize {
+    if p.num_sums() == 0 { 0 } else { 1 + p.center as usize }
+}
+
 fn workspace(p: &back::Problem, info: &DeviceInfo, tiling: &RowTiling) -> usize {
-    p.num_sums() * groups(p, info, tiling) * p.hidden * size_of::<f32>()
+    num_partials(p) * groups(p, info, tiling) * p.hidden * size_of::<f32>()
 }
 
 fn run_backward_row(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)).expect("`supports` has passed");
-    run_backward(launch, &tiling)
+    let tiling = backward_tiling(p).expect("`supports` has passed");
+    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
+    run_backward(launch, &tiling, vector, stages(&tiling, vector, launch.info))
 }
 
 fn run_backward_long(launch: &Launch<'_, back::Problem>) -> Result<()> {
-    run_backward(launch, &LONG_TILING)
+    run_backward(launch, &backward_long_tiling(launch.problem), launch.problem.vector_rows as u8, 0)
 }
 
-fn run_backward(launch: &Launch<'_, back::Problem>, tiling: &RowTiling) -> Result<()> {
+fn run_backward(
+    launch: &Launch<'_, back::Problem>,
+    tiling: &RowTiling,
+    vector: u8,
+    stages: usize,
+) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let groups = groups(p, launch.info, tiling);
@@ -313,25 +356,24 @@ fn run_backward(launch: &Launch<'_, back::Problem>, tiling: &RowTiling) -> Resul
             weight_step,
             rows: Rows::new(&p.rows),
         };
-        let config = tiling.launch(groups)?;
+        let defines = backward_defines(tiling, p.dtype, vector, stages, p.center, p.num_sums() > 0);
+        let mut config = tiling.launch(groups)?;
+        config.shared_bytes = (stages * stage_bytes(tiling)) as u32;
         // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers the row, and the
-        // workspace holds one partial sum a group.
-        unsafe { kernel::run(launch, &backward_defines(p, tiling), &config, &params)? };
+        // workspace holds the partial sums of every group.
+        unsafe { kernel::run(launch, &defines, &config, &params)? };
     }
     if p.num_sums() == 0 {
         return Ok(());
     }
-    let sums = [(p.has_dweight, at(back::DWEIGHT), dweight_step), (p.has_dbias, at(back::DBIAS), dbias_step)];
-    let mut wanted = sums.into_iter().filter(|(wanted, _, _)| *wanted).cycle();
-    let (first, second) = (wanted.next().expect("a sum is wanted"), wanted.next().expect("it repeats"));
     let params = NormSumParams {
         partial: launch.workspace as u64,
-        out: [first.1, second.1],
-        step: [first.2, second.2],
+        out: [at(back::DWEIGHT), at(back::DBIAS)],
+        step: [dweight_step, dbias_step],
         num_groups: groups as i64,
         hidden: p.hidden as i64,
     };
-    let config = LaunchConfig::new([p.hidden.div_ceil(32) as u32, p.num_sums() as u32, 1], [512, 1, 1], 0);
+    let config = LaunchConfig::new([p.hidden.div_ceil(32) as u32, num_partials(p) as u32, 1], [512, 1, 1], 0);
     // SAFETY: as above; each block writes its own columns of one gradient.
     unsafe { kernel::run_part(launch, &BACKWARD_SUM, &vec![element(p.dtype)], &config, &params) }
 }

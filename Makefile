@@ -1,0 +1,62 @@
+# `make demo` shows the kernels at work on this machine; `make test` is the whole gate. Both need Rust, a C compiler
+# and Python 3, and set up everything else by themselves.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# Recipes below share the .venv and Cargo's lock: running them at once gains nothing.
+.NOTPARALLEL:
+
+PYTHON ?= python3
+# Architectures and folder of the kernel pack.
+ARCH ?= 80,90a
+OUT ?= packs
+# Further words for `warpsmith bench` and `warpsmith demo`.
+ARGS ?=
+
+VENV := .venv
+READY := $(VENV)/.ready
+WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
+
+.PHONY: help setup build demo test build-kernels bench fmt lint hooks clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## Make .venv with the CUDA compilers and the linter
+	@
+
+$(READY): scripts/requirements.txt scripts/setup.sh
+	scripts/setup.sh "$(PYTHON)" "$(VENV)"
+
+build: ## Build the release binary
+	cargo build --release -p warpsmith-cli
+
+# Without network or Python the demo runs all the same, only nothing can be compiled for a GPU.
+demo: ## Build, then show the kernels at work
+	@$(MAKE) --no-print-directory setup || echo "warning: no CUDA compiler could be set up; going on without" >&2
+	@$(MAKE) --no-print-directory build
+	$(WARPSMITH) demo $(ARGS)
+
+test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
+	scripts/test.sh "$(VENV)"
+
+build-kernels: setup build ## Compile all CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
+	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"
+
+bench: build ## Time every op on this machine
+	$(WARPSMITH) bench $(ARGS)
+
+fmt: setup ## Format Rust and Python
+	cargo fmt --all
+	$(VENV)/bin/ruff format bench scripts
+
+lint: setup ## Format check and lints alone
+	scripts/lint.sh "$(VENV)"
+
+hooks: ## Check format and lints before every commit
+	scripts/install-hooks.sh
+
+clean: ## Remove everything that was built
+	cargo clean
+	rm -rf "$(VENV)" "$(OUT)"

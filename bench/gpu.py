@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Times Warpsmith and its peers on this machine's GPU, one after the other, and merges both into the evidence.
+
+Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers get the same work and are timed in
+the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of their
+tensors that together are three times the L2, the median of replays between events.
+
+usage: bench/gpu.py [OP ...] [--no-record] [--peers FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+
+import peers
+import torch
+
+REPLAY_MS = 1.0
+MAX_CALLS = 200
+SAMPLES = (20, 400)
+SECONDS = 0.08
+
+
+def time_call(call, sets: list[tuple], keep_outputs: bool) -> float:
+    """Milliseconds of one call, the median. With `keep_outputs` no two calls write to the same memory."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            for tensors in sets:
+                call(*tensors)
+    stream.synchronize()
+    torch.cuda.current_stream().wait_stream(stream)
+
+    def capture(rounds: int) -> tuple[torch.cuda.CUDAGraph, list]:
+        graph, outputs = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph):
+            for index in range(rounds * len(sets)):
+                out = call(*sets[index % len(sets)])
+                if keep_outputs and index < len(sets):
+                    outputs.append(out)
+        return graph, outputs
+
+    def replay(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record()
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+    graph, outputs = capture(1)
+    round_ms = max(replay(graph, 2)[1], 1e-4)
+    rounds = min(max(math.ceil(REPLAY_MS / round_ms), 1), max(MAX_CALLS // len(sets), 1))
+    if rounds > 1:
+        del graph, outputs
+        graph, outputs = capture(rounds)
+    times = min(max(math.ceil(SECONDS * 1e3 / (round_ms * rounds)), SAMPLES[0]), SAMPLES[1])
+    replay(graph, -(-times // 5))
+    return statistics.median(replay(graph, times)) / (rounds * len(sets))
+
+
+def measure(case: peers.Case) -> dict[str, float]:
+    """The times of every peer that has the op."""
+    work = peers.of(case, "cuda")
+    if work is None:
+        return {}
+    cold = case.row["l2"].lower() == "cold"
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    count = -(-3 * l2 // max(int(case.row["bytes"]), 1)) + 1 if cold else 1
+    sets = [work.fresh() for _ in range(count)]
+    calls = dict(work.calls)
+    if work.compile:
+        torch._dynamo.reset()
+        calls["torch.compile"] = torch.compile(work.compile, dynamic=False)
+    times = {}
+    for name, call in calls.items():
+        try:
+            times[name] = time_call(call, sets, keep_outputs=cold)
+        except Exception as error:  # a peer may lack a type or a shape; the others still count
+            print(
+                f"  {name}: {type(error).__name__}: {error}".splitlines()[0],
+                file=sys.stderr,
+            )
+            torch.cuda.synchronize()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="only these ops")
+    parser.add_argument(
+        "--peers",
+        default="target/peers-gpu.jsonl",
+        help="where the peers' times are written",
+    )
+    parser.add_argument("--no-record", action="store_true", help="leave the evidence alone")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu.py: PyTorch finds no CUDA device")
+    peers.build()
+    path = peers.ROOT / args.peers
+    rows = []
+    for op in args.ops or [None]:
+        rows += peers.warpsmith("bench", *([op] if op else []), "--device", "cuda", "--json")
+    with path.open("w") as out:
+        for row in rows:
+            case = peers.Case.of(row)
+            times = measure(case)
+            shown = ", ".join(f"{name} {ms * 1e3:.1f} us" for name, ms in times.items()) or "no peer"
+            ours = f"warpsmith {row['median_ms'] * 1e3:.1f} us"
+            print(f"{case.op} [{case.name} {case.dtype}]: {ours}, {shown}", flush=True)
+            for name, ms in times.items():
+                line = dict(
+                    op=case.op,
+                    case=case.name,
+                    dtype=case.dtype,
+                    device="cuda",
+                    peer=name,
+                    ms=ms,
+                )
+                out.write(json.dumps(line) + "\n")
+            out.flush()
+            torch.cuda.empty_cache()
+    # The numbers of the evidence: Warpsmith again, in the same process tree and right after its peers.
+    record = [] if args.no_record else ["--record"]
+    for op in args.ops or [None]:
+        peers.warpsmith(
+            "bench",
+            *([op] if op else []),
+            "--device",
+            "cuda",
+            "--peers",
+            str(path),
+            "--json",
+            *record,
+        )
+
+
+if __name__ == "__main__":
+    main()

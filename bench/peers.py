@@ -1,0 +1,432 @@
+"""What other libraries call the ops: from a Warpsmith benchmark row to callables that do the same work.
+
+A row names its case as Warpsmith does, `num_tokens=8192 hidden=4096 +weight eps=0.5`: sizes and options as
+`name=value`, optional arguments with a plus sign.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).resolve().parent.parent
+BINARY = ROOT / "target" / "release" / "warpsmith"
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "mish": F.mish,
+}
+
+
+def build() -> None:
+    """Builds the binary that is measured; a machine without Cargo must have been given it."""
+    if shutil.which("cargo"):
+        subprocess.run(["cargo", "build", "--release", "-p", "warpsmith-cli"], cwd=ROOT, check=True)
+
+
+def warpsmith(*words: str) -> list[dict]:
+    """Runs the command line and returns the JSON objects it prints."""
+    done = subprocess.run([BINARY, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@dataclass
+class Case:
+    """One row of `warpsmith bench --json`, taken apart."""
+
+    op: str
+    name: str
+    dtype: str
+    row: dict
+    values: dict[str, str] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(row: dict) -> Case:
+        case = Case(row["op"], row["case"], row["dtype"], row)
+        for word in case.name.split():
+            if word.startswith("+"):
+                case.given.add(word[1:])
+            elif "=" in word:
+                name, value = word.split("=", 1)
+                case.values[name] = value
+        return case
+
+    def size(self, name: str) -> int:
+        return int(self.values[name])
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.values.get(name, default))
+
+    def option(self, name: str, default: str) -> str:
+        return self.values.get(name, default)
+
+    def words(self, sizes: list[str]) -> list[str]:
+        """The command-line words that select this case alone."""
+        words = [self.op, "--dtype", self.dtype]
+        words += ["--shape", *(f"{name}={self.values[name]}" for name in sizes)]
+        for name in self.values:
+            if name not in sizes:
+                words += ["--set", f"{name}={self.values[name]}"]
+        for name in sorted(self.given):
+            words += ["--with", name]
+        return words
+
+
+@dataclass
+class Work:
+    """One op on one set of tensors. `fresh` makes another set; `calls` are given the tensors of a set."""
+
+    fresh: Callable[[], tuple]
+    calls: dict[str, Callable]
+    # Functions torch.compile can improve on; the others are single library kernels.
+    compile: Callable | None = None
+
+
+def of(case: Case, device: str) -> Work | None:
+    """The same work in other libraries, or `None` if no library has it."""
+    maker = MAKERS.get(case.op)
+    return maker(case, device) if maker else None
+
+
+def flashinfer(device: str):
+    """The library, if it is installed and has a GPU to run on."""
+    if device == "cpu":
+        return None
+    try:
+        import flashinfer as library
+    except ImportError:
+        return None
+    return library
+
+
+def _normal(case: Case, device: str) -> Callable[..., torch.Tensor]:
+    dtype = DTYPES[case.dtype]
+    return lambda *shape: torch.randn(*shape, device=device).to(dtype)
+
+
+def _rows(case: Case) -> tuple[int, int]:
+    return case.size("num_tokens"), case.size("hidden")
+
+
+def _norm(case: Case, device: str) -> Work:
+    rms = case.op.startswith("rms_norm")
+    rows, hidden = _rows(case)
+    eps = case.number("eps", 1e-6 if rms else 1e-5)
+    normal = _normal(case, device)
+
+    def norm(x, w, b):
+        return F.rms_norm(x, (hidden,), w, eps) if rms else F.layer_norm(x, (hidden,), w, b, eps)
+
+    def fresh():
+        weight = normal(hidden) if "weight" in case.given else None
+        bias = normal(hidden) if "bias" in case.given else None
+        residual = normal(rows, hidden) if "residual" in case.given else None
+        return normal(rows, hidden), weight, bias, residual
+
+    def call(x, w, b, residual):
+        if residual is None:
+            return norm(x, w, b)
+        total = x + residual
+        return norm(total, w, b), total
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and rms and case.dtype != "f32" and "weight" in case.given:
+        if "residual" in case.given:
+            # In place: the sum replaces the residual, the result replaces x.
+            calls["flashinfer"] = lambda x, w, b, r: library.norm.fused_add_rmsnorm(x, r, w, eps)
+        else:
+            calls["flashinfer"] = lambda x, w, b, r: library.norm.rmsnorm(x, w, eps)
+    return Work(fresh, calls, call)
+
+
+def _gradient(case: Case, device: str, forward: Callable, make: Callable[[], tuple]) -> Work:
+    """The backward pass of `forward` alone: autograd on a graph that was built before."""
+
+    def calls_of(function: Callable) -> Callable:
+        graphs: dict[int, tuple] = {}
+
+        def call(dout, *inputs):
+            key = id(dout)
+            if key not in graphs:
+                leaves = [x.detach().requires_grad_() for x in inputs if x is not None]
+                iterator = iter(leaves)
+                graphs[key] = (
+                    function(*(None if x is None else next(iterator) for x in inputs)),
+                    leaves,
+                )
+            out, leaves = graphs[key]
+            return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+        return call
+
+    calls = {"torch": calls_of(forward)}
+    if device != "cpu":
+        from torch._functorch import config
+
+        # A retained graph must not give its buffers away.
+        config.donated_buffer = False
+        calls["torch.compile"] = calls_of(torch.compile(forward, dynamic=False))
+    return Work(make, calls)
+
+
+def _norm_backward(case: Case, device: str) -> Work | None:
+    if "dsum" in case.given:
+        return None
+    rms = case.op.startswith("rms_norm")
+    rows, hidden = _rows(case)
+    eps = case.number("eps", 1e-6 if rms else 1e-5)
+    normal = _normal(case, device)
+
+    def forward(x, w, b):
+        return F.rms_norm(x, (hidden,), w, eps) if rms else F.layer_norm(x, (hidden,), w, b, eps)
+
+    def make():
+        weight = normal(hidden) if "weight" in case.given else None
+        bias = normal(hidden) if "dbias" in case.given else None
+        return normal(rows, hidden), normal(rows, hidden), weight, bias
+
+    return _gradient(case, device, forward, make)
+
+
+def _softmax(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    scale = case.number("scale", 1.0)
+
+    def call(x):
+        return torch.softmax(x if scale == 1.0 else x * scale, -1)
+
+    return Work(lambda: (normal(rows, hidden),), {"torch": call}, call)
+
+
+def _softmax_backward(case: Case, device: str) -> Work | None:
+    if case.number("scale", 1.0) != 1.0:
+        return None
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    dtype = DTYPES[case.dtype]
+
+    def make():
+        return torch.softmax(normal(rows, hidden), -1), normal(rows, hidden)
+
+    def call(y, dout):
+        return torch.ops.aten._softmax_backward_data(dout, y, -1, dtype)
+
+    def formula(y, dout):
+        product = y * dout
+        return product - y * product.sum(-1, keepdim=True)
+
+    return Work(make, {"torch": call}, formula)
+
+
+def _activation(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    call = ACTIVATIONS[case.option("kind", "gelu")]
+    return Work(lambda: (normal(rows, hidden),), {"torch": call}, call)
+
+
+def _activation_backward(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    forward = ACTIVATIONS[case.option("kind", "gelu")]
+    return _gradient(case, device, forward, lambda: (normal(rows, hidden), normal(rows, hidden)))
+
+
+def _add_gelu(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    gelu = ACTIVATIONS[case.option("kind", "gelu")]
+
+    def call(x, bias):
+        return gelu(x + bias)
+
+    return Work(lambda: (normal(rows, hidden), normal(hidden)), {"torch": call}, call)
+
+
+def _add_gelu_backward(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    gelu = ACTIVATIONS[case.option("kind", "gelu")]
+
+    def make():
+        return normal(rows, hidden), normal(rows, hidden), normal(hidden)
+
+    return _gradient(case, device, lambda x, bias: gelu(x + bias), make)
+
+
+def _mul_add(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+
+    def call(a, b, c):
+        return a * b + c
+
+    return Work(
+        lambda: tuple(normal(rows, hidden) for _ in range(3)),
+        {"torch": call, "torch.addcmul": lambda a, b, c: torch.addcmul(c, a, b)},
+        call,
+    )
+
+
+def _mul_add_backward(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+
+    def call(dout, a, b):
+        return dout * b, dout * a
+
+    return Work(lambda: tuple(normal(rows, hidden) for _ in range(3)), {"torch": call}, call)
+
+
+def _halves(case: Case) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    if case.option("layout", "split") == "interleaved":
+        return lambda x: (x[..., 0::2], x[..., 1::2])
+    return lambda x: x.chunk(2, -1)
+
+
+def _gated_act(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    kind = case.option("kind", "silu")
+    activation, halves = ACTIVATIONS[kind], _halves(case)
+
+    def call(x):
+        gate, up = halves(x)
+        return activation(gate) * up
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    names = {
+        "silu": "silu_and_mul",
+        "gelu": "gelu_and_mul",
+        "gelu_tanh": "gelu_tanh_and_mul",
+    }
+    if library and case.dtype != "f32" and kind in names and case.option("layout", "split") == "split":
+        calls["flashinfer"] = getattr(library, names[kind])
+    return Work(lambda: (normal(rows, 2 * hidden),), calls, call)
+
+
+def _gated_act_backward(case: Case, device: str) -> Work:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    activation, halves = ACTIVATIONS[case.option("kind", "silu")], _halves(case)
+
+    def forward(x):
+        gate, up = halves(x)
+        return activation(gate) * up
+
+    return _gradient(case, device, forward, lambda: (normal(rows, hidden), normal(rows, 2 * hidden)))
+
+
+def _rope(case: Case, device: str) -> Work | None:
+    if "cos" in case.given or case.option("rotary_dim", "0") != "0":
+        return None
+    tokens, heads, dim = (case.size(name) for name in ("num_tokens", "num_heads", "head_dim"))
+    normal = _normal(case, device)
+    interleaved = case.option("layout", "half") == "interleaved"
+    theta = case.number("theta", 10000.0)
+    backward = case.op.endswith("_backward")
+    frequencies = theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+
+    def fresh():
+        return normal(tokens, heads, dim), torch.arange(tokens, device=device)
+
+    # As models do it: angles in f32, a table for the step, then four products.
+    def call(x, positions):
+        angles = positions[:, None].float() * frequencies
+        cos, sin = angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
+        if backward:
+            sin = -sin
+        a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+        left, right = a * cos - b * sin, b * cos + a * sin
+        if interleaved:
+            return torch.stack((left, right), -1).flatten(-2)
+        return torch.cat((left, right), -1)
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and case.dtype != "f32" and not backward:
+        # It wants queries and keys: the last head stands for the keys.
+        def rotate(x, positions):
+            library.rope.apply_rope_pos_ids_inplace(
+                x[:, :-1],
+                x[:, -1:],
+                positions.int(),
+                interleave=interleaved,
+                rope_theta=theta,
+            )
+
+        calls["flashinfer"] = rotate
+    return Work(fresh, calls, call)
+
+
+def _cast(case: Case, device: str) -> Work | None:
+    rows, hidden = _rows(case)
+    normal = _normal(case, device)
+    to = DTYPES[case.option("to", "f32")]
+    scaled = "scale" in case.given
+    inverse = case.option("inverse", "false") == "true"
+    count = int(case.values.get("num_scales", 1))
+    limit = torch.finfo(to).max
+
+    def fresh():
+        scale = torch.rand((count, 1) if count > 1 else (1,), device=device) + 0.5
+        return normal(rows, hidden), scale
+
+    def call(x, scale):
+        if scaled:
+            x = x.float() / scale if inverse else x.float() * scale
+        if to.itemsize == 1:
+            x = x.float().clamp(-limit, limit)
+        return x.to(to)
+
+    return Work(fresh, {"torch": call}, call)
+
+
+MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
+    "rms_norm": _norm,
+    "rms_norm_backward": _norm_backward,
+    "layer_norm": _norm,
+    "layer_norm_backward": _norm_backward,
+    "softmax": _softmax,
+    "softmax_backward": _softmax_backward,
+    "activation": _activation,
+    "activation_backward": _activation_backward,
+    "add_gelu": _add_gelu,
+    "add_gelu_backward": _add_gelu_backward,
+    "mul_add": _mul_add,
+    "mul_add_backward": _mul_add_backward,
+    "gated_act": _gated_act,
+    "gated_act_backward": _gated_act_backward,
+    "rope": _rope,
+    "rope_backward": _rope,
+    "cast": _cast,
+}
+
+
+def tensors(found) -> Iterator[torch.Tensor]:
+    """All tensors in what a call took or returned."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for item in found:
+            yield from tensors(item)

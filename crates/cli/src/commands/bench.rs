@@ -1,0 +1,191 @@
+//! `warpsmith bench`: kernels timed against the machine's limit, an earlier run and other libraries.
+
+use crate::kernels::progress_bar;
+use crate::select::Selection;
+use crate::table;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
+use warpsmith::evidence::{self, Machine, Record, Timing};
+use warpsmith::op::Case;
+use warpsmith::proof::Bulk;
+use warpsmith::registry::AnyOp;
+use warpsmith::{Device, Error, Result};
+
+/// Time kernels, and say how far they are from the machine's limit
+///
+/// The median of many runs on random data. Tensors that do not fit easily into the cache are found in memory: calls
+/// rotate over several copies of them. On a GPU, calls are replayed from a graph. The ceiling is the bandwidth of a
+/// plain copy measured in the same run, for the fewest bytes the op can be done with.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    select: Selection,
+    /// Time every kernel that can run a case, and remember the fastest for calls on this machine
+    #[arg(long)]
+    tune: bool,
+    /// A first look: fewer samples, and no cases of more than a few hundred megabytes
+    #[arg(long)]
+    quick: bool,
+    /// Compare with an earlier run's --json output; exit with 1 if a case is slower than --tolerance allows
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// By how many percent a case may be slower than the baseline
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    tolerance: f64,
+    /// Show timings of other libraries, one JSON object per line: op, case, dtype, device, peer, ms
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// Record the results, with the peers', in the evidence folder
+    #[arg(long)]
+    record: bool,
+    /// The evidence folder [default: the repository's]
+    #[arg(long, value_name = "DIR")]
+    evidence: Option<PathBuf>,
+    /// Print one JSON object per result instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith bench --quick
+  warpsmith bench rms_norm --device cpu
+  warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16 --tune
+  warpsmith bench --json > before.jsonl
+  warpsmith bench --baseline before.jsonl --tolerance 5
+  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same session";
+
+/// Largest tensors, in all, of a case in a quick run.
+pub fn quick_bytes(device: Device) -> usize {
+    match device {
+        Device::Cpu => 192 << 20,
+        Device::Cuda(_) => 1 << 30,
+    }
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let device = args.select.device()?;
+    let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
+    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default();
+    let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
+    let cases = cases(args, device)?;
+    let bar = progress_bar(cases.len() + 1);
+    bar.set_message("copy");
+    let ceilings = Ceilings::measure(device, &settings)?;
+    bar.inc(1);
+    let mut measured = Vec::new();
+    for (op, case) in &cases {
+        bar.set_message(op.spec().name);
+        match measure(args, *op, case, device, ceilings, settings) {
+            Ok(measurements) => measured.extend(measurements),
+            Err(error @ (Error::OutOfMemory { .. } | Error::Unsupported { .. })) => {
+                let name = case.name(op.spec());
+                bar.suspend(|| eprintln!("skipped: {} [{name} {}]: {error}", op.spec().name, case.dtype));
+            }
+            Err(error) => return Err(error),
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if args.json {
+        for m in &measured {
+            println!("{}", serde_json::to_string(m).expect("measurements are plain data"));
+        }
+    } else {
+        println!("{}: copy {:.1} GB/s", device.info()?.name, ceilings.copy_gbps);
+        print_table(&measured, device, baseline.as_ref(), &peers);
+    }
+    if let Some(folder) = folder {
+        let mut record = Record::open(&folder, Machine::of(device)?)?;
+        record.set_ceilings(ceilings);
+        for m in &measured {
+            record.add_timing(Timing::new(m, peers.of(&m.op, &m.case, &m.dtype, &device.to_string())));
+        }
+        eprintln!("recorded in {}", record.save(&folder)?.display());
+    }
+    if measured.is_empty() {
+        eprintln!("nothing was timed");
+        return Ok(ExitCode::FAILURE);
+    }
+    let slower = baseline.map(|baseline| baseline.regressions(&measured, args.tolerance / 100.0));
+    for (m, ratio) in slower.iter().flatten() {
+        eprintln!("slower: {} [{} {}]: {ratio:.2}x the time of the baseline", m.op, m.case, m.dtype);
+    }
+    Ok(match slower.is_some_and(|slower| !slower.is_empty()) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+fn cases(args: &Args, device: Device) -> Result<Vec<(&'static dyn AnyOp, Case)>> {
+    let mut cases = Vec::new();
+    for op in args.select.ops()? {
+        if args.select.kernels(op, device).is_empty() {
+            continue;
+        }
+        for case in args.select.cases(op, op.bench_cases())? {
+            let small = !args.quick || Bulk::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
+            if small || args.select.is_one_case() {
+                cases.push((op, case));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn measure(
+    args: &Args,
+    op: &'static dyn AnyOp,
+    case: &Case,
+    device: Device,
+    ceilings: Ceilings,
+    settings: Settings,
+) -> Result<Vec<Measurement>> {
+    let bench = Bench::new(op, case, device, ceilings, settings)?;
+    match args.tune && args.select.kernel().is_none() {
+        true => bench.tune(),
+        false => Ok(vec![bench.measure(args.select.kernel())?]),
+    }
+}
+
+fn print_table(measured: &[Measurement], device: Device, baseline: Option<&Baseline>, peers: &Peers) {
+    let mut headings = ["op", "case", "dtype", "kernel", "median", "spread", "GB/s", "TFLOP/s", "of ceiling"]
+        .map(String::from)
+        .to_vec();
+    headings.extend(baseline.map(|_| "vs baseline".to_string()));
+    headings.extend(peers.names());
+    let mut table = table::new(&headings, 4);
+    for m in measured {
+        let cached = if m.l2 == Cache::Warm { " (in cache)" } else { "" };
+        let mut row = vec![
+            m.op.clone(),
+            m.case.clone(),
+            m.dtype.clone(),
+            m.kernel.clone(),
+            table::time(m.median_ms),
+            format!("±{}", table::percent(m.spread())),
+            format!("{:.1}", m.gbps),
+            format!("{:.3}", m.tflops),
+            format!("{:.1} %{cached}", m.percent_of_ceiling),
+        ];
+        if let Some(baseline) = baseline {
+            row.push(baseline.ratio(m).map_or("new".into(), |ratio| format!("{ratio:.2}x")));
+        }
+        let times = peers.of(&m.op, &m.case, &m.dtype, &device.to_string());
+        row.extend(peers.names().iter().map(|name| match times.get(name) {
+            Some(ms) => format!("{} ({:.2}x)", table::time(*ms), ms / m.median_ms),
+            None => "-".into(),
+        }));
+        table.add_row(row);
+    }
+    println!("{table}");
+    if baseline.is_some() {
+        println!("vs baseline: time over the baseline's; below 1 is faster");
+    }
+    if !peers.names().is_empty() {
+        println!("peers: their time, and in brackets how many times as long as ours");
+    }
+}

@@ -1,0 +1,141 @@
+//! `warpsmith evidence`: what was proven and measured, and on which machines.
+
+use crate::table;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use warpsmith::evidence::{self, Detail, Record};
+use warpsmith::{Error, Result};
+
+/// Show what was proven and measured on real machines
+///
+/// Evidence is recorded by `warpsmith check --record` and `warpsmith bench --record`, one file per device, by the
+/// hash of each kernel's source. A kernel is proven if its present source passed every case.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The evidence folder [default: the repository's]
+    #[arg(long, value_name = "DIR")]
+    evidence: Option<PathBuf>,
+    /// Print one JSON object per case and per timing
+    #[arg(long, conflicts_with_all = ["markdown", "check", "update_readme"])]
+    json: bool,
+    /// Print the README's table; with --all that of docs/performance.md
+    #[arg(long)]
+    markdown: bool,
+    /// With --markdown: every case that was timed
+    #[arg(long, requires = "markdown")]
+    all: bool,
+    /// Exit with 1 unless every CUDA kernel is proven, or named in unproven.txt with a reason
+    #[arg(long)]
+    check: bool,
+    /// Rewrite the tables in README.md and docs/performance.md
+    #[arg(long)]
+    update_readme: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpsmith evidence
+  warpsmith evidence --json
+  warpsmith evidence --check
+  warpsmith evidence --update-readme";
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let folder = evidence::folder(args.evidence.as_deref())?;
+    let records = evidence::load(&folder)?;
+    if args.json {
+        for row in evidence::rows(&records) {
+            println!("{}", serde_json::to_string(&row).expect("rows are plain data"));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.update_readme {
+        update(&folder, &records)?;
+    }
+    if args.markdown {
+        let detail = if args.all { Detail::Full } else { Detail::Summary };
+        print!("{}", evidence::markdown(&records, detail));
+    }
+    if args.check {
+        let problems = evidence::unproven(&folder)?;
+        for problem in &problems {
+            println!("{problem}");
+        }
+        return Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if !args.markdown && !args.update_readme {
+        print_tables(&records);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Rewrites the documents beside the evidence folder.
+fn update(folder: &Path, records: &[Record]) -> Result<()> {
+    let folder = folder.canonicalize().map_err(|e| Error::io(folder, "resolving", &e))?;
+    let root = folder.parent().unwrap_or(&folder);
+    for (file, detail) in [("README.md", Detail::Summary), ("docs/performance.md", Detail::Full)] {
+        let path = root.join(file);
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let Some(updated) = evidence::embed(&text, &evidence::markdown(records, detail)) else {
+            eprintln!("{file} has no evidence markers: left alone");
+            continue;
+        };
+        if updated != text {
+            let aside = path.with_extension("tmp");
+            std::fs::write(&aside, updated).map_err(|e| Error::io(&aside, "writing", &e))?;
+            std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, "renaming into place", &e))?;
+            eprintln!("updated {file}");
+        }
+    }
+    Ok(())
+}
+
+fn print_tables(records: &[Record]) {
+    if records.is_empty() {
+        println!("nothing is recorded yet: run `warpsmith check --record` and `warpsmith bench --record`");
+    }
+    let rows = evidence::rows(records);
+    for record in records {
+        println!("{}", record.machine.device);
+        let headings = ["op", "kernel", "cases", "worst", "sanitizer", "proven"].map(String::from);
+        let mut kernels = table::new(&headings, 2);
+        for (name, kernel) in &record.kernels {
+            let proven =
+                rows.iter().any(|row| row.kernel == *name && row.gpu == record.machine.device && row.proven);
+            let passed = kernel.cases.iter().filter(|case| case.ok).count();
+            let worst = kernel.cases.iter().filter_map(|case| case.worst).fold(0.0, f64::max);
+            let tools: Vec<String> =
+                kernel.sanitizer.iter().map(|(tool, verdict)| format!("{tool} {verdict}")).collect();
+            kernels.add_row([
+                kernel.op.clone(),
+                name.clone(),
+                format!("{passed}/{}", kernel.cases.len()),
+                format!("{worst:.2}"),
+                if tools.is_empty() { "-".into() } else { tools.join(", ") },
+                if proven { "yes" } else { "no" }.to_string(),
+            ]);
+        }
+        println!("{kernels}");
+        if record.timings.is_empty() {
+            continue;
+        }
+        let headings =
+            ["op", "case", "dtype", "kernel", "time", "GB/s", "of limit", "fastest peer", "speed-up"];
+        let mut timings = table::new(&headings.map(String::from), 4);
+        for t in &record.timings {
+            let peer = t.best_peer();
+            timings.add_row([
+                t.op.clone(),
+                t.case.clone(),
+                t.dtype.clone(),
+                t.kernel.clone(),
+                table::time(t.ms),
+                format!("{:.1}", t.gbps),
+                table::percent(t.limit_ms / t.ms),
+                peer.map_or("-".into(), |(name, ms)| format!("{name} {}", table::time(ms))),
+                peer.map_or("-".into(), |(_, ms)| format!("{:.2}x", ms / t.ms)),
+            ]);
+        }
+        println!("{timings}");
+    }
+}

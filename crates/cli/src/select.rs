@@ -1,0 +1,233 @@
+//! Which ops, kernels and cases a command works on: the options that `check` and `bench` share.
+
+use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes};
+use crate::kernels::find_kernel;
+use warpsmith::op::{Arrangement, AttrKind, Case, OpSpec, Values};
+use warpsmith::proof::kernels_on;
+use warpsmith::registry::{AnyOp, KernelInfo};
+use warpsmith::{DType, Device, Error, Result, ops};
+
+#[derive(clap::Args)]
+pub struct Selection {
+    /// The op (see `warpsmith list`) [default: all]
+    op: Option<String>,
+    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
+    #[arg(long)]
+    device: Option<Device>,
+    /// Only this kernel
+    #[arg(long)]
+    kernel: Option<String>,
+    /// One case of this size instead of the op's own cases; sizes not given have their defaults
+    #[arg(long, value_name = "SIZE=VALUE", num_args = 1..)]
+    shape: Vec<String>,
+    /// Only this element type
+    #[arg(long)]
+    dtype: Option<DType>,
+    /// Set an option of the op; can be repeated
+    #[arg(long = "set", value_name = "OPTION=VALUE")]
+    options: Vec<String>,
+    /// Give this optional argument; can be repeated
+    #[arg(long = "with", value_name = "ARGUMENT")]
+    with: Vec<String>,
+}
+
+impl Selection {
+    /// The device asked for, if it can be used.
+    pub fn device(&self) -> Result<Device> {
+        let device = self.device.unwrap_or_else(Device::best);
+        device.info().map(|_| device)
+    }
+
+    /// The kernel asked for.
+    pub fn kernel(&self) -> Option<&str> {
+        self.kernel.as_deref()
+    }
+
+    /// The ops asked for: the one named, the one of the named kernel, or all.
+    pub fn ops(&self) -> Result<Vec<&'static dyn AnyOp>> {
+        let of_kernel = self.kernel().map(find_kernel).transpose()?.map(|(op, _)| op);
+        match (&self.op, of_kernel) {
+            (Some(name), of_kernel) => {
+                let op = find_op(name)?;
+                match (self.kernel(), of_kernel) {
+                    (Some(kernel), Some(owner)) if owner != op.spec().name => Err(Error::UnknownKernel {
+                        op: op.spec().name,
+                        kernel: kernel.into(),
+                        known: op.kernels().iter().map(|kernel| kernel.name.into()).collect(),
+                    }),
+                    _ => Ok(vec![op]),
+                }
+            }
+            (None, Some(owner)) => Ok(vec![find_op(owner)?]),
+            (None, None) if self.is_one_case() => {
+                Err(Error::parse("op", "the op that --shape, --set and --with are about", "no op"))
+            }
+            (None, None) => Ok(ops::ALL.to_vec()),
+        }
+    }
+
+    /// The kernels of an op that were asked for and can run on the device.
+    pub fn kernels(&self, op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
+        let wanted = |kernel: &KernelInfo| self.kernel().is_none_or(|name| name == kernel.name);
+        kernels_on(op, device).into_iter().filter(wanted).collect()
+    }
+
+    /// Whether the command line describes a case of its own.
+    pub fn is_one_case(&self) -> bool {
+        !(self.shape.is_empty() && self.options.is_empty() && self.with.is_empty())
+    }
+
+    /// Whether not all of an op's own cases were asked for.
+    pub fn is_partial(&self) -> bool {
+        self.is_one_case() || self.dtype.is_some()
+    }
+
+    /// The cases asked for: those of `own`, or the one described, in every dtype of `own`; of the dtype asked for.
+    pub fn cases(&self, op: &'static dyn AnyOp, own: Vec<Case>) -> Result<Vec<Case>> {
+        if !self.is_one_case() {
+            return Ok(own.into_iter().filter(|case| self.dtype.is_none_or(|d| d == case.dtype)).collect());
+        }
+        let spec = op.spec();
+        let (sizes, attrs) = (parse_sizes(spec, &self.shape)?, parse_attrs(spec, &self.options)?);
+        let given = find_args(spec, &self.with, |arg| arg.optional, "optional argument")?;
+        let mut dtypes: Vec<DType> = match self.dtype {
+            Some(dtype) => vec![dtype],
+            None => own.iter().map(|case| case.dtype).collect(),
+        };
+        dtypes.sort();
+        dtypes.dedup();
+        let case = |dtype| {
+            let case = Case { attrs, ..Case::new(spec, dtype).sizes(&sizes) };
+            given.iter().fold(case, |case, &index| case.give(index))
+        };
+        Ok(dtypes.into_iter().map(case).collect())
+    }
+
+    /// The words that select the same again, on `device`.
+    pub fn words(&self, device: Device) -> Vec<String> {
+        let mut words: Vec<String> = self.op.iter().cloned().collect();
+        words.extend(["--device".into(), device.to_string()]);
+        let mut option = |name: &str, values: &[String]| {
+            for value in values {
+                words.extend([name.to_string(), value.clone()]);
+            }
+        };
+        option("--kernel", self.kernel.as_slice());
+        option("--shape", &self.shape);
+        option("--dtype", self.dtype.map(|dtype| dtype.name().to_string()).as_slice());
+        option("--set", &self.options);
+        option("--with", &self.with);
+        words
+    }
+}
+
+/// The name of a layout on the command line.
+pub fn arrangement_name(arrangement: Arrangement) -> &'static str {
+    match arrangement {
+        Arrangement::Contiguous => "contiguous",
+        Arrangement::PaddedRows => "padded",
+        Arrangement::Transposed => "transposed",
+        Arrangement::Misaligned => "misaligned",
+    }
+}
+
+/// Reads the name of a layout.
+pub fn parse_arrangement(text: &str) -> Result<Arrangement> {
+    let all =
+        [Arrangement::Contiguous, Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned];
+    let names = all.map(arrangement_name);
+    let found = names.iter().position(|name| *name == text);
+    found.map(|at| all[at]).ok_or_else(|| Error::parse("arrangement", names.join(", "), text))
+}
+
+/// Reads the name of a kind of values.
+pub fn parse_values(text: &str) -> Result<Values> {
+    match text {
+        "typical" => Ok(Values::Typical),
+        "large" => Ok(Values::Large),
+        "special" => Ok(Values::Special),
+        _ => Err(Error::parse("values", "typical, large, special", text)),
+    }
+}
+
+/// The words that give `warpsmith check` this very case.
+pub fn case_words(spec: &OpSpec, case: &Case) -> Vec<String> {
+    let mut words = vec!["--shape".to_string()];
+    words.extend(spec.sizes.iter().zip(&case.sizes).map(|(size, value)| format!("{}={value}", size.name)));
+    words.extend(["--dtype".into(), case.dtype.name().into()]);
+    for (_, arg) in spec.args.iter().enumerate().filter(|(index, _)| case.gives(*index)) {
+        words.extend(["--with".into(), arg.name.into()]);
+    }
+    for (index, attr) in spec.attrs.iter().enumerate() {
+        let value = match attr.kind {
+            AttrKind::Float(_) | AttrKind::Int(_) => case.attrs.f64(index).to_string(),
+            AttrKind::Bool(_) => case.attrs.bool(index).to_string(),
+            AttrKind::Choice(names) => names[case.attrs.index(index)].to_string(),
+        };
+        words.extend(["--set".into(), format!("{}={value}", attr.name)]);
+    }
+    if case.arrangement != Arrangement::Contiguous {
+        words.extend(["--arrangement".into(), arrangement_name(case.arrangement).into()]);
+    }
+    match case.values {
+        Values::Typical => {}
+        Values::Large => words.extend(["--values".into(), "large".into()]),
+        Values::Special => words.extend(["--values".into(), "special".into()]),
+    }
+    if case.in_place {
+        words.push("--in-place".into());
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        selection: Selection,
+    }
+
+    fn parse(words: &str) -> Selection {
+        Line::try_parse_from(["x"].into_iter().chain(words.split_whitespace())).unwrap().selection
+    }
+
+    #[test]
+    fn a_described_case_has_every_dtype_of_the_op_unless_one_is_given() {
+        let op = find_op("rms_norm").unwrap();
+        let selection = parse("rms_norm --shape num_tokens=3 hidden=7 --set eps=0.5 --with weight");
+        let cases = selection.cases(op, op.cases()).unwrap();
+        assert_eq!(cases.len(), 3);
+        assert_eq!(cases[0].name(op.spec()), "num_tokens=3 hidden=7 +weight eps=0.5");
+        let one = parse("rms_norm --shape num_tokens=3 --dtype bf16").cases(op, op.cases()).unwrap();
+        assert_eq!((one.len(), one[0].dtype, one[0].sizes[0]), (1, DType::BF16, 3));
+        let own = parse("rms_norm --dtype f16").cases(op, op.cases()).unwrap();
+        assert!(own.len() > 1 && own.iter().all(|case| case.dtype == DType::F16));
+        for bad in ["--shape hidden", "--shape width=3", "--set eps=x", "--with x"] {
+            assert!(parse(&format!("rms_norm {bad}")).cases(op, op.cases()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ops_follow_from_names_and_kernels() {
+        assert_eq!(parse("").ops().unwrap().len(), ops::ALL.len());
+        assert_eq!(parse("--kernel layer_norm_portable").ops().unwrap()[0].spec().name, "layer_norm");
+        for bad in
+            ["nothing", "--kernel nothing", "rms_norm --kernel layer_norm_portable", "--shape hidden=3"]
+        {
+            assert!(parse(bad).ops().is_err(), "{bad}");
+        }
+        let op = find_op("rms_norm").unwrap();
+        let kernels = parse("--kernel rms_norm_portable").kernels(op, Device::Cpu);
+        assert_eq!(kernels.iter().map(|kernel| kernel.name).collect::<Vec<_>>(), ["rms_norm_portable"]);
+    }
+
+    #[test]
+    fn words_select_the_same_again() {
+        let line = "rms_norm --device cpu --kernel k --shape hidden=7 --shape num_tokens=3 --dtype f32 --set eps=0.5 --with weight";
+        assert_eq!(parse(line).words(Device::Cpu).join(" "), line);
+    }
+}

@@ -1,0 +1,332 @@
+//! Timing: how long a kernel takes, and how far that is from what the machine can do.
+//!
+//! A measurement is a median over samples with its spread, on random normal data, after warm-up. Unless the whole
+//! case fits easily into the cache, calls rotate over several copies of the tensors, so that each finds them in
+//! memory and not in the cache. On a GPU, calls are replayed from a graph between two events. The ceiling, a plain
+//! copy, is measured in the same run.
+
+mod baseline;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod host;
+mod samples;
+
+pub use baseline::{Baseline, Peer, Peers};
+pub use samples::Samples;
+
+use crate::cpu;
+use crate::device::{Device, DeviceInfo, Stream};
+use crate::error::{Error, Result};
+use crate::op::Case;
+use crate::proof::{Bulk, free_memory, kernels_on};
+use crate::registry::{AnyOp, Select};
+use serde::{Deserialize, Serialize};
+
+/// How thoroughly to measure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// Seconds of sampling.
+    pub seconds: f64,
+    /// Least number of samples, unless they take far longer than `seconds`.
+    pub samples: usize,
+    /// Bytes of the copy that measures the ceiling, if memory allows.
+    pub copy_bytes: usize,
+    /// Bytes over which cases on the CPU rotate, if they do not fit the caches of its cores. No promise of a cold
+    /// last-level cache: a server's can hold hundreds of megabytes, shared with others.
+    pub host_rotation: usize,
+}
+
+impl Settings {
+    /// For results that are kept.
+    pub fn thorough(device: Device) -> Self {
+        match device {
+            Device::Cpu => {
+                Settings { seconds: 0.3, samples: 20, copy_bytes: 512 << 20, host_rotation: 512 << 20 }
+            }
+            Device::Cuda(_) => Settings { seconds: 0.08, samples: 20, copy_bytes: 4 << 30, host_rotation: 0 },
+        }
+    }
+
+    /// For a first look.
+    pub fn quick(device: Device) -> Self {
+        match device {
+            Device::Cpu => {
+                Settings { seconds: 0.06, samples: 5, copy_bytes: 128 << 20, host_rotation: 128 << 20 }
+            }
+            Device::Cuda(_) => Settings { seconds: 0.02, samples: 10, copy_bytes: 1 << 30, host_rotation: 0 },
+        }
+    }
+}
+
+/// What the machine can do, measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Copy bandwidth in GB/s, counting bytes read and bytes written.
+    pub copy_gbps: f64,
+}
+
+impl Ceilings {
+    /// Measures a device.
+    pub fn measure(device: Device, settings: &Settings) -> Result<Ceilings> {
+        // Two buffers of this size, and as much again left alone.
+        let bytes = settings.copy_bytes.min((free_memory(device)? / 4) as usize);
+        let copy_gbps = match device {
+            Device::Cpu => cpu::measure_copy(bytes, cpu::num_threads()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => {
+                crate::cuda::measure_copy(crate::cuda::Context::get(ordinal)?, bytes.max(1))?
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => return Err(crate::device::no_cuda_feature()),
+        };
+        Ok(Ceilings { copy_gbps })
+    }
+
+    /// The least milliseconds in which this many bytes can be moved.
+    pub fn limit_ms(&self, bytes: f64) -> f64 {
+        bytes / (self.copy_gbps * 1e6)
+    }
+}
+
+/// Whether the tensors of a call were in the cache when it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// The same small tensors in every call.
+    Warm,
+    /// Calls rotate over more memory than the cache holds.
+    Cold,
+}
+
+/// One case timed on one kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The op.
+    pub op: String,
+    /// The case's name.
+    pub case: String,
+    /// Its dtype.
+    pub dtype: String,
+    /// The device's marketing name.
+    pub device: String,
+    /// The kernel that ran.
+    pub kernel: String,
+    /// Its configuration.
+    pub config: String,
+    /// Identifies the kernel's code.
+    pub source_hash: String,
+    /// Milliseconds of one call: the median.
+    pub median_ms: f64,
+    /// The fastest sample.
+    pub best_ms: f64,
+    /// A tenth of the samples were faster.
+    pub p10_ms: f64,
+    /// A tenth of the samples were slower.
+    pub p90_ms: f64,
+    /// Number of calls that were timed.
+    pub runs: usize,
+    /// Fewest bytes the op can be done with.
+    pub bytes: f64,
+    /// Arithmetic operations.
+    pub flops: f64,
+    /// `bytes` over the median.
+    pub gbps: f64,
+    /// `flops` over the median.
+    pub tflops: f64,
+    /// The time a copy of `bytes` would take at the rate measured in this run.
+    pub limit_ms: f64,
+    /// `limit_ms` over the median. Above 100 is possible in a warm cache.
+    pub percent_of_ceiling: f64,
+    /// State of the L2 (on the CPU, of all caches).
+    pub l2: Cache,
+}
+
+impl Measurement {
+    /// Half the distance of the 10th and 90th percentiles over the median.
+    pub fn spread(&self) -> f64 {
+        (self.p90_ms - self.p10_ms) / (2.0 * self.median_ms)
+    }
+}
+
+/// The tensors of one case, ready to be timed on any number of kernels.
+pub struct Bench {
+    op: &'static dyn AnyOp,
+    case: Case,
+    info: DeviceInfo,
+    ceilings: Ceilings,
+    settings: Settings,
+    sets: Vec<Bulk>,
+    cache: Cache,
+}
+
+impl Bench {
+    /// Allocates and fills as many copies of the tensors as it takes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if not even one copy fits with room to spare.
+    pub fn new(
+        op: &'static dyn AnyOp,
+        case: &Case,
+        device: Device,
+        ceilings: Ceilings,
+        settings: Settings,
+    ) -> Result<Bench> {
+        let info = device.info()?;
+        let plan = op.plan(case);
+        let bytes = Bulk::bytes(&plan, case.arrangement)?;
+        let free = free_memory(device)?;
+        if bytes as u64 > free / 10 * 8 {
+            return Err(Error::OutOfMemory {
+                device: device.to_string(),
+                requested: bytes as u64,
+                free,
+                total: free,
+            });
+        }
+        let (cache, wanted) = rotation(bytes, &info, &settings);
+        let fitting = (free / 10 * 8 / (bytes.max(1) as u64)) as usize;
+        let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
+        Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache })
+    }
+
+    /// The kernels that can run the case here.
+    pub fn kernels(&self) -> Vec<&'static str> {
+        let args = self.sets[0].args();
+        let can = |kernel: &&'static str| {
+            self.op.explain(&args, &self.case.attrs, &self.info, &select(Some(kernel))).is_ok()
+        };
+        kernels_on(self.op, self.info.device).iter().map(|kernel| kernel.name).filter(can).collect()
+    }
+
+    /// Times a kernel, or the one that would be chosen.
+    pub fn measure(&self, kernel: Option<&str>) -> Result<Measurement> {
+        let select = select(kernel);
+        let args = self.sets[0].args();
+        let chosen = self.op.explain(&args, &self.case.attrs, &self.info, &select)?;
+        let cost = self.op.cost(&args, &self.case.attrs)?;
+        let samples = self.sample(&select)?;
+        let name = self.op.spec().name;
+        let source_hash = self.op.kernels().into_iter().find(|k| k.name == chosen.kernel);
+        let source_hash = source_hash.map(|kernel| kernel.source_hash(name)).unwrap_or_default();
+        let median_ms = samples.quantile(0.5);
+        let limit_ms = self.ceilings.limit_ms(cost.bytes);
+        Ok(Measurement {
+            op: name.into(),
+            case: self.case.name(self.op.spec()),
+            dtype: self.case.dtype.name().into(),
+            device: self.info.name.clone(),
+            kernel: chosen.kernel.into(),
+            config: chosen.config,
+            source_hash,
+            median_ms,
+            best_ms: samples.quantile(0.0),
+            p10_ms: samples.quantile(0.1),
+            p90_ms: samples.quantile(0.9),
+            runs: samples.runs,
+            bytes: cost.bytes,
+            flops: cost.flops,
+            gbps: cost.bytes / (median_ms * 1e6),
+            tflops: cost.flops / (median_ms * 1e9),
+            limit_ms,
+            percent_of_ceiling: 100.0 * limit_ms / median_ms,
+            l2: self.cache,
+        })
+    }
+
+    /// Times every kernel that can run the case and remembers the fastest of those that selection may choose.
+    /// Returns all measurements, the fastest first.
+    pub fn tune(&self) -> Result<Vec<Measurement>> {
+        let mut measured =
+            self.kernels().into_iter().map(|name| self.measure(Some(name))).collect::<Result<Vec<_>>>()?;
+        measured.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
+        let kernels = self.op.kernels();
+        let eligible = |m: &&Measurement| kernels.iter().any(|k| k.name == m.kernel && k.batch_invariant);
+        if let Some(winner) = measured.iter().find(eligible) {
+            self.op.remember(&self.sets[0].args(), &self.case.attrs, &self.info, &winner.kernel)?;
+        }
+        Ok(measured)
+    }
+
+    fn sample(&self, select: &Select) -> Result<Samples> {
+        let call = |set: usize, stream: &Stream| -> Result<()> {
+            let args = self.sets[set].args();
+            self.op.run(&args, &self.case.attrs, stream, select).map(|_| ())
+        };
+        match self.info.device {
+            Device::Cpu => host::sample(self.sets.len(), &self.settings, |set| call(set, &Stream::Host)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => {
+                let context = crate::cuda::Context::get(ordinal)?;
+                cuda::sample(context, self.sets.len(), &self.settings, call)
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => Err(crate::device::no_cuda_feature()),
+        }
+    }
+}
+
+/// Times one case on one kernel, or on the one that would be chosen.
+pub fn measure(
+    op: &'static dyn AnyOp,
+    case: &Case,
+    device: Device,
+    kernel: Option<&str>,
+    settings: Settings,
+) -> Result<Measurement> {
+    let ceilings = Ceilings::measure(device, &settings)?;
+    Bench::new(op, case, device, ceilings, settings)?.measure(kernel)
+}
+
+fn select(kernel: Option<&str>) -> Select {
+    Select { kernel: kernel.map(str::to_string), allow_batch_variant: kernel.is_some() }
+}
+
+/// State of the cache for a case of this many bytes, and the copies of its tensors that takes.
+fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usize) {
+    match info.device {
+        Device::Cpu if bytes < info.cache_bytes * info.units / 2 => (Cache::Warm, 1),
+        Device::Cpu => (Cache::Cold, settings.host_rotation.div_ceil(bytes.max(1)).max(2)),
+        Device::Cuda(_) if bytes < info.cache_bytes / 8 => (Cache::Warm, 1),
+        // One copy is in use; the others must push it out of the cache before its turn comes again.
+        Device::Cuda(_) => (Cache::Cold, (3 * info.cache_bytes).div_ceil(bytes.max(1)) + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Tier;
+    use crate::dtype::DType;
+    use crate::ops;
+
+    #[test]
+    fn a_cold_gpu_case_rotates_over_three_times_the_cache() {
+        let cache_bytes = 50 << 20;
+        let info = DeviceInfo { device: Device::Cuda(0), cache_bytes, ..DeviceInfo::cpu(Tier::Portable) };
+        let settings = Settings::thorough(info.device);
+        assert_eq!(rotation(0, &info, &settings), (Cache::Warm, 1));
+        assert_eq!(rotation(1 << 20, &info, &settings), (Cache::Warm, 1));
+        for bytes in [cache_bytes / 8, 10 << 20, cache_bytes, 8 << 30] {
+            let (cache, sets) = rotation(bytes, &info, &settings);
+            assert_eq!(cache, Cache::Cold);
+            assert!((2..=25).contains(&sets) && (sets - 1) * bytes >= 3 * cache_bytes, "{sets} of {bytes}");
+        }
+    }
+
+    #[test]
+    fn the_chosen_and_a_named_kernel_are_measured() {
+        let op = ops::find("rms_norm").unwrap();
+        let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
+        let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
+        let bench = Bench::new(op, &case, Device::Cpu, Ceilings { copy_gbps: 10.0 }, settings).unwrap();
+        let chosen = bench.measure(None).unwrap();
+        assert!(bench.kernels().contains(&chosen.kernel.as_str()));
+        assert_eq!(chosen.bytes, 2.0 * 64.0 * 256.0 * 4.0);
+        assert!(
+            chosen.p10_ms <= chosen.median_ms && chosen.median_ms <= chosen.p90_ms && chosen.best_ms > 0.0
+        );
+        assert!((chosen.limit_ms - chosen.bytes / 1e7).abs() < 1e-12);
+        assert_eq!(bench.measure(Some("rms_norm_portable")).unwrap().kernel, "rms_norm_portable");
+        assert!(bench.measure(Some("nothing")).is_err());
+    }
+}

@@ -1,0 +1,407 @@
+//! Evidence: what was proven and measured on real machines, by the hash of the kernels' sources.
+//!
+//! One file per device in a folder of the repository. `warpsmith check --record` and `warpsmith bench --record`
+//! write it; tests on machines without a GPU read it.
+
+mod machine;
+mod report;
+mod text;
+
+pub use machine::{Clocks, Cpu, Machine};
+pub use report::{Detail, Problem, Row, embed, markdown, rows, unproven};
+
+use crate::bench::{Cache, Ceilings, Measurement};
+use crate::error::{Error, Result};
+use crate::proof::Outcome;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Version of the files' format.
+const FORMAT: u32 = 1;
+/// The file in the folder that names kernels without evidence, `kernel-name: reason` a line.
+pub const UNPROVEN: &str = "unproven.txt";
+
+/// One case on one kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseRecord {
+    /// The case's name.
+    pub case: String,
+    /// Its dtype.
+    pub dtype: String,
+    /// Everything held.
+    pub ok: bool,
+    /// `‖out - truth‖ / ‖truth‖`; nothing if it could not be computed.
+    pub error: Option<f64>,
+    /// Largest elementwise error over what is allowed.
+    pub worst: Option<f64>,
+}
+
+impl CaseRecord {
+    /// From what became of a case.
+    pub fn new(case: String, dtype: &str, outcome: &Outcome) -> Self {
+        let digits = |x: f64| x.is_finite().then(|| significant(x, 3));
+        CaseRecord {
+            case,
+            dtype: dtype.into(),
+            ok: outcome.ok,
+            error: digits(outcome.error),
+            worst: digits(outcome.worst),
+        }
+    }
+}
+
+/// What is known about one kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelRecord {
+    /// Its op.
+    pub op: String,
+    /// The code that was run.
+    pub source_hash: String,
+    /// Every case it was run on.
+    pub cases: Vec<CaseRecord>,
+    /// What compute-sanitizer's tools said about a run over all cases: `clean` or `errors`.
+    #[serde(default)]
+    pub sanitizer: BTreeMap<String, String>,
+}
+
+/// One case timed on one kernel, with the peers of the same run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// The op.
+    pub op: String,
+    /// The kernel.
+    pub kernel: String,
+    /// The code that was run.
+    pub source_hash: String,
+    /// The case's name.
+    pub case: String,
+    /// Its dtype.
+    pub dtype: String,
+    /// Median milliseconds of one call.
+    pub ms: f64,
+    /// Half the distance of the 10th and 90th percentiles over the median.
+    pub spread: f64,
+    /// Fewest bytes over the median.
+    pub gbps: f64,
+    /// Operations over the median.
+    pub tflops: f64,
+    /// What a copy of the fewest bytes would have taken in the same run.
+    pub limit_ms: f64,
+    /// State of the cache.
+    pub l2: Cache,
+    /// Milliseconds of other libraries in the same run.
+    #[serde(default)]
+    pub peers: BTreeMap<String, f64>,
+}
+
+impl Timing {
+    /// From a measurement and the peers of the same run.
+    pub fn new(m: &Measurement, peers: BTreeMap<String, f64>) -> Self {
+        Timing {
+            op: m.op.clone(),
+            kernel: m.kernel.clone(),
+            source_hash: m.source_hash.clone(),
+            case: m.case.clone(),
+            dtype: m.dtype.clone(),
+            ms: significant(m.median_ms, 4),
+            spread: significant(m.spread(), 2),
+            gbps: significant(m.gbps, 4),
+            tflops: significant(m.tflops, 4),
+            limit_ms: significant(m.limit_ms, 4),
+            l2: m.l2,
+            peers: peers.into_iter().map(|(name, ms)| (name, significant(ms, 4))).collect(),
+        }
+    }
+
+    /// The fastest peer.
+    pub fn best_peer(&self) -> Option<(&str, f64)> {
+        let fastest = self.peers.iter().min_by(|a, b| a.1.total_cmp(b.1));
+        fastest.map(|(name, ms)| (name.as_str(), *ms))
+    }
+}
+
+/// The evidence of one device: one file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    format: u32,
+    /// The device and what ran on it.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// The ceilings of the latest timed run.
+    pub ceilings: Option<Ceilings>,
+    /// By kernel.
+    pub kernels: BTreeMap<String, KernelRecord>,
+    /// Sorted by op, kernel, case and dtype.
+    pub timings: Vec<Timing>,
+}
+
+impl Record {
+    /// Without evidence yet.
+    pub fn new(machine: Machine) -> Record {
+        Record { format: FORMAT, machine, ceilings: None, kernels: BTreeMap::new(), timings: Vec::new() }
+    }
+
+    /// The device's record in the folder, or a new one; facts about the machine are today's.
+    pub fn open(folder: &Path, machine: Machine) -> Result<Record> {
+        let path = folder.join(file_name(&machine.device));
+        match path.exists() {
+            true => Ok(Record { machine, ..read(&path)? }),
+            false => Ok(Record::new(machine)),
+        }
+    }
+
+    /// Adds the cases of one kernel. Evidence of other code of the kernel is dropped. `full`: these are all the
+    /// cases the kernel supports; then failures recorded earlier that were not run again are dropped too.
+    ///
+    /// Returns false, recording nothing, if these are a few cases of code that has no full run yet: a record that
+    /// exists must stand for all cases.
+    pub fn add_cases(
+        &mut self,
+        op: &str,
+        kernel: &str,
+        source_hash: &str,
+        cases: Vec<CaseRecord>,
+        full: bool,
+    ) -> bool {
+        let current = self.kernels.get(kernel).is_some_and(|record| record.source_hash == source_hash);
+        if !current && !full {
+            return false;
+        }
+        if !current {
+            self.drop_stale_timings(kernel, source_hash);
+            let record = KernelRecord {
+                op: op.into(),
+                source_hash: source_hash.into(),
+                cases: Vec::new(),
+                sanitizer: BTreeMap::new(),
+            };
+            self.kernels.insert(kernel.into(), record);
+        }
+        let record = self.kernels.get_mut(kernel).expect("inserted above");
+        let key = |case: &CaseRecord| (case.case.clone(), case.dtype.clone());
+        let mut merged: BTreeMap<_, _> =
+            record.cases.drain(..).filter(|case| case.ok || !full).map(|case| (key(&case), case)).collect();
+        merged.extend(cases.into_iter().map(|case| (key(&case), case)));
+        record.cases = merged.into_values().collect();
+        true
+    }
+
+    /// Adds what a tool of compute-sanitizer said about a kernel; false if there is no record of this code.
+    pub fn add_sanitizer(&mut self, kernel: &str, source_hash: &str, tool: &str, clean: bool) -> bool {
+        let record = self.kernels.get_mut(kernel).filter(|record| record.source_hash == source_hash);
+        let verdict = if clean { "clean" } else { "errors" };
+        record.map(|record| record.sanitizer.insert(tool.into(), verdict.into())).is_some()
+    }
+
+    /// Adds a timing in place of the one of the same kernel, case and dtype. Timings of other code of the kernel
+    /// are dropped.
+    pub fn add_timing(&mut self, timing: Timing) {
+        self.drop_stale_timings(&timing.kernel, &timing.source_hash);
+        let key = |t: &Timing| [&t.op, &t.kernel, &t.case, &t.dtype].map(String::clone);
+        let new = key(&timing);
+        match self.timings.binary_search_by(|old| key(old).cmp(&new)) {
+            Ok(at) => self.timings[at] = timing,
+            Err(at) => self.timings.insert(at, timing),
+        }
+    }
+
+    /// Sets the ceilings of the run that the timings added now come from.
+    pub fn set_ceilings(&mut self, ceilings: Ceilings) {
+        self.ceilings = Some(Ceilings { copy_gbps: significant(ceilings.copy_gbps, 4) });
+    }
+
+    fn drop_stale_timings(&mut self, kernel: &str, source_hash: &str) {
+        self.timings.retain(|timing| timing.kernel != kernel || timing.source_hash == source_hash);
+    }
+
+    /// Whether the record proves this code of a kernel; if not, why not.
+    pub fn proves(&self, kernel: &str, source_hash: &str) -> std::result::Result<(), String> {
+        let Some(record) = self.kernels.get(kernel) else {
+            return Err(format!("has no evidence on {}", self.machine.device));
+        };
+        if record.source_hash != source_hash {
+            return Err(format!("has changed since its evidence on {}", self.machine.device));
+        }
+        if record.cases.is_empty() {
+            return Err(format!("ran no case on {}", self.machine.device));
+        }
+        if let Some(case) = record.cases.iter().find(|case| !case.ok) {
+            return Err(format!("failed [{} {}] on {}", case.case, case.dtype, self.machine.device));
+        }
+        match record.sanitizer.iter().find(|(_, verdict)| *verdict != "clean") {
+            Some((tool, _)) => Err(format!("has errors under {tool} on {}", self.machine.device)),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the record into the folder, aside and then renamed; returns the file.
+    pub fn save(&self, folder: &Path) -> Result<PathBuf> {
+        let path = folder.join(file_name(&self.machine.device));
+        let value = serde_json::to_value(self).expect("records are plain data");
+        let aside = path.with_extension(format!("{}.tmp", std::process::id()));
+        std::fs::write(&aside, text::pretty(&value)).map_err(|e| Error::io(&aside, "writing", &e))?;
+        std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, "renaming into place", &e))?;
+        Ok(path)
+    }
+}
+
+/// The folder of evidence: the one given, or `evidence` beside the `Cargo.toml` of the repository around the
+/// working directory.
+pub fn folder(given: Option<&Path>) -> Result<PathBuf> {
+    let missing = |why: String| Error::Unavailable {
+        what: "the evidence folder".into(),
+        why,
+        fix: "Run inside the repository, or name the folder with --evidence DIR".into(),
+    };
+    if let Some(folder) = given {
+        return match folder.is_dir() {
+            true => Ok(folder.into()),
+            false => Err(missing(format!("{} is not a folder", folder.display()))),
+        };
+    }
+    let here = std::env::current_dir().map_err(|e| Error::io(".", "finding the working directory", &e))?;
+    let roots = here.ancestors().filter(|root| root.join("Cargo.toml").is_file());
+    let folder = roots.map(|root| root.join("evidence")).find(|folder| folder.is_dir());
+    folder.ok_or_else(|| missing(format!("no folder above {} has one", here.display())))
+}
+
+/// Every record of a folder, by file name.
+pub fn load(folder: &Path) -> Result<Vec<Record>> {
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, "listing", &e))?;
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.map(|entry| entry.path()).map_err(|e| Error::io(folder, "listing", &e)))
+        .collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    paths.iter().map(|path| read(path)).collect()
+}
+
+fn read(path: &Path) -> Result<Record> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, "reading", &e))?;
+    let broken = |what: String| Error::Io { path: path.into(), what };
+    let record: Record = serde_json::from_slice(&bytes).map_err(|e| broken(e.to_string()))?;
+    match record.format {
+        FORMAT => Ok(record),
+        other => Err(broken(format!("format {other} is not {FORMAT}, the one this version reads"))),
+    }
+}
+
+/// `nvidia-h200.json` for `NVIDIA H200`.
+fn file_name(device: &str) -> String {
+    let words = device.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-") + ".json"
+}
+
+/// Rounded to so many digits, so that files hold no noise.
+fn significant(x: f64, digits: usize) -> f64 {
+    format!("{x:.*e}", digits - 1).parse().unwrap_or(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(name: &str, ok: bool) -> CaseRecord {
+        CaseRecord { case: name.into(), dtype: "f32".into(), ok, error: ok.then_some(1e-7), worst: None }
+    }
+
+    fn timing(kernel: &str, hash: &str, case: &str, ms: f64) -> Timing {
+        Timing {
+            op: "op".into(),
+            kernel: kernel.into(),
+            source_hash: hash.into(),
+            case: case.into(),
+            dtype: "f32".into(),
+            ms,
+            spread: 0.01,
+            gbps: 1.0,
+            tflops: 1.0,
+            limit_ms: 1.0,
+            l2: Cache::Cold,
+            peers: BTreeMap::from([("torch".into(), 3.0), ("flash".into(), 2.0)]),
+        }
+    }
+
+    fn record() -> Record {
+        Record::new(Machine { device: "Some GPU (TM) 9".into(), ..Machine::default() })
+    }
+
+    #[test]
+    fn a_full_run_of_new_code_replaces_everything_known_of_the_kernel() {
+        let mut record = record();
+        assert!(record.add_cases("op", "k", "old", vec![case("a", true), case("b", true)], true));
+        assert!(record.add_cases("op", "other", "old", vec![case("a", true)], true));
+        assert!(record.add_sanitizer("k", "old", "memcheck", true));
+        record.add_timing(timing("k", "old", "a", 1.0));
+        record.add_timing(timing("other", "old", "a", 1.0));
+        assert_eq!(record.proves("k", "old"), Ok(()));
+        assert!(record.proves("k", "new").unwrap_err().contains("changed"));
+
+        assert!(
+            !record.add_cases("op", "k", "new", vec![case("a", true)], false),
+            "some cases prove nothing"
+        );
+        assert_eq!(record.proves("k", "old"), Ok(()));
+        assert!(record.add_cases("op", "k", "new", vec![case("b", true)], true));
+        assert_eq!(record.proves("k", "new"), Ok(()));
+        assert_eq!(record.kernels["k"].cases, [case("b", true)]);
+        assert!(record.kernels["k"].sanitizer.is_empty());
+        assert!(!record.add_sanitizer("k", "old", "memcheck", true));
+        assert_eq!(record.timings, [timing("other", "old", "a", 1.0)]);
+        assert_eq!(record.proves("other", "old"), Ok(()));
+    }
+
+    #[test]
+    fn cases_of_the_same_code_are_merged_and_a_failure_disproves() {
+        let mut record = record();
+        record.add_cases("op", "k", "h", vec![case("a", true), case("c", false)], true);
+        assert!(record.proves("k", "h").unwrap_err().contains("[c f32]"));
+        assert!(record.add_cases("op", "k", "h", vec![case("b", true)], false));
+        assert!(record.proves("k", "h").is_err(), "the failure stays until it is run again");
+        assert!(record.add_cases("op", "k", "h", vec![case("a", true)], true));
+        assert_eq!(record.kernels["k"].cases, [case("a", true), case("b", true)]);
+        assert_eq!(record.proves("k", "h"), Ok(()));
+        record.add_sanitizer("k", "h", "racecheck", false);
+        assert!(record.proves("k", "h").unwrap_err().contains("racecheck"));
+        record.add_cases("op", "empty", "h", vec![], true);
+        assert!(record.proves("empty", "h").is_err());
+    }
+
+    #[test]
+    fn timings_are_replaced_by_case_and_dropped_with_their_code() {
+        let mut record = record();
+        for t in [timing("k", "h", "b", 1.0), timing("k", "h", "a", 2.0), timing("k", "h", "b", 3.0)] {
+            record.add_timing(t);
+        }
+        assert_eq!(record.timings.iter().map(|t| t.ms).collect::<Vec<_>>(), [2.0, 3.0]);
+        assert_eq!(record.timings[0].best_peer(), Some(("flash", 2.0)));
+        record.add_timing(timing("k", "new", "c", 4.0));
+        assert_eq!(record.timings.len(), 1);
+    }
+
+    #[test]
+    fn files_survive_and_other_formats_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut record = record();
+        record.add_cases("op", "k", "h", vec![case("a", true), case("b", false)], true);
+        record.add_timing(timing("k", "h", "a", 1.0));
+        let path = record.save(folder.path()).unwrap();
+        assert_eq!(path.file_name().unwrap(), "some-gpu-tm-9.json");
+        assert_eq!(load(folder.path()).unwrap(), [record.clone()]);
+        let today = Machine { driver: Some("999".into()), ..record.machine.clone() };
+        let opened = Record::open(folder.path(), today.clone()).unwrap();
+        assert_eq!((opened.machine, opened.kernels), (today, record.kernels));
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+        assert!(load(folder.path()).unwrap_err().to_string().contains("format 2"));
+        assert!(folder.path().read_dir().unwrap().count() == 1, "nothing is left aside");
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_digits_that_mean_something() {
+        assert_eq!(significant(0.0123456, 3), 0.0123);
+        assert_eq!(significant(4281.49, 4), 4281.0);
+        assert_eq!(significant(0.0, 4), 0.0);
+    }
+}

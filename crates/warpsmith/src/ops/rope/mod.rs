@@ -1,0 +1,421 @@
+//! `rope`: rotary position embedding. Pair `i` of a head, elements `(a, b)`, is rotated by an angle that grows with
+//! the token's position: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
+//!
+//! - Shapes: `x` and `out` are `[..., num_tokens, num_heads, head_dim]`, `positions` is `[..., num_tokens]`; any
+//!   strides, so that the queries and keys inside a packed projection need no copy.
+//! - Types: f32, f16 or bf16 for `x` and `out`; i64 or i32 for `positions`, which may be negative.
+//! - The first `rotary_dim` elements of a head are rotated (all of them if it is zero), the rest pass through. Pair
+//!   `i` is elements `i` and `i + rotary_dim / 2` in the layout `half`, `2 i` and `2 i + 1` in `interleaved`.
+//! - The angle is `position * scale * theta^(-2 i / rotary_dim)`. It is reduced to a fraction of a turn in 64-bit
+//!   fixed point before anything is rounded to f32: sine and cosine are good to two units in the last place at any
+//!   position a model can have, not only at small ones.
+//! - Tables: with `cos` and `sin`, both f32 `[max_pos, rotary_dim / 2]`, row `position` gives cosine and sine instead,
+//!   and `theta` and `scale` are not used. A position outside the tables is an error on the CPU, found before
+//!   anything is written; on a device, where no value can be looked at in time, the nearest row is used.
+//! - Rounding: products are formed in f32, the result is rounded once.
+//! - NaN and infinity reach both elements of their pair as the formula says.
+//! - `out` may be `x`, in place. An empty tensor is left alone.
+//!
+//! `rope_backward` takes the gradient of `out` to that of `x`: the rotation by the opposite angle.
+
+mod angles;
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use backward::{Backward, RopeBackward};
+
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::Space;
+use crate::op::{
+    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec,
+    Values,
+};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+// The backward op has the same arguments and options: `dout` and `dx` take the places of `x` and `out`.
+const X: usize = 0;
+const POSITIONS: usize = 1;
+const COS: usize = 2;
+const SIN: usize = 3;
+const OUT: usize = 4;
+const LAYOUT: usize = 0;
+const THETA: usize = 1;
+const ROTARY_DIM: usize = 2;
+const SCALE: usize = 3;
+
+const ATTRS: &[AttrSpec] = &[
+    AttrSpec {
+        name: "layout",
+        kind: AttrKind::Choice(&["half", "interleaved"]),
+        doc: "which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1",
+    },
+    AttrSpec { name: "theta", kind: AttrKind::Float(10000.0), doc: "base of the frequencies" },
+    AttrSpec {
+        name: "rotary_dim",
+        kind: AttrKind::Int(0),
+        doc: "elements of a head that are rotated; 0 for all",
+    },
+    AttrSpec { name: "scale", kind: AttrKind::Float(1.0), doc: "factor on positions" },
+];
+
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 8192, doc: "number of tokens" },
+    SizeSpec { name: "num_heads", default: 32, doc: "number of heads" },
+    SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
+];
+
+/// Where the tables' elements are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Tables {
+    max_pos: usize,
+    /// Strides of the rows and columns of `cos`, then of `sin`.
+    strides: [[isize; 2]; 2],
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    dtype: DType,
+    position_dtype: DType,
+    num_tokens: usize,
+    num_heads: usize,
+    head_dim: usize,
+    rotary_dim: usize,
+    interleaved: bool,
+    backward: bool,
+    theta_bits: u64,
+    scale_bits: u64,
+    /// Leading dimensions and tokens of x, out, positions (twice).
+    tokens: Space<4>,
+    /// Distance of neighbouring heads in x and out.
+    head_strides: [isize; 2],
+    /// Distance of neighbouring elements of a head in x and out.
+    steps: [isize; 2],
+    tables: Option<Tables>,
+    /// Heads, their halves and what is not rotated can all be moved in 16-byte pieces.
+    vector_rows: bool,
+}
+
+impl Problem {
+    fn pairs(&self) -> usize {
+        self.rotary_dim / 2
+    }
+}
+
+fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(spec.name);
+    let name = |index: usize| spec.args[index].name;
+    let (x, out, positions) = (args.at(X), args.at(OUT), args.at(POSITIONS));
+    let dtype = sizes.dtype(name(X), x, &FLOATS)?;
+    sizes.dtype(name(OUT), out, &[dtype])?;
+    let position_dtype = sizes.dtype(name(POSITIONS), positions, &[DType::I64, DType::I32])?;
+    sizes.shape(name(X), x, "... num_tokens num_heads head_dim")?;
+    sizes.shape(name(OUT), out, "... num_tokens num_heads head_dim")?;
+    sizes.shape(name(POSITIONS), positions, "... num_tokens")?;
+    let (num_heads, head_dim) = (sizes.size("num_heads"), sizes.size("head_dim"));
+
+    let asked = attrs.f64(ROTARY_DIM);
+    let rotary_dim = if asked == 0.0 { head_dim } else { asked as usize };
+    let fits = asked >= 0.0 && rotary_dim <= head_dim && rotary_dim.is_multiple_of(2);
+    let expected = format!("an even number up to head_dim={head_dim}");
+    sizes.option("rotary_dim", if asked == 0.0 { head_dim as f64 } else { asked }, &expected, fits)?;
+    let (theta, scale) = (attrs.f64(THETA), attrs.f64(SCALE));
+    sizes.option("theta", theta, "a finite number above zero", theta.is_finite() && theta > 0.0)?;
+    sizes.option("scale", scale, "a finite number", scale.is_finite())?;
+
+    sizes.bind("rotary_dim/2", rotary_dim / 2);
+    sizes.together((name(COS), args.get(COS)), (name(SIN), args.get(SIN)))?;
+    let tables = match (args.get(COS), args.get(SIN)) {
+        (Some(cos), Some(sin)) => {
+            for (index, table) in [(COS, cos), (SIN, sin)] {
+                sizes.dtype(name(index), table, &[DType::F32])?;
+                sizes.shape(name(index), table, "max_pos rotary_dim/2")?;
+            }
+            let max_pos = sizes.size("max_pos");
+            let rows = max_pos as f64;
+            sizes.option(
+                "max_pos",
+                rows,
+                "a table of at least one row",
+                max_pos > 0 || x.layout().numel() == 0,
+            )?;
+            Some(Tables {
+                max_pos,
+                strides: [cos, sin].map(|t| [t.layout().strides()[0], t.layout().strides()[1]]),
+            })
+        }
+        _ => None,
+    };
+
+    let rank = sizes.leading_rank() + 1;
+    let (x_layout, out_layout) = (x.layout(), out.layout());
+    let per_vector = 16 / dtype.size();
+    let vector = |tensor: &TensorView<'_>| {
+        let layout = tensor.layout();
+        let rows = layout.shape()[..=rank].iter().zip(layout.strides());
+        tensor.is_aligned(16)
+            && layout.step() == 1
+            && rows.into_iter().all(|(&n, &s)| n <= 1 || (s as usize).is_multiple_of(per_vector))
+    };
+    let whole = |n: usize| n.is_multiple_of(per_vector);
+    let vector_rows = whole(rotary_dim / 2) && whole(head_dim - rotary_dim) && vector(x) && vector(out);
+    Ok(Problem {
+        dtype,
+        position_dtype,
+        num_tokens: positions.layout().numel(),
+        num_heads,
+        head_dim,
+        rotary_dim,
+        interleaved: attrs.index(LAYOUT) == 1,
+        backward,
+        theta_bits: theta.to_bits(),
+        scale_bits: scale.to_bits(),
+        tokens: Space::new(rank, [x_layout, out_layout, positions.layout(), positions.layout()]),
+        head_strides: [x_layout.strides()[rank], out_layout.strides()[rank]],
+        steps: [x_layout.step(), out_layout.step()],
+        tables,
+        vector_rows,
+    })
+}
+
+fn cost(p: &Problem) -> Cost {
+    let elements = (p.num_tokens * p.num_heads * p.head_dim) as f64;
+    let positions = (p.num_tokens * p.position_dtype.size()) as f64;
+    let tables =
+        p.tables.map_or(0, |t| 2 * t.max_pos.min(p.num_tokens) * p.pairs() * size_of::<f32>()) as f64;
+    let rotations = (p.num_tokens * p.num_heads * p.pairs()) as f64;
+    Cost { bytes: 2.0 * elements * p.dtype.size() as f64 + positions + tables, flops: 6.0 * rotations }
+}
+
+/// Rows of the tables of a case.
+const TABLE_ROWS: usize = 50;
+/// Positions of a case without tables.
+const LARGEST_POSITION: usize = 131_072;
+
+fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+    let [tokens, _, head_dim] = case.sizes[..] else { unreachable!("three sizes") };
+    let rotary_dim = match case.attrs.index(ROTARY_DIM) {
+        0 => head_dim,
+        some => some,
+    };
+    let given = case.gives(COS);
+    let table = || given.then(|| ArgPlan::shared(&[TABLE_ROWS, rotary_dim / 2], DType::F32)).flatten();
+    let positions = ArgPlan {
+        shape: vec![tokens],
+        // One of the types has the narrow positions, so that cases reach both kinds.
+        dtype: if case.dtype == DType::F16 { DType::I32 } else { DType::I64 },
+        fill: Fill::Below(if given { TABLE_ROWS } else { LARGEST_POSITION }),
+        batch_dim: Some(0),
+    };
+    let x = ArgPlan::batched(&case.sizes, case.dtype);
+    vec![x.clone(), Some(positions), table(), table(), x]
+}
+
+fn cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        for layout in [0.0, 1.0] {
+            let case = Case::new(spec, dtype).attr(LAYOUT, layout);
+            for sizes in [
+                [0, 4, 64],
+                [3, 0, 64],
+                [1, 1, 2],
+                [7, 3, 6],
+                [5, 2, 10],
+                [9, 8, 64],
+                [3, 32, 80],
+                [4, 32, 128],
+                [2, 5, 256],
+                [70, 1, 128],
+                [2, 1, 1032],
+            ] {
+                cases.push(case.clone().sizes(&sizes));
+            }
+            cases.push(case.clone().sizes(&[5, 8, 80]).attr(ROTARY_DIM, 32.0));
+            cases.push(case.clone().sizes(&[3, 3, 96]).attr(ROTARY_DIM, 10.0));
+            cases.push(case.clone().sizes(&[5, 4, 64]).attr(THETA, 500_000.0).attr(SCALE, 0.25));
+            let tables = case.clone().give(COS).give(SIN);
+            cases.push(tables.clone().sizes(&[9, 8, 128]));
+            cases.push(tables.clone().sizes(&[9, 3, 20]).attr(ROTARY_DIM, 14.0));
+            for case in [case.sizes(&[33, 4, 64]), tables.sizes(&[12, 2, 48]).attr(ROTARY_DIM, 16.0)] {
+                for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned]
+                {
+                    cases.push(case.clone().arranged(arrangement));
+                }
+                cases.push(case.clone().values(Values::Large));
+                cases.push(case.clone().values(Values::Special));
+                cases.push(case.in_place());
+            }
+        }
+    }
+    cases
+}
+
+fn bench_cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for layout in [0.0, 1.0] {
+            for num_tokens in [128, 8192] {
+                cases.push(Case::new(spec, dtype).attr(LAYOUT, layout).sizes(&[num_tokens, 32, 128]));
+            }
+        }
+    }
+    cases
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "rope",
+        summary: "Rotary position embedding of queries or keys",
+        args: &[
+            ArgSpec::input("x", "[..., num_tokens, num_heads, head_dim]"),
+            ArgSpec::input("positions", "[..., num_tokens], i64 or i32"),
+            ArgSpec::input("cos", "[max_pos, rotary_dim / 2], f32; given exactly when sin is").optional(),
+            ArgSpec::input("sin", "[max_pos, rotary_dim / 2], f32").optional(),
+            ArgSpec::output("out", "[..., num_tokens, num_heads, head_dim]").in_place_of(X),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check(&Self::SPEC, false, args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::rotated(inputs, attrs, R::one())
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        cost(problem)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::kernel("rope_cuda"),
+    Kernel::cpu("rope_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("rope_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("rope_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `rope`.
+///
+/// ```
+/// use warpsmith::{ops::Rope, DType, Device, Tensor};
+/// let q = Tensor::randn(&[4, 8, 64], DType::F32, Device::Cpu, 0)?;
+/// let positions = Tensor::from_slice(&[0i64, 1, 2, 3], &[4], Device::Cpu)?;
+/// let out = Rope::new(&q, &positions).theta(500_000.0).run()?;
+/// assert_eq!(out.shape(), [4, 8, 64]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type Rope<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// Rotates the heads of `x` by their tokens' `positions`.
+    pub fn new(x: impl Into<TensorView<'a>>, positions: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(X, x).input(POSITIONS, positions)
+    }
+
+    /// A call whose heads are given to [`Self::run_in_place`].
+    pub fn in_place(positions: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(POSITIONS, positions)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(X, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+
+    /// Rotates the heads of `x` in place. Set options on a call made with [`Self::in_place`].
+    pub fn run_in_place<'b>(self, x: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch_in_place(X, OUT, x.into(), stream)
+    }
+}
+
+/// The options of both directions.
+macro_rules! options {
+    ($op:ty) => {
+        impl<'a> $crate::call::Call<'a, $op> {
+            /// Pairs are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
+            pub fn interleaved(self) -> Self {
+                self.attr($crate::ops::rope::LAYOUT, 1.0)
+            }
+
+            /// The base of the frequencies (10000 unless set).
+            pub fn theta(self, theta: f64) -> Self {
+                self.attr($crate::ops::rope::THETA, theta)
+            }
+
+            /// Rotates only the first `rotary_dim` elements of a head.
+            pub fn rotary_dim(self, rotary_dim: usize) -> Self {
+                self.attr($crate::ops::rope::ROTARY_DIM, rotary_dim as f64)
+            }
+
+            /// Multiplies positions by `scale`.
+            pub fn scale(self, scale: f64) -> Self {
+                self.attr($crate::ops::rope::SCALE, scale)
+            }
+
+            /// Takes cosine and sine from tables instead of computing them.
+            pub fn tables(
+                self,
+                cos: impl Into<$crate::tensor::TensorView<'a>>,
+                sin: impl Into<$crate::tensor::TensorView<'a>>,
+            ) -> Self {
+                self.input($crate::ops::rope::COS, cos).input($crate::ops::rope::SIN, sin)
+            }
+        }
+    };
+}
+use options;
+options!(Forward);

@@ -1,0 +1,210 @@
+//! Softmax on CUDA devices: host half.
+
+use super::backward::{DOUT, DX, Y};
+use super::{OUT, Problem, X};
+use crate::cuda::kernel;
+use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag};
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::ops::FLOATS;
+use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+
+const SOURCE: Source = Source { name: "softmax", code: include_str!("kernel.cu") };
+const BACKWARD_SOURCE: Source = Source { name: "softmax_backward", code: include_str!("backward.cu") };
+
+/// Forward: the powers of a row are kept as f32, so a thread has half as many chunks of the narrow types.
+fn limits(dtype: DType) -> RowLimits {
+    let narrow = 4 / dtype.size();
+    RowLimits { wanted_items: 4 / narrow, max_items: 8 / narrow, max_lanes: 1024 }
+}
+
+/// Backward: two tensors, widened to f32 when the sum is known.
+fn backward_limits(dtype: DType) -> RowLimits {
+    RowLimits { wanted_items: 2, max_items: 2 * dtype.size(), max_lanes: 512 }
+}
+
+/// Rows of any length, forward: `items` chunks in flight at once, by as many threads as have registers for them.
+const LONG: RowTiling = RowTiling { lanes: 640, rows: 1, items: 4 };
+/// Backward: as many chunks of two tensors.
+const LONG_BACKWARD: RowTiling = RowTiling { lanes: 640, rows: 1, items: 2 };
+
+kernel_params! {
+    struct SoftmaxParams {
+        x: u64, out: u64,
+        num_rows: i64, hidden: i32,
+        /// Chunks of each thread that the kernel for long rows keeps in shared memory.
+        cached: i32,
+        sign: f32,
+        /// Of the scale, times log2(e).
+        magnitude: f32,
+        x_step: i64, out_step: i64,
+        rows: Rows,
+    }
+}
+
+kernel_params! {
+    struct SoftmaxBackwardParams {
+        y: u64, dout: u64, dx: u64,
+        num_rows: i64, hidden: i32, scale: f32,
+        y_step: i64, dout_step: i64, dx_step: i64,
+        rows: Rows,
+    }
+}
+
+fn defines(dtype: DType, vector: bool, tiling: &RowTiling) -> Defines {
+    let mut defines = tiling.defines();
+    let long = [LONG, LONG_BACKWARD].contains(tiling);
+    defines.extend([element(dtype), flag("VECTOR", vector), flag("LONG", long)]);
+    defines
+}
+
+fn variants(tilings: impl Fn(DType) -> Vec<RowTiling>) -> Vec<Defines> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for tiling in tilings(dtype) {
+            all.extend([false, true].map(|vector| defines(dtype, vector, &tiling)));
+        }
+    }
+    all
+}
+
+const fn device(
+    source: Source,
+    prelude: fn() -> String,
+    function: &'static str,
+    variants: fn() -> Vec<Defines>,
+) -> CudaKernel {
+    CudaKernel { source, prelude, function, min_arch: Arch::new(6, 0, false), fast_math: false, variants }
+}
+
+static ROW_DEVICE: CudaKernel =
+    device(SOURCE, SoftmaxParams::prelude, "softmax_row", || variants(|dtype| RowTiling::all(limits(dtype))));
+static LONG_DEVICE: CudaKernel =
+    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(|_| vec![LONG]));
+static BACKWARD_ROW_DEVICE: CudaKernel =
+    device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_row", || {
+        variants(|dtype| RowTiling::all(backward_limits(dtype)))
+    });
+static BACKWARD_LONG_DEVICE: CudaKernel =
+    device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
+        variants(|_| vec![LONG_BACKWARD])
+    });
+
+/// A row in the registers of a block or warp.
+pub(super) const ROW: Kernel<Problem> = Kernel::cuda("softmax_row", &ROW_DEVICE, run_row)
+    .when(|p, _| fits(p, limits(p.dtype)))
+    .configured(|p, _| describe(p, limits(p.dtype)));
+
+/// A row of any length.
+pub(super) const LONG_ROW: Kernel<Problem> =
+    Kernel::cuda("softmax_long", &LONG_DEVICE, run_long).when(|p, _| addressable(p)).configured(|p, info| {
+        format!("{} threads a row, {} chunks of each in shared memory", LONG.lanes, cached_chunks(p, info))
+    });
+
+/// Rows of both inputs in the registers of a block or warp.
+pub(super) const BACKWARD_ROW: Kernel<Problem> =
+    Kernel::cuda("softmax_backward_row", &BACKWARD_ROW_DEVICE, run_backward_row)
+        .when(|p, _| fits(p, backward_limits(p.dtype)))
+        .configured(|p, _| describe(p, backward_limits(p.dtype)));
+
+/// Rows of any length.
+pub(super) const BACKWARD_LONG: Kernel<Problem> =
+    Kernel::cuda("softmax_backward_long", &BACKWARD_LONG_DEVICE, run_backward_long)
+        .when(|p, _| addressable(p))
+        .configured(|_, _| format!("{} threads a row", LONG_BACKWARD.lanes));
+
+fn fits(p: &Problem, limits: RowLimits) -> std::result::Result<(), String> {
+    match RowTiling::new(p.hidden, p.dtype, limits) {
+        Some(_) => Ok(()),
+        None => Err("the row does not fit the registers of a block".into()),
+    }
+}
+
+fn describe(p: &Problem, limits: RowLimits) -> String {
+    RowTiling::new(p.hidden, p.dtype, limits).map(|t| t.to_string()).unwrap_or_default()
+}
+
+/// Columns are counted in `int`, with room for a step past the end.
+fn addressable(p: &Problem) -> std::result::Result<(), String> {
+    if p.hidden <= 1 << 30 {
+        Ok(())
+    } else {
+        Err(format!("rows of {} elements are longer than 2^30", p.hidden))
+    }
+}
+
+/// How many chunks of each thread of the kernel for long rows fit shared memory, beside the little the kernel and
+/// the system use. Changes where data waits, never the result.
+fn cached_chunks(p: &Problem, info: &DeviceInfo) -> usize {
+    const RESERVED: usize = 2048;
+    let room = info.shared_per_block.saturating_sub(RESERVED) / (LONG.lanes * 16);
+    (p.hidden * p.dtype.size()).div_ceil(LONG.lanes * 16).min(room)
+}
+
+fn params(launch: &Launch<'_, Problem>, cached: usize) -> SoftmaxParams {
+    let p = launch.problem;
+    SoftmaxParams {
+        x: launch.args.address(X) as u64,
+        out: launch.args.address(OUT) as u64,
+        num_rows: p.num_rows as i64,
+        hidden: p.hidden as i32,
+        cached: cached as i32,
+        sign: if p.scale() < 0.0 { -1.0 } else { 1.0 },
+        magnitude: (p.scale().abs() * std::f64::consts::LOG2_E) as f32,
+        x_step: p.steps[0] as i64,
+        out_step: p.steps[1] as i64,
+        rows: Rows::new(&p.rows),
+    }
+}
+
+fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.dtype)).expect("`supports` has passed");
+    let config = tiling.launch(p.num_rows)?;
+    let defines = defines(p.dtype, p.vector_rows, &tiling);
+    // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
+    unsafe { kernel::run(launch, &defines, &config, &params(launch, 0)) }
+}
+
+fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    let cached = cached_chunks(p, launch.info);
+    let mut config = LONG.launch(p.num_rows)?;
+    config.shared_bytes = (cached * LONG.lanes * 16) as u32;
+    // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
+    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows, &LONG), &config, &params(launch, cached)) }
+}
+
+fn run_backward_row(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    let tiling = RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)).expect("`supports` has passed");
+    run_backward(launch, &tiling)
+}
+
+fn run_backward_long(launch: &Launch<'_, Problem>) -> Result<()> {
+    run_backward(launch, &LONG_BACKWARD)
+}
+
+fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> {
+    let p = launch.problem;
+    let at = |index| launch.args.address(index) as u64;
+    let [y_step, dout_step, dx_step, _] = p.steps.map(|s| s as i64);
+    let params = SoftmaxBackwardParams {
+        y: at(Y),
+        dout: at(DOUT),
+        dx: at(DX),
+        num_rows: p.num_rows as i64,
+        hidden: p.hidden as i32,
+        scale: p.scale() as f32,
+        y_step,
+        dout_step,
+        dx_step,
+        rows: Rows::new(&p.rows),
+    };
+    let config = tiling.launch(p.num_rows)?;
+    // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
+    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows, tiling), &config, &params) }
+}

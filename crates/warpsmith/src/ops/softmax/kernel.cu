@@ -1,0 +1,191 @@
+// out = exp(t - max(t)) / sum(exp(t - max(t))) with t = scale x, over rows.
+//
+// The scale comes as a sign and a magnitude: with the sign applied first, the row's largest element is the pivot, and
+// exp(t - max) = 2^((sign x - pivot) magnitude log2(e)), whose argument is exact but for two roundings relative to
+// itself. The pivot is at least the lowest finite number: of -inf it would make NaN of the parts of a row, or of the
+// threads, that hold nothing larger. The maximum passes over NaN, which returns with the sum; the sum over a row of
+// -inf alone is zero, which makes the row NaN.
+//
+// Threads to data: a row is cut into 16-byte chunks; lane l of the row's LANES threads owns chunks l, l + LANES,
+// l + 2 LANES, ... The mapping depends on the row length alone, never on alignment or the number of rows, so a
+// row's bits are the same in any batch.
+//
+// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread has in flight),
+// VECTOR (rows are dense, 16-byte aligned and whole chunks), LONG (the kernel for rows of any length, else the one
+// that keeps a row in registers).
+
+#include "warpsmith/reduce.cuh"
+#include "warpsmith/rows.cuh"
+#include "warpsmith/vec.cuh"
+
+using T = ELEM;
+constexpr int V = kVec<T>;
+constexpr float kLowest = -3.402823466e38f;
+
+struct Pivot {
+  static WS_INLINE float identity() { return kLowest; }
+  static WS_INLINE float join(float a, float b) { return fmaxf(a, b); }
+};
+
+// Keeps subnormal results: they can still matter in f32 and bf16.
+WS_INLINE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The pivot of `pivot` and the elements of a chunk, of which `count` are in the row.
+WS_INLINE float raise_pivot(float pivot, const Chunk<T>& c, float sign, int count) {
+  float a[V];
+  unpack(a, c);
+#pragma unroll
+  for (int j = 0; j < V; ++j)
+    if (j < (VECTOR ? V : count)) pivot = fmaxf(pivot, a[j] * sign);
+  return pivot;
+}
+
+// Powers of the elements of a chunk, zero past the end of the row; returns their sum.
+WS_INLINE float powers(float (&e)[V], const Chunk<T>& c, const SoftmaxParams& p, float pivot, int count) {
+  float sum = 0.0f;
+  unpack(e, c);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    float power = exp2_approx(fmaf(e[j], p.sign, -pivot) * p.magnitude);
+    e[j] = j < (VECTOR ? V : count) ? power : 0.0f;
+    sum += e[j];
+  }
+  return sum;
+}
+
+WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], float inverse) {
+  Chunk<T> c;
+#pragma unroll
+  for (int j = 0; j < V; ++j) e[j] *= inverse;
+  pack(c, e);
+  store_chunk<VECTOR>(row, k, step, count, c);
+}
+
+#if !LONG
+
+// A row in registers: memory is read once and each power computed once.
+extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
+  static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
+  __shared__ float scratch[2][LANES / 32];
+  const int lane = threadIdx.x % LANES;
+  const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
+  if (ROWS > 1 && index >= p.num_rows) return;
+  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  T* out = (T*)p.out + row_offset(p.rows, 1, index);
+
+  Chunk<T> row[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    int k = (i * LANES + lane) * V;
+    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f));
+  }
+  float pivot[1] = {kLowest};
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    int count = p.hidden - (i * LANES + lane) * V;
+    if (count > 0) pivot[0] = raise_pivot(pivot[0], row[i], p.sign, count);
+  }
+  block_reduce<Pivot, LANES>(pivot, scratch[0]);
+
+  float e[ITEMS][V], total[1] = {0.0f};
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    int count = p.hidden - (i * LANES + lane) * V;
+    if (count > 0) total[0] += powers(e[i], row[i], p, pivot[0], count);
+  }
+  block_reduce<Sum, LANES>(total, scratch[1]);
+  const float inverse = 1.0f / total[0];
+
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
+    if (count > 0) store_scaled(out, k, p.out_step, count, e[i], inverse);
+  }
+}
+
+#else
+
+// As load_chunk, but what is loaded will be needed again: it stays in L2.
+WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int count) {
+  if (VECTOR && count > 0) {
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
+                 : "l"(row + k)
+                 : "memory");
+  } else {
+    load_chunk<VECTOR>(c, row, k, step, count, from_f32<T>(0.0f));
+  }
+}
+
+// A row of any length, gone through twice: forward for the sum, which each thread scales down whenever its pivot
+// rises, then backward for the result, so that what was read last, and is still in L2, is read first. The first
+// p.cached chunks of each thread wait in shared memory and are not read again at all.
+extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const SoftmaxParams p) {
+  __shared__ float scratch[2][LANES / 32];
+  extern __shared__ __align__(16) u8 shared[];
+  Chunk<T>* cache = (Chunk<T>*)shared + threadIdx.x;
+  const T* x = (const T*)p.x + row_offset(p.rows, 0, blockIdx.x);
+  T* out = (T*)p.out + row_offset(p.rows, 1, blockIdx.x);
+  constexpr int kChunk = LANES * V;
+  const int groups = (p.hidden + ITEMS * kChunk - 1) / (ITEMS * kChunk);
+
+  float pivot[1] = {kLowest}, total[1] = {0.0f};
+  for (int g = 0; g < groups; ++g) {
+    const int first = g * ITEMS * kChunk + threadIdx.x * V;
+    Chunk<T> row[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int k = first + i * kChunk;
+      load_kept_chunk(row[i], x, k, p.x_step, min(V, p.hidden - k));
+    }
+    float higher = pivot[0];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int count = p.hidden - (first + i * kChunk);
+      if (g * ITEMS + i < p.cached) cache[(g * ITEMS + i) * LANES] = row[i];
+      if (count > 0) higher = raise_pivot(higher, row[i], p.sign, count);
+    }
+    total[0] *= exp2_approx((pivot[0] - higher) * p.magnitude);
+    pivot[0] = higher;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int count = p.hidden - (first + i * kChunk);
+      float e[V];
+      if (count > 0) total[0] += powers(e, row[i], p, higher, count);
+    }
+  }
+  const float own = pivot[0];
+  block_reduce<Pivot, LANES>(pivot, scratch[0]);
+  total[0] *= exp2_approx((own - pivot[0]) * p.magnitude);
+  block_reduce<Sum, LANES>(total, scratch[1]);
+  const float inverse = 1.0f / total[0];
+
+  for (int g = groups - 1; g >= 0; --g) {
+    const int first = g * ITEMS * kChunk + threadIdx.x * V;
+    Chunk<T> row[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int k = first + i * kChunk;
+      if (g * ITEMS + i < p.cached) {
+        row[i] = cache[(g * ITEMS + i) * LANES];
+      } else {
+        load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int k = first + i * kChunk, count = min(V, p.hidden - k);
+      float e[V];
+      if (count > 0) {
+        powers(e, row[i], p, pivot[0], count);
+        store_scaled(out, k, p.out_step, count, e, inverse);
+      }
+    }
+  }
+}
+
+#endif

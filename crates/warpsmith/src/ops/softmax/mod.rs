@@ -1,0 +1,282 @@
+//! `softmax`: `out = exp(t - max(t)) / sum(exp(t - max(t)))` over the last dimension, where `t = scale x`.
+//!
+//! - Shapes: `x` and `out` are `[..., hidden]`; any strides.
+//! - Types: f32, f16 or bf16, the same for both. Everything is computed in f32; the result is rounded once.
+//! - Differences to the largest element are taken before they are scaled, which loses nothing however large the
+//!   elements are, as long as the differences themselves are numbers in f32.
+//! - NaN or `+inf` (after scaling) anywhere in a row makes the row NaN, and so does a row of `-inf` alone; any other
+//!   `-inf` gives zero.
+//! - `scale` must be finite; it may be negative or zero. `out` may be `x`, in place. An empty tensor is left alone.
+//!
+//! `softmax_backward` computes the gradient of `x` from the result and its gradient.
+
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+
+pub use backward::{Backward, SoftmaxBackward};
+
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::Space;
+use crate::op::{
+    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec, Values,
+};
+use crate::ops::{FLOATS, ROW_SIZES};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const X: usize = 0;
+const OUT: usize = 1;
+const SCALE: usize = 0;
+
+const ATTRS: &[AttrSpec] =
+    &[AttrSpec { name: "scale", kind: AttrKind::Float(1.0), doc: "multiplies x before the exponential" }];
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
+    SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
+];
+
+/// A checked call of `softmax` or `softmax_backward`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    dtype: DType,
+    hidden: usize,
+    num_rows: usize,
+    /// Leading dimensions of the op's tensors, in the order of its arguments; the last repeats.
+    rows: Space<4>,
+    /// Distance of neighbours in a row of each tensor, in the same order.
+    steps: [isize; 4],
+    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    vector_rows: bool,
+    scale_bits: u64,
+}
+
+impl Problem {
+    fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        let mut sizes = Matcher::new(spec.name);
+        let dtype = sizes.dtype(spec.args[0].name, args.at(0), &FLOATS)?;
+        for (index, arg) in spec.args.iter().enumerate() {
+            sizes.dtype(arg.name, args.at(index), &[dtype])?;
+            sizes.shape(arg.name, args.at(index), "... hidden")?;
+        }
+        let scale = attrs.f64(SCALE);
+        sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
+        let layouts: [_; 4] = std::array::from_fn(|t| args.at(t.min(spec.args.len() - 1)).layout());
+        Ok(Problem {
+            dtype,
+            hidden: sizes.size("hidden"),
+            num_rows: sizes.leading_count(),
+            rows: Space::new(sizes.leading_rank(), layouts),
+            steps: layouts.map(|layout| layout.step()),
+            vector_rows: args.have_vector_rows(),
+            scale_bits: scale.to_bits(),
+        })
+    }
+
+    fn scale(&self) -> f64 {
+        f64::from_bits(self.scale_bits)
+    }
+
+    /// Bytes of one of the tensors.
+    fn tensor_bytes(&self) -> usize {
+        self.num_rows * self.hidden * self.dtype.size()
+    }
+
+    /// The cost of moving each of `tensors` once and doing `flops` operations on each element.
+    fn cost(&self, tensors: f64, flops: f64) -> Cost {
+        let bytes = tensors * self.tensor_bytes() as f64;
+        Cost { bytes, flops: flops * (self.num_rows * self.hidden) as f64 }
+    }
+}
+
+fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
+    spec.args.iter().map(|_| ArgPlan::batched(&case.sizes, case.dtype)).collect()
+}
+
+fn cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let plain = Case::new(spec, dtype);
+        cases.extend(ROW_SIZES.iter().map(|sizes| plain.clone().sizes(sizes)));
+        // Rows of a vocabulary, and one too long for any CPU's cache.
+        cases.push(plain.clone().sizes(&[2, 40_000]));
+        cases.push(plain.clone().sizes(&[1, 600_001]));
+        for scale in [0.125, 3.7, -1.5, 0.0] {
+            cases.push(plain.clone().sizes(&[5, 1000]).attr(SCALE, scale));
+        }
+        let case = plain.sizes(&[33, 264]);
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            cases.push(case.clone().arranged(arrangement));
+        }
+        cases.push(case.clone().values(Values::Large));
+        cases.push(case.clone().values(Values::Special));
+        cases.push(case.clone().values(Values::Special).attr(SCALE, -0.7));
+        cases.push(case.in_place());
+    }
+    cases
+}
+
+fn bench_cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in [[128, 4096], [8192, 4096], [32768, 8192], [256, 128_256]] {
+            cases.push(Case::new(spec, dtype).sizes(&sizes));
+        }
+    }
+    cases
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "softmax",
+        summary: "Softmax of scaled rows",
+        args: &[
+            ArgSpec::input("x", "[..., hidden]"),
+            ArgSpec::output("out", "[..., hidden], rows that sum to one").in_place_of(X),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        Problem::check(&Self::SPEC, args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        problem.cost(2.0, 5.0)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        plan(&Self::SPEC, case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::ROW,
+    #[cfg(feature = "cuda")]
+    cuda::LONG_ROW,
+    Kernel::cpu("softmax_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("softmax_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("softmax_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `softmax`.
+///
+/// ```
+/// use warpsmith::{ops::Softmax, Device, Tensor};
+/// let x = Tensor::from_slice(&[0.0f32, 0.0, 0.0, 8.0], &[2, 2], Device::Cpu)?;
+/// let out = Softmax::new(&x).scale(0.5).run()?.to_vec::<f32>()?;
+/// assert_eq!(out[..2], [0.5, 0.5]);
+/// assert!((out[3] - 0.982_014).abs() < 1e-6);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type Softmax<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// The softmax of the rows of `x`.
+    pub fn new(x: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(X, x)
+    }
+
+    /// A call whose rows are given to [`Self::run_in_place`].
+    pub fn in_place() -> Self {
+        Call::start()
+    }
+
+    /// Multiplies `x` by `scale` first (1 unless set).
+    pub fn scale(self, scale: f32) -> Self {
+        self.attr(SCALE, scale as f64)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(X, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+
+    /// Replaces the rows of `x` by their softmax. Set options on a call made with [`Self::in_place`].
+    pub fn run_in_place<'b>(self, x: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch_in_place(X, OUT, x.into(), stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn a_scale_that_is_no_number_is_refused() {
+        let x = Tensor::zeros(&[2, 3], DType::F32, Device::Cpu).unwrap();
+        for scale in [f32::NAN, f32::INFINITY] {
+            let error = Softmax::new(&x).scale(scale).run().unwrap_err().to_string();
+            assert!(error.contains("softmax: argument `scale`: expected a finite number"), "{error}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_do_not_match_are_refused() {
+        let x = Tensor::zeros(&[2, 3], DType::F32, Device::Cpu).unwrap();
+        let stream = Device::Cpu.default_stream().unwrap();
+        let mut out = Tensor::zeros(&[2, 4], DType::F32, Device::Cpu).unwrap();
+        let error = Softmax::new(&x).run_into(&mut out, &stream).unwrap_err().to_string();
+        assert!(error.contains("`out`") && error.contains("hidden=3"), "{error}");
+        let dout = Tensor::zeros(&[2, 3], DType::BF16, Device::Cpu).unwrap();
+        let error = SoftmaxBackward::new(&x, &dout).run().unwrap_err().to_string();
+        assert!(error.contains("softmax_backward: argument `dout`: expected dtype f32"), "{error}");
+    }
+
+    #[test]
+    fn infinities_give_what_the_formula_gives() {
+        let inf = f32::INFINITY;
+        let rows = [[-inf, 0.0, -inf, 0.0], [-inf; 4], [inf, 0.0, 1.0, 2.0], [f32::NAN, 0.0, 1.0, 2.0]];
+        let x = Tensor::from_slice(rows.as_flattened(), &[4, 4], Device::Cpu).unwrap();
+        let out = Softmax::new(&x).run().unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(out[..4], [0.0, 0.5, 0.0, 0.5]);
+        assert!(out[4..].iter().all(|y| y.is_nan()), "{out:?}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Tensors of any size, for timing and for cases past 2^31 elements: no guards, filled by repeating one block of
+//! values.
+
+use super::tensors::{arrange, home};
+use crate::cpu;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Shape};
+use crate::op::{ArgPlan, Args, Arrangement, Case, Fill, OpSpec};
+use crate::random::Random;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use std::sync::LazyLock;
+
+/// Values of the block that is repeated: large enough that no cache or compressor sees the repetition.
+const BLOCK: usize = 4 << 20;
+
+static NORMALS: LazyLock<Vec<f32>> = LazyLock::new(|| {
+    let mut rng = Random::new(0x5eed);
+    (0..BLOCK).map(|_| rng.normal() as f32).collect()
+});
+
+/// One argument.
+struct Slot {
+    memory: Tensor,
+    layout: Layout,
+    dtype: DType,
+    /// Bytes from the start of the allocation to the first element.
+    start: usize,
+}
+
+/// All tensors of a case on one device. Inputs hold typical values, never zeros; outputs what the memory held.
+pub struct Bulk {
+    spec: &'static OpSpec,
+    slots: Vec<Option<Slot>>,
+    in_place: bool,
+}
+
+impl Bulk {
+    /// Allocates everything and fills the inputs; done when it returns.
+    pub fn new(spec: &'static OpSpec, case: &Case, plan: &[Option<ArgPlan>], device: Device) -> Result<Bulk> {
+        Ok(Bulk::copies(spec, case, plan, device, 1)?.swap_remove(0))
+    }
+
+    /// Like [`Bulk::new`], several times with the same values.
+    pub fn copies(
+        spec: &'static OpSpec,
+        case: &Case,
+        plan: &[Option<ArgPlan>],
+        device: Device,
+        count: usize,
+    ) -> Result<Vec<Bulk>> {
+        let empty = || Bulk { spec, slots: Vec::new(), in_place: case.in_place };
+        let mut copies: Vec<Bulk> = (0..count).map(|_| empty()).collect();
+        for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
+            let Some(plan) = plan else {
+                copies.iter_mut().for_each(|bulk| bulk.slots.push(None));
+                continue;
+            };
+            let mut values = None;
+            for bulk in &mut copies {
+                let slot = Slot::new(plan, case.arrangement, device)?;
+                if !arg.is_output() {
+                    let values = values.get_or_insert_with(|| block(plan, index, slot.layout.span()));
+                    slot.fill(values)?;
+                }
+                bulk.slots.push(Some(slot));
+            }
+        }
+        device.synchronize()?;
+        Ok(copies)
+    }
+
+    /// Bytes that [`Bulk::new`] allocates; `usize::MAX` stands for more than can be addressed.
+    pub fn bytes(plan: &[Option<ArgPlan>], arrangement: Arrangement) -> Result<usize> {
+        plan.iter().flatten().try_fold(0usize, |sum, plan| {
+            let span = arrange(Shape::new(&plan.shape)?, arrangement)?.span();
+            Ok(sum.saturating_add(span.saturating_mul(plan.dtype.size())))
+        })
+    }
+
+    /// The arguments of a call on these tensors.
+    pub fn args(&self) -> Args<'_> {
+        let mut args = Args::new(self.spec);
+        for (index, arg) in self.spec.args.iter().enumerate() {
+            if self.slots[index].is_none() {
+                continue;
+            }
+            let view = self.view(index);
+            args = match arg.is_output() {
+                false => args.input(index, view),
+                // SAFETY: whoever runs calls on these tensors runs them one after the other, in stream order.
+                true => args.output(index, unsafe {
+                    TensorViewMut::from_raw(view.address(), view.dtype(), *view.layout(), view.device())
+                }),
+            };
+        }
+        args
+    }
+
+    /// One argument that the case gives.
+    pub fn view(&self, index: usize) -> TensorView<'_> {
+        let home = home(self.spec, self.in_place, |i| self.slots[i].is_some(), index);
+        self.slots[home].as_ref().expect("a given argument").view()
+    }
+
+    /// Overwrites an argument by repeating `bytes`; done when it returns.
+    pub fn refill(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
+        let home = home(self.spec, self.in_place, |i| self.slots[i].is_some(), index);
+        let slot = self.slots[home].as_ref().expect("a given argument");
+        slot.fill(bytes)?;
+        slot.memory.device().synchronize()
+    }
+}
+
+impl Slot {
+    fn new(plan: &ArgPlan, arrangement: Arrangement, device: Device) -> Result<Slot> {
+        let layout = arrange(Shape::new(&plan.shape)?, arrangement)?;
+        let size = plan.dtype.size();
+        let start = if arrangement == Arrangement::Misaligned { size } else { 0 };
+        let memory = Tensor::empty(&[start + layout.span() * size], DType::U8, device)?;
+        Ok(Slot { memory, layout, dtype: plan.dtype, start })
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        let address = self.memory.view().address() + self.start;
+        // SAFETY: the elements lie inside `memory`, which the view's lifetime borrows.
+        unsafe { TensorView::from_raw(address, self.dtype, self.layout, self.memory.device()) }
+    }
+
+    /// Repeats `block` over the whole span, gaps between elements included.
+    fn fill(&self, block: &[u8]) -> Result<()> {
+        let (address, total) = (self.view().address(), self.layout.span() * self.dtype.size());
+        if total == 0 || block.is_empty() {
+            return Ok(());
+        }
+        match self.memory.device() {
+            Device::Cpu => {
+                let parts = total.div_ceil(block.len());
+                // In parallel also because a page lands near the thread that writes it first.
+                cpu::parallel_for(parts, 1, |range| {
+                    for part in range {
+                        let at = part * block.len();
+                        let len = block.len().min(total - at);
+                        // SAFETY: the parts are disjoint and inside our memory, which no view reads meanwhile.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(block.as_ptr(), (address + at) as *mut u8, len);
+                        }
+                    }
+                });
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => {
+                use crate::cuda::{Context, copy_d2d, upload};
+                let stream = Context::get(ordinal)?.default_stream();
+                let address = address as u64;
+                let mut filled = block.len().min(total);
+                // SAFETY: inside our memory, which was allocated on this stream.
+                unsafe { upload(stream, address, &block[..filled]) }?;
+                while filled < total {
+                    let len = filled.min(total - filled);
+                    // SAFETY: what is filled and what comes after it do not overlap, and both are ours.
+                    unsafe { copy_d2d(stream, address + filled as u64, address, len) }?;
+                    filled += len;
+                }
+                Ok(())
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => Err(crate::device::no_cuda_feature()),
+        }
+    }
+}
+
+/// The first `count` elements of an argument, or a block of them to be repeated. Arguments of one call differ.
+fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
+    let count = count.min(BLOCK);
+    let mut bytes = vec![0; count * plan.dtype.size()];
+    let elements = bytes.chunks_exact_mut(plan.dtype.size());
+    match plan.fill {
+        Fill::Normal(mean, deviation) => {
+            let values = NORMALS.iter().cycle().skip(index * 1_000_003 % BLOCK);
+            for (element, value) in elements.zip(values) {
+                plan.dtype.write(mean + deviation * f64::from(*value), element);
+            }
+        }
+        Fill::Below(bound) => {
+            let mut rng = Random::new(index as u64);
+            elements.for_each(|element| plan.dtype.write(rng.below(bound as u64) as f64, element));
+        }
+        Fill::Constant(value) => elements.for_each(|element| plan.dtype.write(value, element)),
+    }
+    bytes
+}
+
+/// Bytes of memory that can be had on a device now.
+pub fn free_memory(device: Device) -> Result<u64> {
+    match device {
+        Device::Cpu => {
+            let path = "/proc/meminfo";
+            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, "reading", &e))?;
+            let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+            let kib = kib.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+            Ok(kib.unwrap_or(0) << 10)
+        }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(ordinal) => {
+            let memory = crate::cuda::Context::get(ordinal)?.memory()?;
+            Ok(memory.free + memory.pool_reserved.saturating_sub(memory.pool_used))
+        }
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(_) => Err(crate::device::no_cuda_feature()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops;
+
+    #[test]
+    fn inputs_are_filled_to_the_last_element_and_differ() {
+        let op = ops::find("rms_norm").unwrap();
+        let weight = 1;
+        let case = Case::new(op.spec(), DType::BF16).sizes(&[5, BLOCK / 4 + 3]).give(weight);
+        let plan = op.plan(&case);
+        let bulk = Bulk::new(op.spec(), &case, &plan, Device::Cpu).unwrap();
+        let x = bulk.view(0).to_f64().unwrap();
+        assert_eq!(
+            x.len() * 2 + x.len() * 2 + (BLOCK / 4 + 3) * 2,
+            Bulk::bytes(&plan, case.arrangement).unwrap()
+        );
+        assert_eq!(x[..100], x[BLOCK..BLOCK + 100], "the block repeats");
+        assert!(x.iter().filter(|x| **x == 0.0).count() < 100);
+        assert_ne!(x[..100], bulk.view(weight).to_f64().unwrap()[..100]);
+        assert!(free_memory(Device::Cpu).unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,239 @@
+//! Every CUDA kernel compiled for each architecture it declares, without a GPU. No kernel may spill registers or
+//! keep a stack.
+//!
+//! All variants would take an hour on two cores, so a run builds these: for `sm_90a`, enough to have each value of
+//! each define; for the oldest architecture of each generation of instructions, the heaviest variant of each element
+//! type; for the others, the heaviest variant of one element type. `--ignored` builds all variants for `sm_90a`.
+//! Code is kept under `target/`, keyed by its content, so that a second run compiles only what changed.
+#![cfg(feature = "cuda")]
+
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use warpsmith::jit::cache::Cache;
+use warpsmith::jit::nvrtc::{self, Nvrtc};
+use warpsmith::jit::{Arch, Jit, Key, Origin, Request, Toolchain, inspect};
+use warpsmith::ops;
+use warpsmith::registry::{CudaKernel, Defines};
+
+/// How many variants of a kernel are built.
+#[derive(Clone, Copy, PartialEq)]
+enum Extent {
+    /// Each value of each define at least once.
+    EveryValue,
+    /// The heaviest of each element type.
+    EveryElement,
+    /// The heaviest of one element type.
+    One,
+}
+use Extent::{EveryElement, EveryValue, One};
+
+/// What each NVRTC is for (the older one knows the GPUs the newer one has dropped).
+const PLAN: [(i32, &[(&str, Extent)]); 2] = [
+    (
+        13,
+        &[
+            ("sm_75", EveryElement),
+            ("sm_80", EveryElement),
+            ("sm_86", One),
+            ("sm_89", One),
+            ("sm_90a", EveryValue),
+            ("sm_100a", One),
+            ("sm_120a", One),
+        ],
+    ),
+    (12, &[("sm_60", EveryElement), ("sm_70", One)]),
+];
+
+/// One compilation and the function it is for.
+struct Job {
+    kernel: &'static CudaKernel,
+    prelude: String,
+    defines: Defines,
+    arch: Arch,
+}
+
+impl Job {
+    fn new(kernel: &'static CudaKernel, defines: Defines, arch: Arch) -> Job {
+        Job { kernel, prelude: (kernel.prelude)(), defines, arch }
+    }
+
+    fn request(&self) -> Request<'_> {
+        Request {
+            prelude: &self.prelude,
+            defines: &self.defines,
+            fast_math: self.kernel.fast_math,
+            ..Request::new(&self.kernel.source, self.arch)
+        }
+    }
+
+    /// Compiles and looks at the result; says what is wrong with it, and the milliseconds compiling took.
+    fn run(&self, jit: &Jit) -> (Option<String>, u64) {
+        let function = self.kernel.function;
+        let failure = |what: String| {
+            let defines: Vec<_> =
+                self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            Some(format!("{function} for {} with {}: {what}", self.arch, defines.join(" ")))
+        };
+        let compiled = match jit.get(&self.request()) {
+            Ok(compiled) => compiled,
+            Err(error) => return (failure(error.to_string()), 0),
+        };
+        let ms = if let Origin::Built { ms } = compiled.origin { ms } else { 0 };
+        let resources = match inspect::resources(&compiled.cubin) {
+            Ok(resources) => resources,
+            Err(error) => return (failure(error.to_string()), ms),
+        };
+        let Some(found) = resources.iter().find(|found| found.function == function) else {
+            return (failure("the source has no such function".into()), ms);
+        };
+        let spills = inspect::spills(&compiled.log).into_iter().find(|spills| spills.function == function);
+        let wrong = match spills {
+            None => failure("the compiler did not report its resources".into()),
+            Some(spills) if found.stack_bytes + spills.store_bytes + spills.load_bytes > 0 => {
+                failure(format!(
+                    "{} registers, {} bytes of stack, {} bytes of spills",
+                    found.registers,
+                    found.stack_bytes,
+                    spills.store_bytes + spills.load_bytes
+                ))
+            }
+            Some(_) => None,
+        };
+        (wrong, ms)
+    }
+}
+
+/// The NVRTC of a major version: the library `WARPSMITH_TEST_NVRTC<major>` names, else this machine's. Without
+/// one the test is skipped, unless `WARPSMITH_REQUIRE_NVRTC` is 1.
+fn nvrtc(major: i32) -> Option<Nvrtc> {
+    let named = format!("WARPSMITH_TEST_NVRTC{major}");
+    if let Some(path) = std::env::var_os(&named) {
+        return Some(nvrtc::open(Path::new(&path)).unwrap());
+    }
+    let found = nvrtc::find().ok().filter(|nvrtc| nvrtc.version().0 == major);
+    if found.is_none() {
+        let required = std::env::var("WARPSMITH_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
+        assert!(!required, "no NVRTC {major}: name the library in {named}");
+        eprintln!("skipped: no NVRTC {major}");
+    }
+    Some(nvrtc::open(found?.path()).unwrap())
+}
+
+/// Every device function of every op, once.
+fn kernels() -> Vec<&'static CudaKernel> {
+    let mut seen = BTreeSet::new();
+    let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(|kernel| [kernel.cuda, kernel.also]);
+    all.flatten().filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
+}
+
+/// A few of `variants` that together have each value of each define.
+fn covering(variants: &[Defines]) -> Vec<Defines> {
+    let mut wanted: BTreeSet<_> = variants.iter().flatten().collect();
+    let mut chosen = Vec::new();
+    while !wanted.is_empty() {
+        let gain = |defines: &&Defines| defines.iter().filter(|define| wanted.contains(define)).count();
+        let best = variants.iter().max_by_key(gain).expect("what is wanted comes from a variant");
+        wanted.retain(|define| !best.contains(define));
+        chosen.push(best.clone());
+    }
+    // A kernel without defines has one variant that is empty.
+    if chosen.is_empty() { variants.to_vec() } else { chosen }
+}
+
+/// For each element type the variant with the largest numbers: most threads, most elements each, all features.
+fn heaviest(variants: &[Defines]) -> Vec<Defines> {
+    let element = |defines: &Defines| {
+        defines.iter().filter(|(_, v)| v.parse::<u64>().is_err()).cloned().collect::<Vec<_>>()
+    };
+    let weight = |defines: &&Defines| defines.iter().filter_map(|(_, v)| v.parse::<u64>().ok()).sum::<u64>();
+    let elements: BTreeSet<_> = variants.iter().map(element).collect();
+    let of = |wanted| variants.iter().filter(|v| element(v) == wanted).max_by_key(weight).cloned();
+    elements.into_iter().filter_map(of).collect()
+}
+
+fn jobs(arch: Arch, extent: Extent, turn: usize) -> Vec<Job> {
+    let declared = kernels().into_iter().filter(|kernel| kernel.min_arch.number() <= arch.number());
+    let chosen = declared.enumerate().flat_map(|(index, kernel)| {
+        let variants = (kernel.variants)();
+        assert!(!variants.is_empty(), "{} has no variants", kernel.function);
+        let defines = match extent {
+            EveryValue => covering(&variants),
+            EveryElement => heaviest(&variants),
+            // In turn, so that the architectures together have all element types of each kernel.
+            One => {
+                let heaviest = heaviest(&variants);
+                vec![heaviest[(index + turn) % heaviest.len()].clone()]
+            }
+        };
+        defines.into_iter().map(move |defines| Job::new(kernel, defines, arch))
+    });
+    chosen.collect()
+}
+
+/// Builds everything through a cache in `folder` of the build folder, on all cores.
+fn build(nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
+    let start = std::time::Instant::now();
+    let cache = || Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder));
+    let version = nvrtc.version();
+    let jit = Jit::new(Vec::new(), cache(), Toolchain::Given(Arc::new(nvrtc)));
+    let outcomes: Vec<_> = jobs.par_iter().map(|job| job.run(&jit)).collect();
+    // What no job uses any more would stay for ever.
+    let used: BTreeSet<Key> = jobs.iter().map(|job| job.request().key()).collect();
+    for entry in cache().entries().iter().filter(|entry| !used.contains(&entry.id.key)) {
+        std::fs::remove_file(&entry.path).unwrap();
+    }
+    let (built, ms) = outcomes.iter().fold((0, 0), |(n, sum), (_, ms)| (n + (*ms > 0) as usize, sum + ms));
+    println!(
+        "NVRTC {}.{}: {} variants of {} kernels, {built} compiled in {:.1} s of compiler time, {:.1} s in all",
+        version.0,
+        version.1,
+        jobs.len(),
+        kernels().len(),
+        ms as f64 / 1e3,
+        start.elapsed().as_secs_f64()
+    );
+    outcomes.into_iter().filter_map(|(wrong, _)| wrong).collect()
+}
+
+#[test]
+fn every_kernel_for_every_architecture() {
+    let mut failures = Vec::new();
+    for (major, archs) in PLAN {
+        let Some(nvrtc) = nvrtc(major) else { continue };
+        let jobs: Vec<Job> = archs
+            .iter()
+            .enumerate()
+            .flat_map(|(turn, (arch, extent))| jobs(arch.parse().unwrap(), *extent, turn))
+            .collect();
+        failures.extend(build(nvrtc, &format!("nvrtc{major}-cache"), &jobs));
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+#[ignore = "all variants take most of an hour on two cores"]
+fn every_variant_for_sm_90a() {
+    let Some(nvrtc) = nvrtc(13) else { return };
+    let arch = "sm_90a".parse().unwrap();
+    let variants = |kernel: &'static CudaKernel| {
+        (kernel.variants)().into_iter().map(move |defines| Job::new(kernel, defines, arch))
+    };
+    let jobs: Vec<Job> = kernels().into_iter().flat_map(variants).collect();
+    let failures = build(nvrtc, "nvrtc13-all-cache", &jobs);
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn chosen_variants_have_every_value_and_every_element_type() {
+    for kernel in kernels() {
+        let variants = (kernel.variants)();
+        let values = |list: &[Defines]| list.iter().flatten().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(values(&covering(&variants)), values(&variants), "{}", kernel.function);
+        let elements = |list: &[Defines]| {
+            values(list).into_iter().filter(|(name, _)| *name == "ELEM").collect::<Vec<_>>()
+        };
+        assert_eq!(elements(&heaviest(&variants)), elements(&variants), "{}", kernel.function);
+    }
+}
