@@ -137,16 +137,27 @@ impl DType {
     pub fn write(self, value: f64, bytes: &mut [u8]) {
         match self {
             DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),
-            DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
-            DType::BF16 => bytes[..2].copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
-            DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(value).to_bits(),
-            DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(value).to_bits(),
+            DType::F16 => bytes[..2].copy_from_slice(&f16::from_f32(to_odd(value)).to_ne_bytes()),
+            DType::BF16 => bytes[..2].copy_from_slice(&bf16::from_f32(to_odd(value)).to_ne_bytes()),
+            DType::F8E4M3 => bytes[0] = F8E4M3::from_f32(to_odd(value)).to_bits(),
+            DType::F8E5M2 => bytes[0] = F8E5M2::from_f32(to_odd(value)).to_bits(),
             DType::I64 => bytes[..8].copy_from_slice(&(value as i64).to_ne_bytes()),
             DType::I32 => bytes[..4].copy_from_slice(&(value as i32).to_ne_bytes()),
             DType::U8 => bytes[0] = value as u8,
             DType::Bool => bytes[0] = (value != 0.0) as u8,
         }
     }
+}
+
+/// `value` in f32, with the last bit set if that is not exact: rounded once more to a narrower type, it goes where
+/// `value` itself would, because what lies just past a tie still does.
+fn to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if nearest as f64 == value || value.is_nan() {
+        return nearest;
+    }
+    let overshoots = nearest.abs() as f64 > value.abs();
+    f32::from_bits((nearest.to_bits() - overshoots as u32) | 1)
 }
 
 impl std::fmt::Display for DType {
@@ -212,6 +223,12 @@ mod tests {
             assert_eq!(d.round(1.0 + 2.0 * u), 1.0 + 2.0 * u, "{d}");
             assert_eq!(d.round(1.0 + u), 1.0, "{d}: ties go to even");
             assert!(d.round(1.0 + 1.5 * u) > 1.0, "{d}");
+            let tiny = d.smallest_subnormal();
+            for (tie, below, above) in [(1.0 + u, 1.0, 1.0 + 2.0 * u), (2.5 * tiny, 2.0 * tiny, 3.0 * tiny)] {
+                assert_eq!(d.round(tie), below, "{d}: {tie:e}");
+                assert_eq!(d.round(tie * (1.0 + f64::EPSILON)), above, "{d}: just past {tie:e}");
+                assert_eq!(d.round(-tie * (1.0 - f64::EPSILON)), -below, "{d}: just before {tie:e}");
+            }
         }
     }
 }
