@@ -21,6 +21,7 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "base.cuh",
+    "fp8.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",

@@ -1,11 +1,13 @@
 //! The ops, one folder and one line each.
 
+pub mod cast;
 pub mod layer_norm;
 mod norm;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
 
+pub use cast::Cast;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
@@ -24,6 +26,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &softmax::Backward,
     &rope::Forward,
     &rope::Backward,
+    &cast::Forward,
 ];
 
 /// The op of a name.
