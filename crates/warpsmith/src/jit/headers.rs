@@ -19,7 +19,8 @@ macro_rules! headers {
 }
 
 /// Every header a kernel can include.
-pub static HEADERS: &[Header] = headers!["base.cuh", "reduce.cuh", "rows.cuh", "vec.cuh",];
+pub static HEADERS: &[Header] =
+    headers!["base.cuh", "elementwise.cuh", "math.cuh", "reduce.cuh", "rows.cuh", "vec.cuh",];
 
 /// The headers `texts` include, directly or through other headers, sorted by name.
 ///

@@ -1,18 +1,40 @@
 //! The ops, one folder and one line each.
 
+pub mod activation;
+pub mod add_gelu;
+mod column_sum;
+mod elementwise;
+pub mod gated_act;
 pub mod layer_norm;
+pub mod mul_add;
 mod norm;
 pub mod rms_norm;
 
+pub use activation::{Activation, ActivationBackward};
+pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
+pub use mul_add::{MulAdd, MulAddBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 
 use crate::dtype::DType;
 use crate::registry::AnyOp;
 
 /// Every op.
-pub static ALL: &[&dyn AnyOp] =
-    &[&rms_norm::Forward, &rms_norm::Backward, &layer_norm::Forward, &layer_norm::Backward];
+pub static ALL: &[&dyn AnyOp] = &[
+    &rms_norm::Forward,
+    &rms_norm::Backward,
+    &layer_norm::Forward,
+    &layer_norm::Backward,
+    &activation::Forward,
+    &activation::Backward,
+    &add_gelu::Forward,
+    &add_gelu::Backward,
+    &mul_add::Forward,
+    &mul_add::Backward,
+    &gated_act::Forward,
+    &gated_act::Backward,
+];
 
 /// The op of a name.
 pub fn find(name: &str) -> Option<&'static dyn AnyOp> {

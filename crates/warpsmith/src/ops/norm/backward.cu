@@ -3,7 +3,7 @@
 // mean(g) only if CENTER. Mean and scale are computed again from x: that is cheaper than reading them.
 //
 // Threads to data: as in the forward kernel. A group of LANES threads takes every num_groups-th row, keeps the
-// columns it owns of dweight and dbias in registers, and leaves one partial sum a group for `norm_backward_sum`.
+// columns it owns of dweight and dbias in registers, and leaves one partial sum a group for `column_sum`.
 // The number of groups depends on the number of rows and the device alone, and nothing is added atomically: two
 // runs give the same bits, and dx of a row does not depend on the other rows.
 //

@@ -1,19 +1,18 @@
 //! Both norms on CUDA devices: host half.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
+use crate::cuda::kernel;
 use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::ops::FLOATS;
+use crate::ops::{FLOATS, column_sum};
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "norm", code: include_str!("kernel.cu") };
 const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_str!("backward.cu") };
-const SUM_SOURCE: Source = Source { name: "norm_backward_sum", code: include_str!("backward_sum.cu") };
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
 /// Forward: one row in registers.
@@ -43,10 +42,6 @@ kernel_params! {
         x_step: i64, dout_step: i64, dx_step: i64, dsum_step: i64, weight_step: i64,
         rows: Rows,
     }
-}
-
-kernel_params! {
-    struct NormSumParams { partial: u64, out: [u64; 2], step: [i64; 2], num_groups: i64, hidden: i64 }
 }
 
 /// The compile-time choices of a forward kernel besides the tiling.
@@ -236,9 +231,6 @@ static LAYER_BACKWARD_LONG: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_long", || {
         backward_variants(true, |_| vec![LONG_TILING])
     });
-static BACKWARD_SUM: CudaKernel = device(SUM_SOURCE, NormSumParams::prelude, "norm_backward_sum", || {
-    FLOATS.map(|d| vec![element(d)]).to_vec()
-});
 
 /// Rows in registers, sums over rows in registers too.
 pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Kernel<back::Problem> {
@@ -254,7 +246,7 @@ pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Ke
         .with_workspace(|p, info| {
             RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)).map_or(0, |t| workspace(p, info, &t))
         })
-        .and(&BACKWARD_SUM)
+        .and(&column_sum::cuda::DEVICE)
 }
 
 /// Rows of any length.
@@ -265,7 +257,7 @@ pub(in crate::ops) const fn backward_long(name: &'static str, center: bool) -> K
             format!("{LONG_LANES} threads a row, {} groups of rows", groups(p, info, &LONG_TILING))
         })
         .with_workspace(|p, info| workspace(p, info, &LONG_TILING))
-        .and(&BACKWARD_SUM)
+        .and(&column_sum::cuda::DEVICE)
 }
 
 /// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
@@ -292,8 +284,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>, tiling: &RowTiling) -> Resul
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let groups = groups(p, launch.info, tiling);
-    let [x_step, dout_step, dx_step, dsum_step, weight_step, dweight_step, dbias_step] =
-        p.steps.map(|s| s as i64);
+    let [x_step, dout_step, dx_step, dsum_step, weight_step, _, _] = p.steps.map(|s| s as i64);
     if groups > 0 {
         let params = NormBackwardParams {
             x: at(back::X),
@@ -318,20 +309,9 @@ fn run_backward(launch: &Launch<'_, back::Problem>, tiling: &RowTiling) -> Resul
         // workspace holds one partial sum a group.
         unsafe { kernel::run(launch, &backward_defines(p, tiling), &config, &params)? };
     }
-    if p.num_sums() == 0 {
-        return Ok(());
-    }
-    let sums = [(p.has_dweight, at(back::DWEIGHT), dweight_step), (p.has_dbias, at(back::DBIAS), dbias_step)];
-    let mut wanted = sums.into_iter().filter(|(wanted, _, _)| *wanted).cycle();
-    let (first, second) = (wanted.next().expect("a sum is wanted"), wanted.next().expect("it repeats"));
-    let params = NormSumParams {
-        partial: launch.workspace as u64,
-        out: [first.1, second.1],
-        step: [first.2, second.2],
-        num_groups: groups as i64,
-        hidden: p.hidden as i64,
-    };
-    let config = LaunchConfig::new([p.hidden.div_ceil(32) as u32, p.num_sums() as u32, 1], [512, 1, 1], 0);
-    // SAFETY: as above; each block writes its own columns of one gradient.
-    unsafe { kernel::run_part(launch, &BACKWARD_SUM, &vec![element(p.dtype)], &config, &params) }
+    let sums = [(p.has_dweight, back::DWEIGHT, p.steps[5]), (p.has_dbias, back::DBIAS, p.steps[6])];
+    let wanted = sums.into_iter().filter(|(wanted, _, _)| *wanted);
+    let targets: Vec<_> = wanted.map(|(_, index, step)| (launch.args.address(index), step)).collect();
+    // SAFETY: as above.
+    unsafe { column_sum::cuda::add(launch, groups, p.hidden, p.dtype, &targets) }
 }

@@ -1,11 +1,11 @@
 // Adds the partial sums of a gradient over the groups of rows: out[c] = sum of partial[group][c], in a fixed order.
 //
 // Threads to data: a block of 32 x 16 threads adds 32 columns; thread (c, r) takes groups r, r + 16, ... of its
-// column, then row 0 adds the sixteen. blockIdx.y picks dweight or dbias. Define: ELEM.
+// column, then row 0 adds the sixteen. blockIdx.y picks the gradient. Define: ELEM.
 
 #include "warpsmith/base.cuh"
 
-extern "C" __global__ void __launch_bounds__(512) norm_backward_sum(const NormSumParams p) {
+extern "C" __global__ void __launch_bounds__(512) column_sum(const ColumnSumParams p) {
   __shared__ float scratch[16][33];
   const int c = threadIdx.x % 32, r = threadIdx.x / 32;
   const i64 column = (i64)blockIdx.x * 32 + c;
