@@ -54,6 +54,11 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.args.device().default_stream()
     }
 
+    /// An argument already given.
+    pub(crate) fn view(&self, index: usize) -> &TensorView<'a> {
+        self.args.at(index)
+    }
+
     /// A new tensor with the shape and dtype of an argument already given.
     pub(crate) fn like(&self, index: usize, stream: &Stream) -> Result<Tensor> {
         self.like_as(index, self.args.at(index).dtype(), stream)

@@ -24,6 +24,7 @@ WS_INLINE void by_element(const NewOpParams& p, i64 index) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) new_op(const NewOpParams p) {
+  begin_kernel();
   const i64 first = (i64)blockIdx.x * (ITEMS * THREADS) + threadIdx.x;
   if (!VECTOR) {
     for (int i = 0; i < ITEMS; ++i) by_element(p, first + i * THREADS);

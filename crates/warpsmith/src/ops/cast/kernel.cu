@@ -99,6 +99,7 @@ WS_INLINE float scaled(float x, float scale) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) cast(const CastParams p) {
+  begin_kernel();
   const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
   const u32 row_block = blockIdx.x / p.col_tiles, tile = blockIdx.x - row_block * p.col_tiles;
   const i64 row = (i64)row_block * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
