@@ -51,7 +51,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
 #pragma unroll
         for (int t = 0; t < kIn + kOut; ++t) at[t] = 0;
       } else {
-        row_offsets(at, p.rows, row);
+        row_offsets<0>(at, p.rows, row);
       }
 #pragma unroll
       for (int t = 0; t < kIn + kOut; ++t) at[t] += column * p.steps[t];

@@ -40,14 +40,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
     for (int i = 0; i < ITEMS; ++i) {
       const i64 r = row + i * p.num_groups;
       if (r >= p.num_rows) break;
-      row_offsets(at[i], p.rows, r);
+      row_offsets<0>(at[i], p.rows, r);
       load(x[i], (const T*)p.x + at[i][0] + column * p.x_step);
       load(dout[i], (const T*)p.dout + at[i][1] + column * p.dout_step);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       if (row + i * p.num_groups >= p.num_rows) break;
-      float d[kUnit];
+      float d[kVec<T>];  // kUnit of them are used
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) {
         d[j] = to_f32(dout[i].items[j]) * FUNCTION::derivative(to_f32(x[i].items[j]) + bias[j]);

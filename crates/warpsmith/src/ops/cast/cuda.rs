@@ -13,8 +13,10 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 const SOURCE: Source = Source { name: "cast", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Groups of a thread, where there are enough for all multiprocessors.
-const ITEMS: usize = 4;
+/// Groups of a thread, where there are enough for all multiprocessors: at most 64 bytes to be loaded at once.
+fn most_items(from: DType, to: DType) -> usize {
+    4.min(64 / (group(from, to) * from.size()))
+}
 /// Fewest threads a row, so that neighbouring threads touch whole sectors.
 const MIN_LANES: usize = 8;
 
@@ -51,7 +53,7 @@ fn variants() -> Vec<Defines> {
     for from in TYPES {
         for to in TYPES {
             for scaling in [Scaling::None, Scaling::Multiply, Scaling::Divide] {
-                for (vector, items) in [(true, ITEMS), (true, 1), (false, 1)] {
+                for (vector, items) in [(true, most_items(from, to)), (true, 1), (false, 1)] {
                     all.push(defines(from, to, scaling, vector, items));
                 }
             }
@@ -82,7 +84,7 @@ impl Tiling {
             let blocks = p.num_rows.div_ceil(THREADS / lanes) * col_tiles;
             Tiling { lanes, items, col_tiles, blocks }
         };
-        let many = with(ITEMS);
+        let many = with(most_items(p.from, p.to));
         if p.vector_rows && many.blocks >= 2 * info.units { many } else { with(1) }
     }
 }

@@ -98,7 +98,10 @@ WS_INLINE float scaled(float x, float scale) {
   return x;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) cast(const CastParams p) {
+// Blocks a multiprocessor must hold; the slow path of the division takes registers.
+constexpr int kResident = SCALE == 2 ? 3 : 4;
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const CastParams p) {
   begin_kernel();
   const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
   const u32 row_block = blockIdx.x / p.col_tiles, tile = blockIdx.x - row_block * p.col_tiles;

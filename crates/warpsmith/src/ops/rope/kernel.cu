@@ -63,7 +63,11 @@ WS_INLINE void cos_sin(float& cos_out, float& sin_out, u64 angle) {
   sin_out = bits_float(float_bits(s1) ^ ((turn & 2) << 30));
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4) rope(const RopeParams p) {
+// Blocks a multiprocessor must hold. The addresses of tables take more registers than the angles, and so does the
+// compiler for sm_120; with four blocks either would spill.
+constexpr int kResident = HAS_TABLES || __CUDA_ARCH__ >= 1200 ? 3 : 4;
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) rope(const RopeParams p) {
   begin_kernel();
   // [tokens][pairs] of cosines, then of sines.
   extern __shared__ __align__(16) float factors[];
