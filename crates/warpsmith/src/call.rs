@@ -1,6 +1,7 @@
 //! The builder behind every op's Rust API: `RmsNorm::new(&x).weight(&w).run()?`.
 
 use crate::device::Stream;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Args, Attrs, Op};
 use crate::registry::{AnyOp, Select};
@@ -53,10 +54,19 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.args.device().default_stream()
     }
 
+    /// An argument already given.
+    pub(crate) fn view(&self, index: usize) -> &TensorView<'a> {
+        self.args.at(index)
+    }
+
     /// A new tensor with the shape and dtype of an argument already given.
     pub(crate) fn like(&self, index: usize, stream: &Stream) -> Result<Tensor> {
-        let view = self.args.at(index);
-        Tensor::empty_on(view.shape(), view.dtype(), stream)
+        self.like_as(index, self.args.at(index).dtype(), stream)
+    }
+
+    /// A new tensor with the shape of an argument already given.
+    pub(crate) fn like_as(&self, index: usize, dtype: DType, stream: &Stream) -> Result<Tensor> {
+        Tensor::empty_on(self.args.at(index).shape(), dtype, stream)
     }
 
     /// Checks, selects and launches with the outputs given by position.

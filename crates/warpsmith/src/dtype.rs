@@ -139,8 +139,8 @@ impl DType {
             DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),
             DType::F16 => bytes[..2].copy_from_slice(&f16::from_f32(toward_odd(value)).to_ne_bytes()),
             DType::BF16 => bytes[..2].copy_from_slice(&bf16::from_f32(toward_odd(value)).to_ne_bytes()),
-            DType::F8E4M3 => bytes[0] = F8E4M3::from_f64(value).to_bits(),
-            DType::F8E5M2 => bytes[0] = F8E5M2::from_f64(value).to_bits(),
+            DType::F8E4M3 => bytes[0] = F8E4M3::from_f32(toward_odd(value)).to_bits(),
+            DType::F8E5M2 => bytes[0] = F8E5M2::from_f32(toward_odd(value)).to_bits(),
             DType::I64 => bytes[..8].copy_from_slice(&(value as i64).to_ne_bytes()),
             DType::I32 => bytes[..4].copy_from_slice(&(value as i32).to_ne_bytes()),
             DType::U8 => bytes[0] = value as u8,
@@ -224,6 +224,12 @@ mod tests {
             assert_eq!(d.round(1.0 + 2.0 * u), 1.0 + 2.0 * u, "{d}");
             assert_eq!(d.round(1.0 + u), 1.0, "{d}: ties go to even");
             assert!(d.round(1.0 + 1.5 * u) > 1.0, "{d}");
+            let tiny = d.smallest_subnormal();
+            for (tie, below, above) in [(1.0 + u, 1.0, 1.0 + 2.0 * u), (2.5 * tiny, 2.0 * tiny, 3.0 * tiny)] {
+                assert_eq!(d.round(tie), below, "{d}: {tie:e}");
+                assert_eq!(d.round(tie * (1.0 + f64::EPSILON)), above, "{d}: just past {tie:e}");
+                assert_eq!(d.round(-tie * (1.0 - f64::EPSILON)), -below, "{d}: just before {tie:e}");
+            }
         }
     }
 }

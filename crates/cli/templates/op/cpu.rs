@@ -14,9 +14,11 @@ const GRAIN: usize = 1 << 15;
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.count * p.dtype.size());
-    parallel_for(p.count, GRAIN, |part| {
-        with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, part, stream, t: PhantomData }))
-    });
+    parallel_for(
+        p.count,
+        GRAIN,
+        |part| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, part, stream, t: PhantomData })),
+    );
     Ok(())
 }
 
@@ -42,7 +44,15 @@ impl<T: CpuElement> Task for Forward<'_, T> {
             if p.dense {
                 let (x, out) = (x.add(self.part.start), out.add(self.part.start));
                 let alpha = s.splat(alpha);
-                map(s, x, out, self.part.len(), self.stream, #[inline(always)] |v| s.mul(v, alpha));
+                map(
+                    s,
+                    x,
+                    out,
+                    self.part.len(),
+                    self.stream,
+                    #[inline(always)]
+                    |v| s.mul(v, alpha),
+                );
             } else {
                 for index in self.part {
                     let [from, to, ..] = p.elements.offsets(index);

@@ -13,23 +13,29 @@
 using T = ELEM;
 constexpr int V = kVec<T>;
 
-extern "C" __global__ void __launch_bounds__(THREADS) new_op(const NewOpParams p) {
-  const T *x = (const T*)p.x;
-  T *out = (T*)p.out;
-  const T zero = from_f32<T>(0.0f);
-  const i64 first = (i64)blockIdx.x * (ITEMS * THREADS) + threadIdx.x;
+// Elements of chunk `index`, one by one: any strides, and whatever is left at the end.
+WS_INLINE void by_element(const NewOpParams& p, i64 index) {
+  // Not unrolled: the offsets of many elements at once would not fit the registers.
+#pragma unroll 1
+  for (i64 at = index * V; at < min((index + 1) * V, p.count); ++at) {
+    const T x = ((const T*)p.x)[row_offset(p.elements, 0, at)];
+    ((T*)p.out)[row_offset(p.elements, 1, at)] = from_f32<T>(to_f32(x) * p.alpha);
+  }
+}
 
+extern "C" __global__ void __launch_bounds__(THREADS) new_op(const NewOpParams p) {
+  begin_kernel();
+  const i64 first = (i64)blockIdx.x * (ITEMS * THREADS) + threadIdx.x;
+  if (!VECTOR) {
+    for (int i = 0; i < ITEMS; ++i) by_element(p, first + i * THREADS);
+    return;
+  }
+  const T zero = from_f32<T>(0.0f);
   Chunk<T> chunks[ITEMS];
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     const i64 at = (first + i * THREADS) * V;
-    if (VECTOR) {
-      load_chunk<true>(chunks[i], x, at, 1, at < p.count ? V : 0, zero);
-    } else {
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-        chunks[i].items[j] = at + j < p.count ? x[row_offset(p.elements, 0, at + j)] : zero;
-    }
+    load_chunk<true>(chunks[i], (const T*)p.x, at, 1, at < p.count ? V : 0, zero);
   }
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
@@ -39,12 +45,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) new_op(const NewOpParams p
 #pragma unroll
     for (int j = 0; j < V; ++j) a[j] *= p.alpha;
     pack(chunks[i], a);
-    if (VECTOR) {
-      store_chunk<true>(out, at, 1, at < p.count ? V : 0, chunks[i]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-        if (at + j < p.count) out[row_offset(p.elements, 1, at + j)] = chunks[i].items[j];
-    }
+    store_chunk<true>((T*)p.out, at, 1, at < p.count ? V : 0, chunks[i]);
   }
 }

@@ -117,7 +117,9 @@ impl Op for Forward {
         let mut cases = Vec::new();
         for dtype in [DType::BF16, DType::F32] {
             let sizes = [[128, 4096], [8192, 4096], [32768, 8192]];
-            cases.extend(sizes.iter().map(|sizes| Case::new(&Self::SPEC, dtype).attr(ALPHA, 1.7).sizes(sizes)));
+            cases.extend(
+                sizes.iter().map(|sizes| Case::new(&Self::SPEC, dtype).attr(ALPHA, 1.7).sizes(sizes)),
+            );
         }
         cases
     }

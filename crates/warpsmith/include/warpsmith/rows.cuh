@@ -31,3 +31,18 @@ template <int kFirst, int kCount, class R> WS_INLINE void row_offsets(i64 (&offs
 #pragma unroll
   for (int t = 0; t < kCount; ++t) offsets[t] += index * rows.strides[kFirst + t][0];
 }
+
+// Offsets in elements of row `index` in the first kCount tensors: one division a dimension for all of them.
+template <int kCount, class R> WS_INLINE void row_offsets(i64 (&at)[kCount], const R& rows, i64 index) {
+#pragma unroll
+  for (int t = 0; t < kCount; ++t) at[t] = 0;
+#pragma unroll 1
+  for (int d = rows.rank - 1; d > 0; --d) {
+    const i64 q = index / rows.sizes[d], rest = index - q * rows.sizes[d];
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) at[t] += rest * rows.strides[t][d];
+    index = q;
+  }
+#pragma unroll
+  for (int t = 0; t < kCount; ++t) at[t] += index * rows.strides[t][0];
+}

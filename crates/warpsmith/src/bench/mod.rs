@@ -257,7 +257,13 @@ impl Bench {
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
                 let context = crate::cuda::Context::get(ordinal)?;
-                cuda::sample(context, self.sets.len(), &self.settings, call)
+                let samples = cuda::sample(context, self.sets.len(), &self.settings, call);
+                if samples.is_err() {
+                    // Calls before the one that failed may still use tensors that the caller drops now. If waiting
+                    // fails too, the first error is the one to report.
+                    let _ = context.synchronize();
+                }
+                samples
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => Err(crate::device::no_cuda_feature()),

@@ -21,7 +21,7 @@ const EXP_ZERO: f32 = -103.972_08;
 
 /// `c[0] + c[1] x + c[2] x^2 + ...`
 #[inline(always)]
-fn poly<S: Simd, const K: usize>(s: S, x: S::V, c: [f32; K]) -> S::V {
+pub(super) fn poly<S: Simd, const K: usize>(s: S, x: S::V, c: [f32; K]) -> S::V {
     let mut sum = s.splat(c[K - 1]);
     for &c in c[..K - 1].iter().rev() {
         sum = s.fma(sum, x, s.splat(c));
@@ -281,9 +281,9 @@ pub fn d_gelu<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 /// GELU's tanh form is `x sigmoid(x (A + B x^2))`; this is `A = 2 sqrt(2/pi)`.
-const GELU_TANH_A: f32 = 1.595_769_121_605_730_7_f64 as f32;
+pub(super) const GELU_TANH_A: f32 = 1.595_769_121_605_730_7_f64 as f32;
 /// `0.044715 A`.
-const GELU_TANH_B: f32 = (0.044_715 * 1.595_769_121_605_730_7_f64) as f32;
+pub(super) const GELU_TANH_B: f32 = (0.044_715 * 1.595_769_121_605_730_7_f64) as f32;
 
 /// The tanh approximation of GELU, `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
 #[inline(always)]
@@ -312,21 +312,20 @@ pub fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(x, sigmoid(s, x))
 }
 
-/// Derivative of [`silu`]: `sigmoid(x) (1 + x (1 - sigmoid(x)))`.
+/// Derivative of [`silu`]: `sigmoid(x) (1 + x sigmoid(-x))`; the factor outside the sum keeps the error small where the
+/// sum is zero.
 #[inline(always)]
 pub fn d_silu<S: Simd>(s: S, x: S::V) -> S::V {
     let (numerator, denominator, u) = sigmoid_parts(s, x);
-    // (1 + u + x u) / (1 + u)^2, and for negative x (1 + u + x) u / (1 + u)^2: the factor outside the sum keeps the
-    // error small where the sum is zero.
-    let term = s.select(s.lt(x, s.zero()), x, s.mul(x, u));
-    let sum = s.mul(numerator, s.add(denominator, term));
-    s.div(sum, s.mul(denominator, denominator))
+    let one = s.splat(1.0);
+    let inverse = s.div(one, denominator);
+    let mirrored = s.mul(s.select(s.lt(x, s.zero()), one, u), inverse);
+    s.mul(s.mul(numerator, inverse), s.fma(x, mirrored, one))
 }
 
-/// The terms of mish, with `u = e^-|x|`: `(u, a, b)` such that `tanh(softplus(x)) = a / b`, free of overflow.
+/// `(a, b)` such that `tanh(softplus(x)) = a / b`, free of overflow, given `u = e^-|x|`.
 #[inline(always)]
-fn mish_parts<S: Simd>(s: S, x: S::V) -> (S::V, S::V, S::V) {
-    let u = exp_neg_abs(s, x);
+pub(super) fn mish_quotient<S: Simd>(s: S, x: S::V, u: S::V) -> (S::V, S::V) {
     let (one, two) = (s.splat(1.0), s.splat(2.0));
     // With w = e^x: (w^2 + 2w) / (w^2 + 2w + 2), and for positive x the same divided by w^2.
     let falling = s.mul(u, s.add(u, two));
@@ -334,20 +333,21 @@ fn mish_parts<S: Simd>(s: S, x: S::V) -> (S::V, S::V, S::V) {
     let negative = s.lt(x, s.zero());
     let a = s.select(negative, falling, rising);
     let b = s.select(negative, s.add(falling, two), s.fma(s.mul(two, u), u, rising));
-    (u, a, b)
+    (a, b)
 }
 
 /// `x tanh(softplus(x))`.
 #[inline(always)]
 pub fn mish<S: Simd>(s: S, x: S::V) -> S::V {
-    let (_, a, b) = mish_parts(s, x);
+    let (a, b) = mish_quotient(s, x, exp_neg_abs(s, x));
     s.mul(x, s.div(a, b))
 }
 
 /// Derivative of [`mish`].
 #[inline(always)]
 pub fn d_mish<S: Simd>(s: S, x: S::V) -> S::V {
-    let (u, a, b) = mish_parts(s, x);
+    let u = exp_neg_abs(s, x);
+    let (a, b) = mish_quotient(s, x, u);
     let one = s.splat(1.0);
     // d/dx tanh(softplus(x)) = 4 w (w + 1) / (w^2 + 2w + 2)^2, and for positive x the same in u = 1/w.
     let power = s.select(s.lt(x, s.zero()), u, s.mul(u, u));

@@ -21,6 +21,9 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "base.cuh",
+    "elementwise.cuh",
+    "fp8.cuh",
+    "math.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",

@@ -1,12 +1,24 @@
 //! The ops, one folder and one line each.
 
+pub mod activation;
+pub mod add_gelu;
+pub mod cast;
+mod column_sum;
+mod elementwise;
+pub mod gated_act;
 pub mod layer_norm;
+pub mod mul_add;
 mod norm;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
 
+pub use activation::{Activation, ActivationBackward};
+pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use cast::Cast;
+pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
+pub use mul_add::{MulAdd, MulAddBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
@@ -24,6 +36,15 @@ pub static ALL: &[&dyn AnyOp] = &[
     &softmax::Backward,
     &rope::Forward,
     &rope::Backward,
+    &cast::Forward,
+    &activation::Forward,
+    &activation::Backward,
+    &add_gelu::Forward,
+    &add_gelu::Backward,
+    &mul_add::Forward,
+    &mul_add::Backward,
+    &gated_act::Forward,
+    &gated_act::Backward,
 ];
 
 /// The op of a name.

@@ -177,6 +177,17 @@ impl Simd for Avx2 {
         fn i_to_f32(i: __m256i) -> __m256 = _mm256_cvtepi32_ps(i);
         fn f32_to_i(v: __m256) -> __m256i = _mm256_cvtps_epi32(v);
 
+        fn unzip(a: __m256, b: __m256) -> (__m256, __m256) = {
+            // Within 128-bit halves first, then the four pairs in order.
+            let (even, odd) = (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
+            let in_order = |v| _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(v)));
+            (in_order(even), in_order(odd))
+        };
+        fn zip(even: __m256, odd: __m256) -> (__m256, __m256) = {
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
+        };
+
         fn reduce_add(v: __m256) -> f32 = {
             let v4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));

@@ -118,6 +118,17 @@ impl Simd for Avx512 {
         fn pow2(n: __m512) -> __m512 = _mm512_scalef_ps(_mm512_set1_ps(1.0), n);
         fn scale2(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
 
+        fn unzip(a: __m512, b: __m512) -> (__m512, __m512) = {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+        };
+        fn zip(even: __m512, odd: __m512) -> (__m512, __m512) = {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+            (_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
+        };
+
         fn reduce_add(v: __m512) -> f32 = {
             let v8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
             let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));

@@ -12,17 +12,21 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod pair;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+pub use pair::Pair;
 pub use portable::Portable;
 
 use super::tier::Tier;
 
 const SIGN: i32 = i32::MIN;
+/// Lanes of the widest vectors.
+const MAX_LANES: usize = 32;
 
 /// A kernel body, generic over the tier.
 pub trait Task {
@@ -60,7 +64,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type B: Copy;
     /// A yes or no per lane.
     type M: Copy;
-    /// Number of lanes: 16 on AVX-512, 8 elsewhere.
+    /// Number of lanes: 16 on AVX-512, 8 elsewhere, twice that in a [`Pair`].
     const N: usize;
     /// The tier this token stands for.
     const TIER: Tier;
@@ -305,6 +309,36 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn with_sign(self, magnitude: Self::V, sign: Self::V) -> Self::V {
         let sign = self.iand(self.bits_of(sign), self.isplat(SIGN));
         self.of_bits(self.ior(self.bits_of(magnitude), sign))
+    }
+
+    /// The lanes of even and of odd index of `a` followed by `b`.
+    #[inline(always)]
+    fn unzip(self, a: Self::V, b: Self::V) -> (Self::V, Self::V) {
+        let (mut mixed, mut even, mut odd) = ([0f32; 2 * MAX_LANES], [0f32; MAX_LANES], [0f32; MAX_LANES]);
+        // SAFETY: the arrays hold the lanes of two vectors and of one.
+        unsafe {
+            self.store(mixed.as_mut_ptr(), a);
+            self.store(mixed.as_mut_ptr().add(Self::N), b);
+            for i in 0..Self::N {
+                (even[i], odd[i]) = (mixed[2 * i], mixed[2 * i + 1]);
+            }
+            (self.load(even.as_ptr()), self.load(odd.as_ptr()))
+        }
+    }
+
+    /// Undoes [`Simd::unzip`].
+    #[inline(always)]
+    fn zip(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V) {
+        let (mut mixed, mut a, mut b) = ([0f32; 2 * MAX_LANES], [0f32; MAX_LANES], [0f32; MAX_LANES]);
+        // SAFETY: the arrays hold the lanes of two vectors and of one.
+        unsafe {
+            self.store(a.as_mut_ptr(), even);
+            self.store(b.as_mut_ptr(), odd);
+            for i in 0..Self::N {
+                (mixed[2 * i], mixed[2 * i + 1]) = (a[i], b[i]);
+            }
+            (self.load(mixed.as_ptr()), self.load(mixed.as_ptr().add(Self::N)))
+        }
     }
 
     /// `2^n` for whole `n` in `-126..=127`.

@@ -258,6 +258,68 @@ fn reductions_and_swaps_use_the_documented_lanes() {
     }
 }
 
+struct Shuffles;
+
+impl Task for Shuffles {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        fn check<S: Simd>(s: S) {
+            let mixed: Vec<f32> = (0..2 * S::N).map(|i| i as f32).collect();
+            let mut out = vec![0f32; 2 * S::N];
+            // SAFETY: both hold the lanes of two vectors.
+            unsafe {
+                let (a, b) = (s.load(mixed.as_ptr()), s.load(mixed.as_ptr().add(S::N)));
+                let (even, odd) = s.unzip(a, b);
+                s.store(out.as_mut_ptr(), even);
+                s.store(out.as_mut_ptr().add(S::N), odd);
+                for i in 0..S::N {
+                    assert_eq!((out[i], out[S::N + i]), (mixed[2 * i], mixed[2 * i + 1]), "{}", S::TIER);
+                }
+                let (a, b) = s.zip(even, odd);
+                s.store(out.as_mut_ptr(), a);
+                s.store(out.as_mut_ptr().add(S::N), b);
+            }
+            assert_eq!(out, mixed, "{}", S::TIER);
+        }
+        check(s);
+        check(Pair(s));
+    }
+}
+
+#[test]
+fn unzip_parts_lanes_and_zip_joins_them() {
+    for tier in Tier::available() {
+        dispatch(tier, Shuffles);
+    }
+}
+
+struct PairedMemory;
+
+impl Task for PairedMemory {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let pair = Pair(s);
+        let x: Vec<f32> = (1..=2 * S::N).map(|i| i as f32).collect();
+        for n in 0..=2 * S::N {
+            let mut y = vec![-1f32; 2 * S::N];
+            // SAFETY: both hold the lanes of a pair.
+            unsafe { pair.store_partial(y.as_mut_ptr(), pair.load_partial(x.as_ptr(), n), n) };
+            assert!(y[..n] == x[..n] && y[n..].iter().all(|&y| y == -1.0), "{} {n}: {y:?}", S::TIER);
+        }
+    }
+}
+
+#[test]
+fn pairs_touch_only_the_lanes_asked_for() {
+    for tier in Tier::available() {
+        dispatch(tier, PairedMemory);
+    }
+}
+
 #[test]
 fn an_unavailable_tier_falls_back() {
     struct Which;

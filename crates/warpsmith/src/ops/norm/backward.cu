@@ -4,7 +4,7 @@
 // Weight and dsum may be null.
 //
 // Threads to data: as in the forward kernel. A group of LANES threads takes every num_groups-th row, keeps the
-// columns it owns of dweight and dbias in registers, and leaves one partial sum a group for `row_sum`.
+// columns it owns of dweight and dbias in registers, and leaves one partial sum a group for `column_sum`.
 // Nothing is added atomically: two runs give the same bits, and dx of a row does not depend on the other rows.
 //
 // A group waits for the sums over a row between reading and writing it. To keep memory busy meanwhile, the rows it

@@ -7,6 +7,7 @@ use crate::cpu::rows::{
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
+use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
 use crate::registry::{Kernel, Launch};
 use std::ops::Range;
 
@@ -157,17 +158,9 @@ fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -
     (mean, squares)
 }
 
-/// Rows are summed for the weight's gradient in at most this many blocks, whose borders depend on the number of
-/// rows alone: the order of additions, and so the bits, do not depend on the number of threads.
-const MAX_BLOCKS: usize = 64;
-
-fn rows_per_block(num_rows: usize) -> usize {
-    num_rows.div_ceil(MAX_BLOCKS).max(4)
-}
-
 /// One partial sum of each summed gradient for each block of rows, in f32.
 fn backward_workspace(p: &back::Problem, _: &DeviceInfo) -> usize {
-    p.num_sums() * p.num_rows.div_ceil(rows_per_block(p.num_rows)) * p.hidden * size_of::<f32>()
+    column_sum::cpu::workspace(p.num_sums(), p.num_rows, p.hidden)
 }
 
 /// The backward kernel of a tier.
@@ -177,8 +170,8 @@ pub(in crate::ops) const fn backward(name: &'static str, tier: Tier) -> Kernel<b
 
 fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
-    let per_block = rows_per_block(p.num_rows);
-    let blocks = p.num_rows.div_ceil(per_block);
+    let per_block = rows_per_group(p.num_rows);
+    let blocks = groups(p.num_rows);
     let grain = GRAIN.div_ceil(p.hidden.max(1) * per_block);
     parallel_for(
         blocks,
@@ -186,11 +179,10 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
         |blocks| with_float!(p.dtype, T => dispatch(launch.tier, BackwardBlocks::<T> { launch, blocks, t: std::marker::PhantomData })),
     );
     let sums = [(p.has_dweight, back::DWEIGHT, p.steps[5]), (p.has_dbias, back::DBIAS, p.steps[6])];
-    for (slot, (_, index, step)) in sums.into_iter().filter(|(wanted, _, _)| *wanted).enumerate() {
-        parallel_for(p.hidden, GRAIN.div_ceil(blocks.max(1)), |columns| {
-            with_float!(p.dtype, T => sum_blocks::<T>(launch, slot * blocks..(slot + 1) * blocks, columns, index, step));
-        });
-    }
+    let targets = sums.into_iter().filter(|(wanted, _, _)| *wanted);
+    let targets = targets.map(|(_, index, step)| (launch.args.address(index), step));
+    // SAFETY: the workspace has the size `backward_workspace` asked for; `check` bound the gradients' shapes.
+    unsafe { column_sum::cpu::add(launch.workspace, p.num_rows, p.hidden, p.dtype, targets) };
     Ok(())
 }
 
@@ -212,8 +204,8 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
         let want_stream = should_stream(p.num_rows * n * p.dtype.size());
         let mut scratch = Scratch::<T>::new(n, &p.steps);
         let [x_step, dout_step, dx_step, dsum_step, weight_step, _, _] = p.steps;
-        let num_blocks = p.num_rows.div_ceil(rows_per_block(p.num_rows));
-        let per_block = rows_per_block(p.num_rows);
+        let num_blocks = groups(p.num_rows);
+        let per_block = rows_per_group(p.num_rows);
         // SAFETY: `check` bound all shapes to these sizes and strides; blocks of rows and their partial sums are
         // disjoint; dx overlaps dout only element for element, and each element is read before it is written.
         unsafe {
@@ -294,30 +286,6 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
         }
         if want_stream {
             s.fence();
-        }
-    }
-}
-
-/// Adds the blocks' partial sums of one gradient in order. With no rows at all, the gradient is zero.
-fn sum_blocks<T: CpuElement>(
-    launch: &Launch<'_, back::Problem>,
-    blocks: Range<usize>,
-    columns: Range<usize>,
-    index: usize,
-    step: isize,
-) {
-    let hidden = launch.problem.hidden;
-    let (partial, out) = (launch.workspace as *const f32, launch.args.address(index) as *mut T);
-    let mut sums = vec![0f32; columns.len()];
-    // SAFETY: the workspace holds a row of `hidden` sums for each block of each gradient; the gradient has `hidden`
-    // elements `step` apart.
-    unsafe {
-        for block in blocks {
-            let row = std::slice::from_raw_parts(partial.add(block * hidden + columns.start), columns.len());
-            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
-        }
-        for (column, sum) in columns.zip(sums) {
-            *out.offset(column as isize * step) = T::from_f32(sum);
         }
     }
 }

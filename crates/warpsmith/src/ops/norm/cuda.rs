@@ -1,19 +1,18 @@
 //! Both norms on CUDA devices: host half.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
+use crate::cuda::kernel;
 use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::ops::FLOATS;
+use crate::ops::{FLOATS, column_sum};
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "norm", code: include_str!("kernel.cu") };
 const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_str!("backward.cu") };
-const SUM_SOURCE: Source = Source { name: "norm_backward_sum", code: include_str!("backward_sum.cu") };
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
 /// Forward: one row in registers, twice with a residual.
@@ -41,10 +40,6 @@ kernel_params! {
         x_step: i64, dout_step: i64, dx_step: i64, dsum_step: i64, weight_step: i64,
         rows: Rows,
     }
-}
-
-kernel_params! {
-    struct NormSumParams { partial: u64, out: [u64; 2], step: [i64; 2], num_groups: i64, hidden: i64 }
 }
 
 fn defines(tiling: &RowTiling, dtype: DType, vector: u8, center: bool, residual: bool) -> Defines {
@@ -263,9 +258,6 @@ static LAYER_BACKWARD_LONG: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_long", || {
         backward_long_variants(true)
     });
-static BACKWARD_SUM: CudaKernel = device(SUM_SOURCE, NormSumParams::prelude, "norm_backward_sum", || {
-    FLOATS.map(|d| vec![element(d)]).to_vec()
-});
 
 fn backward_tiling(p: &back::Problem) -> Option<RowTiling> {
     RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype))
@@ -284,7 +276,7 @@ pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Ke
             None => String::new(),
         })
         .with_workspace(|p, info| backward_tiling(p).map_or(0, |t| workspace(p, info, &t)))
-        .and(&BACKWARD_SUM)
+        .and(&column_sum::cuda::DEVICE)
 }
 
 /// Rows of any length and layout.
@@ -296,7 +288,7 @@ pub(in crate::ops) const fn backward_long(name: &'static str, center: bool) -> K
             format!("{} threads a row, {} groups of rows", t.lanes, groups(p, info, &t))
         })
         .with_workspace(|p, info| workspace(p, info, &backward_long_tiling(p)))
-        .and(&BACKWARD_SUM)
+        .and(&column_sum::cuda::DEVICE)
 }
 
 /// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
@@ -335,8 +327,7 @@ fn run_backward(
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let groups = groups(p, launch.info, tiling);
-    let [x_step, dout_step, dx_step, dsum_step, weight_step, dweight_step, dbias_step] =
-        p.steps.map(|s| s as i64);
+    let [x_step, dout_step, dx_step, dsum_step, weight_step, _, _] = p.steps.map(|s| s as i64);
     if groups > 0 {
         let params = NormBackwardParams {
             x: at(back::X),
@@ -366,14 +357,9 @@ fn run_backward(
     if p.num_sums() == 0 {
         return Ok(());
     }
-    let params = NormSumParams {
-        partial: launch.workspace as u64,
-        out: [at(back::DWEIGHT), at(back::DBIAS)],
-        step: [dweight_step, dbias_step],
-        num_groups: groups as i64,
-        hidden: p.hidden as i64,
-    };
-    let config = LaunchConfig::new([p.hidden.div_ceil(32) as u32, num_partials(p) as u32, 1], [512, 1, 1], 0);
-    // SAFETY: as above; each block writes its own columns of one gradient.
-    unsafe { kernel::run_part(launch, &BACKWARD_SUM, &vec![element(p.dtype)], &config, &params) }
+    // Both sums of layer_norm are formed if either is wanted; a null target is passed over.
+    let target = |index: usize, step| (launch.args.address(index), step);
+    let targets = [target(back::DWEIGHT, p.steps[5]), target(back::DBIAS, p.steps[6])];
+    // SAFETY: as above; the workspace holds the partial sums of `num_partials` gradients.
+    unsafe { column_sum::cuda::add(launch, groups, p.hidden, p.dtype, &targets[..num_partials(p)]) }
 }

@@ -64,6 +64,7 @@ WS_INLINE void cos_sin(float& cos_out, float& sin_out, u64 angle) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4) rope(const RopeParams p) {
+  begin_kernel();
   // [tokens][pairs] of cosines, then of sines.
   extern __shared__ __align__(16) float factors[];
   const int thread = threadIdx.x;

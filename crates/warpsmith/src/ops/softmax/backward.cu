@@ -41,6 +41,7 @@ WS_INLINE void gradient(Chunk<T>& dx, const Chunk<T>& y, const Chunk<T>& dout, f
 
 // A row in registers: memory is read once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(const SoftmaxBackwardParams p) {
+  begin_kernel();
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[LANES / 32];
   const int lane = threadIdx.x % LANES;
@@ -86,6 +87,7 @@ WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int c
 // A row of any length, gone through twice: forward for the sum, then backward for the result, so that what was read
 // last, and is still in L2, is read first.
 extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(const SoftmaxBackwardParams p) {
+  begin_kernel();
   __shared__ float scratch[LANES / 32];
   const RowPointers at(p, blockIdx.x);
   const T zero = from_f32<T>(0.0f);

@@ -69,6 +69,7 @@ WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], f
 
 // A row in registers: memory is read once and each power computed once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
+  begin_kernel();
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[2][LANES / 32];
   const int lane = threadIdx.x % LANES;
@@ -125,6 +126,7 @@ WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int c
 // rises, then backward for the result, so that what was read last, and is still in L2, is read first. The first
 // p.cached chunks of each thread wait in shared memory and are not read again at all.
 extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const SoftmaxParams p) {
+  begin_kernel();
   __shared__ float scratch[2][LANES / 32];
   extern __shared__ __align__(16) u8 shared[];
   Chunk<T>* cache = (Chunk<T>*)shared + threadIdx.x;

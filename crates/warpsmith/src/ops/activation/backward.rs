@@ -1,0 +1,111 @@
+//! `activation_backward`: the gradient of `activation`.
+
+use super::{DOUT, DX, KIND, Problem, SIZES, X, reference};
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec};
+use crate::ops::elementwise::function::Kind;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Backward;
+
+impl Op for Backward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "activation_backward",
+        summary: "Gradient of activation with respect to x",
+        args: &[
+            ArgSpec::input("x", "[..., hidden], input of the forward call"),
+            ArgSpec::input("dout", "[..., hidden], gradient of out"),
+            ArgSpec::output("dx", "[..., hidden], gradient of x").in_place_of(DOUT),
+        ],
+        attrs: &[AttrSpec {
+            name: "kind",
+            kind: AttrKind::Choice(super::KIND_NAMES),
+            doc: "as in the forward call",
+        }],
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        super::check::<3>(&Self::SPEC, args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        super::cost(problem, 3)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        vec![ArgPlan::batched(&case.sizes, case.dtype); 3]
+    }
+
+    fn cases() -> Vec<Case> {
+        super::cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        super::bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    super::cuda::BACKWARD,
+    Kernel::cpu("activation_backward_avx512", Tier::Avx512, super::cpu::backward),
+    Kernel::cpu("activation_backward_avx2", Tier::Avx2, super::cpu::backward),
+    Kernel::cpu("activation_backward_portable", Tier::Portable, super::cpu::backward),
+];
+
+/// A call of `activation_backward`.
+pub type ActivationBackward<'a> = Call<'a, Backward>;
+
+/// A constructor for each function.
+macro_rules! constructors {
+    ($($name:ident $kind:ident $doc:literal;)*) => {$(
+        #[doc = $doc]
+        pub fn $name(x: impl Into<TensorView<'a>>, dout: impl Into<TensorView<'a>>) -> Self {
+            Call::start().input(X, x).input(DOUT, dout).attr(KIND, Kind::$kind as usize as f64)
+        }
+    )*};
+}
+
+impl<'a> Call<'a, Backward> {
+    constructors! {
+        gelu Gelu "The gradient of the exact GELU of `x`, given that of its result.";
+        gelu_tanh GeluTanh "The gradient of the tanh approximation of GELU of `x`, given that of its result.";
+        silu Silu "The gradient of the SiLU of `x`, given that of its result.";
+        relu Relu "The gradient of the ReLU of `x`, given that of its result.";
+        mish Mish "The gradient of the Mish of `x`, given that of its result.";
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut dx = self.like(X, &stream)?;
+        self.run_into(&mut dx, &stream)?;
+        Ok(dx)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, dx: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(DX, dx.into())], stream)
+    }
+}

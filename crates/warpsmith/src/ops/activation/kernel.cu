@@ -1,0 +1,16 @@
+// out = f(x), and dx = dout f'(x). Defines: FUNCTION, a struct of math.cuh; those of elementwise.cuh.
+
+#include "warpsmith/elementwise.cuh"
+#include "warpsmith/math.cuh"
+
+extern "C" __global__ void __launch_bounds__(kThreads) activation(const ElementwiseParams p) {
+  begin_kernel();
+  elementwise<ELEM, 1, 1>(p, [](const float (&x)[1], float (&y)[1]) {
+    y[0] = FUNCTION::value<sizeof(ELEM) == 2>(x[0]);
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) activation_backward(const ElementwiseParams p) {
+  begin_kernel();
+  elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) { y[0] = x[1] * FUNCTION::derivative(x[0]); });
+}

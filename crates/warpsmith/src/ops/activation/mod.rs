@@ -1,0 +1,218 @@
+//! `activation`: `out = f(x)` for each element, where `f` is one of
+//!
+//! - `gelu`: `x/2 (1 + erf(x / sqrt(2)))`,
+//! - `gelu_tanh`: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))`,
+//! - `silu`: `x / (1 + e^-x)`,
+//! - `relu`: `max(x, 0)`,
+//! - `mish`: `x tanh(ln(1 + e^x))`.
+//!
+//! Contract:
+//!
+//! - Shapes: `x` and `out` have the same shape of one dimension or more; any strides.
+//! - Types: f32, f16 or bf16, the same for both. Arithmetic is in f32, the result is rounded once. For 16-bit types
+//!   `f` itself is computed to 2^-13 of its value, so that a result may be the neighbour of the correctly rounded one.
+//! - NaN gives NaN; infinities give what the formula gives (`silu(-inf)` is `-inf * 0`, NaN).
+//! - `out` may be `x`, in place. An empty tensor is left alone.
+//!
+//! `activation_backward` computes `dx = dout f'(x)`; `f'` is always computed to f32 accuracy, and is zero at the kink
+//! of relu. The kernels are those of `ops/elementwise`.
+
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+
+pub use backward::{ActivationBackward, Backward};
+
+use super::elementwise::function::Kind;
+use super::elementwise::{self, Grid, Stream as Operand};
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const X: usize = 0;
+const OUT: usize = 1;
+const DOUT: usize = 1;
+const DX: usize = 2;
+const KIND: usize = 0;
+
+/// The functions in the order of the option's choices.
+const KINDS: [Kind; 5] = Kind::ALL;
+const KIND_NAMES: &[&str] =
+    &[KINDS[0].name(), KINDS[1].name(), KINDS[2].name(), KINDS[3].name(), KINDS[4].name()];
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
+    SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
+];
+
+/// A checked call, of the op or of its gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    grid: Grid,
+    kind: Kind,
+}
+
+/// Requires every argument to have the shape and type of `x`.
+fn check<const N: usize>(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    for (index, arg) in spec.args.iter().enumerate() {
+        sizes.dtype(arg.name, args.at(index), &[dtype])?;
+        sizes.shape(arg.name, args.at(index), "... hidden")?;
+    }
+    let streams: [Operand; N] = std::array::from_fn(|index| Operand::of(args, index));
+    Ok(Problem { grid: Grid::new(dtype, streams, &[]), kind: KINDS[attrs.index(KIND)] })
+}
+
+fn cost(problem: &Problem, tensors: usize) -> Cost {
+    let elements = problem.grid.len() as f64;
+    Cost { bytes: elements * (tensors * problem.grid.dtype.size()) as f64, flops: elements }
+}
+
+/// Every function in every case.
+fn cases(spec: &OpSpec) -> Vec<Case> {
+    elementwise::cases(spec, |case| {
+        (0..KINDS.len()).map(|kind| case.clone().attr(KIND, kind as f64)).collect()
+    })
+}
+
+fn bench_cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for kind in 0..KINDS.len() {
+            cases.push(Case::new(spec, dtype).attr(KIND, kind as f64));
+        }
+        cases.push(Case::new(spec, dtype).sizes(&[128, 4096]));
+    }
+    cases
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "activation",
+        summary: "An activation function of each element: gelu, gelu_tanh, silu, relu or mish",
+        args: &[ArgSpec::input("x", "[..., hidden]"), ArgSpec::output("out", "[..., hidden]").in_place_of(X)],
+        attrs: &[AttrSpec { name: "kind", kind: AttrKind::Choice(KIND_NAMES), doc: "the function" }],
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check::<2>(&Self::SPEC, args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        cost(problem, 2)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        vec![ArgPlan::batched(&case.sizes, case.dtype); 2]
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::FORWARD,
+    Kernel::cpu("activation_avx512", Tier::Avx512, cpu::forward),
+    Kernel::cpu("activation_avx2", Tier::Avx2, cpu::forward),
+    Kernel::cpu("activation_portable", Tier::Portable, cpu::forward),
+];
+
+/// A call of `activation`.
+///
+/// ```
+/// use warpsmith::{ops::Activation, DType, Device, Tensor};
+/// let x = Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 0)?;
+/// let out = Activation::silu(&x).run()?;
+/// assert_eq!(out.shape(), [4, 64]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type Activation<'a> = Call<'a, Forward>;
+
+/// A constructor for each function.
+macro_rules! constructors {
+    ($($name:ident $kind:ident $doc:literal;)*) => {$(
+        #[doc = $doc]
+        pub fn $name(x: impl Into<TensorView<'a>>) -> Self {
+            Call::start().input(X, x).attr(KIND, Kind::$kind as usize as f64)
+        }
+    )*};
+}
+
+impl<'a> Call<'a, Forward> {
+    constructors! {
+        gelu Gelu "The exact GELU of `x`.";
+        gelu_tanh GeluTanh "The tanh approximation of GELU of `x`.";
+        silu Silu "The SiLU of `x`.";
+        relu Relu "The ReLU of `x`.";
+        mish Mish "The Mish of `x`.";
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(X, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn the_choices_are_the_functions() {
+        assert!(KINDS.iter().enumerate().all(|(i, &kind)| kind as usize == i));
+    }
+
+    #[test]
+    fn mismatched_outputs_are_named() {
+        let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
+        let x = tensor(&[2, 3], DType::F32);
+        let stream = Device::Cpu.default_stream().unwrap();
+        let error = Activation::gelu(&x).run_into(&mut tensor(&[3, 2], DType::F32), &stream).unwrap_err();
+        assert_eq!(error.to_string(), "activation: argument `out`: expected shape [2, hidden=3], got [3, 2]");
+        let error = Activation::gelu(&x).run_into(&mut tensor(&[2, 3], DType::F16), &stream).unwrap_err();
+        assert!(error.to_string().contains("expected dtype f32, got f16"), "{error}");
+    }
+}

@@ -1,0 +1,70 @@
+// dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32, which `column_sum` adds up.
+//
+// Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. A block takes `1 << lanes_log2` units;
+// each of its `256 >> lanes_log2` rows of threads is a group, which takes every num_groups-th row, ITEMS at a time, and
+// keeps the sums of its columns in registers. The number of groups depends on the number of rows and the device alone,
+// and nothing is added atomically: two runs give the same bits, and dx of a row does not depend on the other rows.
+//
+// Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), HAS_DBIAS (the sums are wanted).
+
+#include "warpsmith/math.cuh"
+#include "warpsmith/rows.cuh"
+#include "warpsmith/vec.cuh"
+
+using T = ELEM;
+constexpr int kUnit = VECTOR ? kVec<T> : 1;
+constexpr int kThreads = 256;
+
+WS_INLINE void load(Chunk<T>& c, const T* at) {
+  if (VECTOR) load_words(c.words, at);
+  else c.items[0] = *at;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const AddGeluBackwardParams p) {
+  begin_kernel();
+  const u32 row_tile = blockIdx.x / p.column_tiles, column_tile = blockIdx.x - row_tile * p.column_tiles;
+  const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1);
+  const i64 column = (((i64)column_tile << p.lanes_log2) + lane) * kUnit;
+  const i64 group = (i64)row_tile * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
+  if (column >= p.hidden || group >= p.num_groups) return;
+  float bias[kUnit], sum[kUnit];
+#pragma unroll
+  for (int j = 0; j < kUnit; ++j) {
+    bias[j] = to_f32(((const T*)p.bias)[(column + j) * p.bias_step]);
+    sum[j] = 0.0f;
+  }
+  for (i64 row = group; row < p.num_rows; row += ITEMS * p.num_groups) {
+    Chunk<T> x[ITEMS], dout[ITEMS];
+    i64 at[ITEMS][3];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const i64 r = row + i * p.num_groups;
+      if (r >= p.num_rows) break;
+      row_offsets(at[i], p.rows, r);
+      load(x[i], (const T*)p.x + at[i][0] + column * p.x_step);
+      load(dout[i], (const T*)p.dout + at[i][1] + column * p.dout_step);
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      if (row + i * p.num_groups >= p.num_rows) break;
+      float d[kUnit];
+#pragma unroll
+      for (int j = 0; j < kUnit; ++j) {
+        d[j] = to_f32(dout[i].items[j]) * FUNCTION::derivative(to_f32(x[i].items[j]) + bias[j]);
+        sum[j] += d[j];
+      }
+      T* dx = (T*)p.dx + at[i][2] + column * p.dx_step;
+      if constexpr (VECTOR) {
+        pack(x[i], d);
+        store_words(dx, x[i].words);
+      } else {
+        *dx = from_f32<T>(d[0]);
+      }
+    }
+  }
+  if (HAS_DBIAS) {
+    float* partial = (float*)p.partial + group * p.hidden + column;
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) partial[j] = sum[j];
+  }
+}

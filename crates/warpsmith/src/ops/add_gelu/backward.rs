@@ -1,0 +1,151 @@
+//! `add_gelu_backward`: the gradients of `add_gelu`.
+
+use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X, check_all, reference};
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::layout::{Layout, Space};
+use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
+use crate::ops::elementwise::function::Kind;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(super) dtype: DType,
+    pub(super) kind: Kind,
+    pub(super) hidden: usize,
+    pub(super) num_rows: usize,
+    /// Leading dimensions of x, dout, dx (and x again).
+    pub(super) rows: Space<4>,
+    /// Distance of neighbours in a row of x, dout, dx, bias, dbias.
+    pub(super) steps: [isize; 5],
+    pub(super) has_dbias: bool,
+    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    pub(super) vector_rows: bool,
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Backward;
+
+impl Op for Backward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "add_gelu_backward",
+        summary: "Gradients of add_gelu with respect to x and bias",
+        args: &[
+            ArgSpec::input("x", "[..., hidden], of the forward call"),
+            ArgSpec::input("bias", "[hidden], of the forward call"),
+            ArgSpec::input("dout", "[..., hidden], gradient of out"),
+            ArgSpec::output("dx", "[..., hidden], gradient of x").in_place_of(DOUT),
+            ArgSpec::output("dbias", "[hidden], gradient of bias: dx summed over rows in f32").optional(),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        let (sizes, dtype) = check_all(&Self::SPEC, args, &[BIAS, DBIAS])?;
+        let [x, dout, dx] = [X, DOUT, DX].map(|index| args.at(index).layout());
+        let steps =
+            [X, DOUT, DX, BIAS, DBIAS].map(|index| args.get(index).map_or(1, |t| Layout::step(t.layout())));
+        Ok(Problem {
+            dtype,
+            kind: KINDS[attrs.index(APPROXIMATE)],
+            hidden: sizes.size("hidden"),
+            num_rows: sizes.leading_count(),
+            rows: Space::new(sizes.leading_rank(), [x, dout, dx, x]),
+            steps,
+            has_dbias: args.get(DBIAS).is_some(),
+            vector_rows: args.have_vector_rows(),
+        })
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let elements = (p.num_rows * p.hidden) as f64;
+        let vectors = p.hidden as f64 * (1 + p.has_dbias as u8) as f64;
+        let flops = if p.has_dbias { 4.0 } else { 3.0 };
+        Cost { bytes: (3.0 * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let rows = ArgPlan::batched(&case.sizes, case.dtype);
+        let vector = ArgPlan::shared(&case.sizes[1..], case.dtype);
+        let dbias = if case.gives(DBIAS) { vector.clone() } else { None };
+        vec![rows.clone(), vector, rows.clone(), rows, dbias]
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = super::cases(&Self::SPEC, &[DBIAS]);
+        // Enough rows for every group of them to have several.
+        let many = |dtype| Case::new(&Self::SPEC, dtype).give(DBIAS);
+        cases.extend(crate::ops::FLOATS.map(|dtype| many(dtype).sizes(&[3000, 24])));
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        super::bench_cases(&Self::SPEC, &[DBIAS])
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    super::cuda::BACKWARD,
+    super::cpu::backward("add_gelu_backward_avx512", Tier::Avx512),
+    super::cpu::backward("add_gelu_backward_avx2", Tier::Avx2),
+    super::cpu::backward("add_gelu_backward_portable", Tier::Portable),
+];
+
+/// A call of `add_gelu_backward`.
+pub type AddGeluBackward<'a> = Call<'a, Backward>;
+
+impl<'a> Call<'a, Backward> {
+    /// Gradients for rows `x` and `bias`, given the gradient `dout` of the result.
+    pub fn new(
+        x: impl Into<TensorView<'a>>,
+        bias: impl Into<TensorView<'a>>,
+        dout: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Call::start().input(X, x).input(BIAS, bias).input(DOUT, dout)
+    }
+
+    /// The tanh form instead of the exact function, as in the forward call.
+    pub fn tanh(self) -> Self {
+        self.attr(APPROXIMATE, 1.0)
+    }
+
+    /// Returns the gradients of `x` and of `bias`.
+    pub fn run(self) -> Result<(Tensor, Tensor)> {
+        let stream = self.default_stream()?;
+        let (mut dx, mut dbias) = (self.like(X, &stream)?, self.like(BIAS, &stream)?);
+        self.run_into(&mut dx, &mut dbias, &stream)?;
+        Ok((dx, dbias))
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(
+        self,
+        dx: impl Into<TensorViewMut<'b>>,
+        dbias: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(DX, dx.into()), (DBIAS, dbias.into())], stream)
+    }
+}

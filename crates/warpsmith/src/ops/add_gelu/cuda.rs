@@ -1,0 +1,151 @@
+//! `add_gelu` on CUDA devices.
+
+use super::{BIAS, DBIAS, DOUT, DX, KINDS, OUT, Problem, X, backward as back};
+use crate::cuda::rows::{Rows, element, flag};
+use crate::cuda::{LaunchConfig, kernel};
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::ops::FLOATS;
+use crate::ops::column_sum::cuda as column_sum;
+use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
+use crate::ops::elementwise::function::Kind;
+use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+
+const SOURCE: Source = Source { name: "add_gelu", code: include_str!("kernel.cu") };
+const VALUE: Signature = Signature { inputs: 2, outputs: 1, shared: true, pairs: false };
+
+fn own(kind: Kind) -> Defines {
+    vec![("FUNCTION", kind.device_name().into())]
+}
+
+static VALUE_DEVICE: CudaKernel = device(SOURCE, "add_gelu", || variants(VALUE, &KINDS.map(own)));
+
+pub(super) const FORWARD: Kernel<Problem> =
+    Kernel::cuda("add_gelu_cuda", &VALUE_DEVICE, |launch: &Launch<'_, Problem>| {
+        let p = launch.problem;
+        let at = [X, BIAS, OUT].map(|index| launch.args.address(index));
+        // SAFETY: `check` made the grid of these tensors.
+        unsafe { run(launch, &VALUE_DEVICE, &p.grid, VALUE, &at, own(p.kind)) }
+    })
+    .configured(|p, info| describe(&p.grid, VALUE, info));
+
+// ---- backward ----
+
+const THREADS: usize = 256;
+/// Rows a thread loads before it computes.
+const ITEMS: usize = 2;
+/// Blocks of a multiprocessor: enough loads in flight, few enough partial sums.
+const BLOCKS_PER_UNIT: usize = 4;
+
+kernel_params! {
+    struct AddGeluBackwardParams {
+        x: u64, bias: u64, dout: u64, dx: u64, partial: u64,
+        num_rows: i64, num_groups: i64, hidden: i64,
+        x_step: i64, dout_step: i64, dx_step: i64, bias_step: i64,
+        column_tiles: u32, lanes_log2: u32,
+        rows: Rows,
+    }
+}
+
+fn backward_defines(dtype: DType, vector: bool, has_dbias: bool, kind: Kind) -> Defines {
+    let own = own(kind);
+    [
+        vec![
+            element(dtype),
+            ("ITEMS", ITEMS.to_string()),
+            flag("VECTOR", vector),
+            flag("HAS_DBIAS", has_dbias),
+        ],
+        own,
+    ]
+    .concat()
+}
+
+static BACKWARD_DEVICE: CudaKernel = CudaKernel {
+    source: Source { name: "add_gelu_backward", code: include_str!("backward.cu") },
+    prelude: AddGeluBackwardParams::prelude,
+    function: "add_gelu_backward",
+    min_arch: Arch::new(6, 0, false),
+    fast_math: false,
+    variants: || {
+        let mut all = Vec::new();
+        for dtype in FLOATS {
+            for kind in KINDS {
+                for bits in 0..4 {
+                    all.push(backward_defines(dtype, bits & 1 != 0, bits & 2 != 0, kind));
+                }
+            }
+        }
+        all
+    },
+};
+
+/// How the rows and columns are shared out.
+struct Tiling {
+    lanes_log2: u32,
+    column_tiles: usize,
+    row_tiles: usize,
+    num_groups: usize,
+}
+
+fn tiling(p: &back::Problem, info: &DeviceInfo) -> Tiling {
+    let units = p.hidden.div_ceil(if p.vector_rows { 16 / p.dtype.size() } else { 1 }).max(1);
+    let lanes = units.next_power_of_two().min(THREADS);
+    let (column_tiles, down) = (units.div_ceil(lanes), THREADS / lanes);
+    let at_once = (info.units * BLOCKS_PER_UNIT).div_ceil(column_tiles);
+    let num_groups = (at_once * down).min(p.num_rows);
+    Tiling { lanes_log2: lanes.ilog2(), column_tiles, row_tiles: num_groups.div_ceil(down), num_groups }
+}
+
+fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
+    let p = launch.problem;
+    let at = |index| launch.args.address(index) as u64;
+    let t = tiling(p, launch.info);
+    let [x_step, dout_step, dx_step, bias_step, dbias_step] = p.steps;
+    if t.num_groups > 0 {
+        let params = AddGeluBackwardParams {
+            x: at(X),
+            bias: at(BIAS),
+            dout: at(DOUT),
+            dx: at(DX),
+            partial: launch.workspace as u64,
+            num_rows: p.num_rows as i64,
+            num_groups: t.num_groups as i64,
+            hidden: p.hidden as i64,
+            x_step: x_step as i64,
+            dout_step: dout_step as i64,
+            dx_step: dx_step as i64,
+            bias_step: bias_step as i64,
+            column_tiles: t.column_tiles as u32,
+            lanes_log2: t.lanes_log2,
+            rows: Rows::new(&p.rows),
+        };
+        let blocks = (t.column_tiles * t.row_tiles) as u32;
+        let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
+        let defines = backward_defines(p.dtype, p.vector_rows, p.has_dbias, p.kind);
+        // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers all columns, and the
+        // workspace holds one row of sums a group.
+        unsafe { kernel::run(launch, &defines, &config, &params)? };
+    }
+    if !p.has_dbias {
+        return Ok(());
+    }
+    let target = (launch.args.address(DBIAS), dbias_step);
+    // SAFETY: as above.
+    unsafe { column_sum::add(launch, t.num_groups, p.hidden, p.dtype, &[target]) }
+}
+
+pub(super) const BACKWARD: Kernel<back::Problem> =
+    Kernel::cuda("add_gelu_backward_cuda", &BACKWARD_DEVICE, run_backward)
+        .configured(|p, info| {
+            let t = tiling(p, info);
+            format!("{} threads a row, {} groups of rows", t.column_tiles << t.lanes_log2, t.num_groups)
+        })
+        .with_workspace(|p, info| match p.has_dbias {
+            true => tiling(p, info).num_groups * p.hidden * size_of::<f32>(),
+            false => 0,
+        })
+        .and(&column_sum::DEVICE);

@@ -1,0 +1,209 @@
+//! `add_gelu`: `out = gelu(x + bias)` over the last dimension.
+//!
+//! - Shapes: `x` and `out` are `[..., hidden]`, `bias` is `[hidden]`; any strides.
+//! - `approximate` is `none` for `gelu` or `tanh` for `gelu_tanh`, as `activation` defines them.
+//! - Types: f32, f16 or bf16, the same for all. Arithmetic is in f32 and the result is rounded once: `x + bias` is
+//!   **not** rounded to the tensors' type before the function, unlike in two separate steps. For 16-bit types the
+//!   function itself is computed to 2^-13 of its value.
+//! - NaN and infinities give what the formula gives.
+//! - `out` may be `x`, in place. An empty tensor is left alone.
+//!
+//! `add_gelu_backward` computes `dx = dout gelu'(x + bias)` and, if asked for, `dbias`, the sum of `dx` over rows. It
+//! sums in f32 before `dx` is rounded, in an order that depends on the number of rows and the device alone.
+
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+
+pub use backward::{AddGeluBackward, Backward};
+
+use super::elementwise::function::Kind;
+use super::elementwise::{self, Grid, Stream as Operand};
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const X: usize = 0;
+const BIAS: usize = 1;
+const OUT: usize = 2;
+const DOUT: usize = 2;
+const DX: usize = 3;
+const DBIAS: usize = 4;
+const APPROXIMATE: usize = 0;
+
+/// The functions in the order of the option's choices.
+const KINDS: [Kind; 2] = [Kind::Gelu, Kind::GeluTanh];
+const ATTRS: &[AttrSpec] = &[AttrSpec {
+    name: "approximate",
+    kind: AttrKind::Choice(&["none", "tanh"]),
+    doc: "none for the exact function, tanh for its tanh form",
+}];
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 32768, doc: "number of rows" },
+    SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
+];
+
+/// Matches the shapes and types of all arguments; `vectors` are those without leading dimensions.
+fn check_all(spec: &OpSpec, args: &Args<'_>, vectors: &[usize]) -> Result<(Matcher, DType)> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    for (index, arg) in spec.args.iter().enumerate() {
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(arg.name, tensor, &[dtype])?;
+            sizes.shape(arg.name, tensor, if vectors.contains(&index) { "hidden" } else { "... hidden" })?;
+        }
+    }
+    Ok((sizes, dtype))
+}
+
+fn cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
+    elementwise::cases(spec, |case| {
+        let full = optional.iter().fold(case.clone(), |case, &index| case.give(index));
+        let tanh = full.clone().attr(APPROXIMATE, 1.0);
+        if optional.is_empty() { vec![full, tanh] } else { vec![full, tanh, case] }
+    })
+}
+
+fn bench_cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        let case = optional.iter().fold(Case::new(spec, dtype), |case, &index| case.give(index));
+        cases.push(case.clone());
+        cases.push(case.clone().attr(APPROXIMATE, 1.0));
+        cases.push(case.sizes(&[128, 4096]));
+    }
+    cases
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    grid: Grid,
+    kind: Kind,
+    hidden: usize,
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "add_gelu",
+        summary: "GELU of the sum of rows and a bias",
+        args: &[
+            ArgSpec::input("x", "[..., hidden]"),
+            ArgSpec::input("bias", "[hidden], added to every row"),
+            ArgSpec::output("out", "[..., hidden]").in_place_of(X),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        let (sizes, dtype) = check_all(&Self::SPEC, args, &[BIAS])?;
+        let (x, out) = (Operand::of(args, X), Operand::of(args, OUT));
+        let bias = Operand::repeated(args, BIAS, x.layout.shape())?;
+        let grid = Grid::new(dtype, [x, bias, out], &[]);
+        Ok(Problem { grid, kind: KINDS[attrs.index(APPROXIMATE)], hidden: sizes.size("hidden") })
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let elements = p.grid.len() as f64;
+        Cost { bytes: (2.0 * elements + p.hidden as f64) * p.grid.dtype.size() as f64, flops: 2.0 * elements }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let rows = ArgPlan::batched(&case.sizes, case.dtype);
+        vec![rows.clone(), ArgPlan::shared(&case.sizes[1..], case.dtype), rows]
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC, &[])
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC, &[])
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::FORWARD,
+    Kernel::cpu("add_gelu_avx512", Tier::Avx512, cpu::forward),
+    Kernel::cpu("add_gelu_avx2", Tier::Avx2, cpu::forward),
+    Kernel::cpu("add_gelu_portable", Tier::Portable, cpu::forward),
+];
+
+/// A call of `add_gelu`.
+///
+/// ```
+/// use warpsmith::{ops::AddGelu, DType, Device, Tensor};
+/// let x = Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 0)?;
+/// let bias = Tensor::randn(&[64], DType::F32, Device::Cpu, 1)?;
+/// let out = AddGelu::new(&x, &bias).tanh().run()?;
+/// assert_eq!(out.shape(), [4, 64]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type AddGelu<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// The GELU of the rows of `x` plus `bias`.
+    pub fn new(x: impl Into<TensorView<'a>>, bias: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(X, x).input(BIAS, bias)
+    }
+
+    /// The tanh form instead of the exact function.
+    pub fn tanh(self) -> Self {
+        self.attr(APPROXIMATE, 1.0)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(X, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn a_bias_of_another_length_is_named() {
+        let tensor = |shape: &[usize]| Tensor::zeros(shape, DType::F32, Device::Cpu).unwrap();
+        let error = AddGelu::new(&tensor(&[2, 3]), &tensor(&[4])).run().unwrap_err();
+        assert_eq!(error.to_string(), "add_gelu: argument `bias`: expected shape [hidden=3], got [4]");
+    }
+}

@@ -1,0 +1,149 @@
+//! `cast` on the CPU, one source for all tiers.
+
+use super::{OUT, Problem, SCALE, Scaling, X};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
+use crate::dtype::{DType, F8E4M3, F8E5M2};
+use crate::error::Result;
+use crate::registry::Launch;
+use half::{bf16, f16};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Elements a thread works on at least: less is not worth waking one.
+const GRAIN: usize = 1 << 15;
+
+/// Runs `$body` with `$T` set to the Rust type of one of [`super::TYPES`].
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            DType::BF16 => {
+                type $T = bf16;
+                $body
+            }
+            DType::F8E4M3 => {
+                type $T = F8E4M3;
+                $body
+            }
+            DType::F8E5M2 => {
+                type $T = F8E5M2;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    let elements = p.num_rows * p.num_cols;
+    let stream = should_stream(elements * p.to.size());
+    with_type!(p.from, T => with_type!(p.to, U => {
+        parallel_for(elements, GRAIN, |range| {
+            dispatch(launch.tier, Convert::<T, U> { launch, range, stream, types: PhantomData });
+        });
+    }));
+    Ok(())
+}
+
+/// Elements `range`, counted row by row.
+struct Convert<'a, T, U> {
+    launch: &'a Launch<'a, Problem>,
+    range: Range<usize>,
+    stream: bool,
+    types: PhantomData<(T, U)>,
+}
+
+impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let p = self.launch.problem;
+        let args = self.launch.args;
+        let Range { mut start, end } = self.range;
+        while start < end {
+            let (row, col) = (start / p.num_cols, start % p.num_cols);
+            let n = (p.num_cols - col).min(end - start);
+            let [x_at, out_at, scale_at, _] = p.rows.offsets(row);
+            let [x_step, out_step] = p.steps;
+            let x = (args.address(X) as *const T).wrapping_add(x_at).wrapping_offset(col as isize * x_step);
+            let out =
+                (args.address(OUT) as *mut U).wrapping_add(out_at).wrapping_offset(col as isize * out_step);
+            // SAFETY: `check` bound all shapes to these sizes and strides; threads get disjoint elements; out overlaps
+            // x only element for element.
+            unsafe {
+                let scale = match p.scaling {
+                    Scaling::None => 1.0,
+                    _ => *(args.address(SCALE) as *const f32).add(scale_at),
+                };
+                if x_step == 1 && out_step == 1 {
+                    convert_dense(s, p.scaling, scale, x, out, n, self.stream);
+                } else {
+                    for i in 0..n as isize {
+                        let value = (*x.offset(i * x_step)).to_f32();
+                        *out.offset(i * out_step) = U::from_f32(match p.scaling {
+                            Scaling::None => value,
+                            Scaling::Multiply => value * scale,
+                            Scaling::Divide => value / scale,
+                        });
+                    }
+                }
+            }
+            start += n;
+        }
+    }
+}
+
+/// # Safety
+/// As [`map`].
+#[inline(always)]
+unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
+    s: S,
+    scaling: Scaling,
+    scale: f32,
+    x: *const T,
+    out: *mut U,
+    n: usize,
+    stream: bool,
+) {
+    let scale = s.splat(scale);
+    // SAFETY: passed on.
+    unsafe {
+        match scaling {
+            Scaling::None => map(
+                s,
+                x,
+                out,
+                n,
+                stream,
+                #[inline(always)]
+                |v| v,
+            ),
+            Scaling::Multiply => map(
+                s,
+                x,
+                out,
+                n,
+                stream,
+                #[inline(always)]
+                |v| s.mul(v, scale),
+            ),
+            Scaling::Divide => map(
+                s,
+                x,
+                out,
+                n,
+                stream,
+                #[inline(always)]
+                |v| s.div(v, scale),
+            ),
+        }
+    }
+}

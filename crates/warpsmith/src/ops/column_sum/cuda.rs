@@ -1,0 +1,59 @@
+//! Adding partial sums on CUDA devices: host half.
+
+use super::Target;
+use crate::cuda::rows::element;
+use crate::cuda::{LaunchConfig, kernel};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::ops::FLOATS;
+use crate::registry::{CudaKernel, Launch};
+
+/// Most gradients of one launch.
+const MAX_SUMS: usize = 2;
+
+kernel_params! {
+    struct ColumnSumParams {
+        partial: u64, out: [u64; MAX_SUMS], step: [i64; MAX_SUMS], num_groups: i64, hidden: i64,
+    }
+}
+
+/// The device function; kernels that use it name it with `Kernel::and`.
+pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
+    source: Source { name: "column_sum", code: include_str!("kernel.cu") },
+    prelude: ColumnSumParams::prelude,
+    function: "column_sum",
+    min_arch: Arch::new(6, 0, false),
+    fast_math: false,
+    variants: || FLOATS.map(|d| vec![element(d)]).to_vec(),
+};
+
+/// Adds the partial sums that the call's scratch memory holds, at most two gradients. With no groups at all, the
+/// gradients are zero.
+///
+/// # Safety
+/// The scratch memory must hold `num_groups` rows of `hidden` sums for each target, and each target `hidden` elements
+/// of `dtype`, until the work on the stream is done.
+pub(in crate::ops) unsafe fn add<P>(
+    launch: &Launch<'_, P>,
+    num_groups: usize,
+    hidden: usize,
+    dtype: DType,
+    targets: &[Target],
+) -> Result<()> {
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let target = |i: usize| targets.get(i).copied().unwrap_or_default();
+    let params = ColumnSumParams {
+        partial: launch.workspace as u64,
+        out: std::array::from_fn(|i| target(i).0 as u64),
+        step: std::array::from_fn(|i| target(i).1 as i64),
+        num_groups: num_groups as i64,
+        hidden: hidden as i64,
+    };
+    let config = LaunchConfig::new([hidden.div_ceil(32) as u32, targets.len() as u32, 1], [1024, 1, 1], 0);
+    // SAFETY: passed on; each block writes its own columns of one gradient.
+    unsafe { kernel::run_part(launch, &DEVICE, &vec![element(dtype)], &config, &params) }
+}

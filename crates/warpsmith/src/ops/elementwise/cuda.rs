@@ -1,0 +1,246 @@
+//! The engine on CUDA devices: host half. The device half is `elementwise.cuh`.
+
+use super::{Grid, MAX_STREAMS};
+use crate::cuda::rows::{element, flag};
+use crate::cuda::{LaunchConfig, kernel};
+use crate::device::DeviceInfo;
+use crate::error::{Error, Result};
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::layout::MAX_RANK;
+use crate::ops::FLOATS;
+use crate::registry::{CudaKernel, Defines, Launch};
+
+/// Threads of a block; the device half says the same.
+const THREADS: usize = 256;
+/// Blocks a multiprocessor should get at least before threads take several units.
+const BLOCKS_PER_UNIT: usize = 8;
+
+kernel_params! {
+    /// Where rows start: the C twin of a merged space.
+    pub(in crate::ops) struct ElementwiseRows {
+        rank: i32,
+        sizes: [i64; MAX_RANK],
+        strides: [[i64; MAX_RANK]; MAX_STREAMS],
+    }
+}
+
+kernel_params! {
+    pub(in crate::ops) struct ElementwiseParams {
+        streams: [u64; MAX_STREAMS],
+        steps: [i64; MAX_STREAMS],
+        columns: i64,
+        num_rows: i64,
+        column_tiles: u32,
+        lanes_log2: u32,
+        rows: ElementwiseRows,
+    }
+}
+
+impl ElementwiseRows {
+    pub(in crate::ops) fn of(grid: &Grid) -> Self {
+        ElementwiseRows {
+            rank: grid.rows.rank as i32,
+            sizes: grid.rows.sizes.map(|n| n as i64),
+            strides: grid.rows.strides.map(|s| s.map(|n| n as i64)),
+        }
+    }
+}
+
+/// What an op's expression reads and writes.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Signature {
+    pub inputs: usize,
+    pub outputs: usize,
+    /// The last input is a vector that is repeated.
+    pub shared: bool,
+    /// The op has tensors whose even and odd elements are different operands.
+    pub pairs: bool,
+}
+
+impl Signature {
+    /// Units a thread loads before it computes: about four loads in flight.
+    const fn items(self) -> usize {
+        if self.inputs - self.shared as usize == 1 { 4 } else { 2 }
+    }
+}
+
+/// The compile-time choices of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Mode {
+    items: usize,
+    flat: bool,
+    vector: bool,
+    paired: bool,
+    /// The last input is the same in every row.
+    shared: bool,
+}
+
+impl Mode {
+    fn defines(self) -> Defines {
+        vec![
+            ("ITEMS", self.items.to_string()),
+            flag("FLAT", self.flat),
+            flag("VECTOR", self.vector),
+            flag("PAIRED", self.paired),
+            flag("SHARED", self.shared),
+        ]
+    }
+
+    /// Every mode [`Plan::new`] can choose.
+    fn all(signature: Signature) -> Vec<Mode> {
+        let mut all = Vec::new();
+        for items in [1, signature.items()] {
+            for bits in 0..16 {
+                let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+                // Pairs that cannot be moved in pieces are two strided tensors like any others.
+                let pairs = !paired || (signature.pairs && vector);
+                if pairs && (!shared || (signature.shared && !flat)) {
+                    all.push(Mode { items, flat, vector, paired, shared });
+                }
+            }
+        }
+        all
+    }
+}
+
+/// How a call is shared out.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    mode: Mode,
+    /// Units of columns of a block are a power of two.
+    lanes_log2: u32,
+    column_tiles: usize,
+    blocks: usize,
+}
+
+impl Plan {
+    fn new(grid: &Grid, signature: Signature, info: &DeviceInfo) -> Plan {
+        let per_unit = if grid.vector { 16 / grid.dtype.size() } else { 1 };
+        let units = grid.columns.div_ceil(per_unit);
+        let flat = grid.num_rows == 1;
+        let lanes = if flat { THREADS } else { units.next_power_of_two().min(THREADS) };
+        let column_tiles = units.div_ceil(lanes);
+        let blocks = |items: usize| match flat {
+            true => units.div_ceil(THREADS * items),
+            false => column_tiles * grid.num_rows.div_ceil(THREADS / lanes * items),
+        };
+        let items = signature.items();
+        let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
+        // A repeated vector runs along the rows instead if the other tensors are transposed.
+        let repeats =
+            grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
+        let shared = signature.shared && !flat && repeats;
+        let mode = Mode { items, flat, vector: grid.vector, paired: grid.paired && grid.vector, shared };
+        Plan { mode, lanes_log2: lanes.ilog2(), column_tiles, blocks: blocks(items) }
+    }
+}
+
+/// The configuration of a call, for people.
+pub(in crate::ops) fn describe(grid: &Grid, signature: Signature, info: &DeviceInfo) -> String {
+    let Plan { mode, column_tiles, blocks, .. } = Plan::new(grid, signature, info);
+    let way = match (mode.flat, mode.vector) {
+        (true, true) => "one run of 16-byte pieces",
+        (true, false) => "one run of elements",
+        (false, true) => "rows of 16-byte pieces",
+        (false, false) => "rows of elements",
+    };
+    format!("{way}, {} a thread, {blocks} blocks ({column_tiles} a row)", mode.items)
+}
+
+/// Every set of defines a launch can ask for, times the op's own.
+pub(in crate::ops) fn variants(signature: Signature, own: &[Defines]) -> Vec<Defines> {
+    let mut all = Vec::new();
+    for mode in Mode::all(signature) {
+        for dtype in FLOATS {
+            for own in own {
+                all.push([mode.defines(), vec![element(dtype)], own.clone()].concat());
+            }
+        }
+    }
+    all
+}
+
+/// The device half of an op.
+pub(in crate::ops) const fn device(
+    source: Source,
+    function: &'static str,
+    variants: fn() -> Vec<Defines>,
+) -> CudaKernel {
+    let min_arch = Arch::new(6, 0, false);
+    CudaKernel { source, prelude: ElementwiseParams::prelude, function, min_arch, fast_math: false, variants }
+}
+
+/// Launches the call's kernel; `addresses` are those of the inputs, then of the outputs.
+///
+/// # Safety
+/// The tensors must lie at the addresses as `grid` describes until the work on the stream is done.
+pub(in crate::ops) unsafe fn run<P>(
+    launch: &Launch<'_, P>,
+    device: &'static CudaKernel,
+    grid: &Grid,
+    signature: Signature,
+    addresses: &[usize],
+    own: Defines,
+) -> Result<()> {
+    assert_eq!(addresses.len(), signature.inputs + signature.outputs);
+    let plan = Plan::new(grid, signature, launch.info);
+    let too_many = |_| Error::Launch {
+        kernel: device.function.into(),
+        what: "number of blocks",
+        got: plan.blocks as u64,
+        limit: i32::MAX as u64,
+    };
+    let blocks = i32::try_from(plan.blocks).map_err(too_many)? as u32;
+    let params = ElementwiseParams {
+        streams: std::array::from_fn(|t| addresses.get(t).map_or(0, |&a| a as u64)),
+        steps: grid.steps.map(|s| s as i64),
+        columns: grid.columns as i64,
+        num_rows: grid.num_rows as i64,
+        column_tiles: plan.column_tiles as u32,
+        lanes_log2: plan.lanes_log2,
+        rows: ElementwiseRows::of(grid),
+    };
+    let defines = [plan.mode.defines(), vec![element(grid.dtype)], own].concat();
+    let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
+    // SAFETY: passed on; the plan covers every element once.
+    unsafe { kernel::run_part(launch, device, &defines, &config, &params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Stream;
+    use super::*;
+    use crate::device::Device;
+    use crate::dtype::DType;
+    use crate::layout::{Layout, Shape};
+
+    fn plan(shape: &[usize], strides: [&[isize]; 3]) -> Plan {
+        let shape = Shape::new(shape).unwrap();
+        let stream = |s: &[isize]| Stream { layout: Layout::strided(shape, s).unwrap(), address: 256 };
+        let grid = Grid::new(DType::BF16, strides.map(stream), &[]);
+        let info = DeviceInfo { units: 132, ..Device::Cpu.info().unwrap() };
+        let signature = Signature { inputs: 2, outputs: 1, shared: true, pairs: false };
+        let plan = Plan::new(&grid, signature, &info);
+        assert!(Mode::all(signature).contains(&plan.mode), "{plan:?} is listed");
+        plan
+    }
+
+    #[test]
+    fn plans_cover_every_element_once() {
+        let bias: &[isize] = &[0, 1];
+        let large = plan(&[32768, 4096], [&[4096, 1], bias, &[4096, 1]]);
+        assert_eq!(large.mode, Mode { items: 4, flat: false, vector: true, paired: false, shared: true });
+        assert_eq!((large.column_tiles, large.blocks), (2, 2 * 32768 / 4));
+        let small = plan(&[128, 4096], [&[4096, 1], bias, &[4096, 1]]);
+        assert_eq!((small.mode.items, small.blocks), (1, 256));
+        let narrow = plan(&[1000, 24], [&[24, 1], bias, &[24, 1]]);
+        assert_eq!(
+            (1 << narrow.lanes_log2, narrow.column_tiles, narrow.blocks),
+            (4, 1, 1000usize.div_ceil(64))
+        );
+        let transposed = plan(&[300, 24], [&[1, 300], bias, &[1, 300]]);
+        assert!(!transposed.mode.shared && !transposed.mode.vector);
+        assert_eq!(transposed.column_tiles, 2);
+    }
+}

@@ -1,0 +1,148 @@
+//! The activation functions the elementwise ops share: which there are, what they mean, and how the CPU computes them.
+
+use crate::cpu::{CpuElement, Simd, coarse, math};
+use crate::reference::Real;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
+
+/// An activation function.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) enum Kind {
+    Gelu,
+    GeluTanh,
+    Silu,
+    Relu,
+    Mish,
+}
+
+impl Kind {
+    /// Every function.
+    pub const ALL: [Kind; 5] = [Kind::Gelu, Kind::GeluTanh, Kind::Silu, Kind::Relu, Kind::Mish];
+
+    /// The name users know it by.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Gelu => "gelu",
+            Kind::GeluTanh => "gelu_tanh",
+            Kind::Silu => "silu",
+            Kind::Relu => "relu",
+            Kind::Mish => "mish",
+        }
+    }
+
+    /// The struct of `math.cuh` that computes it.
+    #[cfg(feature = "cuda")]
+    pub const fn device_name(self) -> &'static str {
+        match self {
+            Kind::Gelu => "Gelu",
+            Kind::GeluTanh => "GeluTanh",
+            Kind::Silu => "Silu",
+            Kind::Relu => "Relu",
+            Kind::Mish => "Mish",
+        }
+    }
+
+    /// The definition.
+    pub fn value<R: Real>(self, x: R) -> R {
+        match self {
+            Kind::Gelu => R::of(0.5) * x * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf()),
+            Kind::GeluTanh => R::of(0.5) * x * (R::one() + inner(x).tanh()),
+            Kind::Silu => x * sigmoid(x),
+            Kind::Relu => {
+                if x < R::zero() {
+                    R::zero()
+                } else {
+                    x
+                }
+            }
+            Kind::Mish => x * softplus(x).tanh(),
+        }
+    }
+
+    /// The derivative; at the kink of relu it is zero.
+    pub fn derivative<R: Real>(self, x: R) -> R {
+        let half = R::of(0.5);
+        match self {
+            Kind::Gelu => {
+                let cdf = half * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf());
+                let density = R::of(FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) * (-half * x * x).exp();
+                cdf + x * density
+            }
+            Kind::GeluTanh => {
+                let t = inner(x).tanh();
+                let slope = R::of(FRAC_2_SQRT_PI / SQRT_2) * (R::one() + R::of(3.0 * 0.044715) * x * x);
+                half * (R::one() + t) + half * x * (R::one() - t * t) * slope
+            }
+            Kind::Silu => sigmoid(x) * (R::one() + x * (R::one() - sigmoid(x))),
+            Kind::Relu if x.f64().is_nan() => x,
+            Kind::Relu => R::of(if x > R::zero() { 1.0 } else { 0.0 }),
+            Kind::Mish => {
+                let t = softplus(x).tanh();
+                t + x * sigmoid(x) * (R::one() - t * t)
+            }
+        }
+    }
+}
+
+/// sqrt(2 / pi) (x + 0.044715 x^3).
+fn inner<R: Real>(x: R) -> R {
+    R::of(FRAC_2_SQRT_PI / SQRT_2) * (x + R::of(0.044715) * x * x * x)
+}
+
+/// 1 / (1 + e^-x), without overflow.
+fn sigmoid<R: Real>(x: R) -> R {
+    if x < R::zero() { x.exp() / (R::one() + x.exp()) } else { R::one() / (R::one() + (-x).exp()) }
+}
+
+/// ln(1 + e^x), without overflow.
+fn softplus<R: Real>(x: R) -> R {
+    if x < R::zero() { x.exp().ln_1p() } else { x + (-x).exp().ln_1p() }
+}
+
+/// A function on vectors. For 16-bit types in memory, values are computed as coarsely as such a type allows;
+/// derivatives never are, since near their zeros nothing of that would be left.
+pub(in crate::ops) trait Function: Copy + Send + Sync + 'static {
+    fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
+    fn derivative<S: Simd>(s: S, x: S::V) -> S::V;
+}
+
+macro_rules! functions {
+    ($($name:ident: $value:ident $coarse:path, $derivative:ident;)*) => {$(
+        #[derive(Clone, Copy)]
+        pub(in crate::ops) struct $name;
+
+        impl Function for $name {
+            #[inline(always)]
+            fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V {
+                if size_of::<T>() == 4 { math::$value(s, x) } else { $coarse(s, x) }
+            }
+
+            #[inline(always)]
+            fn derivative<S: Simd>(s: S, x: S::V) -> S::V {
+                math::$derivative(s, x)
+            }
+        }
+    )*};
+}
+functions! {
+    Gelu: gelu coarse::gelu, d_gelu;
+    GeluTanh: gelu_tanh coarse::gelu_tanh, d_gelu_tanh;
+    Silu: silu coarse::silu, d_silu;
+    Relu: relu math::relu, d_relu;
+    Mish: mish coarse::mish, d_mish;
+}
+
+/// Runs `$body` with `$F` set to the [`Function`] of a [`Kind`], which must be one of those listed: code is made for
+/// each.
+macro_rules! with_function {
+    ($kind:expr, $F:ident in $($name:ident)* => $body:expr) => {
+        match $kind {
+            $($crate::ops::elementwise::function::Kind::$name => {
+                type $F = $crate::ops::elementwise::function::$name;
+                $body
+            })*
+            #[allow(unreachable_patterns)]
+            other => unreachable!("the op has no option {other:?}"),
+        }
+    };
+}
+pub(in crate::ops) use with_function;

@@ -1,0 +1,134 @@
+//! `gated_act_backward`: the gradient of `gated_act`.
+
+use super::{ATTRS, DOUT, DX, INTERLEAVED, KIND, KINDS, LAYOUT, Problem, SIZES, X, reference, unpack};
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
+use crate::ops::elementwise::{Grid, Stream as Operand};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BackwardProblem {
+    pub(super) of: Problem,
+    /// Elements from the first of `dgate` to the first of `dup`.
+    pub(super) to_dup: isize,
+}
+
+impl BackwardProblem {
+    /// The addresses of gate, up, dout, dgate and dup.
+    pub(super) fn addresses(&self, args: &Args<'_>) -> [usize; 5] {
+        let [gate, up] = self.of.halves(args.address(X));
+        let [dgate, dup] = Problem { to_up: self.to_dup, ..self.of }.halves(args.address(DX));
+        [gate, up, args.address(DOUT), dgate, dup]
+    }
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Backward;
+
+impl Op for Backward {
+    type Problem = BackwardProblem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "gated_act_backward",
+        summary: "Gradient of gated_act with respect to its packed input",
+        args: &[
+            ArgSpec::input("x", "[..., 2 * hidden], input of the forward call"),
+            ArgSpec::input("dout", "[..., hidden], gradient of out"),
+            ArgSpec::output("dx", "[..., 2 * hidden], gradient of x, packed as x is").in_place_of(X),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
+        let (dtype, interleaved) = super::check(&Self::SPEC, args, attrs, &[X, DX], DOUT)?;
+        let shape = args.at(DOUT).layout().shape();
+        let ([gate, up], to_up) = unpack(args, X, shape, interleaved)?;
+        let ([dgate, dup], to_dup) = unpack(args, DX, shape, interleaved)?;
+        let paired: &[usize] = if interleaved { &[0, 3] } else { &[] };
+        let grid = Grid::new(dtype, [gate, up, Operand::of(args, DOUT), dgate, dup], paired);
+        Ok(BackwardProblem { of: Problem { grid, kind: KINDS[attrs.index(KIND)], to_up }, to_dup })
+    }
+
+    fn kernels() -> &'static [Kernel<BackwardProblem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn cost(problem: &BackwardProblem) -> Cost {
+        super::cost(&problem.of, 5)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        super::plan(case, &[true, false, true])
+    }
+
+    fn cases() -> Vec<Case> {
+        super::cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        super::bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<BackwardProblem>] = &[
+    #[cfg(feature = "cuda")]
+    super::cuda::BACKWARD,
+    Kernel::cpu("gated_act_backward_avx512", Tier::Avx512, super::cpu::backward),
+    Kernel::cpu("gated_act_backward_avx2", Tier::Avx2, super::cpu::backward),
+    Kernel::cpu("gated_act_backward_portable", Tier::Portable, super::cpu::backward),
+];
+
+/// A call of `gated_act_backward`.
+pub type GatedActBackward<'a> = Call<'a, Backward>;
+
+/// A constructor for each function.
+macro_rules! constructors {
+    ($($name:ident $index:literal $doc:literal;)*) => {$(
+        #[doc = $doc]
+        pub fn $name(x: impl Into<TensorView<'a>>, dout: impl Into<TensorView<'a>>) -> Self {
+            Call::start().input(X, x).input(DOUT, dout).attr(KIND, $index as f64)
+        }
+    )*};
+}
+
+impl<'a> Call<'a, Backward> {
+    constructors! {
+        silu 0 "The gradient of `silu(gate) * up`, given that of the result.";
+        gelu 1 "The gradient of `gelu(gate) * up`, given that of the result.";
+        gelu_tanh 2 "The gradient of `gelu_tanh(gate) * up`, given that of the result.";
+        relu 3 "The gradient of `relu(gate) * up`, given that of the result.";
+    }
+
+    /// Gate at the even and up at the odd places of a row, instead of one half each.
+    pub fn interleaved(self) -> Self {
+        self.attr(LAYOUT, INTERLEAVED as f64)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut dx = self.like(X, &stream)?;
+        self.run_into(&mut dx, &stream)?;
+        Ok(dx)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, dx: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(DX, dx.into())], stream)
+    }
+}

@@ -1,0 +1,298 @@
+//! `gated_act`: `out = f(gate) * up` for each element, where `gate` and `up` are the two parts of each row of `x` and
+//! `f` is silu (SwiGLU), gelu or gelu_tanh (GeGLU) or relu (ReGLU), as `activation` defines them.
+//!
+//! - Shapes: `x` is `[..., 2 * hidden]`, `out` is `[..., hidden]`; any strides. The option `layout` says how a row is
+//!   packed: `split`, all of `gate` and then all of `up`; or `interleaved`, `gate` at the even and `up` at the odd
+//!   places.
+//! - Types: f32, f16 or bf16, the same for both. Arithmetic is in f32, the result is rounded once; `f(gate)` is not
+//!   rounded in between. For 16-bit types `f` itself is computed to 2^-13 of its value.
+//! - NaN and infinities give what the formula gives. An empty tensor is left alone.
+//!
+//! `gated_act_backward` computes the gradient of `x`, packed in the same way: `dgate = dout * up * f'(gate)` and
+//! `dup = dout * f(gate)`. The kernels are those of `ops/elementwise`.
+
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+
+pub use backward::{Backward, GatedActBackward};
+
+use super::elementwise::function::Kind;
+use super::elementwise::{self, Grid, Stream as Operand};
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Shape};
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const X: usize = 0;
+const OUT: usize = 1;
+const DOUT: usize = 1;
+const DX: usize = 2;
+const KIND: usize = 0;
+const LAYOUT: usize = 1;
+const INTERLEAVED: usize = 1;
+
+/// The functions in the order of the option's choices.
+const KINDS: [Kind; 4] = [Kind::Silu, Kind::Gelu, Kind::GeluTanh, Kind::Relu];
+const ATTRS: &[AttrSpec] = &[
+    AttrSpec {
+        name: "act",
+        kind: AttrKind::Choice(&[KINDS[0].name(), KINDS[1].name(), KINDS[2].name(), KINDS[3].name()]),
+        doc: "the function applied to the gate",
+    },
+    AttrSpec {
+        name: "layout",
+        kind: AttrKind::Choice(&["split", "interleaved"]),
+        doc: "how gate and up share a row",
+    },
+];
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
+    SizeSpec { name: "hidden", default: 14336, doc: "length of a row of the result" },
+];
+
+/// A checked call, of the op or of its gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    grid: Grid,
+    kind: Kind,
+    /// Elements from the first of `gate` to the first of `up`.
+    to_up: isize,
+}
+
+impl Problem {
+    /// The addresses of gate and up in a packed tensor.
+    fn halves(&self, packed: usize) -> [usize; 2] {
+        [packed, packed.wrapping_add_signed(self.to_up * self.grid.dtype.size() as isize)]
+    }
+}
+
+/// Gate and up of a packed tensor, as tensors of `shape`.
+fn unpack(args: &Args<'_>, index: usize, shape: &Shape, interleaved: bool) -> Result<([Operand; 2], isize)> {
+    let view = args.at(index);
+    let (mut strides, step) = (view.layout().strides().to_vec(), view.layout().step());
+    let hidden = shape[shape.len() - 1];
+    let to_up = if interleaved { step } else { hidden as isize * step };
+    *strides.last_mut().expect("a row") = if interleaved { 2 * step } else { step };
+    let gate = Operand { layout: Layout::strided(*shape, &strides)?, address: view.address() };
+    let up = gate.address.wrapping_add_signed(to_up * view.dtype().size() as isize);
+    Ok(([gate, Operand { address: up, ..gate }], to_up))
+}
+
+/// Checks a call whose packed tensors are `packed` and whose argument `plain` has half their columns.
+fn check(
+    spec: &OpSpec,
+    args: &Args<'_>,
+    attrs: &Attrs,
+    packed: &[usize],
+    plain: usize,
+) -> Result<(DType, bool)> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    let columns = args.at(X).shape().last().copied().unwrap_or(1);
+    if columns % 2 != 0 || args.at(X).shape().is_empty() {
+        return Err(Error::argument(
+            spec.name,
+            "x",
+            "shape [..., 2 * hidden], an even number of columns",
+            format!("{:?}", args.at(X).shape()),
+        ));
+    }
+    sizes.bind("hidden", columns / 2);
+    sizes.bind("columns", columns);
+    for &index in packed {
+        sizes.dtype(spec.args[index].name, args.at(index), &[dtype])?;
+        sizes.shape(spec.args[index].name, args.at(index), "... columns")?;
+    }
+    sizes.dtype(spec.args[plain].name, args.at(plain), &[dtype])?;
+    sizes.shape(spec.args[plain].name, args.at(plain), "... hidden")?;
+    Ok((dtype, attrs.index(LAYOUT) == INTERLEAVED))
+}
+
+fn cost(problem: &Problem, tensors: usize) -> Cost {
+    let elements = problem.grid.len() as f64;
+    let flops = if tensors == 3 { 2.0 } else { 5.0 };
+    Cost { bytes: elements * (tensors * problem.grid.dtype.size()) as f64, flops: flops * elements }
+}
+
+fn plan(case: &Case, packed: &[bool]) -> Vec<Option<ArgPlan>> {
+    let [rows, hidden] = case.sizes[..] else { unreachable!("the op has two sizes") };
+    packed
+        .iter()
+        .map(|&p| ArgPlan::batched(&[rows, if p { 2 * hidden } else { hidden }], case.dtype))
+        .collect()
+}
+
+/// Both layouts in every case, the functions in turn.
+fn cases(spec: &OpSpec) -> Vec<Case> {
+    elementwise::cases(spec, |case| {
+        let all = (0..2 * KINDS.len()).map(|i| (i / 2, i % 2));
+        all.map(|(kind, layout)| case.clone().attr(KIND, kind as f64).attr(LAYOUT, layout as f64)).collect()
+    })
+}
+
+fn bench_cases(spec: &OpSpec) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        let case = Case::new(spec, dtype);
+        cases.push(case.clone());
+        cases.push(case.clone().attr(LAYOUT, INTERLEAVED as f64));
+        cases.push(case.clone().attr(KIND, 1.0));
+        cases.push(case.sizes(&[128, 14336]));
+    }
+    cases
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "gated_act",
+        summary: "An activation of one half of each row times the other half: SwiGLU, GeGLU, ReGLU",
+        args: &[
+            ArgSpec::input("x", "[..., 2 * hidden], gate and up"),
+            ArgSpec::output("out", "[..., hidden], act(gate) * up"),
+        ],
+        attrs: ATTRS,
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        let (dtype, interleaved) = check(&Self::SPEC, args, attrs, &[X], OUT)?;
+        let ([gate, up], to_up) = unpack(args, X, args.at(OUT).layout().shape(), interleaved)?;
+        let paired: &[usize] = if interleaved { &[0] } else { &[] };
+        let grid = Grid::new(dtype, [gate, up, Operand::of(args, OUT)], paired);
+        Ok(Problem { grid, kind: KINDS[attrs.index(KIND)], to_up })
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        cost(problem, 3)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        plan(case, &[true, false])
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::FORWARD,
+    Kernel::cpu("gated_act_avx512", Tier::Avx512, cpu::forward),
+    Kernel::cpu("gated_act_avx2", Tier::Avx2, cpu::forward),
+    Kernel::cpu("gated_act_portable", Tier::Portable, cpu::forward),
+];
+
+/// A call of `gated_act`.
+///
+/// ```
+/// use warpsmith::{ops::GatedAct, DType, Device, Tensor};
+/// let x = Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 0)?;
+/// let out = GatedAct::silu(&x).run()?;
+/// assert_eq!(out.shape(), [4, 32]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type GatedAct<'a> = Call<'a, Forward>;
+
+/// A constructor for each function.
+macro_rules! constructors {
+    ($($name:ident $index:literal $doc:literal;)*) => {$(
+        #[doc = $doc]
+        pub fn $name(x: impl Into<TensorView<'a>>) -> Self {
+            Call::start().input(X, x).attr(KIND, $index as f64)
+        }
+    )*};
+}
+
+impl<'a> Call<'a, Forward> {
+    constructors! {
+        silu 0 "`silu(gate) * up` of the packed rows `x`.";
+        gelu 1 "`gelu(gate) * up` of the packed rows `x`.";
+        gelu_tanh 2 "`gelu_tanh(gate) * up` of the packed rows `x`.";
+        relu 3 "`relu(gate) * up` of the packed rows `x`.";
+    }
+
+    /// Gate at the even and up at the odd places of a row, instead of one half each.
+    pub fn interleaved(self) -> Self {
+        self.attr(LAYOUT, INTERLEAVED as f64)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let x = self.view(X);
+        let mut shape = x.shape().to_vec();
+        if let Some(columns) = shape.last_mut() {
+            *columns /= 2;
+        }
+        let mut out = Tensor::empty_on(&shape, x.dtype(), &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn odd_rows_and_wrong_halves_are_named() {
+        let tensor = |shape: &[usize]| Tensor::zeros(shape, DType::F32, Device::Cpu).unwrap();
+        let stream = Device::Cpu.default_stream().unwrap();
+        let error = GatedAct::silu(&tensor(&[2, 7])).run_into(&mut tensor(&[2, 3]), &stream).unwrap_err();
+        assert!(error.to_string().contains("an even number of columns"), "{error}");
+        let error = GatedAct::silu(&tensor(&[2, 8])).run_into(&mut tensor(&[2, 3]), &stream).unwrap_err();
+        assert_eq!(error.to_string(), "gated_act: argument `out`: expected shape [2, hidden=4], got [2, 3]");
+    }
+
+    #[test]
+    fn layouts_agree() {
+        let split: Vec<f32> = (0..10).map(|i| i as f32 / 3.0 - 1.0).collect();
+        let mixed: Vec<f32> = (0..10).map(|i| split[i / 2 + i % 2 * 5]).collect();
+        let run = |x: &[f32], interleaved: bool| {
+            let x = Tensor::from_slice(x, &[10], Device::Cpu).unwrap();
+            let call = GatedAct::gelu(&x);
+            let call = if interleaved { call.interleaved() } else { call };
+            call.run().unwrap().to_vec::<f32>().unwrap()
+        };
+        assert_eq!(run(&split, false), run(&mixed, true));
+    }
+}

@@ -1,0 +1,164 @@
+//! `mul_add`: `out = a * b + c` for each element.
+//!
+//! - Shapes: `a`, `b`, `c` and `out` have the same shape of one dimension or more; any strides.
+//! - Types: f32, f16 or bf16, the same for all. The fused multiply-add rounds once in f32, and the result is rounded to
+//!   the tensors' type.
+//! - NaN and infinities give what the formula gives.
+//! - `out` may be `c`, in place. An empty tensor is left alone.
+//!
+//! `mul_add_backward` computes `da = dout * b` and `db = dout * a`, either or both; the gradient of `c` is `dout`
+//! itself. The kernels are those of `ops/elementwise`.
+
+mod backward;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+
+pub use backward::{Backward, MulAddBackward};
+
+use super::elementwise::{self, Grid, Stream as Operand};
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+const OUT: usize = 3;
+const DOUT: usize = 2;
+const DA: usize = 3;
+const DB: usize = 4;
+
+const SIZES: &[SizeSpec] = &[
+    SizeSpec { name: "num_tokens", default: 32768, doc: "number of rows" },
+    SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
+];
+
+/// Requires every argument to have the shape and type of `a`.
+fn check_all(spec: &OpSpec, args: &Args<'_>) -> Result<DType> {
+    let mut sizes = Matcher::new(spec.name);
+    let dtype = sizes.dtype("a", args.at(A), &FLOATS)?;
+    for (index, arg) in spec.args.iter().enumerate() {
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(arg.name, tensor, &[dtype])?;
+            sizes.shape(arg.name, tensor, "... hidden")?;
+        }
+    }
+    Ok(dtype)
+}
+
+fn bench_cases(case: impl Fn(DType) -> Case) -> Vec<Case> {
+    let types = [DType::BF16, DType::F32];
+    types.into_iter().flat_map(|dtype| [case(dtype), case(dtype).sizes(&[128, 4096])]).collect()
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    grid: Grid,
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "mul_add",
+        summary: "Fused multiply-add: a * b + c",
+        args: &[
+            ArgSpec::input("a", "[..., hidden]"),
+            ArgSpec::input("b", "[..., hidden]"),
+            ArgSpec::input("c", "[..., hidden]"),
+            ArgSpec::output("out", "[..., hidden]").in_place_of(C),
+        ],
+        attrs: &[],
+        sizes: SIZES,
+    };
+
+    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
+        let dtype = check_all(&Self::SPEC, args)?;
+        Ok(Problem { grid: Grid::new(dtype, [A, B, C, OUT].map(|index| Operand::of(args, index)), &[]) })
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        let elements = problem.grid.len() as f64;
+        Cost { bytes: 4.0 * elements * problem.grid.dtype.size() as f64, flops: 2.0 * elements }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        vec![ArgPlan::batched(&case.sizes, case.dtype); 4]
+    }
+
+    fn cases() -> Vec<Case> {
+        elementwise::cases(&Self::SPEC, |case| vec![case])
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(|dtype| Case::new(&Self::SPEC, dtype))
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::FORWARD,
+    Kernel::cpu("mul_add_avx512", Tier::Avx512, cpu::forward),
+    Kernel::cpu("mul_add_avx2", Tier::Avx2, cpu::forward),
+    Kernel::cpu("mul_add_portable", Tier::Portable, cpu::forward),
+];
+
+/// A call of `mul_add`.
+///
+/// ```
+/// use warpsmith::{ops::MulAdd, Device, Tensor};
+/// let [a, b, c] = [2f32, 3.0, 4.0].map(|x| Tensor::from_slice(&[x; 5], &[5], Device::Cpu).unwrap());
+/// assert_eq!(MulAdd::new(&a, &b, &c).run()?.to_vec::<f32>()?, [10.0; 5]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type MulAdd<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// `a * b + c`.
+    pub fn new(
+        a: impl Into<TensorView<'a>>,
+        b: impl Into<TensorView<'a>>,
+        c: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Call::start().input(A, a).input(B, b).input(C, c)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(A, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+}
