@@ -251,10 +251,14 @@ def _activation_backward(case: Case, device: str) -> Work:
     return _gradient(case, device, forward, lambda: (normal(rows, hidden), normal(rows, hidden)))
 
 
+def _gelu(case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
+    return ACTIVATIONS["gelu_tanh" if case.option("approximate", "none") == "tanh" else "gelu"]
+
+
 def _add_gelu(case: Case, device: str) -> Work:
     rows, hidden = _rows(case)
     normal = _normal(case, device)
-    gelu = ACTIVATIONS[case.option("kind", "gelu")]
+    gelu = _gelu(case)
 
     def call(x, bias):
         return gelu(x + bias)
@@ -265,7 +269,7 @@ def _add_gelu(case: Case, device: str) -> Work:
 def _add_gelu_backward(case: Case, device: str) -> Work:
     rows, hidden = _rows(case)
     normal = _normal(case, device)
-    gelu = ACTIVATIONS[case.option("kind", "gelu")]
+    gelu = _gelu(case)
 
     def make():
         return normal(rows, hidden), normal(rows, hidden), normal(hidden)
@@ -292,7 +296,7 @@ def _mul_add_backward(case: Case, device: str) -> Work:
     normal = _normal(case, device)
 
     def call(dout, a, b):
-        return dout * b, dout * a
+        return tuple(dout * other for name, other in (("da", b), ("db", a)) if name in case.given)
 
     return Work(lambda: tuple(normal(rows, hidden) for _ in range(3)), {"torch": call}, call)
 
@@ -306,7 +310,7 @@ def _halves(case: Case) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Te
 def _gated_act(case: Case, device: str) -> Work:
     rows, hidden = _rows(case)
     normal = _normal(case, device)
-    kind = case.option("kind", "silu")
+    kind = case.option("act", "silu")
     activation, halves = ACTIVATIONS[kind], _halves(case)
 
     def call(x):
@@ -328,7 +332,7 @@ def _gated_act(case: Case, device: str) -> Work:
 def _gated_act_backward(case: Case, device: str) -> Work:
     rows, hidden = _rows(case)
     normal = _normal(case, device)
-    activation, halves = ACTIVATIONS[case.option("kind", "silu")], _halves(case)
+    activation, halves = ACTIVATIONS[case.option("act", "silu")], _halves(case)
 
     def forward(x):
         gate, up = halves(x)
