@@ -16,7 +16,7 @@ const RECIPROCAL: [f32; 4] = [0.998_266_94, -0.942_807_8, 0.665_511_5, -0.221_83
 #[inline(always)]
 fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     let n = s.sub(s.add(x, s.splat(ROUND)), s.splat(ROUND));
-    let p = poly(s, s.sub(x, n), [0.999_999_26, 0.693_121_8, 0.240_247_45, 0.055_917_86, 0.009_570_102]);
+    let p = poly(s, s.sub(x, n), [0.999_999_3, 0.693_121_8, 0.240_247_45, 0.055_917_86, 0.009_570_102]);
     s.scale2(p, n)
 }
 

@@ -17,6 +17,10 @@ const GRAIN: usize = 1 << 15;
 pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
     Copy + Send + Sync
 {
+    /// Whether the first two inputs may be the even and odd elements of one tensor; the code for that is only made
+    /// where it can be needed.
+    const PAIRS: bool = false;
+
     /// Implementations must be `#[inline(always)]`.
     fn apply<S: Simd, T: CpuElement>(self, s: S, x: [S::V; I]) -> [S::V; O];
 }
@@ -40,12 +44,19 @@ pub(in crate::ops) unsafe fn run<const I: usize, const O: usize>(
     parallel_for(grid.num_rows * blocks, grain, |units| {
         with_float!(grid.dtype, T => {
             let part = Part::<T, _> { grid, addresses, units: units.clone(), stream, e, t: PhantomData };
-            match grid.paired {
-                false => dispatch(tier, Unpaired::<T, _, I, O>(part)),
-                true => dispatch(tier, Paired::<T, _, I, O>(part)),
-            }
+            run_part::<T, _, I, O>(tier, part);
         })
     });
+}
+
+fn run_part<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize>(
+    tier: Tier,
+    part: Part<'_, T, E>,
+) {
+    if E::PAIRS && part.grid.paired {
+        return dispatch(tier, Paired::<T, _, I, O>(part));
+    }
+    dispatch(tier, Unpaired::<T, _, I, O>(part));
 }
 
 /// Some blocks of columns.

@@ -13,6 +13,8 @@ use std::marker::PhantomData;
 struct Value<F>(PhantomData<F>);
 
 impl<F: Function> Expression<2, 1> for Value<F> {
+    const PAIRS: bool = true;
+
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [gate, up]: [S::V; 2]) -> [S::V; 1] {
         [s.mul(F::value::<S, T>(s, gate), up)]
@@ -23,6 +25,8 @@ impl<F: Function> Expression<2, 1> for Value<F> {
 struct Gradients<F>(PhantomData<F>);
 
 impl<F: Function> Expression<3, 2> for Gradients<F> {
+    const PAIRS: bool = true;
+
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [gate, up, dout]: [S::V; 3]) -> [S::V; 2] {
         let dgate = s.mul(s.mul(dout, up), F::derivative(s, gate));

@@ -69,9 +69,9 @@ impl Op for Backward {
             (true, true) => Wanted::Both,
         };
         let operand = |index: usize| Operand::of(args, index);
-        let grid = match wanted.operands() {
-            &[x, dout, dx] => Grid::new(dtype, [x, dout, dx].map(operand), &[]),
-            &[a, b, dout, da, db] => Grid::new(dtype, [a, b, dout, da, db].map(operand), &[]),
+        let grid = match *wanted.operands() {
+            [x, dout, dx] => Grid::new(dtype, [x, dout, dx].map(operand), &[]),
+            [a, b, dout, da, db] => Grid::new(dtype, [a, b, dout, da, db].map(operand), &[]),
             _ => Grid::new(dtype, [operand(A)], &[]),
         };
         Ok(Problem { grid, wanted })
