@@ -15,8 +15,11 @@ const SOURCE: Source = Source { name: "norm", code: include_str!("kernel.cu") };
 const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_str!("backward.cu") };
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
-/// Forward: one row in registers, twice with a residual.
-const LIMITS: RowLimits = RowLimits { wanted_items: 4, max_items: 4, max_lanes: 1024 };
+/// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
+/// each are faster, above all for few rows; with two, the barriers cost more than that gains.
+const fn limits(center: bool) -> RowLimits {
+    RowLimits { wanted_items: if center { 4 } else { 2 }, max_items: 4, max_lanes: 1024 }
+}
 
 /// Backward: x, dout, weight and two sums in f32, so fewer elements a thread; as many for each type.
 const fn backward_limits(dtype: DType) -> RowLimits {
@@ -86,21 +89,24 @@ const fn device(
     CudaKernel { source, prelude, function, min_arch: ANY_ARCH, fast_math: false, variants }
 }
 
-static RMS_ROW: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_row", || variants(false, &RowTiling::all(LIMITS), &[1, 2]));
-static LAYER_ROW: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_row", || variants(true, &RowTiling::all(LIMITS), &[1, 2]));
-static RMS_LONG: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_long", || variants(false, &long_tilings(LIMITS), &[0, 1]));
+static RMS_ROW: CudaKernel = device(SOURCE, NormParams::prelude, "norm_row", || {
+    variants(false, &RowTiling::all(limits(false)), &[1, 2])
+});
+static LAYER_ROW: CudaKernel = device(SOURCE, NormParams::prelude, "norm_row", || {
+    variants(true, &RowTiling::all(limits(true)), &[1, 2])
+});
+static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
+    variants(false, &long_tilings(limits(false)), &[0, 1])
+});
 static LAYER_LONG: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_long", || variants(true, &long_tilings(LIMITS), &[0, 1]));
+    device(SOURCE, NormParams::prelude, "norm_long", || variants(true, &long_tilings(limits(true)), &[0, 1]));
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, LIMITS))
+        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, limits(p.center)))
         .configured(|p, _| {
-            RowTiling::new(p.hidden, p.dtype, LIMITS).map(|t| t.to_string()).unwrap_or_default()
+            RowTiling::new(p.hidden, p.dtype, limits(p.center)).map(|t| t.to_string()).unwrap_or_default()
         })
 }
 
@@ -108,7 +114,9 @@ pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Prob
 pub(in crate::ops) const fn long(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_LONG } else { &RMS_LONG }, run_long)
         .when(|p, _| addressable(p.hidden, p.num_rows))
-        .configured(|p, _| format!("{} threads a row", long_tiling(p.hidden, p.dtype, LIMITS).lanes))
+        .configured(|p, _| {
+            format!("{} threads a row", long_tiling(p.hidden, p.dtype, limits(p.center)).lanes)
+        })
 }
 
 /// Whether rows can be kept in registers.
@@ -163,13 +171,13 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, LIMITS).expect("`supports` has passed");
+    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.center)).expect("`supports` has passed");
     run_tiled(launch, &tiling, tiling.vector_level(p.hidden, p.dtype, p.vector_rows))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(launch, &long_tiling(p.hidden, p.dtype, LIMITS), p.vector_rows as u8)
+    run_tiled(launch, &long_tiling(p.hidden, p.dtype, limits(p.center)), p.vector_rows as u8)
 }
 
 fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
