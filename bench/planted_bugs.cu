@@ -2,10 +2,11 @@
 #include <cstdio>
 #include <cstring>
 
-// memcheck: the last thread writes one element past the end.
+// memcheck: a thread writes past the end, far enough not to hit the allocation that follows.
 __global__ void out_of_bounds(float* x, int n, bool bug) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n + bug) x[i] = i;
+    if (i < n) x[i] = i;
+    if (i == n && bug) x[i + (1 << 20)] = i;
 }
 
 // racecheck: a warp reads what another wrote to shared memory, without a barrier between.
