@@ -368,8 +368,10 @@ fn misaligned_addresses() {
 fn empty_tensors() {
     let mut report = Report::default();
     for op in ops::ALL {
-        let Some(case) = op.cases().into_iter().find(|case| case.sizes.iter().all(|&size| size > 1)) else {
-            panic!("{} has no case with sizes above one", op.spec().name)
+        // With the fewest optional arguments: their sizes may depend on the first.
+        let cases = op.cases().into_iter().filter(|case| case.sizes.iter().all(|&size| size > 0));
+        let Some(case) = cases.min_by_key(|case| case.optional.count_ones()) else {
+            panic!("{} has no case that is not empty", op.spec().name)
         };
         for (index, size) in op.spec().sizes.iter().enumerate() {
             let mut empty = case.clone();
