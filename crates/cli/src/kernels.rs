@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(op, "rms_norm_backward");
         let variants = variants(&kernel);
         let functions: std::collections::HashSet<&str> = variants.iter().map(|v| v.device.function).collect();
-        assert!(functions.contains("norm_backward_row") && functions.contains("norm_backward_sum"));
+        assert!(functions.contains("norm_backward_row") && functions.contains("column_sum"));
         let arch = Arch::new(9, 0, true);
         let keys: std::collections::HashSet<_> =
             variants.iter().map(|v| v.request(arch, Profile::Release).key()).collect();

@@ -59,9 +59,16 @@ pub(in crate::ops) struct Signature {
 }
 
 impl Signature {
-    /// Units a thread loads before it computes: about four loads in flight.
-    const fn items(self) -> usize {
-        if self.inputs - self.shared as usize == 1 { 4 } else { 2 }
+    /// Units a thread loads before it computes: about four loads in flight. Pairs on both sides take twice the
+    /// registers, so one unit must do.
+    const fn items(self, paired: bool) -> usize {
+        if paired && self.outputs == 2 {
+            1
+        } else if self.inputs - self.shared as usize == 1 {
+            4
+        } else {
+            2
+        }
     }
 }
 
@@ -90,9 +97,11 @@ impl Mode {
     /// Every mode [`Plan::new`] can choose.
     fn all(signature: Signature) -> Vec<Mode> {
         let mut all = Vec::new();
-        for items in [1, signature.items()] {
-            for bits in 0..16 {
-                let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+        for bits in 0..16 {
+            let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+            let mut choices = vec![1, signature.items(paired)];
+            choices.dedup();
+            for items in choices {
                 // Pairs that cannot be moved in pieces are two strided tensors like any others.
                 let pairs = !paired || (signature.pairs && vector);
                 if pairs && (!shared || (signature.shared && !flat)) {
@@ -125,13 +134,14 @@ impl Plan {
             true => units.div_ceil(THREADS * items),
             false => column_tiles * grid.num_rows.div_ceil(THREADS / lanes * items),
         };
-        let items = signature.items();
+        let paired = grid.paired && grid.vector;
+        let items = signature.items(paired);
         let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
         // A repeated vector runs along the rows instead if the other tensors are transposed.
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
         let shared = signature.shared && !flat && repeats;
-        let mode = Mode { items, flat, vector: grid.vector, paired: grid.paired && grid.vector, shared };
+        let mode = Mode { items, flat, vector: grid.vector, paired, shared };
         Plan { mode, lanes_log2: lanes.ilog2(), column_tiles, blocks: blocks(items) }
     }
 }

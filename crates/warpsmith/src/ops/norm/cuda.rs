@@ -89,12 +89,17 @@ const fn device(
     CudaKernel { source, prelude, function, min_arch: ANY_ARCH, fast_math: false, variants }
 }
 
-static RMS_ROW: CudaKernel = device(SOURCE, NormParams::prelude, "norm_row", || {
+/// A kernel that keeps rows in registers. On the oldest GPUs the compiler spills; the others serve those.
+const fn in_registers(device: CudaKernel) -> CudaKernel {
+    CudaKernel { min_arch: Arch::new(7, 0, false), ..device }
+}
+
+static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
     variants(false, &RowTiling::all(limits(false)), &[1, 2])
-});
-static LAYER_ROW: CudaKernel = device(SOURCE, NormParams::prelude, "norm_row", || {
+}));
+static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
     variants(true, &RowTiling::all(limits(true)), &[1, 2])
-});
+}));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
     variants(false, &long_tilings(limits(false)), &[0, 1])
 });
