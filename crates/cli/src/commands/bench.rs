@@ -55,7 +55,7 @@ Examples:
   warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16 --tune
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
-  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same session";
+  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run";
 
 /// Largest tensors, in all, of a case in a quick run.
 pub fn quick_bytes(device: Device) -> usize {
