@@ -61,14 +61,23 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                     let residual = scratch.gather(2, at(RESIDUAL, residual_at), residual_step);
                     let sum = scratch.target(3, at(SUM, sum_at), sum_step);
                     let stream = self.stream && can_stream::<S, T>(sum);
-                    // The sum is formed twice, once from memory and once from cache: that is cheaper than writing
-                    // it where it must be read back.
-                    let add = |i, count| {
-                        let v = s.add(load_at(s, x, i, count), load_at(s, residual, i, count));
-                        T::rounded(s, v)
-                    };
-                    let store_sum = |i, count, v| store_at(s, sum, i, count, v, stream);
-                    normalise(s, p, affine, out, self.stream, add, store_sum);
+                    // The sum is formed once a pass, first from memory and then from cache: that is cheaper than
+                    // writing it where it must be read back. Closures as arguments, because only there can they be
+                    // forced inline; out of line they would be compiled without the tier's instructions.
+                    normalise(
+                        s,
+                        p,
+                        affine,
+                        out,
+                        self.stream,
+                        #[inline(always)]
+                        |i, count| {
+                            let v = s.add(load_at(s, x, i, count), load_at(s, residual, i, count));
+                            T::rounded(s, v)
+                        },
+                        #[inline(always)]
+                        |i, count, v| store_at(s, sum, i, count, v, stream),
+                    );
                     scratch.scatter(3, at(SUM, sum_at), sum_step);
                 } else {
                     let load = |i, count| load_at(s, x, i, count);
