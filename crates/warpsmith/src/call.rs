@@ -69,6 +69,14 @@ impl<'a, O: Op + Default> Call<'a, O> {
         Tensor::empty_on(self.args.at(index).shape(), dtype, stream)
     }
 
+    /// A new tensor for the output `index`, with the shape and dtype that the other arguments and the
+    /// options ask for.
+    pub(crate) fn allocate(&self, index: usize, stream: &Stream) -> Result<Tensor> {
+        let mut forms = O::outputs(&self.args, &self.attrs, &[index])?;
+        let (shape, dtype) = forms.swap_remove(index).expect("an output that was asked for");
+        Tensor::empty_on(&shape, dtype, stream)
+    }
+
     /// Checks, selects and launches with the outputs given by position.
     pub(crate) fn launch<'b, const N: usize>(
         self,
