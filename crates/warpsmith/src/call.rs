@@ -32,6 +32,11 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
+    pub(crate) fn output(mut self, index: usize, view: impl Into<TensorViewMut<'a>>) -> Self {
+        self.args = self.args.output(index, view.into());
+        self
+    }
+
     pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
         self.attrs = self.attrs.with(index, value);
         self

@@ -19,7 +19,7 @@ pub use add_gelu::{AddGelu, AddGeluBackward};
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
-pub use linear::{Gemm, Linear};
+pub use linear::{Gemm, Linear, LinearBackward};
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
@@ -48,6 +48,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &gated_act::Forward,
     &gated_act::Backward,
     &linear::Forward,
+    &linear::Backward,
 ];
 
 /// The op of a name.

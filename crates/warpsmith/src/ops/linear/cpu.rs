@@ -7,7 +7,7 @@
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, Problem};
 use crate::cpu::rows::for_vectors;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
 use crate::ops::elementwise::function::{Function, with_function};
@@ -23,12 +23,17 @@ const PANEL: usize = 32;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    for part in p.parts(launch.args) {
-        parallel_for(p.batch * p.n.div_ceil(PANEL), 1, |panels| {
-            dispatch(launch.tier, Panels { p, part: &part, panels });
-        });
-    }
+    // SAFETY: the parts are those of the call's own tensors.
+    p.parts(launch.args).for_each(|part| unsafe { multiply(p, &part, launch.tier) });
     Ok(())
+}
+
+/// Computes one part of a problem.
+///
+/// # Safety
+/// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile.
+pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier) {
+    parallel_for(p.batch * p.n.div_ceil(PANEL), 1, |panels| dispatch(tier, Panels { p, part, panels }));
 }
 
 /// Some panels of all matrices of a batch.

@@ -196,7 +196,7 @@ const GENERIC_SOURCE: Source = Source { name: "linear_generic", code: include_st
 const SM80_SOURCE: Source = Source { name: "linear_sm80", code: include_str!("sm80.cu") };
 const THREADS: u32 = 256;
 
-static GENERIC_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     source: GENERIC_SOURCE,
     prelude: LinearParams::prelude,
     function: "linear_generic",
@@ -267,7 +267,7 @@ const SM80_TILE_N: usize = 128;
 const SM80_STAGE_BYTES: usize = 64;
 const SM80_STAGES: usize = 4;
 
-static SM80_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: SM80_SOURCE,
     prelude: LinearParams::prelude,
     function: "linear_sm80",

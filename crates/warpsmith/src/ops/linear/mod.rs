@@ -24,6 +24,7 @@
 //!
 //! `linear_backward` computes the gradients of `x`, `w` and `bias`.
 
+mod backward;
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -33,6 +34,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use backward::{Backward, BackwardProblem, LinearBackward};
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;

@@ -384,17 +384,93 @@ fn order_of(
     operand: usize,
 ) -> Order {
     let size = view.dtype().size();
-    let whole = |elements: usize| (elements * size).is_multiple_of(16);
-    let apart = |count: usize, stride: isize| count <= 1 || whole(stride as usize);
-    let outside = (0..outer.rank).all(|d| apart(outer.sizes[d], outer.strides[operand][d]));
-    if !(view.is_aligned(16) && outside && apart(batch, strides.batch)) {
-        return Order::Any;
+    let outside = (0..outer.rank).all(|d| are_pieces_apart(size, outer.sizes[d], outer.strides[operand][d]));
+    match view.is_aligned(16) && outside && are_pieces_apart(size, batch, strides.batch) {
+        true => order_of_matrix(size, strides, [rows, cols]),
+        false => Order::Any,
     }
-    if strides.col == 1 && whole(cols) && apart(rows, strides.row) {
+}
+
+/// Whether neighbours of a dimension with `count` indices are a multiple of 16 bytes apart.
+fn are_pieces_apart(size: usize, count: usize, stride: isize) -> bool {
+    count <= 1 || (stride as usize * size).is_multiple_of(16)
+}
+
+/// The order of a matrix that starts on a boundary of 16 bytes.
+fn order_of_matrix(size: usize, strides: &Strides, [rows, cols]: [usize; 2]) -> Order {
+    let whole = |elements: usize| (elements * size).is_multiple_of(16);
+    if strides.col == 1 && whole(cols) && are_pieces_apart(size, rows, strides.row) {
         Order::Rows
-    } else if strides.row == 1 && whole(rows) && apart(cols, strides.col) {
+    } else if strides.row == 1 && whole(rows) && are_pieces_apart(size, cols, strides.col) {
         Order::Columns
     } else {
         Order::Any
+    }
+}
+
+/// A matrix of a plain product.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Matrix {
+    pub row: isize,
+    pub col: isize,
+    /// Whether it starts on a boundary of 16 bytes.
+    pub aligned: bool,
+}
+
+impl Matrix {
+    /// With rows and columns in each other's place.
+    pub fn transposed(self) -> Self {
+        Matrix { row: self.col, col: self.row, ..self }
+    }
+}
+
+impl Problem {
+    /// The plain product of `x` `[m, k]` and `w` `[n, k]`, all of one type.
+    pub(super) fn product(
+        dtype: DType,
+        tf32: bool,
+        [m, n, k]: [usize; 3],
+        [x, w, out]: [Matrix; 3],
+    ) -> Problem {
+        let strides = |matrix: Matrix| Strides { batch: 0, row: matrix.row, col: matrix.col };
+        let order = |matrix: Matrix, sizes: [usize; 2]| match matrix.aligned {
+            true => order_of_matrix(dtype.size(), &strides(matrix), sizes),
+            false => Order::Any,
+        };
+        Problem {
+            x_dtype: dtype,
+            w_dtype: dtype,
+            out_dtype: dtype,
+            batch: 1,
+            m,
+            n,
+            k,
+            x: strides(x),
+            w: strides(w),
+            out: strides(out),
+            residual: Strides::default(),
+            x_scale: Strides::default(),
+            w_scale: Strides::default(),
+            bias_step: 0,
+            outer: Space { rank: 1, sizes: [1; MAX_RANK], strides: [[0; MAX_RANK]; 6] },
+            x_order: order(x, [m, k]),
+            w_order: order(w, [n, k]),
+            out_order: order(out, [m, n]),
+            residual_order: Order::Any,
+            activation: None,
+            gate: Gate::None,
+            dequant: Dequant::None,
+            tf32,
+            has_bias: false,
+            has_residual: false,
+            scale_bits: 1f32.to_bits(),
+        }
+    }
+}
+
+impl Part {
+    /// The tensors of a plain product.
+    pub(super) fn product(x: usize, w: usize, out: usize) -> Part {
+        Part { x, w, out, residual: 0, x_scale: 0, w_scale: 0, bias: 0 }
     }
 }

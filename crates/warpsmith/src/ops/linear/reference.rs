@@ -1,5 +1,6 @@
 //! The definition of `linear`.
 
+use super::backward as back;
 use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
 use super::{W, W_SCALE, X, X_SCALE};
@@ -48,6 +49,34 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
         }
     }
     vec![None, None, None, None, None, None, Some(out)]
+}
+
+/// dz = dout scale act'(z), stored; dx = dz w; dw = dzᵀ x; dbias = the sum of the lines of dz before they were stored.
+pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+    let (x, w, dout) = (&inputs[back::X], &inputs[back::W], &inputs[back::DOUT]);
+    let tf32 = Precision::ALL[attrs.index(back::PRECISION)] == Precision::Tf32;
+    let element = |v: R| if tf32 { v.tf32() } else { v };
+    let activation = Activation::ALL[attrs.index(back::ACT)].kind();
+    let scale = R::of(attrs.f64(back::SCALE) as f32 as f64);
+    let (n, k) = (dout.row_len(), x.row_len());
+    let lines = x.shape[..x.shape.len() - 1].iter().product::<usize>();
+    let slope = |i: usize| activation.map_or(R::one(), |kind| kind.derivative(inputs[back::Z].data[i]));
+    let exact: Vec<R> = (0..lines * n).map(|i| dout.data[i] * scale * slope(i)).collect();
+    let dz: Vec<R> = exact.iter().map(|&v| v.stored()).collect();
+    let (mut dx, mut dw, mut dbias) = (Array::zeros(&x.shape), Array::zeros(&w.shape), Array::zeros(&[n]));
+    for line in 0..lines {
+        for j in 0..n {
+            let d = dz[line * n + j];
+            dbias.data[j] = dbias.data[j] + exact[line * n + j];
+            for i in 0..k {
+                dx.data[line * k + i] = dx.data[line * k + i] + element(d) * element(w.data[j * k + i]);
+                dw.data[j * k + i] = dw.data[j * k + i] + element(d) * element(x.data[line * k + i]);
+            }
+        }
+    }
+    let wanted = |index: usize, array| inputs.wants(index).then_some(array);
+    let gradients = [wanted(back::DX, dx), wanted(back::DW, dw), wanted(back::DBIAS, dbias)];
+    [vec![None; back::DX], gradients.to_vec()].concat()
 }
 
 /// A line of x times a line of w (both counted over all matrices), scaled.
