@@ -85,8 +85,10 @@ WS_INLINE void read_line(float (&out)[kEach], const float* line, int at) {
 // The row (or row of w) of the tile that value i of a thread belongs to.
 WS_INLINE int place_of(int i, int at) { return i / 4 * 64 + at * 4 + i % 4; }
 
-// Loads element by element need registers for addresses.
-extern "C" __global__ void __launch_bounds__(kThreads, LOAD_X && LOAD_W ? 2 : 1) linear_generic(const LinearParams p) {
+// f32 is what this kernel is fast for; conversions, and loads element by element, need more registers.
+constexpr int kResident = sizeof(X_T) == 4 && LOAD_X && LOAD_W ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) linear_generic(const LinearParams p) {
   begin_kernel();
   __shared__ __align__(16) float xs[2][kDepth][kPitch], ws[2][kDepth][kPitch];
   const Tile tile = tile_at<TILE, GATE ? TILE / 2 : TILE>(p, blockIdx.x);

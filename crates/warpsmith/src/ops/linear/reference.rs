@@ -26,7 +26,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     *shape.last_mut().expect("a row") = n;
     let mut out = Array::zeros(&shape);
     for line in 0..lines {
-        let matrix = if m == 0 { 0 } else { line / m };
+        let matrix = line / m;
         let sum = |row: usize| {
             let mut z = product(inputs, attrs, line, matrix * rows + row, rows, k);
             if let Some(bias) = inputs.get(BIAS) {
