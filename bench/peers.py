@@ -406,6 +406,86 @@ def _cast(case: Case, device: str) -> Work | None:
     return Work(fresh, {"torch": call}, call)
 
 
+def _linear_epilogue(case: Case) -> Callable[..., torch.Tensor]:
+    """What follows the product: activation, gate, scale, residual."""
+    activation = ACTIVATIONS.get(case.option("act", "none"), lambda x: x)
+    gate, scale = case.option("gate", "none"), case.number("scale", 1.0)
+
+    def finish(z, residual):
+        if gate == "halves":
+            g, up = z.chunk(2, -1)
+            y = activation(g) * up
+        elif gate == "interleaved":
+            y = activation(z[..., 0::2]) * z[..., 1::2]
+        else:
+            y = activation(z)
+        y = y if scale == 1.0 else y * scale
+        return y if residual is None else residual + y
+
+    return finish
+
+
+def _linear(case: Case, device: str) -> Work | None:
+    m, n, k, batch = (case.size(name) for name in ("m", "n", "k", "batch"))
+    rows = n if case.option("gate", "none") == "none" else 2 * n
+    eight_bit = case.dtype.startswith("f8")
+    to = case.option("to", "auto")
+    out = DTYPES["bf16" if eight_bit else case.dtype] if to == "auto" else DTYPES[to]
+    if batch != 1 or (not eight_bit and out != DTYPES[case.dtype]):
+        return None
+    normal, finish = _normal(case, device), _linear_epilogue(case)
+
+    def maybe(name, *shape):
+        return normal(*shape).to(out) if name in case.given else None
+
+    if eight_bit:
+        # Only the GPU library has it, for scales of a tensor or a row.
+        if device == "cpu" or case.option("scaling", "tensor") == "block" or "x_scale" not in case.given:
+            return None
+        by_row = case.option("scaling", "tensor") == "row"
+
+        def fresh():
+            shapes = ((m, 1), (1, rows)) if by_row else ((), ())
+            scales = [torch.rand(shape, device=device) + 0.5 for shape in shapes]
+            return normal(m, k), normal(rows, k), maybe("bias", rows), maybe("residual", m, n), *scales
+
+        def call(x, w, bias, residual, x_scale, w_scale):
+            z = torch._scaled_mm(x, w.t(), scale_a=x_scale, scale_b=w_scale, bias=bias, out_dtype=out)
+            return finish(z, residual)
+
+        return Work(fresh, {"torch": call})
+
+    tf32 = case.option("precision", "auto") == "tf32"
+
+    def fresh():
+        return normal(m, k), normal(rows, k), maybe("bias", rows), maybe("residual", m, n)
+
+    def call(x, w, bias, residual):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        return finish(F.linear(x, w, bias), residual)
+
+    def compiled(x, w, bias, residual):
+        return finish(F.linear(x, w, bias), residual)
+
+    return Work(fresh, {"torch": call}, compiled)
+
+
+def _linear_backward(case: Case, device: str) -> Work | None:
+    if not {"dx", "dw"} <= case.given:
+        return None
+    m, n, k = (case.size(name) for name in ("m", "n", "k"))
+    normal, finish = _normal(case, device), _linear_epilogue(case)
+
+    def forward(x, w, bias):
+        return finish(F.linear(x, w, bias), None)
+
+    def make():
+        bias = normal(n) if "dbias" in case.given else None
+        return normal(m, n), normal(m, k), normal(n, k), bias
+
+    return _gradient(case, device, forward, make)
+
+
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rms_norm": _norm,
     "rms_norm_backward": _norm_backward,
@@ -424,6 +504,8 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rope": _rope,
     "rope_backward": _rope,
     "cast": _cast,
+    "linear": _linear,
+    "linear_backward": _linear_backward,
 }
 
 

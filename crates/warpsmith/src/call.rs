@@ -32,6 +32,11 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
+    pub(crate) fn output(mut self, index: usize, view: impl Into<TensorViewMut<'a>>) -> Self {
+        self.args = self.args.output(index, view.into());
+        self
+    }
+
     pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
         self.attrs = self.attrs.with(index, value);
         self
@@ -67,6 +72,14 @@ impl<'a, O: Op + Default> Call<'a, O> {
     /// A new tensor with the shape of an argument already given.
     pub(crate) fn like_as(&self, index: usize, dtype: DType, stream: &Stream) -> Result<Tensor> {
         Tensor::empty_on(self.args.at(index).shape(), dtype, stream)
+    }
+
+    /// A new tensor for the output `index`, with the shape and dtype that the other arguments and the
+    /// options ask for.
+    pub(crate) fn allocate(&self, index: usize, stream: &Stream) -> Result<Tensor> {
+        let mut forms = O::outputs(&self.args, &self.attrs, &[index])?;
+        let (shape, dtype) = forms.swap_remove(index).expect("an output that was asked for");
+        Tensor::empty_on(&shape, dtype, stream)
     }
 
     /// Checks, selects and launches with the outputs given by position.

@@ -272,7 +272,7 @@ mod tests {
                     args = args.maybe(index, tensor.as_ref().map(Tensor::view));
                 }
                 let wanted: Vec<usize> = (0..plan.len()).filter(|&index| plan[index].is_some()).collect();
-                let found = outputs(&args, &case.attrs, &wanted).unwrap();
+                let found = op.outputs(&args, &case.attrs, &wanted).unwrap();
                 for (index, arg) in spec.args.iter().enumerate().filter(|(_, arg)| arg.is_output()) {
                     let planned = plan[index].as_ref().map(|a| (a.shape.clone(), a.dtype));
                     assert_eq!(found[index], planned, "{}: `{}`: {}", spec.name, arg.name, case.name(spec));

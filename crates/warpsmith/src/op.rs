@@ -6,6 +6,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::infer::{self, Form};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
@@ -541,6 +542,12 @@ pub trait Op: Sync + 'static {
 
     /// The only place that judges shapes, strides, dtypes and options. [`Args::validate`] has passed before.
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem>;
+
+    /// Shapes and dtypes of the outputs where they are allocated for the call: what the documentation of the
+    /// arguments says, unless an option decides.
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        infer::outputs(args, attrs, wanted)
+    }
 
     /// Kernels, the preferred ones first.
     fn kernels() -> &'static [Kernel<Self::Problem>];

@@ -22,6 +22,9 @@ pub trait Real:
     /// What is left of the value after it was stored in a tensor of the case's dtype: the reference says with it
     /// where intermediate results pass through memory. The identity for `f64`.
     fn stored(self) -> Self;
+    /// What is left of an f32 after it was cut to the 10 bits of mantissa of TF32, as tensor cores read it. The
+    /// identity for `f64`.
+    fn tf32(self) -> Self;
     /// e to the power.
     fn exp(self) -> Self;
     /// ln(1 + x).
@@ -63,6 +66,9 @@ impl Real for f64 {
         self
     }
     fn stored(self) -> Self {
+        self
+    }
+    fn tf32(self) -> Self {
         self
     }
     fn exp(self) -> Self {
@@ -145,6 +151,10 @@ impl<T: Element> Real for Naive<T> {
     }
     fn stored(self) -> Self {
         Naive::new(T::DTYPE.round(self.0 as f64) as f32)
+    }
+    fn tf32(self) -> Self {
+        // A NaN whose payload is all in the bits that go would become infinity.
+        Naive::new(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
     }
     fn exp(self) -> Self {
         Naive::new(self.0.exp())
@@ -268,6 +278,9 @@ impl<T: Element> Real for Random<T> {
     }
     fn stored(self) -> Self {
         Random { variance: self.variance + rounding(self.value, T::DTYPE.unit_roundoff()), ..self }
+    }
+    fn tf32(self) -> Self {
+        Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0), ..self }
     }
     fn exp(self) -> Self {
         self.through(self.value.exp(), self.value.exp())

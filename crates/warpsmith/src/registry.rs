@@ -4,6 +4,7 @@ use crate::cpu::Tier;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::infer::Form;
 use crate::jit::{Arch, Source};
 use crate::op::{ArgPlan, Args, Attrs, Case, Cost, Op, OpSpec};
 use crate::reference::{Array, Inputs, Naive, Random, Real, with_stored};
@@ -241,6 +242,8 @@ pub trait AnyOp: Sync {
     fn bench_cases(&self) -> Vec<Case>;
     /// The tensors of a case.
     fn plan(&self, case: &Case) -> Vec<Option<ArgPlan>>;
+    /// What each output must be: see [`Op::outputs`].
+    fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>>;
     /// Checks the arguments without running anything.
     fn check(&self, args: &Args<'_>, attrs: &Attrs) -> Result<()>;
     /// The least work of a call.
@@ -287,6 +290,10 @@ impl<O: Op> AnyOp for O {
 
     fn plan(&self, case: &Case) -> Vec<Option<ArgPlan>> {
         O::plan(case)
+    }
+
+    fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        O::outputs(args, attrs, wanted)
     }
 
     fn check(&self, args: &Args<'_>, attrs: &Attrs) -> Result<()> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use warpsmith::op::Args as OpArgs;
 use warpsmith::registry::Select;
-use warpsmith::{DType, Device, Error, Result, Tensor, infer};
+use warpsmith::{DType, Device, Error, Result, Tensor};
 
 /// Run an op on the tensors of a safetensors file and write its results to another
 ///
@@ -67,7 +67,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             })?;
         call = call.input(index, tensor.view());
     }
-    let mut outputs = infer::outputs(&call, &attrs, &wanted)?
+    let mut outputs = op
+        .outputs(&call, &attrs, &wanted)?
         .into_iter()
         .map(|output| output.map(|(shape, dtype)| Tensor::empty(&shape, dtype, device)).transpose())
         .collect::<Result<Vec<Option<Tensor>>>>()?;

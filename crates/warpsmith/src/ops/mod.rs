@@ -7,6 +7,7 @@ mod column_sum;
 mod elementwise;
 pub mod gated_act;
 pub mod layer_norm;
+pub mod linear;
 pub mod mul_add;
 mod norm;
 pub mod rms_norm;
@@ -18,6 +19,7 @@ pub use add_gelu::{AddGelu, AddGeluBackward};
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
+pub use linear::{Gemm, Linear, LinearBackward};
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
@@ -45,6 +47,8 @@ pub static ALL: &[&dyn AnyOp] = &[
     &mul_add::Backward,
     &gated_act::Forward,
     &gated_act::Backward,
+    &linear::Forward,
+    &linear::Backward,
 ];
 
 /// The op of a name.

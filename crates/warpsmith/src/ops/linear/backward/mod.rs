@@ -1,0 +1,380 @@
+//! `linear_backward`: the gradients of `linear` with respect to `x`, `w` and `bias`, given that of its result.
+//!
+//! With `z = x · wᵀ + bias` and `out = scale * act(z)`: `dz = dout * scale * act'(z)`, `dx = dz · w`, `dw = dzᵀ · x`, and
+//! `dbias` is the sum of `dz` over all rows.
+//!
+//! - Shapes: `x` and `dx` are `[..., k]`, `w` and `dw` are `[n, k]`, `dout` and `z` are `[..., n]`, `dbias` is `[n]`; any
+//!   strides within a matrix, but rows must be the same distance apart over all leading dimensions. Each gradient is
+//!   optional; one at least must be asked for. `z` is needed, and looked at, only with an activation.
+//! - Types: f32, f16 or bf16, the same for all. `dz` is computed in f32 and rounded to that type before the products, whose
+//!   sums are in f32; `dbias` adds what was not yet rounded. `precision` is that of `linear`.
+//! - A gate is undone by `gated_act_backward`, whose result is the `dout` of this op. The gradient of a residual is `dout`.
+//! - A row of `dx` has the same bits whatever the other rows are.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use super::problem::Matrix;
+use super::{Activation, Precision, Problem, reference};
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec};
+use crate::op::{SizeSpec, Values};
+use crate::ops::FLOATS;
+use crate::ops::elementwise::function::Kind;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{TensorView, TensorViewMut};
+
+pub(super) const X: usize = 0;
+pub(super) const W: usize = 1;
+pub(super) const DOUT: usize = 2;
+pub(super) const Z: usize = 3;
+pub(super) const DX: usize = 4;
+pub(super) const DW: usize = 5;
+pub(super) const DBIAS: usize = 6;
+
+pub(super) const ACT: usize = 0;
+pub(super) const SCALE: usize = 1;
+pub(super) const PRECISION: usize = 2;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BackwardProblem {
+    dtype: DType,
+    lines: usize,
+    n: usize,
+    k: usize,
+    activation: Option<Kind>,
+    scale_bits: u32,
+    dout: Matrix,
+    z: Matrix,
+    dbias_step: isize,
+    has_dbias: bool,
+    /// `dz` differs from `dout`, and a product needs it: it goes into scratch memory, row by row.
+    stores_dz: bool,
+    /// `dz · w` and `dzᵀ · x`, as asked for.
+    dx: Option<Problem>,
+    dw: Option<Problem>,
+}
+
+impl BackwardProblem {
+    /// Bytes of scratch memory.
+    fn workspace(&self) -> usize {
+        if self.stores_dz { self.lines * self.n * self.dtype.size() } else { 0 }
+    }
+
+    /// Whether `dout` must be gone over before the products.
+    fn has_pass(&self) -> bool {
+        self.stores_dz || self.has_dbias
+    }
+
+    /// The addresses of the products that are asked for; `dz` is at `workspace` or is `dout`.
+    fn parts(
+        &self,
+        args: &Args<'_>,
+        workspace: usize,
+    ) -> impl Iterator<Item = (&Problem, super::problem::Part)> {
+        use super::problem::Part;
+        let dz = if self.stores_dz { workspace } else { args.address(DOUT) };
+        let dx = Part::product(dz, args.address(W), args.address(DX));
+        let dw = Part::product(dz, args.address(X), args.address(DW));
+        [(self.dx.as_ref(), dx), (self.dw.as_ref(), dw)]
+            .into_iter()
+            .filter_map(|(problem, part)| Some((problem?, part)))
+            .filter(|(problem, _)| problem.m * problem.n > 0)
+    }
+}
+
+fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
+    let op = SPEC.name;
+    let mut sizes = Matcher::new(op);
+    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
+    let patterns = ["... k", "n k", "... n", "... n", "... k", "n k", "n"];
+    for ((index, arg), pattern) in SPEC.args.iter().enumerate().zip(patterns) {
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(arg.name, tensor, &[dtype])?;
+            sizes.shape(arg.name, tensor, pattern)?;
+        }
+    }
+    let activation = Activation::ALL[attrs.index(ACT)];
+    if activation != Activation::None && args.get(Z).is_none() {
+        let expected = format!("a tensor, because of act={}", activation.name());
+        return Err(Error::argument(op, "z", expected, "nothing"));
+    }
+    if [DX, DW, DBIAS].iter().all(|&index| args.get(index).is_none()) {
+        return Err(Error::argument(op, "dx", "at least one of dx, dw and dbias", "nothing"));
+    }
+    let precision = Precision::ALL[attrs.index(PRECISION)];
+    if precision == Precision::Tf32 && dtype != DType::F32 {
+        return Err(Error::argument(
+            op,
+            "precision",
+            "auto or full, because only f32 has a TF32 mode",
+            "tf32",
+        ));
+    }
+    let scale = attrs.f64(SCALE) as f32;
+    sizes.option("scale", attrs.f64(SCALE), "a finite number", scale.is_finite())?;
+
+    let (lines, n, k) = (sizes.leading_count(), sizes.size("n"), sizes.size("k"));
+    let matrix = |index: usize| match args.get(index) {
+        Some(view) => rows_of(SPEC.args[index].name, view),
+        None => Ok(Matrix { row: 0, col: 0, aligned: false }),
+    };
+    let of_weight = |index: usize| {
+        let view = args.at(index);
+        let strides = view.layout().strides();
+        Matrix { row: strides[0], col: strides[1], aligned: view.is_aligned(16) }
+    };
+    let (dout, z, tf32) = (matrix(DOUT)?, matrix(Z)?, precision == Precision::Tf32);
+    let has_products = args.get(DX).is_some() || args.get(DW).is_some();
+    let stores_dz = has_products && (activation != Activation::None || scale != 1.0);
+    let dz = if stores_dz { Matrix { row: n as isize, col: 1, aligned: true } } else { dout };
+    let dx = match args.get(DX) {
+        None => None,
+        Some(_) => {
+            let matrices = [dz, of_weight(W).transposed(), matrix(DX)?];
+            Some(Problem::product(dtype, tf32, [lines, k, n], matrices))
+        }
+    };
+    let dw = match args.get(DW) {
+        None => None,
+        Some(_) => {
+            let matrices = [dz.transposed(), matrix(X)?.transposed(), of_weight(DW)];
+            Some(Problem::product(dtype, tf32, [n, k, lines], matrices))
+        }
+    };
+    Ok(BackwardProblem {
+        dtype,
+        lines,
+        n,
+        k,
+        activation: activation.kind(),
+        scale_bits: scale.to_bits(),
+        dout,
+        z,
+        dbias_step: args.get(DBIAS).map_or(0, |dbias| dbias.layout().step()),
+        has_dbias: args.get(DBIAS).is_some(),
+        stores_dz,
+        dx,
+        dw,
+    })
+}
+
+/// The rows of a tensor over all leading dimensions, which must be the same distance apart.
+fn rows_of(name: &str, view: &TensorView<'_>) -> Result<Matrix> {
+    let (shape, strides) = (view.shape(), view.layout().strides());
+    let leading = shape.len() - 1;
+    let mut row = None;
+    let mut reach = 1;
+    for d in (0..leading).rev().filter(|&d| shape[d] != 1) {
+        match row {
+            None => row = Some(strides[d]),
+            Some(row) if strides[d] == row * reach => {}
+            Some(_) => {
+                let expected = "rows that are the same distance apart over all leading dimensions";
+                return Err(Error::argument(SPEC.name, name, expected, format!("{:?}", view.layout())));
+            }
+        }
+        reach *= shape[d] as isize;
+    }
+    Ok(Matrix { row: row.unwrap_or(0), col: view.layout().step(), aligned: view.is_aligned(16) })
+}
+
+const SPEC: OpSpec = OpSpec {
+    name: "linear_backward",
+    summary: "Gradients of linear with respect to its input, weight and bias",
+    args: &[
+        ArgSpec::input("x", "[..., k], input of the forward call"),
+        ArgSpec::input("w", "[n, k], its weight"),
+        ArgSpec::input("dout", "[..., n], gradient of its result"),
+        ArgSpec::input("z", "[..., n], what its activation was applied to, if it had one").optional(),
+        ArgSpec::output("dx", "[..., k], gradient of x").optional(),
+        ArgSpec::output("dw", "[n, k], gradient of w").optional(),
+        ArgSpec::output("dbias", "[n], gradient of the bias").optional(),
+    ],
+    attrs: &[
+        AttrSpec { name: "act", kind: AttrKind::Choice(Activation::NAMES), doc: "the activation" },
+        AttrSpec { name: "scale", kind: AttrKind::Float(1.0), doc: "factor of the forward result" },
+        AttrSpec {
+            name: "precision",
+            kind: AttrKind::Choice(Precision::NAMES),
+            doc: "of f32 products; auto is full",
+        },
+    ],
+    sizes: &[
+        SizeSpec { name: "m", default: 4096, doc: "rows of x" },
+        SizeSpec { name: "n", default: 4096, doc: "columns of dout" },
+        SizeSpec { name: "k", default: 4096, doc: "columns of x" },
+    ],
+};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Backward;
+
+impl Op for Backward {
+    type Problem = BackwardProblem;
+
+    const SPEC: OpSpec = SPEC;
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
+        check(args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<BackwardProblem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn cost(p: &BackwardProblem) -> Cost {
+        let (lines, n, k) = (p.lines as f64, p.n as f64, p.k as f64);
+        let products = p.dx.is_some() as u8 + p.dw.is_some() as u8;
+        let given = |is: bool, elements: f64| if is { elements } else { 0.0 };
+        let elements = lines * n
+            + given(p.activation.is_some(), lines * n)
+            + given(p.dx.is_some(), n * k + lines * k)
+            + given(p.dw.is_some(), lines * k + n * k)
+            + given(p.has_dbias, n);
+        Cost {
+            bytes: elements * p.dtype.size() as f64,
+            flops: 2.0 * f64::from(products) * lines * n * k + given(p.has_pass(), 3.0 * lines * n),
+        }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let [m, n, k] = case.sizes[..] else { unreachable!("three sizes") };
+        let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| case.gives(index));
+        vec![
+            ArgPlan::batched(&[m, k], case.dtype),
+            ArgPlan::shared(&[n, k], case.dtype),
+            ArgPlan::batched(&[m, n], case.dtype),
+            given(Z, ArgPlan::batched(&[m, n], case.dtype)),
+            given(DX, ArgPlan::batched(&[m, k], case.dtype)),
+            given(DW, ArgPlan::shared(&[n, k], case.dtype)),
+            given(DBIAS, ArgPlan::shared(&[n], case.dtype)),
+        ]
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for dtype in FLOATS {
+            let plain = Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
+            let with = |activation: Activation| plain.clone().give(Z).attr(ACT, activation as u8 as f64);
+            for sizes in
+                [[0, 8, 16], [3, 5, 0], [1, 1, 1], [3, 5, 7], [65, 40, 24], [33, 70, 65], [300, 6, 9]]
+            {
+                cases.push(plain.clone().sizes(&sizes));
+            }
+            for activation in &Activation::ALL[1..] {
+                cases.push(with(*activation).sizes(&[19, 40, 24]));
+            }
+            cases.push(with(Activation::Gelu).sizes(&[3, 5, 7]));
+            cases.push(with(Activation::Gelu).sizes(&[40, 33, 17]).attr(SCALE, -0.5));
+            cases.push(plain.clone().sizes(&[9, 24, 40]).attr(SCALE, 3.0));
+            for gradient in [DX, DW, DBIAS] {
+                let one =
+                    Case::new(&SPEC, dtype).give(gradient).give(Z).attr(ACT, Activation::Silu as u8 as f64);
+                cases.push(one.sizes(&[17, 24, 40]));
+            }
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(plain.clone().sizes(&[24, 40, 16]).arranged(arrangement));
+                cases.push(with(Activation::GeluTanh).sizes(&[19, 35, 24]).arranged(arrangement));
+            }
+            cases.push(with(Activation::Silu).sizes(&[9, 24, 40]).values(Values::Large));
+            cases.push(with(Activation::Relu).sizes(&[9, 24, 40]).values(Values::Special));
+        }
+        let tf32 =
+            Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(PRECISION, Precision::Tf32 as u8 as f64);
+        cases.push(tf32.sizes(&[33, 40, 24]));
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        let case = |dtype| Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
+        vec![
+            case(DType::BF16),
+            case(DType::BF16).give(Z).attr(ACT, Activation::Gelu as u8 as f64).sizes(&[4096, 4096, 1024]),
+            case(DType::F32).sizes(&[1024, 1024, 1024]),
+        ]
+    }
+}
+
+static KERNELS: &[Kernel<BackwardProblem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
+    cpu::kernel("linear_backward_avx512", Tier::Avx512),
+    cpu::kernel("linear_backward_avx2", Tier::Avx2),
+    cpu::kernel("linear_backward_portable", Tier::Portable),
+];
+
+/// A call of `linear_backward`.
+///
+/// ```
+/// use warpsmith::{ops::LinearBackward, DType, Device, Tensor};
+/// let x = Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 0)?;
+/// let w = Tensor::randn(&[32, 64], DType::F32, Device::Cpu, 1)?;
+/// let dout = Tensor::randn(&[4, 32], DType::F32, Device::Cpu, 2)?;
+/// let stream = Device::Cpu.default_stream()?;
+/// let (mut dx, mut dw) = (Tensor::zeros(&[4, 64], DType::F32, Device::Cpu)?, Tensor::zeros(&[32, 64], DType::F32, Device::Cpu)?);
+/// LinearBackward::new(&x, &w, &dout).dx(&mut dx).dw(&mut dw).run(&stream)?;
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type LinearBackward<'a> = Call<'a, Backward>;
+
+impl<'a> Call<'a, Backward> {
+    /// The gradients of `x · wᵀ`, given that of the result.
+    pub fn new(
+        x: impl Into<TensorView<'a>>,
+        w: impl Into<TensorView<'a>>,
+        dout: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Call::start().input(X, x).input(W, w).input(DOUT, dout)
+    }
+
+    /// The forward call had an activation, which was applied to `z`.
+    pub fn activation(self, activation: Activation, z: impl Into<TensorView<'a>>) -> Self {
+        self.attr(ACT, activation as usize as f64).input(Z, z)
+    }
+
+    /// The factor of the forward call.
+    pub fn scale(self, scale: f32) -> Self {
+        self.attr(SCALE, scale.into())
+    }
+
+    /// How f32 inputs are multiplied.
+    pub fn precision(self, precision: Precision) -> Self {
+        self.attr(PRECISION, precision as usize as f64)
+    }
+
+    /// Writes the gradient of `x`.
+    pub fn dx(self, dx: impl Into<TensorViewMut<'a>>) -> Self {
+        self.output(DX, dx)
+    }
+
+    /// Writes the gradient of `w`.
+    pub fn dw(self, dw: impl Into<TensorViewMut<'a>>) -> Self {
+        self.output(DW, dw)
+    }
+
+    /// Writes the gradient of the bias.
+    pub fn dbias(self, dbias: impl Into<TensorViewMut<'a>>) -> Self {
+        self.output(DBIAS, dbias)
+    }
+
+    /// Computes the gradients that were asked for.
+    pub fn run(self, stream: &Stream) -> Result<()> {
+        self.launch([], stream)
+    }
+}

@@ -1,0 +1,141 @@
+//! The cases of `linear`: what every kernel must pass, and what is timed.
+
+use super::problem::{FP8, INPUTS, SCALE_BLOCK};
+use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, RESIDUAL, SCALE, SCALING, SPEC, Scaling, TO};
+use super::{Precision, RESULTS, W_SCALE, X_SCALE, result_type};
+use crate::dtype::DType;
+use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
+
+pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+    let [m, n, k, batch] = case.sizes[..] else { unreachable!("four sizes") };
+    let rows = if case.attrs.index(GATE) == 0 { n } else { 2 * n };
+    // With one product, tensors have no dimension for the batch.
+    let shape = |sizes: &[usize]| match batch {
+        1 => sizes.to_vec(),
+        _ => [&[batch], sizes].concat(),
+    };
+    let by_row = |sizes: &[usize], dtype: DType, fill: Fill| ArgPlan {
+        shape: shape(sizes),
+        dtype,
+        fill,
+        batch_dim: Some((batch != 1) as usize),
+    };
+    let shared =
+        |shape: Vec<usize>, dtype: DType, fill: Fill| ArgPlan { shape, dtype, fill, batch_dim: None };
+    let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
+    let out = result_type(case.dtype, &case.attrs).unwrap_or(DType::F32);
+    let (blocks, row_blocks) = (k.div_ceil(SCALE_BLOCK), rows.div_ceil(SCALE_BLOCK));
+    let (x_scale, w_scale) = match Scaling::ALL[case.attrs.index(SCALING)] {
+        Scaling::Tensor => (shared(vec![1], DType::F32, factors), shared(vec![1], DType::F32, factors)),
+        Scaling::Row => (by_row(&[m], DType::F32, factors), shared(shape(&[rows]), DType::F32, factors)),
+        Scaling::Block => (
+            by_row(&[m, blocks], DType::F32, factors),
+            shared(shape(&[row_blocks, blocks]), DType::F32, factors),
+        ),
+    };
+    vec![
+        Some(by_row(&[m, k], case.dtype, normal)),
+        Some(shared(shape(&[rows, k]), case.dtype, normal)),
+        case.gives(BIAS).then(|| shared(vec![rows], out, normal)),
+        case.gives(RESIDUAL).then(|| by_row(&[m, n], out, normal)),
+        case.gives(X_SCALE).then_some(x_scale),
+        case.gives(W_SCALE).then_some(w_scale),
+        Some(by_row(&[m, n], out, normal)),
+    ]
+}
+
+/// Sizes one short of and past vectors and tiles, empty ones, and sums long enough for their order to matter.
+const SIZES: [[usize; 4]; 13] = [
+    [0, 8, 16, 1],
+    [3, 0, 16, 1],
+    [3, 5, 0, 1],
+    [1, 1, 1, 1],
+    [3, 5, 7, 2],
+    [1, 33, 129, 1],
+    [7, 64, 64, 1],
+    [33, 17, 65, 1],
+    [65, 130, 24, 1],
+    [130, 66, 40, 1],
+    [3, 6, 4099, 1],
+    [16, 24, 1024, 1],
+    [5, 9, 33, 3],
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in INPUTS {
+        let plain = Case::new(&SPEC, dtype);
+        let full = plain
+            .clone()
+            .give(BIAS)
+            .give(RESIDUAL)
+            .attr(ACT, Activation::Silu as u8 as f64)
+            .attr(SCALE, -0.5);
+        cases.extend(SIZES.map(|sizes| plain.clone().sizes(&sizes)));
+        let small = [[3, 5, 7, 2], [19, 40, 72, 1]];
+        cases.extend(small.map(|sizes| full.clone().sizes(&sizes)));
+        cases.extend((0..RESULTS.len()).map(|to| full.clone().sizes(&[17, 40, 64, 1]).attr(TO, to as f64)));
+        for (activation, sizes) in
+            Activation::ALL.iter().zip([[3, 5, 9, 2], [9, 33, 40, 1]].into_iter().cycle())
+        {
+            cases.push(plain.clone().give(BIAS).sizes(&sizes).attr(ACT, *activation as u8 as f64));
+        }
+        for gate in [Gate::Halves, Gate::Interleaved] {
+            let gated = |case: &Case| case.clone().attr(GATE, gate as u8 as f64);
+            cases.push(gated(&plain).sizes(&[3, 5, 7, 2]).attr(ACT, Activation::Silu as u8 as f64));
+            cases.push(gated(&plain).sizes(&[9, 70, 40, 1]));
+            cases.push(gated(&full).sizes(&[35, 33, 72, 1]).attr(ACT, Activation::GeluTanh as u8 as f64));
+        }
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            cases.push(plain.clone().sizes(&[24, 40, 64, 1]).arranged(arrangement));
+            cases.push(full.clone().sizes(&[19, 35, 72, 1]).arranged(arrangement));
+            cases.push(full.clone().sizes(&[9, 8, 24, 2]).arranged(arrangement));
+        }
+        for values in [Values::Large, Values::Special] {
+            cases.push(plain.clone().sizes(&[9, 21, 40, 1]).values(values));
+            cases.push(full.clone().sizes(&[9, 24, 40, 1]).values(values));
+        }
+        cases.push(full.clone().sizes(&[19, 40, 72, 1]).in_place());
+        cases.push(plain.give(RESIDUAL).sizes(&[3, 5, 9, 2]));
+    }
+    for dtype in FP8 {
+        for scaling in Scaling::ALL {
+            let case =
+                Case::new(&SPEC, dtype).give(X_SCALE).give(W_SCALE).attr(SCALING, *scaling as u8 as f64);
+            cases.push(case.clone().sizes(&[5, 9, 300, 1]));
+            cases.push(case.clone().sizes(&[3, 5, 7, 2]));
+            cases.push(case.clone().give(BIAS).sizes(&[9, 70, 256, 1]).attr(GATE, Gate::Halves as u8 as f64));
+            cases
+                .push(case.clone().give(RESIDUAL).sizes(&[9, 150, 136, 1]).arranged(Arrangement::Transposed));
+            cases.push(case.sizes(&[5, 130, 144, 2]).arranged(Arrangement::PaddedRows));
+        }
+    }
+    let tf32 = Case::new(&SPEC, DType::F32).attr(PRECISION, Precision::Tf32 as u8 as f64);
+    cases.push(tf32.clone().sizes(&[33, 40, 64, 1]));
+    cases.push(tf32.clone().sizes(&[35, 130, 41, 1]).give(BIAS).attr(GATE, Gate::Interleaved as u8 as f64));
+    cases.push(tf32.clone().sizes(&[3, 9, 2052, 1]));
+    cases.push(tf32.sizes(&[24, 40, 64, 1]).arranged(Arrangement::Transposed));
+    cases
+}
+
+pub(super) fn bench_cases() -> Vec<Case> {
+    let case = |dtype, sizes: &[usize]| Case::new(&SPEC, dtype).sizes(sizes);
+    let bf16 = |sizes: &[usize]| case(DType::BF16, sizes);
+    let gelu = |case: Case| case.give(BIAS).attr(ACT, Activation::Gelu as u8 as f64);
+    let swiglu =
+        |case: Case| case.attr(ACT, Activation::Silu as u8 as f64).attr(GATE, Gate::Halves as u8 as f64);
+    vec![
+        bf16(&[4096, 4096, 4096, 1]),
+        bf16(&[1, 4096, 4096, 1]),
+        bf16(&[64, 14336, 4096, 1]),
+        bf16(&[256, 256, 256, 1]),
+        gelu(bf16(&[4096, 4096, 1024, 1])),
+        swiglu(bf16(&[16384, 2048, 512, 1])),
+        case(DType::F32, &[1024, 1024, 1024, 1]),
+        case(DType::F32, &[1024, 1024, 1024, 1]).attr(PRECISION, Precision::Tf32 as u8 as f64),
+        case(DType::F8E4M3, &[4096, 4096, 4096, 1])
+            .give(X_SCALE)
+            .give(W_SCALE)
+            .attr(SCALING, Scaling::Row as u8 as f64),
+    ]
+}

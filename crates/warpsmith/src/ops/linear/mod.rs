@@ -1,0 +1,395 @@
+//! `linear`: `out = residual + scale * act(x · wᵀ + bias)`; each part but the product may be left out.
+//!
+//! With a gate, `w` has two rows for each column of the result: `out = residual + scale * (act(g) * u)`, where
+//! `g = x · w_gᵀ + bias_g` and `u = x · w_uᵀ + bias_u` are never written. The option `gate` says how the rows are
+//! stored: `halves`, all gate rows and then all up rows; or `interleaved`, gate rows at even and up rows at odd places.
+//! `bias` has an element for each row of `w`, in the same order.
+//!
+//! - Shapes: `x` is `[..., k]`; `w` is `[n, k]` (`[2 * n, k]` with a gate), or one such matrix for each leading index of
+//!   `x` but the last (`x` `[b, m, k]`, `w` `[b, n, k]`); `out` and `residual` are `[..., n]`. Any strides, so
+//!   transposed views too. Any size may be zero: with `k = 0` the sums are zero.
+//! - `act`: none, gelu, gelu_tanh, silu or relu, as `activation` defines them.
+//! - Types: `x` and `w` are both f32, both f16, both bf16, or each one of f8e4m3 and f8e5m2. `out` is f32, f16 or bf16,
+//!   whatever the inputs are; bias and residual have its type. The option `to` says which type to allocate where nobody
+//!   gives `out`; by default that of `x`, and bf16 for 8-bit inputs.
+//! - 8-bit inputs may have scales, in f32: `x_scale` and `w_scale`, with `scaling=tensor` of shape `[1]`; with
+//!   `scaling=row` one for each row of `x` and of `w`; with `scaling=block` one for 128 elements of a row of `x`
+//!   (`[..., ceil(k / 128)]`) and one for 128 x 128 elements of `w` (`[ceil(n / 128), ceil(k / 128)]`). Scales by block
+//!   multiply the sum over their block, the others the whole sum.
+//! - Precision: products are exact or rounded to f32, sums are in f32, and so are scales, bias, activation, factor
+//!   and residual; the result is rounded once. `precision=tf32` allows f32 inputs to be cut to the 10 bits of mantissa
+//!   of TF32; `auto` does not. For 16-bit results without a residual, the activation itself is computed to 2^-13.
+//! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
+//! - A row of the result has the same bits whatever the other rows are and however many there are.
+//!
+//! `linear_backward` computes the gradients of `x`, `w` and `bias`.
+
+mod backward;
+mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod problem;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use backward::{Backward, BackwardProblem, LinearBackward};
+pub use problem::Problem;
+
+use super::elementwise::function::Kind;
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::infer::{self, Form};
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+pub(in crate::ops) const X: usize = 0;
+pub(in crate::ops) const W: usize = 1;
+pub(in crate::ops) const BIAS: usize = 2;
+pub(in crate::ops) const RESIDUAL: usize = 3;
+pub(in crate::ops) const X_SCALE: usize = 4;
+pub(in crate::ops) const W_SCALE: usize = 5;
+pub(in crate::ops) const OUT: usize = 6;
+
+const ACT: usize = 0;
+const GATE: usize = 1;
+const SCALE: usize = 2;
+const SCALING: usize = 3;
+const PRECISION: usize = 4;
+const TO: usize = 5;
+
+/// An option with named choices.
+macro_rules! choices {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident $text:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+        pub enum $name { $($(#[$doc])* $variant),* }
+
+        impl $name {
+            const NAMES: &[&str] = &[$($text),*];
+            const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The name on the command line.
+            pub const fn name(self) -> &'static str {
+                Self::NAMES[self as usize]
+            }
+        }
+    };
+}
+
+choices! {
+    /// The function applied to `x · wᵀ + bias`, or to the gate.
+    Activation {
+        /// The identity.
+        #[default]
+        None "none",
+        /// x Φ(x), with the error function.
+        Gelu "gelu",
+        /// The approximation of gelu with tanh.
+        GeluTanh "gelu_tanh",
+        /// x sigmoid(x).
+        Silu "silu",
+        /// max(x, 0).
+        Relu "relu",
+    }
+}
+
+impl Activation {
+    fn kind(self) -> Option<Kind> {
+        match self {
+            Activation::None => None,
+            Activation::Gelu => Some(Kind::Gelu),
+            Activation::GeluTanh => Some(Kind::GeluTanh),
+            Activation::Silu => Some(Kind::Silu),
+            Activation::Relu => Some(Kind::Relu),
+        }
+    }
+}
+
+choices! {
+    /// How gate and up rows share `w`.
+    Gate {
+        /// There is no gate.
+        #[default]
+        None "none",
+        /// All gate rows, then all up rows.
+        Halves "halves",
+        /// Gate rows at even, up rows at odd places.
+        Interleaved "interleaved",
+    }
+}
+
+choices! {
+    /// What shares a scale.
+    Scaling {
+        /// A whole tensor.
+        #[default]
+        Tensor "tensor",
+        /// A row of `x`, and a row of `w`.
+        Row "row",
+        /// 128 elements of a row of `x`, and 128 x 128 elements of `w`.
+        Block "block",
+    }
+}
+
+choices! {
+    /// How f32 inputs are multiplied.
+    Precision {
+        /// As [`Precision::Full`].
+        #[default]
+        Auto "auto",
+        /// In f32.
+        Full "full",
+        /// With the 10 bits of mantissa that TF32 has, on tensor cores.
+        Tf32 "tf32",
+    }
+}
+
+/// The types of the result, in the order of the option `to`.
+const RESULTS: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
+
+/// The type of the result where nobody gives it.
+fn result_type(x: DType, attrs: &Attrs) -> Result<DType> {
+    match RESULTS.get(attrs.index(TO)) {
+        Some(Some(dtype)) => Ok(*dtype),
+        Some(None) if problem::FP8.contains(&x) => Ok(DType::BF16),
+        Some(None) => Ok(x),
+        None => Err(Error::argument(SPEC.name, "to", "f32, f16 or bf16", "another type")),
+    }
+}
+
+const SPEC: OpSpec = OpSpec {
+    name: "linear",
+    summary: "Matrix product with fused bias, activation, gate, scale and residual",
+    args: &[
+        ArgSpec::input("x", "[..., k]"),
+        ArgSpec::input("w", "[..., n, k], one matrix, or one for each of x; 2n rows with a gate"),
+        ArgSpec::input("bias", "[n], of the result's type; 2n with a gate").optional(),
+        ArgSpec::input("residual", "[..., n], of the result's type, added last").optional(),
+        ArgSpec::input("x_scale", "[1], [...] or [..., ceil(k/128)], f32: scales of an 8-bit x").optional(),
+        ArgSpec::input("w_scale", "[1], [n] or [ceil(n/128), ceil(k/128)], f32: scales of an 8-bit w")
+            .optional(),
+        ArgSpec::output("out", "[..., n]").in_place_of(RESIDUAL),
+    ],
+    attrs: &[
+        AttrSpec { name: "act", kind: AttrKind::Choice(Activation::NAMES), doc: "the activation" },
+        AttrSpec {
+            name: "gate",
+            kind: AttrKind::Choice(Gate::NAMES),
+            doc: "act(gate) * up, and how their rows share w",
+        },
+        AttrSpec { name: "scale", kind: AttrKind::Float(1.0), doc: "factor before the residual is added" },
+        AttrSpec {
+            name: "scaling",
+            kind: AttrKind::Choice(Scaling::NAMES),
+            doc: "what shares a scale of x and w",
+        },
+        AttrSpec {
+            name: "precision",
+            kind: AttrKind::Choice(Precision::NAMES),
+            doc: "of f32 products; auto is full",
+        },
+        AttrSpec {
+            name: "to",
+            kind: AttrKind::Choice(&["auto", "f32", "f16", "bf16"]),
+            doc: "type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs",
+        },
+    ],
+    sizes: &[
+        SizeSpec { name: "m", default: 4096, doc: "rows of x" },
+        SizeSpec { name: "n", default: 4096, doc: "columns of the result" },
+        SizeSpec { name: "k", default: 4096, doc: "length of a row of x and w" },
+        SizeSpec { name: "batch", default: 1, doc: "number of x and w, if not 1" },
+    ],
+};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = SPEC;
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        problem::check(args, attrs)
+    }
+
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let mut forms = infer::outputs(args, attrs, wanted)?;
+        if let Some((shape, dtype)) = &mut forms[OUT] {
+            *dtype = result_type(args.at(X).dtype(), attrs)?;
+            // The pattern of `w` describes one matrix without a gate.
+            if let (Some(columns), Some(w)) = (shape.last_mut(), args.get(W)) {
+                let rows = w.shape().iter().rev().nth(1).copied().unwrap_or(0);
+                *columns = if attrs.index(GATE) == 0 { rows } else { rows / 2 };
+            }
+        }
+        Ok(forms)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let (matrices, rows) = ((p.outer.len() * p.batch) as f64, p.weight_rows() as f64);
+        let (m, n, k) = (p.m as f64, p.n as f64, p.k as f64);
+        // A weight that all share is read once.
+        let weights = if p.w.batch == 0 { 1.0 } else { matrices };
+        let results =
+            (1 + p.has_residual as usize) as f64 * matrices * m * n + if p.has_bias { rows } else { 0.0 };
+        let bytes = matrices * m * k * p.x_dtype.size() as f64
+            + weights * rows * k * p.w_dtype.size() as f64
+            + results * p.out_dtype.size() as f64;
+        Cost { bytes, flops: 2.0 * matrices * m * rows * k }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        cases::plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases::cases()
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        cases::bench_cases()
+    }
+}
+
+/// Preferred first. A row's bits must not depend on the number of rows, so conditions and ranks may look at everything
+/// but `m`, unless two kernels give the same bits.
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
+    Kernel::cpu("linear_avx512", Tier::Avx512, cpu::run).configured(|p, _| p.arithmetic()),
+    Kernel::cpu("linear_avx2", Tier::Avx2, cpu::run).configured(|p, _| p.arithmetic()),
+    Kernel::cpu("linear_portable", Tier::Portable, cpu::run).configured(|p, _| p.arithmetic()),
+];
+
+/// A call of `linear`.
+///
+/// ```
+/// use warpsmith::{ops::Linear, DType, Device, Tensor};
+/// let x = Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 0)?;
+/// let w = Tensor::randn(&[32, 64], DType::F32, Device::Cpu, 1)?;
+/// let bias = Tensor::zeros(&[32], DType::F32, Device::Cpu)?;
+/// let out = Linear::new(&x, &w).bias(&bias).gelu().run()?;
+/// assert_eq!(out.shape(), [4, 32]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type Linear<'a> = Call<'a, Forward>;
+
+/// The plain product `a · bᵀ`: [`Linear`] by another name, without its epilogue unless asked for.
+pub type Gemm<'a> = Linear<'a>;
+
+impl<'a> Call<'a, Forward> {
+    /// `x · wᵀ`.
+    pub fn new(x: impl Into<TensorView<'a>>, w: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(X, x).input(W, w)
+    }
+
+    /// Adds a bias to the product.
+    pub fn bias(self, bias: impl Into<TensorView<'a>>) -> Self {
+        self.input(BIAS, bias)
+    }
+
+    /// Applies a function to product and bias.
+    pub fn activation(self, activation: Activation) -> Self {
+        self.attr(ACT, activation as usize as f64)
+    }
+
+    /// Applies gelu, the one with the error function.
+    pub fn gelu(self) -> Self {
+        self.activation(Activation::Gelu)
+    }
+
+    /// Applies the approximation of gelu with tanh.
+    pub fn gelu_tanh(self) -> Self {
+        self.activation(Activation::GeluTanh)
+    }
+
+    /// Applies silu.
+    pub fn silu(self) -> Self {
+        self.activation(Activation::Silu)
+    }
+
+    /// Applies relu.
+    pub fn relu(self) -> Self {
+        self.activation(Activation::Relu)
+    }
+
+    /// `activation(gate) * up`, from a `w` that holds the rows of both.
+    pub fn gated(self, gate: Gate, activation: Activation) -> Self {
+        self.attr(GATE, gate as usize as f64).activation(activation)
+    }
+
+    /// Multiplies the result before the residual is added.
+    pub fn scale(self, scale: f32) -> Self {
+        self.attr(SCALE, scale.into())
+    }
+
+    /// Adds a tensor to the result.
+    pub fn residual(self, residual: impl Into<TensorView<'a>>) -> Self {
+        self.input(RESIDUAL, residual)
+    }
+
+    /// Scales of 8-bit inputs.
+    pub fn input_scales(
+        self,
+        scaling: Scaling,
+        x_scale: impl Into<TensorView<'a>>,
+        w_scale: impl Into<TensorView<'a>>,
+    ) -> Self {
+        self.attr(SCALING, scaling as usize as f64).input(X_SCALE, x_scale).input(W_SCALE, w_scale)
+    }
+
+    /// How f32 inputs are multiplied.
+    pub fn precision(self, precision: Precision) -> Self {
+        self.attr(PRECISION, precision as usize as f64)
+    }
+
+    /// The type of the tensor that [`Linear::run`] returns. Types that are none of `linear` are refused when it runs.
+    pub fn out_dtype(self, dtype: DType) -> Self {
+        let index = RESULTS.iter().position(|result| *result == Some(dtype));
+        self.attr(TO, index.unwrap_or(RESULTS.len()) as f64)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.allocate(OUT, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+
+    /// Runs on `stream` and adds to `residual` in place.
+    pub fn add_to<'b>(self, residual: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch_in_place(RESIDUAL, OUT, residual.into(), stream)
+    }
+}

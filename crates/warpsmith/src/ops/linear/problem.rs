@@ -1,0 +1,476 @@
+//! The checked call of `linear`: sizes, strides and types, and where each tensor of it lies.
+
+use super::{
+    ACT, Activation, BIAS, GATE, Gate, OUT, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling,
+};
+use super::{SPEC, W, W_SCALE, X, X_SCALE};
+use crate::check::Matcher;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::{MAX_RANK, Space};
+use crate::op::{Args, Attrs};
+use crate::ops::FLOATS;
+use crate::ops::elementwise::function::Kind;
+use crate::tensor::TensorView;
+
+/// Elements of K that share a scale with [`Scaling::Block`], and rows of `w` that do.
+pub(in crate::ops) const SCALE_BLOCK: usize = 128;
+/// The types of `x` and `w`.
+pub(super) const INPUTS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
+pub(super) const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+
+/// Distances in elements between neighbours of one matrix of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(in crate::ops) struct Strides {
+    /// From one matrix of the batch to the next.
+    pub batch: isize,
+    /// From one row to the next.
+    pub row: isize,
+    /// From one element of a row to the next.
+    pub col: isize,
+}
+
+/// Along which dimension a matrix can be moved in pieces of 16 bytes: neighbours touch, the dimension's size is a
+/// multiple of 16 bytes, and everything else is that far apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) enum Order {
+    /// Along neither.
+    Any,
+    /// Along a row. For `x` and `w` that is K.
+    Rows,
+    /// Along a column.
+    Columns,
+}
+
+/// What multiplies the sums of 8-bit inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) enum Dequant {
+    /// Nothing.
+    None,
+    /// Scales that do not depend on k: they multiply the whole sum.
+    Whole,
+    /// Scales for every [`SCALE_BLOCK`] elements of K: they multiply the sum over each block.
+    Blocks,
+}
+
+/// A checked call: `batch` products of `x` `[m, k]` with `w` `[rows, k]`, repeated over `outer`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(in crate::ops) x_dtype: DType,
+    pub(in crate::ops) w_dtype: DType,
+    /// Also the type of bias and residual.
+    pub(in crate::ops) out_dtype: DType,
+    pub(in crate::ops) batch: usize,
+    pub(in crate::ops) m: usize,
+    /// Columns of `out`. `w` has [`Problem::weight_rows`].
+    pub(in crate::ops) n: usize,
+    pub(in crate::ops) k: usize,
+    pub(in crate::ops) x: Strides,
+    pub(in crate::ops) w: Strides,
+    pub(in crate::ops) out: Strides,
+    /// Zero if absent.
+    pub(in crate::ops) residual: Strides,
+    /// Strides of a scale's row and block of K; zero where it has but one.
+    pub(in crate::ops) x_scale: Strides,
+    pub(in crate::ops) w_scale: Strides,
+    pub(in crate::ops) bias_step: isize,
+    /// Leading dimensions that no single stride describes, of [`OPERANDS`]; almost always a single point.
+    pub(in crate::ops) outer: Space<6>,
+    pub(in crate::ops) x_order: Order,
+    pub(in crate::ops) w_order: Order,
+    pub(in crate::ops) out_order: Order,
+    /// [`Order::Any`] if absent.
+    pub(in crate::ops) residual_order: Order,
+    pub(in crate::ops) activation: Option<Kind>,
+    pub(in crate::ops) gate: Gate,
+    pub(in crate::ops) dequant: Dequant,
+    /// f32 inputs may be cut to the 10 bits of mantissa that TF32 has.
+    pub(in crate::ops) tf32: bool,
+    pub(in crate::ops) has_bias: bool,
+    pub(in crate::ops) has_residual: bool,
+    pub(in crate::ops) scale_bits: u32,
+}
+
+/// The tensors with a batch, in the order of [`Problem::outer`] and of [`Part`].
+pub(in crate::ops) const OPERANDS: [usize; 6] = [X, W, OUT, RESIDUAL, X_SCALE, W_SCALE];
+
+/// The addresses of the tensors of one point of [`Problem::outer`]; zero for what is absent.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops) struct Part {
+    pub x: usize,
+    pub w: usize,
+    pub out: usize,
+    pub residual: usize,
+    pub x_scale: usize,
+    pub w_scale: usize,
+    pub bias: usize,
+}
+
+impl Problem {
+    /// Rows of `w`: twice the columns of `out` with a gate.
+    pub(in crate::ops) fn weight_rows(&self) -> usize {
+        if self.gate == Gate::None { self.n } else { 2 * self.n }
+    }
+
+    /// The row of `w` that gives column `j`, or its gate.
+    pub(in crate::ops) fn gate_row(&self, j: usize) -> usize {
+        if self.gate == Gate::Interleaved { 2 * j } else { j }
+    }
+
+    /// The row of `w` that gives column `j` of up.
+    pub(in crate::ops) fn up_row(&self, j: usize) -> usize {
+        if self.gate == Gate::Interleaved { 2 * j + 1 } else { self.n + j }
+    }
+
+    /// The factor of the result.
+    pub(in crate::ops) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+
+    /// The products the call consists of: each is one launch.
+    pub(in crate::ops) fn parts<'a>(&'a self, args: &'a Args<'_>) -> impl Iterator<Item = Part> + 'a {
+        (0..self.outer.len()).map(move |index| {
+            let offsets = self.outer.offsets(index);
+            let at = |operand: usize| {
+                args.get(OPERANDS[operand])
+                    .map_or(0, |view| view.address() + offsets[operand] * view.dtype().size())
+            };
+            Part {
+                x: at(0),
+                w: at(1),
+                out: at(2),
+                residual: at(3),
+                x_scale: at(4),
+                w_scale: at(5),
+                bias: args.address(BIAS),
+            }
+        })
+    }
+
+    /// How the inputs are multiplied, for people.
+    pub(in crate::ops) fn arithmetic(&self) -> String {
+        match (self.x_dtype, self.tf32) {
+            (DType::F32, false) => "f32 in full precision".into(),
+            (DType::F32, true) => "f32 as TF32".into(),
+            (dtype, _) => format!("{dtype} exactly, sums in f32"),
+        }
+    }
+}
+
+pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = SPEC.name;
+    let mut sizes = Matcher::new(op);
+    let (x, w, out) = (args.at(X), args.at(W), args.at(OUT));
+    let gate = Gate::ALL[attrs.index(GATE)];
+    let (x_dtype, w_dtype, out_dtype) = check_types(&sizes, args)?;
+
+    sizes.shape("x", x, "... k")?;
+    let k = sizes.size("k");
+    let leading = &x.shape()[..x.shape().len() - 1];
+    let rows = check_weight(x, w, gate)?;
+    let n = if gate == Gate::None { rows } else { rows / 2 };
+    sizes.bind("rows", rows);
+    sizes.bind("n", n);
+    if let Some(bias) = args.get(BIAS) {
+        sizes.shape("bias", bias, "rows")?;
+    }
+    sizes.shape("out", out, "... n")?;
+    if let Some(residual) = args.get(RESIDUAL) {
+        sizes.shape("residual", residual, "... n")?;
+    }
+    let dequant = check_scales(&sizes, args, Scaling::ALL[attrs.index(SCALING)])?;
+    let precision = Precision::ALL[attrs.index(PRECISION)];
+    if precision == Precision::Tf32 && x_dtype != DType::F32 {
+        return Err(Error::argument(
+            op,
+            "precision",
+            "auto or full, because only f32 has a TF32 mode",
+            "tf32",
+        ));
+    }
+    let scale = attrs.f64(SCALE) as f32;
+    sizes.option("scale", attrs.f64(SCALE), "a finite number", scale.is_finite())?;
+
+    let shared = w.layout().rank() == 2;
+    let batches = collapse(args, leading, shared);
+    let Batches { batch, m, outer, strides } = batches;
+    let [x_strides, w_strides, out_strides, residual_strides, x_scale, w_scale] = strides;
+    let order = |index: usize, operand: usize, [rows, cols]: [usize; 2]| match args.get(index) {
+        None => Order::Any,
+        Some(view) => order_of(view, &strides[operand], [batch, rows, cols], &outer, operand),
+    };
+    Ok(Problem {
+        x_dtype,
+        w_dtype,
+        out_dtype,
+        batch,
+        m,
+        n,
+        k,
+        x: x_strides,
+        w: w_strides,
+        out: out_strides,
+        residual: residual_strides,
+        x_scale,
+        w_scale,
+        bias_step: args.get(BIAS).map_or(0, |bias| bias.layout().step()),
+        outer,
+        x_order: order(X, 0, [m, k]),
+        w_order: order(W, 1, [rows, k]),
+        out_order: order(OUT, 2, [m, n]),
+        residual_order: order(RESIDUAL, 3, [m, n]),
+        activation: Activation::ALL[attrs.index(ACT)].kind(),
+        gate,
+        dequant,
+        tf32: precision == Precision::Tf32,
+        has_bias: args.get(BIAS).is_some(),
+        has_residual: args.get(RESIDUAL).is_some(),
+        scale_bits: scale.to_bits(),
+    })
+}
+
+fn check_types(sizes: &Matcher, args: &Args<'_>) -> Result<(DType, DType, DType)> {
+    let x = sizes.dtype("x", args.at(X), &INPUTS)?;
+    let w = sizes.dtype("w", args.at(W), if FP8.contains(&x) { &FP8 } else { std::slice::from_ref(&x) })?;
+    let out = sizes.dtype("out", args.at(OUT), &FLOATS)?;
+    for (name, index) in [("bias", BIAS), ("residual", RESIDUAL)] {
+        if let Some(tensor) = args.get(index) {
+            sizes.dtype(name, tensor, &[out])?;
+        }
+    }
+    Ok((x, w, out))
+}
+
+/// The rows of `w`, which is one matrix for all or one for each leading index of `x` but the last.
+fn check_weight(x: &TensorView<'_>, w: &TensorView<'_>, gate: Gate) -> Result<usize> {
+    let (leading, k) = x.shape().split_at(x.shape().len() - 1);
+    let batch = leading.split_last().map_or(&[][..], |(_, batch)| batch);
+    let (shape, k) = (w.shape(), k[0]);
+    let fits = shape.len() >= 2
+        && shape[shape.len() - 1] == k
+        && (shape.len() == 2 || shape[..shape.len() - 2] == *batch);
+    if !fits {
+        let batched: String = batch.iter().map(|size| format!("{size}, ")).collect();
+        let also = if batch.is_empty() { String::new() } else { format!(" or [{batched}rows, k={k}]") };
+        let expected = format!("shape [rows, k={k}]{also}");
+        return Err(Error::argument(SPEC.name, "w", expected, format!("{shape:?}")));
+    }
+    let rows = shape[shape.len() - 2];
+    if gate != Gate::None && rows % 2 != 0 {
+        let expected = "an even number of rows, because of the gate";
+        return Err(Error::argument(SPEC.name, "w", expected, format!("{shape:?}")));
+    }
+    Ok(rows)
+}
+
+fn check_scales(sizes: &Matcher, args: &Args<'_>, scaling: Scaling) -> Result<Dequant> {
+    let op = SPEC.name;
+    let (x, w) = (args.at(X), args.at(W));
+    let scales = [("x_scale", args.get(X_SCALE), x), ("w_scale", args.get(W_SCALE), w)];
+    sizes.together((scales[0].0, scales[0].1), (scales[1].0, scales[1].1))?;
+    for (name, scale, of) in scales {
+        let Some(scale) = scale else { return Ok(Dequant::None) };
+        sizes.dtype(name, scale, &[DType::F32])?;
+        if !FP8.contains(&of.dtype()) {
+            let expected = format!("nothing, because scales are for 8-bit inputs and x is {}", of.dtype());
+            return Err(Error::argument(op, name, expected, "a tensor"));
+        }
+        let mut expected = of.shape().to_vec();
+        match scaling {
+            Scaling::Tensor => expected = vec![1],
+            Scaling::Row => {
+                expected.pop();
+            }
+            Scaling::Block => {
+                let rank = expected.len();
+                expected[rank - 1] = expected[rank - 1].div_ceil(SCALE_BLOCK);
+                if name == "w_scale" {
+                    expected[rank - 2] = expected[rank - 2].div_ceil(SCALE_BLOCK);
+                }
+            }
+        }
+        if scale.shape() != expected {
+            let wanted = format!("shape {expected:?} with scaling={}", scaling.name());
+            return Err(Error::argument(op, name, wanted, format!("{:?}", scale.shape())));
+        }
+    }
+    Ok(if scaling == Scaling::Block { Dequant::Blocks } else { Dequant::Whole })
+}
+
+struct Batches {
+    batch: usize,
+    m: usize,
+    outer: Space<6>,
+    /// Of [`OPERANDS`].
+    strides: [Strides; 6],
+}
+
+/// Leading dimensions merged as far as all tensors allow: the last into the rows of one product (unless each has its
+/// own weight), the one before into the batch, the rest into the outer space.
+fn collapse(args: &Args<'_>, leading: &[usize], shared: bool) -> Batches {
+    // Strides over the leading dimensions; zero where a tensor does not have them.
+    let mut over = [[0isize; MAX_RANK]; 6];
+    let mut inner = [Strides::default(); 6];
+    for (operand, &index) in OPERANDS.iter().enumerate() {
+        let Some(view) = args.get(index) else { continue };
+        let strides = view.layout().strides();
+        let last = strides.last().copied().unwrap_or(0);
+        match index {
+            // Its rows are no leading dimension of the others.
+            W => {
+                inner[operand].row = strides[strides.len() - 2];
+                inner[operand].col = last;
+                over[operand][..strides.len() - 2].copy_from_slice(&strides[..strides.len() - 2]);
+            }
+            W_SCALE if view.shape() == [1] => {}
+            W_SCALE => {
+                let rank = args.at(W).layout().rank();
+                inner[operand].row = strides[rank - 2];
+                inner[operand].col = strides.get(rank - 1).copied().unwrap_or(0);
+                over[operand][..rank - 2].copy_from_slice(&strides[..rank - 2]);
+            }
+            X_SCALE if view.shape() == [1] && leading != [1] => {}
+            _ => {
+                let count = leading.len();
+                inner[operand].col = strides.get(count).copied().unwrap_or(0);
+                over[operand][..count].copy_from_slice(&strides[..count]);
+            }
+        }
+    }
+    // Without a row dimension there is one row.
+    let own_rows = if shared { 0 } else { 1 };
+    let dims = leading.len().saturating_sub(own_rows);
+    let mut space = Space::<6> { rank: 0, sizes: [0; MAX_RANK], strides: [[0; MAX_RANK]; 6] };
+    for d in (0..dims).filter(|&d| leading[d] != 1) {
+        let last = space.rank.wrapping_sub(1);
+        let follows = |t: usize| space.strides[t][last] == over[t][d] * leading[d] as isize;
+        let merges = space.rank > 0 && (0..6).all(follows);
+        let slot = if merges { last } else { space.rank };
+        space.sizes[slot] = if merges { space.sizes[slot] * leading[d] } else { leading[d] };
+        for (t, strides) in over.iter().enumerate() {
+            space.strides[t][slot] = strides[d];
+        }
+        space.rank = slot + 1;
+    }
+    let pop = |space: &mut Space<6>| {
+        if space.rank == 0 {
+            return (1, [0; 6]);
+        }
+        space.rank -= 1;
+        (space.sizes[space.rank], space.strides.map(|s| s[space.rank]))
+    };
+    let (m, rows) = match shared {
+        true => pop(&mut space),
+        false => (leading[dims], over.map(|strides| strides[dims])),
+    };
+    let (batch, between) = pop(&mut space);
+    if space.rank == 0 {
+        space = Space { rank: 1, sizes: [1; MAX_RANK], strides: [[0; MAX_RANK]; 6] };
+    }
+    for (operand, strides) in inner.iter_mut().enumerate() {
+        strides.batch = between[operand];
+        if ![W, W_SCALE].contains(&OPERANDS[operand]) {
+            strides.row = rows[operand];
+        }
+    }
+    Batches { batch, m, outer: space, strides: inner }
+}
+
+fn order_of(
+    view: &TensorView<'_>,
+    strides: &Strides,
+    [batch, rows, cols]: [usize; 3],
+    outer: &Space<6>,
+    operand: usize,
+) -> Order {
+    let size = view.dtype().size();
+    let outside = (0..outer.rank).all(|d| are_pieces_apart(size, outer.sizes[d], outer.strides[operand][d]));
+    match view.is_aligned(16) && outside && are_pieces_apart(size, batch, strides.batch) {
+        true => order_of_matrix(size, strides, [rows, cols]),
+        false => Order::Any,
+    }
+}
+
+/// Whether neighbours of a dimension with `count` indices are a multiple of 16 bytes apart.
+fn are_pieces_apart(size: usize, count: usize, stride: isize) -> bool {
+    count <= 1 || (stride as usize * size).is_multiple_of(16)
+}
+
+/// The order of a matrix that starts on a boundary of 16 bytes.
+fn order_of_matrix(size: usize, strides: &Strides, [rows, cols]: [usize; 2]) -> Order {
+    let whole = |elements: usize| (elements * size).is_multiple_of(16);
+    if strides.col == 1 && whole(cols) && are_pieces_apart(size, rows, strides.row) {
+        Order::Rows
+    } else if strides.row == 1 && whole(rows) && are_pieces_apart(size, cols, strides.col) {
+        Order::Columns
+    } else {
+        Order::Any
+    }
+}
+
+/// A matrix of a plain product.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Matrix {
+    pub row: isize,
+    pub col: isize,
+    /// Whether it starts on a boundary of 16 bytes.
+    pub aligned: bool,
+}
+
+impl Matrix {
+    /// With rows and columns in each other's place.
+    pub fn transposed(self) -> Self {
+        Matrix { row: self.col, col: self.row, ..self }
+    }
+}
+
+impl Problem {
+    /// The plain product of `x` `[m, k]` and `w` `[n, k]`, all of one type.
+    pub(super) fn product(
+        dtype: DType,
+        tf32: bool,
+        [m, n, k]: [usize; 3],
+        [x, w, out]: [Matrix; 3],
+    ) -> Problem {
+        let strides = |matrix: Matrix| Strides { batch: 0, row: matrix.row, col: matrix.col };
+        let order = |matrix: Matrix, sizes: [usize; 2]| match matrix.aligned {
+            true => order_of_matrix(dtype.size(), &strides(matrix), sizes),
+            false => Order::Any,
+        };
+        Problem {
+            x_dtype: dtype,
+            w_dtype: dtype,
+            out_dtype: dtype,
+            batch: 1,
+            m,
+            n,
+            k,
+            x: strides(x),
+            w: strides(w),
+            out: strides(out),
+            residual: Strides::default(),
+            x_scale: Strides::default(),
+            w_scale: Strides::default(),
+            bias_step: 0,
+            outer: Space { rank: 1, sizes: [1; MAX_RANK], strides: [[0; MAX_RANK]; 6] },
+            x_order: order(x, [m, k]),
+            w_order: order(w, [n, k]),
+            out_order: order(out, [m, n]),
+            residual_order: Order::Any,
+            activation: None,
+            gate: Gate::None,
+            dequant: Dequant::None,
+            tf32,
+            has_bias: false,
+            has_residual: false,
+            scale_bits: 1f32.to_bits(),
+        }
+    }
+}
+
+impl Part {
+    /// The tensors of a plain product.
+    pub(super) fn product(x: usize, w: usize, out: usize) -> Part {
+        Part { x, w, out, residual: 0, x_scale: 0, w_scale: 0, bias: 0 }
+    }
+}

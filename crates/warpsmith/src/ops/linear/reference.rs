@@ -1,0 +1,112 @@
+//! The definition of `linear`.
+
+use super::backward as back;
+use super::problem::SCALE_BLOCK;
+use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
+use super::{W, W_SCALE, X, X_SCALE};
+use crate::op::Attrs;
+use crate::reference::{Array, Inputs, Real};
+
+/// out = residual + scale act(x wᵀ + bias), or residual + scale (act(gate) up).
+pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+    let (x, w) = (&inputs[X], &inputs[W]);
+    let gate = Gate::ALL[attrs.index(GATE)];
+    let rows = w.shape[w.shape.len() - 2]; // of one matrix
+    let n = if gate == Gate::None { rows } else { rows / 2 };
+    let k = x.row_len();
+    let lines = x.shape[..x.shape.len() - 1].iter().product::<usize>();
+    let matrices: usize = w.shape[..w.shape.len() - 2].iter().product();
+    // Lines of x that go with one matrix of w.
+    let m = if w.shape.len() == 2 { lines } else { x.shape[x.shape.len() - 2] };
+    debug_assert_eq!(lines, m * matrices);
+
+    let activation = Activation::ALL[attrs.index(ACT)].kind();
+    let scale = R::of(attrs.f64(SCALE) as f32 as f64);
+    let mut shape = x.shape.clone();
+    *shape.last_mut().expect("a row") = n;
+    let mut out = Array::zeros(&shape);
+    for line in 0..lines {
+        let matrix = line / m;
+        let sum = |row: usize| {
+            let mut z = product(inputs, attrs, line, matrix * rows + row, rows, k);
+            if let Some(bias) = inputs.get(BIAS) {
+                z = z + bias.data[row];
+            }
+            z
+        };
+        let act = |z: R| activation.map_or(z, |kind| kind.value(z));
+        for j in 0..n {
+            let mut y = match gate {
+                Gate::None => act(sum(j)),
+                Gate::Halves => act(sum(j)) * sum(n + j),
+                Gate::Interleaved => act(sum(2 * j)) * sum(2 * j + 1),
+            };
+            y = y * scale;
+            if let Some(residual) = inputs.get(RESIDUAL) {
+                y = y + residual.data[line * n + j];
+            }
+            out.data[line * n + j] = y;
+        }
+    }
+    vec![None, None, None, None, None, None, Some(out)]
+}
+
+/// dz = dout scale act'(z), stored; dx = dz w; dw = dzᵀ x; dbias = the sum of the lines of dz before they were stored.
+pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+    let (x, w, dout) = (&inputs[back::X], &inputs[back::W], &inputs[back::DOUT]);
+    let tf32 = Precision::ALL[attrs.index(back::PRECISION)] == Precision::Tf32;
+    let element = |v: R| if tf32 { v.tf32() } else { v };
+    let activation = Activation::ALL[attrs.index(back::ACT)].kind();
+    let scale = R::of(attrs.f64(back::SCALE) as f32 as f64);
+    let (n, k) = (dout.row_len(), x.row_len());
+    let lines = x.shape[..x.shape.len() - 1].iter().product::<usize>();
+    let slope = |i: usize| activation.map_or(R::one(), |kind| kind.derivative(inputs[back::Z].data[i]));
+    let exact: Vec<R> = (0..lines * n).map(|i| dout.data[i] * scale * slope(i)).collect();
+    let dz: Vec<R> = exact.iter().map(|&v| v.stored()).collect();
+    let (mut dx, mut dw, mut dbias) = (Array::zeros(&x.shape), Array::zeros(&w.shape), Array::zeros(&[n]));
+    for line in 0..lines {
+        for j in 0..n {
+            let d = dz[line * n + j];
+            dbias.data[j] = dbias.data[j] + exact[line * n + j];
+            for i in 0..k {
+                dx.data[line * k + i] = dx.data[line * k + i] + element(d) * element(w.data[j * k + i]);
+                dw.data[j * k + i] = dw.data[j * k + i] + element(d) * element(x.data[line * k + i]);
+            }
+        }
+    }
+    let wanted = |index: usize, array| inputs.wants(index).then_some(array);
+    let gradients = [wanted(back::DX, dx), wanted(back::DW, dw), wanted(back::DBIAS, dbias)];
+    [vec![None; back::DX], gradients.to_vec()].concat()
+}
+
+/// A line of x times a line of w (both counted over all matrices), scaled.
+fn product<R: Real>(
+    inputs: &Inputs<'_, R>,
+    attrs: &Attrs,
+    line: usize,
+    row: usize,
+    rows: usize,
+    k: usize,
+) -> R {
+    let tf32 = Precision::ALL[attrs.index(PRECISION)] == Precision::Tf32;
+    let element = |v: R| if tf32 { v.tf32() } else { v };
+    let x = &inputs[X].data[line * k..][..k];
+    let w = &inputs[W].data[row * k..][..k];
+    let dot =
+        |range: std::ops::Range<usize>| range.fold(R::zero(), |sum, i| sum + element(x[i]) * element(w[i]));
+    let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };
+    match Scaling::ALL[attrs.index(SCALING)] {
+        Scaling::Tensor => dot(0..k) * x_scale.data[0] * w_scale.data[0],
+        Scaling::Row => dot(0..k) * x_scale.data[line] * w_scale.data[row],
+        Scaling::Block => {
+            let blocks = k.div_ceil(SCALE_BLOCK);
+            // Blocks of rows begin anew with each matrix.
+            let (matrix, inside) = (row / rows, row % rows);
+            let row_block = matrix * rows.div_ceil(SCALE_BLOCK) + inside / SCALE_BLOCK;
+            (0..blocks).fold(R::zero(), |sum, b| {
+                let part = dot(b * SCALE_BLOCK..((b + 1) * SCALE_BLOCK).min(k));
+                sum + part * x_scale.data[line * blocks + b] * w_scale.data[row_block * blocks + b]
+            })
+        }
+    }
+}

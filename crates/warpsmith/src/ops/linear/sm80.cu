@@ -1,0 +1,193 @@
+// `linear` on the tensor cores of sm_80 and later, through mma.sync: f16, bf16, and f32 as TF32.
+//
+// A block of 8 warps makes a tile of TILE_M rows of x by 128 rows of w; a warp has half the rows of x and a quarter of
+// those of w. Steps of 64 bytes of K (32 or 16 elements) go through shared memory in four stages, copied ahead by
+// cp.async. K is summed in ascending order, 32 bytes an mma, whatever the tile. With a gate, blocks of 8 gate rows
+// and 8 up rows alternate, which are neighbouring fragments of a thread.
+//
+// TILE_M: 32, 64 or 128. LOAD_X, LOAD_W: how a step is moved: 0, element by element, any strides; 1, in pieces of 16
+// bytes along K; 2, in pieces of 16 bytes along the rows (16-bit types): the stage holds it as [k][row], and ldmatrix
+// transposes. OUT_PAIRS: two neighbours of a row of out (and residual) are one aligned word.
+
+#include "warpsmith/linear.cuh"
+
+constexpr int kThreads = 256, kTileN = 128, kStages = 4, kStepBytes = 64;
+constexpr int kSize = (int)sizeof(X_T), kStep = kStepBytes / kSize, kPiece = 16 / kSize;
+constexpr int kWarpRows = TILE_M / 2, kFragments = kWarpRows / 16, kBlocks = 4;
+constexpr int kStageBytes = (TILE_M + kTileN) * kStepBytes;
+
+extern __shared__ __align__(128) u8 shared[];
+
+WS_INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Sixteen bytes into shared memory; zeros if the source does not exist.
+WS_INLINE void copy_async(u32 to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
+WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+
+template <bool kTransposed> WS_INLINE void load_matrices(u32 (&r)[4], u32 at) {
+  if (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+
+#define MMA(SHAPE, TYPE)                                                                                   \
+  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE                                     \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                       \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+WS_INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) { MMA("m16n8k16", "bf16"); }
+WS_INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) { MMA("m16n8k16", "f16"); }
+// The bits that TF32 does not have are not read.
+WS_INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, f32) { MMA("m16n8k8", "tf32"); }
+
+// A step of an operand of kRows rows. Lines of 64 bytes of K, or kStep lines of kRows elements; pieces of 16 bytes
+// are swizzled so that eight lines' pieces, read by one ldmatrix, lie in different banks.
+template <int kRows, int kLoad> struct Stage {
+  static constexpr bool kTransposed = kLoad == 2;
+  static constexpr int kPerLine = (kTransposed ? kRows * kSize : kStepBytes) / 16;
+
+  static WS_INLINE u32 place(int line, int piece) {
+    const int swizzled = kPerLine == 4 ? piece ^ ((line >> 1) & 3) : piece ^ (line & 7);
+    return (u32)(line * kPerLine + swizzled) * 16;
+  }
+  // Pieces of one k-slice of 32 bytes (two pieces of K) for 16 rows: rows 0-7 and 8-15 of the first piece, then of the
+  // second (kRowsFirst), or both pieces of rows 0-7 and then of rows 8-15.
+  template <bool kRowsFirst> static WS_INLINE void fragments(u32 (&r)[4], u32 base, int row, int slice) {
+    const int lane = threadIdx.x % 32, inside = lane % 8;
+    const int upper_rows = kRowsFirst ? lane / 8 % 2 : lane / 16, upper_k = kRowsFirst ? lane / 16 : lane / 8 % 2;
+    const u32 at = kTransposed ? place((slice * 2 + upper_k) * 8 + inside, row / 8 + upper_rows)
+                               : place(row + upper_rows * 8 + inside, slice * 2 + upper_k);
+    load_matrices<kTransposed>(r, base + at);
+  }
+  // `map` turns a row of the tile into one of the matrix, at or past `count` if there is none.
+  template <class Map>
+  static WS_INLINE void load(u8* to, const X_T* base, i64 row_stride, i64 col_stride, int count, int k0, int depth, Map map) {
+    if (kLoad == 0) {
+      const bool along_k = col_stride == 1;
+      constexpr int kEach = kRows * kStep / kThreads;
+#pragma unroll 4
+      for (int i = 0; i < kEach; ++i) {
+        const int index = threadIdx.x + i * kThreads;
+        const int row = along_k ? index / kStep : index % kRows, k = along_k ? index % kStep : index / kRows;
+        const int from = map(row);
+        const X_T value = from < count && k0 + k < depth ? base[from * row_stride + (k0 + k) * col_stride] : from_f32<X_T>(0.0f);
+        *(X_T*)(to + place(row, k / kPiece) + k % kPiece * kSize) = value;
+      }
+    } else {
+      constexpr int kPieces = kRows * kStepBytes / 16;
+#pragma unroll
+      for (int i = 0; i < (kPieces + kThreads - 1) / kThreads; ++i) {
+        const int index = threadIdx.x + i * kThreads;
+        if (kPieces % kThreads && index >= kPieces) break;
+        const int line = index / kPerLine, piece = index % kPerLine;
+        const int row = kTransposed ? piece * kPiece : line, k = k0 + (kTransposed ? line : piece * kPiece);
+        const int from = map(row);
+        const bool exists = from < count && k < depth;
+        const X_T* source = base + (exists ? from * row_stride + k * col_stride : 0);
+        copy_async(shared_address(to + place(line, piece)), source, exists);
+      }
+    }
+  }
+};
+using XStage = Stage<TILE_M, LOAD_X>;
+using WStage = Stage<kTileN, LOAD_W>;
+
+// Two neighbours of a row, from their sums.
+WS_INLINE void write_pair(const LinearParams& p, int batch, int row, int column, const float* sum, const float* up,
+                          float factor, const ColumnTerms (&terms)[2]) {
+  if (!OUT_PAIRS) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (column + e < p.n) write_element(p, batch, row, column + e, sum[e], up[e], factor, terms[e]);
+    return;
+  }
+  struct alignas(2 * sizeof(OUT_T)) Pair {
+    OUT_T items[2];
+  };
+  Pair residual = {}, result;
+  if (HAS_RESIDUAL)
+    residual = *(const Pair*)((const OUT_T*)p.residual + batch * p.residual_batch + row * p.residual_row + column);
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    result.items[e] = from_f32<OUT_T>(finish(p, sum[e], up[e], factor, terms[e], to_f32(residual.items[e])));
+  *(Pair*)((OUT_T*)p.out + batch * p.out_batch + row * p.out_row + column) = result;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) linear_sm80(const LinearParams p) {
+  begin_kernel();
+  const Tile tile = tile_at<TILE_M, GATE ? kTileN / 2 : kTileN>(p, blockIdx.x);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_row = warp % 2 * kWarpRows, warp_w = warp / 2 * 8 * kBlocks;
+  const X_T* x = (const X_T*)p.x + tile.batch * p.x_batch;
+  const X_T* w = (const X_T*)p.w + tile.batch * p.w_batch;
+  const int first_row = tile.m * TILE_M, first_w = tile.n * kTileN, w_rows = GATE ? 2 * p.n : p.n;
+  auto x_row = [&](int row) { return first_row + row; };
+  // Rows of w past the end of gate or up must not run into the other.
+  auto w_row = [&](int row) {
+    return column_of<8>(first_w + row) < p.n ? weight_row<8>(p, first_w + row) : w_rows;
+  };
+  auto load = [&](int step) {
+    u8* stage = shared + step % kStages * kStageBytes;
+    XStage::load(stage, x, p.x_row, p.x_col, p.m, step * kStep, p.k, x_row);
+    WStage::load(stage + TILE_M * kStepBytes, w, p.w_row, p.w_col, w_rows, step * kStep, p.k, w_row);
+  };
+
+  float sums[kFragments][kBlocks][4];
+#pragma unroll
+  for (int i = 0; i < kFragments; ++i)
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+
+  const int steps = (p.k + kStep - 1) / kStep;
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) {
+    if (step < steps) load(step);
+    commit_copies();
+  }
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    // The copies of this step are done, and all warps have left the stage that is filled next.
+    wait_copies<kStages - 2>();
+    __syncthreads();
+    if (step + kStages - 1 < steps) load(step + kStages - 1);
+    commit_copies();
+    const u32 x_base = shared_address(shared) + step % kStages * kStageBytes, w_base = x_base + TILE_M * kStepBytes;
+#pragma unroll
+    for (int slice = 0; slice < 2; ++slice) {
+      u32 a[kFragments][4], b[kBlocks / 2][4];
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) XStage::fragments<true>(a[i], x_base, warp_row + i * 16, slice);
+#pragma unroll
+      for (int j = 0; j < kBlocks / 2; ++j) WStage::fragments<false>(b[j], w_base, warp_w + j * 16, slice);
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i)
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) multiply(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], X_T());
+    }
+  }
+
+  // A thread has rows lane / 4 and 8 more of a fragment, and columns 2 (lane % 4) and the next of a block.
+#pragma unroll
+  for (int j = 0; j < kBlocks; j += GATE ? 2 : 1) {
+    const int column = column_of<8>(first_w + warp_w + j * 8 + lane % 4 * 2);
+    if (column >= p.n) continue;
+    const ColumnTerms terms[2] = {column_terms(p, tile.batch, column), column_terms(p, tile.batch, column + 1)};
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row + warp_row + i * 16 + half * 8 + lane / 4;
+        if (row >= p.m) continue;
+        write_pair(p, tile.batch, row, column, &sums[i][j][half * 2], &sums[i][GATE ? j + 1 : j][half * 2],
+                   row_term(p, tile.batch, row), terms);
+      }
+    }
+  }
+}

@@ -1,0 +1,148 @@
+use super::*;
+use crate::Device;
+use crate::layout::{Layout, Shape};
+
+fn tensor(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::randn(shape, dtype, Device::Cpu, shape.len() as u64).unwrap()
+}
+
+fn message(result: Result<Tensor>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn wrong_shapes_and_types_are_named() {
+    let f32 = |shape: &[usize]| tensor(shape, DType::F32);
+    let (x, w) = (f32(&[3, 8]), f32(&[5, 8]));
+    assert_eq!(
+        message(Linear::new(&x, &f32(&[5, 7])).run()),
+        "linear: argument `w`: expected shape [rows, k=8], got [5, 7]"
+    );
+    assert_eq!(
+        message(Linear::new(&f32(&[2, 3, 8]), &f32(&[3, 5, 8])).run()),
+        "linear: argument `w`: expected shape [rows, k=8] or [2, rows, k=8], got [3, 5, 8]"
+    );
+    let gated = Linear::new(&x, &w).gated(Gate::Halves, Activation::Silu).run();
+    assert!(message(gated).contains("an even number of rows"));
+    let bias = Linear::new(&x, &w).bias(&f32(&[4])).run();
+    assert_eq!(message(bias), "linear: argument `bias`: expected shape [rows=5], got [4]");
+    let residual = Linear::new(&x, &w).residual(&f32(&[3, 8])).run();
+    assert_eq!(message(residual), "linear: argument `residual`: expected shape [3, n=5], got [3, 8]");
+    let mixed = Linear::new(&x, &tensor(&[5, 8], DType::BF16)).run();
+    assert_eq!(message(mixed), "linear: argument `w`: expected dtype f32, got bf16");
+    let bias = Linear::new(&x, &w).bias(&tensor(&[5], DType::BF16)).run();
+    assert_eq!(message(bias), "linear: argument `bias`: expected dtype f32, got bf16");
+    assert!(
+        message(Linear::new(&x, &w).out_dtype(DType::I32).run()).contains("`to`: expected f32, f16 or bf16")
+    );
+    assert!(
+        message(Linear::new(&x, &w).scale(f32::INFINITY).run()).contains("`scale`: expected a finite number")
+    );
+    let half = tensor(&[3, 8], DType::F16);
+    let tf32 = Linear::new(&half, &half).precision(Precision::Tf32).run();
+    assert!(message(tf32).contains("only f32 has a TF32 mode"));
+}
+
+#[test]
+fn scales_must_fit_inputs_and_scaling() {
+    let (x, w) = (tensor(&[3, 300], DType::F8E4M3), tensor(&[5, 300], DType::F8E5M2));
+    let scales = |shape: &[usize]| tensor(shape, DType::F32);
+    let run = |scaling, x_shape: &[usize], w_shape: &[usize]| {
+        Linear::new(&x, &w).input_scales(scaling, &scales(x_shape), &scales(w_shape)).run()
+    };
+    let expects = |result: Result<Tensor>, text: &str| {
+        let message = message(result);
+        assert!(message.contains(text), "{message}");
+    };
+    assert_eq!(run(Scaling::Tensor, &[1], &[1]).unwrap().dtype(), DType::BF16);
+    run(Scaling::Row, &[3], &[5]).unwrap();
+    run(Scaling::Block, &[3, 3], &[1, 3]).unwrap();
+    expects(run(Scaling::Tensor, &[3], &[1]), "`x_scale`: expected shape [1] with scaling=tensor, got [3]");
+    expects(run(Scaling::Row, &[3], &[3]), "`w_scale`: expected shape [5] with scaling=row, got [3]");
+    expects(run(Scaling::Block, &[3, 3], &[5, 3]), "`w_scale`: expected shape [1, 3] with scaling=block");
+    let wide = tensor(&[3, 8], DType::F32);
+    let one = scales(&[1]);
+    expects(
+        Linear::new(&wide, &wide).input_scales(Scaling::Tensor, &one, &one).run(),
+        "scales are for 8-bit inputs",
+    );
+    let half = Call::<Forward>::start().input(X, &x).input(W, &w).input(X_SCALE, &one);
+    expects(half.run(), "`w_scale`: expected a tensor, because `x_scale` is given");
+}
+
+/// Leading dimensions that no single stride describes give what each product alone gives.
+#[test]
+fn any_leading_dimensions() {
+    let memory = tensor(&[4, 3, 5, 7], DType::F32);
+    let w = tensor(&[6, 7], DType::F32);
+    // [3, 4, 5, 7] with leading strides that do not merge, and every second index of the first.
+    let x = memory.view().permute(&[1, 0, 2, 3]);
+    let mut strides = x.layout().strides().to_vec();
+    strides[0] *= 2;
+    let layout = Layout::strided(Shape::new(&[2, 4, 5, 7]).unwrap(), &strides).unwrap();
+    // SAFETY: indices 0 and 2 of three.
+    let x = unsafe { TensorView::from_raw(x.address(), x.dtype(), layout, x.device()) };
+    let whole = Linear::new(x, &w).silu().run().unwrap();
+    assert_eq!(whole.shape(), [2, 4, 5, 6]);
+    let whole = whole.to_vec::<f32>().unwrap();
+    for (index, expected) in whole.chunks_exact(5 * 6).enumerate() {
+        let one = x.narrow(0, index / 4, 1).unwrap().narrow(1, index % 4, 1).unwrap();
+        let out = Linear::new(one, &w).silu().run().unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(out, expected);
+    }
+    let own = tensor(&[2, 4, 6, 7], DType::F32);
+    let whole = Gemm::new(x, &own).run().unwrap().to_vec::<f32>().unwrap();
+    for (index, expected) in whole.chunks_exact(5 * 6).enumerate() {
+        let one = x.narrow(0, index / 4, 1).unwrap().narrow(1, index % 4, 1).unwrap();
+        let own = own.view().narrow(0, index / 4, 1).unwrap().narrow(1, index % 4, 1).unwrap();
+        assert_eq!(Gemm::new(one, own).run().unwrap().to_vec::<f32>().unwrap(), expected);
+    }
+    let vector = tensor(&[7], DType::F32);
+    assert_eq!(Linear::new(&vector, &w).run().unwrap().shape(), [6]);
+}
+
+#[test]
+fn gates_agree_with_separate_products_and_the_result_may_replace_the_residual() {
+    let (x, w) = (tensor(&[3, 8], DType::F32), tensor(&[10, 8], DType::F32));
+    let halves = w.view();
+    let (gate, up) = (halves.narrow(0, 0, 5).unwrap(), halves.narrow(0, 5, 5).unwrap());
+    let g = Linear::new(&x, gate).relu().run().unwrap().to_vec::<f32>().unwrap();
+    let u = Linear::new(&x, up).run().unwrap().to_vec::<f32>().unwrap();
+    let expected: Vec<f32> = g.iter().zip(&u).map(|(g, u)| 1.0 + 2.0 * (g * u)).collect();
+    let mut ones = Tensor::from_slice(&[1f32; 15], &[3, 5], Device::Cpu).unwrap();
+    let stream = Device::Cpu.default_stream().unwrap();
+    let call = Linear::new(&x, &w).gated(Gate::Halves, Activation::Relu).scale(2.0);
+    call.add_to(&mut ones, &stream).unwrap();
+    assert_eq!(ones.to_vec::<f32>().unwrap(), expected);
+}
+
+#[test]
+fn orders_say_what_can_be_moved_in_pieces() {
+    let order = |x: TensorView<'_>| {
+        let w = Tensor::zeros(&[4, x.shape()[1]], x.dtype(), Device::Cpu).unwrap();
+        let mut out = Tensor::zeros(&[x.shape()[0], 4], x.dtype(), Device::Cpu).unwrap();
+        let args = Args::new(const { &SPEC }).input(X, x).input(W, w.view()).output(OUT, out.view_mut());
+        problem::check(&args, &Attrs::defaults(&SPEC)).unwrap().x_order
+    };
+    use problem::Order;
+    let x = tensor(&[16, 24], DType::BF16);
+    assert_eq!(order(x.view()), Order::Rows);
+    assert_eq!(order(x.view().permute(&[1, 0])), Order::Columns);
+    assert_eq!(order(x.view().narrow(1, 8, 8).unwrap()), Order::Rows);
+    assert_eq!(order(x.view().narrow(1, 1, 8).unwrap()), Order::Any);
+    assert_eq!(order(x.view().narrow(1, 0, 7).unwrap()), Order::Any);
+    assert_eq!(order(x.view().narrow(0, 3, 1).unwrap()), Order::Rows);
+}
+
+#[test]
+fn what_auto_chose_is_explained() {
+    use crate::device::DeviceInfo;
+    use crate::registry::{AnyOp, Select};
+    let (x, w) = (tensor(&[3, 8], DType::F32), tensor(&[5, 8], DType::F32));
+    let mut out = tensor(&[3, 5], DType::F32);
+    let args = Args::new(const { &SPEC }).input(X, x.view()).input(W, w.view()).output(OUT, out.view_mut());
+    let info = DeviceInfo::cpu(Tier::Portable);
+    let attrs = Attrs::defaults(&SPEC);
+    let explained = Forward.explain(&args, &attrs, &info, &Select::default()).unwrap();
+    assert_eq!((explained.kernel, explained.config.as_str()), ("linear_portable", "f32 in full precision"));
+}
