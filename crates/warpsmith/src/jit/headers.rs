@@ -24,10 +24,13 @@ pub static HEADERS: &[Header] = headers![
     "elementwise.cuh",
     "fp8.cuh",
     "math.cuh",
+    "mbarrier.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",
-    "vec.cuh", //
+    "tma.cuh",
+    "vec.cuh",
+    "wgmma.cuh", //
 ];
 
 /// The headers `texts` include, directly or through other headers, sorted by name.

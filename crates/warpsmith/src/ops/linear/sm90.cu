@@ -1,0 +1,434 @@
+// out = epilogue(x W^T) on Hopper: x [batch, M, K], w [batch, N, K], out [batch, M, N].
+//
+// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies the tiles of x and w into a ring
+// of STAGES stages. The others consume: each multiplies rows of the tile by its columns with the tensor cores,
+// applies the epilogue to the sums in its registers and hands the result to the copy engine through shared memory.
+// Which tile comes next is the business of `TileScheduler` alone.
+//
+// COOPERATIVE: the consumers share a tile, each with its own rows. PINGPONG: the two consumers take tiles in turn, so
+// that the epilogue of one runs under the products of the other.
+//
+// Every element is summed over K in ascending steps of 32 bytes into one accumulator, whatever the tile, the schedule
+// or M: the bits of a row depend on nothing but that row and w.
+//
+// Defines: ELEM, type of x and w; OUT; BLOCK_M, BLOCK_N, the tile; STAGES; CONSUMERS, warpgroups (1 or 2); PINGPONG;
+// CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they load of w or x; X_MAJOR_MN, W_MAJOR_MN,
+// whether M and N are the dense dimensions instead of K; GATED, BLOCK_N counts gate and up columns and the tile gives
+// BLOCK_N / 2 of the output; TMA_STORE, else results are stored from registers; STORE_BUFFERS, slices of 8 KiB between
+// a consumer and the copy engine; those of epilogue.cuh.
+
+#include "warpsmith/math.cuh"
+#include "warpsmith/mbarrier.cuh"
+#include "warpsmith/tma.cuh"
+#include "warpsmith/wgmma.cuh"
+
+constexpr int kThreads = (1 + CONSUMERS) * 128;
+constexpr int kCluster = CLUSTER_M * CLUSTER_N;
+constexpr int kRowBytes = 128;  // of K in a stage
+constexpr int kBlockK = kRowBytes / (int)sizeof(ELEM);
+constexpr int kSteps = 4;
+// Rows of a tile that one consumer computes, in blocks of 64.
+constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
+constexpr int kOutN = GATED ? BLOCK_N / 2 : BLOCK_N;
+
+constexpr u32 kXBytes = BLOCK_M * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
+
+// A slice of the output, 64 rows of 128 bytes, passes through a store buffer; it is stored as boxes as wide as divides
+// every slice.
+constexpr int kSliceN = 128 / (int)sizeof(OUT);
+constexpr int kBoxN = kOutN % kSliceN == 0 ? kSliceN : kOutN % (kSliceN / 2) == 0 ? kSliceN / 2 : kSliceN / 4;
+constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT);
+constexpr u32 kSliceBytes = 64 * 128;
+constexpr int kBiasPerThread = (BLOCK_N + 127) / 128;
+
+static_assert(CONSUMERS == 1 || CONSUMERS == 2, "consumers");
+static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
+static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
+static_assert(kRowBlocks * BLOCK_N <= 256, "accumulators fit the registers");
+static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
+static_assert(kCluster == 1 || (kCluster == 2 && BLOCK_N % (GATED ? 32 : 16) == 0), "clusters of two");
+static_assert(!X_MAJOR_MN || sizeof(ELEM) == 2, "transposed operands have 16 bits");
+static_assert(!W_MAJOR_MN || (sizeof(ELEM) == 2 && BLOCK_N % 64 == 0 && !GATED), "transposed operands have 16 bits");
+
+// Where things lie in shared memory.
+constexpr u32 kXAt = 0, kWAt = kXAt + STAGES * kXBytes, kStoreAt = kWAt + STAGES * kWBytes;
+constexpr u32 kBiasAt = kStoreAt + (TMA_STORE ? CONSUMERS * STORE_BUFFERS * kSliceBytes : 0);
+constexpr u32 kBarriersAt = kBiasAt + (BIAS ? CONSUMERS * BLOCK_N * 4 : 0);
+constexpr u32 kSharedBytes = kBarriersAt + STAGES * 16;
+static_assert(kSharedBytes <= 232448, "shared memory");
+
+// Named barriers: one to synchronise each consumer, one to give each its turn.
+constexpr u32 kConsumerBarrier = 1, kTurnBarrier = 3;
+
+// A tile: its first row and column, and its batch.
+struct Tile {
+  int m, n, batch;
+};
+
+// The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
+// number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
+// of `band` rows of tiles, down a band's columns.
+struct TileScheduler {
+  u32 index, step, per_batch;
+
+  WS_INLINE TileScheduler(const Params& p)
+      : index(blockIdx.x / kCluster), step(gridDim.x / kCluster), per_batch(p.m_tiles * p.n_tiles) {}
+
+  WS_INLINE bool has(const Params& p, u32 ahead) const { return index + ahead * step < per_batch * p.batches; }
+  WS_INLINE void advance() { index += step; }
+
+  WS_INLINE Tile tile(const Params& p, u32 rank) const {
+    u32 batch = index / per_batch, at = index - batch * per_batch;
+    u32 per_band = p.band * p.n_tiles, band = at / per_band, first = band * p.band;
+    u32 rows = min(p.band, p.m_tiles - first);
+    at -= band * per_band;
+    u32 n = at / rows, m = first + at - n * rows;
+    if (CLUSTER_M > 1) m = m * CLUSTER_M + rank;
+    if (CLUSTER_N > 1) n = n * CLUSTER_N + rank;
+    return {(int)(m * BLOCK_M), (int)(n * kOutN), (int)batch};
+  }
+};
+
+// A place in the ring of stages. Full barriers: the producer arrives, and the bytes. Empty barriers: the warps that read
+// the stage arrive, in all blocks of the cluster, because all of them write it.
+struct Ring {
+  u32 shared, stage = 0, parity = 0;
+
+  WS_INLINE Ring(u32 shared) : shared(shared) {}
+  WS_INLINE u32 full() const { return shared + kBarriersAt + stage * 8; }
+  WS_INLINE u32 empty() const { return full() + STAGES * 8; }
+  WS_INLINE u32 x() const { return shared + kXAt + stage * kXBytes; }
+  WS_INLINE u32 w() const { return shared + kWAt + stage * kWBytes; }
+  WS_INLINE void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+  WS_INLINE void skip(u32 count) {
+    stage += count;
+    parity ^= (stage / STAGES) & 1;
+    stage %= STAGES;
+  }
+};
+
+// Loads rows [row, row + kRows) and the k-th stage of columns of an operand; the blocks that share the operand load
+// a part each, into all of them. kParts: the tile is made of as many boxes of rows, from the parts of the third
+// dimension (gate and up).
+template <bool kMajorMN, int kRows, int kParts, int kShare>
+WS_INLINE void load_operand(u32 to, const void* map, u32 barrier, u32 rank, int row, int k, int batch) {
+  constexpr u16 kAll = (1 << kShare) - 1;
+  auto load = [&](u32 at, int c0, int c1, int part) {
+    if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
+    else tma_load(at, map, barrier, c0, c1, part, batch);
+  };
+  if (kShare == 1) rank = 0;
+  if (kMajorMN) {
+    constexpr int kBoxK = kBlockK / kShare;
+#pragma unroll
+    for (int i = 0; i < kRows / 64; ++i)
+      load(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
+  } else {
+    constexpr int kBoxRows = kRows / kParts / kShare;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      load(to + (i * kShare + rank) * (kBoxRows * kRowBytes), k * kBlockK, row + (int)rank * kBoxRows, i);
+  }
+}
+
+WS_INLINE void produce(const Params& p, Ring ring, u32 rank) {
+  for (TileScheduler tiles(p); tiles.has(p, 0); tiles.advance()) {
+    const Tile tile = tiles.tile(p, rank);
+    const int w_batch = p.w_batched ? tile.batch : 0;
+#pragma unroll 1
+    for (int k = 0; k < p.k_tiles; ++k) {
+      mbarrier_wait(ring.empty(), ring.parity ^ 1);
+      mbarrier_arrive_expect(ring.full(), kStageBytes);
+      load_operand<X_MAJOR_MN, BLOCK_M, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
+      load_operand<W_MAJOR_MN, BLOCK_N, GATED ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
+      ring.next();
+    }
+  }
+}
+
+// The sums of one consumer: rows of 64 in blocks.
+struct Accumulator {
+  float d[kRowBlocks][BLOCK_N / 2];
+};
+
+WS_INLINE void release(u32 barrier) {
+  const u32 lane = threadIdx.x % 32;
+  if (kCluster == 1) {
+    if (lane == 0) mbarrier_arrive(barrier);
+  } else if (lane < kCluster) {
+    mbarrier_arrive_at(barrier, lane);
+  }
+}
+
+// Multiplies the stages of a tile; `first_block` is this consumer's first block of 64 rows. The products of the last
+// stage may still run when it returns.
+WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
+  constexpr int kXStep = X_MAJOR_MN ? kMNMajorStep : kKMajorStep, kWStep = W_MAJOR_MN ? kMNMajorStep : kKMajorStep;
+  constexpr u32 kBlockBytes = 64 * kRowBytes;  // of 64 rows of x in a stage, whichever dimension is dense
+  u32 last = 0;
+#pragma unroll
+  for (int r = 0; r < kRowBlocks; ++r) hold(acc.d[r]);
+#pragma unroll 1
+  for (int k = 0; k < k_tiles; ++k) {
+    mbarrier_wait(ring.full(), ring.parity);
+    const u64 x = wgmma_descriptor<X_MAJOR_MN, kBlockK>(ring.x() + first_block * kBlockBytes);
+    const u64 w = wgmma_descriptor<W_MAJOR_MN, kBlockK>(ring.w());
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r)
+        Wgmma<ELEM, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
+            acc.d[r], x + (step * kXStep + r * (kBlockBytes >> 4)), w + step * kWStep, step > 0 || k > 0);
+    wgmma_commit();
+    // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
+    wgmma_wait<1>();
+    if (k > 0) release(last);
+    last = ring.empty();
+    ring.next();
+  }
+}
+
+WS_INLINE void finish_multiply(Accumulator& acc, Ring ring) {
+  wgmma_wait<0>();
+#pragma unroll
+  for (int r = 0; r < kRowBlocks; ++r) hold(acc.d[r]);
+  ring.stage = ring.stage == 0 ? STAGES - 1 : ring.stage - 1;
+  release(ring.empty());
+}
+
+WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
+  return pair;
+}
+WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
+  return pair;
+}
+
+// What becomes of a consumer's sums: bias, activation, scale and residual in registers, then the output.
+struct Output {
+  u32 buffers, bias_at, barrier;
+  u32 warp, lane;
+  u32 buffer = 0;
+  float bias[kBiasPerThread];
+
+  WS_INLINE Output(u32 shared, u32 consumer)
+      : buffers(shared + kStoreAt + consumer * (STORE_BUFFERS * kSliceBytes)),
+        bias_at(shared + kBiasAt + consumer * (BLOCK_N * 4)),
+        barrier(kConsumerBarrier + consumer),
+        warp(threadIdx.x / 32 % 4),
+        lane(threadIdx.x % 32) {}
+
+  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied.
+  WS_INLINE void begin(const Params& p, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < (BIAS ? kBiasPerThread : 0); ++i) {
+      int column = i * 128 + threadIdx.x % 128, up = GATED && column >= kOutN;
+      int n = tile.n + column - (up ? kOutN : 0);
+      bias[i] = column < BLOCK_N && n < p.n ? to_f32(((const BIAS_TYPE*)p.bias)[n * p.bias_step + up * p.bias_up]) : 0.0f;
+    }
+  }
+
+  // The two results of columns 8 j + 2 (lane % 4) + {0, 1} of a tile in row block r, half h.
+  WS_INLINE void evaluate(float (&y)[2], const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int h, int j) const {
+    const int column = 8 * j + 2 * (lane % 4);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) y[c] = d[4 * j + 2 * h + c];
+    float up[2];
+    if (GATED) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) up[c] = d[BLOCK_N / 4 + 4 * j + 2 * h + c];
+    }
+    if (BIAS) {
+      add_shared(y, bias_at + column * 4);
+      if (GATED) add_shared(up, bias_at + (kOutN + column) * 4);
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      y[c] = ACTIVATION::value<sizeof(OUT) == 2>(y[c]);
+      if (GATED) y[c] *= up[c];
+      if (SCALE) y[c] *= p.scale;
+    }
+    if (RESIDUAL) {
+      const int m = tile.m + r * 64 + warp * 16 + lane / 4 + h * 8, n = tile.n + column;
+      const OUT* at = (const OUT*)p.residual + tile.batch * p.residual_strides[0] + m * p.residual_strides[1];
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        if (m < p.m && n + c < p.n) y[c] += to_f32(at[(n + c) * p.residual_strides[2]]);
+    }
+  }
+
+  static WS_INLINE void add_shared(float (&y)[2], u32 at) {
+    float a, b;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at));
+    y[0] += a;
+    y[1] += b;
+  }
+
+  WS_INLINE void store(const Params& p, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
+    if (BIAS) {
+#pragma unroll
+      for (int i = 0; i < kBiasPerThread; ++i) {
+        u32 column = i * 128 + threadIdx.x % 128;
+        if (column < BLOCK_N) asm volatile("st.shared.f32 [%0], %1;" ::"r"(bias_at + column * 4), "f"(bias[i]) : "memory");
+      }
+      named_barrier_sync(barrier, 128);
+    }
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+      if (TMA_STORE) {
+#pragma unroll
+        for (int column = 0; column < kOutN; column += kSliceN) store_slice(p, tile, d[r], r, column);
+      } else {
+        store_direct(p, tile, d[r], r);
+      }
+    }
+    // Nobody may overwrite the bias of this tile before all have read it.
+    if (BIAS && !TMA_STORE) named_barrier_sync(barrier, 128);
+  }
+
+  WS_INLINE bool issues() const { return threadIdx.x % 128 == 0; }
+
+  WS_INLINE void store_slice(const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int first) {
+    constexpr int kMost = kSliceN / 8;
+    const int groups = min(kSliceN, kOutN - first) / 8;
+    const u32 to = buffers + buffer * kSliceBytes;
+    float y[kMost][2][2];
+#pragma unroll
+    for (int j = 0; j < kMost; ++j)
+      if (j < groups) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) evaluate(y[j][h], p, tile, d, r, h, first / 8 + j);
+      }
+    // The buffer is free once the copy engine has read it.
+    if (issues()) tma_store_wait_read<STORE_BUFFERS - 1>();
+    named_barrier_sync(barrier, 128);
+    write_slice(to, y, groups);
+    async_proxy_fence();
+    named_barrier_sync(barrier, 128);
+    if (issues()) {
+#pragma unroll
+      for (int i = 0; i < kSliceN / kBoxN; ++i)
+        if (i * kBoxN < groups * 8)
+          tma_store(&p.out_map, to + i * (64 * kBoxBytes), tile.n + first + i * kBoxN, tile.m + r * 64, tile.batch);
+      tma_store_commit();
+    }
+    buffer = buffer + 1 == STORE_BUFFERS ? 0 : buffer + 1;
+  }
+
+  // Address in a buffer of an element of a slice.
+  static WS_INLINE u32 place(u32 to, u32 row, u32 column) {
+    return to + column / kBoxN * (64 * kBoxBytes) + swizzled<kBoxBytes>(row * kBoxBytes + column % kBoxN * sizeof(OUT));
+  }
+
+  template <int kMost> WS_INLINE void write_slice(u32 to, const float (&y)[kMost][2][2], int groups) const {
+    if constexpr (sizeof(OUT) == 2) {
+      const u32 row = warp * 16 + lane % 16, column = lane / 16 * 8;
+#pragma unroll
+      for (int j = 0; j < kMost; j += 2)
+        if (j < groups)
+          store_matrices(place(to, row, 8 * j + column), pack_pair(y[j][0], OUT{}), pack_pair(y[j][1], OUT{}),
+                         pack_pair(y[j + 1][0], OUT{}), pack_pair(y[j + 1][1], OUT{}));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kMost; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (j < groups)
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                place(to, warp * 16 + lane / 4 + 8 * h, 8 * j + 2 * (lane % 4))), "f"(y[j][h][0]), "f"(y[j][h][1]) : "memory");
+    }
+  }
+
+  WS_INLINE void store_direct(const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int m = tile.m + r * 64 + warp * 16 + lane / 4 + h * 8;
+      OUT* row = (OUT*)p.out + tile.batch * p.out_strides[0] + m * p.out_strides[1];
+#pragma unroll
+      for (int j = 0; j < kOutN / 8; ++j) {
+        float y[2];
+        evaluate(y, p, tile, d, r, h, j);
+        const int n = tile.n + 8 * j + 2 * (lane % 4);
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (m < p.m && n + c < p.n) row[(n + c) * p.out_strides[2]] = from_f32<OUT>(y[c]);
+      }
+    }
+  }
+
+  // The copy engine must have read the buffers before the block ends.
+  WS_INLINE void finish() const {
+    if (TMA_STORE && issues()) tma_store_wait_read<0>();
+  }
+};
+
+WS_INLINE void consume(const Params& p, Ring ring, u32 rank, u32 consumer) {
+  Accumulator acc;
+  Output output(ring.shared, consumer);
+  TileScheduler tiles(p);
+  if (PINGPONG && consumer == 1) {
+    tiles.advance();
+    ring.skip(p.k_tiles);
+  }
+  const u32 first_block = PINGPONG ? 0 : consumer * kRowBlocks;
+  bool waits = PINGPONG && consumer == 1;
+  while (tiles.has(p, 0)) {
+    Tile tile = tiles.tile(p, rank);
+    tile.m += first_block * 64;
+    output.begin(p, tile);
+    if (waits) named_barrier_sync(kTurnBarrier + consumer, 256);
+    multiply(acc, ring, p.k_tiles, first_block);
+    // Each arrival is waited for: none is left when the block ends.
+    if (PINGPONG && tiles.has(p, 1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
+    finish_multiply(acc, ring);
+    output.store(p, tile, acc.d);
+    tiles.advance();
+    if (PINGPONG) {
+      tiles.advance();
+      ring.skip(p.k_tiles);
+      waits = true;
+    }
+  }
+  output.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_sm90(const __grid_constant__ Params p) {
+  begin_kernel();
+  extern __shared__ __align__(1024) u8 shared_memory[];
+  const u32 shared = shared_address(shared_memory);
+  // The same in all lanes of a warp, and known to be.
+  const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const u32 rank = kCluster > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == 0) {
+    Ring ring(shared);
+    for (int i = 0; i < STAGES; ++i, ring.next()) {
+      mbarrier_init(ring.full(), 1);
+      mbarrier_init(ring.empty(), kCluster * 4 * (PINGPONG ? 1 : CONSUMERS));
+    }
+    mbarrier_init_fence();
+    tma_prefetch(&p.x_map);
+    tma_prefetch(&p.w_map);
+    if (TMA_STORE) tma_prefetch(&p.out_map);
+  }
+  if (kCluster > 1) cluster_sync();
+  else __syncthreads();
+  // Three warpgroups start with 168 registers a thread; the producer leaves most of its share to the consumers.
+  if (warpgroup == 0) {
+    if (CONSUMERS == 2) give_registers<24>();
+    if (threadIdx.x / 32 == 0 && elect_one()) produce(p, Ring(shared), rank);
+  } else {
+    if (CONSUMERS == 2) take_registers<240>();
+    consume(p, Ring(shared), rank, warpgroup - 1);
+  }
+  // No block may end while another can still write to its memory or its barriers.
+  if (kCluster > 1) {
+    __syncwarp();
+    cluster_sync();
+  }
+}
