@@ -29,9 +29,9 @@ template <bool kMajorMN, int kBlockK = 64> WS_INLINE u64 wgmma_descriptor(u32 ad
 }
 constexpr int kKMajorStep = 32 >> 4, kMNMajorStep = 2048 >> 4;
 
-// Wgmma<T, N>::mma<kAMajorMN, kBMajorMN>(d, a, b, accumulate): one step; `accumulate` 0 ignores what d holds. Only
+// Wgmma<A, B, N>::mma<kAMajorMN, kBMajorMN>(d, a, b, accumulate): one step; `accumulate` 0 ignores what d holds. Only
 // 16-bit operands can be MN-major. f32 operands are read as tf32: the lower 13 bits of the mantissa are dropped.
-template <class T, int kN> struct Wgmma;
+template <class A, class B, int kN> struct Wgmma;
 
 // Register lists of the asm statements, 8 registers for 16 columns.
 #define WS_ROW0 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -86,8 +86,8 @@ template <class T, int kN> struct Wgmma;
 #define WS_OUTS16 WS_OUTS15, WS_OUT8(120)
 
 // a, b, p, ta, tb: numbers of the operands that follow the 8 * rows registers.
-#define WS_WGMMA_16(type, kind, rows, n, a, b, p, ta, tb)                                                              \
-  template <> struct Wgmma<type, n> {                                                                                  \
+#define WS_WGMMA_16(type_a, type_b, kind, rows, n, a, b, p, ta, tb)                                                    \
+  template <> struct Wgmma<type_a, type_b, n> {                                                                        \
     template <bool kAMajorMN, bool kBMajorMN>                                                                          \
     static WS_INLINE void mma(float (&d)[n / 2], u64 desc_a, u64 desc_b, int accumulate) {                             \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." kind \
@@ -96,8 +96,8 @@ template <class T, int kN> struct Wgmma;
                    : "l"(desc_a), "l"(desc_b), "r"(accumulate), "n"((int)kAMajorMN), "n"((int)kBMajorMN));            \
     }                                                                                                                  \
   };
-#define WS_WGMMA_K(type, kind, rows, n, a, b, p, ta, tb)                                                               \
-  template <> struct Wgmma<type, n> {                                                                                  \
+#define WS_WGMMA_K(type_a, type_b, kind, rows, n, a, b, p, ta, tb)                                                     \
+  template <> struct Wgmma<type_a, type_b, n> {                                                                        \
     template <bool kAMajorMN, bool kBMajorMN>                                                                          \
     static WS_INLINE void mma(float (&d)[n / 2], u64 desc_a, u64 desc_b, int accumulate) {                             \
       static_assert(!kAMajorMN && !kBMajorMN, "only 16-bit operands can be MN-major");                                 \
@@ -107,26 +107,28 @@ template <class T, int kN> struct Wgmma;
                    : "l"(desc_a), "l"(desc_b), "r"(accumulate));                                                       \
     }                                                                                                                  \
   };
-#define WS_WGMMA_WIDTHS(define, type, kind)            \
-  define(type, kind, 1, 16, 8, 9, 10, 11, 12)          \
-  define(type, kind, 2, 32, 16, 17, 18, 19, 20)        \
-  define(type, kind, 3, 48, 24, 25, 26, 27, 28)        \
-  define(type, kind, 4, 64, 32, 33, 34, 35, 36)        \
-  define(type, kind, 5, 80, 40, 41, 42, 43, 44)        \
-  define(type, kind, 6, 96, 48, 49, 50, 51, 52)        \
-  define(type, kind, 7, 112, 56, 57, 58, 59, 60)       \
-  define(type, kind, 8, 128, 64, 65, 66, 67, 68)       \
-  define(type, kind, 9, 144, 72, 73, 74, 75, 76)       \
-  define(type, kind, 10, 160, 80, 81, 82, 83, 84)      \
-  define(type, kind, 11, 176, 88, 89, 90, 91, 92)      \
-  define(type, kind, 12, 192, 96, 97, 98, 99, 100)     \
-  define(type, kind, 13, 208, 104, 105, 106, 107, 108) \
-  define(type, kind, 14, 224, 112, 113, 114, 115, 116) \
-  define(type, kind, 15, 240, 120, 121, 122, 123, 124) \
-  define(type, kind, 16, 256, 128, 129, 130, 131, 132)
+#define WS_WGMMA_WIDTHS(define, type_a, type_b, kind)            \
+  define(type_a, type_b, kind, 1, 16, 8, 9, 10, 11, 12)          \
+  define(type_a, type_b, kind, 2, 32, 16, 17, 18, 19, 20)        \
+  define(type_a, type_b, kind, 3, 48, 24, 25, 26, 27, 28)        \
+  define(type_a, type_b, kind, 4, 64, 32, 33, 34, 35, 36)        \
+  define(type_a, type_b, kind, 5, 80, 40, 41, 42, 43, 44)        \
+  define(type_a, type_b, kind, 6, 96, 48, 49, 50, 51, 52)        \
+  define(type_a, type_b, kind, 7, 112, 56, 57, 58, 59, 60)       \
+  define(type_a, type_b, kind, 8, 128, 64, 65, 66, 67, 68)       \
+  define(type_a, type_b, kind, 9, 144, 72, 73, 74, 75, 76)       \
+  define(type_a, type_b, kind, 10, 160, 80, 81, 82, 83, 84)      \
+  define(type_a, type_b, kind, 11, 176, 88, 89, 90, 91, 92)      \
+  define(type_a, type_b, kind, 12, 192, 96, 97, 98, 99, 100)     \
+  define(type_a, type_b, kind, 13, 208, 104, 105, 106, 107, 108) \
+  define(type_a, type_b, kind, 14, 224, 112, 113, 114, 115, 116) \
+  define(type_a, type_b, kind, 15, 240, 120, 121, 122, 123, 124) \
+  define(type_a, type_b, kind, 16, 256, 128, 129, 130, 131, 132)
 
-WS_WGMMA_WIDTHS(WS_WGMMA_16, bf16, "bf16.bf16")
-WS_WGMMA_WIDTHS(WS_WGMMA_16, f16, "f16.f16")
-WS_WGMMA_WIDTHS(WS_WGMMA_K, f32, "k8.f32.tf32.tf32")
-WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e4m3, "k32.f32.e4m3.e4m3")
-WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, "k32.f32.e5m2.e5m2")
+WS_WGMMA_WIDTHS(WS_WGMMA_16, bf16, bf16, "bf16.bf16")
+WS_WGMMA_WIDTHS(WS_WGMMA_16, f16, f16, "f16.f16")
+WS_WGMMA_WIDTHS(WS_WGMMA_K, f32, f32, "k8.f32.tf32.tf32")
+WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e4m3, f8e4m3, "k32.f32.e4m3.e4m3")
+WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e4m3, f8e5m2, "k32.f32.e4m3.e5m2")
+WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, f8e4m3, "k32.f32.e5m2.e4m3")
+WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, f8e5m2, "k32.f32.e5m2.e5m2")

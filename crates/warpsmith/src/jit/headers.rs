@@ -23,6 +23,7 @@ pub static HEADERS: &[Header] = headers![
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",
+    "linear.cuh",
     "math.cuh",
     "mbarrier.cuh",
     "reduce.cuh",

@@ -11,13 +11,14 @@
 // Every element is summed over K in ascending steps of 32 bytes into one accumulator, whatever the tile, the schedule
 // or M: the bits of a row depend on nothing but that row and w.
 //
-// Defines: ELEM, type of x and w; OUT; BLOCK_M, BLOCK_N, the tile; STAGES; CONSUMERS, warpgroups (1 or 2); PINGPONG;
-// CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they load of w or x; X_MAJOR_MN, W_MAJOR_MN,
-// whether M and N are the dense dimensions instead of K; GATED, BLOCK_N counts gate and up columns and the tile gives
-// BLOCK_N / 2 of the output; TMA_STORE, else results are stored from registers; STORE_BUFFERS, slices of 8 KiB between
-// a consumer and the copy engine; those of epilogue.cuh.
+// Defines: BLOCK_M, BLOCK_N, the tile; STAGES; CONSUMERS, warpgroups (1 or 2); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of
+// a cluster along M or N, which share what they load of w or x; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense
+// dimensions instead of K; TMA_STORE, else results are stored from registers; STORE_BUFFERS, slices of 8 KiB between a
+// consumer and the copy engine; RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded at once; those of
+// linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has BLOCK_N / 2 columns;
+// the map of w has gate and up as its third dimension, so that halves and interleaved rows are loaded alike.
 
-#include "warpsmith/math.cuh"
+#include "warpsmith/linear.cuh"
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
@@ -25,45 +26,42 @@
 constexpr int kThreads = (1 + CONSUMERS) * 128;
 constexpr int kCluster = CLUSTER_M * CLUSTER_N;
 constexpr int kRowBytes = 128;  // of K in a stage
-constexpr int kBlockK = kRowBytes / (int)sizeof(ELEM);
+constexpr int kBlockK = kRowBytes / (int)sizeof(X_T);
 constexpr int kSteps = 4;
 // Rows of a tile that one consumer computes, in blocks of 64.
 constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
-constexpr int kOutN = GATED ? BLOCK_N / 2 : BLOCK_N;
+constexpr int kOutN = GATE ? BLOCK_N / 2 : BLOCK_N;
 
 constexpr u32 kXBytes = BLOCK_M * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
 
 // A slice of the output, 64 rows of 128 bytes, passes through a store buffer; it is stored as boxes as wide as divides
 // every slice.
-constexpr int kSliceN = 128 / (int)sizeof(OUT);
+constexpr int kSliceN = 128 / (int)sizeof(OUT_T);
 constexpr int kBoxN = kOutN % kSliceN == 0 ? kSliceN : kOutN % (kSliceN / 2) == 0 ? kSliceN / 2 : kSliceN / 4;
-constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT);
+constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT_T);
 constexpr u32 kSliceBytes = 64 * 128;
-constexpr int kBiasPerThread = (BLOCK_N + 127) / 128;
+// Bias and scale of the rows of w, for each consumer.
+constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
 
+static_assert(sizeof(X_T) == sizeof(W_T) && SCALING != 2, "types");
 static_assert(CONSUMERS == 1 || CONSUMERS == 2, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
 static_assert(kRowBlocks * BLOCK_N <= 256, "accumulators fit the registers");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
-static_assert(kCluster == 1 || (kCluster == 2 && BLOCK_N % (GATED ? 32 : 16) == 0), "clusters of two");
-static_assert(!X_MAJOR_MN || sizeof(ELEM) == 2, "transposed operands have 16 bits");
-static_assert(!W_MAJOR_MN || (sizeof(ELEM) == 2 && BLOCK_N % 64 == 0 && !GATED), "transposed operands have 16 bits");
+static_assert(kCluster == 1 || (kCluster == 2 && BLOCK_N % (GATE ? 32 : 16) == 0), "clusters of two");
+static_assert(!X_MAJOR_MN || sizeof(X_T) == 2, "transposed operands have 16 bits");
+static_assert(!W_MAJOR_MN || (sizeof(X_T) == 2 && BLOCK_N % 64 == 0 && !GATE), "transposed operands have 16 bits");
 
 // Where things lie in shared memory.
 constexpr u32 kXAt = 0, kWAt = kXAt + STAGES * kXBytes, kStoreAt = kWAt + STAGES * kWBytes;
-constexpr u32 kBiasAt = kStoreAt + (TMA_STORE ? CONSUMERS * STORE_BUFFERS * kSliceBytes : 0);
-constexpr u32 kBarriersAt = kBiasAt + (BIAS ? CONSUMERS * BLOCK_N * 4 : 0);
+constexpr u32 kTermsAt = kStoreAt + (TMA_STORE ? CONSUMERS * STORE_BUFFERS * kSliceBytes : 0);
+constexpr u32 kBarriersAt = kTermsAt + CONSUMERS * kTerms * BLOCK_N * 4;
 constexpr u32 kSharedBytes = kBarriersAt + STAGES * 16;
 static_assert(kSharedBytes <= 232448, "shared memory");
 
 // Named barriers: one to synchronise each consumer, one to give each its turn.
 constexpr u32 kConsumerBarrier = 1, kTurnBarrier = 3;
-
-// A tile: its first row and column, and its batch.
-struct Tile {
-  int m, n, batch;
-};
 
 // The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
 // number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
@@ -71,13 +69,13 @@ struct Tile {
 struct TileScheduler {
   u32 index, step, per_batch;
 
-  WS_INLINE TileScheduler(const Params& p)
+  WS_INLINE TileScheduler(const Sm90Params& p)
       : index(blockIdx.x / kCluster), step(gridDim.x / kCluster), per_batch(p.m_tiles * p.n_tiles) {}
 
-  WS_INLINE bool has(const Params& p, u32 ahead) const { return index + ahead * step < per_batch * p.batches; }
+  WS_INLINE bool has(const Sm90Params& p, u32 ahead) const { return index + ahead * step < per_batch * (u32)p.linear.batch; }
   WS_INLINE void advance() { index += step; }
 
-  WS_INLINE Tile tile(const Params& p, u32 rank) const {
+  WS_INLINE Tile tile(const Sm90Params& p, u32 rank) const {
     u32 batch = index / per_batch, at = index - batch * per_batch;
     u32 per_band = p.band * p.n_tiles, band = at / per_band, first = band * p.band;
     u32 rows = min(p.band, p.m_tiles - first);
@@ -133,16 +131,16 @@ WS_INLINE void load_operand(u32 to, const void* map, u32 barrier, u32 rank, int 
   }
 }
 
-WS_INLINE void produce(const Params& p, Ring ring, u32 rank) {
+WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
   for (TileScheduler tiles(p); tiles.has(p, 0); tiles.advance()) {
     const Tile tile = tiles.tile(p, rank);
-    const int w_batch = p.w_batched ? tile.batch : 0;
+    const int w_batch = p.linear.w_batch ? tile.batch : 0;
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
       mbarrier_arrive_expect(ring.full(), kStageBytes);
       load_operand<X_MAJOR_MN, BLOCK_M, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
-      load_operand<W_MAJOR_MN, BLOCK_N, GATED ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
+      load_operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
       ring.next();
     }
   }
@@ -180,7 +178,7 @@ WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_blo
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r)
-        Wgmma<ELEM, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
+        Wgmma<X_T, W_T, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
             acc.d[r], x + (step * kXStep + r * (kBlockBytes >> 4)), w + step * kWStep, step > 0 || k > 0);
     wgmma_commit();
     // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
@@ -210,91 +208,116 @@ WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
   return pair;
 }
 
-// What becomes of a consumer's sums: bias, activation, scale and residual in registers, then the output.
+// What becomes of a consumer's sums: the epilogue in registers, then the output.
 struct Output {
-  u32 buffers, bias_at, barrier;
+  u32 buffers, terms_at, barrier;
   u32 warp, lane;
   u32 buffer = 0;
-  float bias[kBiasPerThread];
+  float bias[kTermsPerThread], scale[kTermsPerThread];
+  float row_terms[kRowBlocks][2];
 
   WS_INLINE Output(u32 shared, u32 consumer)
       : buffers(shared + kStoreAt + consumer * (STORE_BUFFERS * kSliceBytes)),
-        bias_at(shared + kBiasAt + consumer * (BLOCK_N * 4)),
+        terms_at(shared + kTermsAt + consumer * (kTerms * BLOCK_N * 4)),
         barrier(kConsumerBarrier + consumer),
         warp(threadIdx.x / 32 % 4),
         lane(threadIdx.x % 32) {}
 
+  WS_INLINE int row(const Tile& tile, int r, int h) const { return tile.m + r * 64 + warp * 16 + lane / 4 + h * 8; }
+
   // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied.
-  WS_INLINE void begin(const Params& p, const Tile& tile) {
+  WS_INLINE void begin(const LinearParams& p, const Tile& tile) {
+    if (kTerms > 0) {
 #pragma unroll
-    for (int i = 0; i < (BIAS ? kBiasPerThread : 0); ++i) {
-      int column = i * 128 + threadIdx.x % 128, up = GATED && column >= kOutN;
-      int n = tile.n + column - (up ? kOutN : 0);
-      bias[i] = column < BLOCK_N && n < p.n ? to_f32(((const BIAS_TYPE*)p.bias)[n * p.bias_step + up * p.bias_up]) : 0.0f;
+      for (int i = 0; i < kTermsPerThread; ++i) {
+        const int at = i * 128 + threadIdx.x % 128, n = tile.n + (at < kOutN ? at : at - kOutN);
+        if (at >= BLOCK_N) break;
+        const ColumnTerms c = column_terms(p, tile.batch, n);
+        bias[i] = at < kOutN ? c.bias : c.up_bias;
+        scale[i] = at < kOutN ? c.scale : c.up_scale;
+      }
     }
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_terms[r][h] = row_term(p, tile.batch, row(tile, r, h));
   }
 
-  // The two results of columns 8 j + 2 (lane % 4) + {0, 1} of a tile in row block r, half h.
-  WS_INLINE void evaluate(float (&y)[2], const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int h, int j) const {
-    const int column = 8 * j + 2 * (lane % 4);
+  // Hands the terms of the columns to the other threads.
+  WS_INLINE void share_terms() const {
+    if (kTerms > 0) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) y[c] = d[4 * j + 2 * h + c];
-    float up[2];
-    if (GATED) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) up[c] = d[BLOCK_N / 4 + 4 * j + 2 * h + c];
-    }
-    if (BIAS) {
-      add_shared(y, bias_at + column * 4);
-      if (GATED) add_shared(up, bias_at + (kOutN + column) * 4);
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      y[c] = ACTIVATION::value<sizeof(OUT) == 2>(y[c]);
-      if (GATED) y[c] *= up[c];
-      if (SCALE) y[c] *= p.scale;
-    }
-    if (RESIDUAL) {
-      const int m = tile.m + r * 64 + warp * 16 + lane / 4 + h * 8, n = tile.n + column;
-      const OUT* at = (const OUT*)p.residual + tile.batch * p.residual_strides[0] + m * p.residual_strides[1];
-#pragma unroll
-      for (int c = 0; c < 2; ++c)
-        if (m < p.m && n + c < p.n) y[c] += to_f32(at[(n + c) * p.residual_strides[2]]);
-    }
-  }
-
-  static WS_INLINE void add_shared(float (&y)[2], u32 at) {
-    float a, b;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at));
-    y[0] += a;
-    y[1] += b;
-  }
-
-  WS_INLINE void store(const Params& p, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
-    if (BIAS) {
-#pragma unroll
-      for (int i = 0; i < kBiasPerThread; ++i) {
-        u32 column = i * 128 + threadIdx.x % 128;
-        if (column < BLOCK_N) asm volatile("st.shared.f32 [%0], %1;" ::"r"(bias_at + column * 4), "f"(bias[i]) : "memory");
+      for (int i = 0; i < kTermsPerThread; ++i) {
+        const u32 at = i * 128 + threadIdx.x % 128;
+        if (at >= BLOCK_N) break;
+        if (HAS_BIAS) store_shared(terms_at + at * 4, bias[i]);
+        if (SCALING == 1) store_shared(terms_at + (HAS_BIAS * BLOCK_N + at) * 4, scale[i]);
       }
       named_barrier_sync(barrier, 128);
     }
+  }
+  static WS_INLINE void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
+  static WS_INLINE void load_shared(float& a, float& b, u32 at) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at));
+  }
+
+  // The results of columns 8 j + 2 (lane % 4) + {0, 1} of the tile in row block r, half h.
+  WS_INLINE void evaluate(float (&y)[2], const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int h,
+                          int j) const {
+    const int column = 8 * j + 2 * (lane % 4), at = 4 * j + 2 * h;
+    ColumnTerms c[2];
+    if (HAS_BIAS) {
+      load_shared(c[0].bias, c[1].bias, terms_at + column * 4);
+      if (GATE) load_shared(c[0].up_bias, c[1].up_bias, terms_at + (kOutN + column) * 4);
+    }
+    if (SCALING == 1) {
+      const u32 scales = terms_at + HAS_BIAS * BLOCK_N * 4;
+      load_shared(c[0].scale, c[1].scale, scales + column * 4);
+      if (GATE) load_shared(c[0].up_scale, c[1].up_scale, scales + (kOutN + column) * 4);
+    }
+    float residual[2];
+    if (HAS_RESIDUAL) load_residual(residual, p, tile.batch, row(tile, r, h), tile.n + column);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      y[i] = finish(p, d[at + i], GATE ? d[BLOCK_N / 4 + at + i] : 0.0f, row_terms[r][h], c[i], residual[i]);
+  }
+
+  // Zero where there is none.
+  static WS_INLINE void load_residual(float (&y)[2], const LinearParams& p, int batch, int m, int n) {
+    y[0] = y[1] = 0.0f;
+    if (m >= p.m || n >= p.n) return;
+    if (RESIDUAL_ROWS) {
+      // Rows are multiples of 16 bytes: a pair is whole or absent.
+      struct alignas(2 * sizeof(OUT_T)) Pair {
+        OUT_T items[2];
+      };
+      const Pair pair = *(const Pair*)((const OUT_T*)p.residual + (batch * p.residual_batch + m * p.residual_row + n));
+      y[0] = to_f32(pair.items[0]);
+      y[1] = to_f32(pair.items[1]);
+    } else {
+      y[0] = residual_at(p, batch, m, n);
+      if (n + 1 < p.n) y[1] = residual_at(p, batch, m, n + 1);
+    }
+  }
+
+  WS_INLINE void store(const Sm90Params& p, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
+    share_terms();
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
       if (TMA_STORE) {
 #pragma unroll
         for (int column = 0; column < kOutN; column += kSliceN) store_slice(p, tile, d[r], r, column);
       } else {
-        store_direct(p, tile, d[r], r);
+        store_direct(p.linear, tile, d[r], r);
       }
     }
-    // Nobody may overwrite the bias of this tile before all have read it.
-    if (BIAS && !TMA_STORE) named_barrier_sync(barrier, 128);
+    // Nobody may overwrite the terms of this tile before all have read them.
+    if (kTerms > 0 && !TMA_STORE) named_barrier_sync(barrier, 128);
   }
 
   WS_INLINE bool issues() const { return threadIdx.x % 128 == 0; }
 
-  WS_INLINE void store_slice(const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int first) {
+  WS_INLINE void store_slice(const Sm90Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int first) {
     constexpr int kMost = kSliceN / 8;
     const int groups = min(kSliceN, kOutN - first) / 8;
     const u32 to = buffers + buffer * kSliceBytes;
@@ -303,7 +326,7 @@ struct Output {
     for (int j = 0; j < kMost; ++j)
       if (j < groups) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) evaluate(y[j][h], p, tile, d, r, h, first / 8 + j);
+        for (int h = 0; h < 2; ++h) evaluate(y[j][h], p.linear, tile, d, r, h, first / 8 + j);
       }
     // The buffer is free once the copy engine has read it.
     if (issues()) tma_store_wait_read<STORE_BUFFERS - 1>();
@@ -323,17 +346,17 @@ struct Output {
 
   // Address in a buffer of an element of a slice.
   static WS_INLINE u32 place(u32 to, u32 row, u32 column) {
-    return to + column / kBoxN * (64 * kBoxBytes) + swizzled<kBoxBytes>(row * kBoxBytes + column % kBoxN * sizeof(OUT));
+    return to + column / kBoxN * (64 * kBoxBytes) + swizzled<kBoxBytes>(row * kBoxBytes + column % kBoxN * sizeof(OUT_T));
   }
 
   template <int kMost> WS_INLINE void write_slice(u32 to, const float (&y)[kMost][2][2], int groups) const {
-    if constexpr (sizeof(OUT) == 2) {
+    if constexpr (sizeof(OUT_T) == 2) {
       const u32 row = warp * 16 + lane % 16, column = lane / 16 * 8;
 #pragma unroll
       for (int j = 0; j < kMost; j += 2)
         if (j < groups)
-          store_matrices(place(to, row, 8 * j + column), pack_pair(y[j][0], OUT{}), pack_pair(y[j][1], OUT{}),
-                         pack_pair(y[j + 1][0], OUT{}), pack_pair(y[j + 1][1], OUT{}));
+          store_matrices(place(to, row, 8 * j + column), pack_pair(y[j][0], OUT_T{}), pack_pair(y[j][1], OUT_T{}),
+                         pack_pair(y[j + 1][0], OUT_T{}), pack_pair(y[j + 1][1], OUT_T{}));
     } else {
 #pragma unroll
       for (int j = 0; j < kMost; ++j)
@@ -345,30 +368,30 @@ struct Output {
     }
   }
 
-  WS_INLINE void store_direct(const Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
+  WS_INLINE void store_direct(const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = tile.m + r * 64 + warp * 16 + lane / 4 + h * 8;
-      OUT* row = (OUT*)p.out + tile.batch * p.out_strides[0] + m * p.out_strides[1];
+      const int m = row(tile, r, h);
+      OUT_T* to = (OUT_T*)p.out + (tile.batch * p.out_batch + m * p.out_row);
 #pragma unroll
       for (int j = 0; j < kOutN / 8; ++j) {
         float y[2];
         evaluate(y, p, tile, d, r, h, j);
         const int n = tile.n + 8 * j + 2 * (lane % 4);
 #pragma unroll
-        for (int c = 0; c < 2; ++c)
-          if (m < p.m && n + c < p.n) row[(n + c) * p.out_strides[2]] = from_f32<OUT>(y[c]);
+        for (int i = 0; i < 2; ++i)
+          if (m < p.m && n + i < p.n) to[(n + i) * p.out_col] = from_f32<OUT_T>(y[i]);
       }
     }
   }
 
   // The copy engine must have read the buffers before the block ends.
-  WS_INLINE void finish() const {
+  WS_INLINE void drain() const {
     if (TMA_STORE && issues()) tma_store_wait_read<0>();
   }
 };
 
-WS_INLINE void consume(const Params& p, Ring ring, u32 rank, u32 consumer) {
+WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   Accumulator acc;
   Output output(ring.shared, consumer);
   TileScheduler tiles(p);
@@ -381,7 +404,7 @@ WS_INLINE void consume(const Params& p, Ring ring, u32 rank, u32 consumer) {
   while (tiles.has(p, 0)) {
     Tile tile = tiles.tile(p, rank);
     tile.m += first_block * 64;
-    output.begin(p, tile);
+    output.begin(p.linear, tile);
     if (waits) named_barrier_sync(kTurnBarrier + consumer, 256);
     multiply(acc, ring, p.k_tiles, first_block);
     // Each arrival is waited for: none is left when the block ends.
@@ -395,10 +418,10 @@ WS_INLINE void consume(const Params& p, Ring ring, u32 rank, u32 consumer) {
       waits = true;
     }
   }
-  output.finish();
+  output.drain();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_sm90(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_sm90(const __grid_constant__ Sm90Params p) {
   begin_kernel();
   extern __shared__ __align__(1024) u8 shared_memory[];
   const u32 shared = shared_address(shared_memory);
