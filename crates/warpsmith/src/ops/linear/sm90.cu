@@ -43,7 +43,11 @@ constexpr u32 kSliceBytes = 64 * 128;
 // Bias and scale of the rows of w, for each consumer.
 constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
 
-static_assert(sizeof(X_T) == sizeof(W_T) && SCALING != 2, "types");
+static_assert(sizeof(X_T) == sizeof(W_T), "types");
+// One scale of w for all gate columns of a tile, and one for its up columns (the host sees to n with a gate in halves);
+// and sums beside partial sums.
+static_assert(SCALING != 2 || (kBlockK == kScaleBlock && kScaleBlock % (GATE == 2 ? BLOCK_N : kOutN) == 0), "scales");
+static_assert(SCALING != 2 || kRowBlocks * BLOCK_N <= 128, "accumulators fit the registers");
 static_assert(CONSUMERS == 1 || CONSUMERS == 2, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
@@ -195,6 +199,66 @@ WS_INLINE void finish_multiply(Accumulator& acc, Ring ring) {
   for (int r = 0; r < kRowBlocks; ++r) hold(acc.d[r]);
   ring.stage = ring.stage == 0 ? STAGES - 1 : ring.stage - 1;
   release(ring.empty());
+}
+
+// The scales of a stage that a thread needs: of its rows of x, and of the gate and up rows of w.
+struct StageScales {
+  float x[kRowBlocks][2], w[2];
+
+  WS_INLINE StageScales() {}
+  WS_INLINE StageScales(const LinearParams& p, const Tile& tile, int k) {
+    const int first = tile.m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = first + r * 64 + h * 8;
+        x[r][h] = row < p.m ? x_scale_at(p, tile.batch, row, k) : 0.0f;
+      }
+    const int column = min(tile.n, p.n - 1);
+    w[0] = w_scale_at(p, tile.batch, gate_row(p, column), k);
+    w[1] = GATE ? w_scale_at(p, tile.batch, up_row(p, column), k) : 0.0f;
+  }
+};
+
+// As multiply and finish_multiply, with scales for every stage: its products are summed by themselves, which also
+// spares them the lower precision of long sums of 8-bit products, and then added to the whole in f32.
+WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p, const Tile& tile, u32 first_block) {
+  constexpr int kHalf = BLOCK_N / 4;
+  Accumulator part;
+#pragma unroll
+  for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) acc.d[r][i] = 0.0f;
+  StageScales scales(p.linear, tile, 0);
+#pragma unroll 1
+  for (int k = 0; k < p.k_tiles; ++k) {
+    mbarrier_wait(ring.full(), ring.parity);
+    const u64 x = wgmma_descriptor<false>(ring.x() + first_block * (64 * kRowBytes)), w = wgmma_descriptor<false>(ring.w());
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) hold(part.d[r]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r)
+        Wgmma<X_T, W_T, BLOCK_N>::template mma<false, false>(
+            part.d[r], x + (step * kKMajorStep + r * (64 * kRowBytes >> 4)), w + step * kKMajorStep, step > 0);
+    wgmma_commit();
+    // The next scales arrive while the products are computed.
+    const StageScales next(p.linear, tile, min(k + 1, p.k_tiles - 1));
+    wgmma_wait<0>();
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) hold(part.d[r]);
+    release(ring.empty());
+    ring.next();
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 2; ++i)
+        acc.d[r][i] = add_block(acc.d[r][i], part.d[r][i], scales.x[r][i / 2 % 2], scales.w[GATE && i >= kHalf]);
+    scales = next;
+  }
 }
 
 WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
@@ -406,10 +470,11 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
     tile.m += first_block * 64;
     output.begin(p.linear, tile);
     if (waits) named_barrier_sync(kTurnBarrier + consumer, 256);
-    multiply(acc, ring, p.k_tiles, first_block);
+    if constexpr (SCALING == 2) multiply_scaled(acc, ring, p, tile, first_block);
+    else multiply(acc, ring, p.k_tiles, first_block);
     // Each arrival is waited for: none is left when the block ends.
     if (PINGPONG && tiles.has(p, 1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
-    finish_multiply(acc, ring);
+    if constexpr (SCALING != 2) finish_multiply(acc, ring);
     output.store(p, tile, acc.d);
     tiles.advance();
     if (PINGPONG) {
