@@ -14,6 +14,7 @@ struct Max {
   static WS_INLINE float join(float a, float b) { return (a > b || a != a) ? a : b; }
 };
 
+// Over each kLanes neighbouring lanes.
 template <class R, int kLanes = 32> WS_INLINE float warp_reduce(float x) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, offset));
@@ -36,7 +37,9 @@ template <class R, int kThreads, int kCount> WS_INLINE void block_reduce(float (
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    float y = lane < kWarps ? scratch[i * kWarps + lane] : R::identity();
-    x[i] = warp_reduce<R>(y);
+    if constexpr ((kWarps & (kWarps - 1)) == 0)
+      x[i] = warp_reduce<R, kWarps>(scratch[i * kWarps + lane % kWarps]);
+    else
+      x[i] = warp_reduce<R>(lane < kWarps ? scratch[i * kWarps + lane] : R::identity());
   }
 }

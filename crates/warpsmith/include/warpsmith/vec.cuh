@@ -14,21 +14,14 @@ template <class T> struct alignas(16) Chunk {
   WS_INLINE Chunk() {}
 };
 
-// Never `.nc`: outputs may be written in place of inputs, and launches overlap. Which of plain and evict-first
-// (`.cs`) accesses is faster depends on the mix of reads and writes; kernels choose as measured.
-template <bool kStreaming = false> WS_INLINE void load_words(u32 (&w)[4], const void* p) {
-  if (kStreaming)
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
-  else
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+// Never `.nc`: outputs may be written in place of inputs, and launches overlap. Never evict-first (`.cs`): it gained next
+// to nothing here, and the next kernel often finds results in L2.
+WS_INLINE void load_words(u32 (&w)[4], const void* p) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
 }
-template <bool kStreaming = false> WS_INLINE void store_words(void* p, const u32 (&w)[4]) {
-  if (kStreaming)
-    asm volatile("st.global.cs.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
-  else
-    asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
+WS_INLINE void store_words(void* p, const u32 (&w)[4]) {
+  asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};" ::"r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(p) : "memory");
 }
 
 template <class T> WS_INLINE void unpack(float (&out)[kVec<T>], const Chunk<T>& c) {
@@ -58,11 +51,11 @@ constexpr int kExact = 2;    // aligned, and every chunk a thread owns exists: n
 
 // Loads the `count` elements (at most kVec) that start `at` elements into a row, `step` apart; the rest become
 // `fill`.
-template <int kVector, bool kStreaming = false, class T>
+template <int kVector, class T>
 WS_INLINE void load_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count, T fill) {
   if (kVector) {
     if (kVector == kExact || count > 0) {
-      load_words<kStreaming>(c.words, row + at);
+      load_words(c.words, row + at);
     } else {
 #pragma unroll
       for (int i = 0; i < kVec<T>; ++i) c.items[i] = fill;
@@ -73,10 +66,10 @@ WS_INLINE void load_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count
   }
 }
 
-template <int kVector, bool kStreaming = false, class T>
+template <int kVector, class T>
 WS_INLINE void store_chunk(T* row, i64 at, i64 step, int count, const Chunk<T>& c) {
   if (kVector) {
-    if (kVector == kExact || count > 0) store_words<kStreaming>(row + at, c.words);
+    if (kVector == kExact || count > 0) store_words(row + at, c.words);
   } else {
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i)

@@ -6,11 +6,11 @@
 extern "C" __global__ void __launch_bounds__(kThreads) activation(const ElementwiseParams p) {
   begin_kernel();
   elementwise<ELEM, 1, 1>(p, [](const float (&x)[1], float (&y)[1]) {
-    y[0] = FUNCTION::value<sizeof(ELEM) == 2>(x[0]);
+    y[0] = FUNCTION::value<ELEM>(x[0]);
   });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) activation_backward(const ElementwiseParams p) {
   begin_kernel();
-  elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) { y[0] = x[1] * FUNCTION::derivative(x[0]); });
+  elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) { y[0] = x[1] * FUNCTION::derivative<ELEM>(x[0]); });
 }

@@ -28,9 +28,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
   const i64 group = (i64)row_tile * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
   if (column >= p.hidden || group >= p.num_groups) return;
   float bias[kUnit], sum[kUnit];
+  Chunk<T> biases;
+  const T* at_bias = (const T*)p.bias + column * p.bias_step;
+  if (VECTOR && p.bias_step == 1 && (u64)at_bias % 16 == 0) {
+    load_words(biases.words, at_bias);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) biases.items[j] = at_bias[j * p.bias_step];
+  }
 #pragma unroll
   for (int j = 0; j < kUnit; ++j) {
-    bias[j] = to_f32(((const T*)p.bias)[(column + j) * p.bias_step]);
+    bias[j] = to_f32(biases.items[j]);
     sum[j] = 0.0f;
   }
   for (i64 row = group; row < p.num_rows; row += ITEMS * p.num_groups) {
@@ -50,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
       float d[kVec<T>];  // kUnit of them are used
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) {
-        d[j] = to_f32(dout[i].items[j]) * FUNCTION::derivative(to_f32(x[i].items[j]) + bias[j]);
+        d[j] = to_f32(dout[i].items[j]) * FUNCTION::derivative<ELEM>(to_f32(x[i].items[j]) + bias[j]);
         sum[j] += d[j];
       }
       T* dx = (T*)p.dx + at[i][2] + column * p.dx_step;
@@ -64,7 +72,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
   }
   if (HAS_DBIAS) {
     float* partial = (float*)p.partial + group * p.hidden + column;
+    if constexpr (VECTOR) {
+      // Rows are whole units, so the sums of a unit start at a multiple of 16 bytes.
 #pragma unroll
-    for (int j = 0; j < kUnit; ++j) partial[j] = sum[j];
+      for (int j = 0; j < kUnit; j += 4) {
+        Chunk<f32> sums;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.items[i] = sum[j + i];
+        store_words(partial + j, sums.words);
+      }
+    } else {
+      partial[0] = sum[0];
+    }
   }
 }

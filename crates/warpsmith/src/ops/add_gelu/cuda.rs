@@ -39,6 +39,8 @@ const THREADS: usize = 256;
 const ITEMS: usize = 2;
 /// Blocks of a multiprocessor: enough loads in flight, few enough partial sums.
 const BLOCKS_PER_UNIT: usize = 4;
+/// Rows of a group at least: the partial sums of fewer would cost more than the rows.
+const ROWS_OF_GROUP: usize = 4;
 
 kernel_params! {
     struct AddGeluBackwardParams {
@@ -96,7 +98,7 @@ fn tiling(p: &back::Problem, info: &DeviceInfo) -> Tiling {
     let lanes = units.next_power_of_two().min(THREADS);
     let (column_tiles, down) = (units.div_ceil(lanes), THREADS / lanes);
     let at_once = (info.units * BLOCKS_PER_UNIT).div_ceil(column_tiles);
-    let num_groups = (at_once * down).min(p.num_rows);
+    let num_groups = (at_once * down).min(p.num_rows.div_ceil(ROWS_OF_GROUP));
     Tiling { lanes_log2: lanes.ilog2(), column_tiles, row_tiles: num_groups.div_ceil(down), num_groups }
 }
 

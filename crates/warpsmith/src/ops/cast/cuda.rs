@@ -13,9 +13,13 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 const SOURCE: Source = Source { name: "cast", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Groups of a thread, where there are enough for all multiprocessors: at most 64 bytes to be loaded at once.
-fn most_items(from: DType, to: DType) -> usize {
-    4.min(64 / (group(from, to) * from.size()))
+/// Groups of a thread, where there are enough for all multiprocessors. Many threads of one group each are fastest where
+/// that is all there is to load and results are as wide; others take more, at most 64 bytes to be loaded at once.
+fn most_items(from: DType, to: DType, scaling: Scaling) -> usize {
+    match scaling {
+        Scaling::None if from.size() <= to.size() => 1,
+        _ => 4.min(64 / (group(from, to) * from.size())),
+    }
 }
 /// Fewest threads a row, so that neighbouring threads touch whole sectors.
 const MIN_LANES: usize = 8;
@@ -53,9 +57,11 @@ fn variants() -> Vec<Defines> {
     for from in TYPES {
         for to in TYPES {
             for scaling in [Scaling::None, Scaling::Multiply, Scaling::Divide] {
-                for (vector, items) in [(true, most_items(from, to)), (true, 1), (false, 1)] {
-                    all.push(defines(from, to, scaling, vector, items));
-                }
+                let mut choices = vec![(false, 1), (true, 1), (true, most_items(from, to, scaling))];
+                choices.dedup();
+                all.extend(
+                    choices.into_iter().map(|(vector, items)| defines(from, to, scaling, vector, items)),
+                );
             }
         }
     }
@@ -84,7 +90,7 @@ impl Tiling {
             let blocks = p.num_rows.div_ceil(THREADS / lanes) * col_tiles;
             Tiling { lanes, items, col_tiles, blocks }
         };
-        let many = with(most_items(p.from, p.to));
+        let many = with(most_items(p.from, p.to, p.scaling));
         if p.vector_rows && many.blocks >= 2 * info.units { many } else { with(1) }
     }
 }

@@ -68,7 +68,7 @@ template <class T> struct Group {
 
   WS_INLINE void load(const T* p) {
     if constexpr (kWords == 2) {
-      asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(p) : "memory");
+      asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(p) : "memory");
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) load_words((u32(&)[4])words[i], (const char*)p + 4 * i);
@@ -76,7 +76,7 @@ template <class T> struct Group {
   }
   WS_INLINE void store(T* p) const {
     if constexpr (kWords == 2) {
-      asm volatile("st.global.cs.v2.u32 [%2], {%0, %1};" ::"r"(words[0]), "r"(words[1]), "l"(p) : "memory");
+      asm volatile("st.global.v2.u32 [%2], {%0, %1};" ::"r"(words[0]), "r"(words[1]), "l"(p) : "memory");
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) store_words((char*)p + 4 * i, (const u32(&)[4])words[i]);

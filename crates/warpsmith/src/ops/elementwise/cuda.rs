@@ -59,12 +59,13 @@ pub(in crate::ops) struct Signature {
 }
 
 impl Signature {
-    /// Units a thread loads before it computes: about four loads in flight. Pairs on both sides take twice the
-    /// registers, so one unit must do.
-    const fn items(self, paired: bool) -> usize {
-        if paired && self.outputs == 2 {
+    /// Units a thread loads before it computes. One run of memory is fastest with many threads of one unit each; where
+    /// rows must be found first, or a vector is shared by several, about four loads in flight are. Pairs on both sides
+    /// take twice the registers, so one unit must do.
+    const fn items(self, paired: bool, flat: bool, shared: bool) -> usize {
+        if (flat && self.inputs <= 2) || (paired && self.outputs == 2) {
             1
-        } else if self.inputs - self.shared as usize == 1 {
+        } else if self.inputs - shared as usize == 1 {
             4
         } else {
             2
@@ -99,7 +100,7 @@ impl Mode {
         let mut all = Vec::new();
         for bits in 0..16 {
             let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-            let mut choices = vec![1, signature.items(paired)];
+            let mut choices = vec![1, signature.items(paired, flat, shared)];
             choices.dedup();
             for items in choices {
                 // Pairs that cannot be moved in pieces are two strided tensors like any others.
@@ -135,12 +136,12 @@ impl Plan {
             false => column_tiles * grid.num_rows.div_ceil(THREADS / lanes * items),
         };
         let paired = grid.paired && grid.vector;
-        let items = signature.items(paired);
-        let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
         // A repeated vector runs along the rows instead if the other tensors are transposed.
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
         let shared = signature.shared && !flat && repeats;
+        let items = signature.items(paired, flat, shared);
+        let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
         let mode = Mode { items, flat, vector: grid.vector, paired, shared };
         Plan { mode, lanes_log2: lanes.ilog2(), column_tiles, blocks: blocks(items) }
     }

@@ -16,7 +16,7 @@ const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_st
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
 /// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
-/// each are faster, above all for few rows; with two, the barriers cost more than that gains.
+/// each are faster; with two, the fewer warps there are to join the better.
 const fn limits(center: bool) -> RowLimits {
     RowLimits { wanted_items: if center { 4 } else { 2 }, max_items: 4, max_lanes: 1024 }
 }
@@ -45,28 +45,51 @@ kernel_params! {
     }
 }
 
-fn defines(tiling: &RowTiling, dtype: DType, vector: u8, center: bool, residual: bool) -> Defines {
+/// The choices of the forward pass that are compiled in, besides tiling and type.
+#[derive(Clone, Copy)]
+struct Features {
+    vector: u8,
+    center: bool,
+    residual: bool,
+    prefetch: bool,
+}
+
+fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
     let mut defines = tiling.defines();
     defines.extend([
         element(dtype),
-        ("VECTOR", vector.to_string()),
-        flag("CENTER", center),
-        flag("HAS_RESIDUAL", residual),
+        ("VECTOR", features.vector.to_string()),
+        flag("CENTER", features.center),
+        flag("HAS_RESIDUAL", features.residual),
+        flag("PREFETCH", features.prefetch),
     ]);
     defines
 }
 
-fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8]) -> Vec<Defines> {
+fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[bool]) -> Vec<Defines> {
     let mut all = Vec::new();
     for tiling in tilings {
         for dtype in FLOATS {
             for &vector in vectors {
-                all.extend([false, true].map(|residual| defines(tiling, dtype, vector, center, residual)));
+                for &prefetch in prefetches {
+                    all.extend([false, true].map(|residual| {
+                        defines(tiling, dtype, Features { vector, center, residual, prefetch })
+                    }));
+                }
             }
         }
     }
     all
 }
+
+/// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
+/// are not enough other rows to hide it. Where there are, the registers are better spent on them.
+fn prefetches(p: &Problem, tiling: &RowTiling, units: usize) -> bool {
+    p.num_rows.div_ceil(tiling.rows) <= BLOCKS_THAT_HIDE * units
+}
+
+/// Blocks of a multiprocessor from which on they hide each other's latency.
+const BLOCKS_THAT_HIDE: usize = 4;
 
 /// The tiling of a kernel that goes over a row several times: the threads of the one that keeps it in registers, so
 /// that both add in the same order and give the same bits.
@@ -95,16 +118,17 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
 }
 
 static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(false, &RowTiling::all(limits(false)), &[1, 2])
+    variants(false, &RowTiling::all(limits(false)), &[1, 2], &[false, true])
 }));
 static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &RowTiling::all(limits(true)), &[1, 2])
+    variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
 }));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(false, &long_tilings(limits(false)), &[0, 1])
+    variants(false, &long_tilings(limits(false)), &[0, 1], &[false])
 });
-static LAYER_LONG: CudaKernel =
-    device(SOURCE, NormParams::prelude, "norm_long", || variants(true, &long_tilings(limits(true)), &[0, 1]));
+static LAYER_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
+    variants(true, &long_tilings(limits(true)), &[0, 1], &[false])
+});
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
@@ -177,17 +201,19 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.center)).expect("`supports` has passed");
-    run_tiled(launch, &tiling, tiling.vector_level(p.hidden, p.dtype, p.vector_rows))
+    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
+    run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(launch, &long_tiling(p.hidden, p.dtype, limits(p.center)), p.vector_rows as u8)
+    run_tiled(launch, &long_tiling(p.hidden, p.dtype, limits(p.center)), p.vector_rows as u8, false)
 }
 
-fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
+fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
     let p = launch.problem;
-    let defines = defines(tiling, p.dtype, vector, p.center, p.has_residual);
+    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch };
+    let defines = defines(tiling, p.dtype, features);
     let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
     unsafe { kernel::run(launch, &defines, &config, &params(launch)) }

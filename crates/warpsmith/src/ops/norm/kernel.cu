@@ -5,8 +5,11 @@
 // l + 2 LANES, ... The mapping depends on the row length alone, never on alignment or the number of rows, so a
 // row's bits are the same in any batch.
 //
+// With CENTER each warp finds the mean of its own elements and the squares around that, without waiting for the other
+// warps; the block then joins the warps' moments, with a single barrier for both.
+//
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread), VECTOR (kAny,
-// kAligned or kExact), CENTER, HAS_RESIDUAL.
+// kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight and bias are loaded with the row).
 
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
@@ -14,19 +17,7 @@
 
 using T = ELEM;
 constexpr int V = kVec<T>;
-// Measured on an H200: evict-first accesses gain 2% when rows are read and written once, and lose 3% with a residual.
-constexpr bool kStreaming = !HAS_RESIDUAL;
-
-struct RowPointers {
-  const T *x, *residual;
-  T *out, *sum;
-  WS_INLINE RowPointers(const NormParams& p, i64 index) {
-    x = (const T*)p.x + row_offset(p.rows, 0, index);
-    out = (T*)p.out + row_offset(p.rows, 1, index);
-    residual = (const T*)p.residual + (HAS_RESIDUAL ? row_offset(p.rows, 2, index) : 0);
-    sum = (T*)p.sum + (HAS_RESIDUAL ? row_offset(p.rows, 3, index) : 0);
-  }
-};
+constexpr int kWarps = LANES / 32;
 
 // s for one chunk, rounded as it is stored, so that fusing the addition changes nothing.
 WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
@@ -38,33 +29,81 @@ WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
   pack(c, a);
 }
 
-// The elements of a chunk minus `mean`; those past the end of the row count as zero.
-WS_INLINE void centered(float (&a)[V], const Chunk<T>& c, float mean, int count) {
-  unpack(a, c);
-  if (CENTER) {
-#pragma unroll
-    for (int j = 0; j < V; ++j) a[j] = VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
-  }
-}
-
-WS_INLINE void normalised(Chunk<T>& c, const NormParams& p, int at, int count, float mean, float scale) {
+// The squares of a chunk's elements around `mean`, added up; those past the end of the row count for nothing.
+WS_INLINE float squares(const Chunk<T>& c, float mean, int count, float sum) {
   float a[V];
   unpack(a, c);
 #pragma unroll
-  for (int j = 0; j < V; ++j) a[j] = (CENTER ? a[j] - mean : a[j]) * scale;
-  if (p.weight) {
-    Chunk<T> weight;
-    float w[V];
-    load_cached_chunk<VECTOR>(weight, (const T*)p.weight, at, p.weight_step, count);
-    unpack(w, weight);
+  for (int j = 0; j < V; ++j) {
+    float d = !CENTER ? a[j] : VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
+    sum = fmaf(d, d, sum);
+  }
+  return sum;
+}
+
+// How many of the row's elements belong to a warp, at least one.
+WS_INLINE float warp_elements(int warp, int hidden) {
+  if (VECTOR == kExact) return 32.0f * V * ITEMS;
+  int n = 0;
+  for (int first = warp * 32 * V; first < hidden; first += LANES * V) n += min(32 * V, hidden - first);
+  return (float)max(n, 1);
+}
+
+// The mean of a warp's own elements, whose sum over the warp is `total`.
+WS_INLINE float warp_mean(float total, int warp, int hidden) { return total / warp_elements(warp, hidden); }
+
+struct Moments {
+  float mean, variance;
+};
+// Joins what the warps know: the sums of their elements (zero unless CENTER) and of the squares around their own means.
+WS_INLINE Moments join_warps(float total, float square, float (&scratch)[2][kWarps], int hidden) {
+  const float n = (float)hidden;
+  if (kWarps == 1) return {CENTER ? total / n : 0.0f, square / n};
+  if (!CENTER) {
+    float sum[1] = {square};
+    block_reduce<Sum, LANES, 1>(sum, scratch[0]);
+    return {0.0f, sum[0] / n};
+  }
+  if (threadIdx.x % 32 == 0) {
+    scratch[0][threadIdx.x / 32] = total;
+    scratch[1][threadIdx.x / 32] = square;
+  }
+  __syncthreads();
+  const int warp = threadIdx.x % kWarps;
+  total = scratch[0][warp];
+  const float mean = warp_reduce<Sum, kWarps>(total) / n;
+  const float elements = warp_elements(warp, hidden), off = total / elements - mean;
+  return {mean, warp_reduce<Sum, kWarps>(fmaf(elements * off, off, scratch[1][warp])) / n};
+}
+
+// 1 / sqrt(x) to an ulp: an estimate and one step of Newton, which must not touch the zero that is right for infinity.
+WS_INLINE float inverse_sqrt(float x) {
+  float y;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  float better = fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y);
+  return y > 0.0f ? better : y;
+}
+
+struct Affine {
+  Chunk<T> weight, bias;
+  WS_INLINE void load(const NormParams& p, int at, int count) {
+    if (p.weight) load_cached_chunk<VECTOR>(weight, (const T*)p.weight, at, p.weight_step, count);
+    if (CENTER && p.bias) load_cached_chunk<VECTOR>(bias, (const T*)p.bias, at, p.bias_step, count);
+  }
+};
+
+WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine, const Moments& m, float scale) {
+  float a[V], b[V];
+  unpack(a, c);
 #pragma unroll
-    for (int j = 0; j < V; ++j) a[j] *= w[j];
+  for (int j = 0; j < V; ++j) a[j] = (CENTER ? a[j] - m.mean : a[j]) * scale;
+  if (p.weight) {
+    unpack(b, affine.weight);
+#pragma unroll
+    for (int j = 0; j < V; ++j) a[j] *= b[j];
   }
   if (CENTER && p.bias) {
-    Chunk<T> bias;
-    float b[V];
-    load_cached_chunk<VECTOR>(bias, (const T*)p.bias, at, p.bias_step, count);
-    unpack(b, bias);
+    unpack(b, affine.bias);
 #pragma unroll
     for (int j = 0; j < V; ++j) a[j] += b[j];
   }
@@ -74,115 +113,131 @@ WS_INLINE void normalised(Chunk<T>& c, const NormParams& p, int at, int count, f
 // A row in registers: memory is read once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
-  __shared__ float scratch[2][LANES / 32];
+  __shared__ float scratch[2][kWarps];
   begin_kernel();
   const int lane = threadIdx.x % LANES;
   const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
   if (ROWS > 1 && index >= p.num_rows) return;
-  const RowPointers at(p, index);
   const T zero = from_f32<T>(0.0f);
 
   Chunk<T> row[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V;
-    load_chunk<VECTOR, kStreaming>(row[i], at.x, k, p.x_step, min(V, p.hidden - k), zero);
-  }
-  if (HAS_RESIDUAL) {
-    Chunk<T> other[ITEMS];
+  {
+    const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * LANES + lane) * V;
-      load_chunk<VECTOR>(other[i], at.residual, k, p.residual_step, min(V, p.hidden - k), zero);
+      load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), zero);
     }
+  }
+  Chunk<T> other[HAS_RESIDUAL ? ITEMS : 1];
+  if (HAS_RESIDUAL) {
+    const T* residual = (const T*)p.residual + row_offset(p.rows, 2, index);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int k = (i * LANES + lane) * V;
+      load_chunk<VECTOR>(other[i], residual, k, p.residual_step, min(V, p.hidden - k), zero);
+    }
+  }
+  Affine affine[PREFETCH ? ITEMS : 1];
+  if (PREFETCH) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      int k = (i * LANES + lane) * V;
+      affine[i].load(p, k, min(V, p.hidden - k));
+    }
+  }
+  if (HAS_RESIDUAL) {
+    T* sum = (T*)p.sum + row_offset(p.rows, 3, index);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * LANES + lane) * V;
       add_residual(row[i], other[i]);
-      store_chunk<VECTOR>(at.sum, k, p.sum_step, min(V, p.hidden - k), row[i]);
+      store_chunk<VECTOR>(sum, k, p.sum_step, min(V, p.hidden - k), row[i]);
     }
   }
 
-  float mean = 0.0f;
+  float total = 0.0f, square = 0.0f, own_mean = 0.0f;
   if (CENTER) {
-    float total[1] = {0.0f};
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       float a[V];
       unpack(a, row[i]);
 #pragma unroll
-      for (int j = 0; j < V; ++j) total[0] += a[j];
+      for (int j = 0; j < V; ++j) total += a[j];
     }
-    block_reduce<Sum, LANES>(total, scratch[0]);
-    mean = total[0] / (float)p.hidden;
+    total = warp_reduce<Sum>(total);
+    own_mean = warp_mean(total, lane / 32, p.hidden);
   }
-  float squares[1] = {0.0f};
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    float a[V];
-    centered(a, row[i], mean, p.hidden - (i * LANES + lane) * V);
-#pragma unroll
-    for (int j = 0; j < V; ++j) squares[0] = fmaf(a[j], a[j], squares[0]);
-  }
-  block_reduce<Sum, LANES>(squares, scratch[1]);
-  const float scale = 1.0f / sqrtf(squares[0] / (float)p.hidden + p.eps);
+  for (int i = 0; i < ITEMS; ++i) square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
+  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
+  const Moments moments = join_warps(total, square, scratch, p.hidden);
+  const float scale = inverse_sqrt(moments.variance + p.eps);
 
+  T* out = (T*)p.out + row_offset(p.rows, 1, index);
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-    if (VECTOR == kExact || count > 0) normalised(row[i], p, k, count, mean, scale);
-    store_chunk<VECTOR, kStreaming>(at.out, k, p.out_step, count, row[i]);
+    if (!PREFETCH) affine[0].load(p, k, count);
+    normalise(row[i], p, affine[PREFETCH ? i : 0], moments, scale);
+    store_chunk<VECTOR>(out, k, p.out_step, count, row[i]);
   }
 }
 
 // A row of any length, read again for each pass; later passes find most of it in L2.
 extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p) {
-  __shared__ float scratch[2][LANES / 32];
+  __shared__ float scratch[2][kWarps];
   begin_kernel();
-  const RowPointers at(p, blockIdx.x);
+  const i64 index = blockIdx.x;
+  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  const T* residual = (const T*)p.residual + (HAS_RESIDUAL ? row_offset(p.rows, 2, index) : 0);
+  T* out = (T*)p.out + row_offset(p.rows, 1, index);
+  T* sum = (T*)p.sum + (HAS_RESIDUAL ? row_offset(p.rows, 3, index) : 0);
   const T zero = from_f32<T>(0.0f);
-  const T* source = HAS_RESIDUAL ? at.sum : at.x;
+  const T* source = HAS_RESIDUAL ? sum : x;
   const i64 step = HAS_RESIDUAL ? p.sum_step : p.x_step;
 
-  float total[1] = {0.0f};
+  float total = 0.0f, square = 0.0f;
   for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
     int count = min(V, p.hidden - k);
     Chunk<T> c;
-    float a[V];
-    load_chunk<VECTOR>(c, at.x, k, p.x_step, count, zero);
+    load_chunk<VECTOR>(c, x, k, p.x_step, count, zero);
     if (HAS_RESIDUAL) {
       Chunk<T> other;
-      load_chunk<VECTOR>(other, at.residual, k, p.residual_step, count, zero);
+      load_chunk<VECTOR>(other, residual, k, p.residual_step, count, zero);
       add_residual(c, other);
       // Read back below by this same thread only.
-      store_chunk<VECTOR>(at.sum, k, p.sum_step, count, c);
+      store_chunk<VECTOR>(sum, k, p.sum_step, count, c);
     }
-    unpack(a, c);
+    if (CENTER) {
+      float a[V];
+      unpack(a, c);
 #pragma unroll
-    for (int j = 0; j < V; ++j) total[0] = CENTER ? total[0] + a[j] : fmaf(a[j], a[j], total[0]);
+      for (int j = 0; j < V; ++j) total += a[j];
+    } else {
+      square = squares(c, 0.0f, count, square);
+    }
   }
-  block_reduce<Sum, LANES>(total, scratch[0]);
-  const float mean = CENTER ? total[0] / (float)p.hidden : 0.0f;
-  float squares[1] = {total[0]};
   if (CENTER) {
-    squares[0] = 0.0f;
+    total = warp_reduce<Sum>(total);
+    const float own_mean = warp_mean(total, threadIdx.x / 32, p.hidden);
     for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
       int count = min(V, p.hidden - k);
       Chunk<T> c;
-      float a[V];
       load_chunk<VECTOR>(c, source, k, step, count, zero);
-      centered(a, c, mean, count);
-#pragma unroll
-      for (int j = 0; j < V; ++j) squares[0] = fmaf(a[j], a[j], squares[0]);
+      square = squares(c, own_mean, count, square);
     }
-    block_reduce<Sum, LANES>(squares, scratch[1]);
   }
-  const float scale = 1.0f / sqrtf(squares[0] / (float)p.hidden + p.eps);
+  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
+  const Moments moments = join_warps(total, square, scratch, p.hidden);
+  const float scale = inverse_sqrt(moments.variance + p.eps);
   for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
     int count = min(V, p.hidden - k);
     Chunk<T> c;
+    Affine affine;
     load_chunk<VECTOR>(c, source, k, step, count, zero);
-    normalised(c, p, k, count, mean, scale);
-    store_chunk<VECTOR>(at.out, k, p.out_step, count, c);
+    affine.load(p, k, count);
+    normalise(c, p, affine, moments, scale);
+    store_chunk<VECTOR>(out, k, p.out_step, count, c);
   }
 }

@@ -84,22 +84,36 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
     int k = (i * LANES + lane) * V;
     load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f));
   }
-  float pivot[1] = {kLowest};
+  float pivot = kLowest;
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int count = p.hidden - (i * LANES + lane) * V;
-    if (count > 0) pivot[0] = raise_pivot(pivot[0], row[i], p.sign, count);
+    if (count > 0) pivot = raise_pivot(pivot, row[i], p.sign, count);
   }
-  block_reduce<Pivot, LANES>(pivot, scratch[0]);
+  pivot = warp_reduce<Pivot>(pivot);
 
-  float e[ITEMS][V], total[1] = {0.0f};
+  float e[ITEMS][V], total = 0.0f;
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int count = p.hidden - (i * LANES + lane) * V;
-    if (count > 0) total[0] += powers(e[i], row[i], p, pivot[0], count);
+    if (count > 0) total += powers(e[i], row[i], p, pivot, count);
   }
-  block_reduce<Sum, LANES>(total, scratch[1]);
-  const float inverse = 1.0f / total[0];
+  total = warp_reduce<Sum>(total);
+  float inverse = 1.0f / total;
+
+  // Each warp went ahead with a pivot of its own; one barrier joins them.
+  constexpr int kWarps = LANES / 32;
+  if (kWarps > 1) {
+    if (lane % 32 == 0) {
+      scratch[0][lane / 32] = pivot;
+      scratch[1][lane / 32] = total;
+    }
+    __syncthreads();
+    const float theirs = scratch[0][lane % kWarps];
+    const float highest = warp_reduce<Pivot, kWarps>(theirs);
+    total = warp_reduce<Sum, kWarps>(scratch[1][lane % kWarps] * exp2_approx((theirs - highest) * p.magnitude));
+    inverse = exp2_approx((pivot - highest) * p.magnitude) / total;
+  }
 
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
