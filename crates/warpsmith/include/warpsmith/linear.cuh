@@ -17,15 +17,21 @@
 constexpr int kScaleBlock = 128;
 
 template <int kKind> struct Activation {
-  template <bool kCoarse> static WS_INLINE float value(float x) { return x; }
+  template <class T> static WS_INLINE float value(float x) { return x; }
 };
 template <> struct Activation<1> : Gelu {};
 template <> struct Activation<2> : GeluTanh {};
 template <> struct Activation<3> : Silu {};
 template <> struct Activation<4> : Relu {};
 
-// A coarse activation is for results that are only rounded to 16 bits: a residual could cancel all but its error.
-constexpr bool kCoarseActivation = sizeof(OUT_T) == 2 && !HAS_RESIDUAL;
+// What the activation's result is rounded to, unless there is a residual, which could cancel all but its error.
+template <class T, bool kExact> struct RoundedTo {
+  using type = T;
+};
+template <class T> struct RoundedTo<T, true> {
+  using type = f32;
+};
+using Rounded = RoundedTo<OUT_T, HAS_RESIDUAL>::type;
 
 // The row of `w` that gives column j of the result, or of its gate, and the row that gives column j of up.
 WS_INLINE int gate_row(const LinearParams& p, int j) { return GATE == 2 ? 2 * j : j; }
@@ -100,7 +106,7 @@ WS_INLINE float row_term(const LinearParams& p, int batch, int i) {
 WS_INLINE float finish(const LinearParams& p, float sum, float up, float row, const ColumnTerms& c, float residual) {
   float z = SCALING == 1 ? (sum * row) * c.scale : sum;
   if (HAS_BIAS) z += c.bias;
-  float y = Activation<ACTIVATION>::value<kCoarseActivation>(z);
+  float y = Activation<ACTIVATION>::template value<Rounded>(z);
   if (GATE) {
     float v = SCALING == 1 ? (up * row) * c.up_scale : up;
     if (HAS_BIAS) v += c.up_bias;

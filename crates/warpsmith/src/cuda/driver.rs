@@ -9,7 +9,9 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute,
     CUgraph, CUgraphExec, CUgraphNode, CUlaunchConfig, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
-    CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap,
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, CUuuid,
 };
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -138,6 +140,10 @@ driver_functions! {
     optional {
         cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+        cuTensorMapEncodeTiled(
+            *mut CUtensorMap, CUtensorMapDataType, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32,
+            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
+        );
     }
 }
 

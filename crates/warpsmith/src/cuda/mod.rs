@@ -13,6 +13,7 @@ mod module;
 mod pinned;
 pub mod rows;
 mod stream;
+mod tensor_map;
 
 pub use context::{Context, DeviceProps, MemoryStats, device_count, status};
 pub use copy::{copy_d2d, download, download_async, fill_u8, fill_u32, measure_copy, upload, upload_async};
@@ -23,3 +24,4 @@ pub use memory::DeviceBuffer;
 pub use module::{Function, FunctionAttributes, Module};
 pub use pinned::{PinnedBuffer, PinnedStats};
 pub use stream::{Event, Stream};
+pub use tensor_map::{Swizzle, TensorMap, Tiled};

@@ -25,10 +25,13 @@ pub static HEADERS: &[Header] = headers![
     "fp8.cuh",
     "linear.cuh",
     "math.cuh",
+    "mbarrier.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",
-    "vec.cuh", //
+    "tma.cuh",
+    "vec.cuh",
+    "wgmma.cuh", //
 ];
 
 /// The headers `texts` include, directly or through other headers, sorted by name.

@@ -31,6 +31,8 @@ mod cpu;
 mod cuda;
 mod problem;
 mod reference;
+#[cfg(feature = "cuda")]
+mod sm90;
 #[cfg(test)]
 mod tests;
 
@@ -272,6 +274,8 @@ impl Op for Forward {
 /// Preferred first. A row's bits must not depend on the number of rows, so conditions and ranks may look at everything
 /// but `m`, unless two kernels give the same bits.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]

@@ -3,6 +3,7 @@
 use super::super::Problem;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
 use super::super::problem::Part;
+use super::super::sm90;
 use super::{BackwardProblem, DBIAS, DOUT, Z};
 use crate::cuda::rows::{element, flag};
 use crate::cuda::{LaunchConfig, kernel};
@@ -51,6 +52,13 @@ fn defines(dtype: DType, kind: Option<Kind>, [dz, dbias]: [bool; 2]) -> Defines 
         flag("HAS_DBIAS", dbias),
     ]
 }
+
+/// The products on Hopper's tensor cores.
+pub(super) const SM90: Kernel<BackwardProblem> =
+    Kernel::cuda("linear_backward_sm90", &PASS, |launch| run(launch, sm90::run::<BackwardProblem>))
+        .and(&sm90::DEVICE)
+        .with_workspace(|p, _| p.workspace())
+        .when(|p, info| supports(p, info, sm90::supports));
 
 /// The products on tensor cores.
 pub(super) const SM80: Kernel<BackwardProblem> =

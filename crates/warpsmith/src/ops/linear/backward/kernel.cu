@@ -9,7 +9,7 @@
 #include "warpsmith/math.cuh"
 
 struct Identity {
-  static WS_INLINE float derivative(float) { return 1.0f; }
+  template <class T> static WS_INLINE float derivative(float) { return 1.0f; }
 };
 template <class F> constexpr bool kHasSlope = true;
 template <> constexpr bool kHasSlope<Identity> = false;
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kSide * kSide) linear_backward_pass
 #pragma unroll 4
     for (i64 row = threadIdx.y; row < p.lines; row += kSide) {
       float d = to_f32(dout[row * p.dout_row]) * p.scale;
-      if (kHasSlope<FUNCTION>) d *= FUNCTION::derivative(to_f32(z[row * p.z_row]));
+      if (kHasSlope<FUNCTION>) d *= FUNCTION::template derivative<ELEM>(to_f32(z[row * p.z_row]));
       if (HAS_DZ) dz[row * p.n] = from_f32<ELEM>(d);
       sum += d;
     }

@@ -311,6 +311,8 @@ impl Op for Backward {
 
 static KERNELS: &[Kernel<BackwardProblem>] = &[
     #[cfg(feature = "cuda")]
+    cuda::SM90,
+    #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
