@@ -448,6 +448,8 @@ pub struct Case {
     pub values: Values,
     /// Where the op allows it: compute in place.
     pub in_place: bool,
+    /// Timed on GPUs alone: on a CPU it would take minutes.
+    pub gpu_only: bool,
 }
 
 impl Case {
@@ -461,6 +463,7 @@ impl Case {
             arrangement: Arrangement::Contiguous,
             values: Values::Typical,
             in_place: false,
+            gpu_only: false,
         }
     }
 
@@ -479,6 +482,12 @@ impl Case {
     /// With an optional argument given.
     pub fn give(mut self, index: usize) -> Self {
         self.optional |= 1 << index;
+        self
+    }
+
+    /// Timed on GPUs alone.
+    pub fn gpu_only(mut self) -> Self {
+        self.gpu_only = true;
         self
     }
 

@@ -127,6 +127,9 @@ fn cases(args: &Args, device: Device) -> Result<Vec<(&'static dyn AnyOp, Case)>>
             continue;
         }
         for case in args.select.cases(op, op.bench_cases())? {
+            if case.gpu_only && device == Device::Cpu && !args.select.is_one_case() {
+                continue;
+            }
             let small = !args.quick || Bulk::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
             if small || args.select.is_one_case() {
                 cases.push((op, case));

@@ -60,6 +60,8 @@ const SIZES: [[usize; 4]; 13] = [
     [16, 24, 1024, 1],
     [5, 9, 33, 3],
 ];
+/// More tiles than a GPU has multiprocessors, so that blocks go through several.
+const MANY_TILES: [usize; 4] = [700, 776, 24, 1];
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -72,6 +74,7 @@ pub(super) fn cases() -> Vec<Case> {
             .attr(ACT, Activation::Silu as u8 as f64)
             .attr(SCALE, -0.5);
         cases.extend(SIZES.map(|sizes| plain.clone().sizes(&sizes)));
+        cases.push(plain.clone().sizes(&MANY_TILES));
         let small = [[3, 5, 7, 2], [19, 40, 72, 1]];
         cases.extend(small.map(|sizes| full.clone().sizes(&sizes)));
         cases.extend((0..RESULTS.len()).map(|to| full.clone().sizes(&[17, 40, 64, 1]).attr(TO, to as f64)));
@@ -118,24 +121,61 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Columns and K of the layers of models from 0.6 to 70 billion parameters, as far as they differ much.
+const LAYERS: [[usize; 2]; 8] = [
+    [4096, 1024],
+    [6144, 1024],
+    [1024, 3072],
+    [6144, 4096],
+    [4096, 4096],
+    [24576, 4096],
+    [4096, 12288],
+    [10240, 8192],
+];
+/// Sizes that no tile divides.
+const AWKWARD: [[usize; 3]; 5] =
+    [[333, 5000, 1032], [1000, 3000, 2056], [4100, 4104, 4104], [777, 11008, 4096], [3000, 152_064, 1024]];
+/// The sizes fused layers are compared on: M, N, K.
+const FUSED: [[usize; 3]; 5] =
+    [[512, 4096, 1024], [4096, 4096, 1024], [8192, 16384, 4096], [16384, 2048, 512], [64, 14336, 4096]];
+
 pub(super) fn bench_cases() -> Vec<Case> {
-    let case = |dtype, sizes: &[usize]| Case::new(&SPEC, dtype).sizes(sizes);
-    let bf16 = |sizes: &[usize]| case(DType::BF16, sizes);
-    let gelu = |case: Case| case.give(BIAS).attr(ACT, Activation::Gelu as u8 as f64);
-    let swiglu =
-        |case: Case| case.attr(ACT, Activation::Silu as u8 as f64).attr(GATE, Gate::Halves as u8 as f64);
-    vec![
-        bf16(&[4096, 4096, 4096, 1]),
-        bf16(&[1, 4096, 4096, 1]),
-        bf16(&[64, 14336, 4096, 1]),
-        bf16(&[256, 256, 256, 1]),
-        gelu(bf16(&[4096, 4096, 1024, 1])),
-        swiglu(bf16(&[16384, 2048, 512, 1])),
-        case(DType::F32, &[1024, 1024, 1024, 1]),
-        case(DType::F32, &[1024, 1024, 1024, 1]).attr(PRECISION, Precision::Tf32 as u8 as f64),
-        case(DType::F8E4M3, &[4096, 4096, 4096, 1])
-            .give(X_SCALE)
-            .give(W_SCALE)
-            .attr(SCALING, Scaling::Row as u8 as f64),
-    ]
+    let case = |dtype, [m, n, k]: [usize; 3]| {
+        let case = Case::new(&SPEC, dtype).sizes(&[m, n, k, 1]);
+        if 2.0 * (m * n) as f64 * k as f64 > 2e10 { case.gpu_only() } else { case }
+    };
+    let bf16 = |sizes| case(DType::BF16, sizes);
+    let act = |case: Case, act: Activation| case.attr(ACT, act as u8 as f64);
+    let mut cases = Vec::new();
+    for m in [1usize, 8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 16384] {
+        // The whole grid would take minutes: every other layer for every other size.
+        let layers =
+            LAYERS.iter().skip(usize::from(m > 16 && m.ilog2() % 2 == 1)).step_by(1 + usize::from(m > 1));
+        cases.extend(layers.map(|&[n, k]| bf16([m, n, k])));
+    }
+    cases.extend(AWKWARD.map(bf16));
+    for size in [256, 512, 1024, 2048, 8192] {
+        cases.push(bf16([size; 3]));
+    }
+    for sizes in FUSED {
+        cases.push(bf16(sizes));
+        for kind in [Activation::Gelu, Activation::Silu, Activation::Relu] {
+            cases.push(act(bf16(sizes).give(BIAS), kind));
+        }
+        cases.push(act(bf16(sizes), Activation::Silu).attr(GATE, Gate::Halves as u8 as f64));
+    }
+    cases.push(act(bf16([512, 3072, 768]).give(BIAS), Activation::Gelu));
+    for size in [256, 512, 1024, 2048] {
+        cases.push(case(DType::F32, [size; 3]));
+    }
+    cases.push(case(DType::F32, [1, 8192, 2048]));
+    cases.push(act(case(DType::F32, [512, 3072, 768]).give(BIAS), Activation::Gelu));
+    for sizes in [[1024, 4096, 4096], [4096, 4096, 4096], [8192, 8192, 8192], [16384, 2048, 512]] {
+        cases.push(case(DType::F32, sizes).attr(PRECISION, Precision::Tf32 as u8 as f64).gpu_only());
+        for scaling in [Scaling::Row, Scaling::Block] {
+            let fp8 = case(DType::F8E4M3, sizes).give(X_SCALE).give(W_SCALE);
+            cases.push(fp8.attr(SCALING, scaling as u8 as f64).gpu_only());
+        }
+    }
+    cases
 }
