@@ -95,17 +95,17 @@ WS_INLINE float row_term(const LinearParams& p, int batch, int i) {
   return SCALING == 1 && i < p.m ? x_scale_at(p, batch, i, 0) : 1.0f;
 }
 
+// A sum over K with its scales and bias.
+WS_INLINE float scaled(float sum, float row, float scale, float bias) {
+  // Fused by hand, so that no kernel's compiler fuses otherwise.
+  if (SCALING == 1) return HAS_BIAS ? fmaf(sum * row, scale, bias) : (sum * row) * scale;
+  return HAS_BIAS ? sum + bias : sum;
+}
 // From the sums over K to the result before it is rounded. Without a gate `up` is not used; without a residual neither
 // is that.
 WS_INLINE float finish(const LinearParams& p, float sum, float up, float row, const ColumnTerms& c, float residual) {
-  float z = SCALING == 1 ? (sum * row) * c.scale : sum;
-  if (HAS_BIAS) z += c.bias;
-  float y = Activation<ACTIVATION>::value<kCoarseActivation>(z);
-  if (GATE) {
-    float v = SCALING == 1 ? (up * row) * c.up_scale : up;
-    if (HAS_BIAS) v += c.up_bias;
-    y *= v;
-  }
+  float y = Activation<ACTIVATION>::value<kCoarseActivation>(scaled(sum, row, c.scale, c.bias));
+  if (GATE) y *= scaled(up, row, c.up_scale, c.up_bias);
   return HAS_RESIDUAL ? fmaf(p.scale, y, residual) : p.scale * y;
 }
 
