@@ -6,7 +6,7 @@
 
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, Problem};
-use crate::cpu::rows::for_vectors;
+use crate::cpu::rows::{for_vectors, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
@@ -253,7 +253,7 @@ impl Work {
             unsafe {
                 if p.has_residual {
                     let from = at(&p.residual);
-                    with_input!(p.out_dtype, T => widen::<S, T>(
+                    with_float!(p.out_dtype, T => widen::<S, T>(
                         s, part.residual, from, p.residual.col, columns, residual.as_mut_ptr()));
                 }
                 let line = Line { p, sums, bias: &self.bias, residual: &residual };
@@ -265,7 +265,7 @@ impl Work {
                     _ => line.result::<S, bf16>(s, columns),
                 };
                 let to = at(&p.out);
-                with_input!(p.out_dtype, T => narrow::<S, T>(s, &result, part.out, to, p.out.col, columns));
+                with_float!(p.out_dtype, T => narrow::<S, T>(s, &result, part.out, to, p.out.col, columns));
             }
         }
     }

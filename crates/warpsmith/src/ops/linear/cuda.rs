@@ -317,7 +317,7 @@ pub(super) const SM80: Kernel<Problem> =
     .when(sm80_supports)
     .configured(|p, info| {
         let tile = sm80_tiling(p, info);
-        format!("{}, tiles of {tile} x {}", p.arithmetic(), columns(p, SM80_TILE_N))
+        format!("{}, tiles of {tile} x {}", p.tensor_arithmetic(), columns(p, SM80_TILE_N))
     });
 
 pub(in crate::ops) fn sm80_supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), String> {

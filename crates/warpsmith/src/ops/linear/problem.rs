@@ -147,13 +147,18 @@ impl Problem {
         })
     }
 
-    /// How the inputs are multiplied, for people.
+    /// How a kernel without tensor cores multiplies the inputs, for people.
     pub(in crate::ops) fn arithmetic(&self) -> String {
-        match (self.x_dtype, self.tf32) {
-            (DType::F32, false) => "f32 in full precision".into(),
-            (DType::F32, true) => "f32 as TF32".into(),
-            (dtype, _) => format!("{dtype} exactly, sums in f32"),
+        match self.x_dtype {
+            DType::F32 => "f32 in full precision".into(),
+            dtype => format!("{dtype} exactly, sums in f32"),
         }
+    }
+
+    /// How a kernel with tensor cores does.
+    #[cfg(feature = "cuda")]
+    pub(in crate::ops) fn tensor_arithmetic(&self) -> String {
+        if self.tf32 { "f32 as TF32".into() } else { self.arithmetic() }
     }
 }
 
