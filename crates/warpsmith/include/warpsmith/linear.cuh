@@ -4,24 +4,39 @@
 //
 // The prelude declares LinearParams. Defines:
 //   X_T, W_T, OUT_T  element types; bias and residual are of type OUT_T
-//   ACTIVATION       Identity, Gelu, GeluTanh, Silu or Relu
+//   ACTIVATION       0: none; 1: gelu; 2: gelu_tanh; 3: silu; 4: relu
 //   GATE             0: none; 1: `w` has n gate rows and then n up rows; 2: gate rows are even, up rows odd
 //   SCALING          0: none; 1: scales that do not depend on k; 2: scales for every kScaleBlock elements of a row
 //   HAS_BIAS, HAS_RESIDUAL
+//   HAS_SCALE        0: p.scale is 1, and no instruction is spent on it; 1, the default, multiplies by it
 // n counts columns of `out`; `w` has n rows, or 2 n with a gate. Rows of `w` index bias and w_scale.
 
 #include "warpsmith/base.cuh"
 #include "warpsmith/fp8.cuh"
 #include "warpsmith/math.cuh"
 
+#ifndef HAS_SCALE
+#define HAS_SCALE 1
+#endif
+
 constexpr int kScaleBlock = 128;
 
-struct Identity {
-  template <bool kCoarse> static WS_INLINE float value(float x) { return x; }
+template <int kKind> struct Activation {
+  template <class T> static WS_INLINE float value(float x) { return x; }
 };
+template <> struct Activation<1> : Gelu {};
+template <> struct Activation<2> : GeluTanh {};
+template <> struct Activation<3> : Silu {};
+template <> struct Activation<4> : Relu {};
 
-// A coarse activation is for results that are only rounded to 16 bits: a residual could cancel all but its error.
-constexpr bool kCoarseActivation = sizeof(OUT_T) == 2 && !HAS_RESIDUAL;
+// The type the activation is precise enough for: with a residual f32, which could cancel all but the activation's error.
+template <bool kResidual> struct ActivationType {
+  typedef OUT_T type;
+};
+template <> struct ActivationType<true> {
+  typedef f32 type;
+};
+typedef ActivationType<HAS_RESIDUAL>::type ActivationT;
 
 // The row of `w` that gives column j of the result, or of its gate, and the row that gives column j of up.
 WS_INLINE int gate_row(const LinearParams& p, int j) { return GATE == 2 ? 2 * j : j; }
@@ -91,18 +106,19 @@ WS_INLINE float row_term(const LinearParams& p, int batch, int i) {
   return SCALING == 1 && i < p.m ? x_scale_at(p, batch, i, 0) : 1.0f;
 }
 
+// A sum over K with its scales and bias.
+WS_INLINE float scaled(float sum, float row, float scale, float bias) {
+  // Fused by hand, so that no kernel's compiler fuses otherwise.
+  if (SCALING == 1) return HAS_BIAS ? fmaf(sum * row, scale, bias) : (sum * row) * scale;
+  return HAS_BIAS ? sum + bias : sum;
+}
 // From the sums over K to the result before it is rounded. Without a gate `up` is not used; without a residual neither
 // is that.
 WS_INLINE float finish(const LinearParams& p, float sum, float up, float row, const ColumnTerms& c, float residual) {
-  float z = SCALING == 1 ? (sum * row) * c.scale : sum;
-  if (HAS_BIAS) z += c.bias;
-  float y = ACTIVATION::value<kCoarseActivation>(z);
-  if (GATE) {
-    float v = SCALING == 1 ? (up * row) * c.up_scale : up;
-    if (HAS_BIAS) v += c.up_bias;
-    y *= v;
-  }
-  return HAS_RESIDUAL ? fmaf(p.scale, y, residual) : p.scale * y;
+  float y = Activation<ACTIVATION>::value<ActivationT>(scaled(sum, row, c.scale, c.bias));
+  if (GATE) y *= scaled(up, row, c.up_scale, c.up_bias);
+  if (HAS_SCALE) return HAS_RESIDUAL ? fmaf(p.scale, y, residual) : p.scale * y;
+  return HAS_RESIDUAL ? y + residual : y;
 }
 
 WS_INLINE float residual_at(const LinearParams& p, int batch, int i, int j) {
