@@ -24,6 +24,7 @@ pub static HEADERS: &[Header] = headers![
     "elementwise.cuh",
     "fp8.cuh",
     "linear.cuh",
+    "linear_output.cuh",
     "math.cuh",
     "mbarrier.cuh",
     "reduce.cuh",

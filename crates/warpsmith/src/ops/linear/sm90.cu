@@ -11,14 +11,14 @@
 // Every element is summed over K in ascending steps of 32 bytes into one accumulator, whatever the tile, the schedule
 // or M: the bits of a row depend on nothing but that row and w.
 //
-// Defines: BLOCK_M, BLOCK_N, the tile; STAGES; CONSUMERS, warpgroups (1 or 2); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of
-// a cluster along M or N, which share what they load of w or x; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense
-// dimensions instead of K; TMA_STORE, else results are stored from registers; STORE_BUFFERS, slices of 8 KiB between a
-// consumer and the copy engine; RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded at once; those of
-// linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has BLOCK_N / 2 columns;
-// the map of w has gate and up as its third dimension, so that halves and interleaved rows are loaded alike.
+// Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
+// small; STAGES; CONSUMERS, warpgroups (1 to 3); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which
+// share what they load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead
+// of K; those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up,
+// and a tile has BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and
+// interleaved rows are loaded alike.
 
-#include "warpsmith/linear.cuh"
+#include "warpsmith/linear_output.cuh"
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
@@ -30,42 +30,36 @@ constexpr int kBlockK = kRowBytes / (int)sizeof(X_T);
 constexpr int kSteps = 4;
 // Rows of a tile that one consumer computes, in blocks of 64.
 constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
-constexpr int kOutN = GATE ? BLOCK_N / 2 : BLOCK_N;
+typedef Output<kRowBlocks> TileOutput;
 
-constexpr u32 kXBytes = BLOCK_M * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
-
-// A slice of the output, 64 rows of 128 bytes, passes through a store buffer; it is stored as boxes as wide as divides
-// every slice.
-constexpr int kSliceN = 128 / (int)sizeof(OUT_T);
-constexpr int kBoxN = kOutN % kSliceN == 0 ? kSliceN : kOutN % (kSliceN / 2) == 0 ? kSliceN / 2 : kSliceN / 4;
-constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT_T);
-constexpr u32 kSliceBytes = 64 * 128;
-// Bias and scale of the rows of w, for each consumer.
-constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
+// Rows of x past X_ROWS are whatever lies there: the rows of the result that they give are not stored.
+constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
 
 static_assert(sizeof(X_T) == sizeof(W_T), "types");
 // One scale of w for all gate columns of a tile, and one for its up columns (the host sees to n with a gate in halves);
 // and sums beside partial sums.
 static_assert(SCALING != 2 || (kBlockK == kScaleBlock && kScaleBlock % (GATE == 2 ? BLOCK_N : kOutN) == 0), "scales");
 static_assert(SCALING != 2 || kRowBlocks * BLOCK_N <= 128, "accumulators fit the registers");
-static_assert(CONSUMERS == 1 || CONSUMERS == 2, "consumers");
+static_assert(CONSUMERS >= 1 && CONSUMERS <= 3, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
-static_assert(kRowBlocks * BLOCK_N <= 256, "accumulators fit the registers");
-static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
-static_assert(kCluster == 1 || (kCluster == 2 && BLOCK_N % (GATE ? 32 : 16) == 0), "clusters of two");
+static_assert(kRowBlocks * BLOCK_N <= (CONSUMERS == 3 ? 192 : 256), "accumulators fit the registers");
+static_assert(X_ROWS == BLOCK_M || (X_ROWS < 64 && BLOCK_M == 64 && X_ROWS % 8 == 0 && !X_MAJOR_MN), "rows of x");
+static_assert(CLUSTER_M == 1 || CLUSTER_N == 1, "clusters have one dimension");
+static_assert(X_ROWS % (8 * CLUSTER_N) == 0 && BLOCK_N % (GATE ? 16 * CLUSTER_M : 8 * CLUSTER_M) == 0, "shares of a cluster");
 static_assert(!X_MAJOR_MN || sizeof(X_T) == 2, "transposed operands have 16 bits");
 static_assert(!W_MAJOR_MN || (sizeof(X_T) == 2 && BLOCK_N % 64 == 0 && !GATE), "transposed operands have 16 bits");
 
 // Where things lie in shared memory.
 constexpr u32 kXAt = 0, kWAt = kXAt + STAGES * kXBytes, kStoreAt = kWAt + STAGES * kWBytes;
-constexpr u32 kTermsAt = kStoreAt + (TMA_STORE ? CONSUMERS * STORE_BUFFERS * kSliceBytes : 0);
-constexpr u32 kBarriersAt = kTermsAt + CONSUMERS * kTerms * BLOCK_N * 4;
+constexpr u32 kTermsAt = kStoreAt + CONSUMERS * TileOutput::kBufferBytes;
+constexpr u32 kBarriersAt = kTermsAt + CONSUMERS * TileOutput::kTermBytes;
 constexpr u32 kSharedBytes = kBarriersAt + STAGES * 16;
 static_assert(kSharedBytes <= 232448, "shared memory");
+static_assert((STAGES - 1) * kXBytes + BLOCK_M * kRowBytes <= kSharedBytes, "rows of x past X_ROWS exist");
 
 // Named barriers: one to synchronise each consumer, one to give each its turn.
-constexpr u32 kConsumerBarrier = 1, kTurnBarrier = 3;
+constexpr u32 kConsumerBarrier = 1, kTurnBarrier = kConsumerBarrier + CONSUMERS;
 
 // The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
 // number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
@@ -143,7 +137,7 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
     for (int k = 0; k < p.k_tiles; ++k) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
       mbarrier_arrive_expect(ring.full(), kStageBytes);
-      load_operand<X_MAJOR_MN, BLOCK_M, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
+      load_operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
       load_operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
       ring.next();
     }
@@ -164,29 +158,31 @@ WS_INLINE void release(u32 barrier) {
   }
 }
 
-// Multiplies the stages of a tile; `first_block` is this consumer's first block of 64 rows. The products of the last
-// stage may still run when it returns.
-WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
+// Multiplies the stages of a tile; `first_block` is this consumer's first block of 64 rows, and kBlocks of them have
+// rows of x. The products of the last stage may still run when it returns.
+template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
   constexpr int kXStep = X_MAJOR_MN ? kMNMajorStep : kKMajorStep, kWStep = W_MAJOR_MN ? kMNMajorStep : kKMajorStep;
   constexpr u32 kBlockBytes = 64 * kRowBytes;  // of 64 rows of x in a stage, whichever dimension is dense
   u32 last = 0;
 #pragma unroll
-  for (int r = 0; r < kRowBlocks; ++r) hold(acc.d[r]);
+  for (int r = 0; r < kBlocks; ++r) hold(acc.d[r]);
 #pragma unroll 1
   for (int k = 0; k < k_tiles; ++k) {
     mbarrier_wait(ring.full(), ring.parity);
-    const u64 x = wgmma_descriptor<X_MAJOR_MN, kBlockK>(ring.x() + first_block * kBlockBytes);
-    const u64 w = wgmma_descriptor<W_MAJOR_MN, kBlockK>(ring.w());
-    wgmma_fence();
+    if constexpr (kBlocks > 0) {
+      const u64 x = wgmma_descriptor<X_MAJOR_MN, kBlockK>(ring.x() + first_block * kBlockBytes);
+      const u64 w = wgmma_descriptor<W_MAJOR_MN, kBlockK>(ring.w());
+      wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r)
-        Wgmma<X_T, W_T, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
-            acc.d[r], x + (step * kXStep + r * (kBlockBytes >> 4)), w + step * kWStep, step > 0 || k > 0);
-    wgmma_commit();
-    // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
-    wgmma_wait<1>();
+        for (int r = 0; r < kBlocks; ++r)
+          Wgmma<X_T, W_T, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
+              acc.d[r], x + (step * kXStep + r * (kBlockBytes >> 4)), w + step * kWStep, step > 0 || k > 0);
+      wgmma_commit();
+      // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
+      wgmma_wait<1>();
+    }
     if (k > 0) release(last);
     last = ring.empty();
     ring.next();
@@ -261,203 +257,10 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
   }
 }
 
-WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
-  u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-
-// What becomes of a consumer's sums: the epilogue in registers, then the output.
-struct Output {
-  u32 buffers, terms_at, barrier;
-  u32 warp, lane;
-  u32 buffer = 0;
-  float bias[kTermsPerThread], scale[kTermsPerThread];
-  float row_terms[kRowBlocks][2];
-
-  WS_INLINE Output(u32 shared, u32 consumer)
-      : buffers(shared + kStoreAt + consumer * (STORE_BUFFERS * kSliceBytes)),
-        terms_at(shared + kTermsAt + consumer * (kTerms * BLOCK_N * 4)),
-        barrier(kConsumerBarrier + consumer),
-        warp(threadIdx.x / 32 % 4),
-        lane(threadIdx.x % 32) {}
-
-  WS_INLINE int row(const Tile& tile, int r, int h) const { return tile.m + r * 64 + warp * 16 + lane / 4 + h * 8; }
-
-  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied.
-  WS_INLINE void begin(const LinearParams& p, const Tile& tile) {
-    if (kTerms > 0) {
-#pragma unroll
-      for (int i = 0; i < kTermsPerThread; ++i) {
-        const int at = i * 128 + threadIdx.x % 128, n = tile.n + (at < kOutN ? at : at - kOutN);
-        if (at >= BLOCK_N) break;
-        const ColumnTerms c = column_terms(p, tile.batch, n);
-        bias[i] = at < kOutN ? c.bias : c.up_bias;
-        scale[i] = at < kOutN ? c.scale : c.up_scale;
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) row_terms[r][h] = row_term(p, tile.batch, row(tile, r, h));
-  }
-
-  // Hands the terms of the columns to the other threads.
-  WS_INLINE void share_terms() const {
-    if (kTerms > 0) {
-#pragma unroll
-      for (int i = 0; i < kTermsPerThread; ++i) {
-        const u32 at = i * 128 + threadIdx.x % 128;
-        if (at >= BLOCK_N) break;
-        if (HAS_BIAS) store_shared(terms_at + at * 4, bias[i]);
-        if (SCALING == 1) store_shared(terms_at + (HAS_BIAS * BLOCK_N + at) * 4, scale[i]);
-      }
-      named_barrier_sync(barrier, 128);
-    }
-  }
-  static WS_INLINE void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-  static WS_INLINE void load_shared(float& a, float& b, u32 at) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at));
-  }
-
-  // The results of columns 8 j + 2 (lane % 4) + {0, 1} of the tile in row block r, half h.
-  WS_INLINE void evaluate(float (&y)[2], const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int h,
-                          int j) const {
-    const int column = 8 * j + 2 * (lane % 4), at = 4 * j + 2 * h;
-    ColumnTerms c[2];
-    if (HAS_BIAS) {
-      load_shared(c[0].bias, c[1].bias, terms_at + column * 4);
-      if (GATE) load_shared(c[0].up_bias, c[1].up_bias, terms_at + (kOutN + column) * 4);
-    }
-    if (SCALING == 1) {
-      const u32 scales = terms_at + HAS_BIAS * BLOCK_N * 4;
-      load_shared(c[0].scale, c[1].scale, scales + column * 4);
-      if (GATE) load_shared(c[0].up_scale, c[1].up_scale, scales + (kOutN + column) * 4);
-    }
-    float residual[2];
-    if (HAS_RESIDUAL) load_residual(residual, p, tile.batch, row(tile, r, h), tile.n + column);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      y[i] = finish(p, d[at + i], GATE ? d[BLOCK_N / 4 + at + i] : 0.0f, row_terms[r][h], c[i], residual[i]);
-  }
-
-  // Zero where there is none.
-  static WS_INLINE void load_residual(float (&y)[2], const LinearParams& p, int batch, int m, int n) {
-    y[0] = y[1] = 0.0f;
-    if (m >= p.m || n >= p.n) return;
-    if (RESIDUAL_ROWS) {
-      // Rows are multiples of 16 bytes: a pair is whole or absent.
-      struct alignas(2 * sizeof(OUT_T)) Pair {
-        OUT_T items[2];
-      };
-      const Pair pair = *(const Pair*)((const OUT_T*)p.residual + (batch * p.residual_batch + m * p.residual_row + n));
-      y[0] = to_f32(pair.items[0]);
-      y[1] = to_f32(pair.items[1]);
-    } else {
-      y[0] = residual_at(p, batch, m, n);
-      if (n + 1 < p.n) y[1] = residual_at(p, batch, m, n + 1);
-    }
-  }
-
-  WS_INLINE void store(const Sm90Params& p, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
-    share_terms();
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
-      if (TMA_STORE) {
-#pragma unroll
-        for (int column = 0; column < kOutN; column += kSliceN) store_slice(p, tile, d[r], r, column);
-      } else {
-        store_direct(p.linear, tile, d[r], r);
-      }
-    }
-    // Nobody may overwrite the terms of this tile before all have read them.
-    if (kTerms > 0 && !TMA_STORE) named_barrier_sync(barrier, 128);
-  }
-
-  WS_INLINE bool issues() const { return threadIdx.x % 128 == 0; }
-
-  WS_INLINE void store_slice(const Sm90Params& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r, int first) {
-    constexpr int kMost = kSliceN / 8;
-    const int groups = min(kSliceN, kOutN - first) / 8;
-    const u32 to = buffers + buffer * kSliceBytes;
-    float y[kMost][2][2];
-#pragma unroll
-    for (int j = 0; j < kMost; ++j)
-      if (j < groups) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) evaluate(y[j][h], p.linear, tile, d, r, h, first / 8 + j);
-      }
-    // The buffer is free once the copy engine has read it.
-    if (issues()) tma_store_wait_read<STORE_BUFFERS - 1>();
-    named_barrier_sync(barrier, 128);
-    write_slice(to, y, groups);
-    async_proxy_fence();
-    named_barrier_sync(barrier, 128);
-    if (issues()) {
-#pragma unroll
-      for (int i = 0; i < kSliceN / kBoxN; ++i)
-        if (i * kBoxN < groups * 8)
-          tma_store(&p.out_map, to + i * (64 * kBoxBytes), tile.n + first + i * kBoxN, tile.m + r * 64, tile.batch);
-      tma_store_commit();
-    }
-    buffer = buffer + 1 == STORE_BUFFERS ? 0 : buffer + 1;
-  }
-
-  // Address in a buffer of an element of a slice.
-  static WS_INLINE u32 place(u32 to, u32 row, u32 column) {
-    return to + column / kBoxN * (64 * kBoxBytes) + swizzled<kBoxBytes>(row * kBoxBytes + column % kBoxN * sizeof(OUT_T));
-  }
-
-  template <int kMost> WS_INLINE void write_slice(u32 to, const float (&y)[kMost][2][2], int groups) const {
-    if constexpr (sizeof(OUT_T) == 2) {
-      const u32 row = warp * 16 + lane % 16, column = lane / 16 * 8;
-#pragma unroll
-      for (int j = 0; j < kMost; j += 2)
-        if (j < groups)
-          store_matrices(place(to, row, 8 * j + column), pack_pair(y[j][0], OUT_T{}), pack_pair(y[j][1], OUT_T{}),
-                         pack_pair(y[j + 1][0], OUT_T{}), pack_pair(y[j + 1][1], OUT_T{}));
-    } else {
-#pragma unroll
-      for (int j = 0; j < kMost; ++j)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          if (j < groups)
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                place(to, warp * 16 + lane / 4 + 8 * h, 8 * j + 2 * (lane % 4))), "f"(y[j][h][0]), "f"(y[j][h][1]) : "memory");
-    }
-  }
-
-  WS_INLINE void store_direct(const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int m = row(tile, r, h);
-      OUT_T* to = (OUT_T*)p.out + (tile.batch * p.out_batch + m * p.out_row);
-#pragma unroll
-      for (int j = 0; j < kOutN / 8; ++j) {
-        float y[2];
-        evaluate(y, p, tile, d, r, h, j);
-        const int n = tile.n + 8 * j + 2 * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (m < p.m && n + i < p.n) to[(n + i) * p.out_col] = from_f32<OUT_T>(y[i]);
-      }
-    }
-  }
-
-  // The copy engine must have read the buffers before the block ends.
-  WS_INLINE void drain() const {
-    if (TMA_STORE && issues()) tma_store_wait_read<0>();
-  }
-};
-
 WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   Accumulator acc;
-  Output output(ring.shared, consumer);
+  TileOutput output(ring.shared + kStoreAt + consumer * TileOutput::kBufferBytes,
+                    ring.shared + kTermsAt + consumer * TileOutput::kTermBytes, kConsumerBarrier + consumer);
   TileScheduler tiles(p);
   if (PINGPONG && consumer == 1) {
     tiles.advance();
@@ -470,12 +273,20 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
     tile.m += first_block * 64;
     output.begin(p.linear, tile);
     if (waits) named_barrier_sync(kTurnBarrier + consumer, 256);
-    if constexpr (SCALING == 2) multiply_scaled(acc, ring, p, tile, first_block);
-    else multiply(acc, ring, p.k_tiles, first_block);
+    if constexpr (SCALING == 2) {
+      multiply_scaled(acc, ring, p, tile, first_block);
+    } else {
+      // Tiles at the end of M are cheaper.
+      const int rows = p.linear.m - tile.m;
+      if (rows > (kRowBlocks - 1) * 64) multiply<kRowBlocks>(acc, ring, p.k_tiles, first_block);
+      else if (kRowBlocks > 1 && rows > 0) multiply<1>(acc, ring, p.k_tiles, first_block);
+      else multiply<0>(acc, ring, p.k_tiles, first_block);
+    }
     // Each arrival is waited for: none is left when the block ends.
     if (PINGPONG && tiles.has(p, 1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
     if constexpr (SCALING != 2) finish_multiply(acc, ring);
-    output.store(p, tile, acc.d);
+    output.store(p.linear, &p.out_map, tile, acc.d);
+    if (!PINGPONG) output.meet();
     tiles.advance();
     if (PINGPONG) {
       tiles.advance();
@@ -486,8 +297,7 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   output.drain();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_sm90(const __grid_constant__ Sm90Params p) {
-  begin_kernel();
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm90(const __grid_constant__ Sm90Params p) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   const u32 shared = shared_address(shared_memory);
   // The same in all lanes of a warp, and known to be.
@@ -506,12 +316,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_sm90(const __gr
   }
   if (kCluster > 1) cluster_sync();
   else __syncthreads();
-  // Three warpgroups start with 168 registers a thread; the producer leaves most of its share to the consumers.
+  // Nothing above touches memory that another kernel writes.
+  begin_kernel();
+  // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.
   if (warpgroup == 0) {
-    if (CONSUMERS == 2) give_registers<24>();
+    if (CONSUMERS > 1) give_registers<24>();
     if (threadIdx.x / 32 == 0 && elect_one()) produce(p, Ring(shared), rank);
   } else {
-    if (CONSUMERS == 2) take_registers<240>();
+    if (CONSUMERS > 1) take_registers<CONSUMERS == 2 ? 240 : 160>();
     consume(p, Ring(shared), rank, warpgroup - 1);
   }
   // No block may end while another can still write to its memory or its barriers.
