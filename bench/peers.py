@@ -453,7 +453,14 @@ def _linear(case: Case, device: str) -> Work | None:
             z = torch._scaled_mm(x, w.t(), scale_a=x_scale, scale_b=w_scale, bias=bias, out_dtype=out)
             return finish(z, residual)
 
-        return Work(fresh, {"torch": call})
+        # Without adding partial sums in f32 in between, as Warpsmith by default.
+        def fast(x, w, bias, residual, x_scale, w_scale):
+            z = torch._scaled_mm(
+                x, w.t(), scale_a=x_scale, scale_b=w_scale, bias=bias, out_dtype=out, use_fast_accum=True
+            )
+            return finish(z, residual)
+
+        return Work(fresh, {"torch": call, "torch, fast sums": fast})
 
     tf32 = case.option("precision", "auto") == "tf32"
 

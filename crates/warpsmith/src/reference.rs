@@ -25,6 +25,12 @@ pub trait Real:
     /// What is left of an f32 after it was cut to the 10 bits of mantissa of TF32, as tensor cores read it. The
     /// identity for `f64`.
     fn tf32(self) -> Self;
+    /// The sum so far, `self`, and a group of at most [`TENSOR_GROUP`] products, added as tensor cores add products of
+    /// the case's dtype: one by one, but for 8-bit types, where the sum and the products are cut to
+    /// [`TENSOR_BITS`] bits below the leading one of the largest before they are added.
+    fn add_products(self, products: &[Self]) -> Self {
+        products.iter().fold(self, |sum, &product| sum + product)
+    }
     /// e to the power.
     fn exp(self) -> Self;
     /// ln(1 + x).
@@ -97,6 +103,17 @@ impl Real for f64 {
     }
 }
 
+/// Products of 8-bit types that tensor cores add at once.
+pub const TENSOR_GROUP: usize = 32;
+/// Bits below the leading bit of the largest addend that tensor cores keep when they add products of 8-bit types.
+pub const TENSOR_BITS: i32 = 13;
+
+/// The last bit that is kept of a group's addends; `None` where nothing is cut.
+fn tensor_unit(addends: impl Iterator<Item = f64>) -> Option<f64> {
+    let largest = addends.fold(0.0, |largest: f64, v| if v.is_nan() { v } else { largest.max(v.abs()) });
+    (largest.is_finite() && largest > 0.0).then(|| (largest.log2().floor() - TENSOR_BITS as f64).exp2())
+}
+
 /// Plain `f32` arithmetic whose stored values are rounded to `T`: what a straightforward implementation does.
 pub struct Naive<T>(f32, PhantomData<T>);
 
@@ -155,6 +172,13 @@ impl<T: Element> Real for Naive<T> {
     fn tf32(self) -> Self {
         // A NaN whose payload is all in the bits that go would become infinity.
         Naive::new(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
+    }
+    fn add_products(self, products: &[Self]) -> Self {
+        let addends = || std::iter::once(&self).chain(products).map(|v| v.f64());
+        match tensor_unit(addends()).filter(|_| T::DTYPE.size() == 1) {
+            Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
+            None => products.iter().fold(self, |sum, &product| sum + product),
+        }
     }
     fn exp(self) -> Self {
         Naive::new(self.0.exp())
@@ -281,6 +305,18 @@ impl<T: Element> Real for Random<T> {
     }
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0), ..self }
+    }
+    fn add_products(self, products: &[Self]) -> Self {
+        let sum = products.iter().fold(self, |sum, &product| sum + product);
+        let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value));
+        match tensor_unit(addends).filter(|_| T::DTYPE.size() == 1) {
+            // Each addend loses up to a unit.
+            Some(unit) => {
+                let cuts = (1 + products.len()) as f64 * unit * unit / 3.0;
+                Random { variance: sum.variance + cuts, ..sum }
+            }
+            None => sum,
+        }
     }
     fn exp(self) -> Self {
         self.through(self.value.exp(), self.value.exp())

@@ -18,7 +18,9 @@
 //!   multiply the sum over their block, the others the whole sum.
 //! - Precision: products are exact or rounded to f32, sums are in f32, and so are scales, bias, activation, factor
 //!   and residual; the result is rounded once. `precision=tf32` allows f32 inputs to be cut to the 10 bits of mantissa
-//!   of TF32; `auto` does not. For 16-bit results without a residual, the activation itself is computed to 2^-13.
+//!   of TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a
+//!   time, each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For
+//!   16-bit results without a residual, the activation itself is as coarse as such a type allows.
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
 //! - A row of the result has the same bits whatever the other rows are and however many there are.
 //!
@@ -141,12 +143,12 @@ choices! {
 }
 
 choices! {
-    /// How f32 inputs are multiplied.
+    /// How inputs are multiplied and added.
     Precision {
-        /// As [`Precision::Full`].
+        /// As [`Precision::Full`], but 8-bit inputs as tensor cores do, with fewer bits than f32.
         #[default]
         Auto "auto",
-        /// In f32.
+        /// With sums in f32.
         Full "full",
         /// With the 10 bits of mantissa that TF32 has, on tensor cores.
         Tf32 "tf32",

@@ -86,6 +86,8 @@ pub struct Problem {
     pub(in crate::ops) dequant: Dequant,
     /// f32 inputs may be cut to the 10 bits of mantissa that TF32 has.
     pub(in crate::ops) tf32: bool,
+    /// Products must be added in f32, whatever the inputs are.
+    pub(in crate::ops) full: bool,
     pub(in crate::ops) has_bias: bool,
     pub(in crate::ops) has_residual: bool,
     pub(in crate::ops) scale_bits: u32,
@@ -158,7 +160,11 @@ impl Problem {
     /// How a kernel with tensor cores does.
     #[cfg(feature = "cuda")]
     pub(in crate::ops) fn tensor_arithmetic(&self) -> String {
-        if self.tf32 { "f32 as TF32".into() } else { self.arithmetic() }
+        match self.x_dtype {
+            _ if self.tf32 => "f32 as TF32".into(),
+            dtype if FP8.contains(&dtype) => format!("{dtype}, sums as tensor cores make them"),
+            _ => self.arithmetic(),
+        }
     }
 }
 
@@ -228,6 +234,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         gate,
         dequant,
         tf32: precision == Precision::Tf32,
+        full: precision == Precision::Full,
         has_bias: args.get(BIAS).is_some(),
         has_residual: args.get(RESIDUAL).is_some(),
         scale_bits: scale.to_bits(),
@@ -466,6 +473,7 @@ impl Problem {
             gate: Gate::None,
             dequant: Dequant::None,
             tf32,
+            full: false,
             has_bias: false,
             has_residual: false,
             scale_bits: 1f32.to_bits(),

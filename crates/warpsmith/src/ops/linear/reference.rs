@@ -5,7 +5,7 @@ use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
 use super::{W, W_SCALE, X, X_SCALE};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
+use crate::reference::{Array, Inputs, Real, TENSOR_GROUP};
 
 /// out = residual + scale act(x wᵀ + bias), or residual + scale (act(gate) up).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
@@ -92,8 +92,15 @@ fn product<R: Real>(
     let element = |v: R| if tf32 { v.tf32() } else { v };
     let x = &inputs[X].data[line * k..][..k];
     let w = &inputs[W].data[row * k..][..k];
-    let dot =
-        |range: std::ops::Range<usize>| range.fold(R::zero(), |sum, i| sum + element(x[i]) * element(w[i]));
+    // In full precision products are added one by one.
+    let group = if Precision::ALL[attrs.index(PRECISION)] == Precision::Auto { TENSOR_GROUP } else { 1 };
+    let dot = |range: std::ops::Range<usize>| {
+        let products: Vec<R> = range.map(|i| element(x[i]) * element(w[i])).collect();
+        products.chunks(group).fold(R::zero(), |sum, products| match products {
+            [product] => sum + *product,
+            _ => sum.add_products(products),
+        })
+    };
     let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };
     match Scaling::ALL[attrs.index(SCALING)] {
         Scaling::Tensor => dot(0..k) * x_scale.data[0] * w_scale.data[0],

@@ -235,6 +235,9 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
     if p.x_dtype == DType::F32 && !p.tf32 {
         return Err("f32 in full precision needs no tensor cores".into());
     }
+    if p.full && p.x_dtype.size() == 1 {
+        return Err("tensor cores add 8-bit products with fewer bits than f32 has".into());
+    }
     if p.k == 0 {
         return Err("there is nothing to load".into());
     }
