@@ -106,7 +106,9 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                     }
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
-                    std::ptr::copy(x.add(p.rotary_dim), out.add(p.rotary_dim), copied - p.rotary_dim);
+                    if copied > p.rotary_dim {
+                        std::ptr::copy(x.add(p.rotary_dim), out.add(p.rotary_dim), copied - p.rotary_dim);
+                    }
                     scratch.scatter(1, out_head, out_step);
                 }
             }
@@ -216,7 +218,7 @@ unsafe fn rotate_halves<S: Simd, T: CpuElement>(
             unsafe {
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fma(a, c, s.neg(s.mul(b, d))), stream);
+                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
                 store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
