@@ -77,11 +77,12 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Part { grid, addresses, units, stream, e, .. } = self.0;
-        let s = Pair(s);
+        // Four vectors in lock-step: the longest expressions are chains of dozens of operations.
+        let s = Pair(Pair(s));
         let blocks = grid.columns.div_ceil(BLOCK);
         let (mut scratch, mut room) = (Scratch::<T>::new(0, &grid.steps[..I + O]), 0);
         // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
-        let lanes = <Pair<S>>::N;
+        let lanes = <Pair<Pair<S>>>::N;
         let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
         for unit in units {
             let (row, start) = (unit / blocks, unit % blocks * BLOCK);
@@ -116,7 +117,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                         for (x, input) in x.iter_mut().zip(from) {
                             *x = T::load(s, input.add(i));
                         }
-                        let y = e.apply::<Pair<S>, T>(s, x);
+                        let y = e.apply::<Pair<Pair<S>>, T>(s, x);
                         for (y, output) in y.into_iter().zip(to) {
                             store_at(s, output, i, lanes, y, streamed);
                         }

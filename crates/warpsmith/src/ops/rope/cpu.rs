@@ -4,6 +4,7 @@
 use super::angles::{cos_sin, frequencies, reduced};
 use super::{COS, OUT, POSITIONS, Problem, SIN, Tables, X};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -100,9 +101,9 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                     let out = scratch.target(1, out_head, out_step);
                     let stream = self.stream && can_stream::<S, T>(out);
                     if p.interleaved {
-                        rotate_neighbours(s, &row, x, out, p.rotary_dim, stream);
+                        rotate_neighbours(Pair(s), &row, x, out, p.rotary_dim, stream);
                     } else {
-                        rotate_halves(s, &row, x, out, p.pairs(), stream);
+                        rotate_halves(Pair(s), &row, x, out, p.pairs(), stream);
                     }
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
