@@ -1,7 +1,7 @@
 //! Elements in memory, `f32` in registers: loads widen, stores round to nearest with ties to even.
 
 use super::simd::Simd;
-use crate::dtype::{Element, F8E4M3, F8E5M2};
+use crate::dtype::{DType, Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// An element type the CPU kernels compute on: widened to `f32` when loaded, rounded when stored.
@@ -14,6 +14,20 @@ pub trait CpuElement: Element {
     /// # Safety
     /// `p..p + N` must be readable.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+
+    /// Reads `S::N` elements into any order of lanes, the same for every address: for sums, which do not ask.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    #[inline(always)]
+    unsafe fn load_unordered<S: Simd>(s: S, p: *const Self) -> S::V {
+        if Self::DTYPE == DType::BF16 {
+            // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+            return unsafe { s.load_bf16_unordered(p.cast()) };
+        }
+        // SAFETY: passed on.
+        unsafe { Self::load(s, p) }
+    }
 
     /// Reads `n` elements (`n <= N`), the other lanes are zero. Touches nothing past `p + n`.
     ///
@@ -215,15 +229,9 @@ fn decode_bf16<S: Simd>(s: S, h: S::H) -> S::V {
     s.of_bits(s.shl(s.h_to_i(h), 16))
 }
 
-/// By integer arithmetic: the hardware's own conversion flushes subnormals and not every machine has it.
 #[inline(always)]
 fn encode_bf16<S: Simd>(s: S, v: S::V) -> S::H {
-    let bits = s.bits_of(v);
-    let high = s.shr(bits, 16);
-    let odd = s.iand(high, s.isplat(1));
-    let rounded = s.shr(s.iadd(s.iadd(bits, s.isplat(0x7fff)), odd), 16);
-    let quiet = s.ior(high, s.isplat(0x40));
-    s.i_to_h(s.iselect(s.is_nan(v), quiet, rounded))
+    s.f32_to_bf16(v)
 }
 
 /// The NaN both 8-bit types decode to; what the scalar conversion gives.

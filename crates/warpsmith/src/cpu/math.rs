@@ -184,13 +184,20 @@ pub fn rsqrt<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(s.splat(1.0), s.sqrt(x))
 }
 
-/// `P(t) / Q(t) = e^(t^2/2) (1 - Phi(t))` for the normal distribution `Phi` and `0 <= t`; error 0.19.
+/// `(P(t), Q(t))` such that `P / Q = e^(t^2/2) (1 - Phi(t))` for the normal distribution `Phi` and `0 <= t`; error 0.19.
 #[inline(always)]
-fn scaled_upper_tail<S: Simd>(s: S, t: S::V) -> S::V {
+pub(super) fn upper_tail_quotient<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
     // The fit ends at 14.5, where the tail itself is zero in f32. The operand order lets NaN through.
     let t = s.min(s.splat(14.5), t);
     let p = poly(s, t, [0.5, 0.437_594_77, 0.182_681_4, 0.040_436_465, 0.004_084_138_7]);
     let q = poly(s, t, [1.0, 1.673_074_4, 1.200_279_2, 0.467_999_94, 0.101_365_72, 0.010_237_296]);
+    (p, q)
+}
+
+/// `e^(t^2/2) (1 - Phi(t))` for `0 <= t`.
+#[inline(always)]
+fn scaled_upper_tail<S: Simd>(s: S, t: S::V) -> S::V {
+    let (p, q) = upper_tail_quotient(s, t);
     s.div(p, q)
 }
 

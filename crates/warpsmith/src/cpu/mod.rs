@@ -28,6 +28,7 @@
 //! not inlined into the tier's entry function and would call every intrinsic out of line (correct, but slow).
 
 mod bandwidth;
+pub mod bf16;
 pub mod coarse;
 mod element;
 pub mod math;

@@ -1,7 +1,7 @@
 //! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
 
 use super::element::CpuElement;
-use super::simd::Simd;
+use super::simd::{MAX_LANES, Simd};
 
 /// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
 /// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
@@ -26,6 +26,18 @@ pub fn for_vectors<S: Simd>(n: usize, mut f: impl FnMut(usize, usize)) {
 pub unsafe fn load_at<S: Simd, T: CpuElement>(s: S, p: *const T, i: usize, count: usize) -> S::V {
     // SAFETY: passed on.
     unsafe { if count == S::N { T::load(s, p.add(i)) } else { T::load_partial(s, p.add(i), count) } }
+}
+
+/// [`load_at`] with the lanes of whole vectors in any order, the same for every row.
+///
+/// # Safety
+/// As [`load_at`].
+#[inline(always)]
+pub unsafe fn load_unordered_at<S: Simd, T: CpuElement>(s: S, p: *const T, i: usize, count: usize) -> S::V {
+    // SAFETY: passed on.
+    unsafe {
+        if count == S::N { T::load_unordered(s, p.add(i)) } else { T::load_partial(s, p.add(i), count) }
+    }
 }
 
 /// Writes `count` elements to `p + i`; whole vectors past the caches if `stream`.
@@ -57,51 +69,97 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(
 /// Whether vectors of a row that starts at `p` may be streamed.
 #[inline(always)]
 pub fn can_stream<S: Simd, T: CpuElement>(p: *mut T) -> bool {
-    (p as usize).is_multiple_of(S::N * size_of::<T>())
+    // Pairs are streamed one by one.
+    (p as usize).is_multiple_of((S::N * size_of::<T>()).min(64))
 }
 
 /// Sums `f(start, count, sums)` over the vectors of a row, `K` sums at once. `f` adds its vector to each running
-/// sum; lanes past `count` must add zero. Four accumulators in turn hide the latency of additions; the order
-/// depends on `n` alone.
+/// sum; lanes past `count` must add zero. The order depends on `n` alone. Additions wait for one another: take pairs of
+/// vectors, or pairs of pairs, for sums that do little else.
 #[inline(always)]
 pub fn sum_vectors<S: Simd, const K: usize>(
     s: S,
     n: usize,
     mut f: impl FnMut(usize, usize, &mut [S::V; K]),
 ) -> [f32; K] {
-    let mut sums = [[s.zero(); K]; 4];
-    let whole = n - n % (4 * S::N);
-    let mut i = 0usize;
-    while i < whole {
-        for (lane, sum) in sums.iter_mut().enumerate() {
-            f(i.wrapping_add(lane * S::N), S::N, sum);
-        }
-        i = i.wrapping_add(4 * S::N);
-    }
-    let mut lane = 0;
-    for_vectors::<S>(n - whole, |j, count| {
-        f(whole.wrapping_add(j), count, &mut sums[lane]);
-        lane += 1;
-    });
-    std::array::from_fn(|k| {
-        let left = s.add(sums[0][k], sums[1][k]);
-        let right = s.add(sums[2][k], sums[3][k]);
-        s.reduce_add(s.add(left, right))
-    })
+    let mut sums = [s.zero(); K];
+    for_vectors::<S>(
+        n,
+        #[inline(always)]
+        |i, count| f(i, count, &mut sums),
+    );
+    sums.map(
+        #[inline(always)]
+        |sum| s.reduce_add(sum),
+    )
 }
 
 /// `v` with zero in the lanes from `count` on: what is not part of a row must not count.
 #[inline(always)]
 pub fn keep_first<S: Simd>(s: S, v: S::V, count: usize) -> S::V {
+    replace_rest(s, v, count, 0.0)
+}
+
+/// `v` with `fill` in the lanes from `count` on.
+#[inline(always)]
+pub fn replace_rest<S: Simd>(s: S, v: S::V, count: usize, fill: f32) -> S::V {
     if count == S::N {
         return v;
     }
-    let mut lanes = [0f32; 16];
-    // SAFETY: no tier has more than 16 lanes, and `count <= N`.
+    let mut lanes = [fill; MAX_LANES];
+    // SAFETY: no vector has more lanes, and `count <= N`.
     unsafe {
-        s.store(lanes.as_mut_ptr(), v);
-        s.load_partial(lanes.as_ptr(), count.min(S::N))
+        s.store_partial(lanes.as_mut_ptr(), v, count.min(S::N));
+        s.load(lanes.as_ptr())
     }
+}
+
+/// The closure itself. Attributes are allowed on arguments but not in `let`, and a closure that is not forced inline is
+/// compiled without the tier's instructions.
+#[inline(always)]
+pub fn inlined<R, F: Fn(usize, usize) -> R>(f: F) -> F {
+    f
+}
+
+/// Rows of more bytes than this are not asked for ahead: they would push out what is in use.
+const FARTHEST_AHEAD: usize = 1 << 17;
+
+/// A row that is needed soon. While one row is worked on in the caches, memory would idle; asking for the next row
+/// meanwhile keeps it busy.
+#[derive(Clone, Copy)]
+pub struct Ahead<T>(*const T);
+
+impl<T> Ahead<T> {
+    /// The row of `n` elements, `step` apart, at `p`; it need not exist.
+    #[inline(always)]
+    pub fn new(p: *const T, n: usize, step: isize) -> Self {
+        let worth = step == 1 && n.saturating_mul(size_of::<T>()) <= FARTHEST_AHEAD;
+        Ahead(if worth { p } else { std::ptr::null() })
+    }
+
+    /// Asks for the elements of the vector of `S` at `i`.
+    #[inline(always)]
+    pub fn fetch<S: Simd>(self, i: usize) {
+        const LINE: usize = 64;
+        if !self.0.is_null() {
+            let start = self.0.wrapping_add(i).cast::<i8>();
+            for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
+                prefetch(start.wrapping_add(line * LINE));
+            }
+        }
+    }
+}
+
+/// Asks for a cache line.
+#[inline(always)]
+fn prefetch(p: *const i8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address will do.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// Scratch for rows whose elements are `step` apart: they are gathered before and scattered after the work, so

@@ -6,18 +6,57 @@ use std::arch::x86_64::*;
 
 /// Proof that AVX-512 F, BW, DQ and VL can be used.
 #[derive(Copy, Clone)]
-pub struct Avx512(());
+pub struct Avx512 {
+    /// Lanes whose conversion to bf16 must be emulated: none if the machine has AVX512_BF16, else all.
+    emulated: __mmask16,
+}
 
 /// Runs `task` compiled for AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn run<T: Task>(task: T) -> T::Out {
-    task.run(Avx512(()))
+    let emulated = if std::arch::is_x86_feature_detected!("avx512bf16") { 0 } else { !0 };
+    task.run(Avx512 { emulated })
+}
+
+/// What [`Simd::f32_to_bf16`] does elsewhere, for lanes AVX512_BF16 would flush to zero and machines without it.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn emulated_bf16(v: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(v);
+    let high = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    let sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+    let rounded = _mm512_srli_epi32::<16>(sum);
+    _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)))
 }
 
 /// The first `n` of 16 lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
     !(u32::MAX.wrapping_shl(n as u32)) as __mmask16
+}
+
+/// The conversion of AVX512_BF16. Spelt out, because a function compiled for that feature is not inlined into one that
+/// is not, and the tier is for machines without it too.
+///
+/// # Safety
+/// The machine must have AVX512_BF16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn native_bf16(v: __m512) -> __m256i {
+    let h: __m256i;
+    // SAFETY: the caller promised the instruction; it touches no memory.
+    unsafe {
+        std::arch::asm!(
+            "vcvtneps2bf16 {h:y}, {v}",
+            h = lateout(zmm_reg) h,
+            v = in(zmm_reg) v,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    h
 }
 
 /// Methods whose only hazard is the instruction set.
@@ -117,6 +156,8 @@ impl Simd for Avx512 {
         fn f32_to_i(v: __m512) -> __m512i = _mm512_cvtps_epi32(v);
         fn pow2(n: __m512) -> __m512 = _mm512_scalef_ps(_mm512_set1_ps(1.0), n);
         fn scale2(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
+        fn fraction(v: __m512) -> __m512 = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(v);
+        fn scale2_floor(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
 
         fn unzip(a: __m512, b: __m512) -> (__m512, __m512) = {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -144,6 +185,19 @@ impl Simd for Avx512 {
             let v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
             _mm_cvtss_f32(_mm_max_ss(v2, _mm_movehdup_ps(v2)))
         };
+    }
+
+    /// One instruction where there is AVX512_BF16; but that one takes subnormals for zero, which must not happen.
+    #[inline(always)]
+    fn f32_to_bf16(self, v: __m512) -> __m256i {
+        const SUBNORMAL: i32 = 0x20;
+        // SAFETY: the token proves AVX-512, and without an emulated lane AVX512_BF16.
+        unsafe {
+            if _mm512_fpclass_ps_mask::<SUBNORMAL>(v) | self.emulated != 0 {
+                return emulated_bf16(v);
+            }
+            native_bf16(v)
+        }
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! One vector vocabulary for all tiers.
 //!
-//! [`Simd`] is implemented by zero-sized tokens. A token exists only where its instructions do: [`dispatch`] makes
+//! [`Simd`] is implemented by small tokens. A token exists only where its instructions do: [`dispatch`] makes
 //! it after the check, inside a function compiled for that tier. So methods on values are safe; those on pointers
 //! are `unsafe` for the memory alone.
 //!
@@ -25,8 +25,8 @@ pub use portable::Portable;
 use super::tier::Tier;
 
 const SIGN: i32 = i32::MIN;
-/// Lanes of the widest vectors.
-const MAX_LANES: usize = 32;
+/// Lanes of the widest vectors: a pair of pairs of AVX-512's.
+pub const MAX_LANES: usize = 64;
 
 /// A kernel body, generic over the tier.
 pub trait Task {
@@ -71,7 +71,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     // ---- f32: memory ----
 
-    /// Reads `N` values. Any alignment a `*const f32` may have is fine, here and below.
+    /// Reads `N` values. Any alignment is fine; below, any that the pointer's type may have.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -339,6 +339,42 @@ pub trait Simd: Copy + Send + Sync + 'static {
             }
             (self.load(mixed.as_ptr()), self.load(mixed.as_ptr().add(Self::N)))
         }
+    }
+
+    /// Rounds to the upper halves of floats, bf16: nearest, ties to even, overflow to infinity. NaN becomes quiet.
+    #[inline(always)]
+    fn f32_to_bf16(self, v: Self::V) -> Self::H {
+        let bits = self.bits_of(v);
+        let high = self.shr(bits, 16);
+        let odd = self.iand(high, self.isplat(1));
+        let rounded = self.shr(self.iadd(self.iadd(bits, self.isplat(0x7fff)), odd), 16);
+        let quiet = self.ior(high, self.isplat(0x40));
+        self.i_to_h(self.iselect(self.is_nan(v), quiet, rounded))
+    }
+
+    /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums, which do not ask.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    #[inline(always)]
+    unsafe fn load_bf16_unordered(self, p: *const u16) -> Self::V {
+        // SAFETY: passed on.
+        let h = unsafe { self.load_h(p) };
+        self.of_bits(self.shl(self.h_to_i(h), 16))
+    }
+
+    /// `v - floor(v)` for `v` up to 127: with [`Simd::scale2_floor`] the two parts of a power of two. NaN stays NaN.
+    #[inline(always)]
+    fn fraction(self, v: Self::V) -> Self::V {
+        // Minus infinity less itself would be NaN.
+        let v = self.max(self.splat(-200.0), v);
+        self.sub(v, self.floor(v))
+    }
+
+    /// `v * 2^floor(n)`, rounded once, for `n` up to 127 and `v` in `0.5..2`; zero for `n` of minus infinity.
+    #[inline(always)]
+    fn scale2_floor(self, v: Self::V, n: Self::V) -> Self::V {
+        self.scale2(v, self.floor(self.max(self.splat(-200.0), n)))
     }
 
     /// `2^n` for whole `n` in `-126..=127`.

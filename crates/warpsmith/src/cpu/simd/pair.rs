@@ -7,7 +7,7 @@
 use super::Simd;
 use crate::cpu::tier::Tier;
 
-/// Vectors of twice the lanes of `S`. Elementwise results have the bits of `S`.
+/// Vectors of twice the lanes of `S`, which may be a pair itself. Elementwise results have the bits of `S`.
 #[derive(Copy, Clone)]
 pub struct Pair<S>(pub S);
 
@@ -132,9 +132,21 @@ impl<S: Simd> Simd for Pair<S> {
         fn swap_pairs(v: V) -> V;
         fn pow2(n: V) -> V;
         fn scale2(v: V, n: V) -> V;
+        fn f32_to_bf16(v: V) -> H;
+        fn fraction(v: V) -> V;
+        fn scale2_floor(v: V, n: V) -> V;
     }
 
     shifts! { shl shr sar }
+
+    /// One register holds the pair's values: those at even places are one shift away, those at odd places a mask.
+    #[inline(always)]
+    unsafe fn load_bf16_unordered(self, p: *const u16) -> Self::V {
+        let s = self.0;
+        // SAFETY: `2 N` values of 16 bits are `N` of 32, and any alignment will do.
+        let bits = s.bits_of(unsafe { s.load(p.cast()) });
+        [s.of_bits(s.shl(bits, 16)), s.of_bits(s.iand(bits, s.isplat(-0x1_0000)))]
+    }
 
     #[inline(always)]
     fn fence(self) {

@@ -80,7 +80,8 @@ fn nearest(x: f32) -> i32 {
 unsafe fn read<T: Copy + Default>(p: *const T, n: usize) -> [T; N] {
     let mut out = [T::default(); N];
     // SAFETY: the caller promised `n` readable elements and `n <= N`.
-    unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), n) };
+    // As bytes: `p` may have any alignment.
+    unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), out.as_mut_ptr().cast(), n * size_of::<T>()) };
     out
 }
 

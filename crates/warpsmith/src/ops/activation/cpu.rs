@@ -24,7 +24,7 @@ struct Gradient<F>(PhantomData<F>);
 impl<F: Function> Expression<2, 1> for Gradient<F> {
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [x, dout]: [S::V; 2]) -> [S::V; 1] {
-        [s.mul(dout, F::derivative(s, x))]
+        [s.mul(dout, F::derivative::<_, T>(s, x))]
     }
 }
 

@@ -96,7 +96,7 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
                         #[inline(always)]
                         |i, count| {
                             let v = s.add(load_at(s, x, i, count), load_at(s, bias, i, count));
-                            let d = s.mul(load_at(s, dout, i, count), F::derivative(s, v));
+                            let d = s.mul(load_at(s, dout, i, count), F::derivative::<_, T>(s, v));
                             if p.has_dbias {
                                 let sum = load_at(s, sums.cast_const(), i, count);
                                 store_at(s, sums, i, count, s.add(sum, d), false);

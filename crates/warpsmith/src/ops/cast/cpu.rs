@@ -1,6 +1,7 @@
 //! `cast` on the CPU, one source for all tiers.
 
 use super::{OUT, Problem, SCALE, Scaling, X};
+use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
@@ -84,7 +85,7 @@ impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
                     _ => *(args.address(SCALE) as *const f32).add(scale_at),
                 };
                 if x_step == 1 && out_step == 1 {
-                    convert_dense(s, p.scaling, scale, x, out, n, self.stream);
+                    convert_dense(Pair(s), p.scaling, scale, x, out, n, self.stream);
                 } else {
                     for i in 0..n as isize {
                         let value = (*x.offset(i * x_step)).to_f32();

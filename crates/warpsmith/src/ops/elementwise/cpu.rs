@@ -2,7 +2,7 @@
 
 use super::{Grid, MAX_STREAMS};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
-use crate::cpu::simd::Pair;
+use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -77,9 +77,13 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Part { grid, addresses, units, stream, e, .. } = self.0;
-        let s = Pair(s);
+        // Four vectors in lock-step: the longest expressions are chains of dozens of operations.
+        let s = Pair(Pair(s));
         let blocks = grid.columns.div_ceil(BLOCK);
         let (mut scratch, mut room) = (Scratch::<T>::new(0, &grid.steps[..I + O]), 0);
+        // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
+        let lanes = <Pair<Pair<S>>>::N;
+        let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
         for unit in units {
             let (row, start) = (unit / blocks, unit % blocks * BLOCK);
             let n = BLOCK.min(grid.columns - start);
@@ -103,20 +107,37 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                     *output = scratch.target(I + t, at(I + t), grid.steps[I + t]);
                 }
                 let stream = stream && outputs.iter().all(|&p| can_stream::<S, T>(p));
-                for_vectors::<Pair<S>>(
-                    n,
-                    #[inline(always)]
-                    |i, count| {
+                let tail = n % lanes;
+                let (mut from, mut to) = (inputs, outputs);
+                let (mut end, mut rest, mut streamed) = (n - tail, tail, stream);
+                loop {
+                    let mut i = 0usize;
+                    while i < end {
                         let mut x = [s.zero(); I];
-                        for (x, input) in x.iter_mut().zip(inputs) {
-                            *x = load_at(s, input, i, count);
+                        for (x, input) in x.iter_mut().zip(from) {
+                            *x = T::load(s, input.add(i));
                         }
-                        let y = e.apply::<Pair<S>, T>(s, x);
-                        for (y, output) in y.into_iter().zip(outputs) {
-                            store_at(s, output, i, count, y, stream);
+                        let y = e.apply::<Pair<Pair<S>>, T>(s, x);
+                        for (y, output) in y.into_iter().zip(to) {
+                            store_at(s, output, i, lanes, y, streamed);
                         }
-                    },
-                );
+                        i = i.wrapping_add(lanes);
+                    }
+                    if rest == 0 {
+                        break;
+                    }
+                    for (t, input) in from.iter_mut().enumerate() {
+                        std::ptr::copy_nonoverlapping(input.add(end), ends[t].as_mut_ptr(), tail);
+                        *input = ends[t].as_ptr();
+                    }
+                    for (t, output) in to.iter_mut().enumerate() {
+                        *output = ends[I + t].as_mut_ptr();
+                    }
+                    (end, rest, streamed) = (lanes, 0, false);
+                }
+                for (t, output) in outputs.iter().enumerate() {
+                    std::ptr::copy_nonoverlapping(ends[I + t].as_ptr(), output.add(n - tail), tail);
+                }
                 for t in I..I + O {
                     scratch.scatter(t, at(t), grid.steps[t]);
                 }

@@ -1,6 +1,7 @@
 //! The activation functions the elementwise ops share: which there are, what they mean, and how the CPU computes them.
 
-use crate::cpu::{CpuElement, Simd, coarse, math};
+use crate::cpu::{CpuElement, Simd, bf16, coarse, math};
+use crate::dtype::DType;
 use crate::reference::Real;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
@@ -98,37 +99,44 @@ fn softplus<R: Real>(x: R) -> R {
     if x < R::zero() { x.exp().ln_1p() } else { x + (-x).exp().ln_1p() }
 }
 
-/// A function on vectors. For 16-bit types in memory, values are computed as coarsely as such a type allows;
-/// derivatives never are, since near their zeros nothing of that would be left.
+/// A function on vectors, as accurate as results rounded to `T` can show. Derivatives have zeros, near which little
+/// would be left of coarse ones; bf16 is the one type with few enough numbers near them.
 pub(in crate::ops) trait Function: Copy + Send + Sync + 'static {
     fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
-    fn derivative<S: Simd>(s: S, x: S::V) -> S::V;
+    fn derivative<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
 }
 
 macro_rules! functions {
-    ($($name:ident: $value:ident $coarse:path, $derivative:ident;)*) => {$(
+    ($($name:ident: $value:path, $f16:path, $bf16:path; $derivative:path, $bf16_derivative:path;)*) => {$(
         #[derive(Clone, Copy)]
         pub(in crate::ops) struct $name;
 
         impl Function for $name {
             #[inline(always)]
             fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V {
-                if size_of::<T>() == 4 { math::$value(s, x) } else { $coarse(s, x) }
+                match T::DTYPE {
+                    DType::BF16 => $bf16(s, x),
+                    DType::F16 => $f16(s, x),
+                    _ => $value(s, x),
+                }
             }
 
             #[inline(always)]
-            fn derivative<S: Simd>(s: S, x: S::V) -> S::V {
-                math::$derivative(s, x)
+            fn derivative<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V {
+                match T::DTYPE {
+                    DType::BF16 => $bf16_derivative(s, x),
+                    _ => $derivative(s, x),
+                }
             }
         }
     )*};
 }
 functions! {
-    Gelu: gelu coarse::gelu, d_gelu;
-    GeluTanh: gelu_tanh coarse::gelu_tanh, d_gelu_tanh;
-    Silu: silu coarse::silu, d_silu;
-    Relu: relu math::relu, d_relu;
-    Mish: mish coarse::mish, d_mish;
+    Gelu: math::gelu, coarse::gelu, bf16::gelu; math::d_gelu, bf16::d_gelu;
+    GeluTanh: math::gelu_tanh, coarse::gelu_tanh, bf16::gelu_tanh; math::d_gelu_tanh, bf16::d_gelu_tanh;
+    Silu: math::silu, coarse::silu, bf16::silu; math::d_silu, bf16::d_silu;
+    Relu: math::relu, math::relu, math::relu; math::d_relu, math::d_relu;
+    Mish: math::mish, coarse::mish, bf16::mish; math::d_mish, bf16::d_mish;
 }
 
 /// Runs `$body` with `$F` set to the [`Function`] of a [`Kind`], which must be one of those listed: code is made for

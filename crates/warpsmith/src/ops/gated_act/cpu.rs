@@ -29,7 +29,7 @@ impl<F: Function> Expression<3, 2> for Gradients<F> {
 
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [gate, up, dout]: [S::V; 3]) -> [S::V; 2] {
-        let dgate = s.mul(s.mul(dout, up), F::derivative(s, gate));
+        let dgate = s.mul(s.mul(dout, up), F::derivative::<_, T>(s, gate));
         [dgate, s.mul(dout, F::value::<S, T>(s, gate))]
     }
 }

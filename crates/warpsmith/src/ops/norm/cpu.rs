@@ -2,9 +2,11 @@
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, keep_first, load_at, store_at, sum_vectors, with_float,
+    Ahead, Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, store_at,
+    sum_vectors, with_float,
 };
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::simd::Pair;
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
@@ -37,6 +39,8 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        // Four sums at once: additions wait for one another.
+        let s = Pair(Pair(s));
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -46,20 +50,26 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         // disjoint rows; outputs overlap inputs only element for element, and each is read before it is written.
         unsafe {
             let affine = Affine {
-                weight: if p.has_weight {
-                    scratch.gather(4, at(WEIGHT, 0), weight_step)
-                } else {
-                    std::ptr::null()
+                weight: match p.has_weight {
+                    true => widened(s, scratch.gather(4, at(WEIGHT, 0), weight_step), p.hidden),
+                    false => Vec::new(),
                 },
-                bias: if p.has_bias { scratch.gather(5, at(BIAS, 0), bias_step) } else { std::ptr::null() },
+                bias: match p.has_bias {
+                    true => widened(s, scratch.gather(5, at(BIAS, 0), bias_step), p.hidden),
+                    false => Vec::new(),
+                },
             };
             for row in self.rows {
                 let [x_at, out_at, residual_at, sum_at] = p.rows.offsets(row);
+                let [x_next, _, residual_next, _] = p.rows.offsets((row + 1).min(p.num_rows - 1));
+                let ahead = Ahead::new(at(X, x_next).cast_const(), p.hidden, x_step);
                 let x = scratch.gather(0, at(X, x_at), x_step);
                 let out = scratch.target(1, at(OUT, out_at), out_step);
                 if p.has_residual {
                     let residual = scratch.gather(2, at(RESIDUAL, residual_at), residual_step);
                     let sum = scratch.target(3, at(SUM, sum_at), sum_step);
+                    let residual_ahead =
+                        Ahead::new(at(RESIDUAL, residual_next).cast_const(), p.hidden, residual_step);
                     let stream = self.stream && can_stream::<S, T>(sum);
                     // The sum is formed once a pass, first from memory and then from cache: that is cheaper than
                     // writing it where it must be read back. Closures as arguments, because only there can they be
@@ -67,21 +77,41 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                     normalise(
                         s,
                         p,
-                        affine,
+                        &affine,
                         out,
                         self.stream,
+                        #[inline(always)]
+                        |i, count| {
+                            let r = load_unordered_at(s, residual, i, count);
+                            T::rounded(s, s.add(load_unordered_at(s, x, i, count), r))
+                        },
                         #[inline(always)]
                         |i, count| {
                             let v = s.add(load_at(s, x, i, count), load_at(s, residual, i, count));
                             T::rounded(s, v)
                         },
                         #[inline(always)]
-                        |i, count, v| store_at(s, sum, i, count, v, stream),
+                        |i, count, v| {
+                            ahead.fetch::<Pair<Pair<S>>>(i);
+                            residual_ahead.fetch::<Pair<Pair<S>>>(i);
+                            store_at(s, sum, i, count, v, stream)
+                        },
                     );
                     scratch.scatter(3, at(SUM, sum_at), sum_step);
                 } else {
-                    let load = |i, count| load_at(s, x, i, count);
-                    normalise(s, p, affine, out, self.stream, load, |_, _, _| {});
+                    normalise(
+                        s,
+                        p,
+                        &affine,
+                        out,
+                        self.stream,
+                        #[inline(always)]
+                        |i, count| load_unordered_at(s, x, i, count),
+                        #[inline(always)]
+                        |i, count| load_at(s, x, i, count),
+                        #[inline(always)]
+                        |i, _, _| ahead.fetch::<Pair<Pair<S>>>(i),
+                    );
                 }
                 scratch.scatter(1, at(OUT, out_at), out_step);
             }
@@ -92,29 +122,52 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     }
 }
 
-/// Weight and bias as dense rows; null if absent.
-#[derive(Clone, Copy)]
-struct Affine<T> {
-    weight: *const T,
-    bias: *const T,
+/// Weight and bias, widened once for all rows of a part; empty if absent.
+struct Affine {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
 }
 
-/// One row: `load` gives its vectors (once a pass), `also` sees them before the result is stored.
+/// A dense row of `n` elements as f32.
 ///
 /// # Safety
-/// `out` must be writable for `hidden` elements, weight and bias null or readable for as many.
+/// The row must be readable.
+#[inline(always)]
+unsafe fn widened<S: Simd, T: CpuElement>(s: S, row: *const T, n: usize) -> Vec<f32> {
+    let mut wide = vec![0f32; n];
+    // SAFETY: passed on; the vector is new.
+    unsafe {
+        map(
+            s,
+            row,
+            wide.as_mut_ptr(),
+            n,
+            false,
+            #[inline(always)]
+            |v| v,
+        )
+    };
+    wide
+}
+
+/// One row: `unordered` gives its vectors in any order of lanes, for the sums, and `load` as they are; `also` sees the
+/// latter before the result is stored.
+///
+/// # Safety
+/// `out` must be writable for `hidden` elements; weight and bias hold none or as many.
 #[inline(always)]
 unsafe fn normalise<S: Simd, T: CpuElement>(
     s: S,
     p: &Problem,
-    affine: Affine<T>,
+    affine: &Affine,
     out: *mut T,
     stream: bool,
+    unordered: impl Fn(usize, usize) -> S::V,
     load: impl Fn(usize, usize) -> S::V,
     also: impl Fn(usize, usize, S::V),
 ) {
     let n = p.hidden;
-    let (mean, squares) = moments(s, n, p.center, &load);
+    let (mean, squares) = moments(s, n, p.center, &unordered);
     let (mean, scale) =
         (s.splat(mean), s.splat(1.0 / (squares / n as f32 + f32::from_bits(p.eps_bits)).sqrt()));
     let stream = stream && can_stream::<S, T>(out);
@@ -127,11 +180,11 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
             let mut y = s.mul(if p.center { s.sub(v, mean) } else { v }, scale);
             // SAFETY: `i + count <= n`.
             unsafe {
-                if !affine.weight.is_null() {
-                    y = s.mul(y, load_at(s, affine.weight, i, count));
+                if !affine.weight.is_empty() {
+                    y = s.mul(y, load_at(s, affine.weight.as_ptr(), i, count));
                 }
-                if !affine.bias.is_null() {
-                    y = s.add(y, load_at(s, affine.bias, i, count));
+                if !affine.bias.is_empty() {
+                    y = s.add(y, load_at(s, affine.bias.as_ptr(), i, count));
                 }
                 store_at(s, out, i, count, y, stream);
             }
@@ -206,6 +259,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let s = Pair(s);
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -243,21 +297,32 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         std::ptr::null()
                     };
                     let dx = scratch.target(2, at(back::DX, dx_at), dx_step);
-                    let gradient = |i, count| {
-                        let d = load_at(s, dout, i, count);
-                        if weight.is_null() { d } else { s.mul(d, load_at(s, weight, i, count)) }
-                    };
-                    let load = |i, count| load_at(s, x, i, count);
+                    let [x_next, dout_next, _, _] = p.rows.offsets((row + 1).min(p.num_rows - 1));
+                    let x_ahead = Ahead::new(at(back::X, x_next).cast_const(), n, x_step);
+                    let dout_ahead = Ahead::new(at(back::DOUT, dout_next).cast_const(), n, dout_step);
+                    let gradient = inlined(
+                        #[inline(always)]
+                        |i, count| {
+                            let d = load_at(s, dout, i, count);
+                            if weight.is_null() { d } else { s.mul(d, load_at(s, weight, i, count)) }
+                        },
+                    );
+                    let load = inlined(
+                        #[inline(always)]
+                        |i, count| load_at(s, x, i, count),
+                    );
                     let (mean, squares) = moments(s, n, p.center, &load);
                     let means = s.splat(mean);
-                    let centered =
-                        |i, count| if p.center { s.sub(load(i, count), means) } else { load(i, count) };
+                    let centered = inlined(
+                        #[inline(always)]
+                        |i, count| if p.center { s.sub(load(i, count), means) } else { load(i, count) },
+                    );
                     // Lanes past the end add nothing: their gradient is zero.
                     let [dot, total] = sum_vectors(
                         s,
                         n,
                         #[inline(always)]
-                        |i, count, sums: &mut [S::V; 2]| {
+                        |i, count, sums: &mut [[S::V; 2]; 2]| {
                             let g = gradient(i, count);
                             sums[0] = s.fma(centered(i, count), g, sums[0]);
                             sums[1] = s.add(sums[1], g);
@@ -267,10 +332,12 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                     let (scale, mean_gy) = (s.splat(r), s.splat(dot * r / n as f32));
                     let mean_g = s.splat(if p.center { total / n as f32 } else { 0.0 });
                     let stream = want_stream && can_stream::<S, T>(dx);
-                    for_vectors::<S>(
+                    for_vectors::<Pair<S>>(
                         n,
                         #[inline(always)]
                         |i, count| {
+                            x_ahead.fetch::<Pair<S>>(i);
+                            dout_ahead.fetch::<Pair<S>>(i);
                             let y = s.mul(centered(i, count), scale);
                             let d = load_at(s, dout, i, count);
                             let g = s.fnma(y, mean_gy, gradient(i, count));

@@ -4,6 +4,7 @@
 use super::angles::{cos_sin, frequencies, reduced};
 use super::{COS, OUT, POSITIONS, Problem, SIN, Tables, X};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -100,13 +101,15 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                     let out = scratch.target(1, out_head, out_step);
                     let stream = self.stream && can_stream::<S, T>(out);
                     if p.interleaved {
-                        rotate_neighbours(s, &row, x, out, p.rotary_dim, stream);
+                        rotate_neighbours(Pair(s), &row, x, out, p.rotary_dim, stream);
                     } else {
-                        rotate_halves(s, &row, x, out, p.pairs(), stream);
+                        rotate_halves(Pair(s), &row, x, out, p.pairs(), stream);
                     }
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
-                    std::ptr::copy(x.add(p.rotary_dim), out.add(p.rotary_dim), copied - p.rotary_dim);
+                    if copied > p.rotary_dim {
+                        std::ptr::copy(x.add(p.rotary_dim), out.add(p.rotary_dim), copied - p.rotary_dim);
+                    }
                     scratch.scatter(1, out_head, out_step);
                 }
             }
@@ -216,7 +219,7 @@ unsafe fn rotate_halves<S: Simd, T: CpuElement>(
             unsafe {
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fma(a, c, s.neg(s.mul(b, d))), stream);
+                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
                 store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },

@@ -3,9 +3,14 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, keep_first, load_at, store_at, sum_vectors, with_float,
+    Ahead, Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, replace_rest, store_at,
+    sum_vectors, with_float,
 };
-use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
+use crate::cpu::simd::{MAX_LANES, Pair};
+use crate::cpu::{
+    CpuElement, Simd, Task, bf16, coarse, dispatch, l2_bytes, math, parallel_for, should_stream,
+};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -40,6 +45,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let s = Pair(s);
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -47,7 +53,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         // Half of L2 for the exponentials, the rest for the row itself and for what comes next.
         let fits = p.hidden * size_of::<f32>() <= l2_bytes() / 2;
         let mut powers = vec![0f32; if fits { p.hidden } else { 0 }];
-        let scale = Scale::<S>::new(s, p.scale());
+        let scale = Scale::new(s, p.scale());
         for row in self.rows {
             let [x_at, out_at, _, _] = p.rows.offsets(row);
             // SAFETY: `check` bound both shapes to these sizes and strides, so every row lies in its tensor; threads
@@ -58,7 +64,9 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                 let out = scratch.target(1, at(OUT, out_at), p.steps[1]);
                 let stream = self.stream && can_stream::<S, T>(out);
                 if fits {
-                    row_in_cache(s, x, out, &mut powers, &scale, stream);
+                    let next = p.rows.offsets((row + 1).min(p.num_rows - 1))[0];
+                    let ahead = Ahead::new(at(X, next).cast_const(), p.hidden, p.steps[0]);
+                    row_in_cache(s, x, out, &mut powers, &scale, stream, ahead);
                 } else {
                     long_row(s, x, out, p.hidden, &scale, stream);
                 }
@@ -73,22 +81,35 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 
 /// The scale as a sign and a magnitude: with the sign applied first, the row's largest element is the pivot.
 struct Scale<S: Simd> {
+    negative: bool,
     sign: S::V,
     magnitude: S::V,
+    /// The magnitude for powers of two.
+    binary: S::V,
 }
 
 impl<S: Simd> Scale<S> {
     #[inline(always)]
     fn new(s: S, scale: f64) -> Self {
-        let sign = if scale < 0.0 { -1.0 } else { 1.0 };
-        Scale { sign: s.splat(sign), magnitude: s.splat(scale.abs() as f32) }
+        let negative = scale < 0.0;
+        let binary = scale.abs() * std::f64::consts::LOG2_E;
+        Scale {
+            negative,
+            sign: s.splat(if negative { -1.0 } else { 1.0 }),
+            magnitude: s.splat(scale.abs() as f32),
+            binary: s.splat(binary as f32),
+        }
     }
 
-    /// `exp(magnitude (sign x - pivot))`; the pivot is at least every `sign x`.
+    /// `exp(magnitude (sign x - pivot))`, as accurate as `T` can tell; the pivot is at least every `sign x`.
     #[inline(always)]
-    fn power(&self, s: S, x: S::V, pivot: S::V) -> S::V {
+    fn power<T: CpuElement>(&self, s: S, x: S::V, pivot: S::V) -> S::V {
         let below = s.fma(x, self.sign, s.neg(pivot));
-        math::exp(s, s.mul(below, self.magnitude))
+        match T::DTYPE {
+            DType::BF16 => bf16::exp2(s, s.mul(below, self.binary)),
+            DType::F16 => coarse::exp2(s, s.mul(below, self.binary)),
+            _ => math::exp(s, s.mul(below, self.magnitude)),
+        }
     }
 }
 
@@ -99,41 +120,33 @@ impl<S: Simd> Scale<S> {
 /// `x` must be readable for `n` elements.
 #[inline(always)]
 unsafe fn largest<S: Simd, T: CpuElement>(s: S, x: *const T, n: usize, scale: &Scale<S>) -> f32 {
-    let lowest = s.splat(f32::MIN);
-    let mut tops = [lowest; 4];
-    let whole = n - n % (4 * S::N);
-    let mut i = 0usize;
-    // SAFETY: all positions are below `n`. The operand order of `max` passes over NaN.
+    let pairs = Pair(s);
+    let lowest = pairs.splat(f32::MIN);
+    let mut top = lowest;
+    // SAFETY: all positions are below `n`. The operand order of `max` passes over NaN, and lanes past the end hold
+    // what cannot be larger.
     unsafe {
-        while i < whole {
-            for (lane, top) in tops.iter_mut().enumerate() {
-                *top = s.max(s.mul(T::load(s, x.add(i.wrapping_add(lane * S::N))), scale.sign), *top);
-            }
-            i = i.wrapping_add(4 * S::N);
+        if scale.negative {
+            for_vectors::<Pair<S>>(
+                n,
+                #[inline(always)]
+                |i, count| {
+                    let v = pairs.neg(load_unordered_at(pairs, x, i, count));
+                    top = pairs.max(replace_rest(pairs, v, count, f32::MIN), top);
+                },
+            );
+        } else {
+            for_vectors::<Pair<S>>(
+                n,
+                #[inline(always)]
+                |i, count| {
+                    let v = load_unordered_at(pairs, x, i, count);
+                    top = pairs.max(replace_rest(pairs, v, count, f32::MIN), top);
+                },
+            );
         }
-        for_vectors::<S>(
-            n - whole,
-            #[inline(always)]
-            |j, count| {
-                let v = s.mul(load_at(s, x, whole.wrapping_add(j), count), scale.sign);
-                // Lanes past the end hold zero and must not count.
-                let v = if count == S::N { v } else { replace_rest(s, v, count, f32::MIN) };
-                tops[0] = s.max(v, tops[0]);
-            },
-        );
     }
-    s.reduce_max(s.max(s.max(tops[0], tops[1]), s.max(tops[2], tops[3])))
-}
-
-/// `v` with `fill` in the lanes from `count` on.
-#[inline(always)]
-fn replace_rest<S: Simd>(s: S, v: S::V, count: usize, fill: f32) -> S::V {
-    let mut lanes = [fill; 16];
-    // SAFETY: no tier has more than 16 lanes, and `count <= N`.
-    unsafe {
-        s.store_partial(lanes.as_mut_ptr(), v, count.min(S::N));
-        s.load(lanes.as_ptr())
-    }
+    pairs.reduce_max(top)
 }
 
 /// A row whose exponentials stay in cache, in `powers`: each is computed once.
@@ -149,6 +162,7 @@ unsafe fn row_in_cache<S: Simd, T: CpuElement>(
     powers: &mut [f32],
     scale: &Scale<S>,
     stream: bool,
+    ahead: Ahead<T>,
 ) {
     let n = powers.len();
     let powers = powers.as_mut_ptr();
@@ -160,7 +174,8 @@ unsafe fn row_in_cache<S: Simd, T: CpuElement>(
             n,
             #[inline(always)]
             |i, count, sums: &mut [S::V; 1]| {
-                let e = keep_first(s, scale.power(s, load_at(s, x, i, count), pivot), count);
+                ahead.fetch::<S>(i);
+                let e = keep_first(s, scale.power::<T>(s, load_at(s, x, i, count), pivot), count);
                 store_at(s, powers, i, count, e, false);
                 sums[0] = s.add(sums[0], e);
             },
@@ -200,7 +215,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
             let top = largest(s, piece, len, scale);
             if top > pivot {
                 let below = s.splat(pivot - top);
-                let mut lanes = [0f32; 16];
+                let mut lanes = [0f32; MAX_LANES];
                 s.store(lanes.as_mut_ptr(), math::exp(s, s.mul(below, scale.magnitude)));
                 sum *= lanes[0];
                 pivot = top;
@@ -211,7 +226,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
-                    let e = scale.power(s, load_at(s, piece, i, count), pivots);
+                    let e = scale.power::<T>(s, load_at(s, piece, i, count), pivots);
                     sums[0] = s.add(sums[0], keep_first(s, e, count));
                 },
             );
@@ -222,7 +237,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
             n,
             #[inline(always)]
             |i, count| {
-                let e = scale.power(s, load_at(s, x, i, count), pivot);
+                let e = scale.power::<T>(s, load_at(s, x, i, count), pivot);
                 store_at(s, out, i, count, s.mul(e, inverse), stream);
             },
         );
@@ -252,6 +267,7 @@ impl<T: CpuElement> Task for Backward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let s = Pair(s);
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -266,20 +282,26 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                 let y = scratch.gather(0, at(Y, y_at), p.steps[0]);
                 let dout = scratch.gather(1, at(DOUT, dout_at), p.steps[1]);
                 let dx = scratch.target(2, at(DX, dx_at), p.steps[2]);
+                let [y_next, dout_next, _, _] = p.rows.offsets((row + 1).min(p.num_rows - 1));
+                let y_ahead = Ahead::new(at(Y, y_next).cast_const(), p.hidden, p.steps[0]);
+                let dout_ahead = Ahead::new(at(DOUT, dout_next).cast_const(), p.hidden, p.steps[1]);
                 let [dot] = sum_vectors(
                     s,
                     p.hidden,
                     #[inline(always)]
-                    |i, count, sums: &mut [S::V; 1]| {
-                        sums[0] = s.fma(load_at(s, y, i, count), load_at(s, dout, i, count), sums[0]);
+                    |i, count, sums: &mut [[S::V; 2]; 1]| {
+                        let dout = load_unordered_at(s, dout, i, count);
+                        sums[0] = s.fma(load_unordered_at(s, y, i, count), dout, sums[0]);
                     },
                 );
                 let dot = s.splat(dot);
                 let stream = self.stream && can_stream::<S, T>(dx);
-                for_vectors::<S>(
+                for_vectors::<Pair<S>>(
                     p.hidden,
                     #[inline(always)]
                     |i, count| {
+                        y_ahead.fetch::<Pair<S>>(i);
+                        dout_ahead.fetch::<Pair<S>>(i);
                         let slope = s.mul(scale, load_at(s, y, i, count));
                         let v = s.mul(slope, s.sub(load_at(s, dout, i, count), dot));
                         store_at(s, dx, i, count, v, stream);
