@@ -50,7 +50,7 @@ impl<T: CpuElement> Task for Strips<'_, T> {
                 |_| s.splat(1.0),
             ),
             Some(kind) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                self.go(s, #[inline(always)] |z| F::derivative(s, z))
+                self.go(s, #[inline(always)] |z| F::derivative::<S, T>(s, z))
             }),
         }
     }
