@@ -363,12 +363,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.of_bits(self.shl(self.h_to_i(h), 16))
     }
 
-    /// `v - floor(v)` for `v` up to 127: with [`Simd::scale2_floor`] the two parts of a power of two. NaN stays NaN.
+    /// `v - floor(v)` for `v` up to 127: with [`Simd::scale2_floor`] the two parts of a power of two. Rounded
+    /// down, zero of either sign. NaN stays NaN.
     #[inline(always)]
     fn fraction(self, v: Self::V) -> Self::V {
         // Minus infinity less itself would be NaN.
         let v = self.max(self.splat(-200.0), v);
-        self.sub(v, self.floor(v))
+        let whole = self.floor(v);
+        let part = self.sub(v, whole);
+        // Between -1 and 0 the difference may have been rounded up; added again, it shows.
+        let above = self.lt(v, self.add(part, whole));
+        let below = self.of_bits(self.isub(self.bits_of(part), self.isplat(1)));
+        self.select(above, below, part)
     }
 
     /// `v * 2^floor(n)`, rounded once, for `n` up to 127 and `v` in `0.5..2`; zero for `n` of minus infinity.

@@ -78,8 +78,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                         s,
                         p,
                         &affine,
-                        out,
-                        self.stream,
+                        (out, self.stream),
                         #[inline(always)]
                         |i, count| {
                             let r = load_unordered_at(s, residual, i, count);
@@ -103,8 +102,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                         s,
                         p,
                         &affine,
-                        out,
-                        self.stream,
+                        (out, self.stream),
                         #[inline(always)]
                         |i, count| load_unordered_at(s, x, i, count),
                         #[inline(always)]
@@ -151,7 +149,7 @@ unsafe fn widened<S: Simd, T: CpuElement>(s: S, row: *const T, n: usize) -> Vec<
 }
 
 /// One row: `unordered` gives its vectors in any order of lanes, for the sums, and `load` as they are; `also` sees the
-/// latter before the result is stored.
+/// latter before the result is stored, streamed if asked and possible.
 ///
 /// # Safety
 /// `out` must be writable for `hidden` elements; weight and bias hold none or as many.
@@ -160,8 +158,7 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
     s: S,
     p: &Problem,
     affine: &Affine,
-    out: *mut T,
-    stream: bool,
+    (out, stream): (*mut T, bool),
     unordered: impl Fn(usize, usize) -> S::V,
     load: impl Fn(usize, usize) -> S::V,
     also: impl Fn(usize, usize, S::V),
