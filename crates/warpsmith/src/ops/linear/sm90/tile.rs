@@ -179,12 +179,14 @@ impl Tile {
         let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
         let loads = bytes / if ragged(p) { LOADED_RAGGED } else { LOADED };
         let shared = x_rows + n + 0.63 * m / 64.0 * (64.0 + n);
-        let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW) * self.blocks_per_unit;
+        let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW);
         let main = stages as f64 * products.max(loads).max(shared);
         let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
         let epilogue = EPILOGUE * elements + EPILOGUE_START;
         let [rows, columns] = self.grid(p);
-        let waves = (rows * columns * p.batch).div_ceil(self.resident(units)) as f64;
+        // Two blocks of a multiprocessor take as long together as one after the other.
+        let resident = self.resident(units).div_ceil(self.blocks_per_unit);
+        let waves = (rows * columns * p.batch).div_ceil(resident) as f64;
         let cycles = match self.schedule {
             PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
             Single | Cooperative => waves * (main + epilogue),
@@ -211,6 +213,6 @@ impl Tile {
 fn ragged(p: &Problem) -> bool {
     [(p.x, p.x_order), (p.w, p.w_order)].into_iter().any(|(strides, order)| {
         let pitch = if order == Order::Columns { strides.col } else { strides.row };
-        pitch.unsigned_abs() * p.x_dtype.size() % 32 != 0
+        !(pitch.unsigned_abs() * p.x_dtype.size()).is_multiple_of(32)
     })
 }
