@@ -1,7 +1,11 @@
 //! `linear` on Hopper: host half. The device half is `sm90.cu`.
 
+#[cfg(test)]
+mod tests;
+mod tile;
+
 use super::cuda::{Epilogue, LinearParams, addressable};
-use super::problem::{Dequant, INPUTS, Order, Part, SCALE_BLOCK, Strides};
+use super::problem::{Dequant, INPUTS, Order, Part, Strides};
 use super::{Gate, Problem};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
@@ -11,13 +15,16 @@ use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use tile::{BLOCKS, Cluster, SKINNY, Schedule, TILES, Tile};
 
 /// Bytes of K in a stage, which the copy engine swizzles.
 const STAGE_ROW: usize = 128;
-/// Bytes of a slice of the output between a consumer and the copy engine.
-const SLICE: usize = 64 * 128;
-/// Shared memory of a block on Hopper.
-const SHARED: usize = 232_448;
+/// Bytes of the slices of the output, one of each warp, between a consumer and the copy engine.
+const SLICES: usize = 4 * SLICE_ROWS * 128;
+const SLICE_ROWS: usize = 16;
+/// Shared memory of a multiprocessor, of which every block takes some for the system.
+const SHARED: usize = 233_472;
+const SHARED_RESERVED: usize = 1024;
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
 
@@ -26,83 +33,6 @@ kernel_params! {
         x_map: TensorMap, w_map: TensorMap, out_map: TensorMap,
         linear: LinearParams,
         k_tiles: i32, m_tiles: u32, n_tiles: u32, band: u32,
-    }
-}
-
-/// How the consumers of a block share the tiles.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Schedule {
-    /// A single one.
-    Single,
-    /// Two, each with half the rows of a tile.
-    Cooperative,
-    /// Two that take tiles in turn: the epilogue of one runs under the products of the other.
-    PingPong,
-}
-
-/// A tile of the result (with a gate `n` counts rows of `w`), and who computes it.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Tile {
-    schedule: Schedule,
-    m: usize,
-    n: usize,
-    /// What the tensor cores reach with it, relative to the best.
-    speed: f64,
-}
-
-const fn tile(schedule: Schedule, m: usize, n: usize, speed: f64) -> Tile {
-    Tile { schedule, m, n, speed }
-}
-
-/// The tiles to choose from. Each sums an element in the same order, so the choice never shows in the bits.
-const TILES: [Tile; 10] = [
-    tile(Schedule::PingPong, 128, 128, 1.0),
-    tile(Schedule::Cooperative, 128, 256, 0.98),
-    tile(Schedule::Cooperative, 256, 128, 0.98),
-    tile(Schedule::PingPong, 128, 96, 0.93),
-    tile(Schedule::Cooperative, 128, 192, 0.95),
-    tile(Schedule::Cooperative, 128, 128, 0.9),
-    tile(Schedule::PingPong, 64, 256, 0.85),
-    tile(Schedule::Single, 64, 128, 0.7),
-    tile(Schedule::Single, 64, 64, 0.6),
-    tile(Schedule::Single, 64, 32, 0.35),
-];
-
-impl Tile {
-    fn consumers(self) -> usize {
-        if self.schedule == Schedule::Single { 1 } else { 2 }
-    }
-
-    /// Columns of the result.
-    fn columns(self, gate: Gate) -> usize {
-        if gate == Gate::None { self.n } else { self.n / 2 }
-    }
-
-    /// Whether the device code takes it for this problem.
-    fn suits(self, p: &Problem) -> bool {
-        let columns = self.columns(p.gate);
-        let blocks = self.m / 64 / if self.schedule == Schedule::Cooperative { 2 } else { 1 };
-        let transposed = p.w_order == Order::Columns && !self.n.is_multiple_of(64);
-        let scales = p.dequant == Dequant::Blocks
-            && (blocks * self.n > 128
-                || !SCALE_BLOCK.is_multiple_of(if p.gate == Gate::Interleaved { self.n } else { columns })
-                || (p.gate == Gate::Halves && !p.n.is_multiple_of(columns)));
-        !transposed && !scales && columns.is_multiple_of(16)
-    }
-
-    /// An estimate of the time a problem takes, in arbitrary units: waves of tiles, each with its products and what it
-    /// costs to start and finish one.
-    fn cost(self, p: &Problem, units: usize) -> f64 {
-        let tiles = p.m.div_ceil(self.m) * p.n.div_ceil(self.columns(p.gate)) * p.batch;
-        let waves = tiles.div_ceil(units.max(1)) as f64;
-        // The start of a tile is hidden where another consumer computes meanwhile.
-        let start = if self.schedule == Schedule::PingPong { 32.0 } else { 160.0 };
-        waves * (self.m * self.n) as f64 * (p.k as f64 + start) / self.speed
-    }
-
-    fn choose(p: &Problem, units: usize) -> Option<Tile> {
-        let suitable = TILES.into_iter().filter(|tile| tile.suits(p));
-        suitable.min_by(|a, b| a.cost(p, units).total_cmp(&b.cost(p, units)))
     }
 }
 
@@ -115,6 +45,7 @@ struct Config {
     w_columns: bool,
     tma_store: bool,
     residual_rows: bool,
+    scale: bool,
 }
 
 impl Config {
@@ -126,6 +57,7 @@ impl Config {
             w_columns: p.w_order == Order::Columns,
             tma_store: p.out_order == Order::Rows,
             residual_rows: p.residual_order == Order::Rows,
+            scale: p.scale() != 1.0,
         }
     }
 
@@ -135,17 +67,19 @@ impl Config {
     /// Shared memory besides the ring of stages.
     fn fixed_bytes(&self) -> usize {
         let terms = self.epilogue.bias as usize + (self.epilogue.dequant == Dequant::Whole) as usize;
-        let stores = if self.tma_store { Self::STORE_BUFFERS * SLICE } else { 0 };
+        let stores = if self.tma_store { Self::STORE_BUFFERS * SLICES } else { 0 };
         self.tile.consumers() * (stores + terms * self.tile.n * 4)
     }
 
     fn stage_bytes(&self) -> usize {
         // Two barriers beside the operands.
-        (self.tile.m + self.tile.n) * STAGE_ROW + 16
+        (self.tile.x_rows + self.tile.n) * STAGE_ROW + 16
     }
 
     fn stages(&self) -> usize {
-        ((SHARED - self.fixed_bytes()) / self.stage_bytes()).min(12)
+        let most = if self.tile.n > 32 { 12 } else { 24 };
+        let shared = SHARED / self.tile.blocks_per_unit - SHARED_RESERVED;
+        ((shared - self.fixed_bytes()) / self.stage_bytes()).min(most)
     }
 
     fn shared_bytes(&self) -> usize {
@@ -160,15 +94,41 @@ impl Config {
             ("STAGES", self.stages().to_string()),
             ("CONSUMERS", self.tile.consumers().to_string()),
             flag("PINGPONG", self.tile.schedule == Schedule::PingPong),
-            ("CLUSTER_M", "1".into()),
-            ("CLUSTER_N", "1".into()),
+            ("X_ROWS", self.tile.x_rows.to_string()),
+            ("BLOCKS_PER_SM", self.tile.blocks_per_unit.to_string()),
+            ("CLUSTER_M", self.tile.cluster_m().to_string()),
+            ("CLUSTER_N", self.tile.cluster_n().to_string()),
             flag("X_MAJOR_MN", self.x_columns),
             flag("W_MAJOR_MN", self.w_columns),
             flag("TMA_STORE", self.tma_store),
             ("STORE_BUFFERS", Self::STORE_BUFFERS.to_string()),
             flag("RESIDUAL_ROWS", self.residual_rows),
+            flag("HAS_SCALE", self.scale),
         ]);
         defines
+    }
+
+    /// For people.
+    fn describe(&self) -> String {
+        let Tile { schedule, m, n, x_rows, cluster, blocks_per_unit } = self.tile;
+        let mut text = format!(
+            "tiles of {} x {n}, {}",
+            m.min(x_rows),
+            match schedule {
+                Schedule::Single => "one consumer",
+                Schedule::Cooperative => "two consumers",
+                Schedule::PingPong => "consumers in turn",
+            }
+        );
+        match cluster {
+            Cluster::None => {}
+            Cluster::M(blocks) => text += &format!(", clusters of {blocks} along M"),
+            Cluster::N(blocks) => text += &format!(", clusters of {blocks} along N"),
+        }
+        if blocks_per_unit > 1 {
+            text += &format!(", {blocks_per_unit} blocks per multiprocessor");
+        }
+        text + &format!(", {} stages", self.stages())
     }
 }
 
@@ -183,7 +143,8 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
     variants,
 };
 
-/// A covering set, as for the other kernels of `linear`: each epilogue with one tile, each tile with the plain one.
+/// A covering set, as for the other kernels of `linear`: each epilogue with one tile, each tile with the plain epilogue
+/// of one type.
 fn variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in INPUTS {
@@ -194,13 +155,21 @@ fn variants() -> Vec<Defines> {
             w_columns: false,
             tma_store: true,
             residual_rows: true,
+            scale: false,
         };
         for epilogue in Epilogue::covering(dtype) {
-            let tile = if epilogue.dequant == Dequant::Blocks { TILES[8] } else { TILES[0] };
+            let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
             all.push(Config { epilogue, tile, ..plain }.defines());
         }
-        all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
+        if dtype == DType::BF16 {
+            all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
+            for m in [8, 16, 32, 64] {
+                let tiles = SKINNY.map(|n| Tile::skinny(m, n, false));
+                all.extend(tiles.map(|tile| Config { tile, ..plain }.defines()));
+            }
+        }
         all.push(Config { tma_store: false, residual_rows: false, ..plain }.defines());
+        all.push(Config { scale: true, ..plain }.defines());
         if dtype.size() == 2 {
             for [x_columns, w_columns] in [[true, false], [false, true], [true, true]] {
                 all.push(Config { x_columns, w_columns, ..plain }.defines());
@@ -221,10 +190,7 @@ pub(super) const SM90: Kernel<Problem> =
     })
     .when(supports)
     .configured(|p, info| match Tile::choose(p, info.units) {
-        Some(t) => {
-            let stages = Config::of(p, t).stages();
-            format!("{}, tiles of {} x {}, {:?}, {stages} stages", p.arithmetic(), t.m, t.n, t.schedule)
-        }
+        Some(tile) => format!("{}, {}", p.tensor_arithmetic(), Config::of(p, tile).describe()),
         None => String::new(),
     });
 
@@ -274,8 +240,9 @@ struct Operand {
 }
 
 impl Operand {
-    /// The map of boxes of `rows` rows and a stage of K; with a gate the rows of gate and up are two parts.
-    fn map(&self, k: usize, rows: usize, gate: Gate) -> Result<TensorMap> {
+    /// The map of boxes that together have `rows` rows and a stage of K. With a gate the rows of gate and up are two
+    /// parts. Each of `share` blocks loads its part of every box.
+    fn map(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<TensorMap> {
         let size = self.dtype.size();
         let bytes =
             |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
@@ -285,7 +252,7 @@ impl Operand {
         if self.columns {
             sizes = [self.rows, k, 1, self.batch];
             strides = [bytes(self.strides.col, k), 16, batch];
-            extents = [64, stage, 1, 1];
+            extents = [64, stage / share as u32, 1, 1];
         } else {
             let row = bytes(self.strides.row, self.rows);
             let parts = if gate == Gate::None { 1 } else { 2 };
@@ -295,7 +262,7 @@ impl Operand {
                 Gate::Halves => [row, row * (self.rows / 2) as u64, batch],
                 Gate::Interleaved => [2 * row, row, batch],
             };
-            extents = [stage, (rows / parts) as u32, 1, 1];
+            extents = [stage, (rows / parts / share) as u32, 1, 1];
         }
         TensorMap::encode(&Tiled {
             address: self.address as u64,
@@ -308,7 +275,7 @@ impl Operand {
     }
 }
 
-/// The map of boxes of the output: 64 rows, and as many columns as divide every slice of a tile.
+/// The map of boxes of the output: the rows of a warp, and as many columns as divide every slice of a tile.
 fn out_map(p: &Problem, part: &Part, columns: usize) -> Result<TensorMap> {
     let size = p.out_dtype.size();
     let slice = STAGE_ROW / size;
@@ -320,7 +287,7 @@ fn out_map(p: &Problem, part: &Part, columns: usize) -> Result<TensorMap> {
         dtype: p.out_dtype,
         sizes: &[p.n as u64, p.m as u64, p.batch as u64],
         strides: &[bytes(p.out.row, p.m), bytes(p.out.batch, p.batch)],
-        extents: &[width as u32, 64, 1],
+        extents: &[width as u32, SLICE_ROWS as u32, 1],
         swizzle: match width * size {
             128 => Swizzle::B128,
             64 => Swizzle::B64,
@@ -353,29 +320,34 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         batch: if p.w.batch == 0 { 1 } else { p.batch },
         columns: config.w_columns,
     };
-    let (m_tiles, n_tiles) = (p.m.div_ceil(tile.m), p.n.div_ceil(columns));
+    let [m_tiles, n_tiles] = tile.grid(p);
     let tiles = m_tiles * n_tiles * p.batch;
-    if u32::try_from(tiles).is_err() {
+    // The scheduler counts two rounds ahead.
+    if tiles > i32::MAX as usize {
         return Err(Error::Launch {
             kernel: "linear_sm90".into(),
             what: "number of tiles",
             got: tiles as u64,
-            limit: u32::MAX as u64,
+            limit: i32::MAX as u64,
         });
     }
     let params = Sm90Params {
-        x_map: x.map(p.k, tile.m, Gate::None)?,
-        w_map: w.map(p.k, tile.n, p.gate)?,
+        x_map: x.map(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?,
+        w_map: w.map(p.k, tile.n, tile.cluster_m(), p.gate)?,
         out_map: if config.tma_store { out_map(p, part, columns)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: p.k.div_ceil(STAGE_ROW / p.x_dtype.size()) as i32,
         m_tiles: m_tiles as u32,
         n_tiles: n_tiles as u32,
-        band: m_tiles.min(16) as u32,
+        band: tile.band(p) as u32,
     };
-    let blocks = tiles.min(launch.info.units) as u32;
+    let cluster = tile.cluster_blocks();
+    let blocks = (tiles.min(tile.resident(launch.info.units)) * cluster) as u32;
     let threads = ((1 + tile.consumers()) * WARPGROUP) as u32;
-    let launch_config = LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], config.shared_bytes() as u32);
+    let launch_config = LaunchConfig {
+        cluster: (cluster > 1).then_some([cluster as u32, 1, 1]),
+        ..LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], config.shared_bytes() as u32)
+    };
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them.
     unsafe { kernel::run_part(launch, &DEVICE, &config.defines(), &launch_config, &params) }
 }

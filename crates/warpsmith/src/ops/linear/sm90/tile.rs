@@ -1,0 +1,218 @@
+//! Which tile a problem gets.
+//!
+//! Every tile sums an element over K in the same order into one accumulator: the choice, which looks at M too, shows in
+//! the time and never in the bits of a row.
+
+use super::super::problem::{Dequant, Order, SCALE_BLOCK};
+use super::super::{Gate, Problem};
+use super::STAGE_ROW;
+
+/// How the consumers of a block share the tiles.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Schedule {
+    /// A single one.
+    Single,
+    /// Two, each with half the rows of a tile.
+    Cooperative,
+    /// Two that take tiles in turn: the epilogue of one runs under the products of the other.
+    PingPong,
+}
+
+/// Blocks that share what they load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cluster {
+    /// None do.
+    None,
+    /// So many, one below the other: they share `w`.
+    M(usize),
+    /// So many, side by side: they share `x`.
+    N(usize),
+}
+
+/// A tile of the result, and who computes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Tile {
+    pub schedule: Schedule,
+    pub m: usize,
+    /// Rows of `w`: with a gate twice the columns of the result.
+    pub n: usize,
+    /// Rows of `x` that are loaded: fewer than `m` where M is.
+    pub x_rows: usize,
+    pub cluster: Cluster,
+    pub blocks_per_unit: usize,
+}
+
+const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile {
+    Tile { schedule, m, n, x_rows: m, cluster, blocks_per_unit: 1 }
+}
+
+use Schedule::{Cooperative, PingPong, Single};
+
+/// The tiles for M > 64. Of those that cost the same the first is taken.
+pub(super) const TILES: [Tile; 28] = [
+    tile(PingPong, 128, 128, Cluster::None),
+    tile(Cooperative, 128, 256, Cluster::None),
+    tile(Cooperative, 256, 128, Cluster::None),
+    tile(Cooperative, 128, 208, Cluster::None),
+    tile(Cooperative, 128, 192, Cluster::None),
+    tile(Cooperative, 128, 160, Cluster::None),
+    tile(Cooperative, 128, 128, Cluster::None),
+    tile(Cooperative, 128, 96, Cluster::None),
+    tile(Cooperative, 128, 64, Cluster::None),
+    tile(PingPong, 128, 112, Cluster::None),
+    tile(PingPong, 128, 96, Cluster::None),
+    tile(PingPong, 64, 256, Cluster::None),
+    tile(PingPong, 64, 224, Cluster::None),
+    tile(PingPong, 64, 192, Cluster::None),
+    tile(PingPong, 64, 128, Cluster::None),
+    tile(Single, 64, 128, Cluster::None),
+    tile(Single, 64, 96, Cluster::None),
+    tile(Single, 64, 64, Cluster::None),
+    tile(Single, 64, 48, Cluster::None),
+    tile(Single, 64, 32, Cluster::None),
+    tile(PingPong, 128, 128, Cluster::N(2)),
+    tile(Cooperative, 128, 256, Cluster::M(2)),
+    tile(Cooperative, 256, 128, Cluster::N(2)),
+    tile(Cooperative, 128, 224, Cluster::M(2)),
+    tile(Cooperative, 128, 192, Cluster::M(2)),
+    tile(PingPong, 128, 96, Cluster::M(2)),
+    tile(PingPong, 64, 256, Cluster::M(2)),
+    tile(PingPong, 64, 128, Cluster::M(2)),
+];
+
+/// The one of the covering set with scales for blocks of K, whose partial sums need registers of their own.
+pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
+
+/// Columns of the tiles for M <= 64, whose time is that of reading `w`: multiprocessors must get equal shares of it.
+pub(super) const SKINNY: [usize; 7] = [128, 112, 96, 64, 48, 32, 16];
+
+/// Bytes that a multiprocessor gets from L2 in a cycle, and where the rows of an operand start at odd multiples of 16
+/// bytes, so that they straddle sectors.
+const LOADED: f64 = 76.0;
+const LOADED_RAGGED: f64 = 37.0;
+/// Cycles of the epilogue for a thread's element, and for a tile.
+const EPILOGUE: f64 = 11.0;
+const EPILOGUE_START: f64 = 150.0;
+/// What the blocks of a cluster lose by waiting for each other.
+const CLUSTER: f64 = 1.03;
+
+impl Tile {
+    /// A tile for M <= 64, of `n` rows of `w`. The rows of a `transposed` x are always loaded in blocks of 64.
+    pub(super) fn skinny(m: usize, n: usize, transposed: bool) -> Tile {
+        let x_rows = if transposed { 64 } else { m.next_power_of_two().clamp(8, 64) };
+        // Where tiles are small two rings of stages keep more loads in flight than one, which waits for its products.
+        let blocks_per_unit = if n == 32 && x_rows < 64 { 2 } else { 1 };
+        Tile { x_rows, blocks_per_unit, ..tile(Single, 64, n, Cluster::None) }
+    }
+
+    pub(super) fn consumers(self) -> usize {
+        if self.schedule == Single { 1 } else { 2 }
+    }
+
+    /// Blocks of a cluster along M and along N.
+    pub(super) fn cluster_m(self) -> usize {
+        if let Cluster::M(blocks) = self.cluster { blocks } else { 1 }
+    }
+    pub(super) fn cluster_n(self) -> usize {
+        if let Cluster::N(blocks) = self.cluster { blocks } else { 1 }
+    }
+    pub(super) fn cluster_blocks(self) -> usize {
+        self.cluster_m() * self.cluster_n()
+    }
+
+    /// Columns of the result.
+    pub(super) fn columns(self, gate: Gate) -> usize {
+        if gate == Gate::None { self.n } else { self.n / 2 }
+    }
+
+    /// Blocks of 64 rows that one consumer computes.
+    fn row_blocks(self) -> usize {
+        self.m / 64 / if self.schedule == Cooperative { 2 } else { 1 }
+    }
+
+    /// Tiles of clusters that the result of a problem consists of, along M and along N.
+    pub(super) fn grid(self, p: &Problem) -> [usize; 2] {
+        let columns = self.columns(p.gate);
+        [p.m.div_ceil(self.m * self.cluster_m()), p.n.div_ceil(columns * self.cluster_n())]
+    }
+
+    /// Clusters that run at the same time. Those of more than two blocks find no place for some of the multiprocessors,
+    /// which come in groups of at least 16.
+    pub(super) fn resident(self, units: usize) -> usize {
+        let blocks = self.cluster_blocks();
+        let units = if blocks > 2 && units > 16 { units / 16 * 16 } else { units };
+        (units * self.blocks_per_unit / blocks).max(1)
+    }
+
+    /// Rows of tiles whose tiles follow each other column by column, to share operands in L2. A last row of tiles that is
+    /// mostly outside of M costs less than the others and should come last, when not all multiprocessors have work.
+    pub(super) fn band(self, p: &Problem) -> usize {
+        const MOST: usize = 16;
+        let [rows, _] = self.grid(p);
+        let whole = rows.saturating_sub(1);
+        let last = p.m - whole * self.m * self.cluster_m();
+        if whole > 1 && self.cluster_m() == 1 && self.m > 64 && last <= self.m / 2 {
+            let band = (MOST / 4..=MOST.min(whole)).rev().find(|&band| whole.is_multiple_of(band));
+            return band.unwrap_or(MOST.min(whole));
+        }
+        MOST.min(rows)
+    }
+
+    /// Whether the device code takes it for this problem.
+    fn suits(self, p: &Problem) -> bool {
+        let columns = self.columns(p.gate);
+        let transposed = p.w_order == Order::Columns && !self.n.is_multiple_of(64);
+        let scales = p.dequant == Dequant::Blocks
+            && (self.row_blocks() * self.n > 128
+                || !SCALE_BLOCK.is_multiple_of(if p.gate == Gate::Interleaved { self.n } else { columns })
+                || (p.gate == Gate::Halves && !p.n.is_multiple_of(columns)));
+        let share = if p.gate == Gate::None { 8 } else { 16 } * self.cluster_m();
+        !transposed && !scales && columns.is_multiple_of(16) && self.n.is_multiple_of(share)
+    }
+
+    /// An estimate of the cycles that a problem takes.
+    fn cost(self, p: &Problem, units: usize) -> f64 {
+        let [m, n, x_rows] = [self.m, self.n, self.x_rows].map(|size| size as f64);
+        // A stage takes as long as its products, its way from L2, or its ways into and out of shared memory; the last
+        // has been fitted to measurements.
+        let products = m * n / 32.0;
+        let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
+        let loads = bytes / if ragged(p) { LOADED_RAGGED } else { LOADED };
+        let shared = x_rows + n + 0.63 * m / 64.0 * (64.0 + n);
+        let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW);
+        let main = stages as f64 * products.max(loads).max(shared);
+        let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
+        let epilogue = EPILOGUE * elements + EPILOGUE_START;
+        let [rows, columns] = self.grid(p);
+        // Two blocks of a multiprocessor take as long together as one after the other.
+        let resident = self.resident(units).div_ceil(self.blocks_per_unit);
+        let waves = (rows * columns * p.batch).div_ceil(resident) as f64;
+        let cycles = match self.schedule {
+            PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
+            Single | Cooperative => waves * (main + epilogue),
+        };
+        if self.cluster == Cluster::None { cycles } else { cycles * CLUSTER }
+    }
+
+    /// The fastest tile, by the estimate.
+    pub(super) fn choose(p: &Problem, units: usize) -> Option<Tile> {
+        let cheapest = |tiles: &mut dyn Iterator<Item = Tile>| {
+            tiles.filter(|tile| tile.suits(p)).min_by(|a, b| a.cost(p, units).total_cmp(&b.cost(p, units)))
+        };
+        if p.m <= 64 {
+            let parts = if p.gate == Gate::None { 1 } else { 2 };
+            let transposed = p.x_order == Order::Columns;
+            cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny(p.m, parts * columns, transposed)))
+        } else {
+            cheapest(&mut TILES.into_iter())
+        }
+    }
+}
+
+/// Whether rows of an operand start at odd multiples of 16 bytes.
+fn ragged(p: &Problem) -> bool {
+    [(p.x, p.x_order), (p.w, p.w_order)].into_iter().any(|(strides, order)| {
+        let pitch = if order == Order::Columns { strides.col } else { strides.row };
+        !(pitch.unsigned_abs() * p.x_dtype.size()).is_multiple_of(32)
+    })
+}
