@@ -30,6 +30,7 @@
 mod bandwidth;
 pub mod coarse;
 mod element;
+pub mod gemm;
 pub mod math;
 pub mod rows;
 pub mod simd;
