@@ -96,6 +96,7 @@ impl Unit {
 }
 
 /// A block of a matrix to be copied as units: `rows` rows from `row`, elements `k .. k + len` of each.
+#[derive(Copy, Clone)]
 pub(super) struct Block<'a> {
     pub matrix: &'a Matrix,
     pub row: usize,
@@ -116,24 +117,25 @@ pub(super) unsafe fn copy_rows(
     stride: usize,
     padded: usize,
 ) {
+    use std::marker::PhantomData as P;
     match unit {
         Unit::F32 => {
             let rows = Rows::<f32> { block, dst: dst.cast(), stride, padded };
             match rows.block.matrix.dtype {
-                DType::F32 => dispatch(tier, From::<f32, f32>(rows, std::marker::PhantomData)),
-                DType::F16 => dispatch(tier, From::<f16, f32>(rows, std::marker::PhantomData)),
-                DType::BF16 => dispatch(tier, From::<bf16, f32>(rows, std::marker::PhantomData)),
-                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, f32>(rows, std::marker::PhantomData)),
-                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, f32>(rows, std::marker::PhantomData)),
+                DType::F32 => dispatch(tier, From::<f32, f32>(rows, P)),
+                DType::F16 => dispatch(tier, From::<f16, f32>(rows, P)),
+                DType::BF16 => dispatch(tier, From::<bf16, f32>(rows, P)),
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, f32>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, f32>(rows, P)),
                 other => unreachable!("no products of {other}"),
             }
         }
         Unit::Bf16 => {
             let rows = Rows::<bf16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
             match rows.block.matrix.dtype {
-                DType::BF16 => dispatch(tier, From::<bf16, bf16>(rows, std::marker::PhantomData)),
-                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, bf16>(rows, std::marker::PhantomData)),
-                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, bf16>(rows, std::marker::PhantomData)),
+                DType::BF16 => dispatch(tier, From::<bf16, bf16>(rows, P)),
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, bf16>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, bf16>(rows, P)),
                 other => unreachable!("{other} does not fit bf16"),
             }
         }
@@ -152,45 +154,143 @@ struct Rows<'a, U> {
 
 struct From<'a, T, U>(Rows<'a, U>, std::marker::PhantomData<T>);
 
+impl<T: CpuElement, U: CpuElement> From<'_, T, U> {
+    #[inline(always)]
+    fn convert(x: T) -> U {
+        if T::DTYPE == U::DTYPE {
+            // SAFETY: the same type under two names; a conversion would quieten NaN.
+            unsafe { std::mem::transmute_copy::<T, U>(&x) }
+        } else {
+            U::from_f32(x.to_f32())
+        }
+    }
+}
+
 impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Rows { block, dst, stride, padded } = self.0;
-        let step = block.matrix.k_stride;
-        for r in 0..block.rows {
-            let src = block.matrix.at(block.row.wrapping_add(r), block.k).cast::<T>();
-            // SAFETY: `copy_rows` was promised the block and the rows at `dst`.
-            unsafe {
-                let row = dst.add(r * stride);
-                if step == 1 {
+        let Rows { block: Block { matrix, row, rows, k, len }, dst, stride, padded } = self.0;
+        let src = |r: usize, i: usize| matrix.at(row.wrapping_add(r), k.wrapping_add(i)).cast::<T>();
+        // SAFETY: `copy_rows` was promised the block and the rows at `dst`.
+        unsafe {
+            if matrix.k_stride == 1 {
+                for r in 0..rows {
+                    let to = dst.add(r * stride);
                     if T::DTYPE == U::DTYPE {
-                        std::ptr::copy_nonoverlapping(src.cast::<U>(), row, block.len);
+                        std::ptr::copy_nonoverlapping(src(r, 0).cast::<U>(), to, len);
                     } else {
                         map(
                             s,
-                            src,
-                            row,
-                            block.len,
+                            src(r, 0),
+                            to,
+                            len,
                             false,
                             #[inline(always)]
                             |v| v,
                         );
                     }
-                } else {
-                    for i in 0..block.len {
-                        let x = *src.wrapping_offset(i as isize * step);
-                        *row.add(i) = if T::DTYPE == U::DTYPE {
-                            // The same type under two names; a conversion would quieten NaN.
-                            std::mem::transmute_copy::<T, U>(&x)
-                        } else {
-                            U::from_f32(x.to_f32())
-                        };
+                }
+            } else {
+                // Along the columns, which are contiguous in a transposed matrix.
+                for i in 0..len {
+                    for r in 0..rows {
+                        *dst.add(r * stride + i) = Self::convert(*src(r, i));
                     }
                 }
-                std::ptr::write_bytes(row.add(block.len), 0, padded - block.len);
             }
+            for r in 0..rows {
+                std::ptr::write_bytes(dst.add(r * stride + len), 0, padded - len);
+            }
+        }
+    }
+}
+
+/// Copies a block of at most 16 rows of a matrix whose columns are contiguous as the columns of a panel: unit `i` of
+/// the block at `dst + i * width`, 16 lanes of which those past the rows are zero. `units` units are written; elements
+/// past the block count as zero.
+///
+/// # Safety
+/// The block must be inside the matrix, `dst` hold the units, and `unit` be `F32` or `Bf16`.
+pub(super) unsafe fn copy_columns(
+    tier: Tier,
+    unit: Unit,
+    block: Block<'_>,
+    dst: *mut u32,
+    width: usize,
+    units: usize,
+) {
+    use std::marker::PhantomData as P;
+    let pairs = unit == Unit::Bf16;
+    let columns = Columns { block, dst, width, units, pairs };
+    match columns.block.matrix.dtype {
+        DType::F32 => dispatch(tier, Across::<f32>(columns, P)),
+        DType::F16 => dispatch(tier, Across::<f16>(columns, P)),
+        DType::BF16 => dispatch(tier, Across::<bf16>(columns, P)),
+        DType::F8E4M3 => dispatch(tier, Across::<F8E4M3>(columns, P)),
+        DType::F8E5M2 => dispatch(tier, Across::<F8E5M2>(columns, P)),
+        other => unreachable!("no columns of {other}"),
+    }
+}
+
+/// A block on its way to columns of a panel.
+struct Columns<'a> {
+    block: Block<'a>,
+    dst: *mut u32,
+    width: usize,
+    units: usize,
+    pairs: bool,
+}
+
+struct Across<'a, T>(Columns<'a>, std::marker::PhantomData<T>);
+
+impl<T: CpuElement> Across<'_, T> {
+    /// Element `i` of the rows from `lane` on, zero past the block.
+    ///
+    /// # Safety
+    /// The block must be inside the matrix.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, s: S, lane: usize, i: usize) -> S::V {
+        let Block { matrix, row, rows, k, len } = self.0.block;
+        let p = matrix.at(row.wrapping_add(lane), k.wrapping_add(i)).cast::<T>();
+        let count = rows.saturating_sub(lane).min(S::N);
+        // SAFETY: `count` rows from `lane` on are in the block, and so is element `i` if it is below `len`.
+        unsafe {
+            match count {
+                _ if i >= len => s.zero(),
+                _ if count == S::N => T::load(s, p),
+                _ => T::load_partial(s, p, count),
+            }
+        }
+    }
+}
+
+impl<T: CpuElement> Task for Across<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Columns { dst, width, units, pairs, .. } = self.0;
+        let mut lane = 0usize;
+        while lane < 16 {
+            // SAFETY: `copy_columns` was promised the block and the units at `dst`.
+            unsafe {
+                let mut to = dst.cast::<f32>().add(lane);
+                for i in 0..units {
+                    // What fits bf16 has zeros in the low half of its f32.
+                    let v = if pairs {
+                        let even = s.shr(s.bits_of(self.load(s, lane, 2 * i)), 16);
+                        let odd = s.iand(s.bits_of(self.load(s, lane, 2 * i + 1)), s.isplat(!0xffff));
+                        s.of_bits(s.ior(even, odd))
+                    } else {
+                        self.load(s, lane, i)
+                    };
+                    s.store(to, v);
+                    to = to.add(width);
+                }
+            }
+            lane = lane.wrapping_add(S::N);
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::buffer::Buffer;
 use super::isa::Isa;
-use super::matrix::{Block, Matrix, Unit, copy_rows};
+use super::matrix::{Block, Matrix, Unit, copy_columns, copy_rows};
 use crate::cpu::{Tier, parallel_for};
 
 /// Columns of a panel.
@@ -129,6 +129,12 @@ impl Panels {
             };
             // SAFETY: the rows of the matrix are readable up to `valid` bytes; the target is the caller's.
             return unsafe { transpose(tier, &source, len, target(0), self.width, cols) };
+        }
+        if matrix.row_stride == 1 && self.unit != Unit::Int8 && self.width == PANEL && rows > 0 {
+            let k = (from * per_unit).min(matrix.k);
+            let block = Block { matrix, row, rows, k, len: (matrix.k - k).min(len * per_unit) };
+            // SAFETY: the block is inside the matrix; the target is the caller's.
+            return unsafe { copy_columns(tier, self.unit, block, target(0), self.width, len) };
         }
         let mut staged = [const { std::mem::MaybeUninit::<u32>::uninit() }; HALF * STAGE];
         let staged = staged.as_mut_ptr().cast::<u32>();
