@@ -162,14 +162,15 @@ macro_rules! kernel {
     };
 }
 
-/// The four kernels of one instruction.
+/// The four kernels of one instruction. Left rows are used again by the next panel and should stay in the first cache;
+/// the panel streams past them, hence the hint `t1` on its loads.
 macro_rules! kernels {
     ($dot:literal, $k22:ident, $k21:ident, $k12:ident, $k11:ident) => {
         kernel!($k22,
             "tileloadd tmm4, [{l0} + {ls}]",
-            "tileloadd tmm6, [{r} + {rs}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
             concat!($dot, " tmm0, tmm4, tmm6"),
-            "tileloadd tmm7, [{r} + {rs} + 64]",
+            "tileloaddt1 tmm7, [{r} + {rs} + 64]",
             concat!($dot, " tmm1, tmm4, tmm7"),
             "tileloadd tmm5, [{l1} + {ls}]",
             concat!($dot, " tmm2, tmm5, tmm6"),
@@ -180,7 +181,7 @@ macro_rules! kernels {
             "tilestored [{o0} + {os}], tmm0", "tilestored [{o0} + {os} + 64], tmm1",
             "tilestored [{o1} + {os}], tmm2", "tilestored [{o1} + {os} + 64], tmm3");
         kernel!($k21,
-            "tileloadd tmm6, [{r} + {rs}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
             "tileloadd tmm4, [{l0} + {ls}]",
             concat!($dot, " tmm0, tmm4, tmm6"),
             "tileloadd tmm5, [{l1} + {ls}]",
@@ -190,9 +191,9 @@ macro_rules! kernels {
             "tilestored [{o0} + {os}], tmm0", "tilestored [{o1} + {os}], tmm2");
         kernel!($k12,
             "tileloadd tmm4, [{l0} + {ls}]",
-            "tileloadd tmm6, [{r} + {rs}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
             concat!($dot, " tmm0, tmm4, tmm6"),
-            "tileloadd tmm7, [{r} + {rs} + 64]",
+            "tileloaddt1 tmm7, [{r} + {rs} + 64]",
             concat!($dot, " tmm1, tmm4, tmm7");
             "tilezero tmm0", "tilezero tmm1";
             "tileloadd tmm0, [{o0} + {os}]", "tileloadd tmm1, [{o0} + {os} + 64]";
@@ -200,7 +201,7 @@ macro_rules! kernels {
             "/* {o1} */");
         kernel!($k11,
             "tileloadd tmm4, [{l0} + {ls}]",
-            "tileloadd tmm6, [{r} + {rs}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
             concat!($dot, " tmm0, tmm4, tmm6");
             "tilezero tmm0";
             "tileloadd tmm0, [{o0} + {os}]";

@@ -14,8 +14,8 @@ use std::ops::Range;
 const TILE: usize = PANEL * PANEL;
 /// Units of k in a block on vectors: 14 rows of the left operand stay in the first cache.
 const VECTOR_BLOCK: usize = 512;
-/// Units of k in a block on tiles: 32 rows of the left operand stay in the first cache.
-const TILE_BLOCK: usize = 256;
+/// Units of k in a block on tiles. The sums of a tile cost as much to bring back as two steps, so cuts are few.
+const TILE_BLOCK: usize = 512;
 /// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
 /// Bytes of the right operand that are packed before they are used, per thread: half of a second cache.

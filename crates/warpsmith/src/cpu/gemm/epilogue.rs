@@ -1,6 +1,7 @@
 //! What becomes of a finished sum: the caller's last steps, on a tile that is still in the first cache.
 
 use super::panel::{HALF, PANEL};
+use crate::cpu::rows::load_at;
 use crate::cpu::{CpuElement, Simd};
 
 /// A tile of finished sums: rows `row .. row + rows` and columns `col .. col + cols` of the product.
@@ -153,6 +154,33 @@ impl<T: CpuElement> Epilogue for Output<T> {
             #[inline(always)]
             // SAFETY: the caller promised the tile's elements.
             |row, col, count, sums| unsafe { self.store(s, row, col, count, sums) },
+        );
+    }
+}
+
+/// The product of quantised operands: each sum times the scale of its row and that of its column.
+#[derive(Copy, Clone)]
+pub struct Scaled<'a, T> {
+    /// Where results go.
+    pub out: Output<T>,
+    /// A scale for each row.
+    pub rows: &'a [f32],
+    /// A scale for each column.
+    pub cols: &'a [f32],
+}
+
+impl<T: CpuElement> Epilogue for Scaled<'_, T> {
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
+        assert!(self.rows.len() >= tile.row + tile.rows && self.cols.len() >= tile.col + tile.cols);
+        tile.for_vectors(
+            s,
+            #[inline(always)]
+            // SAFETY: the tile was found to be inside the scales; its elements are the caller's promise.
+            |row, col, count, sums| unsafe {
+                let scale = s.mul(s.splat(self.rows[row]), load_at(s, self.cols.as_ptr(), col, count));
+                self.out.store(s, row, col, count, s.mul(sums, scale));
+            },
         );
     }
 }

@@ -3,7 +3,8 @@
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
 //! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
 //! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
-//! else as f32.
+//! else as f32. Two operands of [`DType::U8`] are int8: their sums are exact in i32, and become f32 for the epilogue
+//! ([`Scaled`] is one).
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
@@ -28,7 +29,7 @@ mod matrix;
 mod panel;
 mod vector;
 
-pub use epilogue::{Epilogue, Output, Tile};
+pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;
 pub use panel::PackedWeights;
