@@ -18,8 +18,9 @@ const VECTOR_BLOCK: usize = 512;
 const TILE_BLOCK: usize = 512;
 /// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
-/// Bytes of the right operand that are packed before they are used, per thread: half of a second cache.
-const CHUNK: usize = 1 << 20;
+/// Bytes of the right operand that are packed before they are used, per thread. The left operand is read once for each
+/// chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
+const CHUNK: usize = 4 << 20;
 
 /// The product with packed weights.
 ///
