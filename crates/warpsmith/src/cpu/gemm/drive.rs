@@ -176,6 +176,8 @@ impl<E: Epilogue> Blocked<'_, E> {
             if rows >= cols { rows = rows.div_ceil(2) } else { cols = cols.div_ceil(2) }
         }
         let (down, across) = (blocks.div_ceil(rows), panels.div_ceil(cols));
+        // Of equal size: a small remainder would leave threads idle.
+        (rows, cols) = (blocks.div_ceil(down), panels.div_ceil(across));
         parallel_for(down * across, 1, |tasks| {
             let cuts = self.right.panels.units > self.depth();
             Workspace::with(if cuts { rows * cols } else { 1 }, |space| {
