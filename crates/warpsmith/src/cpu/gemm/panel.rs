@@ -223,32 +223,60 @@ mod avx512 {
     /// As for [`super::transpose`]; AVX-512 F and BW must be there.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
+        let whole = if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
+        let (mut from, mut to) = (source.data, dst);
+        let end = from.wrapping_add(whole * 4);
+        while from < end {
+            let mut row = from;
+            let block = std::array::from_fn(|_| {
+                // SAFETY: all 16 rows have these 64 bytes. The prefetch is a hint, and never a fault.
+                unsafe {
+                    let lane = _mm512_loadu_si512(row.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD).cast());
+                    row = row.wrapping_offset(source.stride);
+                    lane
+                }
+            });
+            for lane in transposed(block) {
+                // SAFETY: the target holds 16 columns of each unit.
+                unsafe { _mm512_storeu_si512(to.cast(), lane) };
+                to = to.wrapping_add(width);
+            }
+            from = from.wrapping_add(64);
+        }
+        // SAFETY: the rest of the caller's promise.
+        unsafe { transpose_parts(source, whole, units, dst, width, cols) };
+    }
+
+    /// How far ahead rows are asked for: memory answers within the time it takes to transpose this many bytes.
+    const AHEAD: usize = 512;
+
+    /// [`transpose`] from unit `unit` on, where rows, columns or units may be missing.
+    ///
+    /// # Safety
+    /// As for [`transpose`].
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn transpose_parts(
+        source: &Source,
+        mut unit: usize,
+        units: usize,
+        dst: *mut u32,
+        width: usize,
+        cols: usize,
+    ) {
         let columns = !(u32::MAX << cols) as __mmask16;
-        let mut unit = 0usize;
         while unit < units {
-            let start = unit * 4;
-            let left = source.bytes.saturating_sub(start);
+            let left = source.bytes.saturating_sub(unit * 4);
             let bytes: __mmask64 = if left >= 64 { !0 } else { !(u64::MAX << left) };
             let mut block = [_mm512_setzero_si512(); HALF];
-            let mut row = source.data.wrapping_add(start);
-            if left >= 64 && source.rows == HALF {
-                for lane in &mut block {
-                    // SAFETY: all 16 rows have these 64 bytes.
-                    *lane = unsafe { _mm512_loadu_si512(row.cast()) };
-                    // A hint only: far enough ahead for memory, and never a fault.
-                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(512).cast());
-                    row = row.wrapping_offset(source.stride);
-                }
-            } else {
-                for lane in block.iter_mut().take(source.rows) {
-                    // SAFETY: the mask holds the bytes the row still has.
-                    *lane = unsafe { _mm512_maskz_loadu_epi8(bytes, row.cast()) };
-                    row = row.wrapping_offset(source.stride);
-                }
+            let mut row = source.data.wrapping_add(unit * 4);
+            for lane in block.iter_mut().take(source.rows) {
+                // SAFETY: the mask holds the bytes the row still has.
+                *lane = unsafe { _mm512_maskz_loadu_epi8(bytes, row.cast()) };
+                row = row.wrapping_offset(source.stride);
             }
-            let block = transposed(block);
             let mut to = dst.wrapping_add(unit * width);
-            for lane in block.iter().take(units - unit) {
+            for lane in transposed(block).iter().take(units - unit) {
                 // SAFETY: the target holds `cols` columns of each unit.
                 unsafe { _mm512_mask_storeu_epi32(to.cast(), columns, *lane) };
                 to = to.wrapping_add(width);
