@@ -31,6 +31,7 @@ mod bandwidth;
 pub mod bf16;
 pub mod coarse;
 mod element;
+pub mod gemm;
 pub mod math;
 pub mod rows;
 pub mod simd;

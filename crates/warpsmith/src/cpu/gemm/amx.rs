@@ -1,0 +1,214 @@
+//! AMX: products of tiles, 16 rows of 64 bytes each.
+//!
+//! A tile of the left operand holds 16 of its rows, 16 units of each, as they lie in a row-major matrix. One of the
+//! right operand holds 16 units of half a panel. Each instruction adds 16 units of k to 16 x 16 sums; even and odd
+//! elements of bf16 are summed apart and meet at the end of the instruction. Multiplication commutes, so a sum has the
+//! same bits whichever operand is left and whatever the size of the tile.
+
+use super::matrix::Unit;
+use super::panel::{HALF, PANEL};
+use std::arch::asm;
+
+/// Units of k that one instruction consumes.
+pub(super) const STEP: usize = 16;
+
+/// Rows in the two left tiles and columns in the two right tiles. The second of each may be empty.
+#[derive(Copy, Clone, Eq, PartialEq, Default, Debug)]
+pub(super) struct Shape {
+    pub rows: [usize; 2],
+    pub cols: [usize; 2],
+}
+
+/// One product: up to 32 rows times up to 32 columns over `steps` steps, into rows of [`PANEL`] at `out`.
+#[derive(Copy, Clone)]
+pub(super) struct Product {
+    pub shape: Shape,
+    pub steps: usize,
+    /// First rows of the two left tiles; rows are `left_stride` bytes apart.
+    pub left: [*const u8; 2],
+    pub left_stride: isize,
+    /// Units of a panel, rows of `right_width` units.
+    pub right: *const u32,
+    pub right_width: usize,
+    pub out: *mut f32,
+    /// Whether `out` holds the sum over the steps before.
+    pub resume: bool,
+}
+
+/// The tile registers of this thread, configured for one shape at a time; released when dropped.
+pub(super) struct Tiles {
+    shape: Shape,
+}
+
+impl Tiles {
+    /// # Safety
+    /// AMX must be supported ([`super::Isa::Amx`]).
+    pub unsafe fn new() -> Tiles {
+        Tiles { shape: Shape::default() }
+    }
+
+    fn configure(&mut self, shape: Shape) {
+        /// What `ldtilecfg` reads: palette, and for each tile the bytes of a row and the rows.
+        #[repr(C, align(64))]
+        #[derive(Default)]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        if self.shape == shape {
+            return;
+        }
+        self.shape = shape;
+        let mut config = Config { palette: 1, ..Config::default() };
+        let mut set = |tile: usize, rows: usize, units: usize| {
+            if rows > 0 && units > 0 {
+                config.rows[tile] = rows as u8;
+                config.row_bytes[tile] = 4 * units as u16;
+            }
+        };
+        for i in 0..2 {
+            for j in 0..2 {
+                set(2 * i + j, shape.rows[i], shape.cols[j]);
+            }
+            set(4 + i, shape.rows[i], STEP);
+            set(6 + i, STEP, shape.cols[i]);
+        }
+        // SAFETY: the configuration is valid for palette 1 (at most 16 rows of 64 bytes); it changes tile registers only.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) };
+    }
+
+    /// Computes `product`. `Int8` sums are i32, written as their bits.
+    ///
+    /// # Safety
+    /// The memory of `product` must be as its fields say.
+    pub unsafe fn multiply(&mut self, unit: Unit, product: &Product) {
+        let Shape { rows, cols } = product.shape;
+        debug_assert!(rows[0] > 0 && cols[0] > 0 && rows.iter().chain(&cols).all(|&n| n <= HALF));
+        self.configure(product.shape);
+        // SAFETY: passed on.
+        unsafe {
+            match (unit, rows[1] > 0, cols[1] > 0) {
+                (Unit::Bf16, true, true) => bf16_2x2(product),
+                (Unit::Bf16, true, false) => bf16_2x1(product),
+                (Unit::Bf16, false, true) => bf16_1x2(product),
+                (Unit::Bf16, false, false) => bf16_1x1(product),
+                (Unit::Int8, true, true) => int8_2x2(product),
+                (Unit::Int8, true, false) => int8_2x1(product),
+                (Unit::Int8, false, true) => int8_1x2(product),
+                (Unit::Int8, false, false) => int8_1x1(product),
+                (Unit::F32, ..) => unreachable!("tiles do not multiply f32"),
+            }
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        if self.shape != Shape::default() {
+            // SAFETY: gives up the tile registers, which nothing else on this thread uses.
+            unsafe { asm!("tilerelease", options(nomem, nostack)) };
+        }
+    }
+}
+
+/// A kernel: tiles 0 to 3 hold the sums (row-major in the 2 x 2 grid), 4 and 5 the left operand, 6 and 7 the right.
+macro_rules! kernel {
+    ($name:ident, $($step:expr),+; $($clear:literal),+; $($load:literal),+; $($store:literal),+) => {
+        /// # Safety
+        /// The tiles must be configured for the product's shape and its memory be as its fields say.
+        unsafe fn $name(p: &Product) {
+            let rows_apart = (HALF * PANEL * size_of::<f32>()) as isize;
+            // SAFETY: tile loads and stores touch the rows of the configured shape, which the caller promised.
+            unsafe {
+                asm!(
+                    "test {resume:e}, {resume:e}",
+                    "jnz 2f",
+                    $($clear,)+
+                    "jmp 3f",
+                    "2:",
+                    $($load,)+
+                    "3:",
+                    "test {steps}, {steps}",
+                    "jz 5f",
+                    "4:",
+                    $($step,)+
+                    "add {l0}, 64",
+                    "add {l1}, 64",
+                    "add {r}, {right_step}",
+                    "dec {steps}",
+                    "jnz 4b",
+                    "5:",
+                    $($store,)+
+                    resume = in(reg) u32::from(p.resume),
+                    steps = inout(reg) p.steps => _,
+                    l0 = inout(reg) p.left[0] => _,
+                    l1 = inout(reg) p.left[1] => _,
+                    ls = in(reg) p.left_stride,
+                    r = inout(reg) p.right => _,
+                    rs = in(reg) p.right_width * size_of::<u32>(),
+                    right_step = in(reg) p.right_width * size_of::<u32>() * STEP,
+                    o0 = in(reg) p.out,
+                    o1 = in(reg) p.out.wrapping_byte_offset(rows_apart),
+                    os = in(reg) PANEL * size_of::<f32>(),
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+/// The four kernels of one instruction. Left rows are used again by the next panel and should stay in the first cache;
+/// the panel streams past them, hence the hint `t1` on its loads.
+macro_rules! kernels {
+    ($dot:literal, $k22:ident, $k21:ident, $k12:ident, $k11:ident) => {
+        kernel!($k22,
+            "tileloadd tmm4, [{l0} + {ls}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloaddt1 tmm7, [{r} + {rs} + 64]",
+            concat!($dot, " tmm1, tmm4, tmm7"),
+            "tileloadd tmm5, [{l1} + {ls}]",
+            concat!($dot, " tmm2, tmm5, tmm6"),
+            concat!($dot, " tmm3, tmm5, tmm7");
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3";
+            "tileloadd tmm0, [{o0} + {os}]", "tileloadd tmm1, [{o0} + {os} + 64]",
+            "tileloadd tmm2, [{o1} + {os}]", "tileloadd tmm3, [{o1} + {os} + 64]";
+            "tilestored [{o0} + {os}], tmm0", "tilestored [{o0} + {os} + 64], tmm1",
+            "tilestored [{o1} + {os}], tmm2", "tilestored [{o1} + {os} + 64], tmm3");
+        kernel!($k21,
+            "tileloaddt1 tmm6, [{r} + {rs}]",
+            "tileloadd tmm4, [{l0} + {ls}]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm5, [{l1} + {ls}]",
+            concat!($dot, " tmm2, tmm5, tmm6");
+            "tilezero tmm0", "tilezero tmm2";
+            "tileloadd tmm0, [{o0} + {os}]", "tileloadd tmm2, [{o1} + {os}]";
+            "tilestored [{o0} + {os}], tmm0", "tilestored [{o1} + {os}], tmm2");
+        kernel!($k12,
+            "tileloadd tmm4, [{l0} + {ls}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloaddt1 tmm7, [{r} + {rs} + 64]",
+            concat!($dot, " tmm1, tmm4, tmm7");
+            "tilezero tmm0", "tilezero tmm1";
+            "tileloadd tmm0, [{o0} + {os}]", "tileloadd tmm1, [{o0} + {os} + 64]";
+            "tilestored [{o0} + {os}], tmm0", "tilestored [{o0} + {os} + 64], tmm1",
+            "/* {o1} */");
+        kernel!($k11,
+            "tileloadd tmm4, [{l0} + {ls}]",
+            "tileloaddt1 tmm6, [{r} + {rs}]",
+            concat!($dot, " tmm0, tmm4, tmm6");
+            "tilezero tmm0";
+            "tileloadd tmm0, [{o0} + {os}]";
+            "tilestored [{o0} + {os}], tmm0",
+            "/* {o1} */");
+    };
+}
+
+kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
+kernels!("tdpbssd", int8_2x2, int8_2x1, int8_1x2, int8_1x1);

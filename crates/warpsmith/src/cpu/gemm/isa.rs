@@ -1,0 +1,121 @@
+//! What the GEMM kernels run on: the tiers of the other kernels, and two that only matrix products know.
+
+use crate::cpu::Tier;
+use std::sync::OnceLock;
+
+/// An instruction set of the GEMM kernels, lowest first. A machine that has one has all below it.
+#[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
+pub enum Isa {
+    /// Plain Rust.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512.
+    Avx512,
+    /// AVX-512 with the dot products of BF16 and VNNI.
+    Avx512Dot,
+    /// AMX tiles for bf16 and int8; f32 runs as on [`Isa::Avx512`].
+    Amx,
+}
+
+impl Isa {
+    /// Every instruction set, lowest first.
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Dot, Isa::Amx];
+
+    /// The highest this machine has, and the operating system lets the process use.
+    pub fn supported() -> Isa {
+        static SUPPORTED: OnceLock<Isa> = OnceLock::new();
+        *SUPPORTED.get_or_init(detect)
+    }
+
+    /// Those this machine has, lowest first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|&isa| isa <= Isa::supported())
+    }
+
+    /// The highest this machine has that a kernel of `tier` may use.
+    pub fn of_tier(tier: Tier) -> Isa {
+        let wanted = match tier {
+            Tier::Portable => Isa::Portable,
+            Tier::Avx2 => Isa::Avx2,
+            Tier::Avx512 => Isa::Amx,
+        };
+        wanted.min(Isa::supported())
+    }
+
+    /// The vector tier that goes with it.
+    pub const fn tier(self) -> Tier {
+        match self {
+            Isa::Portable => Tier::Portable,
+            Isa::Avx2 => Tier::Avx2,
+            Isa::Avx512 | Isa::Avx512Dot | Isa::Amx => Tier::Avx512,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Isa {
+    use std::arch::is_x86_feature_detected as has;
+    let dot = has!("avx512bf16") && has!("avx512vnni");
+    match Tier::supported() {
+        Tier::Portable => Isa::Portable,
+        Tier::Avx2 => Isa::Avx2,
+        Tier::Avx512 if !dot => Isa::Avx512,
+        Tier::Avx512 if !(amx_in_processor() && amx_permitted()) => Isa::Avx512Dot,
+        Tier::Avx512 => Isa::Amx,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Isa {
+    Isa::Portable
+}
+
+/// AMX-TILE, AMX-BF16 and AMX-INT8, with the tile state enabled by the operating system.
+#[cfg(target_arch = "x86_64")]
+fn amx_in_processor() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    const OSXSAVE: u32 = 1 << 27;
+    const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+    if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
+        return false;
+    }
+    let enabled: u64;
+    // SAFETY: reads a register that OSXSAVE says exists; touches no memory.
+    unsafe {
+        let (low, high): (u32, u32);
+        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
+        enabled = u64::from(high) << 32 | u64::from(low);
+    }
+    __cpuid_count(7, 0).edx & BF16_TILE_INT8 == BF16_TILE_INT8 && enabled & TILE_STATE == TILE_STATE
+}
+
+/// Asks the kernel for the tile state, which Linux grants per process and only on demand.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call only widens what this process may save of its registers.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn amx_permitted() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_bound_the_choice() {
+        assert_eq!(Isa::of_tier(Tier::Portable), Isa::Portable);
+        assert_eq!(Isa::of_tier(Tier::Avx512), Isa::supported());
+        for isa in Isa::available() {
+            assert!(isa.tier() <= Tier::supported());
+            assert!(Isa::of_tier(isa.tier()) >= isa);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The operands: matrices anywhere in memory, and their rows as units.
+//!
+//! A *unit* is 32 bits: one f32, two neighbouring bf16 or four neighbouring int8 of a row. The dot-product
+//! instructions consume pairs and quads as one lane, so in units all types pack the same way.
+
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map};
+use crate::dtype::{DType, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+/// A matrix of `rows` x `k` elements in memory, with any strides.
+#[derive(Copy, Clone, Debug)]
+pub struct Matrix {
+    /// Its first element.
+    pub data: *const u8,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Number of rows.
+    pub rows: usize,
+    /// Length of a row: the dimension that is summed over.
+    pub k: usize,
+    /// Elements from one row to the next.
+    pub row_stride: isize,
+    /// Elements from one element of a row to the next.
+    pub k_stride: isize,
+}
+
+// SAFETY: the pointer is read only, by a call whose caller promised that the memory outlives it.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+impl Matrix {
+    /// A matrix whose rows follow each other without gaps.
+    pub fn dense<T: CpuElement>(data: &[T], rows: usize, k: usize) -> Matrix {
+        assert!(data.len() >= rows * k, "{} elements for {rows} x {k}", data.len());
+        let stride = k as isize;
+        Matrix { data: data.as_ptr().cast(), dtype: T::DTYPE, rows, k, row_stride: stride, k_stride: 1 }
+    }
+
+    /// Address of an element.
+    #[inline(always)]
+    pub(super) fn at(&self, row: usize, k: usize) -> *const u8 {
+        let offset = row as isize * self.row_stride + k as isize * self.k_stride;
+        self.data.wrapping_offset(offset * self.dtype.size() as isize)
+    }
+
+    /// Bytes from one row to the next.
+    pub(super) fn row_bytes(&self) -> isize {
+        self.row_stride * self.dtype.size() as isize
+    }
+
+    /// Whether the rows lie in memory as rows of units.
+    pub(super) fn is_units(&self, unit: Unit) -> bool {
+        self.dtype == unit.dtype() && (self.k_stride == 1 || self.k == 1)
+    }
+}
+
+/// What the 32 bits of a unit hold.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub(super) enum Unit {
+    /// One f32.
+    F32,
+    /// Two bf16.
+    Bf16,
+    /// Four int8, which tensors hold as `U8` bits.
+    Int8,
+}
+
+impl Unit {
+    /// Elements in a unit.
+    pub const fn elements(self) -> usize {
+        match self {
+            Unit::F32 => 1,
+            Unit::Bf16 => 2,
+            Unit::Int8 => 4,
+        }
+    }
+
+    /// The type of the elements.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Unit::F32 => DType::F32,
+            Unit::Bf16 => DType::BF16,
+            Unit::Int8 => DType::U8,
+        }
+    }
+
+    /// Units in a packed row of `k` elements. Tiles consume 16 units at once, so rows that may go through tiles
+    /// are padded with zeros to whole tiles.
+    pub const fn packed_len(self, k: usize) -> usize {
+        match self {
+            Unit::F32 => k,
+            Unit::Bf16 | Unit::Int8 => k.div_ceil(16 * self.elements()) * 16,
+        }
+    }
+}
+
+/// A block of a matrix to be copied as units: `rows` rows from `row`, elements `k .. k + len` of each.
+#[derive(Copy, Clone)]
+pub(super) struct Block<'a> {
+    pub matrix: &'a Matrix,
+    pub row: usize,
+    pub rows: usize,
+    pub k: usize,
+    pub len: usize,
+}
+
+/// Copies a block as rows of units, `stride` units apart at `dst`, each padded with zeros to `padded` units.
+///
+/// # Safety
+/// The block must be inside the matrix and `dst` hold `rows * stride` units; `padded <= stride`.
+pub(super) unsafe fn copy_rows(
+    tier: Tier,
+    unit: Unit,
+    block: Block<'_>,
+    dst: *mut u32,
+    stride: usize,
+    padded: usize,
+) {
+    use std::marker::PhantomData as P;
+    match unit {
+        Unit::F32 => {
+            let rows = Rows::<f32> { block, dst: dst.cast(), stride, padded };
+            match rows.block.matrix.dtype {
+                DType::F32 => dispatch(tier, From::<f32, f32>(rows, P)),
+                DType::F16 => dispatch(tier, From::<f16, f32>(rows, P)),
+                DType::BF16 => dispatch(tier, From::<bf16, f32>(rows, P)),
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, f32>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, f32>(rows, P)),
+                other => unreachable!("no products of {other}"),
+            }
+        }
+        Unit::Bf16 => {
+            let rows = Rows::<bf16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
+            match rows.block.matrix.dtype {
+                DType::BF16 => dispatch(tier, From::<bf16, bf16>(rows, P)),
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, bf16>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, bf16>(rows, P)),
+                other => unreachable!("{other} does not fit bf16"),
+            }
+        }
+        // SAFETY: passed on.
+        Unit::Int8 => unsafe { copy_bytes(&block, dst.cast(), stride * 4, padded * 4) },
+    }
+}
+
+/// A block on its way to rows of `U`.
+struct Rows<'a, U> {
+    block: Block<'a>,
+    dst: *mut U,
+    stride: usize,
+    padded: usize,
+}
+
+struct From<'a, T, U>(Rows<'a, U>, std::marker::PhantomData<T>);
+
+impl<T: CpuElement, U: CpuElement> From<'_, T, U> {
+    #[inline(always)]
+    fn convert(x: T) -> U {
+        if T::DTYPE == U::DTYPE {
+            // SAFETY: the same type under two names; a conversion would quieten NaN.
+            unsafe { std::mem::transmute_copy::<T, U>(&x) }
+        } else {
+            U::from_f32(x.to_f32())
+        }
+    }
+}
+
+impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Rows { block: Block { matrix, row, rows, k, len }, dst, stride, padded } = self.0;
+        let src = |r: usize, i: usize| matrix.at(row.wrapping_add(r), k.wrapping_add(i)).cast::<T>();
+        // SAFETY: `copy_rows` was promised the block and the rows at `dst`.
+        unsafe {
+            if matrix.k_stride == 1 {
+                for r in 0..rows {
+                    let to = dst.add(r * stride);
+                    if T::DTYPE == U::DTYPE {
+                        std::ptr::copy_nonoverlapping(src(r, 0).cast::<U>(), to, len);
+                    } else {
+                        map(
+                            s,
+                            src(r, 0),
+                            to,
+                            len,
+                            false,
+                            #[inline(always)]
+                            |v| v,
+                        );
+                    }
+                }
+            } else {
+                // Along the columns, which are contiguous in a transposed matrix.
+                for i in 0..len {
+                    for r in 0..rows {
+                        *dst.add(r * stride + i) = Self::convert(*src(r, i));
+                    }
+                }
+            }
+            for r in 0..rows {
+                std::ptr::write_bytes(dst.add(r * stride + len), 0, padded - len);
+            }
+        }
+    }
+}
+
+/// Copies a block of at most 16 rows of a matrix whose columns are contiguous as the columns of a panel: unit `i` of
+/// the block at `dst + i * width`, 16 lanes of which those past the rows are zero. `units` units are written; elements
+/// past the block count as zero.
+///
+/// # Safety
+/// The block must be inside the matrix, `dst` hold the units, and `unit` be `F32` or `Bf16`.
+pub(super) unsafe fn copy_columns(
+    tier: Tier,
+    unit: Unit,
+    block: Block<'_>,
+    dst: *mut u32,
+    width: usize,
+    units: usize,
+) {
+    use std::marker::PhantomData as P;
+    let pairs = unit == Unit::Bf16;
+    let columns = Columns { block, dst, width, units, pairs };
+    match columns.block.matrix.dtype {
+        DType::F32 => dispatch(tier, Across::<f32>(columns, P)),
+        DType::F16 => dispatch(tier, Across::<f16>(columns, P)),
+        DType::BF16 => dispatch(tier, Across::<bf16>(columns, P)),
+        DType::F8E4M3 => dispatch(tier, Across::<F8E4M3>(columns, P)),
+        DType::F8E5M2 => dispatch(tier, Across::<F8E5M2>(columns, P)),
+        other => unreachable!("no columns of {other}"),
+    }
+}
+
+/// A block on its way to columns of a panel.
+struct Columns<'a> {
+    block: Block<'a>,
+    dst: *mut u32,
+    width: usize,
+    units: usize,
+    pairs: bool,
+}
+
+struct Across<'a, T>(Columns<'a>, std::marker::PhantomData<T>);
+
+impl<T: CpuElement> Across<'_, T> {
+    /// Element `i` of the rows from `lane` on, zero past the block.
+    ///
+    /// # Safety
+    /// The block must be inside the matrix.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, s: S, lane: usize, i: usize) -> S::V {
+        let Block { matrix, row, rows, k, len } = self.0.block;
+        let p = matrix.at(row.wrapping_add(lane), k.wrapping_add(i)).cast::<T>();
+        let count = rows.saturating_sub(lane).min(S::N);
+        // SAFETY: `count` rows from `lane` on are in the block, and so is element `i` if it is below `len`.
+        unsafe {
+            match count {
+                _ if i >= len => s.zero(),
+                _ if count == S::N => T::load(s, p),
+                _ => T::load_partial(s, p, count),
+            }
+        }
+    }
+}
+
+impl<T: CpuElement> Task for Across<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Columns { dst, width, units, pairs, .. } = self.0;
+        let mut lane = 0usize;
+        while lane < 16 {
+            // SAFETY: `copy_columns` was promised the block and the units at `dst`.
+            unsafe {
+                let mut to = dst.cast::<f32>().add(lane);
+                for i in 0..units {
+                    // What fits bf16 has zeros in the low half of its f32.
+                    let v = if pairs {
+                        let even = s.shr(s.bits_of(self.load(s, lane, 2 * i)), 16);
+                        let odd = s.iand(s.bits_of(self.load(s, lane, 2 * i + 1)), s.isplat(!0xffff));
+                        s.of_bits(s.ior(even, odd))
+                    } else {
+                        self.load(s, lane, i)
+                    };
+                    s.store(to, v);
+                    to = to.add(width);
+                }
+            }
+            lane = lane.wrapping_add(S::N);
+        }
+    }
+}
+
+/// [`copy_rows`] for bytes.
+///
+/// # Safety
+/// As for [`copy_rows`], with `stride` and `padded` in bytes.
+unsafe fn copy_bytes(block: &Block<'_>, dst: *mut u8, stride: usize, padded: usize) {
+    for r in 0..block.rows {
+        let src = block.matrix.at(block.row + r, block.k);
+        // SAFETY: `copy_rows` was promised the block and the rows at `dst`.
+        unsafe {
+            let row = dst.add(r * stride);
+            if block.matrix.k_stride == 1 {
+                std::ptr::copy_nonoverlapping(src, row, block.len);
+            } else {
+                for i in 0..block.len {
+                    *row.add(i) = *src.wrapping_offset(i as isize * block.matrix.k_stride);
+                }
+            }
+            std::ptr::write_bytes(row.add(block.len), 0, padded - block.len);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Matrix products on the CPU: `x · Wᵀ` with the caller's last steps fused.
+//!
+//! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
+//! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
+//! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
+//! else as f32. Two operands of [`DType::U8`] are int8: their sums are exact in i32, and become f32 for the epilogue
+//! ([`Scaled`] is one).
+//!
+//! # The order of sums
+//! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
+//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX). Where k is cut into blocks the accumulator is kept in f32
+//! between them, which rounds nothing. So a row's bits depend neither on `m`, nor on how the work is split, nor on
+//! whether the weights are packed.
+//!
+//! # Which operand is where
+//! The kernels multiply rows of a *left* operand, taken from memory as they are, with *panels* of a right one, which are
+//! transposed in units of 32 bits ([`panel`]). Packed weights are panels, and `x` is left. Without them:
+//! - on AMX the weights are left and `x`, usually the smaller, is packed: `(W · xᵀ)ᵀ`. Tiles load 16 rows of W
+//!   straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles are
+//!   transposed in registers.
+//! - on vectors the weights are packed in blocks; for few rows panel by panel, in the first cache.
+
+mod amx;
+mod buffer;
+mod drive;
+mod epilogue;
+mod isa;
+mod matrix;
+mod panel;
+mod vector;
+
+pub use epilogue::{Epilogue, Output, Scaled, Tile};
+pub use isa::Isa;
+pub use matrix::Matrix;
+pub use panel::PackedWeights;
+
+use crate::dtype::DType;
+use matrix::Unit;
+use panel::Side;
+
+/// The weights of a product.
+#[derive(Copy, Clone, Debug)]
+pub enum Weights<'a> {
+    /// One matrix: [`Tile::for_vectors`] gives its products.
+    Plain(Matrix),
+    /// Two matrices of the same shape: [`Tile::for_pairs`] gives both products of an output.
+    Gated {
+        /// The matrix of the first product.
+        gate: Matrix,
+        /// The matrix of the second.
+        up: Matrix,
+    },
+    /// Either, packed by [`pack`].
+    Packed(&'a PackedWeights),
+}
+
+/// One product.
+#[derive(Copy, Clone, Debug)]
+pub struct Gemm<'a> {
+    /// The rows.
+    pub x: Matrix,
+    /// What they are multiplied with.
+    pub weights: Weights<'a>,
+    /// What to compute with, at most what the machine has; packed weights bring their own.
+    pub isa: Isa,
+}
+
+/// What the kernels compute on. The 8-bit floats are exact in bf16; [`DType::U8`] stands for the bits of int8.
+fn unit_for(isa: Isa, x: DType, w: DType) -> Unit {
+    let narrow = |d| matches!(d, DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
+    match (x, w) {
+        (DType::U8, DType::U8) => Unit::Int8,
+        _ if narrow(x) && narrow(w) && isa >= Isa::Avx512Dot => Unit::Bf16,
+        _ => Unit::F32,
+    }
+}
+
+fn side_of(weights: &Weights<'_>) -> Option<Side> {
+    match *weights {
+        Weights::Plain(matrix) => Some(Side::one(matrix)),
+        Weights::Gated { gate, up } => {
+            assert!(gate.rows == up.rows && gate.k == up.k && gate.dtype == up.dtype, "{gate:?} and {up:?}");
+            Some(Side { halves: [gate, up], gated: true })
+        }
+        Weights::Packed(_) => None,
+    }
+}
+
+/// Packs weights for products with `x` of type `x_dtype`.
+///
+/// # Safety
+/// The matrices must be readable.
+///
+/// # Panics
+/// If the two matrices of the gated form differ in shape or type.
+pub unsafe fn pack(isa: Isa, x_dtype: DType, weights: &Weights<'_>) -> Option<PackedWeights> {
+    let side = side_of(weights)?;
+    let isa = isa.min(Isa::supported());
+    // SAFETY: passed on.
+    Some(unsafe { PackedWeights::pack(isa, unit_for(isa, x_dtype, side.halves[0].dtype), &side) })
+}
+
+/// Computes the product and hands it to `epilogue`, tile by tile, on all threads.
+///
+/// # Safety
+/// The matrices must be readable, and what the epilogue writes must hold `m` x `n` results and overlap none of them.
+///
+/// # Panics
+/// If the operands differ in k, or packed weights were packed for another type of `x`.
+pub unsafe fn run<E: Epilogue>(gemm: &Gemm<'_>, epilogue: &E) {
+    let x = Side::one(gemm.x);
+    // SAFETY: passed on.
+    unsafe {
+        match (side_of(&gemm.weights), gemm.weights) {
+            (Some(w), _) => {
+                assert_eq!(x.k(), w.k(), "k of {:?} and {w:?}", gemm.x);
+                let isa = gemm.isa.min(Isa::supported());
+                let unit = unit_for(isa, gemm.x.dtype, w.halves[0].dtype);
+                drive::unpacked(isa, unit, &x, &w, epilogue);
+            }
+            (None, Weights::Packed(w)) => {
+                assert_eq!(x.k(), w.k(), "k of {:?} and {w:?}", gemm.x);
+                assert_eq!(
+                    unit_for(w.isa(), gemm.x.dtype, w.unit().dtype()),
+                    w.unit(),
+                    "{:?} and {w:?}",
+                    gemm.x
+                );
+                drive::packed(&x, w, epilogue);
+            }
+            (None, _) => unreachable!("only packed weights have no matrix"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

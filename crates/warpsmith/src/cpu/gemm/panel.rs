@@ -1,0 +1,388 @@
+//! The right operand in panels: 32 rows of the matrix side by side, unit by unit.
+//!
+//! Panel `p` holds `[units][32]`: for each unit along k the 32 lanes that the kernels multiply at once. Two halves of
+//! 16 make one AVX-512 vector, or one tile of 16 x 16 units, each. In the gated form one half comes from the gate's
+//! matrix and the other from that of the values it gates, so that both products of an output meet in one tile.
+
+use super::buffer::Buffer;
+use super::isa::Isa;
+use super::matrix::{Block, Matrix, Unit, copy_columns, copy_rows};
+use crate::cpu::{Tier, parallel_for};
+
+/// Columns of a panel.
+pub(super) const PANEL: usize = 32;
+/// Columns of half a panel: lanes of a vector, rows of a tile.
+pub(super) const HALF: usize = 16;
+/// Units of a row that are converted before they are transposed.
+const STAGE: usize = 256;
+
+/// One matrix, or two whose products form pairs.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Side {
+    /// Twice the same for one matrix.
+    pub halves: [Matrix; 2],
+    pub gated: bool,
+}
+
+impl Side {
+    pub fn one(matrix: Matrix) -> Side {
+        Side { halves: [matrix, matrix], gated: false }
+    }
+
+    /// Outputs along this side.
+    pub fn len(&self) -> usize {
+        self.halves[0].rows
+    }
+
+    pub fn k(&self) -> usize {
+        self.halves[0].k
+    }
+
+    /// Outputs in a panel.
+    pub fn panel_len(&self) -> usize {
+        if self.gated { HALF } else { PANEL }
+    }
+
+    pub fn panels(&self) -> usize {
+        self.len().div_ceil(self.panel_len())
+    }
+
+    /// The matrix of half `g` of a panel, its first row there and how many rows it has.
+    pub fn half(&self, panel: usize, g: usize) -> (&Matrix, usize, usize) {
+        let first = panel * self.panel_len() + if self.gated { 0 } else { g * HALF };
+        (&self.halves[g], first, self.len().saturating_sub(first).min(HALF))
+    }
+}
+
+/// Panels of some width in memory: `[panels][units][width]`.
+#[derive(Copy, Clone)]
+pub(super) struct Panels {
+    pub data: *mut u32,
+    pub unit: Unit,
+    /// Units of a row, padding included.
+    pub units: usize,
+    /// [`PANEL`], or the number of rows where there are at most [`HALF`]: then tiles are loaded narrower.
+    pub width: usize,
+}
+
+// SAFETY: parallel loops write disjoint panels and read them after the loop that wrote them.
+unsafe impl Send for Panels {}
+// SAFETY: as above.
+unsafe impl Sync for Panels {}
+
+impl Panels {
+    /// Where `unit` of `panel` is.
+    #[inline(always)]
+    pub fn at(&self, panel: usize, unit: usize) -> *mut u32 {
+        self.data.wrapping_add((panel * self.units + unit) * self.width)
+    }
+
+    /// Bytes that `panels` panels take.
+    pub fn bytes(&self, panels: usize) -> usize {
+        panels * self.units * self.width * size_of::<u32>()
+    }
+
+    /// Packs panels `first .. first + count` of `side` to the front, on all threads.
+    ///
+    /// # Safety
+    /// `data` must hold `bytes(count)` bytes that nobody else uses, and the matrices must be readable.
+    pub unsafe fn pack(&self, tier: Tier, side: &Side, first: usize, count: usize) {
+        let halves = if self.width == PANEL { 2 } else { 1 };
+        // A part is at least 64 KiB: less is not worth another thread.
+        let grain = (1 << 14) / (self.units * HALF).max(1) + 1;
+        parallel_for(count * halves, grain, |range| {
+            for i in range {
+                let (panel, g) = (i / halves, i % halves);
+                // SAFETY: each (panel, g) writes its own columns.
+                unsafe { self.pack_half(tier, side, first + panel, g, 0, self.units, self.at(panel, 0)) };
+            }
+        });
+    }
+
+    /// Packs the units `from .. from + len` of one half of a panel to `dst`, the place of unit `from` of the panel.
+    ///
+    /// # Safety
+    /// `dst` must hold `len` units of a panel; half `g` of them is written.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn pack_half(
+        &self,
+        tier: Tier,
+        side: &Side,
+        panel: usize,
+        g: usize,
+        from: usize,
+        len: usize,
+        dst: *mut u32,
+    ) {
+        let (matrix, row, rows) = side.half(panel, g);
+        let per_unit = self.unit.elements();
+        let cols = self.width.min(HALF);
+        let target = |unit: usize| dst.wrapping_add(unit * self.width + g * HALF);
+        if tier == Tier::Avx512 && matrix.is_units(self.unit) {
+            let valid =
+                (matrix.k.saturating_sub(from * per_unit)).min(len * per_unit) * self.unit.dtype().size();
+            let source = Source {
+                data: matrix.at(row, from * per_unit),
+                stride: matrix.row_bytes(),
+                rows,
+                bytes: valid,
+            };
+            // SAFETY: the rows of the matrix are readable up to `valid` bytes; the target is the caller's.
+            return unsafe { transpose(tier, &source, len, target(0), self.width, cols) };
+        }
+        if matrix.row_stride == 1 && self.unit != Unit::Int8 && self.width == PANEL && rows > 0 {
+            let k = (from * per_unit).min(matrix.k);
+            let block = Block { matrix, row, rows, k, len: (matrix.k - k).min(len * per_unit) };
+            // SAFETY: the block is inside the matrix; the target is the caller's.
+            return unsafe { copy_columns(tier, self.unit, block, target(0), self.width, len) };
+        }
+        let mut staged = [const { std::mem::MaybeUninit::<u32>::uninit() }; HALF * STAGE];
+        let staged = staged.as_mut_ptr().cast::<u32>();
+        let mut unit = 0;
+        while unit < len {
+            let units = STAGE.min(len - unit);
+            let k = (from + unit) * per_unit;
+            let count = matrix.k.saturating_sub(k).min(units * per_unit);
+            let source = Source { data: staged.cast(), stride: STAGE as isize * 4, rows, bytes: units * 4 };
+            // SAFETY: at most HALF rows of STAGE units are staged, and then read; the target is the caller's.
+            unsafe {
+                if count > 0 {
+                    copy_rows(
+                        tier,
+                        self.unit,
+                        Block { matrix, row, rows, k, len: count },
+                        staged,
+                        STAGE,
+                        units,
+                    );
+                } else {
+                    std::ptr::write_bytes(staged, 0, HALF * STAGE);
+                }
+                transpose(tier, &source, units, target(unit), self.width, cols);
+            }
+            unit += units;
+        }
+    }
+}
+
+/// Turns a tile of sums, 32 rows of which `cols` columns count: `cols` rows of 32 at `dst`.
+///
+/// # Safety
+/// `sums` must hold 32 rows of [`PANEL`], `dst` `cols` of them.
+pub(super) unsafe fn transpose_sums(tier: Tier, sums: *const f32, cols: usize, dst: *mut f32) {
+    for g in 0..2 {
+        let data = sums.wrapping_add(g * HALF * PANEL).cast();
+        let source =
+            Source { data, stride: (PANEL * size_of::<f32>()) as isize, rows: HALF, bytes: 4 * cols };
+        // SAFETY: the caller's promise.
+        unsafe { transpose(tier, &source, cols, dst.cast::<u32>().wrapping_add(g * HALF), PANEL, HALF) };
+    }
+}
+
+/// Rows of units to be transposed: `rows <= 16` of `bytes` bytes each.
+struct Source {
+    data: *const u8,
+    stride: isize,
+    rows: usize,
+    bytes: usize,
+}
+
+/// Writes `units` rows of `cols` columns at `dst`, `width` units apart: column `c` is row `c` of the source, followed
+/// by zeros.
+///
+/// # Safety
+/// The source must be readable, `dst` writable.
+unsafe fn transpose(tier: Tier, source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if tier == Tier::Avx512 {
+        // SAFETY: the tier was detected; the memory is the caller's promise.
+        return unsafe { avx512::transpose(source, units, dst, width, cols) };
+    }
+    let _ = tier;
+    for c in 0..cols {
+        let row = source.data.wrapping_offset(c as isize * source.stride).cast::<u32>();
+        let valid = if c < source.rows { units } else { 0 };
+        // SAFETY: below `rows` the source holds `units` units, as staging made it.
+        unsafe {
+            for unit in 0..valid {
+                *dst.add(unit * width + c) = row.add(unit).read_unaligned();
+            }
+            for unit in valid..units {
+                *dst.add(unit * width + c) = 0;
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::{HALF, Source};
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// As for [`super::transpose`]; AVX-512 F and BW must be there.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
+        let whole = if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
+        let (mut from, mut to) = (source.data, dst);
+        let end = from.wrapping_add(whole * 4);
+        while from < end {
+            let mut row = from;
+            let block = std::array::from_fn(|_| {
+                // SAFETY: all 16 rows have these 64 bytes. The prefetch is a hint, and never a fault.
+                unsafe {
+                    let lane = _mm512_loadu_si512(row.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD).cast());
+                    row = row.wrapping_offset(source.stride);
+                    lane
+                }
+            });
+            for lane in transposed(block) {
+                // SAFETY: the target holds 16 columns of each unit.
+                unsafe { _mm512_storeu_si512(to.cast(), lane) };
+                to = to.wrapping_add(width);
+            }
+            from = from.wrapping_add(64);
+        }
+        // SAFETY: the rest of the caller's promise.
+        unsafe { transpose_parts(source, whole, units, dst, width, cols) };
+    }
+
+    /// How far ahead rows are asked for: memory answers within the time it takes to transpose this many bytes.
+    const AHEAD: usize = 512;
+
+    /// [`transpose`] from unit `unit` on, where rows, columns or units may be missing.
+    ///
+    /// # Safety
+    /// As for [`transpose`].
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn transpose_parts(
+        source: &Source,
+        mut unit: usize,
+        units: usize,
+        dst: *mut u32,
+        width: usize,
+        cols: usize,
+    ) {
+        let columns = !(u32::MAX << cols) as __mmask16;
+        while unit < units {
+            let left = source.bytes.saturating_sub(unit * 4);
+            let bytes: __mmask64 = if left >= 64 { !0 } else { !(u64::MAX << left) };
+            let mut block = [_mm512_setzero_si512(); HALF];
+            let mut row = source.data.wrapping_add(unit * 4);
+            for lane in block.iter_mut().take(source.rows) {
+                // SAFETY: the mask holds the bytes the row still has.
+                *lane = unsafe { _mm512_maskz_loadu_epi8(bytes, row.cast()) };
+                row = row.wrapping_offset(source.stride);
+            }
+            let mut to = dst.wrapping_add(unit * width);
+            for lane in transposed(block).iter().take(units - unit) {
+                // SAFETY: the target holds `cols` columns of each unit.
+                unsafe { _mm512_mask_storeu_epi32(to.cast(), columns, *lane) };
+                to = to.wrapping_add(width);
+            }
+            unit += HALF;
+        }
+    }
+
+    /// The transpose of 16 x 16 units: pairs, then quads within the 128-bit lanes, then the lanes themselves.
+    #[inline(always)]
+    fn transposed(r: [__m512i; HALF]) -> [__m512i; HALF] {
+        // SAFETY: register operations; the caller is compiled for AVX-512.
+        unsafe {
+            let mut pairs = r;
+            for i in 0..8 {
+                pairs[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+                pairs[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+            }
+            let mut quads = r;
+            for i in 0..4 {
+                for j in 0..2 {
+                    quads[4 * i + 2 * j] = _mm512_unpacklo_epi64(pairs[4 * i + j], pairs[4 * i + j + 2]);
+                    quads[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[4 * i + j], pairs[4 * i + j + 2]);
+                }
+            }
+            let mut out = r;
+            for j in 0..4 {
+                let low = _mm512_shuffle_i32x4::<0x88>(quads[j], quads[4 + j]);
+                let high = _mm512_shuffle_i32x4::<0x88>(quads[8 + j], quads[12 + j]);
+                out[j] = _mm512_shuffle_i32x4::<0x88>(low, high);
+                out[8 + j] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+                let low = _mm512_shuffle_i32x4::<0xdd>(quads[j], quads[4 + j]);
+                let high = _mm512_shuffle_i32x4::<0xdd>(quads[8 + j], quads[12 + j]);
+                out[4 + j] = _mm512_shuffle_i32x4::<0x88>(low, high);
+                out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(low, high);
+            }
+            out
+        }
+    }
+}
+
+/// Weights in the layout of the kernels, made once and used by many products.
+pub struct PackedWeights {
+    buffer: Buffer,
+    unit: Unit,
+    isa: Isa,
+    n: usize,
+    k: usize,
+    gated: bool,
+}
+
+impl std::fmt::Debug for PackedWeights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { unit, isa, n, k, gated, .. } = self;
+        write!(f, "PackedWeights({n} x {k} {unit:?} for {isa:?}, gated: {gated})")
+    }
+}
+
+impl PackedWeights {
+    /// # Safety
+    /// The matrices of `side` must be readable.
+    pub(super) unsafe fn pack(isa: Isa, unit: Unit, side: &Side) -> PackedWeights {
+        let mut packed = PackedWeights {
+            buffer: Buffer::default(),
+            unit,
+            isa,
+            n: side.len(),
+            k: side.k(),
+            gated: side.gated,
+        };
+        packed.buffer = Buffer::new(packed.panels().bytes(side.panels()));
+        // SAFETY: the buffer was made for these panels.
+        unsafe { packed.panels().pack(isa.tier(), side, 0, side.panels()) };
+        packed
+    }
+
+    pub(super) fn panels(&self) -> Panels {
+        let units = self.unit.packed_len(self.k);
+        Panels { data: self.buffer.as_ptr().cast(), unit: self.unit, units, width: PANEL }
+    }
+
+    pub(super) fn unit(&self) -> Unit {
+        self.unit
+    }
+
+    pub(super) fn is_gated(&self) -> bool {
+        self.gated
+    }
+
+    /// The instruction set the layout was made for; products use it too.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Number of outputs: rows of the weights, or of each of the two matrices in the gated form.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes it occupies.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+}

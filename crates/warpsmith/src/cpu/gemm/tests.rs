@@ -1,0 +1,362 @@
+//! Every instruction set against a loop in f64, and the promises about bits.
+
+use super::*;
+use crate::cpu::{CpuElement, Simd, math, rows, with_threads};
+use crate::dtype::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+/// Numbers in `-1..1` from a fixed sequence.
+fn values(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn elements<T: CpuElement>(len: usize, seed: u64) -> Vec<T> {
+    values(len, seed).into_iter().map(T::from_f32).collect()
+}
+
+/// How a matrix lies in memory.
+#[derive(Copy, Clone, Debug, PartialEq)]
+enum Lie {
+    Dense,
+    /// Rows with gaps between them.
+    Gaps,
+    /// Columns are contiguous.
+    Transposed,
+    /// Every third element, rows from the last to the first.
+    Backwards,
+}
+
+/// The `[rows, k]` matrix of `dense` laid out as `lie`, with NaN in every gap.
+struct Laid<T> {
+    data: Vec<T>,
+    matrix: Matrix,
+}
+
+fn lay<T: CpuElement>(dense: &[T], rows: usize, k: usize, lie: Lie) -> Laid<T> {
+    let (r, c) = (rows as isize, k as isize);
+    let (row_stride, k_stride, first, len) = match lie {
+        Lie::Dense => (c, 1, 0, r * c),
+        Lie::Gaps => (c + 5, 1, 3, r * (c + 5) + 3),
+        Lie::Transposed => (1, r, 0, r * c),
+        Lie::Backwards => (-3 * c - 1, 3, (r - 1).max(0) * (3 * c + 1), r * (3 * c + 1)),
+    };
+    let mut data = vec![T::from_f32(f32::NAN); len as usize];
+    for i in 0..rows {
+        for j in 0..k {
+            data[(first + i as isize * row_stride + j as isize * k_stride) as usize] = dense[i * k + j];
+        }
+    }
+    let start = data.as_ptr().wrapping_add(first as usize).cast();
+    Laid { matrix: Matrix { data: start, dtype: T::DTYPE, rows, k, row_stride, k_stride }, data }
+}
+
+/// For each element of `x · wᵀ`: the product in f64, in plain f32, and the sum of the magnitudes.
+fn reference<T: CpuElement>(x: &[T], w: &[T], m: usize, n: usize, k: usize) -> Vec<(f64, f32, f64)> {
+    let wide = |v: &[T]| v.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+    let (x, w) = (wide(x), wide(w));
+    let mut out = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            let (mut exact, mut naive, mut size) = (0f64, 0f32, 0f64);
+            for (a, b) in x[i * k..][..k].iter().zip(&w[j * k..][..k]) {
+                let product = f64::from(*a) * f64::from(*b);
+                exact += product;
+                naive += a * b;
+                size += product.abs();
+            }
+            out.push((exact, naive, size));
+        }
+    }
+    out
+}
+
+fn product(gemm: &Gemm<'_>, n: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; gemm.x.rows * n];
+    // SAFETY: the matrices of the tests own their memory, and `out` holds m x n.
+    unsafe { run(gemm, &Output::dense(&mut out, n)) };
+    out
+}
+
+/// Unpacked and packed, on every instruction set, against the loop; both must agree bit for bit.
+fn check<T: CpuElement>(m: usize, n: usize, k: usize, lies: (Lie, Lie)) {
+    let (x, w) = (elements::<T>(m * k, 1), elements::<T>(n * k, 2));
+    let expected = reference(&x, &w, m, n, k);
+    let (x, w) = (lay(&x, m, k, lies.0), lay(&w, n, k, lies.1));
+    for isa in Isa::available() {
+        let what = format!("{} {m} x {n} x {k} {lies:?} on {isa:?}", T::DTYPE);
+        let gemm = Gemm { x: x.matrix, weights: Weights::Plain(w.matrix), isa };
+        let out = product(&gemm, n);
+        let (mut error, mut naive_error) = (0f64, 0f64);
+        for (i, (&got, &(exact, naive, size))) in out.iter().zip(&expected).enumerate() {
+            let e = (f64::from(got) - exact).abs();
+            // What any order of f32 sums keeps.
+            assert!(
+                e <= (k as f64 + 2.0) * 2f64.powi(-24) * size,
+                "{what}: element {i} is {got}, not {exact}"
+            );
+            error += e * e;
+            naive_error += (f64::from(naive) - exact).powi(2);
+        }
+        if m * n >= 200 {
+            assert!(error.sqrt() <= 2.0 * naive_error.sqrt(), "{what}: {error:e} against {naive_error:e}");
+        }
+        // SAFETY: the matrix is alive.
+        let packed = unsafe { pack(isa, T::DTYPE, &gemm.weights) }.unwrap();
+        assert_eq!((packed.n(), packed.k(), packed.isa()), (n, k, isa));
+        let from_packed = product(&Gemm { weights: Weights::Packed(&packed), ..gemm }, n);
+        assert_eq!(bits(&out), bits(&from_packed), "{what}: packed");
+    }
+    drop((x.data, w.data));
+}
+
+fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn awkward_sizes_match_a_loop_in_f64() {
+    let sizes = [0, 1, 15, 17, 31, 33, 65];
+    for m in sizes {
+        for n in sizes {
+            for k in sizes {
+                check::<f32>(m, n, k, (Lie::Dense, Lie::Dense));
+                check::<bf16>(m, n, k, (Lie::Dense, Lie::Dense));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_k_rows_and_columns_match_a_loop_in_f64() {
+    for (m, n, k) in [(257, 33, 65), (33, 257, 1537), (3, 1100, 1030), (300, 520, 257), (1, 129, 2049)] {
+        check::<f32>(m, n, k, (Lie::Dense, Lie::Gaps));
+        check::<bf16>(m, n, k, (Lie::Gaps, Lie::Dense));
+    }
+}
+
+#[test]
+fn every_type_and_layout_matches_a_loop_in_f64() {
+    let lies = [Lie::Dense, Lie::Gaps, Lie::Transposed, Lie::Backwards];
+    for (m, n, k) in [(1, 40, 70), (5, 31, 33), (37, 45, 131)] {
+        for a in lies {
+            for b in lies {
+                check::<f32>(m, n, k, (a, b));
+                check::<bf16>(m, n, k, (a, b));
+                check::<f16>(m, n, k, (a, b));
+                check::<F8E4M3>(m, n, k, (a, b));
+                check::<F8E5M2>(m, n, k, (a, b));
+            }
+        }
+    }
+}
+
+#[test]
+fn types_may_differ() {
+    let (m, n, k) = (19, 35, 77);
+    let (x, w) = (elements::<bf16>(m * k, 1), elements::<F8E4M3>(n * k, 2));
+    let wide: Vec<f32> = x.iter().map(|&v| v.to_f32()).collect();
+    let w_wide: Vec<f32> = w.iter().map(|v| v.to_f32()).collect();
+    let expected = reference(&wide, &w_wide, m, n, k);
+    for isa in Isa::available() {
+        for x in [Matrix::dense(&x, m, k), Matrix::dense(&wide, m, k)] {
+            let out = product(&Gemm { x, weights: Weights::Plain(Matrix::dense(&w, n, k)), isa }, n);
+            for (got, (exact, _, size)) in out.iter().zip(&expected) {
+                assert!((f64::from(*got) - exact).abs() <= 1e-5 * size, "{isa:?} {got} {exact}");
+            }
+        }
+    }
+}
+
+/// The rows of a large product, each alone and in batches of many sizes.
+fn check_batch_invariance<T: CpuElement>(n: usize, k: usize) {
+    const M: usize = 300;
+    let (x, w) = (elements::<T>(M * k, 3), elements::<T>(n * k, 4));
+    for isa in Isa::available() {
+        let weights = Weights::Plain(Matrix::dense(&w, n, k));
+        // SAFETY: the matrix is alive.
+        let packed = unsafe { pack(isa, T::DTYPE, &weights) }.unwrap();
+        let all = product(&Gemm { x: Matrix::dense(&x, M, k), weights, isa }, n);
+        for m in 1..=40 {
+            let first = (m * 7) % (M - m);
+            for (threads, weights) in [(1, weights), (3, weights), (2, Weights::Packed(&packed))] {
+                let gemm = Gemm { x: Matrix::dense(&x[first * k..], m, k), weights, isa };
+                let some = with_threads(threads, || product(&gemm, n));
+                assert!(bits(&some) == bits(&all[first * n..][..m * n]), "{} {isa:?}: {m} rows", T::DTYPE);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rows_bits_do_not_depend_on_the_batch() {
+    check_batch_invariance::<f32>(70, 600);
+    check_batch_invariance::<bf16>(70, 1100);
+    check_batch_invariance::<f16>(33, 50);
+    check_batch_invariance::<F8E4M3>(48, 545);
+}
+
+#[test]
+fn nan_and_infinity_go_where_a_loop_puts_them() {
+    let (m, n, k) = (37, 70, 45);
+    for isa in Isa::available() {
+        for (special, row, at) in [(f32::NAN, 0, 0), (f32::INFINITY, 36, 44), (f32::NEG_INFINITY, 16, 31)] {
+            for in_x in [true, false] {
+                let (mut x, mut w) = (elements::<bf16>(m * k, 5), elements::<bf16>(n * k, 6));
+                w[3 * k + at] = bf16::ZERO;
+                x[5 * k + at] = bf16::ZERO;
+                if in_x {
+                    x[row * k + at] = bf16::from_f32(special)
+                } else {
+                    w[row * k + at] = bf16::from_f32(special)
+                };
+                for few in [m, 1] {
+                    let wide = |v: &[bf16]| v.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+                    let expected = reference(&wide(&x), &wide(&w), few, n, k);
+                    let (xf, wf) = (wide(&x), wide(&w));
+                    for (x, w) in [
+                        (Matrix::dense(&x, few, k), Matrix::dense(&w, n, k)),
+                        (Matrix::dense(&xf, few, k), Matrix::dense(&wf, n, k)),
+                    ] {
+                        let out = product(&Gemm { x, weights: Weights::Plain(w), isa }, n);
+                        for (i, (got, (exact, ..))) in out.iter().zip(&expected).enumerate() {
+                            let same = got.is_nan() == exact.is_nan()
+                                && got.is_infinite() == exact.is_infinite()
+                                && (!got.is_infinite() || f64::from(*got) == *exact);
+                            assert!(same, "{isa:?} {} {special} in_x {in_x}: {i}: {got} {exact}", x.dtype);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `act(x · gateᵀ) * (x · upᵀ)` with a bias on the gate.
+struct Swiglu<'a> {
+    bias: &'a [f32],
+    out: Output<f32>,
+}
+
+impl Epilogue for Swiglu<'_> {
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
+        tile.for_pairs(
+            s,
+            #[inline(always)]
+            // SAFETY: the test's memory holds the tile.
+            |row, col, count, gate, up| unsafe {
+                let bias = rows::load_at(s, self.bias.as_ptr(), col, count);
+                let gate = math::silu(s, s.add(gate, bias));
+                self.out.store(s, row, col, count, s.mul(gate, up));
+            },
+        );
+    }
+}
+
+#[test]
+fn gated_products_meet_in_one_tile() {
+    for (m, n, k) in [(1, 40, 70), (20, 16, 33), (37, 53, 600), (4, 1, 1)] {
+        let x = elements::<bf16>(m * k, 7);
+        // Interleaved: gate rows are even, the others odd. Halves: all gate rows first.
+        let w = elements::<bf16>(2 * n * k, 8);
+        let bias = values(n, 9);
+        let all = Matrix::dense(&w, 2 * n, k);
+        let even = Matrix { rows: n, row_stride: 2 * k as isize, ..all };
+        let odd = Matrix { data: w[k..].as_ptr().cast(), ..even };
+        let first = Matrix { rows: n, ..all };
+        let second = Matrix { data: w[n * k..].as_ptr().cast(), ..first };
+        for isa in Isa::available() {
+            for (gate, up) in [(even, odd), (first, second)] {
+                let plain =
+                    |w| product(&Gemm { x: Matrix::dense(&x, m, k), weights: Weights::Plain(w), isa }, n);
+                let (gates, ups) = (plain(gate), plain(up));
+                let weights = Weights::Gated { gate, up };
+                // SAFETY: the matrices are alive.
+                let packed = unsafe { pack(isa, DType::BF16, &weights) }.unwrap();
+                for weights in [weights, Weights::Packed(&packed)] {
+                    let mut out = vec![f32::NAN; m * n];
+                    let epilogue = Swiglu { bias: &bias, out: Output::dense(&mut out, n) };
+                    // SAFETY: the matrices are alive and `out` holds the product.
+                    unsafe { run(&Gemm { x: Matrix::dense(&x, m, k), weights, isa }, &epilogue) };
+                    for i in 0..m * n {
+                        let gate = f64::from(gates[i] + bias[i % n]);
+                        let expected = gate / (1.0 + (-gate).exp()) * f64::from(ups[i]);
+                        let close = (f64::from(out[i]) - expected).abs() <= 1e-6 * expected.abs() + 1e-30;
+                        assert!(close, "{isa:?} {m} x {n} x {k}: {i}: {} is not {expected}", out[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn outputs_may_have_any_strides() {
+    let (m, n, k) = (20, 37, 50);
+    let (x, w) = (elements::<f32>(m * k, 10), elements::<f32>(n * k, 11));
+    for isa in Isa::available() {
+        let gemm = Gemm { x: Matrix::dense(&x, m, k), weights: Weights::Plain(Matrix::dense(&w, n, k)), isa };
+        let expected = product(&gemm, n);
+        // Transposed, every second element.
+        let mut out = vec![bf16::MAX; 2 * m * n];
+        let output = Output { data: out.as_mut_ptr(), row_stride: 2, col_stride: 2 * m as isize };
+        // SAFETY: `out` holds every element the strides reach.
+        unsafe { run(&gemm, &output) };
+        for i in 0..m {
+            for j in 0..n {
+                assert_eq!(out[2 * (j * m + i)], bf16::from_f32(expected[i * n + j]), "{isa:?} {i} {j}");
+                assert_eq!(out[2 * (j * m + i) + 1], bf16::MAX);
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_sums_are_exact() {
+    for (m, n, k) in [(1, 40, 70), (5, 33, 1), (37, 45, 2500), (3, 17, 0)] {
+        let bytes =
+            |len, seed| -> Vec<u8> { values(len, seed).iter().map(|v| (v * 128.0) as i8 as u8).collect() };
+        let (mut x, w) = (bytes(m * k, 12), bytes(n * k, 13));
+        x.iter_mut().step_by(7).for_each(|v| *v = i8::MIN as u8);
+        let matrix = |data: &[u8], rows| Matrix {
+            data: data.as_ptr(),
+            dtype: DType::U8,
+            rows,
+            k,
+            row_stride: k as isize,
+            k_stride: 1,
+        };
+        for isa in Isa::available() {
+            let gemm = Gemm { x: matrix(&x, m), weights: Weights::Plain(matrix(&w, n)), isa };
+            // SAFETY: the matrix is alive.
+            let packed = unsafe { pack(isa, DType::U8, &gemm.weights) }.unwrap();
+            for weights in [gemm.weights, Weights::Packed(&packed)] {
+                let gemm = Gemm { weights, ..gemm };
+                let out = product(&gemm, n);
+                let mut scaled = vec![f32::NAN; m * n];
+                let (rows, cols) = (values(m, 14), values(n, 15));
+                let epilogue = Scaled { out: Output::dense(&mut scaled, n), rows: &rows, cols: &cols };
+                // SAFETY: the matrices are alive and `scaled` holds the product.
+                unsafe { run(&gemm, &epilogue) };
+                for (i, got) in out.iter().enumerate() {
+                    assert_eq!(
+                        scaled[i],
+                        got * (rows[i / n] * cols[i % n]),
+                        "{isa:?} {m} x {n} x {k}: scaled {i}"
+                    );
+                    let dot: i32 = (0..k)
+                        .map(|j| i32::from(x[i / n * k + j] as i8) * i32::from(w[i % n * k + j] as i8))
+                        .sum();
+                    assert_eq!(*got, dot as f32, "{isa:?} {m} x {n} x {k}: {i}");
+                }
+            }
+        }
+    }
+}

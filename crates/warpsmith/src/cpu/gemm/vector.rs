@@ -1,0 +1,334 @@
+//! Register-blocked kernels on vectors: rows of the left operand, broadcast, times a panel.
+//!
+//! Every element of the result is one accumulator to which the units of k are added in ascending order, whatever
+//! the number of rows, the blocking or the orientation: that makes a row's bits independent of the others.
+
+use super::isa::Isa;
+use super::matrix::Unit;
+use super::panel::PANEL;
+use crate::cpu::{Simd, Task, Tier, dispatch};
+
+/// Units from one row of the left block to the next. A constant, so that rows are displacements in the instructions;
+/// not a multiple of 1 KiB, so that rows do not compete for the same sets of the cache.
+pub(super) const LEFT_STRIDE: usize = 512 + 16;
+
+/// One product of a block: `rows` rows at `left`, `units` units of a panel at `right`, into rows of [`PANEL`] at `out`.
+#[derive(Copy, Clone)]
+pub(super) struct Product {
+    pub rows: usize,
+    pub units: usize,
+    pub left: *const u32,
+    pub right: *const u32,
+    pub out: *mut f32,
+    /// Whether `out` holds the sum over the units before.
+    pub resume: bool,
+}
+
+/// Rows that a kernel of this instruction set takes at once.
+pub(super) const fn block_rows(isa: Isa) -> usize {
+    match isa.tier() {
+        Tier::Avx512 => 14,
+        Tier::Avx2 | Tier::Portable => 6,
+    }
+}
+
+/// Computes `product`. `Int8` sums are i32, written as their bits.
+///
+/// # Safety
+/// The memory of `product` must be as its fields say; `isa` must be supported and have the unit's instructions.
+pub(super) unsafe fn multiply(isa: Isa, unit: Unit, product: Product) {
+    match unit {
+        Unit::F32 => dispatch(isa.tier(), product),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller promised the instructions and the memory.
+        Unit::Bf16 => unsafe { dot::multiply_bf16(product) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Unit::Int8 if isa >= Isa::Avx512Dot => unsafe { dot::multiply_int8(product) },
+        Unit::Int8 => dispatch(isa.tier(), PlainInt8(product)),
+        #[cfg(not(target_arch = "x86_64"))]
+        Unit::Bf16 => unreachable!("no dot products of bf16 here"),
+    }
+}
+
+impl Task for Product {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: `multiply`'s caller promised the memory.
+        unsafe {
+            match S::TIER {
+                Tier::Avx512 => wide(Multiply(s), self),
+                Tier::Avx2 | Tier::Portable => narrow(Multiply(s), self),
+            }
+        }
+    }
+}
+
+/// One step along k for a vector of sums.
+trait Dot: Copy {
+    type V: Copy;
+    const N: usize;
+    fn zero(self) -> Self::V;
+    unsafe fn load(self, p: *const u32) -> Self::V;
+    unsafe fn store(self, p: *mut u32, v: Self::V);
+    /// The unit at `p` in every lane.
+    unsafe fn broadcast(self, p: *const u32) -> Self::V;
+    fn step(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
+}
+
+/// `f32` by fused multiply-add.
+#[derive(Copy, Clone)]
+struct Multiply<S>(S);
+
+impl<S: Simd> Dot for Multiply<S> {
+    type V = S::V;
+    const N: usize = S::N;
+
+    #[inline(always)]
+    fn zero(self) -> S::V {
+        self.0.zero()
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const u32) -> S::V {
+        // SAFETY: the contracts are the same.
+        unsafe { self.0.load(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut u32, v: S::V) {
+        // SAFETY: the contracts are the same.
+        unsafe { self.0.store(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn broadcast(self, p: *const u32) -> S::V {
+        // SAFETY: `p` is readable.
+        self.0.splat(unsafe { *p.cast::<f32>() })
+    }
+
+    #[inline(always)]
+    fn step(self, sum: S::V, a: S::V, b: S::V) -> S::V {
+        // Where the target has no fused instruction its exact emulation costs ten times the two roundings.
+        let fused = S::TIER > Tier::Portable || cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+        if fused { self.0.fma(a, b, sum) } else { self.0.add(sum, self.0.mul(a, b)) }
+    }
+}
+
+/// 32 vector registers: 28 sums, two vectors of the panel, one broadcast.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn wide<D: Dot>(d: D, mut p: Product) {
+    // SAFETY: passed on; `split_off` walks through the rows.
+    unsafe {
+        while p.rows >= 14 {
+            rows::<D, 14>(d, p.split_off(14));
+        }
+        if p.rows >= 8 {
+            rows::<D, 8>(d, p.split_off(8));
+        }
+        if p.rows >= 4 {
+            rows::<D, 4>(d, p.split_off(4));
+        }
+        if p.rows >= 2 {
+            rows::<D, 2>(d, p.split_off(2));
+        }
+        if p.rows >= 1 {
+            rows::<D, 1>(d, p);
+        }
+    }
+}
+
+/// 16 vector registers: 12 sums, two vectors of the panel, one broadcast.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn narrow<D: Dot>(d: D, mut p: Product) {
+    // SAFETY: passed on; `split_off` walks through the rows.
+    unsafe {
+        while p.rows >= 6 {
+            rows::<D, 6>(d, p.split_off(6));
+        }
+        if p.rows >= 3 {
+            rows::<D, 3>(d, p.split_off(3));
+        }
+        while p.rows >= 1 {
+            rows::<D, 1>(d, p.split_off(1));
+        }
+    }
+}
+
+impl Product {
+    /// The first `rows` rows; the rest stays.
+    #[inline(always)]
+    fn split_off(&mut self, rows: usize) -> Product {
+        let first = Product { rows, ..*self };
+        self.rows = self.rows.wrapping_sub(rows);
+        self.left = self.left.wrapping_add(rows * LEFT_STRIDE);
+        self.out = self.out.wrapping_add(rows * PANEL);
+        first
+    }
+}
+
+/// `R` rows of the product, two vectors of columns at a time.
+///
+/// # Safety
+/// As for [`multiply`], with at least `R` rows.
+#[inline(always)]
+unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
+    let mut column = 0;
+    while column < PANEL {
+        // SAFETY: the left rows hold `units` units each, the panel `units` rows of PANEL, `out` R rows of PANEL.
+        unsafe {
+            let out = p.out.cast::<u32>().add(column);
+            let mut sums = [[d.zero(); 2]; R];
+            if p.resume {
+                for r in 0..R {
+                    sums[r] = [d.load(out.add(r * PANEL)), d.load(out.add(r * PANEL + D::N))];
+                }
+            }
+            let (mut left, mut right) = (p.left, p.right.add(column));
+            let end = left.add(p.units);
+            while left < end {
+                let b = [d.load(right), d.load(right.add(D::N))];
+                for r in 0..R {
+                    let a = d.broadcast(left.add(r * LEFT_STRIDE));
+                    sums[r] = [d.step(sums[r][0], a, b[0]), d.step(sums[r][1], a, b[1])];
+                }
+                left = left.add(1);
+                right = right.add(PANEL);
+            }
+            for r in 0..R {
+                d.store(out.add(r * PANEL), sums[r][0]);
+                d.store(out.add(r * PANEL + D::N), sums[r][1]);
+            }
+        }
+        column += 2 * D::N;
+    }
+}
+
+/// int8 without its own instructions: plain integer arithmetic, which the compiler vectorises for the tier.
+struct PlainInt8(Product);
+
+impl Task for PlainInt8 {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let p = self.0;
+        for r in 0..p.rows {
+            // SAFETY: `multiply`'s caller promised the memory; i32 and u32 have the size and alignment of f32.
+            unsafe {
+                let out = &mut *p.out.add(r * PANEL).cast::<[i32; PANEL]>();
+                let mut sums = if p.resume { *out } else { [0; PANEL] };
+                for unit in 0..p.units {
+                    let a = (*p.left.add(r * LEFT_STRIDE + unit)).to_le_bytes();
+                    let b = &*p.right.add(unit * PANEL).cast::<[u32; PANEL]>();
+                    for c in 0..PANEL {
+                        let b = b[c].to_le_bytes();
+                        for i in 0..4 {
+                            let product = i32::from(a[i] as i8).wrapping_mul(i32::from(b[i] as i8));
+                            sums[c] = sums[c].wrapping_add(product);
+                        }
+                    }
+                }
+                *out = sums;
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod dot {
+    use super::{Dot, Product, wide};
+    use std::arch::x86_64::*;
+    use std::mem::transmute;
+
+    /// # Safety
+    /// As for [`super::multiply`], with AVX-512 BF16.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    pub unsafe fn multiply_bf16(p: Product) {
+        // SAFETY: passed on.
+        unsafe { wide(Bf16, p) }
+    }
+
+    /// # Safety
+    /// As for [`super::multiply`], with AVX-512 VNNI.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub unsafe fn multiply_int8(p: Product) {
+        // SAFETY: passed on.
+        unsafe { wide(Int8, p) }
+    }
+
+    /// Pairs of bf16, both products added to the sum with a rounding each; subnormals count as zero.
+    #[derive(Copy, Clone)]
+    struct Bf16;
+
+    /// Quads of int8. The instruction takes one unsigned operand: `a * b = (a + 128) * b - 128 * b`, and both terms
+    /// are summed here, modulo 2^32 as i32 sums are.
+    #[derive(Copy, Clone)]
+    struct Int8;
+
+    macro_rules! memory {
+        () => {
+            type V = __m512i;
+            const N: usize = 16;
+
+            #[inline(always)]
+            fn zero(self) -> __m512i {
+                // SAFETY: the entry functions are compiled for AVX-512.
+                unsafe { _mm512_setzero_si512() }
+            }
+
+            #[inline(always)]
+            unsafe fn load(self, p: *const u32) -> __m512i {
+                // SAFETY: the caller promised the lanes.
+                unsafe { _mm512_loadu_si512(p.cast()) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, p: *mut u32, v: __m512i) {
+                // SAFETY: the caller promised the lanes.
+                unsafe { _mm512_storeu_si512(p.cast(), v) }
+            }
+
+            #[inline(always)]
+            unsafe fn broadcast(self, p: *const u32) -> __m512i {
+                // SAFETY: the caller promised the unit.
+                unsafe { _mm512_set1_epi32(*p.cast::<i32>()) }
+            }
+        };
+    }
+
+    impl Dot for Bf16 {
+        memory!();
+
+        #[inline(always)]
+        fn step(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: the entry function is compiled for AVX-512 BF16; the types are views of the same 512 bits.
+            unsafe {
+                let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+                _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(sum), a, b))
+            }
+        }
+    }
+
+    impl Dot for Int8 {
+        memory!();
+
+        #[inline(always)]
+        fn step(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: the entry function is compiled for AVX-512 VNNI; nothing touches memory.
+            unsafe {
+                let bias = _mm512_set1_epi8(i8::MIN);
+                let biased = _mm512_dpbusd_epi32(sum, _mm512_xor_si512(a, bias), b);
+                _mm512_sub_epi32(biased, _mm512_dpbusd_epi32(_mm512_setzero_si512(), bias, b))
+            }
+        }
+    }
+}
