@@ -223,7 +223,8 @@ mod avx512 {
     /// As for [`super::transpose`]; AVX-512 F and BW must be there.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
-        let whole = if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
+        let whole =
+            if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
         let (mut from, mut to) = (source.data, dst);
         let end = from.wrapping_add(whole * 4);
         while from < end {

@@ -1,12 +1,14 @@
 //! `linear` on the CPU, one source for all tiers.
 //!
-//! Threads share out panels of columns. The rows of `w` that a panel needs are widened to f32 once; then blocks of rows
+//! The engine of `cpu::gemm` makes the sums and gives them to [`Finish`] while they are in the cache. Only sums that are
+//! scaled block by block are made here: threads share out panels of columns. The rows of `w` that a panel needs are widened to f32 once; then blocks of rows
 //! of `x` are multiplied with them, [`ROWS`] x [`COLUMNS`] sums at a time, each in the lanes of one vector over all
 //! of K. So the order of a sum, and its bits, depend on K and the tier alone.
 
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, Problem};
-use crate::cpu::rows::{for_vectors, with_float};
+use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, Tile, Weights};
+use crate::cpu::rows::{for_vectors, load_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
@@ -33,7 +35,181 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
 /// # Safety
 /// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile.
 pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier) {
+    if p.dequant != Dequant::Blocks {
+        // SAFETY: passed on.
+        (0..p.batch).for_each(|batch| unsafe { multiply_matrix(p, &part_of_batch(p, part, batch), tier) });
+        return;
+    }
     parallel_for(p.batch * p.n.div_ceil(PANEL), 1, |panels| dispatch(tier, Panels { p, part, panels }));
+}
+
+/// Computes one matrix of a batch with the engine.
+///
+/// # Safety
+/// As [`multiply`].
+unsafe fn multiply_matrix(p: &Problem, part: &Part, tier: Tier) {
+    let matrix = |data: usize, dtype: DType, rows: usize, row_stride: isize, k_stride: isize| Matrix {
+        data: data as *const u8,
+        dtype,
+        rows,
+        k: p.k,
+        row_stride,
+        k_stride,
+    };
+    let w = |first: usize, row_stride: isize| {
+        let start = part.w.wrapping_add_signed(first as isize * p.w.row * p.w_dtype.size() as isize);
+        matrix(start, p.w_dtype, p.n, row_stride, p.w.col)
+    };
+    let weights = match p.gate {
+        Gate::None => Weights::Plain(w(0, p.w.row)),
+        Gate::Halves => Weights::Gated { gate: w(0, p.w.row), up: w(p.n, p.w.row) },
+        Gate::Interleaved => Weights::Gated { gate: w(0, 2 * p.w.row), up: w(1, 2 * p.w.row) },
+    };
+    let x = matrix(part.x, p.x_dtype, p.m, p.x.row, p.x.col);
+    // SAFETY: `check` bound all shapes to these sizes and strides; `out` overlaps `residual` only element for element,
+    // and each is read before it is written.
+    unsafe { gemm::run(&Gemm { x, weights, isa: Isa::of_tier(tier) }, &Finish::new(p, part)) }
+}
+
+/// The last steps of every sum, and what they need of rows and columns, in f32.
+struct Finish<'a> {
+    p: &'a Problem,
+    out: usize,
+    residual: usize,
+    /// Empty where there are none. Of gate and up.
+    bias: [Vec<f32>; 2],
+    /// The scales of the rows of `w`, of gate and up.
+    w_scales: [Vec<f32>; 2],
+    x_scales: Vec<f32>,
+}
+
+impl<'a> Finish<'a> {
+    /// # Safety
+    /// `part` must hold the tensors of `p`.
+    unsafe fn new(p: &'a Problem, part: &Part) -> Self {
+        let rows = |half: usize| (0..p.n).map(move |j| if half == 0 { p.gate_row(j) } else { p.up_row(j) });
+        let halves = if p.gate == Gate::None { 1 } else { 2 };
+        let column_terms = |given: bool, base: usize, step: isize, dtype: DType| {
+            std::array::from_fn(|half| match given && half < halves {
+                // SAFETY: `check` bound bias and scales to the rows of `w`.
+                true => rows(half).map(|row| unsafe { value_at(base, row as isize * step, dtype) }).collect(),
+                false => Vec::new(),
+            })
+        };
+        let scaled = p.dequant == Dequant::Whole;
+        let x_scales = (0..if scaled { p.m } else { 0 })
+            // SAFETY: as above, to the rows of `x`.
+            .map(|i| unsafe { value_at(part.x_scale, i as isize * p.x_scale.row, DType::F32) })
+            .collect();
+        Finish {
+            p,
+            out: part.out,
+            residual: part.residual,
+            bias: column_terms(p.has_bias, part.bias, p.bias_step, p.out_dtype),
+            w_scales: column_terms(scaled, part.w_scale, p.w_scale.row, DType::F32),
+            x_scales,
+        }
+    }
+
+    /// Scale and bias of a vector of sums.
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, s: S, half: usize, row: usize, col: usize, count: usize, sums: S::V) -> S::V {
+        // SAFETY: both hold a value for each of the matrix's columns, and the tile lies inside it.
+        unsafe {
+            let mut z = sums;
+            if !self.x_scales.is_empty() {
+                let columns = load_at(s, self.w_scales[half].as_ptr(), col, count);
+                z = s.mul(s.mul(z, s.splat(self.x_scales[row])), columns);
+            }
+            match self.p.has_bias {
+                true => s.add(z, load_at(s, self.bias[half].as_ptr(), col, count)),
+                false => z,
+            }
+        }
+    }
+
+    /// Factor and residual, and the one rounding.
+    ///
+    /// # Safety
+    /// The elements must exist.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, count: usize, y: S::V) {
+        let (p, factor) = (self.p, s.splat(self.p.scale()));
+        with_float!(p.out_dtype, T => {
+            let matrix = |data: usize, strides: &Strides| Output {
+                data: data as *mut T,
+                row_stride: strides.row,
+                col_stride: strides.col,
+            };
+            // SAFETY: passed on.
+            unsafe {
+                let y = match p.has_residual {
+                    true => s.fma(factor, y, matrix(self.residual, &p.residual).load(s, row, col, count)),
+                    false => s.mul(factor, y),
+                };
+                matrix(self.out, &p.out).store(s, row, col, count, y);
+            }
+        });
+    }
+
+    #[inline(always)]
+    unsafe fn with<S: Simd>(&self, s: S, tile: &Tile, act: impl Fn(S::V) -> S::V) {
+        // SAFETY: the engine gives tiles of the matrix.
+        unsafe {
+            match self.p.gate {
+                Gate::None => tile.for_vectors(
+                    s,
+                    #[inline(always)]
+                    |row, col, count, sums| {
+                        let y = act(self.scaled(s, 0, row, col, count, sums));
+                        self.store(s, row, col, count, y);
+                    },
+                ),
+                _ => tile.for_pairs(
+                    s,
+                    #[inline(always)]
+                    |row, col, count, gate, up| {
+                        let y = act(self.scaled(s, 0, row, col, count, gate));
+                        let y = s.mul(y, self.scaled(s, 1, row, col, count, up));
+                        self.store(s, row, col, count, y);
+                    },
+                ),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn activated<S: Simd, T: CpuElement>(&self, s: S, tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.p.activation {
+                None => self.with(
+                    s,
+                    tile,
+                    #[inline(always)]
+                    |z| z,
+                ),
+                Some(kind) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
+                    self.with(s, tile, #[inline(always)] |z| F::value::<S, T>(s, z))
+                }),
+            }
+        }
+    }
+}
+
+impl Epilogue for Finish<'_> {
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
+        // A residual could cancel all but the error of a coarse activation.
+        // SAFETY: passed on.
+        unsafe {
+            match self.p.out_dtype {
+                DType::BF16 if !self.p.has_residual => self.activated::<S, bf16>(s, tile),
+                DType::F16 if !self.p.has_residual => self.activated::<S, f16>(s, tile),
+                _ => self.activated::<S, f32>(s, tile),
+            }
+        }
+    }
 }
 
 /// Some panels of all matrices of a batch.
@@ -258,11 +434,10 @@ impl Work {
                 }
                 let line = Line { p, sums, bias: &self.bias, residual: &residual };
                 let result = match p.out_dtype {
-                    DType::F32 => line.result::<S, f32>(s, columns),
-                    // Both 16-bit types are as coarse as the activation may be; a residual could cancel all but the
-                    // error of that.
-                    _ if p.has_residual => line.result::<S, f32>(s, columns),
-                    _ => line.result::<S, bf16>(s, columns),
+                    // A residual could cancel all but the error of a coarse activation.
+                    DType::BF16 if !p.has_residual => line.result::<S, bf16>(s, columns),
+                    DType::F16 if !p.has_residual => line.result::<S, f16>(s, columns),
+                    _ => line.result::<S, f32>(s, columns),
                 };
                 let to = at(&p.out);
                 with_float!(p.out_dtype, T => narrow::<S, T>(s, &result, part.out, to, p.out.col, columns));
