@@ -434,6 +434,14 @@ macro_rules! with_stored {
                 type $T = half::bf16;
                 $body
             }
+            $crate::dtype::DType::F8E4M3 => {
+                type $T = $crate::dtype::F8E4M3;
+                $body
+            }
+            $crate::dtype::DType::F8E5M2 => {
+                type $T = $crate::dtype::F8E5M2;
+                $body
+            }
             _ => {
                 type $T = f32;
                 $body
@@ -447,6 +455,18 @@ pub(crate) use with_stored;
 mod tests {
     use super::*;
     use half::{bf16, f16};
+
+    #[test]
+    fn tensor_cores_cut_8_bit_addends_below_the_largest() {
+        use crate::dtype::F8E4M3;
+        let kept = 1.0 + 2f64.powi(-TENSOR_BITS);
+        let sum = |small: f64| Naive::<F8E4M3>::of(1.0).add_products(&[Naive::of(small)]).f64();
+        assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));
+        assert_eq!(Naive::<bf16>::of(1.0).add_products(&[Naive::of(2f64.powi(-20))]).f64(), 1.0 + 2f64.powi(-20));
+        let random = Random::<F8E4M3>::of(1.0).add_products(&[Random::of(0.25)]);
+        assert!(random.deviation() > 2f64.powi(-TENSOR_BITS) / 2.0 && random.f64() == 1.25);
+        assert!(sum(f64::NAN).is_nan());
+    }
 
     #[test]
     fn naive_rounds_only_what_is_stored() {
