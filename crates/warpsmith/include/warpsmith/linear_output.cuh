@@ -41,7 +41,8 @@ template <int kRowBlocks> struct Output {
   u32 buffers, terms_at, barrier;
   u32 warp, lane;
   u32 buffer = 0;
-  float bias[kTermsPerThread], scale[kTermsPerThread];
+  OUT_T bias[kTermsPerThread];
+  float scale[kTermsPerThread];
   float row_terms[kRowBlocks][2];
 
   // Addresses of kBufferBytes, aligned to 1024, and of kTermBytes of shared memory, and a named barrier.
@@ -52,16 +53,17 @@ template <int kRowBlocks> struct Output {
 
   WS_INLINE int row(const Tile& tile, int r, int h) const { return tile.m + r * 64 + warp * 16 + lane / 4 + h * 8; }
 
-  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied.
+  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied: any use of it here, even a
+  // conversion, would make the products wait for memory.
   WS_INLINE void begin(const LinearParams& p, const Tile& tile) {
     if (kTerms > 0) {
 #pragma unroll
       for (int i = 0; i < kTermsPerThread; ++i) {
         const int at = i * 128 + threadIdx.x % 128, n = tile.n + (at < kOutN ? at : at - kOutN);
         if (at >= BLOCK_N) break;
-        const ColumnTerms c = column_terms(p, tile.batch, n);
-        bias[i] = at < kOutN ? c.bias : c.up_bias;
-        scale[i] = at < kOutN ? c.scale : c.up_scale;
+        const int row = at < kOutN ? gate_row(p, n) : up_row(p, n);
+        if (HAS_BIAS) bias[i] = n < p.n ? ((const OUT_T*)p.bias)[row * p.bias_step] : OUT_T{};
+        if (SCALING == 1) scale[i] = n < p.n ? w_scale_at(p, tile.batch, row, 0) : 1.0f;
       }
     }
 #pragma unroll
@@ -78,7 +80,7 @@ template <int kRowBlocks> struct Output {
       for (int i = 0; i < kTermsPerThread; ++i) {
         const u32 at = i * 128 + threadIdx.x % 128;
         if (at >= BLOCK_N) break;
-        if (HAS_BIAS) store_shared(terms_at + at * 4, bias[i]);
+        if (HAS_BIAS) store_shared(terms_at + at * 4, to_f32(bias[i]));
         if (SCALING == 1) store_shared(terms_at + (HAS_BIAS * BLOCK_N + at) * 4, scale[i]);
       }
       meet();

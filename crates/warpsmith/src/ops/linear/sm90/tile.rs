@@ -186,7 +186,9 @@ impl Tile {
         let [rows, columns] = self.grid(p);
         // Two blocks of a multiprocessor take as long together as one after the other.
         let resident = self.resident(units).div_ceil(self.blocks_per_unit);
-        let waves = (rows * columns * p.batch).div_ceil(resident) as f64;
+        // Multiprocessors that wait for the last round of many leave the others their share of the power.
+        let rounds = (rows * columns * p.batch) as f64 / resident as f64;
+        let waves = rounds + (rounds.ceil() - rounds) * (8.0 / rounds).min(1.0);
         let cycles = match self.schedule {
             PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
             Single | Cooperative => waves * (main + epilogue),
