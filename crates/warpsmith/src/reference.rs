@@ -462,7 +462,10 @@ mod tests {
         let kept = 1.0 + 2f64.powi(-TENSOR_BITS);
         let sum = |small: f64| Naive::<F8E4M3>::of(1.0).add_products(&[Naive::of(small)]).f64();
         assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));
-        assert_eq!(Naive::<bf16>::of(1.0).add_products(&[Naive::of(2f64.powi(-20))]).f64(), 1.0 + 2f64.powi(-20));
+        assert_eq!(
+            Naive::<bf16>::of(1.0).add_products(&[Naive::of(2f64.powi(-20))]).f64(),
+            1.0 + 2f64.powi(-20)
+        );
         let random = Random::<F8E4M3>::of(1.0).add_products(&[Random::of(0.25)]);
         assert!(random.deviation() > 2f64.powi(-TENSOR_BITS) / 2.0 && random.f64() == 1.25);
         assert!(sum(f64::NAN).is_nan());
