@@ -88,8 +88,8 @@ impl Panels {
     /// `data` must hold `bytes(count)` bytes that nobody else uses, and the matrices must be readable.
     pub unsafe fn pack(&self, tier: Tier, side: &Side, first: usize, count: usize) {
         let halves = if self.width == PANEL { 2 } else { 1 };
-        // A part is at least 64 KiB: less is not worth another thread.
-        let grain = (1 << 14) / (self.units * HALF).max(1) + 1;
+        // A part is at least 16 KiB: less is not worth another thread.
+        let grain = (1 << 12) / (self.units * HALF).max(1) + 1;
         parallel_for(count * halves, grain, |range| {
             for i in range {
                 let (panel, g) = (i / halves, i % halves);
@@ -223,7 +223,8 @@ mod avx512 {
     /// As for [`super::transpose`]; AVX-512 F and BW must be there.
     #[target_feature(enable = "avx512f,avx512bw")]
     pub unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
-        let whole = if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
+        let whole =
+            if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
         let (mut from, mut to) = (source.data, dst);
         let end = from.wrapping_add(whole * 4);
         while from < end {
