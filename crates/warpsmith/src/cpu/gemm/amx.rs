@@ -7,6 +7,7 @@
 
 use super::matrix::Unit;
 use super::panel::{HALF, PANEL};
+#[cfg(target_arch = "x86_64")]
 use std::arch::asm;
 
 /// Units of k that one instruction consumes.
@@ -76,8 +77,11 @@ impl Tiles {
             set(4 + i, shape.rows[i], STEP);
             set(6 + i, STEP, shape.cols[i]);
         }
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: the configuration is valid for palette 1 (at most 16 rows of 64 bytes); it changes tile registers only.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack)) };
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack))
+        };
     }
 
     /// Computes `product`. `Int8` sums are i32, written as their bits.
@@ -88,6 +92,9 @@ impl Tiles {
         let Shape { rows, cols } = product.shape;
         debug_assert!(rows[0] > 0 && cols[0] > 0 && rows.iter().chain(&cols).all(|&n| n <= HALF));
         self.configure(product.shape);
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("{unit:?} on tiles, which only x86-64 has");
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: passed on.
         unsafe {
             match (unit, rows[1] > 0, cols[1] > 0) {
@@ -107,6 +114,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
         if self.shape != Shape::default() {
             // SAFETY: gives up the tile registers, which nothing else on this thread uses.
             unsafe { asm!("tilerelease", options(nomem, nostack)) };
@@ -115,6 +123,7 @@ impl Drop for Tiles {
 }
 
 /// A kernel: tiles 0 to 3 hold the sums (row-major in the 2 x 2 grid), 4 and 5 the left operand, 6 and 7 the right.
+#[cfg(target_arch = "x86_64")]
 macro_rules! kernel {
     ($name:ident, $($step:expr),+; $($clear:literal),+; $($load:literal),+; $($store:literal),+) => {
         /// # Safety
@@ -164,6 +173,7 @@ macro_rules! kernel {
 
 /// The four kernels of one instruction. Left rows are used again by the next panel and should stay in the first cache;
 /// the panel streams past them, hence the hint `t1` on its loads.
+#[cfg(target_arch = "x86_64")]
 macro_rules! kernels {
     ($dot:literal, $k22:ident, $k21:ident, $k12:ident, $k11:ident) => {
         kernel!($k22,
@@ -210,5 +220,7 @@ macro_rules! kernels {
     };
 }
 
+#[cfg(target_arch = "x86_64")]
 kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
+#[cfg(target_arch = "x86_64")]
 kernels!("tdpbssd", int8_2x2, int8_2x1, int8_1x2, int8_1x1);

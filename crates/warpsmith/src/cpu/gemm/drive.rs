@@ -11,13 +11,11 @@ use crate::cpu::{Simd, Task, dispatch, num_threads, parallel_for};
 use std::ops::Range;
 
 /// Sums of one tile.
-const TILE: usize = PANEL * PANEL;
+pub(super) const TILE: usize = PANEL * PANEL;
 /// Units of k in a block on vectors: 14 rows of the left operand stay in the first cache.
-const VECTOR_BLOCK: usize = 512;
+pub(super) const VECTOR_BLOCK: usize = 512;
 /// Units of k in a block on tiles. The sums of a tile cost as much to bring back as two steps, so cuts are few.
 const TILE_BLOCK: usize = 512;
-/// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
-const STREAM_BLOCK: usize = 128;
 /// Bytes of the right operand that are packed before they are used, per thread. The left operand is read once for each
 /// chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
 const CHUNK: usize = 4 << 20;
@@ -41,7 +39,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     let on_tiles = isa == Isa::Amx && unit != Unit::F32;
     if !on_tiles && x.len() <= vector::block_rows(isa) {
         // SAFETY: passed on.
-        return unsafe { stream(isa, unit, x, w, epilogue) };
+        return unsafe { super::stream::run(isa, unit, x, w, epilogue) };
     }
     // Rows are best left where they are if they are contiguous; else the smaller operand is packed.
     let contiguous = |side: &Side| side.halves.iter().all(|m| m.k_stride == 1);
@@ -74,6 +72,38 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     });
 }
 
+/// Into how many tasks to split `blocks` and `panels`, over `units` units of k.
+///
+/// A task is no larger than `largest` blocks and panels: its panels (of one block of k) then fill half of the second
+/// cache, its sums a quarter. There are enough tasks, in a multiple of what the threads take at once, to keep the
+/// threads equally busy, unless they became too small to pay for their start.
+fn grid(blocks: usize, panels: usize, units: usize, largest: (usize, usize)) -> (usize, usize) {
+    const LEAST: usize = 1 << 10;
+    let parts = 4 * num_threads();
+    let (mut down, mut across) = (blocks.div_ceil(largest.0), panels.div_ceil(largest.1));
+    if parts == 4 {
+        return (down, across);
+    }
+    let size = |down, across| (blocks / down, panels / across);
+    loop {
+        let (rows, cols) = size(down, across);
+        if down * across >= parts || rows * cols * units < 2 * LEAST || rows.max(cols) < 2 {
+            break;
+        }
+        if rows >= cols { down *= 2 } else { across *= 2 }
+    }
+    if down * across > parts / 2 {
+        let even = (down..=blocks.min(down * 2)).find(|down| (down * across).is_multiple_of(parts));
+        down = even.unwrap_or(down);
+    }
+    (down, across)
+}
+
+/// Part `index` of `0..len` split evenly into `parts`.
+fn share(len: usize, index: usize, parts: usize) -> Range<usize> {
+    index * len / parts..(index + 1) * len / parts
+}
+
 /// A packed right operand, or a chunk of one: `len` outputs from `first` on.
 #[derive(Copy, Clone)]
 struct Right {
@@ -95,22 +125,23 @@ struct Blocked<'a, E> {
 }
 
 /// The memory one thread works in.
-struct Workspace {
+pub(super) struct Workspace {
     /// A block of rows of the left operand.
     left: *mut u32,
     /// Their last, partial step.
     tail: *mut u32,
     /// A tile, transposed.
-    turned: *mut f32,
+    pub turned: *mut f32,
     /// The sums of a task: one tile for each block and panel, or one for all where k is not cut.
-    sums: *mut f32,
+    pub sums: *mut f32,
 }
 
 impl Workspace {
     const LEFT: usize = PANEL * (TILE_BLOCK + 16);
     const TAIL: usize = PANEL * amx::STEP;
 
-    fn with<R>(tiles: usize, f: impl FnOnce(Workspace) -> R) -> R {
+    /// Calls `f` with this thread's workspace, with room for the sums of `tiles` tiles.
+    pub fn with<R>(tiles: usize, f: impl FnOnce(Workspace) -> R) -> R {
         let units = Self::LEFT + Self::TAIL + TILE + tiles * TILE;
         with_scratch(Slot::Own, units * size_of::<u32>(), |scratch| {
             let left = scratch.cast::<u32>();
@@ -161,33 +192,18 @@ impl<E: Epilogue> Blocked<'_, E> {
         if blocks == 0 || panels == 0 {
             return;
         }
-        // The largest task: its panels (for one block of k) fill half of the second cache, its sums a quarter.
-        let (mut rows, mut cols) = if self.on_tiles() { (8, 16) } else { (18, 16) };
-        (rows, cols) = (blocks.min(rows), panels.min(cols));
-        // Enough tasks to keep the threads equally busy, unless they become too small to pay for their start.
-        let threads = num_threads();
-        let work = |rows: usize, cols: usize| rows * cols * self.right.panels.units.max(1);
-        let least = if self.on_tiles() { 1 << 10 } else { 1 << 9 };
-        while threads > 1
-            && blocks.div_ceil(rows) * panels.div_ceil(cols) < 4 * threads
-            && work(rows, cols) >= 2 * least
-            && rows.max(cols) > 1
-        {
-            if rows >= cols { rows = rows.div_ceil(2) } else { cols = cols.div_ceil(2) }
-        }
-        let (down, across) = (blocks.div_ceil(rows), panels.div_ceil(cols));
-        // Of equal size: a small remainder would leave threads idle.
-        (rows, cols) = (blocks.div_ceil(down), panels.div_ceil(across));
+        let largest = if self.on_tiles() { (8, 16) } else { (18, 16) };
+        let (down, across) = grid(blocks, panels, self.right.panels.units, largest);
+        let tiles_of_task = blocks.div_ceil(down) * panels.div_ceil(across);
         parallel_for(down * across, 1, |tasks| {
             let cuts = self.right.panels.units > self.depth();
-            Workspace::with(if cuts { rows * cols } else { 1 }, |space| {
+            Workspace::with(if cuts { tiles_of_task } else { 1 }, |space| {
                 // SAFETY: `Isa::Amx` is only used where supported; otherwise the tiles stay unused.
                 let mut tiles = unsafe { Tiles::new() };
                 for task in tasks {
                     // Down first: the panels stay in the cache.
-                    let (i, j) = (task % down * rows, task / down * cols);
-                    let blocks = i..blocks.min(i + rows);
-                    let panels = j..panels.min(j + cols);
+                    let blocks = share(blocks, task % down, down);
+                    let panels = share(panels, task / down, across);
                     // SAFETY: tasks are disjoint, and the workspace is this thread's.
                     unsafe { self.task(&mut tiles, blocks, panels, &space) };
                 }
@@ -393,7 +409,7 @@ const DIRECT_USES: usize = 4;
 ///
 /// # Safety
 /// The tile must hold whole rows of [`PANEL`] sums.
-unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, integers: bool, epilogue: &E) {
+pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, integers: bool, epilogue: &E) {
     struct Finish<'a, E>(Tile, bool, &'a E);
     impl<E: Epilogue> Task for Finish<'_, E> {
         type Out = ();
@@ -415,77 +431,4 @@ unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, integers: bool, epilogue: &E
         }
     }
     dispatch(isa.tier(), Finish(tile, integers, epilogue));
-}
-
-/// The product of few rows on vectors: each panel is packed in the first cache and used once, so that the weights are
-/// read once and nothing else is moved.
-///
-/// # Safety
-/// As for [`unpacked`]; at most one block of rows.
-unsafe fn stream<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, epilogue: &E) {
-    let rows = x.len();
-    let panels = Panels { data: std::ptr::null_mut(), unit, units: unit.packed_len(w.k()), width: PANEL };
-    let blocks = panels.units.div_ceil(VECTOR_BLOCK);
-    let left_block = vector::block_rows(isa) * LEFT_STRIDE;
-    if rows == 0 {
-        return;
-    }
-    with_scratch(Slot::Shared, blocks * left_block * size_of::<u32>(), |left| {
-        let left = SharedLeft(left.cast());
-        for block in 0..blocks {
-            let k = block * VECTOR_BLOCK * unit.elements();
-            let units = VECTOR_BLOCK.min(panels.units - block * VECTOR_BLOCK);
-            let len = (x.k() - k.min(x.k())).min(units * unit.elements());
-            let rows = Block { matrix: &x.halves[0], row: 0, rows, k, len };
-            // SAFETY: the scratch holds `blocks` blocks; the elements are inside x.
-            unsafe { copy_rows(isa.tier(), unit, rows, left.at(block * left_block), LEFT_STRIDE, units) };
-        }
-        let grain = (1 << 12) / panels.units.max(1) + 1;
-        parallel_for(w.panels(), grain, |range| {
-            Workspace::with(STREAM_BLOCK * PANEL / TILE, |space| {
-                let right = space.sums.cast::<u32>();
-                let sums = space.turned;
-                for panel in range {
-                    let mut from = 0;
-                    loop {
-                        let len = STREAM_BLOCK.min(panels.units - from);
-                        let at = from / VECTOR_BLOCK * left_block + from % VECTOR_BLOCK;
-                        // SAFETY: the workspace holds STREAM_BLOCK units of a panel; the left blocks are packed.
-                        unsafe {
-                            for g in 0..2 {
-                                panels.pack_half(isa.tier(), w, panel, g, from, len, right);
-                            }
-                            let (left, out) = (left.at(at).cast_const(), sums);
-                            let product =
-                                vector::Product { rows, units: len, left, right, out, resume: from > 0 };
-                            vector::multiply(isa, unit, product);
-                        }
-                        from += len;
-                        if from >= panels.units {
-                            break;
-                        }
-                    }
-                    let col = panel * w.panel_len();
-                    let cols = w.panel_len().min(w.len() - col);
-                    // SAFETY: the tile is whole; each is finished once.
-                    unsafe {
-                        finish(isa, Tile { sums, row: 0, col, rows, cols }, unit == Unit::Int8, epilogue)
-                    };
-                }
-            });
-        });
-    });
-}
-
-/// The packed rows that all threads read.
-#[derive(Copy, Clone)]
-struct SharedLeft(*mut u32);
-
-// SAFETY: written before the loop that shares it, only read in it.
-unsafe impl Sync for SharedLeft {}
-
-impl SharedLeft {
-    fn at(&self, unit: usize) -> *mut u32 {
-        self.0.wrapping_add(unit)
-    }
 }

@@ -14,7 +14,7 @@
 //!
 //! # Which operand is where
 //! The kernels multiply rows of a *left* operand, taken from memory as they are, with *panels* of a right one, which are
-//! transposed in units of 32 bits ([`panel`]). Packed weights are panels, and `x` is left. Without them:
+//! transposed in units of 32 bits. Packed weights are panels, and `x` is left. Without them:
 //! - on AMX the weights are left and `x`, usually the smaller, is packed: `(W · xᵀ)ᵀ`. Tiles load 16 rows of W
 //!   straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles are
 //!   transposed in registers.
@@ -27,6 +27,7 @@ mod epilogue;
 mod isa;
 mod matrix;
 mod panel;
+mod stream;
 mod vector;
 
 pub use epilogue::{Epilogue, Output, Scaled, Tile};

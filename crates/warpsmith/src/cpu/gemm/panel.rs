@@ -88,8 +88,8 @@ impl Panels {
     /// `data` must hold `bytes(count)` bytes that nobody else uses, and the matrices must be readable.
     pub unsafe fn pack(&self, tier: Tier, side: &Side, first: usize, count: usize) {
         let halves = if self.width == PANEL { 2 } else { 1 };
-        // A part is at least 64 KiB: less is not worth another thread.
-        let grain = (1 << 14) / (self.units * HALF).max(1) + 1;
+        // A part is at least 16 KiB: less is not worth another thread.
+        let grain = (1 << 12) / (self.units * HALF).max(1) + 1;
         parallel_for(count * halves, grain, |range| {
             for i in range {
                 let (panel, g) = (i / halves, i % halves);
