@@ -474,7 +474,13 @@ def _linear(case: Case, device: str) -> Work | None:
     def compiled(x, w, bias, residual):
         return finish(F.linear(x, w, bias), residual)
 
-    return Work(fresh, {"torch": call}, compiled)
+    calls, act = {"torch": call}, case.option("act", "none")
+    if act in ("gelu", "relu") and rows == n and case.given == {"bias"} and device != "cpu":
+        # The epilogue of cuBLASLt; its GELU is the tanh approximation.
+        calls["cublaslt"] = lambda x, w, bias, _: torch._addmm_activation(bias, x, w.t(), use_gelu=act == "gelu")
+    # Compiling a plain product only finds the same library again.
+    fused = act != "none" or rows != n or "residual" in case.given
+    return Work(fresh, calls, compiled if fused else None)
 
 
 def _linear_backward(case: Case, device: str) -> Work | None:
