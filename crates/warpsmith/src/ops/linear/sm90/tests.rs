@@ -32,6 +32,7 @@ fn problem(dtype: DType, [m, n, k]: [usize; 3]) -> Problem {
         gate: Gate::None,
         dequant: Dequant::None,
         tf32: dtype == DType::F32,
+        full: false,
         has_bias: false,
         has_residual: false,
         scale_bits: 1f32.to_bits(),
