@@ -48,9 +48,9 @@ pub fn variants(kernel: &KernelInfo) -> Vec<Variant> {
 }
 
 /// Whether a device function can be compiled for an architecture. One written for an `a` architecture uses
-/// instructions that only `a` architectures have.
+/// instructions that only that architecture has.
 pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {
-    device.min_arch.number() <= arch.number() && (arch.accel || !device.min_arch.accel)
+    device.is_for(arch) && (arch.accel || !device.min_arch.accel)
 }
 
 /// The kernel of a name with the name of its op.

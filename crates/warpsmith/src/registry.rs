@@ -130,7 +130,7 @@ impl<P> Kernel<P> {
             (Target::Cpu(tier), None) if *tier > info.tier => {
                 Some(format!("needs {tier}, the best here is {}", info.tier))
             }
-            (Target::Cuda(kernel), Some(arch)) if arch.number() < kernel.min_arch.number() => {
+            (Target::Cuda(kernel), Some(arch)) if !kernel.is_for(arch) => {
                 Some(format!("needs {}, the device is {arch}", kernel.min_arch))
             }
             _ => (self.supports)(problem, info).err(),
@@ -154,6 +154,16 @@ pub struct Launch<'a, P> {
     pub tier: Tier,
     /// The device half of a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
+}
+
+impl CudaKernel {
+    /// Whether it is written for this architecture: code for an `a` architecture runs on that one alone.
+    pub fn is_for(&self, arch: Arch) -> bool {
+        match self.min_arch.accel {
+            true => self.min_arch.number() == arch.number(),
+            false => self.min_arch.number() <= arch.number(),
+        }
+    }
 }
 
 /// How a kernel is chosen.

@@ -154,7 +154,7 @@ fn heaviest(variants: &[Defines]) -> Vec<Defines> {
 }
 
 fn jobs(arch: Arch, extent: Extent, turn: usize) -> Vec<Job> {
-    let declared = kernels().into_iter().filter(|kernel| kernel.min_arch.number() <= arch.number());
+    let declared = kernels().into_iter().filter(|kernel| kernel.is_for(arch));
     let chosen = declared.enumerate().flat_map(|(index, kernel)| {
         let variants = (kernel.variants)();
         assert!(!variants.is_empty(), "{} has no variants", kernel.function);

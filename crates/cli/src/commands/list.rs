@@ -80,6 +80,7 @@ fn default_of(attr: &AttrSpec) -> String {
 
 fn runs_on(kernel: &KernelInfo) -> String {
     match (kernel.cuda, kernel.tier) {
+        (Some(cuda), _) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
         (Some(cuda), _) => format!("CUDA, {} or newer", cuda.min_arch),
         (None, Some(tier)) => format!("CPU, {tier}"),
         (None, None) => String::new(),

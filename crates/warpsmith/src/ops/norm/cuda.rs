@@ -71,7 +71,7 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
     for tiling in tilings {
         for dtype in FLOATS {
             for &vector in vectors {
-                for &prefetch in prefetches {
+                for &prefetch in prefetches.iter().filter(|&&prefetch| !prefetch || can_prefetch(tiling)) {
                     all.extend([false, true].map(|residual| {
                         defines(tiling, dtype, Features { vector, center, residual, prefetch })
                     }));
@@ -85,7 +85,12 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
 /// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
 /// are not enough other rows to hide it. Where there are, the registers are better spent on them.
 fn prefetches(p: &Problem, tiling: &RowTiling, units: usize) -> bool {
-    p.num_rows.div_ceil(tiling.rows) <= BLOCKS_THAT_HIDE * units
+    can_prefetch(tiling) && p.num_rows.div_ceil(tiling.rows) <= BLOCKS_THAT_HIDE * units
+}
+
+/// The largest blocks have no registers to spare.
+fn can_prefetch(tiling: &RowTiling) -> bool {
+    tiling.lanes < 1024
 }
 
 /// Blocks of a multiprocessor from which on they hide each other's latency.
