@@ -125,9 +125,13 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
 static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
     variants(false, &RowTiling::all(limits(false)), &[1, 2], &[false, true])
 }));
-static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
-}));
+// With a mean to subtract, the largest blocks also spill before sm_80.
+static LAYER_ROW: CudaKernel = CudaKernel {
+    min_arch: Arch::new(8, 0, false),
+    ..device(SOURCE, NormParams::prelude, "norm_row", || {
+        variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
+    })
+};
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
     variants(false, &long_tilings(limits(false)), &[0, 1], &[false])
 });
