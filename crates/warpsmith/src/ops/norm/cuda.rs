@@ -18,7 +18,12 @@ const ANY_ARCH: Arch = Arch::new(6, 0, false);
 /// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
 /// each are faster; with two, the fewer warps there are to join the better.
 const fn limits(center: bool) -> RowLimits {
-    RowLimits { wanted_items: if center { 4 } else { 2 }, max_items: 4, max_lanes: 1024 }
+    RowLimits {
+        wanted_items: if center { 4 } else { 2 },
+        max_items: 4,
+        // With a mean to subtract, larger blocks have too few registers.
+        max_lanes: if center { 512 } else { 1024 },
+    }
 }
 
 /// Backward: x, dout, weight and two sums in f32, so fewer elements a thread; as many for each type.
@@ -125,13 +130,9 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
 static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
     variants(false, &RowTiling::all(limits(false)), &[1, 2], &[false, true])
 }));
-// With a mean to subtract, the largest blocks also spill before sm_80.
-static LAYER_ROW: CudaKernel = CudaKernel {
-    min_arch: Arch::new(8, 0, false),
-    ..device(SOURCE, NormParams::prelude, "norm_row", || {
-        variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
-    })
-};
+static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
+    variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
+}));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
     variants(false, &long_tilings(limits(false)), &[0, 1], &[false])
 });
