@@ -28,6 +28,7 @@ pub mod op;
 pub mod ops;
 pub mod params;
 pub mod proof;
+pub mod radix;
 pub mod random;
 pub mod reference;
 pub mod registry;

@@ -41,6 +41,12 @@ unsafe impl Send for TensorViewMut<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for TensorViewMut<'_> {}
 
+/// Elements as raw memory.
+fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+    // SAFETY: `Element` types are plain numbers of `DTYPE.size()` bytes without padding.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) }
+}
+
 impl Tensor {
     /// A tensor whose contents are not defined (host memory is zeroed).
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
@@ -78,9 +84,7 @@ impl Tensor {
 
     /// A tensor holding `data` in row-major order.
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
-        // SAFETY: `Element` types are plain numbers of `DTYPE.size()` bytes without padding.
-        let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) };
-        Tensor::from_bytes(bytes, shape, T::DTYPE, device)
+        Tensor::from_bytes(bytes_of(data), shape, T::DTYPE, device)
     }
 
     /// A tensor holding raw elements in row-major order.
@@ -114,6 +118,23 @@ impl Tensor {
         values.try_reserve_exact(count).map_err(|_| crate::storage::host_out_of_memory(count * 8))?;
         values.extend((0..count).map(|_| rng.normal()));
         Tensor::from_f64(&values, shape, dtype, device)
+    }
+
+    /// Overwrites elements of a contiguous tensor with `data`, from the one at row-major position `at` on, in the
+    /// order of `stream`. The data may be changed or freed as soon as this returns.
+    ///
+    /// # Errors
+    /// If the dtype is not `T`'s, the tensor not contiguous, or the data does not fit.
+    pub fn write<T: Element>(&mut self, at: usize, data: &[T], stream: &Stream) -> Result<()> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::parse("tensor elements", self.dtype.name(), T::DTYPE.name()));
+        }
+        let fits = at.checked_add(data.len()).is_some_and(|end| end <= self.layout.numel());
+        if !fits || !self.layout.is_contiguous() {
+            let expected = format!("at most {} elements of a contiguous tensor", self.layout.numel());
+            return Err(Error::parse("tensor data", expected, format!("{} from {at} on", data.len())));
+        }
+        self.storage.upload(at * self.dtype.size(), bytes_of(data), stream)
     }
 
     /// The whole tensor, read-only.

@@ -13,6 +13,9 @@ use warpsmith::{DType, Error, Result, Tensor, TensorView, TensorViewMut};
 const DEFINED: &[(&str, &str, &str)] = &[
     // One weight for the whole batch.
     ("linear", "w", "without its first dimension"),
+    // Tokens behind the last sequence, and pages of any size.
+    ("prefix_match", "tokens", "with dimension 0 larger by 1"),
+    ("prefix_match", "edge_tokens", "with dimension 1 larger by 1"),
 ];
 
 /// A tensor argument without memory yet.
