@@ -278,7 +278,7 @@ impl RadixTree {
 
     fn search(&self, tokens: &[i32]) -> (Found, Match) {
         let flat = self.flat();
-        let mut pages = Vec::new();
+        let mut pages = Vec::with_capacity(tokens.len() / flat.page_size);
         let found = flat.find(tokens, |start, len| pages.extend_from_slice(&flat.pages[start..start + len]));
         (found, Match { node: found.node as u32, tokens: found.pages * self.page_size(), pages })
     }

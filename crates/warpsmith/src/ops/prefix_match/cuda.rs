@@ -24,10 +24,10 @@ kernel_params! {
     struct PrefixMatchParams {
         table: u64, edge_tokens: u64, edge_pages: u64, tokens: u64, starts: u64,
         matched: u64, nodes: u64, pages: u64,
-        batch: i64, total: i64, num_pages: i64, max_pages: i64,
+        batch: i64, total: i64, num_pages: i64,
         /// Rows and columns of each argument, in the order above.
         strides: [[i64; 2]; 8],
-        page_size: i32, slot_mask: u32, seed: u32,
+        page_size: i32, max_pages: u32, slot_mask: u32, seed: u32,
     }
 }
 
@@ -40,10 +40,14 @@ static DEVICE: CudaKernel = CudaKernel {
     variants,
 };
 
-pub(super) const KERNEL: Kernel<Problem> =
-    Kernel::cuda("prefix_match_cuda", &DEVICE, run).configured(|p, info| match group(p, info) {
+pub(super) const KERNEL: Kernel<Problem> = Kernel::cuda("prefix_match_cuda", &DEVICE, run)
+    .configured(|p, info| match group(p, info) {
         WARP => "a warp for each sequence".into(),
         threads => format!("{threads} threads for each sequence"),
+    })
+    .when(|p, _| match p.batch > i32::MAX as usize {
+        true => Err("more than 2^31 sequences".into()),
+        false => Ok(()),
     });
 
 fn defines(memory: Memory, group: usize) -> Defines {
@@ -83,9 +87,9 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         batch: p.batch as i64,
         total: p.total as i64,
         num_pages: p.num_pages as i64,
-        max_pages: p.max_pages as i64,
         strides: p.strides.map(|strides| strides.map(|stride| stride as i64)),
         page_size: p.page_size as i32,
+        max_pages: p.max_pages as u32,
         slot_mask: (p.num_slots - 1) as u32,
         seed: p.seed,
     };

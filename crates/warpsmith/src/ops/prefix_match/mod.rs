@@ -48,6 +48,9 @@ const PAGES: usize = 7;
 const MAX_PAGES: usize = 0;
 const SEED: usize = 1;
 
+/// Most slots, and most tokens of a page.
+const LIMIT: usize = 1 << 30;
+
 /// What is known of how the inputs lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Memory {
@@ -100,11 +103,11 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         return refuse(STARTS, "a start for every sequence, and the end of the last");
     };
     let (num_slots, page_size) = (sizes.size("num_slots"), sizes.size("page_size"));
-    if !num_slots.is_power_of_two() {
-        return refuse(TABLE, "a power of two of slots");
+    if !num_slots.is_power_of_two() || num_slots > LIMIT {
+        return refuse(TABLE, "a power of two of slots, up to 2^30");
     }
-    if page_size == 0 {
-        return refuse(EDGE_TOKENS, "pages of at least one token");
+    if !(1..=LIMIT).contains(&page_size) {
+        return refuse(EDGE_TOKENS, "pages of 1 to 2^30 tokens");
     }
     sizes.bind("batch", batch);
     for (index, pattern) in [(MATCHED, "batch"), (NODES, "batch"), (PAGES, "batch max_pages")] {

@@ -3,7 +3,7 @@
 use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, STARTS, TABLE, TOKENS};
 use crate::op::Attrs;
 use crate::reference::{Array, Inputs, Real};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// table: [slots, 4], edge_tokens: [pages, page_size], edge_pages: [pages], tokens: [total], starts: [batch + 1] ->
 /// matched: [batch], nodes: [batch], pages: [batch, max_pages].
@@ -22,15 +22,18 @@ pub fn matches<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let mut matched: Array<R> = Array::zeros(&[batch]);
     let mut nodes = Array::zeros(&[batch]);
     let mut pages = Array { shape: vec![batch, max_pages], data: vec![R::of(-1.0); batch * max_pages] };
-    for &last in edges.keys() {
-        // The path to this node: for each of its pages, the node whose edge has it, and where in the arrays it is.
+    // The longest paths: those of nodes that are nobody's parent.
+    let parents: BTreeSet<i64> = edges.values().map(|(parent, _)| *parent).collect();
+    for &leaf in edges.keys().filter(|node| !parents.contains(node)) {
+        // The pages of the path: for each, the node whose edge has it, and where in the arrays it is.
         let mut path: Vec<(i64, usize)> = Vec::new();
-        let mut node = last;
+        let mut node = leaf;
         while node != 0 {
             let (parent, run) = &edges[&node];
-            path.splice(0..0, run.clone().map(|page| (node, page)));
+            path.extend(run.clone().rev().map(|page| (node, page)));
             node = *parent;
         }
+        path.reverse();
         for b in 0..batch {
             let sequence = &tokens[starts[b] as usize..starts[b + 1] as usize];
             let same = |((_, page), part): &(&(i64, usize), &[i64])| {
