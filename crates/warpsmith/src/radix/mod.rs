@@ -28,13 +28,13 @@ mod arena;
 mod check;
 mod dirty;
 mod evict;
-pub mod flat;
 mod index;
 mod mirror;
 mod pins;
 #[cfg(test)]
 mod tests;
 
+pub use crate::ops::prefix_match::flat;
 pub use check::Broken;
 pub use mirror::Mirror;
 pub use pins::Pin;

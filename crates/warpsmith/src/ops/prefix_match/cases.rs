@@ -1,10 +1,10 @@
 //! The cases of `prefix_match`: trees and sequences that reach every path of a search.
 
+use super::flat::{Slot, slots_for};
 use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, SEED, STARTS, TABLE, TOKENS};
 use crate::dtype::DType;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, OpSpec, Values};
 use crate::radix::RadixTree;
-use crate::radix::flat::{Slot, slots_for};
 use crate::random::Random;
 
 /// Token ids: few enough that pages of one token often agree by chance.
@@ -190,6 +190,7 @@ pub(super) fn cases(spec: &OpSpec) -> Vec<Case> {
         cases.push(case(sizes));
         cases.push(case(sizes).values(Values::Special));
     }
+    cases.push(case([2, 4, 2, 2, 2]).attr(MAX_PAGES, 3.0));
     // Long chains, and edges that a whole block compares.
     let special = |sizes: [usize; 5]| case(sizes).values(Values::Special);
     cases.push(special([8, 3000, 1, 2, 3000]));

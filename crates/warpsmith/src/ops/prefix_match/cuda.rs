@@ -1,12 +1,12 @@
 //! `prefix_match` on CUDA devices: host half.
 
+use super::flat::MAX_PROBES;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, Memory, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::radix::flat::MAX_PROBES;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "prefix_match", code: include_str!("kernel.cu") };

@@ -68,7 +68,7 @@ struct Search {
   // This lane's first token of the page that begins with token `at`, if the sequence has it.
   WS_INLINE u32 first_of(u32 at) const { return at + lane < length && lane < (u32)p.page_size ? token(at + lane) : 0; }
 
-  // As `hash` of radix/flat.rs, for the page of the sequence that begins with token `at`; by one warp.
+  // As `hash` of flat.rs, for the page of the sequence that begins with token `at`; by one warp.
   WS_INLINE u32 hash(int node, u32 at, u32 first) const {
     auto place = [&](u32 token, u32 i) { return mix(token * 0x9e3779b1u + i * 0x85ebca77u + p.seed); };
     u32 sum = lane < (u32)p.page_size ? place(first, lane) : 0;

@@ -1,7 +1,6 @@
 //! `prefix_match`: the longest prefix of each of a batch of token sequences that a radix tree holds.
 //!
-//! The tree is given as arrays, which [`radix::flat`](crate::radix::flat) describes and
-//! [`radix::Mirror`](crate::radix::Mirror) keeps on a device. All are i32 and may have any strides.
+//! The tree is given as arrays, which [`flat`] describes and [`radix::Mirror`](crate::radix::Mirror) keeps on a device. All are i32 and may have any strides.
 //!
 //! - `table` `[num_slots, 4]`, `num_slots` a power of two: the edges, by hash. `edge_tokens` `[num_pages, page_size]` and
 //!   `edge_pages` `[num_pages]`: the token and page ids of all edges. `seed` is that of the hash.
@@ -20,6 +19,7 @@ mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+pub mod flat;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -78,13 +78,24 @@ pub struct Problem {
     strides: [[isize; 2]; 8],
 }
 
+/// The value of an option that is a whole number from 0 to `most`.
+fn whole(spec: &OpSpec, attrs: &Attrs, option: usize, most: u32) -> Result<usize> {
+    let value = attrs.f64(option);
+    let fits = (0.0..=f64::from(most)).contains(&value) && value.fract() == 0.0;
+    Matcher::new(spec.name).option(
+        spec.attrs[option].name,
+        value,
+        &format!("a whole number up to {most}"),
+        fits,
+    )?;
+    Ok(value as usize)
+}
+
 fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let mut sizes = Matcher::new(spec.name);
-    let (max_pages, seed) = (attrs.f64(MAX_PAGES), attrs.f64(SEED));
-    let whole = |value: f64, most: u32| (0.0..=f64::from(most)).contains(&value) && value.fract() == 0.0;
-    sizes.option("max_pages", max_pages, "a whole number below 2^31", whole(max_pages, i32::MAX as u32))?;
-    sizes.option("seed", seed, "a whole number below 2^32", whole(seed, u32::MAX))?;
-    sizes.bind("max_pages", max_pages as usize);
+    let max_pages = whole(spec, attrs, MAX_PAGES, i32::MAX as u32)?;
+    let seed = whole(spec, attrs, SEED, u32::MAX)?;
+    sizes.bind("max_pages", max_pages);
     for (index, pattern) in [
         (TABLE, "num_slots 4"),
         (EDGE_TOKENS, "num_pages page_size"),
@@ -123,7 +134,7 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         page_size,
         num_slots,
         num_pages: sizes.size("num_pages"),
-        max_pages: max_pages as usize,
+        max_pages,
         seed: seed as u32,
         memory: match (dense, aligned) {
             (true, true) => Memory::Vector,
@@ -179,6 +190,7 @@ impl Op for Forward {
     }
 
     fn outputs(args: &Args<'_>, attrs: &Attrs, _wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let max_pages = whole(&Self::SPEC, attrs, MAX_PAGES, i32::MAX as u32)?;
         let starts = args.get(STARTS).and_then(|starts| starts.shape().first()?.checked_sub(1));
         let Some(batch) = starts else {
             let name = Self::SPEC.args[STARTS].name;
@@ -187,7 +199,7 @@ impl Op for Forward {
         let mut forms = vec![None; Self::SPEC.args.len()];
         forms[MATCHED] = Some((vec![batch], DType::I32));
         forms[NODES] = Some((vec![batch], DType::I32));
-        forms[PAGES] = Some((vec![batch, attrs.index(MAX_PAGES)], DType::I32));
+        forms[PAGES] = Some((vec![batch, max_pages], DType::I32));
         Ok(forms)
     }
 

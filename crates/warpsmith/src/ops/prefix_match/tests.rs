@@ -20,7 +20,7 @@ fn a_sequence_gets_the_same_alone_and_in_a_batch_and_every_column_is_written() {
         [&[1, 2, 3, 4, 5, 6], &[], &[1, 2, 7, 8, 9], &[9, 9], &[1], &[1, 2, 3, 4, 5]];
     let mut starts = vec![0];
     sequences.iter().for_each(|sequence| starts.push(starts[starts.len() - 1] + sequence.len() as i32));
-    let tokens = tensor(&sequences.concat(), &[18]);
+    let tokens = tensor(&sequences.concat(), &[19]);
     let all = PrefixMatch::new(&mirror, &tokens, &tensor(&starts, &[7])).max_pages(4).run().unwrap();
     assert_eq!(all.matched.to_vec::<i32>().unwrap(), [6, 0, 4, 0, 0, 4]);
     let pages = [[10, 11, 12, -1], [-1; 4], [10, 13, -1, -1], [-1; 4], [-1; 4], [10, 11, -1, -1]];

@@ -115,7 +115,7 @@ impl<'a> Flat<'a> {
 
     /// The edge from `node` that begins with the first page of `tokens`: its place in the table, and the pages it has
     /// in common with them.
-    pub(super) fn edge(&self, node: i32, tokens: &[i32]) -> Option<(usize, Slot, usize)> {
+    pub(crate) fn edge(&self, node: i32, tokens: &[i32]) -> Option<(usize, Slot, usize)> {
         let page = tokens.get(..self.page_size).filter(|page| !page.is_empty())?;
         self.probes(node, page).find_map(|(at, slot)| {
             let edge = self.tokens_of(slot).filter(|_| slot.parent == node)?;
@@ -125,7 +125,7 @@ impl<'a> Flat<'a> {
     }
 
     /// The slots in which an edge from `node` with this first page can be.
-    pub(super) fn probes(&self, node: i32, page: &[i32]) -> impl Iterator<Item = (usize, Slot)> + 'a {
+    pub(crate) fn probes(&self, node: i32, page: &[i32]) -> impl Iterator<Item = (usize, Slot)> + 'a {
         let table = self.table;
         let home = hash(self.seed, node, page) as usize;
         let places = (0..table.len().min(MAX_PROBES)).map(move |i| (home + i) & (table.len() - 1));
