@@ -300,6 +300,20 @@ impl<'a> TensorView<'a> {
         self.address.is_multiple_of(bytes)
     }
 
+    /// Whether the two are known to share no element: one lies before the other, or they have the same layout and lie in
+    /// each other's gaps, as keys and values of a cache may.
+    pub fn is_apart_from(&self, other: &TensorView<'_>) -> bool {
+        let (a, b) = (self.byte_range(), other.byte_range());
+        if a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start {
+            return true;
+        }
+        let (size, distance) = (self.dtype.size(), self.address.abs_diff(other.address));
+        self.dtype == other.dtype
+            && self.layout == other.layout
+            && distance.is_multiple_of(size)
+            && !self.layout.overlaps_copy(distance / size)
+    }
+
     /// The byte range from the first to past the last element.
     pub fn byte_range(&self) -> std::ops::Range<usize> {
         self.address..self.address + self.layout.span() * self.dtype.size()

@@ -2,6 +2,7 @@
 
 use super::element::CpuElement;
 use super::simd::{MAX_LANES, Simd};
+use crate::dtype::DType;
 
 /// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
 /// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
@@ -62,6 +63,21 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(
             T::stream(s, p.add(i), v);
         } else {
             T::store(s, p.add(i), v);
+        }
+    }
+}
+
+/// The whole number `offset` elements past the address `base` of a tensor of i64 or i32.
+///
+/// # Safety
+/// The tensor must have this dtype and the offset be that of one of its elements.
+#[inline(always)]
+pub unsafe fn index_at(base: usize, dtype: DType, offset: usize) -> i64 {
+    // SAFETY: passed on.
+    unsafe {
+        match dtype {
+            DType::I32 => *(base as *const i32).add(offset) as i64,
+            _ => *(base as *const i64).add(offset),
         }
     }
 }

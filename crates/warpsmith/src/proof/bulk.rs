@@ -60,7 +60,7 @@ impl Bulk {
             let mut values = None;
             for bulk in &mut copies {
                 let slot = Slot::new(plan, case.arrangement, device)?;
-                if !arg.is_output() {
+                if arg.is_input() {
                     let values = values.get_or_insert_with(|| block(plan, index, slot.layout.span()));
                     slot.fill(values)?;
                 }
@@ -187,6 +187,10 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
         Fill::Below(bound) => {
             let mut rng = Random::new(index as u64);
             elements.for_each(|element| plan.dtype.write(rng.below(bound as u64) as f64, element));
+        }
+        Fill::Distinct(bound) => {
+            let numbers = Random::new(index as u64).distinct(count, bound);
+            elements.zip(numbers).for_each(|(element, n)| plan.dtype.write(n as f64, element));
         }
         Fill::Constant(value) => elements.for_each(|element| plan.dtype.write(value, element)),
     }

@@ -29,7 +29,7 @@ struct Slot {
 pub struct Tensors {
     spec: &'static OpSpec,
     slots: Vec<Option<Slot>>,
-    /// Values of the inputs after rounding to their dtypes.
+    /// Values of the inputs, and of what is changed in part, before a run, after rounding to their dtypes.
     pub inputs: Vec<Option<Array<f64>>>,
     in_place: bool,
 }
@@ -51,7 +51,7 @@ impl Tensors {
                 continue;
             };
             let values =
-                (!arg.is_output()).then(|| draw(plan, case.values, seed.wrapping_mul(31) + index as u64));
+                arg.is_input().then(|| draw(plan, case.values, seed.wrapping_mul(31) + index as u64));
             tensors.slots.push(Some(Slot::new(plan, case.arrangement, values.as_deref(), device)?));
             tensors.inputs.push(values.map(|data| Array { shape: plan.shape.clone(), data }));
         }
@@ -183,6 +183,11 @@ pub(super) fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> 
 /// Random values rounded to the argument's dtype.
 fn draw(plan: &ArgPlan, values: Values, seed: u64) -> Vec<f64> {
     let mut rng = Random::new(seed);
+    if let Fill::Distinct(bound) = plan.fill {
+        let numbers = rng.distinct(plan.shape.iter().product(), bound);
+        let special = |rng: &mut Random| values == Values::Special && rng.below(4) == 0;
+        return numbers.iter().map(|&n| if special(&mut rng) { -1.0 } else { n as f64 }).collect();
+    }
     let row = plan.shape.last().copied().unwrap_or(1).max(1);
     let specials =
         [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, plan.dtype.smallest_subnormal(), -1e-30];
@@ -192,6 +197,7 @@ fn draw(plan: &ArgPlan, values: Values, seed: u64) -> Vec<f64> {
                 Fill::Normal(mean, deviation) => mean + deviation * rng.normal(),
                 Fill::Below(bound) => return rng.below(bound as u64) as f64,
                 Fill::Constant(value) => return value,
+                Fill::Distinct(_) => unreachable!("drawn together"),
             };
             let value = match values {
                 Values::Typical => value,
