@@ -111,6 +111,7 @@ pub enum AttrKind {
 }
 
 /// One option.
+#[derive(Clone, Copy)]
 pub struct AttrSpec {
     /// Its name.
     pub name: &'static str,

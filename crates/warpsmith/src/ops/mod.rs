@@ -6,8 +6,11 @@ pub mod cast;
 mod column_sum;
 mod elementwise;
 pub mod gated_act;
+pub mod kv_copy;
+pub mod kv_store;
 pub mod layer_norm;
 pub mod linear;
+pub mod merge_states;
 pub mod mul_add;
 mod norm;
 pub mod rms_norm;
@@ -18,8 +21,11 @@ pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
+pub use kv_copy::KvCopy;
+pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Gemm, Linear, LinearBackward};
+pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
@@ -49,6 +55,9 @@ pub static ALL: &[&dyn AnyOp] = &[
     &gated_act::Backward,
     &linear::Forward,
     &linear::Backward,
+    &kv_store::Forward,
+    &kv_copy::Forward,
+    &merge_states::Forward,
 ];
 
 /// The op of a name.

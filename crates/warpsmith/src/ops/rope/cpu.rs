@@ -139,6 +139,11 @@ impl Row {
         Row { rotary_dim, interleaved, cos, sin, quarters, rests }
     }
 
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim
+    }
+
     /// Works out the factors of a token at `position`.
     ///
     /// # Safety

@@ -47,6 +47,14 @@ kernel_params! {
     }
 }
 
+impl Rotary {
+    /// Nothing is rotated.
+    pub const NONE: Rotary = {
+        // SAFETY: plain numbers, for which zero is a value.
+        unsafe { std::mem::zeroed() }
+    };
+}
+
 kernel_params! {
     struct RopeParams {
         x: u64, positions: u64, out: u64,

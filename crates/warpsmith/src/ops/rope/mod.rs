@@ -58,7 +58,7 @@ pub(in crate::ops) const THETA: usize = 1;
 pub(in crate::ops) const ROTARY_DIM: usize = 2;
 pub(in crate::ops) const SCALE: usize = 3;
 
-const ATTRS: &[AttrSpec] = &[
+pub(in crate::ops) const ATTRS: &[AttrSpec] = &[
     AttrSpec {
         name: "layout",
         kind: AttrKind::Choice(&["half", "interleaved"]),
@@ -117,15 +117,8 @@ fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Resul
     let rank = sizes.leading_rank() + 1;
     let (x_layout, out_layout) = (x.layout(), out.layout());
     let per_vector = 16 / dtype.size();
-    let vector = |tensor: &TensorView<'_>| {
-        let layout = tensor.layout();
-        let rows = layout.shape()[..=rank].iter().zip(layout.strides());
-        tensor.is_aligned(16)
-            && layout.step() == 1
-            && rows.into_iter().all(|(&n, &s)| n <= 1 || (s as usize).is_multiple_of(per_vector))
-    };
-    let whole = |n: usize| n.is_multiple_of(per_vector);
-    let vector_rows = whole(rotary_dim / 2) && whole(head_dim - rotary_dim) && vector(x) && vector(out);
+    let whole = (rotary_dim / 2).is_multiple_of(per_vector);
+    let vector_rows = whole && x.has_rows_of(per_vector) && out.has_rows_of(per_vector);
     Ok(Problem {
         dtype,
         position_dtype,
