@@ -268,7 +268,9 @@ mod tests {
                     .collect();
                 let mut args = Args::new(spec);
                 for (index, tensor) in tensors.iter_mut().enumerate() {
-                    let Some(tensor) = tensor.as_mut().filter(|_| spec.args[index].is_input()) else { continue };
+                    let Some(tensor) = tensor.as_mut().filter(|_| spec.args[index].is_input()) else {
+                        continue;
+                    };
                     args = match spec.args[index].is_output() {
                         true => args.output(index, tensor.view_mut()),
                         false => args.input(index, tensor.view()),

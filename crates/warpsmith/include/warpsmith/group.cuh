@@ -84,3 +84,16 @@ template <class T, int kCount> struct Group {
     for (int i = 0; i < kWords; ++i) words[i] = pack_word(in + i * kPerWord, T());
   }
 };
+
+// Stores values from element `at` of a row on, rounded: all at once with kVector, else the only one there is.
+template <bool kVector, class T, int kCount>
+WS_INLINE void store_values(T* row, i64 at, i64 step, const float (&values)[kCount]) {
+  if constexpr (kVector) {
+    Group<T, kCount> group;
+    group.pack(values);
+    group.store(row + at);
+  } else {
+    static_assert(kCount == 1, "a single element");
+    row[at * step] = from_f32<T>(values[0]);
+  }
+}

@@ -65,6 +65,16 @@ pub fn find(name: &str) -> Option<&'static dyn AnyOp> {
     ALL.iter().copied().find(|op| op.spec().name == name)
 }
 
+/// Where tests run kernels: the CPU, and a GPU if there is one.
+#[cfg(test)]
+fn devices() -> Vec<crate::device::Device> {
+    use crate::device::Device;
+    match Device::best() {
+        Device::Cpu => vec![Device::Cpu],
+        gpu => vec![Device::Cpu, gpu],
+    }
+}
+
 /// The types the memory-bound ops compute on.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

@@ -107,7 +107,10 @@ impl Prepared {
             let before = self.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
             let kept = before.iter().zip(&truth.data).zip(&out).position(|((b, t), o)| b == t && o != b);
             if let Some(at) = kept {
-                return Ok(failed(format!("`{name}`: element {at} must stay {} and is {}", before[at], out[at])));
+                return Ok(failed(format!(
+                    "`{name}`: element {at} must stay {} and is {}",
+                    before[at], out[at]
+                )));
             }
             match compare(expected, &out) {
                 Ok(deviation) => {

@@ -24,9 +24,8 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
 /// The pairs that are not skipped.
 fn checked_pairs(launch: &Launch<'_, Problem>) -> Result<Vec<[usize; 2]>> {
     let p = launch.problem;
-    let wrong = |expected: &str, got: String| {
-        Err(Error::argument(launch.args.spec().name, "pairs", expected, got))
-    };
+    let wrong =
+        |expected: &str, got: String| Err(Error::argument(launch.args.spec().name, "pairs", expected, got));
     let mut pairs = Vec::with_capacity(p.num_pairs);
     for i in 0..p.num_pairs {
         let page = |side: usize| {

@@ -49,15 +49,15 @@ extern "C" __global__ void __launch_bounds__(kThreads) kv_copy(const KvCopyParam
   char* to = start + dst * p.page_stride;
   const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
   const i64 first = ((i64)tile * ITEMS << p.lane_bits) + lane;
+  from += first * WIDTH, to += first * WIDTH;
+  // Of this thread, in units of a lane's distance; whatever is above ITEMS counts as ITEMS.
+  const i64 left = (p.units - first + (1 << p.lane_bits) - 1) >> p.lane_bits;
+  const int count = (int)min(left, (i64)ITEMS), stride = WIDTH << p.lane_bits;
   typename Access<WIDTH>::Type pieces[ITEMS];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const i64 unit = first + ((i64)i << p.lane_bits);
-    if (unit < p.units) load(pieces[i], from + unit * WIDTH);
-  }
+  for (int i = 0; i < ITEMS; ++i)
+    if (i < count) load(pieces[i], from + i * stride);
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const i64 unit = first + ((i64)i << p.lane_bits);
-    if (unit < p.units) store(to + unit * WIDTH, pieces[i]);
-  }
+  for (int i = 0; i < ITEMS; ++i)
+    if (i < count) store(to + i * stride, pieces[i]);
 }

@@ -89,7 +89,8 @@ fn check(args: &Args<'_>) -> Result<Problem> {
     let size = cache.dtype().size();
     let page_stride = layout.strides()[page];
     let strides = runs.strides[0][..runs.rank].iter().chain([&page_stride]);
-    let places = strides.fold(cache.address() | (run * size), |bits, &stride| bits | (stride as usize * size));
+    let places =
+        strides.fold(cache.address() | (run * size), |bits, &stride| bits | (stride as usize * size));
     Ok(Problem {
         pair_dtype,
         pair_strides: [pairs.layout().strides()[0], pairs.layout().strides()[1]],

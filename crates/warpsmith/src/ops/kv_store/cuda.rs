@@ -98,7 +98,8 @@ fn variants() -> Vec<Defines> {
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     Kernel::cuda(name, &DEVICE, run).configured(|p, info| Tiling::new(p, info).to_string()).when(|p, _| {
         let most = i32::MAX as usize;
-        if p.num_pages.saturating_mul(p.page_size) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2 {
+        if p.num_pages.saturating_mul(p.page_size) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2
+        {
             return Err(format!("more than {most} slots or {} elements of a token", most / 2));
         }
         match p.rotation.is_some_and(|rotation| rotation.pairs() > MAX_PAIRS) {
@@ -215,7 +216,8 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         sides: [side(0, K, K_CACHE, K_SCALE), side(1, V, V_CACHE, V_SCALE)],
         rotary: tiling.rotated.as_ref().map_or(Rotary::NONE, |shape| shape.rotary(tables, 0)),
     };
-    let shared = tiling.rotated.as_ref().map_or(0, |shape| shape.shared_bytes(params.rotary.num_pairs as usize));
+    let shared =
+        tiling.rotated.as_ref().map_or(0, |shape| shape.shared_bytes(params.rotary.num_pairs as usize));
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], shared as u32);
     let variant = Variant {
         from: p.from,

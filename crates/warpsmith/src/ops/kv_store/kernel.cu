@@ -39,17 +39,13 @@ WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&val
   float scaled[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) scaled[j] = kCasts ? __fdiv_rn(values[j], scale) : values[j];
-  if constexpr (VECTOR) {
-    Group<U, V> group;
-    group.pack(scaled);
-    group.store(head + at);
-  } else {
-    head[at * side.cache_step] = from_f32<U>(scaled[0]);
-  }
+  store_values<VECTOR>(head, at, side.cache_step, scaled);
 }
 
-WS_INLINE void put_piece(const KvSide& side, U* head, i64 at, const Chunk<T>& piece, float scale) {
-  if constexpr (kCasts) {
+// A template so that what is not for these types is not compiled.
+template <class Cache>
+WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<T>& piece, float scale) {
+  if constexpr (sizeof(T) != sizeof(Cache)) {
     float values[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) values[j] = to_f32(piece.items[j]);

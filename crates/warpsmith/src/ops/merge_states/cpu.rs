@@ -1,7 +1,7 @@
 //! `merge_states` on the CPU, one source for all tiers.
 
 use super::{COUNTS, LSE, LSES, OUT, OUTS, Problem};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::rows::{Narrow, for_vectors, load_at, store_at, with_float};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
 use crate::error::Result;
@@ -18,18 +18,18 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let stream = should_stream(rows * p.head_dim * p.to.size());
     let row = (p.num_parts * p.head_dim).max(1);
     parallel_for(rows, GRAIN.div_ceil(row), |rows| {
-        with_float!(p.from, T => with_float!(p.to, U => {
-            dispatch(launch.tier, Merge::<T, U> { launch, rows, stream, types: PhantomData });
-        }));
+        with_float!(p.from, T => {
+            dispatch(launch.tier, Merge::<T> { launch, rows, stream, t: PhantomData });
+        });
     });
     Ok(())
 }
 
-struct Merge<'a, T, U> {
+struct Merge<'a, T> {
     launch: &'a Launch<'a, Problem>,
     rows: Range<usize>,
     stream: bool,
-    types: PhantomData<(T, U)>,
+    t: PhantomData<T>,
 }
 
 /// The parts of one token and head that are not empty: position of each, and its weight.
@@ -67,14 +67,15 @@ impl Weights {
     }
 }
 
-impl<T: CpuElement, U: CpuElement> Task for Merge<'_, T, U> {
+impl<T: CpuElement> Task for Merge<'_, T> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
-        let mut scratch = Scratch::<U>::new(p.head_dim, &[p.steps[1]]);
+        // A row is merged in f32 and rounded by a task of its own.
+        let mut merged = vec![0.0; p.head_dim];
         let mut weights =
             Weights { parts: Vec::with_capacity(p.num_parts), weights: Vec::with_capacity(p.num_parts) };
         for row in self.rows {
@@ -94,11 +95,17 @@ impl<T: CpuElement, U: CpuElement> Task for Merge<'_, T, U> {
                     *(args.address(LSE) as *mut f32).add(lse_at) = lse;
                 }
                 let parts = (args.address(OUTS) as *const T).wrapping_add(outs_at);
-                let place = (args.address(OUT) as *mut U).wrapping_add(out_at);
-                let out = scratch.target(0, place, p.steps[1]);
-                let stream = self.stream && can_stream::<S, U>(out);
-                merge_row(Pair(s), p, &weights, sum, parts, out, stream);
-                scratch.scatter(0, place, p.steps[1]);
+                merge_row(Pair(s), p, &weights, sum, parts, merged.as_mut_ptr());
+                with_float!(p.to, U => {
+                    let out = (args.address(OUT) as *mut U).wrapping_add(out_at);
+                    let (x, n, stream) = (merged.as_ptr(), p.head_dim, self.stream);
+                    match p.steps[1] {
+                        1 => Narrow { x, out, n, divisor: 1.0, stream }.store(self.launch.tier),
+                        step => merged.iter().enumerate().for_each(|(i, &value)| {
+                            *out.offset(i as isize * step) = CpuElement::from_f32(value);
+                        }),
+                    }
+                });
             }
         }
         if self.stream {
@@ -110,14 +117,13 @@ impl<T: CpuElement, U: CpuElement> Task for Merge<'_, T, U> {
 /// # Safety
 /// The rows of the weighted parts must be readable from `parts` on, and `out` writable for a row.
 #[inline(always)]
-unsafe fn merge_row<S: Simd, T: CpuElement, U: CpuElement>(
+unsafe fn merge_row<S: Simd, T: CpuElement>(
     s: S,
     p: &Problem,
     weights: &Weights,
     sum: f32,
     parts: *const T,
-    out: *mut U,
-    stream: bool,
+    out: *mut f32,
 ) {
     let inverse = s.splat(if weights.parts.is_empty() { 0.0 } else { 1.0 / sum });
     let step = p.steps[0];
@@ -138,7 +144,7 @@ unsafe fn merge_row<S: Simd, T: CpuElement, U: CpuElement>(
                 total = s.fma(s.splat(weight), x, total);
             }
             // SAFETY: as above.
-            unsafe { store_at(s, out, i, count, s.mul(total, inverse), stream) };
+            unsafe { store_at(s, out, i, count, s.mul(total, inverse), false) };
         },
     );
 }

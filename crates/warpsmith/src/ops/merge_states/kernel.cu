@@ -77,13 +77,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
     const float inverse = any ? __frcp_rn(sum) : 0.0f;
 #pragma unroll
     for (int j = 0; j < V; ++j) total[j] = __fmul_rn(total[j], inverse);
-    if constexpr (VECTOR) {
-      Group<OUT, V> group;
-      group.pack(total);
-      group.store(out + at);
-    } else {
-      out[at * p.out_step] = from_f32<OUT>(total[0]);
-    }
+    store_values<VECTOR>(out, at, p.out_step, total);
     at += (i64)V << p.lane_bits;
     if (at < p.head_dim) load(0, at);
   } while (at < p.head_dim);

@@ -26,7 +26,7 @@ use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::infer::{self, Form};
 use crate::layout::Space;
 use crate::op::{
@@ -87,7 +87,8 @@ fn check(args: &Args<'_>) -> Result<Problem> {
         ["num_parts", "num_tokens", "num_heads", "head_dim"].map(|name| sizes.size(name));
 
     // Parts last, so that tokens and heads lead in every layout.
-    let (outs_layout, lses_layout) = (outs.layout().permute(&[1, 2, 0, 3]), lses.layout().permute(&[1, 2, 0]));
+    let (outs_layout, lses_layout) =
+        (outs.layout().permute(&[1, 2, 0, 3]), lses.layout().permute(&[1, 2, 0]));
     let lse_layout = args.get(LSE).map_or(lses_layout, |lse| *lse.layout());
     let rows = Space::new(2, [&outs_layout, &lses_layout, out.layout(), &lse_layout]);
     let piece = 16 / from.size();
@@ -108,8 +109,9 @@ fn check(args: &Args<'_>) -> Result<Problem> {
 }
 
 /// The type of `out` where the option decides.
-fn result_type(from: DType, attrs: &Attrs) -> DType {
-    [from, DType::F32, DType::F16, DType::BF16][attrs.index(TO)]
+fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
+    let known = [from, DType::F32, DType::F16, DType::BF16].get(attrs.index(TO)).copied();
+    known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
 }
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -124,7 +126,10 @@ impl Op for Forward {
         summary: "Attention over a context from that over its parts",
         args: &[
             ArgSpec::input("outs", "[num_parts, num_tokens, num_heads, head_dim]"),
-            ArgSpec::input("lses", "[num_parts, num_tokens, num_heads], f32; minus infinity for an empty part"),
+            ArgSpec::input(
+                "lses",
+                "[num_parts, num_tokens, num_heads], f32; minus infinity for an empty part",
+            ),
             ArgSpec::input("counts", "[num_tokens], i32: how many parts a token has").optional(),
             ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
             ArgSpec::output("lse", "[num_tokens, num_heads], f32").optional(),
@@ -149,7 +154,7 @@ impl Op for Forward {
     fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
         let mut forms = infer::outputs(args, attrs, wanted)?;
         if let (Some((_, dtype)), Some(outs)) = (&mut forms[OUT], args.get(OUTS)) {
-            *dtype = result_type(outs.dtype(), attrs);
+            *dtype = result_type(outs.dtype(), attrs)?;
         }
         if let Some((_, dtype)) = &mut forms[LSE] {
             *dtype = DType::F32;
@@ -182,11 +187,12 @@ impl Op for Forward {
             Some(ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(batch_dim) })
         };
         let normal = Fill::Normal(0.0, 1.0);
+        let to = result_type(case.dtype, &case.attrs).expect("a case has one of the choices");
         vec![
             plan(&[parts, tokens, heads, head_dim], case.dtype, normal, 1),
             plan(&[parts, tokens, heads], DType::F32, Fill::Normal(3.0, 2.0), 1),
             plan(&[tokens], DType::I32, Fill::Below(parts + 1), 0).filter(|_| case.gives(COUNTS)),
-            plan(&[tokens, heads, head_dim], result_type(case.dtype, &case.attrs), normal, 0),
+            plan(&[tokens, heads, head_dim], to, normal, 0),
             plan(&[tokens, heads], DType::F32, normal, 0).filter(|_| case.gives(LSE)),
         ]
     }
@@ -267,8 +273,8 @@ impl<'a> Call<'a, Forward> {
 
     /// The type of a new result, f32, f16 or bf16; that of the parts unless set.
     pub fn to(self, dtype: DType) -> Self {
-        let choice = FLOATS.iter().position(|&known| known == dtype).map_or(0, |index| index + 1);
-        self.attr(TO, choice as f64)
+        let choice = FLOATS.iter().position(|&known| known == dtype).unwrap_or(FLOATS.len());
+        self.attr(TO, (choice + 1) as f64)
     }
 
     /// Runs on the device's default stream and returns the result and its lse as new tensors.

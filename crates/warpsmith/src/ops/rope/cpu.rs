@@ -75,15 +75,7 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                     let x = scratch.gather(0, x_head, x_step);
                     let out = scratch.target(1, out_head, out_step);
                     let stream = self.stream && can_stream::<S, T>(out);
-                    rotate_head(
-                        Pair(s),
-                        &row,
-                        x,
-                        out,
-                        stream,
-                        #[inline(always)]
-                        |v| v,
-                    );
+                    rotate_head(Pair(s), &row, x, out, stream);
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
                     if copied > rotary_dim {
@@ -199,8 +191,7 @@ impl Row {
     }
 }
 
-/// Rotates the head at `x`; every result goes through `finish` before it is stored at `out`. What is not rotated is left
-/// to the caller.
+/// Rotates the head at `x` into `out`. What is not rotated is left to the caller.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same; with `stream`,
@@ -212,7 +203,6 @@ pub(in crate::ops) unsafe fn rotate_head<S: Simd, T: CpuElement, U: CpuElement>(
     x: *const T,
     out: *mut U,
     stream: bool,
-    finish: impl Fn(S::V) -> S::V,
 ) {
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
     if row.interleaved {
@@ -225,7 +215,7 @@ pub(in crate::ops) unsafe fn rotate_head<S: Simd, T: CpuElement, U: CpuElement>(
                     let x = load_at(s, x, i, count);
                     let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
                     let y = s.fma(x, c, s.mul(s.swap_pairs(x), d));
-                    store_at(s, out, i, count, finish(y), stream);
+                    store_at(s, out, i, count, y, stream);
                 }
             },
         );
@@ -241,8 +231,8 @@ pub(in crate::ops) unsafe fn rotate_head<S: Simd, T: CpuElement, U: CpuElement>(
             unsafe {
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, finish(s.fnma(b, d, s.mul(a, c))), stream);
-                store_at(s, out.add(n), i, count, finish(s.fma(b, c, s.mul(a, d))), stream);
+                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
+                store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
     );

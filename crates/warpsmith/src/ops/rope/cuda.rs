@@ -107,15 +107,15 @@ fn variants() -> Vec<Defines> {
 }
 
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
-    Kernel::cuda(name, &DEVICE, run).configured(|p, info| Shape::new(Heads::new(p, false), info).to_string()).when(
-        |p, _| {
+    Kernel::cuda(name, &DEVICE, run)
+        .configured(|p, info| Shape::new(Heads::new(p, false), info).to_string())
+        .when(|p, _| {
             let most = i32::MAX as usize / 2;
             match p.num_heads.max(p.head_dim) > most {
                 true => Err(format!("more than {most} heads or elements of a head")),
                 false => Ok(()),
             }
-        },
-    )
+        })
 }
 
 /// The heads of a call that rotates.

@@ -107,7 +107,12 @@ impl Rotation {
         for (token, position) in positions.enumerate() {
             if usize::try_from(position).is_err() || position as usize >= max_pos {
                 let expected = format!("positions from 0 to below max_pos={max_pos}");
-                return Err(Error::argument(op, "positions", expected, format!("{position} for token {token}")));
+                return Err(Error::argument(
+                    op,
+                    "positions",
+                    expected,
+                    format!("{position} for token {token}"),
+                ));
             }
         }
         Ok(())
