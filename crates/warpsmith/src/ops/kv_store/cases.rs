@@ -61,8 +61,8 @@ pub(super) fn cases(spec: &OpSpec) -> Vec<Case> {
             [0, 2, 64, 4, 3, 1],
             [3, 0, 64, 4, 3, 1],
             [1, 1, 2, 1, 1, 1],
-            [5, 3, 6, 2, 4, 1],
-            [9, 8, 64, 16, 2, 1],
+            [5, 3, 6, 2, 4, 3],
+            [9, 8, 64, 16, 2, 8],
             [70, 2, 128, 16, 6, 1],
             [3, 5, 1032, 1, 4, 1],
         ] {
@@ -75,7 +75,7 @@ pub(super) fn cases(spec: &OpSpec) -> Vec<Case> {
         let tables = rope.clone().give(COS).give(SIN);
         cases.push(rope.clone().sizes(&[20, 4, 80, 16, 3, 1]).attr(ROTARY_DIM, 32.0).attr(LAYOUT, 1.0));
         cases.push(rope.clone().sizes(&[7, 3, 64, 4, 4, 1]).attr(THETA, 500_000.0).attr(SCALE, 0.25));
-        cases.push(tables.clone().sizes(&[9, 3, 20, 8, 2, 1]).attr(ROTARY_DIM, 14.0));
+        cases.push(tables.clone().sizes(&[9, 3, 20, 8, 2, 3]).attr(ROTARY_DIM, 14.0));
         cases.push(tables.clone().sizes(&[12, 8, 128, 8, 3, 1]).attr(LAYOUT, 1.0));
         for to in [1.0, 2.0] {
             let eight = |case: &Case| case.clone().attr(TO, to);
@@ -86,7 +86,7 @@ pub(super) fn cases(spec: &OpSpec) -> Vec<Case> {
             cases.push(scaled(&plain).sizes(&[10, 2, 64, 4, 4, 1]).values(Values::Large));
             cases.push(scaled(&rope).sizes(&[10, 5, 64, 4, 4, 5]).attr(LAYOUT, 1.0));
             cases.push(scaled(&rope).sizes(&[10, 3, 80, 4, 4, 3]).attr(ROTARY_DIM, 32.0));
-            cases.push(scaled(&tables).sizes(&[10, 3, 64, 4, 4, 1]));
+            cases.push(scaled(&tables).sizes(&[10, 3, 64, 4, 4, 3]));
         }
         let scaled = rope.clone().attr(TO, 1.0).give(K_SCALE).give(V_SCALE);
         for case in [
