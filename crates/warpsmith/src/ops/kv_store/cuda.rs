@@ -37,7 +37,7 @@ kernel_params! {
         slots: u64, positions: u64,
         slot_stride: i64, position_stride: i64,
         num_tokens: i64, num_slots: u64,
-        page_size: u32, k_blocks: u32,
+        page_size: u32, v_per_k: u32,
         wide_slots: i32, wide_positions: i32,
         /// Keys, then values.
         sides: [KvSide; 2],
@@ -164,6 +164,11 @@ impl Tiling {
         let v_blocks = sides[1].blocks(p.num_tokens, items);
         Tiling { sides, rotated, items, k_blocks, v_blocks }
     }
+
+    /// Blocks of values to each block of keys.
+    fn v_per_k(&self) -> usize {
+        self.v_blocks.div_ceil(self.k_blocks)
+    }
 }
 
 impl std::fmt::Display for Tiling {
@@ -180,7 +185,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     }
     let at = |index| launch.args.address(index) as u64;
     let tiling = Tiling::new(p, launch.info);
-    let blocks = grid_blocks("kv_store", tiling.k_blocks + tiling.v_blocks)?;
+    let blocks = grid_blocks("kv_store", tiling.k_blocks * (tiling.v_per_k() + 1))?;
     let side = |t: usize, x, cache, scale| {
         let (side, plain) = (&p.sides[t], tiling.sides[t]);
         KvSide {
@@ -210,7 +215,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         num_tokens: p.num_tokens as i64,
         num_slots: (p.num_pages * p.page_size) as u64,
         page_size: p.page_size as u32,
-        k_blocks: tiling.k_blocks as u32,
+        v_per_k: tiling.v_per_k() as u32,
         wide_slots: (p.slot_dtype == DType::I64) as i32,
         wide_positions: p.positions.is_some_and(|(dtype, _)| dtype == DType::I64) as i32,
         sides: [side(0, K, K_CACHE, K_SCALE), side(1, V, V_CACHE, V_SCALE)],

@@ -1,6 +1,7 @@
 // Stores keys and values in their slots of a paged cache; keys may be rotated on the way, both may be cast.
 //
-// Threads to data: the first k_blocks blocks store keys, the others values. Rotated keys go as rope.cuh says. Otherwise a
+// Threads to data: one block of v_per_k + 1 stores keys, the others values, so that the angles of one are worked out while
+// the others wait for memory. Rotated keys go as rope.cuh says. Otherwise a
 // head is cut into columns of V elements, 16 bytes with VECTOR; 2^lane_bits threads work on the columns of all heads of
 // a token, and a thread does the same columns of ITEMS tokens, 256 >> lane_bits apart. Loads do not wait for slots:
 // those of all ITEMS tokens are issued together with them, before the first store.
@@ -31,14 +32,33 @@ WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 token) {
   return page * side.page_stride + ((u32)slot - page * p.page_size) * side.place_stride;
 }
 
+// x / scale, rounded as __fdiv_rn does it wherever that shows in 8 bits, with `inverse` = 1 / scale in place of what a
+// division works out for each element. Two corrections round the quotient as it should be unless the first product
+// underflows, in which case it is zero in 8 bits, or overflows, in which case it saturates: then it is left alone, for the
+// correction would be NaN.
+WS_INLINE float quotient(float x, float scale, float inverse) {
+  const float first = x * inverse;
+  float q = fmaf(fmaf(-scale, first, x), inverse, first);
+  q = fmaf(fmaf(-scale, q, x), inverse, q);
+  return fabsf(first) < 1e30f ? q : first;
+}
+// Scales for which that holds; others are divided by.
+WS_INLINE bool has_inverse(float scale) { return fabsf(scale) > 1e-15f && fabsf(scale) < 1e15f; }
+
 WS_INLINE float scale_of(const KvSide& side, int head) {
   return kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f;
 }
 
 WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], float scale) {
   float scaled[V];
+  if (kCasts && !has_inverse(scale)) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) scaled[j] = kCasts ? __fdiv_rn(values[j], scale) : values[j];
+    for (int j = 0; j < V; ++j) scaled[j] = __fdiv_rn(values[j], scale);
+  } else {
+    const float inverse = __frcp_rn(scale);
+#pragma unroll
+    for (int j = 0; j < V; ++j) scaled[j] = kCasts ? quotient(values[j], scale, inverse) : values[j];
+  }
   store_values<VECTOR>(head, at, side.cache_step, scaled);
 }
 
@@ -121,8 +141,10 @@ constexpr int kResident = ROPE ? (kCasts ? 2 : 3) : 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) kv_store(const KvStoreParams p) {
   begin_kernel();
-  const bool keys = blockIdx.x < p.k_blocks;
-  const i64 block = keys ? blockIdx.x : blockIdx.x - p.k_blocks;
+  const u32 group = blockIdx.x / (p.v_per_k + 1), member = blockIdx.x - group * (p.v_per_k + 1);
+  const bool keys = member == 0;
+  // Past the last value there may be blocks without work.
+  const i64 block = keys ? group : (i64)group * p.v_per_k + member - 1;
   if constexpr (ROPE != 0) {
     if (keys) {
       Io io{p, p.sides[0]};

@@ -13,6 +13,10 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 const SOURCE: Source = Source { name: "merge_states", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
+/// Pieces of a row that a thread takes at once, and parts it loads at once: enough loads in flight of either.
+const NARROW: [usize; 2] = [1, 4];
+/// The same for so few parts that a single piece would leave a thread too little to do.
+const WIDE: [usize; 2] = [2, 2];
 
 kernel_params! {
     struct MergeStatesParams {
@@ -34,18 +38,29 @@ static DEVICE: CudaKernel = CudaKernel {
     variants,
 };
 
-fn defines(from: DType, to: DType, vector: bool) -> Defines {
-    vec![element(from), ("OUT", to.name().into()), flag("VECTOR", vector)]
+fn defines(from: DType, to: DType, vector: bool, [chunks, batch]: [usize; 2]) -> Defines {
+    vec![
+        element(from),
+        ("OUT", to.name().into()),
+        flag("VECTOR", vector),
+        ("CHUNKS", chunks.to_string()),
+        ("BATCH", batch.to_string()),
+    ]
 }
 
 fn variants() -> Vec<Defines> {
     let types = FLOATS.into_iter().flat_map(|from| FLOATS.map(|to| (from, to)));
-    types.flat_map(|(from, to)| [false, true].map(|vector| defines(from, to, vector))).collect()
+    let forms = [(false, NARROW), (true, NARROW), (true, WIDE)];
+    types.flat_map(|(from, to)| forms.map(|(vector, form)| defines(from, to, vector, form))).collect()
 }
 
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     Kernel::cuda(name, &DEVICE, run)
-        .configured(|p, _| format!("{0} threads a row, {1} rows a block", lanes(p), THREADS / lanes(p)))
+        .configured(|p, _| {
+            let Tiling { form: [chunks, batch], lanes } = Tiling::new(p);
+            let rows = THREADS / lanes;
+            format!("{lanes} threads x {chunks} pieces a row, {batch} parts at once, {rows} rows a block")
+        })
         .when(|p, _| {
             let most = i32::MAX as usize;
             match (p.num_tokens * p.num_heads).max(p.num_parts) > most {
@@ -55,17 +70,27 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
         })
 }
 
-/// Threads that share a row.
-fn lanes(p: &Problem) -> usize {
-    let piece = if p.vector { 16 / p.from.size() } else { 1 };
-    p.head_dim.div_ceil(piece).max(1).next_power_of_two().min(THREADS)
+/// How a row is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+struct Tiling {
+    form: [usize; 2],
+    lanes: usize,
+}
+
+impl Tiling {
+    fn new(p: &Problem) -> Tiling {
+        let piece = if p.vector { 16 / p.from.size() } else { 1 };
+        let wide = p.vector && p.num_parts <= WIDE[1] && p.head_dim.is_multiple_of(WIDE[0] * piece);
+        let form = if wide { WIDE } else { NARROW };
+        let lanes = p.head_dim.div_ceil(form[0] * piece).max(1).next_power_of_two().min(THREADS);
+        Tiling { form, lanes }
+    }
 }
 
 fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let num_rows = p.num_tokens * p.num_heads;
-    let lanes = lanes(p);
+    let Tiling { form, lanes } = Tiling::new(p);
     let blocks = grid_blocks("merge_states", num_rows.div_ceil(THREADS / lanes))?;
     let params = MergeStatesParams {
         outs: at(OUTS),
@@ -89,5 +114,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters, `supports` the numbers that are narrowed here, and the
     // grid covers every row.
-    unsafe { kernel::run(launch, &defines(p.from, p.to, p.vector), &config, &params) }
+    unsafe { kernel::run(launch, &defines(p.from, p.to, p.vector, form), &config, &params) }
 }

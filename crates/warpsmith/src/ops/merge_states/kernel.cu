@@ -1,10 +1,10 @@
 // Merges attention outputs over parts of a context by their lses.
 //
-// Threads to data: a row is one token's head. 2^lane_bits threads work on a row, each on V elements at a time, 16 bytes
-// of the parts with VECTOR, and a block on 256 >> lane_bits rows. Every thread works out the weights of its row by
-// itself. The outputs of up to BATCH parts are loaded before the first is used, those of the first before the lses.
+// Threads to data: a row is one token's head. 2^lane_bits threads work on a row, each on CHUNKS pieces of V elements at a
+// time, V being 16 bytes of the parts with VECTOR, and a block on 256 >> lane_bits rows. Every thread works out the
+// weights of its row by itself. Outputs and lses of up to BATCH parts are loaded before the first is used.
 //
-// Defines: ELEM, OUT (element types), VECTOR (pieces are dense and their addresses multiples of their size).
+// Defines: ELEM, OUT (element types), VECTOR (pieces are dense and their addresses multiples of their size), CHUNKS, BATCH.
 
 #include "warpsmith/group.cuh"
 #include "warpsmith/rows.cuh"
@@ -12,7 +12,10 @@
 using T = ELEM;
 constexpr int V = VECTOR ? kVec<T> : 1;
 constexpr int kThreads = 256;
-constexpr int BATCH = 4;
+constexpr int kBatch = BATCH;
+
+// The larger; NaN if either is.
+WS_INLINE float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 
 extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeStatesParams p) {
   begin_kernel();
@@ -31,44 +34,52 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
     count = min(max(given, 0), count);
   }
 
-  Chunk<T> pieces[BATCH];
+  // The pieces of a thread are side by side. Parts that do not exist count as empty.
+  Chunk<T> pieces[kBatch][CHUNKS];
+  float lse[kBatch];
   auto load = [&](int first, i64 at) {
 #pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
+      lse[i] = kEmpty;
       if (first + i >= count) continue;
+      lse[i] = lses[(first + i) * p.lses_part_stride];
       const T* part = outs + (first + i) * p.outs_part_stride;
-      if (VECTOR) load_words(pieces[i].words, part + at);
-      else pieces[i].items[0] = part[at * p.outs_step];
+      if (at >= p.head_dim) continue;
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c) {
+        if (VECTOR) load_words(pieces[i][c].words, part + at + c * V);
+        else pieces[i][c].items[0] = part[at * p.outs_step];
+      }
     }
   };
-  i64 at = (i64)lane * V;
-  if (at < p.head_dim) load(0, at);
-
+  i64 at = (i64)lane * (CHUNKS * V);
+  load(0, at);
   float largest = kEmpty;
-  for (int i = 0; i < count; ++i) {
-    const float lse = lses[i * p.lses_part_stride];
-    largest = largest != largest || largest > lse ? largest : lse;
-  }
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) largest = max_nan(largest, lse[i]);
+  for (int i = kBatch; i < count; ++i) largest = max_nan(largest, lses[i * p.lses_part_stride]);
   const bool any = largest != kEmpty;
 
   // At least once: also threads without elements know the lse.
   do {
-    float total[V], sum = 0.0f;
+    float total[CHUNKS][V], sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < V; ++j) total[j] = 0.0f;
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int j = 0; j < V; ++j) total[c][j] = 0.0f;
     for (int first = 0;;) {
 #pragma unroll
-      for (int i = 0; i < BATCH; ++i) {
-        if (first + i >= count) break;
-        const float lse = lses[(first + i) * p.lses_part_stride];
+      for (int i = 0; i < kBatch; ++i) {
         // What an empty part has is not even multiplied by zero.
-        if (lse == kEmpty) continue;
-        const float weight = expf(lse - largest);
+        if (lse[i] == kEmpty) continue;
+        const float weight = expf(lse[i] - largest);
         sum += weight;
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[j] = fmaf(weight, to_f32(pieces[i].items[j]), total[j]);
+        for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+          for (int j = 0; j < V; ++j) total[c][j] = fmaf(weight, to_f32(pieces[i][c].items[j]), total[c][j]);
       }
-      first += BATCH;
+      first += kBatch;
       if (first >= count) break;
       load(first, at);
     }
@@ -76,9 +87,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
     if (at >= p.head_dim) return;
     const float inverse = any ? __frcp_rn(sum) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < V; ++j) total[j] = __fmul_rn(total[j], inverse);
-    store_values<VECTOR>(out, at, p.out_step, total);
-    at += (i64)V << p.lane_bits;
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) total[c][j] = __fmul_rn(total[c][j], inverse);
+      store_values<VECTOR>(out, at + c * V, p.out_step, total[c]);
+    }
+    at += (i64)(CHUNKS * V) << p.lane_bits;
     if (at < p.head_dim) load(0, at);
   } while (at < p.head_dim);
 }
