@@ -42,6 +42,8 @@ pub enum Role {
         /// Position of the input whose memory it may be.
         in_place_of: Option<usize>,
     },
+    /// Changed in part: what the op does not write stays as it was.
+    InOut,
 }
 
 /// One tensor argument.
@@ -67,6 +69,11 @@ impl ArgSpec {
         ArgSpec { name, role: Role::Out { in_place_of: None }, optional: false, doc }
     }
 
+    /// A required argument that is changed in part.
+    pub const fn in_out(name: &'static str, doc: &'static str) -> Self {
+        ArgSpec { name, role: Role::InOut, optional: false, doc }
+    }
+
     /// This argument, but it may be left out.
     pub const fn optional(mut self) -> Self {
         self.optional = true;
@@ -81,7 +88,12 @@ impl ArgSpec {
 
     /// Whether it is written.
     pub const fn is_output(&self) -> bool {
-        matches!(self.role, Role::Out { .. })
+        !matches!(self.role, Role::In)
+    }
+
+    /// Whether what it holds before the call counts.
+    pub const fn is_input(&self) -> bool {
+        !matches!(self.role, Role::Out { .. })
     }
 }
 
@@ -99,6 +111,7 @@ pub enum AttrKind {
 }
 
 /// One option.
+#[derive(Clone, Copy)]
 pub struct AttrSpec {
     /// Its name.
     pub name: &'static str,
@@ -318,7 +331,7 @@ impl<'a> Args<'a> {
                 let expected = format!("an address that is a multiple of {} bytes", view.dtype().size());
                 return Err(Error::argument(op, arg.name, expected, format!("{:#x}", view.address())));
             }
-            if let Role::Out { in_place_of } = arg.role {
+            if arg.is_output() {
                 if view.layout().overlaps_itself() {
                     let got = format!("{:?}", view.layout());
                     return Err(Error::argument(
@@ -328,26 +341,21 @@ impl<'a> Args<'a> {
                         got,
                     ));
                 }
-                self.check_aliases(index, view, in_place_of)?;
+                self.check_aliases(index, view)?;
             }
         }
         Ok(())
     }
 
-    fn check_aliases(&self, output: usize, view: &TensorView<'_>, in_place_of: Option<usize>) -> Result<()> {
-        let range = view.byte_range();
+    fn check_aliases(&self, output: usize, view: &TensorView<'_>) -> Result<()> {
+        let role = self.spec.args[output].role;
         for (index, other) in self.slots.iter().enumerate() {
             let Some(other) = other.as_ref().filter(|_| index != output) else { continue };
-            let other_range = other.byte_range();
-            let disjoint = range.is_empty()
-                || other_range.is_empty()
-                || range.end <= other_range.start
-                || other_range.end <= range.start;
             let same = other.address() == view.address()
                 && other.dtype() == view.dtype()
                 && other.layout() == view.layout();
-            let allowed = disjoint || (same && in_place_of == Some(index));
-            if !allowed {
+            let in_place = same && role == (Role::Out { in_place_of: Some(index) });
+            if !in_place && !view.is_apart_from(other) {
                 return Err(Error::argument(
                     self.spec.name,
                     self.spec.args[output].name,
@@ -400,6 +408,9 @@ pub enum Fill {
     Normal(f64, f64),
     /// Whole numbers from 0 to below the bound.
     Below(usize),
+    /// Whole numbers from 0 to below the bound, no two the same unless there are more elements than numbers; among
+    /// [`Values::Special`], -1 for some.
+    Distinct(usize),
     /// A constant.
     Constant(f64),
     /// What the generator makes at the argument's position: values with structure, which may have to agree with

@@ -321,6 +321,31 @@ impl<'a> TensorView<'a> {
         self.address.is_multiple_of(bytes)
     }
 
+    /// Whether rows (the last dimension) can be moved `piece` elements at once: they are dense, and each `piece` elements of
+    /// them start at a multiple of their size.
+    pub fn has_rows_of(&self, piece: usize) -> bool {
+        let (shape, strides) = (self.shape(), self.layout.strides());
+        let Some((row, leading)) = shape.split_last() else { return false };
+        self.layout.step() == 1
+            && row.is_multiple_of(piece)
+            && self.is_aligned(piece * self.dtype.size())
+            && leading.iter().zip(strides).all(|(&n, &s)| n <= 1 || (s as usize).is_multiple_of(piece))
+    }
+
+    /// Whether the two are known to share no element: one lies before the other, or they have the same layout and lie in
+    /// each other's gaps, as keys and values of a cache may.
+    pub fn is_apart_from(&self, other: &TensorView<'_>) -> bool {
+        let (a, b) = (self.byte_range(), other.byte_range());
+        if a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start {
+            return true;
+        }
+        let (size, distance) = (self.dtype.size(), self.address.abs_diff(other.address));
+        self.dtype == other.dtype
+            && self.layout == other.layout
+            && distance.is_multiple_of(size)
+            && !self.layout.overlaps_copy(distance / size)
+    }
+
     /// The byte range from the first to past the last element.
     pub fn byte_range(&self) -> std::ops::Range<usize> {
         self.address..self.address + self.layout.span() * self.dtype.size()

@@ -3,7 +3,7 @@
 use crate::inputs::find_op;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use warpsmith::op::{AttrKind, AttrSpec};
+use warpsmith::op::{AttrKind, AttrSpec, Role};
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{Result, ops};
 
@@ -50,8 +50,12 @@ fn show(op: &dyn AnyOp) {
     let (outputs, inputs): (Vec<_>, Vec<_>) = spec.args.iter().partition(|arg| arg.is_output());
     for (title, args) in [("inputs", inputs), ("outputs", outputs)] {
         let rows = args.iter().map(|arg| {
-            let optional = if arg.optional { "optional" } else { "" };
-            vec![arg.name.into(), optional.into(), arg.doc.into()]
+            let note = match (arg.optional, arg.role) {
+                (true, _) => "optional",
+                (_, Role::InOut) => "changed",
+                _ => "",
+            };
+            vec![arg.name.into(), note.into(), arg.doc.into()]
         });
         section(title, rows.collect());
     }
@@ -107,7 +111,13 @@ fn section(title: &str, rows: Vec<Vec<String>>) {
 fn describe(op: &dyn AnyOp) -> Value {
     let spec = op.spec();
     let args = spec.args.iter().map(|arg| {
-        json!({ "name": arg.name, "output": arg.is_output(), "optional": arg.optional, "doc": arg.doc })
+        json!({
+            "name": arg.name,
+            "input": arg.is_input(),
+            "output": arg.is_output(),
+            "optional": arg.optional,
+            "doc": arg.doc,
+        })
     });
     let options = spec.attrs.iter().map(|attr| {
         json!({ "name": attr.name, "type": attr.kind.to_string(), "default": default_of(attr), "doc": attr.doc })

@@ -1,7 +1,9 @@
 //! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
 
 use super::element::CpuElement;
-use super::simd::{MAX_LANES, Simd};
+use super::simd::{MAX_LANES, Simd, Task, dispatch};
+use super::tier::Tier;
+use crate::dtype::DType;
 
 /// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
 /// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
@@ -62,6 +64,21 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(
             T::stream(s, p.add(i), v);
         } else {
             T::store(s, p.add(i), v);
+        }
+    }
+}
+
+/// The whole number `offset` elements past the address `base` of a tensor of i64 or i32.
+///
+/// # Safety
+/// The tensor must have this dtype and the offset be that of one of its elements.
+#[inline(always)]
+pub unsafe fn index_at(base: usize, dtype: DType, offset: usize) -> i64 {
+    // SAFETY: passed on.
+    unsafe {
+        match dtype {
+            DType::I32 => *(base as *const i32).add(offset) as i64,
+            _ => *(base as *const i64).add(offset),
         }
     }
 }
@@ -212,6 +229,52 @@ impl<T: CpuElement> Scratch<T> {
                 unsafe { *p.offset(i as isize * step) = *value };
             }
         }
+    }
+}
+
+/// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are
+/// long, and inlined into each kernel, for each type it reads, they would take minutes to compile.
+pub struct Narrow<U> {
+    /// The values.
+    pub x: *const f32,
+    /// Where they go; dense.
+    pub out: *mut U,
+    /// How many.
+    pub n: usize,
+    /// 1 leaves values as they are.
+    pub divisor: f32,
+    /// Past the caches, where `out` allows it: call [`Simd::fence`] before others read them.
+    pub stream: bool,
+}
+
+impl<U: CpuElement> Narrow<U> {
+    /// Stores the row.
+    ///
+    /// # Safety
+    /// `x` must be readable and `out` writable for `n` elements, the two apart.
+    pub unsafe fn store(self, tier: Tier) {
+        dispatch(tier, self);
+    }
+}
+
+impl<U: CpuElement> Task for Narrow<U> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let divisor = s.splat(self.divisor);
+        let stream = self.stream && can_stream::<S, U>(self.out);
+        for_vectors::<S>(
+            self.n,
+            #[inline(always)]
+            |i, count| {
+                // SAFETY: [`Narrow::store`] asks its caller for this.
+                unsafe {
+                    let value = s.div(load_at(s, self.x, i, count), divisor);
+                    store_at(s, self.out, i, count, value, stream);
+                }
+            },
+        );
     }
 }
 
