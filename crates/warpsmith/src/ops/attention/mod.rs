@@ -30,12 +30,16 @@
 //! - Memory is linear in the lengths.
 
 mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod problem;
 mod reference;
 
 pub use problem::Problem;
 
 use crate::call::Call;
+use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -172,7 +176,15 @@ impl Op for Forward {
 
 /// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a row's bits must not
 /// depend on those.
-static KERNELS: &[Kernel<Problem>] = &[];
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
+    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("attention_portable", Tier::Portable, cpu::run),
+];
 
 /// A call of `attention`.
 ///
