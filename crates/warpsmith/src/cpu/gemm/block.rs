@@ -6,7 +6,7 @@
 
 use super::amx::{self, Tiles};
 use super::isa::Isa;
-use super::matrix::{Block, Matrix, Unit, copy_rows};
+use super::matrix::{Block, Matrix, Unit, copy_panels, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
@@ -93,12 +93,28 @@ impl Blocks {
     ///
     /// # Safety
     /// The matrix must be readable and `dst` hold the panel.
-    pub unsafe fn pack_panel(&self, matrix: &Matrix, panel: usize, units: usize, dst: *mut u32) {
+    unsafe fn pack_panel(&self, matrix: &Matrix, panel: usize, units: usize, dst: *mut u32) {
         let panels = Panels { data: dst, unit: self.unit, units, width: PANEL };
         let side = Side::one(*matrix);
         for g in 0..2 {
             // SAFETY: passed on.
             unsafe { panels.pack_half(self.isa.tier(), &side, panel, g, 0, units, dst) };
+        }
+    }
+
+    /// Packs all rows of a matrix as the columns of panels of `units` units each, one after the other.
+    ///
+    /// # Safety
+    /// The matrix must be readable and `dst` hold the panels.
+    pub unsafe fn pack_panels(&self, matrix: &Matrix, units: usize, dst: *mut u32) {
+        // SAFETY: passed on.
+        unsafe {
+            if matrix.row_stride == 1 {
+                return copy_panels(self.isa.tier(), self.unit, matrix, dst, PANEL, units * PANEL, units);
+            }
+            for panel in 0..matrix.rows.div_ceil(PANEL) {
+                self.pack_panel(matrix, panel, units, dst.wrapping_add(panel * units * PANEL));
+            }
         }
     }
 

@@ -29,8 +29,10 @@ const KEYS: usize = 128;
 const SEGMENT: usize = 8 * KEYS;
 /// Rows of a job: their sums fit the second cache, and pay for packing the keys.
 const JOB_ROWS: usize = 256;
-/// Jobs of at most this many rows are split over segments where there are few of them.
+/// Heads of at most this many rows are split over segments where there are few jobs.
 const SPLIT_ROWS: usize = 64;
+/// Jobs for each thread that even out what the threads do.
+const JOBS_PER_THREAD: usize = 4;
 
 /// Where the tokens of a request are.
 #[derive(Clone, Copy)]
@@ -43,11 +45,13 @@ struct Request {
     kv_len: usize,
 }
 
-/// Consecutive queries of all heads of a KV head, and the segments to compute.
+/// Consecutive queries of all heads of some KV heads, and the segments to compute.
 #[derive(Clone)]
 struct Job {
     request: Request,
-    kv_head: usize,
+    /// One, unless there are so few rows that memory is the limit: a block of keys of all heads is then read in the order
+    /// in which it lies there.
+    kv_heads: Range<usize>,
     queries: Range<usize>,
     segments: Range<usize>,
     /// Where the results of the segments go, instead of the tensors, if they are merged later: an index of partials.
@@ -59,13 +63,21 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let requests = requests(launch)?;
     let jobs = jobs(p, &requests);
     let segments: usize = jobs.iter().map(|job| job.segments.len()).sum();
-    let split = jobs.len() < 4 * num_threads()
+    let split = jobs.len() < JOBS_PER_THREAD * num_threads()
         && segments > jobs.len()
         && jobs.iter().all(|job| job.queries.len() * p.group() <= SPLIT_ROWS);
+    let isa = Isa::of_tier(launch.tier);
+    let blocks = Blocks::new(isa, p.dtype);
+    let spaces = jobs.iter().map(|job| Space::new(&blocks, p, job));
+    let Some(space) = spaces.max_by_key(|space| space.total()) else { return Ok(()) };
+    // What a thread works in is fetched out here: inside, the closure would be compiled without the tier's instructions.
     let work = |jobs: &[Job], partials: Partials| {
         parallel_for(jobs.len(), 1, |range| {
-            with_float!(p.dtype, T => {
-                dispatch(launch.tier, Compute::<T> { launch, jobs: &jobs[range], partials, t: PhantomData })
+            with_scratch(Slot::Own, space.total() * size_of::<f32>(), |scratch| {
+                let (jobs, scratch) = (&jobs[range], scratch.cast());
+                with_float!(p.dtype, T => {
+                    dispatch(launch.tier, Compute::<T> { launch, jobs, partials, scratch, t: PhantomData })
+                });
             });
         });
     };
@@ -74,24 +86,25 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         return Ok(());
     }
     let mut parts = Vec::with_capacity(segments);
+    let mut firsts = Vec::with_capacity(jobs.len());
     for job in &jobs {
+        firsts.push(parts.len());
         for segment in job.segments.clone() {
             let partial = Some(parts.len());
             parts.push(Job { segments: segment..segment + 1, partial, ..job.clone() });
         }
     }
-    let stride = Space::new(&Blocks::new(Isa::of_tier(launch.tier), p.dtype), p, SPLIT_ROWS).state();
+    let stride = space.state();
     with_scratch(Slot::Shared, parts.len() * stride * size_of::<f32>(), |data| {
         let partials = Partials { data: data.cast(), stride };
         work(&parts, partials);
-        let firsts: Vec<usize> = jobs
-            .iter()
-            .scan(0, |next, job| Some(std::mem::replace(next, *next + job.segments.len())))
-            .collect();
         parallel_for(jobs.len(), 1, |range| {
-            with_float!(p.dtype, T => {
-                let (jobs, firsts) = (&jobs[range.clone()], &firsts[range]);
-                dispatch(launch.tier, Merge::<T> { launch, jobs, firsts, partials, t: PhantomData })
+            with_scratch(Slot::Own, space.total() * size_of::<f32>(), |scratch| {
+                let (jobs, firsts, scratch) = (&jobs[range.clone()], &firsts[range], scratch.cast());
+                with_float!(p.dtype, T => {
+                    let merge = Merge::<T> { launch, jobs, firsts, partials, scratch, t: PhantomData };
+                    dispatch(launch.tier, merge)
+                });
             });
         });
     });
@@ -142,16 +155,41 @@ fn jobs(p: &Problem, requests: &[Request]) -> Vec<Job> {
     let mut jobs = Vec::new();
     let queries = (JOB_ROWS / p.group()).max(8);
     for request in requests {
-        for kv_head in 0..p.num_kv_heads {
-            for block in (0..request.q_len.div_ceil(queries)).rev() {
-                let queries = block * queries..((block + 1) * queries).min(request.q_len);
-                let keys = keys_of(p, request, &queries);
-                let segments = keys.start / SEGMENT..keys.end.div_ceil(SEGMENT).max(keys.start / SEGMENT);
-                jobs.push(Job { request: *request, kv_head, queries, segments, partial: None });
-            }
+        for block in (0..request.q_len.div_ceil(queries)).rev() {
+            let queries = block * queries..((block + 1) * queries).min(request.q_len);
+            let keys = keys_of(p, request, &queries);
+            let first = keys.start / SEGMENT;
+            let segments = first..keys.end.div_ceil(SEGMENT).max(first);
+            jobs.push(Job {
+                request: *request,
+                kv_heads: 0..p.num_kv_heads,
+                queries,
+                segments,
+                partial: None,
+            });
         }
     }
-    jobs
+    let heads = heads_of_job(p, &jobs);
+    let starts = (0..p.num_kv_heads).step_by(heads);
+    let parts = starts.flat_map(|first| {
+        let kv_heads = first..(first + heads).min(p.num_kv_heads);
+        jobs.iter().map(move |job| Job { kv_heads: kv_heads.clone(), ..job.clone() })
+    });
+    parts.collect()
+}
+
+/// How many KV heads go into one job.
+fn heads_of_job(p: &Problem, jobs: &[Job]) -> usize {
+    let few_rows = jobs.iter().all(|job| job.queries.len() * p.group() <= SPLIT_ROWS / 4);
+    if !few_rows || p.k.head > p.k.token || p.v.head > p.v.token {
+        return 1;
+    }
+    let segments: usize = jobs.iter().map(|job| job.segments.len().max(1)).sum();
+    let mut heads = p.num_kv_heads;
+    while heads > 1 && segments * p.num_kv_heads.div_ceil(heads) < JOBS_PER_THREAD * num_threads() {
+        heads = heads.div_ceil(2);
+    }
+    heads
 }
 
 /// All keys that some of the queries see.
@@ -181,7 +219,10 @@ unsafe impl Send for Partials {}
 
 /// Sizes, in floats, of what a job works in.
 struct Space {
+    /// Rows of a band.
     rows: usize,
+    /// Bands of a head, and of all heads.
+    head_bands: usize,
     bands: usize,
     /// Panels of the values, and units of a row of queries.
     panels: usize,
@@ -190,10 +231,12 @@ struct Space {
 }
 
 impl Space {
-    fn new(blocks: &Blocks, p: &Problem, rows: usize) -> Space {
+    fn new(blocks: &Blocks, p: &Problem, job: &Job) -> Space {
+        let head_bands = (job.queries.len() * p.group()).div_ceil(blocks.rows());
         Space {
             rows: blocks.rows(),
-            bands: rows.div_ceil(blocks.rows()),
+            head_bands,
+            bands: head_bands * job.kv_heads.len(),
             panels: p.head_dim.div_ceil(Blocks::PANEL),
             units: blocks.units(p.head_dim),
             value_units: KEYS / blocks.per_unit(),
@@ -232,6 +275,8 @@ struct Compute<'a, T> {
     launch: &'a Launch<'a, Problem>,
     jobs: &'a [Job],
     partials: Partials,
+    /// The space of the largest job.
+    scratch: *mut f32,
     t: PhantomData<T>,
 }
 
@@ -242,12 +287,9 @@ impl<T: CpuElement> Task for Compute<'_, T> {
     fn run<S: Simd>(self, s: S) {
         let mut blocks = Blocks::new(Isa::of_tier(self.launch.tier), T::DTYPE);
         for job in self.jobs {
-            let rows = job.queries.len() * self.launch.problem.group();
-            let space = Space::new(&blocks, self.launch.problem, rows);
-            with_scratch(Slot::Own, space.total() * size_of::<f32>(), |scratch| {
-                // SAFETY: the scratch holds the space; jobs write different rows of the outputs.
-                unsafe { self.job(s, &mut blocks, &space, job, scratch.cast()) }
-            });
+            let space = Space::new(&blocks, self.launch.problem, job);
+            // SAFETY: the scratch holds the space; jobs write different rows of the outputs.
+            unsafe { self.job(s, &mut blocks, &space, job, self.scratch) }
         }
     }
 }
@@ -271,44 +313,23 @@ impl<T: CpuElement> Compute<'_, T> {
     #[inline(always)]
     unsafe fn job<S: Simd>(&self, s: S, blocks: &mut Blocks, space: &Space, job: &Job, scratch: *mut f32) {
         let p = self.launch.problem;
-        let Request { batch, first_query, first_key, kv_len, .. } = job.request;
-        let rows = job.queries.len() * p.group();
+        let kv_len = job.request.kv_len;
         let total = scratch;
         let current = total.wrapping_add(space.state());
         let queries = current.wrapping_add(space.state());
         let keys = queries.wrapping_add(space.queries());
         let values = keys.wrapping_add(space.keys());
         let band_scratch = values.wrapping_add(space.values());
-        for g in 0..p.group() {
-            let token = [batch, first_query + job.queries.start];
-            let matrix = Matrix {
-                data: head_of(self.launch, Q, &p.q, token, job.kv_head * p.group() + g) as *const u8,
-                dtype: T::DTYPE,
-                rows: job.queries.len(),
-                k: p.head_dim,
-                row_stride: p.q.token,
-                k_stride: p.q.dim,
-            };
-            let to = queries.wrapping_add(g * job.queries.len() * Blocks::ROW);
-            // SAFETY: the queries are those of the request; the space has their rows.
-            unsafe { blocks.pack_rows(&matrix, 0..job.queries.len(), to.cast()) };
+        let mut bands = Vec::with_capacity(space.bands);
+        for index in 0..space.bands {
+            let at = index * (space.sums() + State::LEN);
+            let [total, current] = [total, current].map(|data| State::at(data.wrapping_add(at), space));
+            // SAFETY: the scratch holds the states of all bands.
+            bands.push(unsafe { Band::new(p, space, job, index, total, current) });
         }
-        let mut bands: Vec<Band> = (0..space.bands)
-            .map(|band| {
-                let first = band * space.rows;
-                let at = band * (space.sums() + State::LEN);
-                let [total, current] = [total, current].map(|data| State::at(data.wrapping_add(at), space));
-                // SAFETY: the scratch holds the states of all bands.
-                unsafe { Band::new(p, first..(first + space.rows).min(rows), job, total, current) }
-            })
-            .collect();
+        // SAFETY: the space has room for the rows of all bands.
+        unsafe { self.pack_queries(blocks, space, job, queries) };
         let seen = keys_of(p, &job.request, &job.queries);
-        let head =
-            |index: usize, heads: &Heads| head_of(self.launch, index, heads, [batch, first_key], job.kv_head);
-        let (k, v) = (head(K, &p.k), head(V, &p.v));
-        let address = |base: usize, heads: &Heads, key: usize| {
-            base.wrapping_add_signed(key as isize * heads.token * size_of::<T>() as isize) as *const u8
-        };
         for segment in job.segments.clone() {
             for band in &mut bands {
                 // SAFETY: as above.
@@ -316,55 +337,27 @@ impl<T: CpuElement> Compute<'_, T> {
             }
             let end = ((segment + 1) * SEGMENT).min(seen.end);
             for first in (segment * SEGMENT..end).step_by(KEYS) {
-                let count = KEYS.min(kv_len - first);
-                if first + count <= seen.start {
+                let block = first..(first + KEYS).min(kv_len);
+                if block.end <= seen.start {
                     continue;
                 }
-                let k_block = Matrix {
-                    data: address(k, &p.k, first),
-                    dtype: T::DTYPE,
-                    rows: count,
-                    k: p.head_dim,
-                    row_stride: p.k.token,
-                    k_stride: p.k.dim,
-                };
-                let v_block = Matrix {
-                    data: address(v, &p.v, first),
-                    dtype: T::DTYPE,
-                    rows: p.head_dim,
-                    k: count,
-                    row_stride: p.v.dim,
-                    k_stride: p.v.token,
-                };
-                // SAFETY: the block's keys are the request's; the space holds the panels.
-                unsafe {
-                    for panel in 0..count.div_ceil(Blocks::PANEL) {
-                        let to = keys.wrapping_add(panel * Blocks::PANEL * space.units);
-                        blocks.pack_panel(&k_block, panel, space.units, to.cast());
-                    }
-                    for panel in 0..space.panels {
-                        let to = values.wrapping_add(panel * Blocks::PANEL * space.value_units);
-                        blocks.pack_panel(&v_block, panel, space.value_units, to.cast());
-                    }
-                }
-                for band in &mut bands {
-                    let panels = band.panels(first..first + count);
-                    if panels.is_empty() {
-                        continue;
-                    }
-                    let left = queries.wrapping_add(band.first_row() * Blocks::ROW);
-                    // SAFETY: the panels are packed, the band's rows too, and its scratch is this thread's.
-                    unsafe {
-                        self.scores(blocks, space, band, &panels, left, keys, band_scratch);
-                        band.softmax::<T, S>(
-                            s,
-                            self.launch,
-                            blocks.dtype() == DType::BF16,
-                            first,
-                            &panels,
-                            band_scratch,
-                        );
-                        self.weigh(blocks, space, band, &panels, values, band_scratch);
+                for (head, kv_head) in job.kv_heads.clone().enumerate() {
+                    // SAFETY: the block's keys are the request's; the space holds the panels.
+                    unsafe { self.pack_block(blocks, space, job, kv_head, &block, keys, values) };
+                    for index in head * space.head_bands..(head + 1) * space.head_bands {
+                        let band = &mut bands[index];
+                        let panels = band.panels(block.clone());
+                        if panels.is_empty() {
+                            continue;
+                        }
+                        let left = queries.wrapping_add(index * space.rows * Blocks::ROW);
+                        let narrow = blocks.dtype() == DType::BF16;
+                        // SAFETY: the panels are packed, the band's rows too, and its scratch is this thread's.
+                        unsafe {
+                            self.scores(blocks, space, band, &panels, left, keys, band_scratch);
+                            band.softmax::<T, S>(s, self.launch, narrow, first, &panels, band_scratch);
+                            self.weigh(blocks, space, band, &panels, values, band_scratch);
+                        }
                     }
                 }
             }
@@ -386,6 +379,72 @@ impl<T: CpuElement> Compute<'_, T> {
                     }
                 }
             }
+        }
+    }
+
+    /// Packs the queries of a job, band by band.
+    ///
+    /// # Safety
+    /// `queries` must hold the rows of all bands.
+    unsafe fn pack_queries(&self, blocks: &Blocks, space: &Space, job: &Job, queries: *mut f32) {
+        let p = self.launch.problem;
+        let token = [job.request.batch, job.request.first_query + job.queries.start];
+        for (head, kv_head) in job.kv_heads.clone().enumerate() {
+            let to = queries.wrapping_add(head * space.head_bands * space.rows * Blocks::ROW);
+            for g in 0..p.group() {
+                let matrix = Matrix {
+                    data: head_of(self.launch, Q, &p.q, token, kv_head * p.group() + g) as *const u8,
+                    dtype: T::DTYPE,
+                    rows: job.queries.len(),
+                    k: p.head_dim,
+                    row_stride: p.q.token,
+                    k_stride: p.q.dim,
+                };
+                let to = to.wrapping_add(g * job.queries.len() * Blocks::ROW);
+                // SAFETY: the queries are those of the request; the caller's rows are as many.
+                unsafe { blocks.pack_rows(&matrix, 0..job.queries.len(), to.cast()) };
+            }
+        }
+    }
+
+    /// Packs a block of keys and values of a KV head.
+    ///
+    /// # Safety
+    /// The block must be the request's, and the targets have the space.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn pack_block(
+        &self,
+        blocks: &Blocks,
+        space: &Space,
+        job: &Job,
+        kv_head: usize,
+        block: &Range<usize>,
+        keys: *mut f32,
+        values: *mut f32,
+    ) {
+        let p = self.launch.problem;
+        let token = [job.request.batch, job.request.first_key + block.start];
+        let k = Matrix {
+            data: head_of(self.launch, K, &p.k, token, kv_head) as *const u8,
+            dtype: T::DTYPE,
+            rows: block.len(),
+            k: p.head_dim,
+            row_stride: p.k.token,
+            k_stride: p.k.dim,
+        };
+        // Columns are what is multiplied: for the values, elements of a head.
+        let v = Matrix {
+            data: head_of(self.launch, V, &p.v, token, kv_head) as *const u8,
+            dtype: T::DTYPE,
+            rows: p.head_dim,
+            k: block.len(),
+            row_stride: p.v.dim,
+            k_stride: p.v.token,
+        };
+        // SAFETY: passed on.
+        unsafe {
+            blocks.pack_panels(&k, space.units, keys.cast());
+            blocks.pack_panels(&v, space.value_units, values.cast());
         }
     }
 
@@ -461,6 +520,8 @@ struct Merge<'a, T> {
     /// The first partial of each job.
     firsts: &'a [usize],
     partials: Partials,
+    /// The space of the largest job.
+    scratch: *mut f32,
     t: PhantomData<T>,
 }
 
@@ -472,27 +533,21 @@ impl<T: CpuElement> Task for Merge<'_, T> {
         let p = self.launch.problem;
         let blocks = Blocks::new(Isa::of_tier(self.launch.tier), T::DTYPE);
         for (job, &first) in self.jobs.iter().zip(self.firsts) {
-            let rows = job.queries.len() * p.group();
-            let space = Space::new(&blocks, p, rows);
-            with_scratch(Slot::Own, (space.state() + Band::SCRATCH) * size_of::<f32>(), |scratch| {
-                let total = scratch.cast::<f32>();
-                let band_scratch = total.wrapping_add(space.state());
-                for index in 0..space.bands {
-                    let at = index * (space.sums() + State::LEN);
-                    let range = index * space.rows..((index + 1) * space.rows).min(rows);
-                    let state = State::at(total.wrapping_add(at), &space);
-                    // SAFETY: the scratch holds the states of all bands.
-                    let mut band = unsafe { Band::new(p, range, job, state, state) };
-                    for part in 0..job.segments.len() {
-                        let data =
-                            self.partials.data.wrapping_add((first + part) * self.partials.stride + at);
-                        // SAFETY: the partial was written by the job of this segment, in the same layout.
-                        unsafe { band.merge(s, State::at(data, &space), p.head_dim) };
-                    }
-                    // SAFETY: the rows are the job's alone.
-                    unsafe { band.finish::<T, S>(s, self.launch, band_scratch) };
+            let space = Space::new(&blocks, p, job);
+            let band_scratch = self.scratch.wrapping_add(space.state());
+            for index in 0..space.bands {
+                let at = index * (space.sums() + State::LEN);
+                let state = State::at(self.scratch.wrapping_add(at), &space);
+                // SAFETY: the scratch holds the states of all bands.
+                let mut band = unsafe { Band::new(p, &space, job, index, state, state) };
+                for part in 0..job.segments.len() {
+                    let data = self.partials.data.wrapping_add((first + part) * self.partials.stride + at);
+                    // SAFETY: the partial was written by the job of this segment, in the same layout.
+                    unsafe { band.merge(s, State::at(data, &space), p.head_dim) };
                 }
-            });
+                // SAFETY: the rows are the job's alone.
+                unsafe { band.finish::<T, S>(s, self.launch, band_scratch) };
+            }
         }
     }
 }

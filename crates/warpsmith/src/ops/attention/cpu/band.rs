@@ -65,6 +65,8 @@ impl State {
 /// Rows of a job.
 pub(super) struct Band<'a> {
     job: &'a Job,
+    kv_head: usize,
+    /// The first row of its head.
     first: usize,
     rows: usize,
     group: usize,
@@ -96,17 +98,20 @@ impl<'a> Band<'a> {
     pub const SCRATCH: usize = KEYS / PANEL * ROWS * PANEL + ROWS * Blocks::ROW + Self::LONGEST;
     const LONGEST: usize = 256;
 
-    /// The rows `rows` of a job, which have seen nothing yet.
+    /// Band `index` of a job, which has seen nothing yet.
     ///
     /// # Safety
     /// The states must be memory of the caller's.
     pub unsafe fn new(
         p: &Problem,
-        rows: Range<usize>,
+        space: &Space,
         job: &'a Job,
+        index: usize,
         total: State,
         current: State,
     ) -> Band<'a> {
+        let first = index % space.head_bands * space.rows;
+        let rows = first..(first + space.rows).min(job.queries.len() * p.group());
         let mut seen = [(0, 0); ROWS];
         let (mut start, mut end) = (usize::MAX, 0);
         for (slot, row) in seen.iter_mut().zip(rows.clone()) {
@@ -121,7 +126,8 @@ impl<'a> Band<'a> {
         unsafe { total.clear() };
         Band {
             job,
-            first: rows.start,
+            kv_head: job.kv_heads.start + index / space.head_bands,
+            first,
             rows: rows.len(),
             group: p.group(),
             seen,
@@ -136,15 +142,11 @@ impl<'a> Band<'a> {
         self.rows
     }
 
-    pub fn first_row(&self) -> usize {
-        self.first
-    }
-
     /// The query head and the query of a row.
     fn place(&self, r: usize) -> (usize, usize) {
         let row = self.first + r;
         let len = self.job.queries.len();
-        (self.job.kv_head * self.group + row / len, self.job.queries.start + row % len)
+        (self.kv_head * self.group + row / len, self.job.queries.start + row % len)
     }
 
     /// The panels of a block of keys that some row sees.
@@ -225,19 +227,21 @@ impl<'a> Band<'a> {
                 let whole = from <= columns.start && to >= columns.end;
                 let lowest = s.splat(f32::NEG_INFINITY);
                 let mut most = lowest;
-                let mut column = columns.start;
-                while column < columns.end {
-                    let at = score(r, column);
-                    let mut x = s.load(at);
-                    if !whole {
-                        let index = s.add(s.load(INDICES.as_ptr()), s.splat(column as f32));
-                        x = s.select(s.lt(index, s.splat(from as f32)), lowest, x);
-                        x = s.select(s.lt(index, s.splat(to as f32)), x, lowest);
-                        s.store(at, x);
+                for panel in panels.clone() {
+                    let row = Self::scores(scratch, panel).add(r * PANEL);
+                    for i in (0..PANEL).step_by(S::N) {
+                        let at = row.add(i);
+                        let mut x = s.load(at);
+                        if !whole {
+                            let column = s.splat((panel * PANEL + i) as f32);
+                            let index = s.add(s.load(INDICES.as_ptr()), column);
+                            x = s.select(s.lt(index, s.splat(from as f32)), lowest, x);
+                            x = s.select(s.lt(index, s.splat(to as f32)), x, lowest);
+                            s.store(at, x);
+                        }
+                        // In this order NaN does not count: it shows in the sums.
+                        most = s.max(x, most);
                     }
-                    // In this order NaN does not count: it shows in the sums.
-                    most = s.max(x, most);
-                    column = column.wrapping_add(S::N);
                 }
                 let before = *self.current.most.add(r);
                 let now = (s.reduce_max(most) * factor).max(before);
@@ -260,20 +264,22 @@ impl<'a> Band<'a> {
                 let mut sum = s.mul(s.load(lanes), scale);
                 let (factor, base) = (s.splat(factor), s.splat(bases[r]));
                 let row = target.add(r * Blocks::ROW);
-                let mut column = columns.start;
-                while column < columns.end {
-                    let x = s.sub(s.mul(s.load(score(r, column)), factor), base);
-                    let e = match T::DTYPE {
-                        DType::F32 => math::exp(s, x),
-                        _ => bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E))),
-                    };
-                    sum = s.add(sum, e);
-                    if narrow {
-                        T::store(s, row.cast::<T>().add(column), e);
-                    } else {
-                        s.store(row.add(column), T::rounded(s, e));
+                for panel in panels.clone() {
+                    let scores = Self::scores(scratch, panel).add(r * PANEL);
+                    for i in (0..PANEL).step_by(S::N) {
+                        let x = s.sub(s.mul(s.load(scores.add(i)), factor), base);
+                        let e = match T::DTYPE {
+                            DType::F32 => math::exp(s, x),
+                            _ => bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E))),
+                        };
+                        sum = s.add(sum, e);
+                        let column = panel.wrapping_mul(PANEL).wrapping_add(i);
+                        if narrow {
+                            s.store_h(row.cast::<u16>().add(column), s.f32_to_bf16_flushed(e));
+                        } else {
+                            s.store(row.add(column), T::rounded(s, e));
+                        }
                     }
-                    column = column.wrapping_add(S::N);
                 }
                 s.store(lanes, sum);
                 if self.has_sums && scales[r] != 1.0 {
