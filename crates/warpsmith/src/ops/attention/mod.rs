@@ -35,6 +35,8 @@ mod cpu;
 mod cuda;
 mod problem;
 mod reference;
+#[cfg(test)]
+mod tests;
 
 pub use problem::Problem;
 
