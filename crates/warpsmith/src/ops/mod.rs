@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod add_gelu;
+pub mod attention;
 pub mod cast;
 mod column_sum;
 mod elementwise;
@@ -20,6 +21,7 @@ pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use attention::Attention;
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use kv_copy::KvCopy;
@@ -61,6 +63,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &kv_store::Forward,
     &kv_copy::Forward,
     &merge_states::Forward,
+    &attention::Forward,
 ];
 
 /// The op of a name.

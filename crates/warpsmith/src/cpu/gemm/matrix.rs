@@ -295,6 +295,90 @@ impl<T: CpuElement> Task for Across<'_, T> {
     }
 }
 
+/// Copies `units` units of the columns of a matrix whose columns are contiguous as panels of `width` columns, `apart`
+/// units from one panel to the next: all columns of one unit, then of the next, so that memory is read in its order.
+/// Columns past the last and elements past `k` are zero.
+///
+/// # Safety
+/// The matrix must be readable, `dst` hold the panels, and `unit` be `F32` or `Bf16`.
+pub(super) unsafe fn copy_panels(
+    tier: Tier,
+    unit: Unit,
+    matrix: &Matrix,
+    dst: *mut u32,
+    width: usize,
+    apart: usize,
+    units: usize,
+) {
+    use std::marker::PhantomData as P;
+    debug_assert_eq!(matrix.row_stride, 1);
+    let panels = Rowwise { matrix, dst, width, apart, units, pairs: unit == Unit::Bf16 };
+    match matrix.dtype {
+        DType::F32 => dispatch(tier, Interleave::<f32>(panels, P)),
+        DType::F16 => dispatch(tier, Interleave::<f16>(panels, P)),
+        DType::BF16 => dispatch(tier, Interleave::<bf16>(panels, P)),
+        other => unreachable!("no panels of {other}"),
+    }
+}
+
+/// A matrix on its way to panels.
+struct Rowwise<'a> {
+    matrix: &'a Matrix,
+    dst: *mut u32,
+    width: usize,
+    apart: usize,
+    units: usize,
+    pairs: bool,
+}
+
+struct Interleave<'a, T>(Rowwise<'a>, std::marker::PhantomData<T>);
+
+impl<T: CpuElement> Task for Interleave<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Rowwise { matrix, dst, width, apart, units, pairs } = self.0;
+        let (columns, k) = (matrix.rows, matrix.k);
+        let padded = columns.next_multiple_of(width);
+        // SAFETY: `copy_panels` was promised the matrix and the panels; what is past either is not read.
+        unsafe {
+            for unit in 0..units {
+                let first = if pairs { unit.wrapping_mul(2) } else { unit };
+                let mut column = 0usize;
+                while column < padded {
+                    let count = columns.saturating_sub(column).min(S::N);
+                    let load = crate::cpu::rows::inlined(
+                        #[inline(always)]
+                        |i, count| {
+                            let p = matrix.at(column, i).cast::<T>();
+                            match count {
+                                0 => s.zero(),
+                                _ if count == S::N => T::load(s, p),
+                                _ => T::load_partial(s, p, count),
+                            }
+                        },
+                    );
+                    let v = if pairs {
+                        // What fits bf16 has zeros in the low half of its f32.
+                        let even = load(first, if first < k { count } else { 0 });
+                        let odd =
+                            load(first.wrapping_add(1), if first.wrapping_add(1) < k { count } else { 0 });
+                        let even = s.shr(s.bits_of(even), 16);
+                        s.of_bits(s.ior(even, s.iand(s.bits_of(odd), s.isplat(!0xffff))))
+                    } else {
+                        load(first, if first < k { count } else { 0 })
+                    };
+                    let panel = column / width;
+                    let at = (panel.wrapping_mul(apart)).wrapping_add(unit.wrapping_mul(width));
+                    s.store(dst.cast::<f32>().add(at.wrapping_add(column % width)), v);
+                    column = column.wrapping_add(S::N);
+                }
+            }
+        }
+    }
+}
+
 /// [`copy_rows`] for bytes.
 ///
 /// # Safety

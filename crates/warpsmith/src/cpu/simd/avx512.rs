@@ -189,6 +189,12 @@ impl Simd for Avx512 {
 
     /// One instruction where there is AVX512_BF16; but that one takes subnormals for zero, which must not happen.
     #[inline(always)]
+    fn f32_to_bf16_flushed(self, v: __m512) -> __m256i {
+        // SAFETY: as below.
+        unsafe { if self.emulated != 0 { emulated_bf16(v) } else { native_bf16(v) } }
+    }
+
+    #[inline(always)]
     fn f32_to_bf16(self, v: __m512) -> __m256i {
         const SUBNORMAL: i32 = 0x20;
         // SAFETY: the token proves AVX-512, and without an emulated lane AVX512_BF16.

@@ -352,6 +352,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.i_to_h(self.iselect(self.is_nan(v), quiet, rounded))
     }
 
+    /// [`Simd::f32_to_bf16`], but subnormal numbers may become zero.
+    #[inline(always)]
+    fn f32_to_bf16_flushed(self, v: Self::V) -> Self::H {
+        self.f32_to_bf16(v)
+    }
+
     /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums, which do not ask.
     ///
     /// # Safety
