@@ -380,6 +380,8 @@ pub enum Arrangement {
     Transposed,
     /// Contiguous, but starting one element after an aligned address.
     Misaligned,
+    /// The last dimension but one before the one ahead of it: `[..., tokens, heads, dim]` as `[..., heads, tokens, dim]`.
+    HeadsFirst,
 }
 
 /// What values a case feeds.
@@ -402,6 +404,32 @@ pub enum Fill {
     Below(usize),
     /// A constant.
     Constant(f64),
+    /// Where requests begin that lie one after the other: 0, the length of the first, and so on.
+    Starts(Lengths),
+}
+
+/// The lengths of requests of very different sizes, empty ones among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// No request is longer.
+    pub longest: usize,
+    /// By how many requests the lengths are shifted.
+    pub shift: usize,
+}
+
+impl Lengths {
+    /// One short of and one past the tiles that kernels cut lengths into.
+    const MIXED: [usize; 8] = [65, 0, 1, 129, 63, 1000, 64, 127];
+
+    /// The length of request `index`.
+    pub fn of(&self, index: usize) -> usize {
+        Self::MIXED[(index + self.shift) % Self::MIXED.len()].min(self.longest)
+    }
+
+    /// The length of the first `count` requests together.
+    pub fn sum(&self, count: usize) -> usize {
+        (0..count).map(|index| self.of(index)).sum()
+    }
 }
 
 /// What a case gives one argument.
@@ -527,6 +555,7 @@ impl Case {
             Arrangement::PaddedRows => parts.push("padded".into()),
             Arrangement::Transposed => parts.push("transposed".into()),
             Arrangement::Misaligned => parts.push("misaligned".into()),
+            Arrangement::HeadsFirst => parts.push("heads-first".into()),
         }
         match self.values {
             Values::Typical => {}

@@ -15,10 +15,10 @@ pub fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     s.scale2_floor(p, x)
 }
 
-/// `2^x` for `x <= 0`; relative error `2^-22`.
+/// `2^x` for `x <= 0`; relative error `2^-22`, and none for whole `x`.
 #[inline(always)]
-fn exp2_fine<S: Simd>(s: S, x: S::V) -> S::V {
-    let c = [0.999_999_94, 0.693_153_1, 0.240_153_63, 0.055_826_3, 0.008_989_362, 0.001_877_567_6];
+pub fn exp2_fine<S: Simd>(s: S, x: S::V) -> S::V {
+    let c = [1.0, 0.693_151_3, 0.240_164_58, 0.055_799_585, 0.009_017_376, 0.001_867_001];
     s.scale2_floor(poly(s, s.fraction(x), c), x)
 }
 

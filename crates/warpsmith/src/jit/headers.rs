@@ -20,6 +20,7 @@ macro_rules! headers {
 
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
+    "attention.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",

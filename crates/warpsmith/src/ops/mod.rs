@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod add_gelu;
+pub mod attention;
 pub mod cast;
 mod column_sum;
 mod elementwise;
@@ -16,6 +17,7 @@ pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use attention::Attention;
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
@@ -49,6 +51,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &gated_act::Backward,
     &linear::Forward,
     &linear::Backward,
+    &attention::Forward,
 ];
 
 /// The op of a name.

@@ -189,6 +189,9 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
             elements.for_each(|element| plan.dtype.write(rng.below(bound as u64) as f64, element));
         }
         Fill::Constant(value) => elements.for_each(|element| plan.dtype.write(value, element)),
+        Fill::Starts(lengths) => {
+            elements.enumerate().for_each(|(i, element)| plan.dtype.write(lengths.sum(i) as f64, element));
+        }
     }
     bytes
 }

@@ -174,6 +174,12 @@ pub(super) fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> 
             order.swap(rank - 1, rank - 2);
             Ok(Layout::contiguous(Shape::new(&memory)?).permute(&order))
         }
+        Arrangement::HeadsFirst if rank >= 3 => {
+            memory.swap(rank - 2, rank - 3);
+            let mut order: Vec<usize> = (0..rank).collect();
+            order.swap(rank - 2, rank - 3);
+            Ok(Layout::contiguous(Shape::new(&memory)?).permute(&order))
+        }
         // A vector cannot have padded or transposed rows; every second element is as irregular as it gets.
         _ if rank == 1 => Layout::strided(shape, &[2]),
         _ => Ok(Layout::contiguous(shape)),
@@ -192,6 +198,7 @@ fn draw(plan: &ArgPlan, values: Values, seed: u64) -> Vec<f64> {
                 Fill::Normal(mean, deviation) => mean + deviation * rng.normal(),
                 Fill::Below(bound) => return rng.below(bound as u64) as f64,
                 Fill::Constant(value) => return value,
+                Fill::Starts(lengths) => return lengths.sum(i) as f64,
             };
             let value = match values {
                 Values::Typical => value,
