@@ -18,7 +18,7 @@
 // packed one after the other; OUT_WHOLE, whether there is shared memory for all results of a tile, which are then stored
 // while the tensor cores work on the next one, or only for 64 columns at a time.
 
-#include "warpsmith/math.cuh"
+#include "warpsmith/attention.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
@@ -34,7 +34,7 @@ constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
 constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
 constexpr u32 kOutAt = kVAt + STAGES * kBlockBytes, kBarriersAt = kOutAt + CONSUMERS * 4 * kSlices * kSliceBytes;
 constexpr u32 kKBarriers = kBarriersAt + Q_STAGES * 16, kVBarriers = kKBarriers + STAGES * 16;
-constexpr u32 kWorkAt = kVBarriers + STAGES * 16 + 16, kWorkBytes = 32, kSharedBytes = kWorkAt + Q_STAGES * kWorkBytes;
+constexpr u32 kTileAt = kVBarriers + STAGES * 16 + 16, kTileBytes = 32, kSharedBytes = kTileAt + Q_STAGES * kTileBytes;
 static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
 
@@ -44,44 +44,47 @@ constexpr int kProducerRegisters = CONSUMERS == 2 ? 40 : 32, kConsumerRegisters 
 // Named barriers: a warpgroup's turn to use the tensor cores.
 constexpr u32 kTurnBarrier = 1;
 
+WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 WS_INLINE void load_shared_words(u32 (&w)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
 }
 
-// A tile of queries of one head, and the keys it sees any of.
-struct Work {
-  int batch, head;
-  int first;          // the tile's first query, in its request
-  int block, end;     // blocks of keys
-  int q_len, kv_len;  // of the request
-  int q_at;           // where its queries begin
+// A tile of queries of one head, and the blocks of keys it sees any of.
+struct Tile {
+  Request request;
+  int head, first_query;  // of the tile, in its request
+  int block, end;
 
+  // To the consumers, which do not need to know where the keys are.
   WS_INLINE void put(u32 at) const {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(batch), "r"(head), "r"(first), "r"(block) : "memory");
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at + 16), "r"(end), "r"(q_len), "r"(kv_len), "r"(q_at) : "memory");
+    store_shared_words(at, request.batch, request.first_query, request.q_len, request.kv_len);
+    store_shared_words(at + 16, head, first_query, block, end);
   }
   WS_INLINE void take(u32 at) {
     u32 a[4], b[4];
     load_shared_words(a, at);
     load_shared_words(b, at + 16);
-    batch = a[0], head = a[1], first = a[2], block = a[3];
-    end = b[0], q_len = b[1], kv_len = b[2], q_at = b[3];
+    request.batch = a[0], request.first_query = a[1], request.q_len = a[2], request.kv_len = a[3];
+    head = b[0], first_query = b[1], block = b[2], end = b[3];
   }
+
   // The position of query 0 among the keys.
-  WS_INLINE int offset() const { return kv_len - q_len; }
-  WS_INLINE void see(const AttentionSm90Params& p) {
-    int hi = kv_len, lo = 0;
-    if (CAUSAL) hi = min(hi, min(first + kBlockM, q_len) + offset());
-    if (WINDOW) lo = max(lo, first + offset() - p.window + 1);
-    block = lo / BLOCK_N;
-    end = hi > lo ? (hi + BLOCK_N - 1) / BLOCK_N : block;
+  WS_INLINE int offset() const { return request.kv_len - request.q_len; }
+  WS_INLINE void see(const AttentionParams& p) {
+    int until = request.kv_len, from = 0;
+    if (CAUSAL) until = min(until, min(first_query + kBlockM, request.q_len) + offset());
+    if (WINDOW) from = max(from, first_query + offset() - p.window);
+    block = from / BLOCK_N;
+    end = until > from ? (until + BLOCK_N - 1) / BLOCK_N : block;
   }
 };
 
 // Whether the 64 queries of a warpgroup see nothing of the last block of a tile with more than one.
-WS_INLINE bool misses_last(const Work& work, u32 warpgroup) {
-  return CAUSAL && work.end > work.block + 1 &&
-         work.first + (int)warpgroup * 64 + 64 + work.offset() <= (work.end - 1) * BLOCK_N;
+WS_INLINE bool misses_last(const Tile& tile, u32 warpgroup) {
+  return CAUSAL && tile.end > tile.block + 1 &&
+         tile.first_query + (int)warpgroup * 64 + 64 + tile.offset() <= (tile.end - 1) * BLOCK_N;
 }
 
 // The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups whose keys and values stay in L2 together; in
@@ -93,69 +96,31 @@ struct TileScheduler {
     return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
   }
   WS_INLINE void advance() { ++round; }
-  WS_INLINE bool done(const AttentionSm90Params& p) const { return round * gridDim.x >= p.tiles; }
+  WS_INLINE bool done(const Sm90Params& p) const { return round * gridDim.x >= p.tiles; }
 
   // False where there is no such tile.
-  WS_INLINE bool get(const AttentionSm90Params& p, Work& work, int& kv_at) const {
+  WS_INLINE bool get(const Sm90Params& p, Tile& tile) const {
+    const AttentionParams& a = p.attention;
     const u32 index = this->index();
     if (index >= p.tiles) return false;
+    const u32 num_heads = a.num_kv_heads * a.group;
 #if VARLEN
-    const u32 slot = index / p.num_heads;
-    work.head = index - slot * p.num_heads;
-    work.batch = 0;
-    if (!find(p, slot, work, kv_at)) return false;
+    const u32 slot = index / num_heads;
+    tile.head = index - slot * num_heads;
+    int number;
+    if (!find_packed(a, slot, kBlockM, 1, tile.request, number)) return false;
+    tile.first_query = number * kBlockM;
 #else
     const u32 per_group = p.head_group * p.m_tiles, group = index / per_group, at = index - group * per_group;
-    const u32 first_head = group * p.head_group, heads = min(p.head_group, p.num_heads * p.batch - first_head);
-    const u32 m = at / heads, head = first_head + at - m * heads;
-    work.batch = head / p.num_heads;
-    work.head = head - work.batch * p.num_heads;
-    work.first = (p.m_tiles - 1 - m) * kBlockM;
-    work.q_len = p.q_len;
-    work.kv_len = p.kv_len;
-    work.q_at = kv_at = 0;
+    const u32 first_head = group * p.head_group, heads = min(p.head_group, num_heads * a.requests - first_head);
+    const u32 m = at / heads, head = first_head + at - m * heads, batch = head / num_heads;
+    tile.request = {(int)batch, 0, a.q_len, 0, a.kv_len};
+    tile.head = head - batch * num_heads;
+    tile.first_query = (p.m_tiles - 1 - m) * kBlockM;
 #endif
-    work.see(p);
+    tile.see(a);
     return true;
   }
-
-#if VARLEN
-  // The request and tile of a slot: all tiles of request 0, the last first, then those of request 1, ... Executed by whole
-  // warps.
-  static WS_INLINE bool find(const AttentionSm90Params& p, u32 slot, Work& work, int& kv_at) {
-    const int lane = threadIdx.x % 32;
-    u32 before = 0;
-    for (int base = 0; base < p.requests; base += 32) {
-      const int request = base + lane;
-      int start = 0, length = 0;
-      if (request < p.requests) {
-        start = max(p.q_starts[request], 0);
-        length = max(min(p.q_starts[request + 1], p.q_len) - start, 0);
-      }
-      const u32 tiles = (length + kBlockM - 1) / kBlockM;
-      u32 sum = tiles;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const u32 lower = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += lower;
-      }
-      const u32 here = __ballot_sync(0xffffffffu, slot < before + sum);
-      if (here) {
-        const int owner = __ffs(here) - 1;
-        const u32 first_slot = before + __shfl_sync(0xffffffffu, sum - tiles, owner);
-        const u32 count = __shfl_sync(0xffffffffu, tiles, owner);
-        work.q_at = __shfl_sync(0xffffffffu, start, owner);
-        work.q_len = __shfl_sync(0xffffffffu, length, owner);
-        kv_at = max(p.kv_starts[base + owner], 0);
-        work.kv_len = max(min(p.kv_starts[base + owner + 1], p.kv_len) - kv_at, 0);
-        work.first = (count - 1 - (slot - first_slot)) * kBlockM;
-        return true;
-      }
-      before += __shfl_sync(0xffffffffu, sum, 31);
-    }
-    return false;
-  }
-#endif
 };
 
 // A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
@@ -193,31 +158,32 @@ WS_INLINE void clear_values(u32 values, int valid) {
 }
 
 // Executed by one warp.
-WS_INLINE void produce(const AttentionSm90Params& p, u32 shared) {
+WS_INLINE void produce(const Sm90Params& p, u32 shared) {
   const bool leader = threadIdx.x % 32 == 0;
   Ring<Q_STAGES> q_ring(shared + kBarriersAt);
   Ring<STAGES> k_ring(shared + kKBarriers), v_ring(shared + kVBarriers);
   const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
   u32 raw_parity = 0;
   for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
-    Work work;
-    int kv_at;
-    if (!tiles.get(p, work, kv_at) || work.block >= work.end) continue;
-    const int kv_head = work.head / p.group;
+    Tile tile;
+    if (!tiles.get(p, tile) || tile.block >= tile.end) continue;
+    const Request& request = tile.request;
+    const int kv_head = tile.head / p.attention.group;
     auto load = [&](u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, work.batch);
+      for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, request.batch);
     };
     mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
     if (leader) {
-      work.put(shared + kWorkAt + q_ring.stage * kWorkBytes);
+      tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
       mbarrier_arrive_expect(q_ring.full(), kQBytes);
-      load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(), work.q_at + work.first, work.head);
+      load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(), request.first_query + tile.first_query,
+           tile.head);
     }
     q_ring.next();
 #pragma unroll 1
-    for (int n = work.block; n < work.end; ++n) {
-      const int row = kv_at + n * BLOCK_N;
+    for (int n = tile.block; n < tile.end; ++n) {
+      const int row = request.first_key + n * BLOCK_N;
       mbarrier_wait(k_ring.empty(), k_ring.parity ^ 1);
       if (leader) {
         mbarrier_arrive_expect(k_ring.full(), kBlockBytes);
@@ -226,7 +192,7 @@ WS_INLINE void produce(const AttentionSm90Params& p, u32 shared) {
       k_ring.next();
       mbarrier_wait(v_ring.empty(), v_ring.parity ^ 1);
       const u32 values = shared + kVAt + v_ring.stage * kBlockBytes;
-      const bool clear = VARLEN && (n + 1) * BLOCK_N > work.kv_len;
+      const bool clear = VARLEN && (n + 1) * BLOCK_N > request.kv_len;
       if (leader) {
         const u32 barrier = clear ? raw_barrier : v_ring.full();
         mbarrier_arrive_expect(barrier, kBlockBytes);
@@ -235,7 +201,7 @@ WS_INLINE void produce(const AttentionSm90Params& p, u32 shared) {
       if (clear) {
         mbarrier_wait(raw_barrier, raw_parity);
         raw_parity ^= 1;
-        clear_values(values, work.kv_len - n * BLOCK_N);
+        clear_values(values, request.kv_len - n * BLOCK_N);
         if (leader) mbarrier_arrive(v_ring.full());
       }
       v_ring.next();
@@ -244,30 +210,31 @@ WS_INLINE void produce(const AttentionSm90Params& p, u32 shared) {
   // The end of all tiles.
   mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
   if (leader) {
-    Work{}.put(shared + kWorkAt + q_ring.stage * kWorkBytes);
+    Tile{}.put(shared + kTileAt + q_ring.stage * kTileBytes);
     mbarrier_arrive(q_ring.full());
   }
 }
 
-WS_INLINE float* lse_at(const AttentionSm90Params& p, const Work& work, int row) {
-  return p.lse + (work.batch * p.lse_batch + work.head * p.lse_head + (work.q_at + row) * p.lse_row);
+WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
+  const Request& r = tile.request;
+  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
 }
-WS_INLINE T* out_at(const AttentionSm90Params& p, const Work& work, int row) {
-  return (T*)p.out + (work.batch * p.out_batch + work.head * p.out_head + (work.q_at + row) * p.out_row);
+WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
+  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
 }
+WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
 
 // The results of tiles that see no keys at all. Executed by one warp.
-WS_INLINE void store_empty(const AttentionSm90Params& p) {
+WS_INLINE void store_empty(const Sm90Params& p) {
   const int lane = threadIdx.x % 32;
   for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
-    Work work;
-    int kv_at;
-    if (!tiles.get(p, work, kv_at) || work.block < work.end) continue;
-    const int rows = min(work.q_len - work.first, kBlockM);
-    for (int row = 0; row < rows; ++row) {
+    Tile tile;
+    if (!tiles.get(p, tile) || tile.block < tile.end) continue;
+    const int end = min(tile.request.q_len, tile.first_query + kBlockM);
+    for (int row = tile.first_query; row < end; ++row) {
       const u32 zero[4] = {0, 0, 0, 0};
-      if (lane < HEAD_DIM / 8) store_words(out_at(p, work, work.first + row) + lane * 8, zero);
-      if (HAS_LSE && lane == 0) *lse_at(p, work, work.first + row) = HAS_SINKS ? p.sinks[work.head] : -INFINITY;
+      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, tile, row) + lane * 8, zero);
+      if (HAS_LSE && lane == 0) *lse_at(p.attention, tile, row) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
     }
   }
 }
@@ -293,7 +260,7 @@ struct Rows {
       const float before = top[h];
       top[h] = kFirst && !HAS_SINKS ? top_here * scale : fmaxf(before, top_here * scale);
       // Where nothing was seen yet, the scores stay -inf and the weights become zero.
-      const float shift = (CAUSAL || WINDOW) && top[h] == -INFINITY ? 0.0f : top[h];
+      const float shift = (CAUSAL || WINDOW) && top[h] == minus_infinity() ? 0.0f : top[h];
       factor[h] = exp2_flushed(before - shift);
       float part[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -310,7 +277,7 @@ struct Rows {
 };
 
 struct Consumer {
-  const AttentionSm90Params& p;
+  const Sm90Params& p;
   u32 shared, index, warp, lane;
   Ring<Q_STAGES> q_ring;
   Ring<STAGES> k_ring, v_ring;
@@ -318,7 +285,7 @@ struct Consumer {
   float scores[BLOCK_N / 2], out[HEAD_DIM / 2];
   u32 weights[BLOCK_N / 4];
 
-  WS_INLINE Consumer(const AttentionSm90Params& p, u32 shared, u32 index)
+  WS_INLINE Consumer(const Sm90Params& p, u32 shared, u32 index)
       : p(p), shared(shared), index(index), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
         q_ring(shared + kBarriersAt), k_ring(shared + kKBarriers), v_ring(shared + kVBarriers) {}
 
@@ -349,24 +316,25 @@ struct Consumer {
   }
 
   // Hides the keys that rows do not see.
-  WS_INLINE void mask(const Work& work, int n) {
-    const int row = work.first + index * 64 + warp * 16 + lane / 4 + work.offset(), column = n * BLOCK_N + lane % 4 * 2;
+  WS_INLINE void mask(const Tile& tile, int n) {
+    const int kv_len = tile.request.kv_len, column = n * BLOCK_N + lane % 4 * 2;
+    const int row = tile.first_query + index * 64 + warp * 16 + lane / 4 + tile.offset();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int end = (CAUSAL ? min(row + 8 * h + 1, work.kv_len) : work.kv_len) - column;
-      const int begin = row + 8 * h - p.window + 1 - column;
+      const int end = (CAUSAL ? min(row + 8 * h + 1, kv_len) : kv_len) - column;
+      const int begin = row + 8 * h - p.attention.window - column;
 #pragma unroll
       for (int j = 0; j < BLOCK_N / 8; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          if (8 * j + c >= end || (WINDOW && 8 * j + c < begin)) scores[4 * j + 2 * h + c] = -INFINITY;
+          if (8 * j + c >= end || (WINDOW && 8 * j + c < begin)) scores[4 * j + 2 * h + c] = minus_infinity();
     }
   }
   // Whether some row of this warpgroup does not see all of block n.
-  WS_INLINE bool needs_mask(const Work& work, int n) const {
-    const int row = work.first + index * 64 + work.offset();
-    if ((n + 1) * BLOCK_N > (CAUSAL ? min(row + 1, work.kv_len) : work.kv_len)) return true;
-    return WINDOW && n * BLOCK_N < row + 63 - p.window + 1;
+  WS_INLINE bool needs_mask(const Tile& tile, int n) const {
+    const int row = tile.first_query + index * 64 + tile.offset(), kv_len = tile.request.kv_len;
+    if ((n + 1) * BLOCK_N > (CAUSAL ? min(row + 1, kv_len) : kv_len)) return true;
+    return WINDOW && n * BLOCK_N < row + 63 - p.attention.window;
   }
 
   // cap tanh(x / cap), with the scale of the scores in softcap_in.
@@ -387,24 +355,24 @@ struct Consumer {
     }
   }
 
-  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Work& work, int n) {
+  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
     hold(scores);
     if (SOFTCAP) cap();
-    if (needs_mask(work, n)) mask(work, n);
-    rows.weigh<kFirst>(scores, factor, p.scale);
+    if (needs_mask(tile, n)) mask(tile, n);
+    rows.weigh<kFirst>(scores, factor, p.scale_log2);
   }
 
   // The next tile that the producer has chosen; false when there is none.
-  WS_INLINE bool next(Work& work) {
+  WS_INLINE bool next(Tile& tile) {
     mbarrier_wait(q_ring.full(), q_ring.parity);
-    work.take(shared + kWorkAt + q_ring.stage * kWorkBytes);
-    return work.end > 0;
+    tile.take(shared + kTileAt + q_ring.stage * kTileBytes);
+    return tile.end > 0;
   }
 
-  WS_INLINE void start(Rows& rows, const Work& work) const {
+  WS_INLINE void start(Rows& rows, const Tile& tile) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      rows.top[h] = HAS_SINKS ? p.sinks[work.head] * kLog2E : -INFINITY;
+      rows.top[h] = HAS_SINKS ? sink_of(p.attention, tile.head) * kLog2E : minus_infinity();
       rows.sum[h] = HAS_SINKS && lane % 4 == 0 ? 1.0f : 0.0f;
     }
   }
@@ -413,36 +381,36 @@ struct Consumer {
   // tile's first weights are computed. Results go to shared memory at the end of their tile and from there to their
   // place at the end of the next, where the tensor cores are busy meanwhile.
   WS_INLINE void run() {
-    Work work;
-    if (!next(work)) return;
+    Tile tile;
+    if (!next(tile)) return;
     bool pending = false;
     Rows rows;
     Results results;
     float factor[2];
-    start(rows, work);
+    start(rows, tile);
     mbarrier_wait(k_ring.full(), k_ring.parity);
     await_turn();
     multiply_keys();
     end_turn();
     wgmma_wait<0>();
     release_keys();
-    weigh<true>(rows, factor, work, work.block);
+    weigh<true>(rows, factor, tile, tile.block);
     pack_weights();
     while (true) {
-      const bool misses = misses_last(work, index);
-      const int end = misses ? work.end - 1 : work.end;
+      const bool misses = misses_last(tile, index);
+      const int end = misses ? tile.end - 1 : tile.end;
       // The keys of block n, and the values of the block before it.
 #pragma unroll 1
-      for (int n = work.block + 1; n < end; ++n) {
+      for (int n = tile.block + 1; n < end; ++n) {
         mbarrier_wait(k_ring.full(), k_ring.parity);
         await_turn();
         multiply_keys();
         mbarrier_wait(v_ring.full(), v_ring.parity);
-        multiply_values(n > work.block + 1);
+        multiply_values(n > tile.block + 1);
         end_turn();
         wgmma_wait<1>();
         release_keys();
-        weigh<false>(rows, factor, work, n);
+        weigh<false>(rows, factor, tile, n);
         finish_values();
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -454,12 +422,12 @@ struct Consumer {
         end_turn();
         release_keys();
       }
-      const bool accumulate = end - work.block > 1;
+      const bool accumulate = end - tile.block > 1;
       release(q_ring.empty());
       q_ring.next();
-      Results done = destination(work);
+      Results done = destination(tile);
       const Rows ended = rows;
-      if (!next(work)) {
+      if (!next(tile)) {
         if (OUT_WHOLE && pending) store(results);
         mbarrier_wait(v_ring.full(), v_ring.parity);
         multiply_values(accumulate);
@@ -468,7 +436,7 @@ struct Consumer {
         if (OUT_WHOLE) store(done);
         return;
       }
-      start(rows, work);
+      start(rows, tile);
       mbarrier_wait(k_ring.full(), k_ring.parity);
       await_turn();
       multiply_keys();
@@ -478,7 +446,7 @@ struct Consumer {
       if (OUT_WHOLE && pending) store(results);
       wgmma_wait<1>();
       release_keys();
-      weigh<true>(rows, factor, work, work.block);
+      weigh<true>(rows, factor, tile, tile.block);
       finish_values();
       if (misses) {
         mbarrier_wait(v_ring.full(), v_ring.parity);
@@ -512,9 +480,9 @@ struct Consumer {
     int rows;         // to be stored
   };
 
-  WS_INLINE Results destination(const Work& work) const {
-    const int first = work.first + index * 64 + warp * 16;
-    return {out_at(p, work, first), HAS_LSE ? lse_at(p, work, first) : nullptr, work.q_len - first};
+  WS_INLINE Results destination(const Tile& tile) const {
+    const int first = tile.first_query + index * 64 + warp * 16;
+    return {out_at(p.attention, tile, first), HAS_LSE ? lse_at(p.attention, tile, first) : nullptr, tile.request.q_len - first};
   }
 
   // Brings the results of a tile to shared memory.
@@ -528,7 +496,7 @@ struct Consumer {
       inverse[h] = sum == 0.0f ? 0.0f : reciprocal(sum);
       const int row = lane / 4 + 8 * h;
       if (HAS_LSE && lane % 4 == 0 && row < results.rows)
-        results.lse[row * p.lse_row] = sum == 0.0f ? -INFINITY : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+        results.lse[row * p.attention.lse_at.query] = sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
     }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -560,7 +528,7 @@ struct Consumer {
       const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;
       u32 words[4];
       load_shared_words(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
-      if (row < results.rows && at < HEAD_DIM) store_words(results.out + (row * p.out_row + at), words);
+      if (row < results.rows && at < HEAD_DIM) store_words(results.out + (row * p.attention.out_at.token + at), words);
     }
     __syncwarp();
   }
@@ -571,7 +539,7 @@ struct Consumer {
   }
 };
 
-WS_INLINE void consume(const AttentionSm90Params& p, u32 shared, u32 index) {
+WS_INLINE void consume(const Sm90Params& p, u32 shared, u32 index) {
   Consumer consumer(p, shared, index);
   // The first turn is the first warpgroup's.
   if (index == CONSUMERS - 1) consumer.end_turn();
@@ -580,7 +548,7 @@ WS_INLINE void consume(const AttentionSm90Params& p, u32 shared, u32 index) {
   if (index == 0) consumer.await_turn();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm90(const __grid_constant__ AttentionSm90Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm90(const __grid_constant__ Sm90Params p) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   const u32 shared = shared_address(shared_memory);
   // The same in all lanes of a warp, and known to be.
