@@ -28,6 +28,36 @@ WS_INLINE void packed_range(const i32* starts, i64 step, int request, int len, i
   count = min(max(starts[(request + 1) * step], first), len) - first;
 }
 
+// The request whose tiles, of tile_rows rows each, hold the one of this index, and which of them it is; the last of a
+// request goes first. Of every query there are `heads` rows. Every warp looks for itself, at 32 requests at a time.
+WS_INLINE bool find_packed(const AttentionParams& p, int index, int tile_rows, int heads, Request& request, int& tile) {
+  const int lane = threadIdx.x % 32;
+  int before = 0;
+  for (int base = 0; base < p.requests; base += 32) {
+    int first = 0, count = 0;
+    if (base + lane < p.requests) packed_range((const i32*)p.q_starts, p.q_starts_step, base + lane, p.q_len, first, count);
+    int until = (int)(((i64)count * heads + tile_rows - 1) / tile_rows);
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, until, offset);
+      if (lane >= offset) until += other;
+    }
+    until += before;
+    const u32 past = __ballot_sync(0xffffffffu, index < until);
+    if (past) {
+      const int owner = __ffs(past) - 1;
+      request.batch = 0;
+      request.first_query = __shfl_sync(0xffffffffu, first, owner);
+      request.q_len = __shfl_sync(0xffffffffu, count, owner);
+      packed_range((const i32*)p.kv_starts, p.kv_starts_step, base + owner, p.kv_len, request.first_key, request.kv_len);
+      tile = __shfl_sync(0xffffffffu, until, owner) - 1 - index;
+      return true;
+    }
+    before = __shfl_sync(0xffffffffu, until, 31);
+  }
+  return false;
+}
+
 WS_INLINE Work work_at(const AttentionParams& p, int block, int tile_rows) {
   Work work;
   work.kv_head = block % p.num_kv_heads;
@@ -39,36 +69,7 @@ WS_INLINE Work work_at(const AttentionParams& p, int block, int tile_rows) {
     tile = p.tiles - 1 - index / p.requests;
     work.exists = true;
   } else {
-    // Every warp looks for the request whose tiles hold this one, 32 requests at a time.
-    const i32* starts = (const i32*)p.q_starts;
-    const int lane = threadIdx.x % 32;
-    int before = 0;
-    work.exists = false;
-    for (int base = 0; base < p.requests; base += 32) {
-      int first = 0, count = 0;
-      if (base + lane < p.requests) packed_range(starts, p.q_starts_step, base + lane, p.q_len, first, count);
-      const int tiles = (int)(((i64)count * p.group + tile_rows - 1) / tile_rows);
-      int until = tiles;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, until, offset);
-        if (lane >= offset) until += other;
-      }
-      until += before;
-      const u32 past = __ballot_sync(0xffffffffu, index < until);
-      if (past) {
-        const int owner = __ffs(past) - 1;
-        work.request.first_query = __shfl_sync(0xffffffffu, first, owner);
-        work.request.q_len = __shfl_sync(0xffffffffu, count, owner);
-        tile = __shfl_sync(0xffffffffu, until, owner) - 1 - index;
-        work.request.batch = 0;
-        packed_range((const i32*)p.kv_starts, p.kv_starts_step, base + owner, p.kv_len, work.request.first_key,
-                     work.request.kv_len);
-        work.exists = true;
-        break;
-      }
-      before = __shfl_sync(0xffffffffu, until, 31);
-    }
+    work.exists = find_packed(p, index, tile_rows, p.group, work.request, tile);
     if (!work.exists) return work;
   }
   work.first_row = tile * tile_rows;

@@ -9,6 +9,7 @@
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/tma.cuh"
+#include "warpsmith/wgmma.cuh"
 
 constexpr int kOutN = GATE ? BLOCK_N / 2 : BLOCK_N;
 
@@ -22,17 +23,6 @@ constexpr u32 kSliceBytes = kSliceRows * 128;
 constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
 
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
-
-WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
-  u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
 
 // Of one warpgroup, for tiles of kRowBlocks blocks of 64 rows.
 template <int kRowBlocks> struct Output {

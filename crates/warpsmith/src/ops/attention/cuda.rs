@@ -136,7 +136,7 @@ impl Scores {
 }
 
 /// Rows and tokens are counted in 32 bits, with room for a tile past the end.
-fn addressable(p: &Problem) -> std::result::Result<(), String> {
+pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let most = 1 << 30;
     let rows = p.q_len.saturating_mul(p.group().max(1));
     for (name, size) in [("q_len times query heads of a KV head", rows), ("kv_len", p.kv_len)] {

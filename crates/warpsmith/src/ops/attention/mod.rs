@@ -35,6 +35,8 @@ mod cpu;
 mod cuda;
 mod problem;
 mod reference;
+#[cfg(feature = "cuda")]
+mod sm90;
 #[cfg(test)]
 mod tests;
 
@@ -179,6 +181,8 @@ impl Op for Forward {
 /// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a row's bits must not
 /// depend on those.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
