@@ -30,6 +30,8 @@ mod backward;
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
+mod cublaslt;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod problem;
 mod reference;
@@ -282,6 +284,8 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
+    #[cfg(feature = "cuda")]
+    cublaslt::CUBLASLT,
     Kernel::cpu("linear_avx512", Tier::Avx512, cpu::run).configured(|p, _| p.arithmetic()),
     Kernel::cpu("linear_avx2", Tier::Avx2, cpu::run).configured(|p, _| p.arithmetic()),
     Kernel::cpu("linear_portable", Tier::Portable, cpu::run).configured(|p, _| p.arithmetic()),
