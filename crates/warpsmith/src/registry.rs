@@ -97,16 +97,7 @@ impl<P> Kernel<P> {
         kernel: &'static CudaKernel,
         run: fn(&Launch<'_, P>) -> Result<()>,
     ) -> Self {
-        Kernel {
-            name,
-            target: Target::Cuda(kernel),
-            also: None,
-            batch_invariant: true,
-            supports: |_, _| Ok(()),
-            config: |_, _| String::new(),
-            workspace: |_, _| 0,
-            run,
-        }
+        Self::on_device(name, Target::Cuda(kernel), true, run)
     }
 
     /// A kernel of a vendor's library, which promises nothing about the rest of the batch.
@@ -115,11 +106,20 @@ impl<P> Kernel<P> {
         library: VendorLibrary,
         run: fn(&Launch<'_, P>) -> Result<()>,
     ) -> Self {
+        Self::on_device(name, Target::Library(library), false, run)
+    }
+
+    const fn on_device(
+        name: &'static str,
+        target: Target,
+        batch_invariant: bool,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
         Kernel {
             name,
-            target: Target::Library(library),
+            target,
             also: None,
-            batch_invariant: false,
+            batch_invariant,
             supports: |_, _| Ok(()),
             config: |_, _| String::new(),
             workspace: |_, _| 0,

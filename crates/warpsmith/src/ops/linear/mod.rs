@@ -44,7 +44,7 @@ pub use backward::{Backward, BackwardProblem, LinearBackward};
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::dtype::DType;
@@ -53,7 +53,7 @@ use crate::infer::{self, Form};
 use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 pub(in crate::ops) const X: usize = 0;
 pub(in crate::ops) const W: usize = 1;
@@ -307,6 +307,10 @@ pub type Linear<'a> = Call<'a, Forward>;
 /// The plain product `a · bᵀ`: [`Linear`] by another name, without its epilogue unless asked for.
 pub type Gemm<'a> = Linear<'a>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// `x · wᵀ`.
     pub fn new(x: impl Into<TensorView<'a>>, w: impl Into<TensorView<'a>>) -> Self {
@@ -377,22 +381,6 @@ impl<'a> Call<'a, Forward> {
     pub fn out_dtype(self, dtype: DType) -> Self {
         let index = RESULTS.iter().position(|result| *result == Some(dtype));
         self.attr(TO, index.unwrap_or(RESULTS.len()) as f64)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.allocate(OUT, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 
     /// Runs on `stream` and adds to `residual` in place.
