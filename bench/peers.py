@@ -536,6 +536,8 @@ def _linear_backward(case: Case, device: str) -> Work | None:
         return finish(F.linear(x, w, bias), None)
 
     def make():
+        # Also for the products of the backward pass, which are computed later.
+        torch.backends.cuda.matmul.allow_tf32 = case.option("precision", "auto") == "tf32"
         bias = normal(n) if "dbias" in case.given else None
         return normal(m, n), normal(m, k), normal(n, k), bias
 

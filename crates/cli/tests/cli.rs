@@ -275,6 +275,36 @@ fn packs_are_built_and_used_without_a_compiler() {
 }
 
 #[test]
+fn tune_remembers_what_later_calls_choose() {
+    let cache = tempfile::tempdir().unwrap();
+    let case = ["rms_norm", "--device", "cpu", "--dtype", "f32", "--shape", "num_tokens=3", "hidden=65"];
+    let on_case = |command: &str, more: &[&str]| {
+        let output = warpsmith(cache.path()).arg(command).args(case).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(!on_case("explain", &[]).contains("tuned on this device"));
+    let tuning = parse(&on_case("tune", &["--quick", "--json"]));
+    let names = |tuning: &Value| -> Vec<String> {
+        let measured = tuning["measured"].as_array().unwrap().iter();
+        measured.map(|m| m["kernel"].as_str().unwrap().to_string()).collect()
+    };
+    assert!(names(&tuning).contains(&"rms_norm_portable".to_string()), "{tuning:#}");
+    assert_eq!(tuning["chosen"].as_str(), Some(names(&tuning)[0].as_str()));
+    assert!(on_case("explain", &[]).contains("tuned on this device"));
+    // A named kernel is remembered, however fast the others are.
+    let table = on_case("tune", &["--quick", "--kernel", "rms_norm_portable"]);
+    assert!(table.contains("until now") && table.contains("rms_norm_portable"), "{table}");
+    let text = on_case("explain", &[]);
+    assert!(
+        text.contains("rms_norm_portable (tuned on this device)") || text.contains("runs rms_norm_portable"),
+        "{text}"
+    );
+    let other = warpsmith(cache.path()).args(["explain", "rms_norm", "--device", "cpu"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&other.stdout).contains("tuned on this device"));
+}
+
+#[test]
 fn cache_is_cleared_only_when_told() {
     assert!(succeeds(&["cache", "ls"]).starts_with("0 kernels"));
     assert_eq!(parse(&succeeds(&["cache", "ls", "--json"])), Value::Array(Vec::new()));

@@ -448,7 +448,7 @@ fn unknown_and_foreign_kernels() {
         };
         assert_eq!((blamed, kernel.as_str()), (op.spec().name, "no_such_kernel"));
         assert_eq!(known, op.kernels().iter().map(|k| k.name).collect::<Vec<_>>());
-        for kernel in op.kernels().iter().filter(|kernel| kernel.cuda.is_some()) {
+        for kernel in op.kernels().iter().filter(|kernel| kernel.is_cuda()) {
             let ending = named(kernel.name);
             assert!(!ending.memory_changed);
             let Err(Error::Unsupported { refusals, .. }) = ending.result else {

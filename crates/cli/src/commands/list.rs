@@ -38,7 +38,7 @@ fn overview() {
     let width = ops::ALL.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
     for op in ops::ALL {
         let kernels = op.kernels();
-        let cuda = kernels.iter().filter(|kernel| kernel.cuda.is_some()).count();
+        let cuda = kernels.iter().filter(|kernel| kernel.is_cuda()).count();
         let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);
         println!("{:width$}  {}  ({count})", op.spec().name, op.spec().summary);
     }
@@ -83,11 +83,13 @@ fn default_of(attr: &AttrSpec) -> String {
 }
 
 fn runs_on(kernel: &KernelInfo) -> String {
-    match (kernel.cuda, kernel.tier) {
-        (Some(cuda), _) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
-        (Some(cuda), _) => format!("CUDA, {} or newer", cuda.min_arch),
-        (None, Some(tier)) => format!("CPU, {tier}"),
-        (None, None) => String::new(),
+    match (kernel.cuda, kernel.tier, kernel.library) {
+        (Some(cuda), ..) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
+        (Some(cuda), ..) => format!("CUDA, {} or newer", cuda.min_arch),
+        (None, Some(tier), _) => format!("CPU, {tier}"),
+        (None, None, library) => {
+            format!("CUDA, with {}", library.map_or("a library", |library| library.name))
+        }
     }
 }
 
@@ -126,7 +128,7 @@ fn describe(op: &dyn AnyOp) -> Value {
     let kernels = op.kernels().into_iter().map(|kernel| {
         json!({
             "name": kernel.name,
-            "device": if kernel.cuda.is_some() { "cuda" } else { "cpu" },
+            "device": if kernel.is_cuda() { "cuda" } else { "cpu" },
             "tier": kernel.tier.map(|tier| tier.name()),
             "min_arch": kernel.cuda.map(|cuda| cuda.min_arch.to_string()),
             "variants": crate::kernels::variants(&kernel).len(),

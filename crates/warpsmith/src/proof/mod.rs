@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub fn kernels_on(op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
     let runs = |kernel: &KernelInfo| match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| tier <= Tier::best()),
-        Device::Cuda(_) => kernel.cuda.is_some(),
+        Device::Cuda(_) => kernel.is_cuda(),
     };
     op.kernels().into_iter().filter(runs).collect()
 }

@@ -61,24 +61,33 @@ static_assert((STAGES - 1) * kXBytes + BLOCK_M * kRowBytes <= kSharedBytes, "row
 // Named barriers: one to synchronise each consumer, one to give each its turn.
 constexpr u32 kConsumerBarrier = 1, kTurnBarrier = kConsumerBarrier + CONSUMERS;
 
+// n / d.value, for n below 2^31: a division in the usual sense takes as long as four stages' instructions.
+WS_INLINE u32 divide(u32 n, const Divisor& d) { return (__umulhi(n, d.factor) + n) >> d.shift; }
+
 // The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
 // number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
-// of `band` rows of tiles, down a band's columns.
+// of `band` rows of tiles, down a band's columns. Every other round goes through the blocks backwards: the tiles get
+// cheaper towards the end, and whoever had a dear one last gets the cheaper one now.
 struct TileScheduler {
-  u32 index, step, per_batch;
+  u32 first, step, round = 0;
 
-  WS_INLINE TileScheduler(const Sm90Params& p)
-      : index(blockIdx.x / kCluster), step(gridDim.x / kCluster), per_batch(p.m_tiles * p.n_tiles) {}
+  WS_INLINE TileScheduler() : first(blockIdx.x / kCluster), step(gridDim.x / kCluster) {}
 
-  WS_INLINE bool has(const Sm90Params& p, u32 ahead) const { return index + ahead * step < per_batch * (u32)p.linear.batch; }
-  WS_INLINE void advance() { index += step; }
+  WS_INLINE u32 index(u32 ahead) const {
+    const u32 at = round + ahead;
+    return at * step + (at % 2 ? step - 1 - first : first);
+  }
+  WS_INLINE bool has(const Sm90Params& p, u32 ahead) const { return index(ahead) < p.tiles; }
+  WS_INLINE void advance(u32 rounds) { round += rounds; }
 
   WS_INLINE Tile tile(const Sm90Params& p, u32 rank) const {
-    u32 batch = index / per_batch, at = index - batch * per_batch;
-    u32 per_band = p.band * p.n_tiles, band = at / per_band, first = band * p.band;
-    u32 rows = min(p.band, p.m_tiles - first);
-    at -= band * per_band;
-    u32 n = at / rows, m = first + at - n * rows;
+    const u32 batch = divide(index(0), p.per_batch);
+    u32 at = index(0) - batch * p.per_batch.value;
+    const u32 band = divide(at, p.per_band);
+    at -= band * p.per_band.value;
+    // The last band may have fewer rows.
+    const bool whole = (band + 1) * p.per_band.value <= p.per_batch.value;
+    u32 n = divide(at, whole ? p.band : p.last_band), m = band * p.band.value + at - n * (whole ? p.band : p.last_band).value;
     if (CLUSTER_M > 1) m = m * CLUSTER_M + rank;
     if (CLUSTER_N > 1) n = n * CLUSTER_N + rank;
     return {(int)(m * BLOCK_M), (int)(n * kOutN), (int)batch};
@@ -130,7 +139,7 @@ WS_INLINE void load_operand(u32 to, const void* map, u32 barrier, u32 rank, int 
 }
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
-  for (TileScheduler tiles(p); tiles.has(p, 0); tiles.advance()) {
+  for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
     const Tile tile = tiles.tile(p, rank);
     const int w_batch = p.linear.w_batch ? tile.batch : 0;
 #pragma unroll 1
@@ -261,13 +270,13 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   Accumulator acc;
   TileOutput output(ring.shared + kStoreAt + consumer * TileOutput::kBufferBytes,
                     ring.shared + kTermsAt + consumer * TileOutput::kTermBytes, kConsumerBarrier + consumer);
-  TileScheduler tiles(p);
-  if (PINGPONG && consumer == 1) {
-    tiles.advance();
-    ring.skip(p.k_tiles);
+  TileScheduler tiles;
+  if (PINGPONG) {
+    tiles.advance(consumer);
+    ring.skip(consumer * p.k_tiles);
   }
   const u32 first_block = PINGPONG ? 0 : consumer * kRowBlocks;
-  bool waits = PINGPONG && consumer == 1;
+  bool waits = PINGPONG && consumer > 0;
   while (tiles.has(p, 0)) {
     Tile tile = tiles.tile(p, rank);
     tile.m += first_block * 64;
@@ -287,10 +296,9 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
     if constexpr (SCALING != 2) finish_multiply(acc, ring);
     output.store(p.linear, &p.out_map, tile, acc.d);
     if (!PINGPONG) output.meet();
-    tiles.advance();
+    tiles.advance(PINGPONG ? CONSUMERS : 1);
     if (PINGPONG) {
-      tiles.advance();
-      ring.skip(p.k_tiles);
+      ring.skip((CONSUMERS - 1) * p.k_tiles);
       waits = true;
     }
   }

@@ -31,7 +31,7 @@ mod tests;
 pub use backward::{Backward, RopeBackward};
 pub(in crate::ops) use rotation::{Rotation, check_numbers};
 
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
@@ -45,7 +45,7 @@ use crate::op::{
 use crate::ops::FLOATS;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 // The backward op has the same arguments and options: `dout` and `dx` take the places of `x` and `out`.
 const X: usize = 0;
@@ -287,6 +287,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type Rope<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// Rotates the heads of `x` by their tokens' `positions`.
     pub fn new(x: impl Into<TensorView<'a>>, positions: impl Into<TensorView<'a>>) -> Self {
@@ -296,22 +300,6 @@ impl<'a> Call<'a, Forward> {
     /// A call whose heads are given to [`Self::run_in_place`].
     pub fn in_place(positions: impl Into<TensorView<'a>>) -> Self {
         Call::start().input(POSITIONS, positions)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 
     /// Rotates the heads of `x` in place. Set options on a call made with [`Self::in_place`].

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Tensor;
 use crate::device::Device;
 use crate::layout::{Layout, Shape};
 use crate::ops::devices;
