@@ -27,6 +27,7 @@ pub static HEADERS: &[Header] = headers![
     "linear_output.cuh",
     "math.cuh",
     "mbarrier.cuh",
+    "mma.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",
