@@ -394,7 +394,7 @@ pub enum Values {
 }
 
 /// How an argument is filled.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Fill {
     /// Normal with the given mean and deviation.
     Normal(f64, f64),
@@ -402,10 +402,17 @@ pub enum Fill {
     Below(usize),
     /// A constant.
     Constant(f64),
+    /// What the generator makes at the argument's position: values with structure, which may have to agree with
+    /// those of other arguments (page tables with lengths, a table with what it points to).
+    Generated(Generator),
 }
 
+/// Makes the inputs of a case that are filled by it, from a seed: by position in the spec and in row-major order,
+/// nothing at the other positions. The case alone decides the number of values, as it decides the shapes.
+pub type Generator = fn(&Case, u64) -> Vec<Vec<f64>>;
+
 /// What a case gives one argument.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ArgPlan {
     /// Sizes.
     pub shape: Vec<usize>,

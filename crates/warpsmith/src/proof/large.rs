@@ -6,7 +6,7 @@ use super::{Outcome, failed};
 use crate::device::{Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, Case};
+use crate::op::{ArgPlan, Case, Fill};
 use crate::registry::{AnyOp, KernelInfo, Select};
 
 /// Elements that 32-bit signed offsets cannot reach.
@@ -101,6 +101,8 @@ impl Large {
             if let Some(dim) = plan.batch_dim {
                 plan.shape[dim] = ROWS;
             }
+            // Overwritten below, and a generator knows only whole cases.
+            plan.fill = Fill::Constant(0.0);
         }
         let spec = self.op.spec();
         let mut small = Bulk::new(spec, &self.case, &plan, stream.device())?;

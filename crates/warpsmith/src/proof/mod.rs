@@ -2,6 +2,7 @@
 
 mod bulk;
 mod compare;
+mod generated;
 mod large;
 mod tensors;
 
