@@ -28,6 +28,7 @@ pub static HEADERS: &[Header] = headers![
     "math.cuh",
     "mbarrier.cuh",
     "mma.cuh",
+    "paged_attention.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",

@@ -10,6 +10,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod mul_add;
 mod norm;
+pub mod paged_attention;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
@@ -21,6 +22,7 @@ pub use gated_act::{GatedAct, GatedActBackward};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Gemm, Linear, LinearBackward};
 pub use mul_add::{MulAdd, MulAddBackward};
+pub use paged_attention::PagedAttention;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
@@ -49,6 +51,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &gated_act::Backward,
     &linear::Forward,
     &linear::Backward,
+    &paged_attention::Forward,
 ];
 
 /// The op of a name.
