@@ -29,6 +29,8 @@ pub static HEADERS: &[Header] = headers![
     "linear_output.cuh",
     "math.cuh",
     "mbarrier.cuh",
+    "mma.cuh",
+    "paged_attention.cuh",
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",

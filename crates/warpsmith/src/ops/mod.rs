@@ -15,6 +15,7 @@ pub mod merge_states;
 pub mod mul_add;
 mod norm;
 pub mod prefix_match;
+pub mod paged_attention;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
@@ -31,6 +32,7 @@ pub use linear::{Gemm, Linear, LinearBackward};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use prefix_match::PrefixMatch;
+pub use paged_attention::PagedAttention;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
@@ -64,6 +66,7 @@ pub static ALL: &[&dyn AnyOp] = &[
     &kv_copy::Forward,
     &merge_states::Forward,
     &attention::Forward,
+    &paged_attention::Forward,
 ];
 
 /// The op of a name.

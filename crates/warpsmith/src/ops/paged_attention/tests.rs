@@ -1,0 +1,1 @@
+//! What the cases of `paged_attention` cannot say.
