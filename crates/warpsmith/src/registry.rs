@@ -61,8 +61,8 @@ pub struct Kernel<P: 'static> {
     pub name: &'static str,
     /// Where it runs.
     pub target: Target,
-    /// A second device function the kernel launches.
-    pub also: Option<&'static CudaKernel>,
+    /// Further device functions the kernel launches.
+    pub also: [Option<&'static CudaKernel>; 2],
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
@@ -82,7 +82,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target: Target::Cpu(tier),
-            also: None,
+            also: [None; 2],
             batch_invariant: true,
             supports: |_, _| Ok(()),
             config: |_, info| format!("{} threads", info.units),
@@ -118,7 +118,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target,
-            also: None,
+            also: [None; 2],
             batch_invariant,
             supports: |_, _| Ok(()),
             config: |_, _| String::new(),
@@ -139,9 +139,13 @@ impl<P> Kernel<P> {
         self
     }
 
-    /// With a second device function.
+    /// With a further device function.
     pub const fn and(mut self, device: &'static CudaKernel) -> Self {
-        self.also = Some(device);
+        self.also = match self.also {
+            [None, _] => [Some(device), None],
+            [first, None] => [first, Some(device)],
+            _ => panic!("a kernel has at most three device functions"),
+        };
         self
     }
 
@@ -236,8 +240,8 @@ pub struct KernelInfo {
     pub tier: Option<Tier>,
     /// Device half, if it is a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
-    /// A second device function it launches.
-    pub also: Option<&'static CudaKernel>,
+    /// Further device functions it launches.
+    pub also: [Option<&'static CudaKernel>; 2],
     /// The library it calls, if it is one of a vendor's library.
     pub library: Option<VendorLibrary>,
     /// Whether results are independent of the rest of the batch.
@@ -259,10 +263,11 @@ impl KernelInfo {
         match self.cuda {
             Some(cuda) => {
                 let hash = |k: &CudaKernel| crate::jit::source_hash(&k.source, &(k.prelude)());
-                match self.also {
-                    None => hash(cuda),
-                    Some(also) => blake3::hash((hash(cuda) + &hash(also)).as_bytes()).to_hex().to_string(),
+                if self.also[0].is_none() {
+                    return hash(cuda);
                 }
+                let all = self.also.iter().flatten().fold(hash(cuda), |all, also| all + &hash(also));
+                blake3::hash(all.as_bytes()).to_hex().to_string()
             }
             None => crate::sources::cpu_hash(op),
         }

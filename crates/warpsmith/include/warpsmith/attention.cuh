@@ -28,15 +28,16 @@ WS_INLINE void packed_range(const i32* starts, i64 step, int request, int len, i
   count = min(max(starts[(request + 1) * step], first), len) - first;
 }
 
-// The request whose tiles, of tile_rows rows each, hold the one of this index, and which of them it is; the last of a
-// request goes first. Of every query there are `heads` rows. Every warp looks for itself, at 32 requests at a time.
-WS_INLINE bool find_packed(const AttentionParams& p, int index, int tile_rows, int heads, Request& request, int& tile) {
+// The number of the request whose tiles, of tile_rows rows each, hold the one of this index, or -1; where its queries
+// are, and which of its tiles it is: the last goes first. Of every query there are `heads` rows; requests with fewer than
+// `least` queries have no tiles. Every warp looks for itself, at 32 requests at a time.
+WS_INLINE int find_packed(const AttentionParams& p, int index, int tile_rows, int heads, int least, Request& request, int& tile) {
   const int lane = threadIdx.x % 32;
   int before = 0;
   for (int base = 0; base < p.requests; base += 32) {
     int first = 0, count = 0;
     if (base + lane < p.requests) packed_range((const i32*)p.q_starts, p.q_starts_step, base + lane, p.q_len, first, count);
-    int until = (int)(((i64)count * heads + tile_rows - 1) / tile_rows);
+    int until = count < least ? 0 : (int)(((i64)count * heads + tile_rows - 1) / tile_rows);
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int other = __shfl_up_sync(0xffffffffu, until, offset);
@@ -49,13 +50,15 @@ WS_INLINE bool find_packed(const AttentionParams& p, int index, int tile_rows, i
       request.batch = 0;
       request.first_query = __shfl_sync(0xffffffffu, first, owner);
       request.q_len = __shfl_sync(0xffffffffu, count, owner);
-      packed_range((const i32*)p.kv_starts, p.kv_starts_step, base + owner, p.kv_len, request.first_key, request.kv_len);
       tile = __shfl_sync(0xffffffffu, until, owner) - 1 - index;
-      return true;
+      return base + owner;
     }
     before = __shfl_sync(0xffffffffu, until, 31);
   }
-  return false;
+  return -1;
+}
+WS_INLINE void find_packed_keys(const AttentionParams& p, int number, Request& request) {
+  packed_range((const i32*)p.kv_starts, p.kv_starts_step, number, p.kv_len, request.first_key, request.kv_len);
 }
 
 WS_INLINE Work work_at(const AttentionParams& p, int block, int tile_rows) {
@@ -69,8 +72,10 @@ WS_INLINE Work work_at(const AttentionParams& p, int block, int tile_rows) {
     tile = p.tiles - 1 - index / p.requests;
     work.exists = true;
   } else {
-    work.exists = find_packed(p, index, tile_rows, p.group, work.request, tile);
+    const int number = find_packed(p, index, tile_rows, p.group, 1, work.request, tile);
+    work.exists = number >= 0;
     if (!work.exists) return work;
+    find_packed_keys(p, number, work.request);
   }
   work.first_row = tile * tile_rows;
   work.rows = min(tile_rows, work.request.q_len * p.group - work.first_row);

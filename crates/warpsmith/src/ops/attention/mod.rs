@@ -32,11 +32,11 @@
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(in crate::ops) mod cuda;
 mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
-mod sm90;
+pub(in crate::ops) mod sm90;
 #[cfg(test)]
 mod tests;
 

@@ -20,7 +20,7 @@ const SEGMENT: usize = 128;
 const SPAN: usize = 2048;
 const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
-const FEW_ROWS: usize = 32;
+pub(super) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 const WAVES: usize = 4;
 /// Threads of a block of the kernels that work on one row.
@@ -63,7 +63,7 @@ kernel_params! {
     }
 }
 
-static SM80_DEVICE: CudaKernel = CudaKernel {
+pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_sm80", code: include_str!("sm80.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_sm80",
@@ -72,7 +72,7 @@ static SM80_DEVICE: CudaKernel = CudaKernel {
     variants: sm80_variants,
 };
 
-static MERGE: CudaKernel = CudaKernel {
+pub(super) static MERGE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_merge", code: include_str!("merge.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_merge",
@@ -129,7 +129,7 @@ pub(super) const GENERIC: Kernel<Problem> =
         .when(|p, _| addressable(p));
 
 /// Rows and pieces of work are counted in 32 bits.
-fn addressable(p: &Problem) -> std::result::Result<(), String> {
+pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let rows = p.num_tokens.saturating_mul(p.num_heads);
     let pieces = (rows + p.requests).saturating_mul(p.max_keys().div_ceil(ROUND).max(1));
     match rows.max(pieces / p.group().max(1)).max(p.num_pages) > i32::MAX as usize {
@@ -235,7 +235,7 @@ impl Extent {
 
 /// One launch, for the requests with some numbers of queries, and the merge after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Part {
+pub(super) struct Part {
     shape: Shape,
     extent: Extent,
     /// Most pieces of work there can be.
@@ -247,7 +247,7 @@ struct Part {
 }
 
 impl Part {
-    fn new(p: &Problem, info: &DeviceInfo, few: bool, queries: [usize; 2]) -> Part {
+    pub fn new(p: &Problem, info: &DeviceInfo, few: bool, queries: [usize; 2]) -> Part {
         let shape = Shape::new(p.head_dim, p.cache_dtype, few, info.shared_per_block);
         let slots = info.units * shape.blocks;
         let tiles = match p.queries {
@@ -278,7 +278,7 @@ impl Part {
         }
     }
 
-    fn workspace(&self, p: &Problem) -> usize {
+    pub fn workspace(&self, p: &Problem) -> usize {
         self.extent.ranges(p) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
     }
 
@@ -444,10 +444,15 @@ fn params(launch: &Launch<'_, Problem>) -> PagedParams {
 }
 
 fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
+    run_parts(launch, &parts(launch.problem, launch.info))
+}
+
+/// Launches the kernel for the requests of each part. The workspace holds what the parts need, one after the other.
+pub(super) fn run_parts(launch: &Launch<'_, Problem>, parts: &[Part]) -> Result<()> {
     let p = launch.problem;
     let mut partial = launch.workspace as u64;
-    for part in parts(p, launch.info) {
-        let Part { shape, extent, .. } = part;
+    for part in parts {
+        let &Part { shape, extent, .. } = part;
         let ranges = extent.ranges(p);
         let params = PagedParams {
             partial,
@@ -466,7 +471,7 @@ fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
         let config = LaunchConfig::new([blocks, 1, 1], [shape.threads() as u32, 1, 1], part.shared(p) as u32);
         // SAFETY: `check` bound shapes and strides to the parameters, the kernel moves all numbers into them, and the
         // workspace holds the states of every range.
-        unsafe { kernel::run(launch, &defines, &config, &params)? };
+        unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
         if ranges > 0 {
             let shared = ranges.min(MERGE_BATCH) * p.head_dim * size_of::<f32>();
             let rows = (p.num_tokens * p.num_heads) as u32;

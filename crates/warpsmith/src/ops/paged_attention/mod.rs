@@ -33,7 +33,9 @@
 //!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
 //!   into `q` and each end to its start or after it; nothing outside the tensors is touched.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
-//!   request alone: not on other requests, nor on how many of the queries before it are part of the call.
+//!   request alone: not on other requests, nor on how many of the queries before it are part of the call. Hopper makes one
+//!   difference: requests of up to 32 rows of a KV head, a query having a row for each head that shares it, are added up
+//!   in other ranges than those of more.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
 mod cases;
@@ -42,6 +44,8 @@ mod cpu;
 mod cuda;
 mod problem;
 mod reference;
+#[cfg(feature = "cuda")]
+mod sm90;
 #[cfg(test)]
 mod tests;
 
@@ -172,6 +176,8 @@ impl Op for Forward {
 }
 
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
