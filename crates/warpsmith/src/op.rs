@@ -399,7 +399,7 @@ pub enum Values {
     Typical,
     /// Typical values a thousand times larger.
     Large,
-    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in.
+    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in; of generated ones, the unusual.
     Special,
 }
 
