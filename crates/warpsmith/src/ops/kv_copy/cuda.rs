@@ -14,7 +14,7 @@ const SOURCE: Source = Source { name: "kv_copy", code: include_str!("kernel.cu")
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
 /// Accesses a thread has in flight where there is enough to do for all multiprocessors.
-const ITEMS: usize = 8;
+const ITEMS: usize = 4;
 /// Blocks on a multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 /// Fewest threads for a run, so that neighbouring threads touch whole sectors.
@@ -26,8 +26,6 @@ kernel_params! {
         num_pages: i64,
         /// Of pairs, and of the two pages of a pair.
         pair_strides: [i64; 2],
-        /// From the first pair to past the last.
-        pair_bytes: i64,
         /// In bytes.
         page_stride: i64,
         /// Accesses a run takes.
@@ -105,13 +103,11 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     }
     let tiling = Tiling::new(p, launch.info);
     let blocks = grid_blocks("kv_copy", tiling.blocks)?;
-    let span = (p.num_pairs - 1) * p.pair_strides[0] as usize + p.pair_strides[1] as usize + 1;
     let params = KvCopyParams {
         cache: launch.args.address(CACHE) as u64,
         pairs: launch.args.address(PAIRS) as u64,
         num_pages: p.num_pages as i64,
         pair_strides: p.pair_strides.map(|stride| stride as i64),
-        pair_bytes: (span * p.pair_dtype.size()) as i64,
         page_stride: p.page_stride as i64 * p.size as i64,
         units: (p.run_bytes() / p.width) as i64,
         num_pairs: p.num_pairs as u32,

@@ -28,9 +28,6 @@ template <> WS_INLINE void store(char* p, const Words& a) { store_words(p, a.ite
 
 extern "C" __global__ void __launch_bounds__(kThreads) kv_copy(const KvCopyParams p) {
   begin_kernel();
-  // The blocks that run first ask for all pairs at once: a thread that waits for its pair has no load of its own in flight.
-  const i64 line = ((i64)blockIdx.x * kThreads + threadIdx.x) * 128;
-  if (line < p.pair_bytes) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)p.pairs + line));
   const u32 job_block = blockIdx.x / p.tiles, tile = blockIdx.x - job_block * p.tiles;
   const u32 job = job_block * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
   if (job >= p.num_jobs) return;
