@@ -1,12 +1,11 @@
 //! `kv_store` on the CPU, one source for all tiers.
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
-use crate::cpu::rows::{Narrow, Scratch, can_stream, for_vectors, index_at, load_at, store_at, with_float};
-use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, copy_bytes, dispatch, parallel_for, should_stream};
+use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
+use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
-use crate::ops::rope::cpu::{Factors, Row, rotate_head};
+use crate::ops::rope::cpu::{Factors, Head, Row};
 use crate::registry::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -117,9 +116,14 @@ impl<T: CpuElement> Task for Store<'_, T> {
                     unsafe {
                         let x = sources.gather(t, from.wrapping_offset(head * head_stride), step);
                         if p.from == p.to {
-                            move_head::<S, T, T>(s, row, x, target.cast(), n, stream);
+                            let rotated = rotate(self.launch.tier, row, x, target.cast(), stream);
+                            let (x, out) = (x.add(rotated), target.cast::<T>().add(rotated));
+                            let bytes = (n - rotated) * size_of::<T>();
+                            copy_bytes(s, x.cast(), out.cast(), bytes, stream);
                         } else {
-                            move_head(s, row, x, wide.as_mut_ptr(), n, false);
+                            let values = wide.as_mut_ptr();
+                            widen(s, x, values, n);
+                            rotate(self.launch.tier, row, values, values, false);
                             let divisor = side.scale.map_or(1.0, |stride| {
                                 *(args.address(scale) as *const f32).offset(head * stride)
                             });
@@ -159,33 +163,34 @@ unsafe fn scatter(elements: &[u8], out: *mut u8, step: isize, size: usize) {
     }
 }
 
-/// Rotates the first of the `n` elements at `x` by `row` and takes the others as they are. `U` is `T` or f32.
+/// Rotates a head by `row`, if there is one; returns how many elements that were.
 ///
 /// # Safety
-/// `x` must be readable and `out` writable for `n` elements, the two apart; `row` rotates at most `n`.
-#[inline(always)]
-unsafe fn move_head<S: Simd, T: CpuElement, U: CpuElement>(
-    s: S,
+/// `x` must be readable and `out` writable for these elements, the two apart or the same.
+unsafe fn rotate<T: CpuElement>(
+    tier: Tier,
     row: Option<&Row>,
     x: *const T,
-    out: *mut U,
-    n: usize,
+    out: *mut T,
     stream: bool,
-) {
-    let rotated = row.map_or(0, Row::rotary_dim);
-    // SAFETY: the rotated elements and the rest are the `n` of the caller's.
-    unsafe {
-        if let Some(row) = row {
-            rotate_head(Pair(s), row, x, out, stream && can_stream::<S, U>(out));
-        }
-        let (x, out) = (x.add(rotated), out.add(rotated));
-        if T::DTYPE == U::DTYPE {
-            return copy_bytes(s, x.cast(), out.cast(), (n - rotated) * size_of::<T>(), stream);
-        }
-        for_vectors::<Pair<S>>(
-            n - rotated,
-            #[inline(always)]
-            |i, count| store_at(Pair(s), out, i, count, load_at(Pair(s), x, i, count), false),
-        );
-    }
+) -> usize {
+    row.map_or(0, |row| {
+        // SAFETY: passed on.
+        unsafe { Head { row, x, out, stream }.rotate(tier) };
+        row.rotary_dim()
+    })
+}
+
+/// # Safety
+/// `x` must be readable and `out` writable for `n` elements.
+#[inline(always)]
+unsafe fn widen<S: Simd, T: CpuElement>(s: S, x: *const T, out: *mut f32, n: usize) {
+    for_vectors::<S>(
+        n,
+        #[inline(always)]
+        |i, count| {
+            // SAFETY: `i + count <= n`.
+            unsafe { store_at(s, out, i, count, load_at(s, x, i, count), false) }
+        },
+    );
 }

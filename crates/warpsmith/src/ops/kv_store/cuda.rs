@@ -13,10 +13,9 @@ use crate::ops::rope::cuda::{Heads, MAX_PAIRS, Rotary, Shape, THREADS};
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "kv_store", code: include_str!("kernel.cu") };
-/// Tokens of a thread that rotates nothing, where there are enough for all multiprocessors.
-const ITEMS: usize = 4;
-/// The same beside threads that rotate, which share the compiled code.
-const ROPE_ITEMS: usize = 2;
+/// Tokens of a thread that has more to do than to copy, where there are enough for all multiprocessors. Threads that only
+/// copy are fastest with one each.
+const ITEMS: usize = 2;
 /// Blocks on a multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 
@@ -85,7 +84,8 @@ fn variants() -> Vec<Defines> {
         for to in [from, DType::F8E4M3, DType::F8E5M2] {
             for vector in [false, true] {
                 for (rope, interleaved) in [(0, false), (1, false), (1, true), (2, false), (2, true)] {
-                    for items in [1, if rope == 0 { ITEMS } else { ROPE_ITEMS }] {
+                    let most = if rope == 0 && from == to { 1 } else { ITEMS };
+                    for items in 1..=most {
                         all.push(Variant { from, to, vector, rope, interleaved, items }.defines());
                     }
                 }
@@ -157,8 +157,9 @@ impl Tiling {
         });
         let items = match &rotated {
             Some(shape) => shape.items,
-            None if sides[0].blocks(p.num_tokens, ITEMS) >= FULL_BLOCKS * info.units => ITEMS,
-            None => 1,
+            None if p.from == p.to => 1,
+            None if sides[0].blocks(p.num_tokens, ITEMS) < FULL_BLOCKS * info.units => 1,
+            None => ITEMS,
         };
         let k_blocks = rotated.as_ref().map_or(sides[0].blocks(p.num_tokens, items), Shape::blocks);
         let v_blocks = sides[1].blocks(p.num_tokens, items);

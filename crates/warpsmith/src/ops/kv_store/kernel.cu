@@ -32,33 +32,38 @@ WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 token) {
   return page * side.page_stride + ((u32)slot - page * p.page_size) * side.place_stride;
 }
 
-// x / scale, rounded as __fdiv_rn does it wherever that shows in 8 bits, with `inverse` = 1 / scale in place of what a
-// division works out for each element. Two corrections round the quotient as it should be unless the first product
-// underflows, in which case it is zero in 8 bits, or overflows, in which case it saturates: then it is left alone, for the
-// correction would be NaN.
-WS_INLINE float quotient(float x, float scale, float inverse) {
-  const float first = x * inverse;
-  float q = fmaf(fmaf(-scale, first, x), inverse, first);
-  q = fmaf(fmaf(-scale, q, x), inverse, q);
-  return fabsf(first) < 1e30f ? q : first;
-}
-// Scales for which that holds; others are divided by.
-WS_INLINE bool has_inverse(float scale) { return fabsf(scale) > 1e-15f && fabsf(scale) < 1e15f; }
+// Divides many numbers by one, rounded as __fdiv_rn does it wherever that shows in 8 bits, without the cases it tells
+// apart for each element.
+struct Divisor {
+  float scale, inverse, factor;
 
+  WS_INLINE explicit Divisor(float given) {
+    // A power of two on both sides keeps inverse and corrections in range. What it makes overflow saturates anyway, what
+    // it makes underflow is zero in 8 bits.
+    factor = fabsf(given) < 1e-15f ? 0x1p100f : fabsf(given) > 1e15f ? 0x1p-100f : 1.0f;
+    scale = given * factor;
+    inverse = __frcp_rn(scale);
+  }
+  WS_INLINE float operator()(float x) const {
+    x *= factor;
+    const float first = x * inverse;
+    float q = fmaf(fmaf(-scale, first, x), inverse, first);
+    q = fmaf(fmaf(-scale, q, x), inverse, q);
+    // Of zero and infinity the corrections would make NaN.
+    return fabsf(first) < 1e30f && first != 0.0f ? q : first;
+  }
+};
+
+// What a head of the cache is divided by; one without scales.
 WS_INLINE float scale_of(const KvSide& side, int head) {
   return kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f;
 }
 
 WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], float scale) {
   float scaled[V];
-  if (kCasts && !has_inverse(scale)) {
+  const Divisor divided(scale);
 #pragma unroll
-    for (int j = 0; j < V; ++j) scaled[j] = __fdiv_rn(values[j], scale);
-  } else {
-    const float inverse = __frcp_rn(scale);
-#pragma unroll
-    for (int j = 0; j < V; ++j) scaled[j] = kCasts ? quotient(values[j], scale, inverse) : values[j];
-  }
+  for (int j = 0; j < V; ++j) scaled[j] = kCasts ? divided(values[j]) : values[j];
   store_values<VECTOR>(head, at, side.cache_step, scaled);
 }
 
@@ -136,8 +141,8 @@ struct Io {
   }
 };
 
-// Blocks a multiprocessor must hold: with rotations or quotients there are too many registers in use for more.
-constexpr int kResident = ROPE ? (kCasts ? 2 : 3) : 4;
+// Blocks a multiprocessor must hold: more than that, with rotations, would leave too few registers.
+constexpr int kResident = ROPE ? 3 : 5;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) kv_store(const KvStoreParams p) {
   begin_kernel();

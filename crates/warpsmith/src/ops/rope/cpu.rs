@@ -6,7 +6,7 @@ use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, store_at, with_float};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -191,19 +191,44 @@ impl Row {
     }
 }
 
+/// One head, rotated by an op that does more than that: a task of its own, because inlined into each of them the loops
+/// would take minutes to compile.
+pub(in crate::ops) struct Head<'a, T> {
+    pub row: &'a Row,
+    pub x: *const T,
+    pub out: *mut T,
+    pub stream: bool,
+}
+
+impl<T: CpuElement> Head<'_, T> {
+    /// Rotates the head and leaves what is not rotated to the caller; with `stream`, call [`Simd::fence`] before others
+    /// read it.
+    ///
+    /// # Safety
+    /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same.
+    pub unsafe fn rotate(self, tier: Tier) {
+        dispatch(tier, self);
+    }
+}
+
+impl<T: CpuElement> Task for Head<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let stream = self.stream && can_stream::<S, T>(self.out);
+        // SAFETY: [`Head::rotate`] asks its caller for this.
+        unsafe { rotate_head(Pair(s), self.row, self.x, self.out, stream) };
+    }
+}
+
 /// Rotates the head at `x` into `out`. What is not rotated is left to the caller.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same; with `stream`,
 /// `out` must be as [`can_stream`] says.
 #[inline(always)]
-pub(in crate::ops) unsafe fn rotate_head<S: Simd, T: CpuElement, U: CpuElement>(
-    s: S,
-    row: &Row,
-    x: *const T,
-    out: *mut U,
-    stream: bool,
-) {
+unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out: *mut T, stream: bool) {
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
     if row.interleaved {
         for_vectors::<S>(
@@ -222,7 +247,7 @@ pub(in crate::ops) unsafe fn rotate_head<S: Simd, T: CpuElement, U: CpuElement>(
         return;
     }
     let n = row.rotary_dim / 2;
-    let stream = stream && can_stream::<S, U>(out.wrapping_add(n));
+    let stream = stream && can_stream::<S, T>(out.wrapping_add(n));
     for_vectors::<S>(
         n,
         #[inline(always)]
