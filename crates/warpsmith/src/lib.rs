@@ -24,6 +24,7 @@ pub mod evidence;
 pub mod infer;
 pub mod jit;
 pub mod layout;
+mod lengths;
 pub mod op;
 pub mod ops;
 pub mod params;

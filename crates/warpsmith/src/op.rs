@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::infer::{self, Form};
+pub use crate::lengths::Lengths;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
@@ -420,30 +421,6 @@ pub enum Fill {
     Generated(Generator),
     /// Where requests begin that lie one after the other: 0, the length of the first, and so on.
     Starts(Lengths),
-}
-
-/// The lengths of requests of very different sizes, empty ones among them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
-    /// No request is longer.
-    pub longest: usize,
-    /// By how many requests the lengths are shifted.
-    pub shift: usize,
-}
-
-impl Lengths {
-    /// One short of and one past the tiles that kernels cut lengths into.
-    const MIXED: [usize; 8] = [65, 0, 1, 129, 63, 1000, 64, 127];
-
-    /// The length of request `index`.
-    pub fn of(&self, index: usize) -> usize {
-        Self::MIXED[(index + self.shift) % Self::MIXED.len()].min(self.longest)
-    }
-
-    /// The length of the first `count` requests together.
-    pub fn sum(&self, count: usize) -> usize {
-        (0..count).map(|index| self.of(index)).sum()
-    }
 }
 
 /// Makes the inputs of a case that are filled by it, from a seed: by position in the spec and in row-major order,

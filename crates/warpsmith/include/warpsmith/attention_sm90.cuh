@@ -96,6 +96,15 @@ WS_INLINE bool misses_last(const Tile& tile, u32 warpgroup) {
          tile.first_query + (int)warpgroup * 64 + 64 + tile.offset() <= (tile.end - 1) * BLOCK_N;
 }
 
+// Queries below which a request is the work of another kernel.
+WS_INLINE int least_queries(const Sm90Params& p) {
+#if PAGED
+  return p.paged.min_queries;
+#else
+  return 1;
+#endif
+}
+
 // The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups whose keys and values stay in L2 together; in
 // a group the tiles with most keys come first, dealt out forwards and backwards in turn, so that all blocks get about the same.
 struct TileScheduler {
@@ -113,40 +122,37 @@ struct TileScheduler {
     const u32 index = this->index();
     if (index >= p.tiles) return false;
     const u32 num_heads = a.num_kv_heads * a.group;
-#if VARLEN
-    const u32 slot = index / num_heads;
-    tile.head = index - slot * num_heads;
-    int m;
+    // Where all requests have the same number of queries, the host has chosen groups of heads.
+    const bool even = PAGED ? !a.q_starts : !VARLEN;
+    int number, m;
+    if (even) {
+      const u32 per_group = p.head_group * p.m_tiles, group = index / per_group, at = index - group * per_group;
+      const u32 first_head = group * p.head_group, heads = min(p.head_group, num_heads * a.requests - first_head);
+      const u32 row = at / heads, head = first_head + at - row * heads;
+      number = head / num_heads;
+      m = p.m_tiles - 1 - row;
+      tile.head = head - number * num_heads;
+      tile.request = {number, 0, a.q_len, 0, a.kv_len};
+    } else {
+      const u32 slot = index / num_heads;
+      tile.head = index - slot * num_heads;
+      number = find_packed(a, slot, kBlockM, 1, least_queries(p), tile.request, m);
+      if (number < 0) return false;
+    }
 #if PAGED
     const PagedKeys& keys = p.paged;
-    int number;
-    if (keys.queries >= 0) {
-      number = slot / p.m_tiles;
-      m = p.m_tiles - 1 - (slot - number * p.m_tiles);
+    if (even) {
       tile.request.batch = 0;
       tile.request.first_query = number * keys.queries;
       tile.request.q_len = keys.queries;
-    } else {
-      number = find_packed(a, slot, kBlockM, 1, keys.min_queries, tile.request, m);
-      if (number < 0) return false;
     }
-    // Rows of the page table take the place of tokens.
+    // A row of the page table takes the place of tokens.
     tile.request.first_key = number;
     tile.request.kv_len = min(max(((const i32*)keys.kv_lens)[number * keys.kv_lens_step], 0), keys.max_keys);
-#else
-    const int number = find_packed(a, slot, kBlockM, 1, 1, tile.request, m);
-    if (number < 0) return false;
+#elif VARLEN
     find_packed_keys(a, number, tile.request);
 #endif
     tile.first_query = m * kBlockM;
-#else
-    const u32 per_group = p.head_group * p.m_tiles, group = index / per_group, at = index - group * per_group;
-    const u32 first_head = group * p.head_group, heads = min(p.head_group, num_heads * a.requests - first_head);
-    const u32 m = at / heads, head = first_head + at - m * heads, batch = head / num_heads;
-    tile.request = {(int)batch, 0, a.q_len, 0, a.kv_len};
-    tile.head = head - batch * num_heads;
-    tile.first_query = (p.m_tiles - 1 - m) * kBlockM;
-#endif
     tile.see(a);
     return true;
   }

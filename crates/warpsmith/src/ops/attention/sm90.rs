@@ -1,6 +1,6 @@
 //! `attention` on Hopper: host half. The device half is `sm90.cu`.
 
-mod deal;
+pub(in crate::ops) mod deal;
 #[cfg(test)]
 mod tests;
 

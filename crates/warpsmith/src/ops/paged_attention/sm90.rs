@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
+use crate::ops::attention::sm90::deal::{Deal, head_group};
 use crate::ops::attention::sm90::{CHUNK, Config, Tile, factors, supports_options};
 use crate::registry::{CudaKernel, Kernel, Launch};
 
@@ -175,7 +176,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         },
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: 1,
+        head_group: p.queries.map_or(1, |queries| head_group(&deal(p, queries, tile, launch.info.units))) as u32,
         scale_log2,
         softcap_in,
     };
@@ -196,6 +197,19 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks share all
     // tiles among them.
     unsafe { kernel::run(launch, &config.defines(), &launch_config, &params) }
+}
+
+/// How the tiles of requests with the same number of queries are dealt out, if each fills its table.
+fn deal(p: &Problem, queries: usize, tile: Tile, units: usize) -> Deal {
+    Deal {
+        q_len: queries,
+        kv_len: p.max_keys(),
+        heads: p.num_heads * p.requests,
+        rows: tile.rows(),
+        keys: tile.keys,
+        causal: p.causal,
+        units,
+    }
 }
 
 /// What the kernel shares with `attention`, whose batch is 1 for packed requests; what is absent is zero.

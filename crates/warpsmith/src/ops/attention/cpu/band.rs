@@ -1,6 +1,7 @@
 //! A band: the rows that go through one product together, and their softmax.
 
-use super::{Job, KEYS, Space, result_of};
+use super::plan::Job;
+use super::{KEYS, Space, result_of};
 use crate::cpu::gemm::Blocks;
 use crate::cpu::rows::{for_vectors, load_at};
 use crate::cpu::{CpuElement, Simd, bf16, math};

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex};
 
 /// What decides how evenly the tiles of a call are dealt out to `units` blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Deal {
+pub(in crate::ops) struct Deal {
     pub q_len: usize,
     pub kv_len: usize,
     /// Heads of all the batch.
@@ -20,7 +20,7 @@ pub(super) struct Deal {
 }
 
 impl Deal {
-    pub fn of(p: &Problem, units: usize) -> Deal {
+    pub(super) fn of(p: &Problem, units: usize) -> Deal {
         let tile = Tile::of(p.head_dim, false);
         Deal {
             q_len: p.q_len,
@@ -71,7 +71,7 @@ const LOCALITY: f64 = 0.02;
 
 /// Heads whose tiles are dealt out together: few, so that the blocks that work on one head at the same time find its keys
 /// and values in L2; but if tiles differ in length, enough for all blocks to get about the same.
-pub(super) fn head_group(deal: &Deal) -> usize {
+pub(in crate::ops) fn head_group(deal: &Deal) -> usize {
     let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
     let fill = units.div_ceil(m_tiles).min(heads);
     if !deal.causal || heads * m_tiles > MANY_TILES {
