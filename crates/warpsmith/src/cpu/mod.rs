@@ -33,6 +33,7 @@ pub mod coarse;
 mod element;
 pub mod gemm;
 pub mod math;
+pub mod prefetch;
 pub mod rows;
 pub mod simd;
 mod threads;

@@ -3,7 +3,10 @@
 
 use super::angles::{cos_sin, frequencies, reduced};
 use super::{COS, OUT, POSITIONS, Problem, SIN, Tables, X};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::rows::{
+    Scratch, can_stream, for_vectors, load_at, load_unordered_at, put_unordered_at, store_at, with_float,
+};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
@@ -93,13 +96,13 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
         unsafe {
             for token in self.tokens {
                 let [x_at, out_at, position_at, _] = p.tokens.offsets(token);
-                row.fill(s, self.launch, self.frequencies, position(self.launch, position_at));
+                row.fill::<S, T>(s, self.launch, self.frequencies, position(self.launch, position_at));
                 for head in 0..p.num_heads {
                     let x_head = at(X, x_at + head * p.head_strides[0] as usize);
                     let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
                     let x = scratch.gather(0, x_head, x_step);
                     let out = scratch.target(1, out_head, out_step);
-                    let stream = self.stream && can_stream::<S, T>(out);
+                    let stream = self.stream && can_stream::<Pair<S>, T>(out);
                     if p.interleaved {
                         rotate_neighbours(Pair(s), &row, x, out, p.rotary_dim, stream);
                     } else {
@@ -136,12 +139,12 @@ impl Row {
         Row { cos: zeros(factors), sin: zeros(factors), quarters: zeros(p.pairs()), rests: zeros(p.pairs()) }
     }
 
-    /// Works out the factors of a token at `position`.
+    /// Works out the factors of a token at `position`, in the order in which whole vectors of `T` are loaded.
     ///
     /// # Safety
     /// With tables, the position must be a row of theirs.
     #[inline(always)]
-    unsafe fn fill<S: Simd>(
+    unsafe fn fill<S: Simd, T: CpuElement>(
         &mut self,
         s: S,
         launch: &Launch<'_, Problem>,
@@ -177,8 +180,8 @@ impl Row {
                         unsafe {
                             let quarter = s.bits_of(load_at(s, quarters, i, count));
                             let (c, n) = cos_sin(s, quarter, load_at(s, rests, i, count));
-                            store_at(s, cos, i, count, c, false);
-                            store_at(s, sin, i, count, n, false);
+                            store_at(s, cos, i, count, c);
+                            store_at(s, sin, i, count, n);
                         }
                     },
                 );
@@ -193,6 +196,14 @@ impl Row {
                 let (cos, sin) = (self.cos[i], self.sin[i]);
                 (self.cos[2 * i], self.cos[2 * i + 1]) = (cos, cos);
                 (self.sin[2 * i], self.sin[2 * i + 1]) = (-sin, sin);
+            }
+        }
+        let pairs = Pair(s);
+        for factors in [&mut self.cos, &mut self.sin] {
+            for vector in factors.chunks_exact_mut(<Pair<S>>::N) {
+                let p = vector.as_mut_ptr();
+                // SAFETY: the chunk holds a vector.
+                unsafe { pairs.store(p, T::to_unordered(pairs, pairs.load(p))) };
             }
         }
     }
@@ -210,6 +221,7 @@ unsafe fn rotate_halves<S: Simd, T: CpuElement>(
     stream: bool,
 ) {
     let stream = stream && can_stream::<S, T>(out.wrapping_add(n));
+    let ahead = x.wrapping_byte_add(AHEAD);
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
     for_vectors::<S>(
         n,
@@ -217,10 +229,12 @@ unsafe fn rotate_halves<S: Simd, T: CpuElement>(
         |i, count| {
             // SAFETY: `i + count <= n`.
             unsafe {
-                let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
+                fetch::<S, T>(ahead.wrapping_add(i));
+                fetch::<S, T>(ahead.wrapping_add(n.wrapping_add(i)));
+                let (a, b) = (load_unordered_at(s, x, i, count), load_unordered_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
-                store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
+                put_unordered_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
+                put_unordered_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
     );
@@ -244,9 +258,12 @@ unsafe fn rotate_neighbours<S: Simd, T: CpuElement>(
         |i, count| {
             // SAFETY: `i + count <= n`. Vectors have an even number of lanes, so none divides a pair.
             unsafe {
-                let x = load_at(s, x, i, count);
+                fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
+                let v = load_unordered_at(s, x, i, count);
+                // What is left of a row is in order.
+                let other = if count == S::N { T::swap_pairs_unordered(s, v) } else { s.swap_pairs(v) };
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fma(x, c, s.mul(s.swap_pairs(x), d)), stream);
+                put_unordered_at(s, out, i, count, s.fma(v, c, s.mul(other, d)), stream);
             }
         },
     );
