@@ -34,6 +34,7 @@ mod copy;
 mod element;
 pub mod gemm;
 pub mod math;
+pub mod prefetch;
 pub mod rows;
 pub mod simd;
 mod threads;
