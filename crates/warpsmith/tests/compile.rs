@@ -124,7 +124,9 @@ fn nvrtc(major: i32) -> Option<Nvrtc> {
 /// Every device function of every op, once.
 fn kernels() -> Vec<&'static CudaKernel> {
     let mut seen = BTreeSet::new();
-    let of = |kernel: KernelInfo| kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten());
+    let of = |kernel: warpsmith::registry::KernelInfo| {
+        kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten())
+    };
     let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(of);
     all.filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
 }

@@ -260,7 +260,7 @@ impl<U: CpuElement> Task for Narrow<U> {
                 // SAFETY: [`Narrow::store`] asks its caller for this.
                 unsafe {
                     let value = s.div(load_at(s, self.x, i, count), divisor);
-                    store_at(s, self.out, i, count, value, stream);
+                    put_at(s, self.out, i, count, value, stream);
                 }
             },
         );

@@ -240,7 +240,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn f32_to_bf16_flushed(self, v: __m512) -> __m256i {
         // SAFETY: as below.
-        unsafe { if self.emulated != 0 { emulated_bf16(v) } else { native_bf16(v) } }
+        unsafe { if self.emulated != 0 { _mm512_cvtepi32_epi16(emulated_bf16(v)) } else { native_bf16(v) } }
     }
 
     #[inline(always)]

@@ -190,7 +190,7 @@ unsafe fn widen<S: Simd, T: CpuElement>(s: S, x: *const T, out: *mut f32, n: usi
         #[inline(always)]
         |i, count| {
             // SAFETY: `i + count <= n`.
-            unsafe { store_at(s, out, i, count, load_at(s, x, i, count), false) }
+            unsafe { store_at(s, out, i, count, load_at(s, x, i, count)) }
         },
     );
 }

@@ -58,7 +58,7 @@ impl Weights {
                 // SAFETY: inside the vector.
                 unsafe {
                     let weight = math::exp(s, s.sub(load_at(s, at.cast_const(), i, count), m));
-                    store_at(s, at, i, count, weight, false);
+                    store_at(s, at, i, count, weight);
                 }
             },
         );
@@ -144,7 +144,7 @@ unsafe fn merge_row<S: Simd, T: CpuElement>(
                 total = s.fma(s.splat(weight), x, total);
             }
             // SAFETY: as above.
-            unsafe { store_at(s, out, i, count, s.mul(total, inverse), false) };
+            unsafe { store_at(s, out, i, count, s.mul(total, inverse)) };
         },
     );
 }

@@ -176,7 +176,8 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         },
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: p.queries.map_or(1, |queries| head_group(&deal(p, queries, tile, launch.info.units))) as u32,
+        head_group: p.queries.map_or(1, |queries| head_group(&deal(p, queries, tile, launch.info.units)))
+            as u32,
         scale_log2,
         softcap_in,
     };

@@ -4,7 +4,7 @@
 use super::angles::{cos_sin, frequencies, reduced};
 use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, store_at, with_float};
+use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, put_at, store_at, with_float};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::error::Result;
@@ -170,8 +170,8 @@ impl Row {
                         unsafe {
                             let quarter = s.bits_of(load_at(s, quarters, i, count));
                             let (c, n) = cos_sin(s, quarter, load_at(s, rests, i, count));
-                            store_at(s, cos, i, count, c, false);
-                            store_at(s, sin, i, count, n, false);
+                            store_at(s, cos, i, count, c);
+                            store_at(s, sin, i, count, n);
                         }
                     },
                 );
@@ -240,7 +240,7 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
                     let x = load_at(s, x, i, count);
                     let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
                     let y = s.fma(x, c, s.mul(s.swap_pairs(x), d));
-                    store_at(s, out, i, count, y, stream);
+                    put_at(s, out, i, count, y, stream);
                 }
             },
         );
@@ -256,8 +256,8 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
             unsafe {
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
-                store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
+                put_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
+                put_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
     );
