@@ -46,6 +46,21 @@ def warpsmith(*words: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+def steps(*words: str) -> Iterator[dict]:
+    """Runs the command line with `--step`: its next result is made when it is asked for."""
+    with subprocess.Popen([BINARY, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        while True:
+            run.stdin.write("\n")
+            run.stdin.flush()
+            line = run.stdout.readline()
+            if not line:
+                break
+            if line.startswith("{"):
+                yield json.loads(line)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, words)
+
+
 @dataclass
 class Case:
     """One row of `warpsmith bench --json`, taken apart."""

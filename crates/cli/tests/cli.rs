@@ -2,6 +2,7 @@
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -272,6 +273,35 @@ fn packs_are_built_and_used_without_a_compiler() {
     };
     assert!(dump("86").status.success(), "{}", String::from_utf8_lossy(&dump("86").stderr));
     assert!(String::from_utf8_lossy(&dump("90a").stderr).contains("compiling at run time is off"));
+}
+
+#[test]
+fn bench_goes_step_by_step() {
+    let cache = tempfile::tempdir().unwrap();
+    let peers = cache.path().join("peers.jsonl");
+    let mut command = warpsmith(cache.path());
+    command.args([
+        "bench",
+        "rms_norm",
+        "--device",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--shape",
+        "num_tokens=3",
+        "hidden=65",
+    ]);
+    command.args(["--quick", "--json", "--step", "--peers", peers.to_str().unwrap()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"\n").unwrap();
+    assert_eq!(parse(&lines.next().unwrap().unwrap())["case"], "num_tokens=3 hidden=65");
+    // Written only now: the peers are read last.
+    std::fs::write(&peers, "").unwrap();
+    input.write_all(b"\n").unwrap();
+    assert!(lines.next().is_none());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

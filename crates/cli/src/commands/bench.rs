@@ -3,7 +3,7 @@
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
 use warpsmith::evidence::{self, Machine, Record, Timing};
@@ -43,6 +43,10 @@ pub struct Args {
     /// Print one JSON object per result instead of a table
     #[arg(long)]
     json: bool,
+    /// Wait for a line on standard input before each case and before the end, so that another program can time the same
+    /// case in between; print each result at once, and read --peers last
+    #[arg(long, requires = "json")]
+    step: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -66,14 +70,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.select.device()?;
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    let peers = args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default();
+    let read_peers =
+        || Ok::<_, Error>(args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default());
+    let mut peers = if args.step { Peers::default() } else { read_peers()? };
     let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
     let cases = timed_cases(&args.select, device, args.quick)?;
-    let (ceilings, measured) =
-        for_each_case(&cases, device, settings, |bench, _| bench.measure(args.select.kernel()))?;
-    if args.json {
+    let (ceilings, measured) = for_each_case(&cases, device, settings, |bench, _| {
+        if args.step {
+            wait_for_line()?;
+        }
+        let measured = bench.measure(args.select.kernel());
+        if args.step {
+            // Whoever waits for the line of a case gets one if it fails, too.
+            println!("{}", json_line(measured.as_ref().ok()));
+        }
+        measured
+    })?;
+    if args.step {
+        wait_for_line()?;
+        peers = read_peers()?;
+    } else if args.json {
         for m in &measured {
-            println!("{}", serde_json::to_string(m).expect("measurements are plain data"));
+            println!("{}", json_line(Some(m)));
         }
     } else {
         println!("{}: copy {:.1} GB/s", device.info()?.name, ceilings.copy_gbps);
@@ -99,6 +117,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     })
+}
+
+fn json_line(measurement: Option<&Measurement>) -> String {
+    serde_json::to_string(&measurement).expect("measurements are plain data")
+}
+
+fn wait_for_line() -> Result<()> {
+    let read = std::io::stdin().read_line(&mut String::new());
+    read.map(|_| ()).map_err(|error| Error::io(Path::new("standard input"), "reading", &error))
 }
 
 /// The cases to time, without the large ones if the run is to be `quick`.

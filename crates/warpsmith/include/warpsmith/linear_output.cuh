@@ -5,7 +5,8 @@
 //
 // Defines besides those of linear.cuh: BLOCK_N, the sums in a row, with a gate half of them gate and half up;
 // TMA_STORE, else results are stored from registers; RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded
-// at once; SMALL_STEPS, whether 16 columns are evaluated after the other, to disturb the tensor cores less.
+// at once; SMALL_STEPS, whether 16 columns are evaluated after the other, which takes fewer registers and disturbs the
+// tensor cores less.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/mbarrier.cuh"
@@ -161,15 +162,20 @@ template <int kRowBlocks> struct Output {
                               int first) {
     constexpr int kMost = kSlices * kSliceN / 16;
     const int groups = min(kSlices * kSliceN, kOutN - first) / 16;
+    // Groups of 16 columns that are evaluated at the same time; what is loaded of a residual needs registers too.
+    constexpr int kStep = SMALL_STEPS ? 1 : HAS_RESIDUAL ? kSliceN / 16 : kMost;
     u32 words[kMost][kWords];
 #pragma unroll
-    for (int g = 0; g < kMost; ++g) {
-      if (g >= groups) break;
-      // The branch keeps the compiler from evaluating all groups at the same time.
-      if (!SMALL_STEPS || tile.n + first + 16 * g < p.n) {
-        float y[2][2][2];
-        evaluate(y, p, tile, d, r, first + 16 * g);
-        pack_group<OUT_T>(words[g], y);
+    for (int step = 0; step < kMost; step += kStep) {
+      // The branch keeps the compiler from evaluating more than a step at a time.
+      if (step < groups && (kStep == kMost || tile.n + first + 16 * step < p.n)) {
+#pragma unroll
+        for (int g = step; g < step + kStep; ++g) {
+          if (g >= groups) break;
+          float y[2][2][2];
+          evaluate(y, p, tile, d, r, first + 16 * g);
+          pack_group<OUT_T>(words[g], y);
+        }
       }
     }
     // The buffer is free once the copy engine has read it; it had the time of the evaluation for that.
@@ -220,6 +226,7 @@ template <int kRowBlocks> struct Output {
   WS_INLINE void store_direct(const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
 #pragma unroll
     for (int first = 0; first < kOutN; first += 16) {
+      if (SMALL_STEPS && tile.n + first >= p.n) break;
       float y[2][2][2];
       evaluate(y, p, tile, d, r, first);
 #pragma unroll

@@ -33,7 +33,7 @@ constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
 typedef Output<kRowBlocks> TileOutput;
 
 // Rows of x past X_ROWS are whatever lies there: the rows of the result that they give are not stored.
-constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
+constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes;
 
 static_assert(sizeof(X_T) == sizeof(W_T), "types");
 // One scale of w for all gate columns of a tile, and one for its up columns (the host sees to n with a gate in halves);
@@ -114,40 +114,62 @@ struct Ring {
   }
 };
 
-// Loads rows [row, row + kRows) and the k-th stage of columns of an operand; the blocks that share the operand load
-// a part each, into all of them. kParts: the tile is made of as many boxes of rows, from the parts of the third
-// dimension (gate and up).
-template <bool kMajorMN, int kRows, int kParts, int kShare>
-WS_INLINE void load_operand(u32 to, const void* map, u32 barrier, u32 rank, int row, int k, int batch) {
-  constexpr u16 kAll = (1 << kShare) - 1;
-  auto load = [&](u32 at, int c0, int c1, int part) {
-    if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
-    else tma_load(at, map, barrier, c0, c1, part, batch);
-  };
-  if (kShare == 1) rank = 0;
-  if (kMajorMN) {
-    constexpr int kBoxK = kBlockK / kShare;
-#pragma unroll
-    for (int i = 0; i < kRows / 64; ++i)
-      load(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
-  } else {
-    constexpr int kBoxRows = kRows / kParts / kShare;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      load(to + (i * kShare + rank) * (kBoxRows * kRowBytes), k * kBlockK, row + (int)rank * kBoxRows, i);
+// The rows of an operand that a tile needs: all, fewer at its end, or none past it.
+//
+// Rows past the end would come as zeros, but they take the copy engine longer than rows that exist. The results they give
+// are not stored, so they are not loaded at all: tiles at the end have boxes of their own, as high as what is left.
+template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
+  static constexpr int kPartRows = kRows / kParts;
+  const void* map;
+  int box_rows, row;
+
+  WS_INLINE Operand(const void* whole, const Edge& edge, int row, int rows) : map(whole), box_rows(kPartRows / kShare), row(row) {
+    const int left = rows - row;
+    if (kMajorMN || left >= kPartRows) return;
+    map = &edge.map;
+    box_rows = left > 0 ? edge.box_rows : 0;
   }
-}
+
+  WS_INLINE u32 bytes() const { return kParts * kShare * box_rows * kRowBytes; }
+
+  // Loads the k-th stage of columns; the blocks that share the operand load a part each, into all of them. kParts: the
+  // tile is made of as many boxes of rows, from the parts of the third dimension (gate and up).
+  WS_INLINE void load(u32 to, u32 barrier, u32 rank, int k, int batch) const {
+    constexpr u16 kAll = (1 << kShare) - 1;
+    auto load_box = [&](u32 at, int c0, int c1, int part) {
+      if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
+      else tma_load(at, map, barrier, c0, c1, part, batch);
+    };
+    if (kShare == 1) rank = 0;
+    if (kMajorMN) {
+      constexpr int kBoxK = kBlockK / kShare;
+#pragma unroll
+      for (int i = 0; i < kRows / 64; ++i)
+        load_box(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
+    } else if (box_rows > 0) {
+      const int skipped = (int)rank * box_rows;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i)
+        load_box(to + (i * kPartRows + skipped) * kRowBytes, k * kBlockK, row + skipped, i);
+    }
+  }
+};
+typedef Operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N> OperandX;
+typedef Operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M> OperandW;
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
   for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
     const Tile tile = tiles.tile(p, rank);
     const int w_batch = p.linear.w_batch ? tile.batch : 0;
+    const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
+    const OperandW w(&p.w_map, p.w_edge, tile.n, p.linear.n);
+    const u32 bytes = x.bytes() + w.bytes();
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect(ring.full(), kStageBytes);
-      load_operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
-      load_operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
+      mbarrier_arrive_expect(ring.full(), bytes);
+      x.load(ring.x(), ring.full(), rank, k, tile.batch);
+      w.load(ring.w(), ring.full(), rank, k, w_batch);
       ring.next();
     }
   }
@@ -320,6 +342,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
     mbarrier_init_fence();
     tma_prefetch(&p.x_map);
     tma_prefetch(&p.w_map);
+    tma_prefetch(&p.x_edge.map);
+    tma_prefetch(&p.w_edge.map);
     if (TMA_STORE) tma_prefetch(&p.out_map);
   }
   if (kCluster > 1) cluster_sync();

@@ -36,10 +36,16 @@ const WARPGROUP: usize = 128;
 kernel_params! {
     struct Sm90Params {
         x_map: TensorMap, w_map: TensorMap, out_map: TensorMap,
+        x_edge: Edge, w_edge: Edge,
         linear: LinearParams,
         k_tiles: i32, tiles: u32,
         per_batch: Divisor, per_band: Divisor, band: Divisor, last_band: Divisor,
     }
+}
+
+kernel_params! {
+    /// The boxes of an operand's last tile, where that has fewer rows than the others.
+    struct Edge { map: TensorMap, box_rows: i32 }
 }
 
 kernel_params! {
@@ -66,8 +72,8 @@ struct Config {
     tma_store: bool,
     residual_rows: bool,
     scale: bool,
-    /// Whether the epilogue goes at its own pace, in small steps: it then disturbs the products of the other consumer
-    /// less, but takes longer.
+    /// Whether the epilogue goes in small steps: it then has fewer registers in use and disturbs the products of the other
+    /// consumer less, but takes longer.
     small_steps: bool,
 }
 
@@ -81,8 +87,16 @@ impl Config {
             tma_store: p.out_order == Order::Rows,
             residual_rows: p.residual_order == Order::Rows,
             scale: p.scale() != 1.0,
-            small_steps: p.activation == Some(Kind::Gelu) && p.k * p.x_dtype.size() >= LONG_K,
+            small_steps: Self::takes_small_steps(p, tile),
         }
+    }
+
+    fn takes_small_steps(p: &Problem, tile: Tile) -> bool {
+        let hidden = tile.schedule == Schedule::PingPong && p.k * p.x_dtype.size() >= LONG_K;
+        let long_gelu = hidden && p.activation == Some(Kind::Gelu);
+        // What is loaded of a residual needs registers, which a gate and stores by themselves need too.
+        let crowded = p.has_residual && (p.gate != Gate::None || p.out_order != Order::Rows);
+        long_gelu || crowded
     }
 
     /// Shared memory besides the ring of stages.
@@ -181,7 +195,8 @@ fn variants() -> Vec<Defines> {
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
-            all.push(Config { epilogue, tile, ..plain }.defines());
+            let small_steps = epilogue.residual && epilogue.gate != Gate::None;
+            all.push(Config { epilogue, tile, small_steps, ..plain }.defines());
         }
         if dtype == DType::BF16 {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
@@ -263,8 +278,20 @@ struct Operand {
 }
 
 impl Operand {
-    /// The map of boxes that together have `rows` rows and a stage of K. With a gate the rows of gate and up are two
-    /// parts. Each of `share` blocks loads its part of every box.
+    /// The boxes of tiles of `rows` rows, and those of the last one. With a gate the rows of gate and up are two parts.
+    /// Each of `share` blocks loads its part of every box.
+    fn maps(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<(TensorMap, Edge)> {
+        let parts = if gate == Gate::None { 1 } else { 2 };
+        let whole = rows / parts / share;
+        let left = self.rows / parts % (rows / parts);
+        // The parts of several blocks start where the pattern in shared memory does.
+        let box_rows = if share == 1 { left } else { left.div_ceil(8 * share) * 8 };
+        let map = self.map(k, whole, share, gate)?;
+        let edge = if left == 0 { map } else { self.map(k, box_rows, share, gate)? };
+        Ok((map, Edge { map: edge, box_rows: box_rows as i32 }))
+    }
+
+    /// The map of boxes of `rows` rows and a stage of K, or if columns are dense of a share of a stage.
     fn map(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<TensorMap> {
         let size = self.dtype.size();
         let bytes =
@@ -285,7 +312,7 @@ impl Operand {
                 Gate::Halves => [row, row * (self.rows / 2) as u64, batch],
                 Gate::Interleaved => [2 * row, row, batch],
             };
-            extents = [stage, (rows / parts / share) as u32, 1, 1];
+            extents = [stage, rows as u32, 1, 1];
         }
         TensorMap::encode(&Tiled {
             address: self.address as u64,
@@ -355,9 +382,13 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         });
     }
     let band = tile.band(p);
+    let (x_map, x_edge) = x.maps(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
+    let (w_map, w_edge) = w.maps(p.k, tile.n, tile.cluster_m(), p.gate)?;
     let params = Sm90Params {
-        x_map: x.map(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?,
-        w_map: w.map(p.k, tile.n, tile.cluster_m(), p.gate)?,
+        x_map,
+        w_map,
+        x_edge,
+        w_edge,
         out_map: if config.tma_store { out_map(p, part, columns)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: p.k.div_ceil(STAGE_ROW / p.x_dtype.size()) as i32,

@@ -50,7 +50,7 @@ const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile 
 use Schedule::{Cooperative, PingPong, Single};
 
 /// The tiles for M > 64. Of those that cost the same the first is taken.
-pub(super) const TILES: [Tile; 35] = [
+pub(super) const TILES: [Tile; 34] = [
     tile(PingPong, 128, 128, Cluster::None),
     tile(Cooperative, 128, 256, Cluster::None),
     tile(Cooperative, 256, 128, Cluster::None),
@@ -65,7 +65,6 @@ pub(super) const TILES: [Tile; 35] = [
     tile(PingPong, 128, 112, Cluster::None),
     tile(PingPong, 128, 96, Cluster::None),
     tile(PingPong, 64, 256, Cluster::None),
-    tile(PingPong, 64, 240, Cluster::None),
     tile(PingPong, 64, 224, Cluster::None),
     tile(PingPong, 64, 192, Cluster::None),
     tile(PingPong, 64, 128, Cluster::None),
@@ -100,19 +99,19 @@ pub(super) const SKINNY: [usize; 7] = [128, 112, 96, 64, 48, 32, 16];
 /// Cycles of the products of a stage over those of tensor cores that never wait.
 const PRODUCTS: f64 = 1.15;
 /// Cycles of a stage's ways out of shared memory, over those of reading every operand for every 64 rows.
-const READS: f64 = 0.84;
+const READS: f64 = 0.817;
 /// Bytes that a multiprocessor gets from L2 in a cycle, and where the rows of an operand start at odd multiples of 16
 /// bytes, so that they straddle sectors; and bytes that all get from memory.
-const LOADED: f64 = 106.0;
+const LOADED: f64 = 111.2;
 const LOADED_RAGGED: f64 = 33.0;
-const MEMORY: f64 = 2475.0;
+const MEMORY: f64 = 2500.0;
 /// Cycles of the epilogue for a thread's element, for its activation, for a tile; and of the start of the kernel.
-const EPILOGUE: f64 = 22.5;
+const EPILOGUE: f64 = 18.34;
 const ACTIVATION: f64 = 24.0;
 const EPILOGUE_START: f64 = 500.0;
-const START: f64 = 335.0;
+const START: f64 = 178.0;
 /// What the blocks of a cluster lose by waiting for each other.
-const CLUSTER: f64 = 1.08;
+const CLUSTER: f64 = 1.085;
 /// What blocks without a cluster lose on rows of the result that are longer than this many bytes.
 const WIDE: f64 = 1.1;
 const WIDE_BYTES: usize = 1 << 17;
@@ -194,14 +193,22 @@ impl Tile {
         !transposed && !scales && columns.is_multiple_of(16) && self.n.is_multiple_of(share)
     }
 
+    /// Rows of tiles, of which the last counts for less if it has fewer blocks of 64 rows.
+    fn row_tiles(self, p: &Problem) -> f64 {
+        match self.cluster {
+            Cluster::M(_) => self.grid(p)[0] as f64,
+            _ => (p.m.div_ceil(64) * 64) as f64 / self.m as f64,
+        }
+    }
+
     /// An estimate of the cycles that a problem takes.
     fn cost(self, p: &Problem, units: usize) -> f64 {
         let [m, n, x_rows] = [self.m, self.n, self.x_rows].map(|size| size as f64);
-        let [rows, columns] = self.grid(p);
+        let [_, columns] = self.grid(p);
         let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW) as f64;
         // Two blocks of a multiprocessor take as long together as one after the other.
         let resident = self.resident(units).div_ceil(self.blocks_per_unit);
-        let rounds = (rows * columns * p.batch) as f64 / resident as f64;
+        let rounds = self.row_tiles(p) * (columns * p.batch) as f64 / resident as f64;
         // A stage takes as long as its products, its way from memory and L2, or its ways into and out of shared memory.
         let products = PRODUCTS * m * n / 32.0;
         let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
