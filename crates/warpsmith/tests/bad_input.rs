@@ -327,10 +327,10 @@ fn overlapping_outputs() {
                 let what = |how: &str| format!("`{name}` {how} `{}`", base.name(other));
                 if other_bytes > size {
                     let call = base.with(output, |arg| arg.inside = Some((other, size)));
-                    // Of two outputs either may be blamed, and one that is longer than its host may reach another.
-                    let bytes = base.arg(output).layout.span() * size;
-                    let alone = !base.outputs().contains(&other) && bytes < other_bytes + GUARD;
-                    let blamed = (alone || base.outputs().len() == 1).then_some(name);
+                    // Of two outputs either may be blamed, and this one may reach past its host onto another.
+                    let own_bytes = base.arg(output).layout.span() * size;
+                    let alone = base.outputs().len() == 1 || size + own_bytes <= other_bytes;
+                    let blamed = (alone && !base.outputs().contains(&other)).then_some(name);
                     report.refuses(&call, &what("one element into"), blamed, &Stream::Host);
                 }
                 let onto = base.with(output, |arg| arg.inside = Some((other, 0)));

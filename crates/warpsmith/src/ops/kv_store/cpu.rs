@@ -87,7 +87,9 @@ impl<T: CpuElement> Task for Store<'_, T> {
         let mut row = p.rotation.map(|rotation| Row::new(&rotation));
         let run = p.num_heads * p.head_dim;
         let mut wide = vec![0.0; if p.from == p.to { 0 } else { run }];
-        let mut dense = vec![0u8; p.head_dim * size_of::<T>()];
+        // A head of the cache whose elements are apart, before it is put there.
+        let mut dense = vec![T::from_f32(0.0); p.head_dim];
+        let dense = dense.as_mut_ptr().cast::<u8>();
         for token in self.tokens {
             let Ok(slot) = usize::try_from(self.slots[token]) else { continue };
             if let (Some(row), Some(factors), Some((dtype, stride))) = (&mut row, self.factors, p.positions) {
@@ -109,7 +111,7 @@ impl<T: CpuElement> Task for Store<'_, T> {
                 for head in 0..heads as isize {
                     let out = args.address(cache) as *mut u8;
                     let out = out.wrapping_offset((at + head * cache_head) * size);
-                    let target = if cache_step == 1 { out } else { dense.as_mut_ptr() };
+                    let target = if cache_step == 1 { out } else { dense };
                     let stream = self.stream && cache_step == 1;
                     // SAFETY: `check` bound all shapes to these sizes and strides, `run` the slots to the cache; threads
                     // get disjoint tokens, whose slots differ. Caches and inputs are apart.
@@ -140,7 +142,7 @@ impl<T: CpuElement> Task for Store<'_, T> {
                             }
                         }
                         if cache_step != 1 {
-                            scatter(&dense, out, cache_step * size, size as usize);
+                            scatter(dense, out, cache_step * size, size as usize, p.head_dim);
                         }
                     }
                 }
@@ -152,14 +154,14 @@ impl<T: CpuElement> Task for Store<'_, T> {
     }
 }
 
-/// Puts elements of `size` bytes in their places, `step` bytes apart.
+/// Puts `n` dense elements of `size` bytes in their places, `step` bytes apart.
 ///
 /// # Safety
-/// The places of all elements from `out` on must be writable.
-unsafe fn scatter(elements: &[u8], out: *mut u8, step: isize, size: usize) {
-    for (i, element) in elements.chunks_exact(size).enumerate() {
-        // SAFETY: the caller vouches for the place.
-        unsafe { std::ptr::copy_nonoverlapping(element.as_ptr(), out.offset(i as isize * step), size) };
+/// The elements must be readable, and their places from `out` on writable.
+unsafe fn scatter(elements: *const u8, out: *mut u8, step: isize, size: usize, n: usize) {
+    for i in 0..n {
+        // SAFETY: `i < n`.
+        unsafe { std::ptr::copy_nonoverlapping(elements.add(i * size), out.offset(i as isize * step), size) };
     }
 }
 
