@@ -6,7 +6,7 @@
 
 use super::amx::{self, Tiles};
 use super::isa::Isa;
-use super::matrix::{Block, Matrix, Unit, copy_panels, copy_rows};
+use super::matrix::{Block, Columnwise, Matrix, Unit, ask_for, copy_panels, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
@@ -102,17 +102,23 @@ impl Blocks {
         }
     }
 
-    /// Packs all rows of a matrix as the columns of panels of `units` units each, one after the other.
+    /// Packs all rows of a matrix as the columns of panels of `units` units each, one after the other, and asks for the
+    /// matrix that is `ahead` bytes from it, which is needed next.
     ///
     /// # Safety
     /// The matrix must be readable and `dst` hold the panels.
-    pub unsafe fn pack_panels(&self, matrix: &Matrix, units: usize, dst: *mut u32) {
+    pub unsafe fn pack_panels(&self, matrix: &Matrix, ahead: isize, units: usize, dst: *mut u32) {
         // SAFETY: passed on.
         unsafe {
             if matrix.row_stride == 1 {
-                return copy_panels(self.isa.tier(), self.unit, matrix, dst, PANEL, units * PANEL, units);
+                let panels = Columnwise { matrix, unit: self.unit, dst, width: PANEL, units, ahead };
+                return copy_panels(self.isa.tier(), panels);
             }
             for panel in 0..matrix.rows.div_ceil(PANEL) {
+                for row in panel * PANEL..matrix.rows.min((panel + 1) * PANEL) {
+                    let bytes = if matrix.k_stride == 1 { matrix.k * matrix.dtype.size() } else { 0 };
+                    ask_for(matrix.at(row, 0).wrapping_offset(ahead), bytes);
+                }
                 self.pack_panel(matrix, panel, units, dst.wrapping_add(panel * units * PANEL));
             }
         }

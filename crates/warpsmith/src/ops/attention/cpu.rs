@@ -198,8 +198,12 @@ impl<T: CpuElement> Compute<'_, T> {
     unsafe fn job<S: Simd>(&self, s: S, blocks: &mut Blocks, space: &Space, job: &Job, scratch: *mut f32) {
         let p = self.launch.problem;
         let kv_len = job.request.kv_len;
-        let total = scratch;
-        let current = total.wrapping_add(space.state());
+        // What is merged later is left where it is looked for then.
+        let total = match job.partial {
+            Some(index) => self.partials.data.wrapping_add(index * self.partials.stride),
+            None => scratch,
+        };
+        let current = scratch.wrapping_add(space.state());
         let queries = current.wrapping_add(space.state());
         let keys = queries.wrapping_add(space.queries());
         let values = keys.wrapping_add(space.keys());
@@ -227,7 +231,7 @@ impl<T: CpuElement> Compute<'_, T> {
                 }
                 for (head, kv_head) in job.kv_heads.clone().enumerate() {
                     // SAFETY: the block's keys are the request's; the space holds the panels.
-                    unsafe { self.pack_block(blocks, space, job, kv_head, &block, keys, values) };
+                    unsafe { self.pack_block(blocks, space, job, kv_head, &block, [keys, values]) };
                     for index in head * space.head_bands..(head + 1) * space.head_bands {
                         let band = &mut bands[index];
                         let panels = band.panels(block.clone());
@@ -250,18 +254,10 @@ impl<T: CpuElement> Compute<'_, T> {
                 unsafe { band.end(s, p.head_dim) };
             }
         }
-        // SAFETY: the rows are the job's; a partial has room for the state.
-        unsafe {
-            match job.partial {
-                Some(index) => {
-                    let to = self.partials.data.wrapping_add(index * self.partials.stride);
-                    std::ptr::copy_nonoverlapping(total, to, space.state());
-                }
-                None => {
-                    for band in &bands {
-                        band.finish::<T, S>(s, self.launch, band_scratch);
-                    }
-                }
+        if job.partial.is_none() {
+            for band in &bands {
+                // SAFETY: the rows are the job's.
+                unsafe { band.finish::<T, S>(s, self.launch, band_scratch) };
             }
         }
     }
@@ -295,7 +291,6 @@ impl<T: CpuElement> Compute<'_, T> {
     ///
     /// # Safety
     /// The block must be the request's, and the targets have the space.
-    #[allow(clippy::too_many_arguments)]
     unsafe fn pack_block(
         &self,
         blocks: &Blocks,
@@ -303,10 +298,15 @@ impl<T: CpuElement> Compute<'_, T> {
         job: &Job,
         kv_head: usize,
         block: &Range<usize>,
-        keys: *mut f32,
-        values: *mut f32,
+        [keys, values]: [*mut f32; 2],
     ) {
         let p = self.launch.problem;
+        // The next head of the block is needed next, or the first of the next block.
+        let ahead = |heads: &Heads| match job.kv_heads.end - kv_head {
+            1 => KEYS as isize * heads.token - (job.kv_heads.len() - 1) as isize * heads.head,
+            _ => heads.head,
+        };
+        let size = size_of::<T>() as isize;
         let token = [job.request.batch, job.request.first_key + block.start];
         let k = Matrix {
             data: head_of(self.launch, K, &p.k, token, kv_head) as *const u8,
@@ -327,8 +327,8 @@ impl<T: CpuElement> Compute<'_, T> {
         };
         // SAFETY: passed on.
         unsafe {
-            blocks.pack_panels(&k, space.units, keys.cast());
-            blocks.pack_panels(&v, space.value_units, values.cast());
+            blocks.pack_panels(&k, ahead(&p.k) * size, space.units, keys.cast());
+            blocks.pack_panels(&v, ahead(&p.v) * size, space.value_units, values.cast());
         }
     }
 

@@ -269,10 +269,7 @@ impl<'a> Band<'a> {
                     let scores = Self::scores(scratch, panel).add(r * PANEL);
                     for i in (0..PANEL).step_by(S::N) {
                         let x = s.sub(s.mul(s.load(scores.add(i)), factor), base);
-                        let e = match T::DTYPE {
-                            DType::F32 => math::exp(s, x),
-                            _ => bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E))),
-                        };
+                        let e = bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E)));
                         sum = s.add(sum, e);
                         let column = panel.wrapping_mul(PANEL).wrapping_add(i);
                         if narrow {
