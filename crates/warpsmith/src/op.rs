@@ -6,8 +6,8 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+pub use crate::fill::{Fill, Generator, Lengths};
 use crate::infer::{self, Form};
-pub use crate::lengths::Lengths;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
@@ -403,29 +403,6 @@ pub enum Values {
     /// Typical values with NaN, infinities, zeros and subnormals sprinkled in; of generated ones, the unusual.
     Special,
 }
-
-/// How an argument is filled.
-#[derive(Debug, Clone, Copy)]
-pub enum Fill {
-    /// Normal with the given mean and deviation.
-    Normal(f64, f64),
-    /// Whole numbers from 0 to below the bound.
-    Below(usize),
-    /// Whole numbers from 0 to below the bound, no two the same unless there are more elements than numbers; among
-    /// [`Values::Special`], -1 for some.
-    Distinct(usize),
-    /// A constant.
-    Constant(f64),
-    /// What the generator makes at the argument's position: values with structure, which may have to agree with
-    /// those of other arguments (page tables with lengths, a table with what it points to).
-    Generated(Generator),
-    /// Where requests begin that lie one after the other: 0, the length of the first, and so on.
-    Starts(Lengths),
-}
-
-/// Makes the inputs of a case that are filled by it, from a seed: by position in the spec and in row-major order,
-/// nothing at the other positions. The case alone decides the number of values, as it decides the shapes.
-pub type Generator = fn(&Case, u64) -> Vec<Vec<f64>>;
 
 /// What a case gives one argument.
 #[derive(Debug, Clone)]
