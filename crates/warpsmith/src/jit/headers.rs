@@ -21,6 +21,8 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "attention.cuh",
+    "attention_sm90.cuh",
+    "attention_tiles.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",

@@ -32,9 +32,9 @@ struct Io {
     if (VECTOR) store_words(head + at, piece.words);
     else head[at * p.out_step] = piece.items[0];
   }
-  WS_INLINE void put(T* head, i64 at, const float (&values)[V]) const {
+  template <int kCount> WS_INLINE void put(T* head, i64 at, const float (&values)[kCount]) const {
     Chunk<T> piece;
-    if constexpr (VECTOR) pack(piece, values);
+    if constexpr (kCount > 1) pack(piece, values);
     else piece.items[0] = from_f32<T>(values[0]);
     put(head, at, piece);
   }
