@@ -29,6 +29,7 @@ pub static HEADERS: &[Header] = headers![
     "mbarrier.cuh",
     "mma.cuh",
     "paged_attention.cuh",
+    "paged_fragments.cuh",
     "reduce.cuh",
     "rows.cuh",
     "stage.cuh",
