@@ -33,6 +33,7 @@ pub static HEADERS: &[Header] = headers![
     "mbarrier.cuh",
     "mma.cuh",
     "paged_attention.cuh",
+    "paged_fragments.cuh",
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",

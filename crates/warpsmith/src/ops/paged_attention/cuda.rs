@@ -161,11 +161,10 @@ impl Shape {
     fn new(head_dim: usize, cache: DType, few: bool, shared: usize) -> Shape {
         let long = head_dim > 128;
         let blocks = if long { 1 } else { 2 };
-        // Enough on the way to keep the memory busy, and the states of a group must fit its ring.
+        // Enough on the way to keep the memory busy.
         let rings: &[usize] = match (few, head_dim * cache.size()) {
             (true, ..=128) => &[8],
-            (true, ..=256) if cache.size() == 1 => &[6, 5],
-            (true, ..=256) => &[5, 4],
+            (true, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
             (true, _) => &[4, 3],
             (false, _) => &[3, 2],
         };
@@ -188,14 +187,15 @@ impl Shape {
     /// Bytes of shared memory, with room for the sums of some levels.
     fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
         let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
-        let step = if head_dim > 192 { 16 } else { 64 };
+        let step = match head_dim {
+            161.. => 16,
+            128 => 32,
+            _ => 64,
+        };
         let unit = self.rows().min(step) * row(head_dim * cache.size());
         let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
-        let level = match self.key_warps {
-            1 => self.rows() * head_dim * size_of::<f32>(),
-            // Four elements, their largest score and the sum of weights.
-            _ => (self.rows() * head_dim / 4).next_multiple_of(self.threads()) * 6 * size_of::<f32>(),
-        };
+        // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
+        let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
         queries + self.key_warps * self.ring * unit + levels * level
     }
 }

@@ -13,7 +13,8 @@ static_assert(32 % kSegments == 0, "a warp works out the factors of whole spans"
 
 extern __shared__ __align__(16) float values[];
 
-// A sum of this thread's elements.
+// A sum of this thread's elements. States without weight are zeros, and their factors change nothing: no branch is worth
+// the wait for it.
 struct Total {
   float m, l, o[kEach];
   WS_INLINE void clear() {
@@ -21,11 +22,10 @@ struct Total {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) o[i] = 0.0f;
   }
-  WS_INLINE void take(const Fold& f, float next_l, const float* next, int stride) {
-    if (next_l == 0.0f) return;
+  template <class Next> WS_INLINE void take(const Fold& f, float next_l, Next next) {
     m = f.m, l = folded(f, l, next_l);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) o[i] = folded(f, o[i], next[i * stride]);
+    for (int i = 0; i < kEach; ++i) o[i] = folded(f, o[i], next(i));
   }
 };
 
@@ -72,21 +72,23 @@ extern "C" __global__ void __launch_bounds__(kThreads) paged_attention_merge(con
       float before = __shfl_up_sync(0xffffffffu, most, 1);
       if (lane == 0 || (segments && lane % kSegments == 0)) before = segments ? minus_infinity() : total.m;
       const Fold own_fold = fold_of(before, own.x);
-      Total& sum = segments ? span : total;
       const int states = min(count - chunk, 32);
 #pragma unroll 8
       for (int i = 0; i < states; ++i) {
         const Fold f = {__shfl_sync(0xffffffffu, own_fold.m, i), __shfl_sync(0xffffffffu, own_fold.keep, i),
                         __shfl_sync(0xffffffffu, own_fold.add, i)};
         const float l = __shfl_sync(0xffffffffu, own.y, i);
-        const float* next = values + (chunk + i) * HEAD_DIM + threadIdx.x;
+        // Threads without an element take the last one.
+        auto next = [&](int j) {
+          return values[(chunk + i) * HEAD_DIM + min((int)threadIdx.x + j * kThreads, HEAD_DIM - 1)];
+        };
         if (!segments) {
-          total.take(f, l, next, kThreads);
+          total.take(f, l, next);
           continue;
         }
-        span.take(f, l, next, kThreads);
+        span.take(f, l, next);
         if (i % kSegments == kSegments - 1 || i == states - 1) {
-          total.take(fold_of(total.m, span.m), span.l, span.o, 1);
+          total.take(fold_of(total.m, span.m), span.l, [&](int j) { return span.o[j]; });
           span.clear();
         }
       }
