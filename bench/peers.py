@@ -577,7 +577,14 @@ def _kv_store(case: Case, device: str) -> Work | None:
         slots = torch.randperm(pages * page_size, device=device)[:tokens]
         caches = [torch.zeros(pages * page_size, heads, dim, device=device, dtype=stored) for _ in range(2)]
         scale = torch.rand(1, device=device) + 0.5
-        return normal(tokens, heads, dim), normal(tokens, heads, dim), slots, torch.arange(tokens, device=device), scale, *caches
+        return (
+            normal(tokens, heads, dim),
+            normal(tokens, heads, dim),
+            slots,
+            torch.arange(tokens, device=device),
+            scale,
+            *caches,
+        )
 
     def cast(x, scale):
         return (x.float() / scale).clamp(-limit, limit).to(to).view(torch.uint8) if eight_bit else x
