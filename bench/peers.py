@@ -116,50 +116,7 @@ class Work:
 
 def of(case: Case, device: str) -> Work | None:
     """The same work in other libraries, or `None` if no library has it."""
-    maker = def _attention(case: Case, device: str) -> Work | None:
-    batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
-    heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    causal = case.option("causal", "false") == "true" and q_len > 1
-    others = {"window", "softcap", "scale"} & case.values.keys()
-    # Elsewhere the first query is at the first key.
-    if case.given or others or (causal and q_len != kv_len):
-        return None
-    normal = _normal(case, device)
-
-    def fresh():
-        return normal(batch, q_len, heads, dim), *(normal(batch, kv_len, kv_heads, dim) for _ in range(2))
-
-    def call(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
-        return out.transpose(1, 2)
-
-    if device == "cpu":
-        return Work(fresh, {"torch": call})
-
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def on(backend):
-        def chosen(q, k, v):
-            with sdpa_kernel(backend):
-                return call(q, k, v)
-
-        return chosen
-
-    if case.dtype == "f32":
-        return Work(fresh, {"torch (efficient)": on(SDPBackend.EFFICIENT_ATTENTION)} if heads == kv_heads else {"torch": call})
-    calls = {"torch (flash)": on(SDPBackend.FLASH_ATTENTION), "torch (cudnn)": on(SDPBackend.CUDNN_ATTENTION)}
-    library = flashinfer(device)
-    if library and batch == 1 and q_len > 1 and dim in (64, 128, 256):
-
-        def prefill(q, k, v):
-            return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
-
-        calls["flashinfer (fa3)"] = prefill
-    return Work(fresh, calls)
-
-
-MAKERS.get(case.op)
+    maker = MAKERS.get(case.op)
     return maker(case, device) if maker else None
 
 
@@ -654,6 +611,51 @@ def _merge_states(case: Case, device: str) -> Work | None:
     if library and to == DTYPES[case.dtype] and parts == 2:
         calls["flashinfer"] = lambda outs, lses: library.merge_state(outs[0], lses[0], outs[1], lses[1])
     return Work(fresh, calls, call)
+
+
+def _attention(case: Case, device: str) -> Work | None:
+    batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
+    heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    causal = case.option("causal", "false") == "true" and q_len > 1
+    others = {"window", "softcap", "scale"} & case.values.keys()
+    # Elsewhere the first query is at the first key.
+    if case.given or others or (causal and q_len != kv_len):
+        return None
+    normal = _normal(case, device)
+
+    def fresh():
+        return normal(batch, q_len, heads, dim), *(normal(batch, kv_len, kv_heads, dim) for _ in range(2))
+
+    def call(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+        return out.transpose(1, 2)
+
+    if device == "cpu":
+        return Work(fresh, {"torch": call})
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def on(backend):
+        def chosen(q, k, v):
+            with sdpa_kernel(backend):
+                return call(q, k, v)
+
+        return chosen
+
+    if case.dtype == "f32":
+        return Work(
+            fresh, {"torch (efficient)": on(SDPBackend.EFFICIENT_ATTENTION)} if heads == kv_heads else {"torch": call}
+        )
+    calls = {"torch (flash)": on(SDPBackend.FLASH_ATTENTION), "torch (cudnn)": on(SDPBackend.CUDNN_ATTENTION)}
+    library = flashinfer(device)
+    if library and batch == 1 and q_len > 1 and dim in (64, 128, 256):
+
+        def prefill(q, k, v):
+            return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
+
+        calls["flashinfer (fa3)"] = prefill
+    return Work(fresh, calls)
 
 
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
