@@ -36,64 +36,71 @@ extern "C" __global__ void __launch_bounds__(kThreads) paged_attention_merge(con
   int index;
   Request request;
   if (!find_request<kThreads>(p, token, index, request)) return;
-  const Keys keys = keys_of(p, request, token - request.first);
   const bool segments = p.range_keys == kSegment;
-  const int first = keys.lo / kSpan * (segments ? kSegments : 1), last = (keys.hi + p.range_keys - 1) / p.range_keys;
-  const int nothing = keys.lo / p.range_keys;  // ranges before this one were not worked on
-
   Total span, total;
   span.clear(), total.clear();
-  for (int base = first; base < last; base += kBatch) {
-    const int count = min(last - base, kBatch);
-    for (int index = threadIdx.x; index < count * (HEAD_DIM / 4); index += kThreads) {
-      const int range = base + index / (HEAD_DIM / 4), piece = index % (HEAD_DIM / 4);
-      const float* from = partial_sums(p, partial_row(p, range, token, head)) + 4 * piece;
-      copy_async(shared_address(values + 4 * index), from, range >= nothing);
-    }
-    commit_copies();
-    if (threadIdx.x < kBatch) {
-      const int range = base + threadIdx.x;
-      const bool some = range >= nothing && range < last;
-      weights[threadIdx.x] = some ? *partial_weights(p, partial_row(p, range, token, head)) : float2{minus_infinity(), 0.0f};
-    }
-    wait_copies<0>();
-    __syncthreads();
+  // What each level has of the row, and then what is the request's own.
+  for (int level = 0; level <= p.levels; ++level) {
+    Keys keys;
+    if (level < p.levels)
+      keys = {shared_upto(p, level, index), shared_upto(p, level + 1, index)};
+    else
+      keys = keys_of(p, request, token - request.first);
+    const int first = (keys.lo / kSpan) * (segments ? kSegments : 1) + level;
+    const int last = keys.lo < keys.hi ? (keys.hi + p.range_keys - 1) / p.range_keys + level : first;
+    const int nothing = keys.lo / p.range_keys + level;  // ranges before this one were not worked on
+    for (int base = first; base < last; base += kBatch) {
+      const int count = min(last - base, kBatch);
+      for (int i = threadIdx.x; i < count * (HEAD_DIM / 4); i += kThreads) {
+        const int range = base + i / (HEAD_DIM / 4), piece = i % (HEAD_DIM / 4);
+        const float* from = partial_sums(p, partial_row(p, range, token, head)) + 4 * piece;
+        copy_async(shared_address(values + 4 * i), from, range >= nothing);
+      }
+      commit_copies();
+      if (threadIdx.x < kBatch) {
+        const int range = base + threadIdx.x;
+        const bool some = range >= nothing && range < last;
+        weights[threadIdx.x] = some ? *partial_weights(p, partial_row(p, range, token, head)) : float2{minus_infinity(), 0.0f};
+      }
+      wait_copies<0>();
+      __syncthreads();
 #pragma unroll 1
-    for (int chunk = 0; chunk < count; chunk += 32) {
-      // Lane i has the factors of the i-th state: those of segments begin anew with each span.
-      const float2 own = weights[chunk + lane];
-      float most = own.x;
+      for (int chunk = 0; chunk < count; chunk += 32) {
+        // Lane i has the factors of the i-th state: those of segments begin anew with each span.
+        const float2 own = weights[chunk + lane];
+        float most = own.x;
 #pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float other = __shfl_up_sync(0xffffffffu, most, offset);
-        if (lane >= offset && (!segments || lane % kSegments >= offset)) most = fmaxf(most, other);
-      }
-      if (!segments) most = fmaxf(most, total.m);
-      float before = __shfl_up_sync(0xffffffffu, most, 1);
-      if (lane == 0 || (segments && lane % kSegments == 0)) before = segments ? minus_infinity() : total.m;
-      const Fold own_fold = fold_of(before, own.x);
-      const int states = min(count - chunk, 32);
+        for (int offset = 1; offset < 32; offset *= 2) {
+          const float other = __shfl_up_sync(0xffffffffu, most, offset);
+          if (lane >= offset && (!segments || lane % kSegments >= offset)) most = fmaxf(most, other);
+        }
+        if (!segments) most = fmaxf(most, total.m);
+        float before = __shfl_up_sync(0xffffffffu, most, 1);
+        if (lane == 0 || (segments && lane % kSegments == 0)) before = segments ? minus_infinity() : total.m;
+        const Fold own_fold = fold_of(before, own.x);
+        const int states = min(count - chunk, 32);
 #pragma unroll 8
-      for (int i = 0; i < states; ++i) {
-        const Fold f = {__shfl_sync(0xffffffffu, own_fold.m, i), __shfl_sync(0xffffffffu, own_fold.keep, i),
-                        __shfl_sync(0xffffffffu, own_fold.add, i)};
-        const float l = __shfl_sync(0xffffffffu, own.y, i);
-        // Threads without an element take the last one.
-        auto next = [&](int j) {
-          return values[(chunk + i) * HEAD_DIM + min((int)threadIdx.x + j * kThreads, HEAD_DIM - 1)];
-        };
-        if (!segments) {
-          total.take(f, l, next);
-          continue;
-        }
-        span.take(f, l, next);
-        if (i % kSegments == kSegments - 1 || i == states - 1) {
-          total.take(fold_of(total.m, span.m), span.l, [&](int j) { return span.o[j]; });
-          span.clear();
+        for (int i = 0; i < states; ++i) {
+          const Fold f = {__shfl_sync(0xffffffffu, own_fold.m, i), __shfl_sync(0xffffffffu, own_fold.keep, i),
+                          __shfl_sync(0xffffffffu, own_fold.add, i)};
+          const float l = __shfl_sync(0xffffffffu, own.y, i);
+          // Threads without an element take the last one.
+          auto next = [&](int j) {
+            return values[(chunk + i) * HEAD_DIM + min((int)threadIdx.x + j * kThreads, HEAD_DIM - 1)];
+          };
+          if (!segments) {
+            total.take(f, l, next);
+            continue;
+          }
+          span.take(f, l, next);
+          if (i % kSegments == kSegments - 1 || i == states - 1) {
+            total.take(fold_of(total.m, span.m), span.l, [&](int j) { return span.o[j]; });
+            span.clear();
+          }
         }
       }
+      __syncthreads();
     }
-    __syncthreads();
   }
   const Finish finish = finish_of(p, head, total.m, total.l);
 #pragma unroll

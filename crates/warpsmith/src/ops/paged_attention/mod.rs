@@ -32,14 +32,26 @@
 //!   descend or leave `q` are errors, found before anything is written. On a device, where no value can be looked at in
 //!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
 //!   into `q` and each end to its start or after it; nothing outside the tensors is touched.
+//! - Shared prefixes: `group_starts`, i32 `[levels, groups + 1]`, and `prefix_lens`, i32 `[levels, groups]`, say which
+//!   requests begin with the same pages, and change nothing but time: kernels may read the first `prefix_lens[l][g]` keys
+//!   of the requests from `group_starts[l][g]` to below `group_starts[l][g + 1]` once for all of them, through the first
+//!   one's row of the page table. All those rows must begin with the same pages, and all queries come after these keys. Groups
+//!   of a level lie in groups of the level before and have longer prefixes; requests may be in none. Results may differ in
+//!   their last bits from those without, and with the number of groups and tokens in the call; lengths that are not
+//!   shared after all, or starts that descend, are errors on the CPU, and on a device give wrong rows but touch nothing
+//!   outside the tensors. Not to be had with a `window`.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
-//!   request alone: not on other requests, nor on how many of the queries before it are part of the call.
+//!   request alone: not on other requests, nor on how many of the queries before it are part of the call, unless prefixes
+//!   are shared.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod numbers;
+#[cfg(feature = "cuda")]
+mod plan;
 mod problem;
 mod reference;
 #[cfg(test)]
@@ -67,8 +79,10 @@ pub(in crate::ops) const Q_STARTS: usize = 5;
 pub(in crate::ops) const K_SCALE: usize = 6;
 pub(in crate::ops) const V_SCALE: usize = 7;
 pub(in crate::ops) const SINKS: usize = 8;
-pub(in crate::ops) const OUT: usize = 9;
-pub(in crate::ops) const LSE: usize = 10;
+pub(in crate::ops) const GROUP_STARTS: usize = 9;
+pub(in crate::ops) const PREFIX_LENS: usize = 10;
+pub(in crate::ops) const OUT: usize = 11;
+pub(in crate::ops) const LSE: usize = 12;
 
 const CAUSAL: usize = 0;
 const WINDOW: usize = 1;
@@ -92,6 +106,16 @@ const SPEC: OpSpec = OpSpec {
         ArgSpec::input("k_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's keys").optional(),
         ArgSpec::input("v_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's values").optional(),
         ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
+        ArgSpec::input(
+            "group_starts",
+            "[levels, groups_and_end], i32: the requests that begin with the same pages",
+        )
+        .optional(),
+        ArgSpec::input(
+            "prefix_lens",
+            "[levels, groups], i32: keys that all of a group have; given with group_starts",
+        )
+        .optional(),
         ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
         ArgSpec::output("lse", "[num_tokens, num_heads], f32: logarithm of the sum of exponentials")
             .optional(),
@@ -122,6 +146,7 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
         SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
         SizeSpec { name: "page_size", default: 16, doc: "keys of a page" },
+        SizeSpec { name: "prefix_len", default: 0, doc: "keys that all requests share, with group_starts" },
     ],
 };
 
@@ -218,6 +243,15 @@ impl<'a> Call<'a, Forward> {
     /// The factors of an 8-bit cache's keys and values.
     pub fn scales(self, k_scale: impl Into<TensorView<'a>>, v_scale: impl Into<TensorView<'a>>) -> Self {
         self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
+    }
+
+    /// Requests that begin with the same pages: see the module's text.
+    pub fn shared_prefixes(
+        self,
+        group_starts: impl Into<TensorView<'a>>,
+        prefix_lens: impl Into<TensorView<'a>>,
+    ) -> Self {
+        self.input(GROUP_STARTS, group_starts).input(PREFIX_LENS, prefix_lens)
     }
 
     /// A score without a value for each head.

@@ -41,8 +41,10 @@ WS_INLINE void take_turn(int group) {
   if (KEY_WARPS > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + group) : "memory");
 }
 
+// The range that a request begins in, and the number of those it has.
+WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
 WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys, 1) : 1;
+  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
 }
 WS_INLINE int pieces_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
@@ -86,9 +88,9 @@ WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
   if (is_direct(p)) {
     const int tiles = left / direct_ranges(p);
     piece.range = left - tiles * direct_ranges(p);
-    piece.index = tiles / direct_tiles(p);
-    piece.tile = tiles - piece.index * direct_tiles(p);
-    piece.request = request_at(p, piece.index);
+    const int r = tiles / direct_tiles(p);
+    piece.tile = tiles - r * direct_tiles(p);
+    piece.request = request_at(p, r);
     return piece;
   }
   int lo = 0;
@@ -96,15 +98,15 @@ WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
   for (int half = kThreads / 2; half > 0; half /= 2)
     if (starts[lo + half] <= left) lo += half;
   left -= starts[lo];
-  for (piece.index = lo * ((p.requests + kThreads - 1) / kThreads);; ++piece.index) {
-    piece.request = request_at(p, piece.index);
+  for (int r = lo * ((p.requests + kThreads - 1) / kThreads);; ++r) {
+    piece.request = request_at(p, r);
     const int pieces = pieces_of(p, piece.request);
     if (left < pieces) break;
     left -= pieces;
   }
   const int ranges = ranges_of(p, piece.request);
   piece.tile = left / ranges;
-  piece.range = left - piece.tile * ranges;
+  piece.range = left - piece.tile * ranges + first_range(p, piece.request);
   return piece;
 }
 
@@ -156,6 +158,8 @@ struct Units {
       const KV* page = row_at(cache, page_stride, slot_stride, t, key);
       const KV* source = page + row * slot_stride + piece * kVec<KV>;
       const int lo = keys.lo - key - row, hi = page ? keys.hi - key - row : 0;
+      // Hidden from the compiler, which would keep all multiples of the stride in registers that are needed elsewhere.
+      asm volatile("mov.b64 %0, %0;" : "+l"(slot_stride));
 #pragma unroll
       for (int i = 0; i < 16; i += kPassRows)
         copy_async(to + place<kPieces>(row + i, piece), source + i * slot_stride, i >= lo && i < hi);
@@ -402,7 +406,7 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state
     if (p.ranges) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        leave(p, piece, piece.range, half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
+        leave(p, piece, piece.range + p.level, half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
     } else {
       total.take(span);
       if (last) write(p, piece, total);
@@ -435,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     Keys keys = {early.lo, late.hi};
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
-    units.table = (const i32*)p.page_table + piece.index * p.table_row;
+    units.table = (const i32*)p.page_table + piece.request.row * p.table_row;
     units.k = (const KV*)p.k + piece.head * p.k_head;
     units.v = (const KV*)p.v + piece.head * p.v_head;
     units.segment = keys.lo / kSegment + group;
