@@ -20,9 +20,13 @@ macro_rules! headers {
 
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
+    "attention.cuh",
+    "attention_sm90.cuh",
+    "attention_tiles.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",
+    "group.cuh",
     "linear.cuh",
     "linear_output.cuh",
     "math.cuh",
@@ -31,6 +35,7 @@ pub static HEADERS: &[Header] = headers![
     "paged_attention.cuh",
     "paged_fragments.cuh",
     "reduce.cuh",
+    "rope.cuh",
     "rows.cuh",
     "stage.cuh",
     "tma.cuh",

@@ -107,8 +107,10 @@ impl Large {
         let spec = self.op.spec();
         let mut small = Bulk::new(spec, &self.case, &plan, stream.device())?;
         for (index, arg) in spec.args.iter().enumerate() {
-            if !arg.is_output() && plan[index].is_some() {
-                small.refill(index, &self.rows(index, start)?)?;
+            if plan[index].is_some() {
+                // What is written held poison before the large call; what is changed in part must hold it here too.
+                let rows = if arg.is_output() { &POISON[..] } else { &self.rows(index, start)? };
+                small.refill(index, rows)?;
             }
         }
         if let Err(error) = run(self.op, &small, &self.case, stream, select) {

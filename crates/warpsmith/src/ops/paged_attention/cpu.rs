@@ -7,7 +7,8 @@
 
 use super::numbers::{Request, requests};
 use super::{K_PAGES, K_SCALE, LSE, OUT, PAGE_TABLE, Problem, Q, SINKS, V_PAGES, V_SCALE};
-use crate::cpu::rows::{Ahead, for_vectors, load_at, replace_rest, store_at, with_float};
+use crate::cpu::prefetch::fetch;
+use crate::cpu::rows::{for_vectors, load_at, replace_rest, store_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, math, num_threads, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
@@ -209,7 +210,7 @@ impl<'a> States<'a> {
                         // SAFETY: both have `n` elements.
                         unsafe {
                             let kept = s.mul(load_at(s, a.cast_const(), i, count), keep);
-                            store_at(s, a, i, count, s.fma(load_at(s, b, i, count), add, kept), false);
+                            store_at(s, a, i, count, s.fma(load_at(s, b, i, count), add, kept));
                         }
                     },
                 );
@@ -394,13 +395,13 @@ unsafe fn scores<S: Simd, C: CpuElement, const R: usize>(
 ) {
     let q = queries[first * head_dim..][..R * head_dim].as_ptr();
     for (j, &key) in keys.iter().enumerate() {
-        let ahead = Ahead::new(*keys.get(j + AHEAD).unwrap_or(&key), head_dim, 1);
+        let ahead = *keys.get(j + AHEAD).unwrap_or(&key);
         let mut sums = [s.zero(); R];
         let mut d = 0;
         while d < head_dim {
             // SAFETY: all rows have `head_dim` elements.
             unsafe {
-                ahead.fetch::<S>(d);
+                fetch::<S, C>(ahead.wrapping_add(d));
                 let k = C::load(s, key.add(d));
                 for (r, sum) in sums.iter_mut().enumerate() {
                     *sum = s.fma(s.load(q.add(r * head_dim + d)), k, *sum);
@@ -433,7 +434,7 @@ fn weigh<S: Simd>(s: S, softcap: f32, weights: &mut [f32], sees: Range<usize>) -
                 if softcap != 0.0 {
                     let cap = s.splat(softcap);
                     v = s.mul(cap, math::tanh(s, s.div(v, cap)));
-                    store_at(s, row, i, count, v, false);
+                    store_at(s, row, i, count, v);
                 }
                 most = s.max_nan(most, replace_rest(s, v, count, f32::NEG_INFINITY));
             }
@@ -452,7 +453,7 @@ fn weigh<S: Simd>(s: S, softcap: f32, weights: &mut [f32], sees: Range<usize>) -
             // SAFETY: inside the row.
             unsafe {
                 let v = math::exp(s, s.sub(load_at(s, row.cast_const(), i, count), s.splat(most)));
-                store_at(s, row, i, count, v, false);
+                store_at(s, row, i, count, v);
                 sum = s.add(sum, replace_rest(s, v, count, 0.0));
             }
         },
@@ -485,7 +486,7 @@ unsafe fn add_values<S: Simd, C: CpuElement, const R: usize>(
                     *sum = s.load(o.add(r * head_dim + d));
                 }
                 for j in keys.clone() {
-                    Ahead::new(*values.get(j + TILE).unwrap_or(&values[j]), head_dim, 1).fetch::<S>(d);
+                    fetch::<S, C>(values.get(j + TILE).unwrap_or(&values[j]).wrapping_add(d));
                     let v = C::load(s, values[j].add(d));
                     for (r, sum) in sums.iter_mut().enumerate() {
                         *sum = s.fma(s.splat(weights[(first + r) * SPLIT + j]), v, *sum);

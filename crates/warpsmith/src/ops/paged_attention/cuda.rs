@@ -55,7 +55,7 @@ kernel_params! {
     }
 }
 
-static SM80_DEVICE: CudaKernel = CudaKernel {
+pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_sm80", code: include_str!("sm80.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_sm80",
@@ -64,7 +64,7 @@ static SM80_DEVICE: CudaKernel = CudaKernel {
     variants: sm80_variants,
 };
 
-static MERGE: CudaKernel = CudaKernel {
+pub(super) static MERGE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_merge", code: include_str!("merge.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_merge",
@@ -122,7 +122,7 @@ pub(super) const GENERIC: Kernel<Problem> =
         .when(|p, _| addressable(p));
 
 /// Rows and pieces of work are counted in 32 bits.
-fn addressable(p: &Problem) -> std::result::Result<(), String> {
+pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let rows = p.num_tokens.saturating_mul(p.num_heads);
     let pieces = (rows + p.requests).saturating_mul(p.max_keys().div_ceil(ROUND).max(1));
     match rows.max(pieces / p.group().max(1)).max(p.num_pages) > i32::MAX as usize {
@@ -272,8 +272,14 @@ fn params(launch: &Launch<'_, Problem>) -> PagedParams {
 }
 
 fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
+    run(launch, &Plan::new(launch.problem, launch.info))
+}
+
+/// Launches the kernel for the requests of each part, on the workspace of the plan.
+pub(super) fn run(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
     let p = launch.problem;
-    let Plan { parts, levels } = Plan::new(p, launch.info);
+    let Plan { parts, levels } = plan;
+    let levels = *levels;
     let mut partial = launch.workspace as u64;
     for (i, part) in parts.iter().enumerate() {
         let Part { shape, extent, .. } = *part;
@@ -299,7 +305,7 @@ fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
         let config = LaunchConfig::new([blocks, 1, 1], [shape.threads() as u32, 1, 1], part.shared(p) as u32);
         // SAFETY: `check` bound shapes and strides to the parameters, the kernel moves all numbers into them, and the
         // workspace holds the states of every range.
-        unsafe { kernel::run(launch, &defines, &config, &params)? };
+        unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
         let merges = if levels == 0 { ranges > 0 } else { i + 1 == parts.len() };
         if merges {
             let params = if levels == 0 { params } else { PagedParams { min_queries: 0, ..params } };

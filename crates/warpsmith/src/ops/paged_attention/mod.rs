@@ -42,7 +42,8 @@
 //!   outside the tensors. Not to be had with a `window`.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
 //!   request alone: not on other requests, nor on how many of the queries before it are part of the call, unless prefixes
-//!   are shared.
+//!   are shared. Hopper makes one difference: requests of up to 32 rows of a KV head, a query having a row for each head
+//!   that shares it, are added up in other ranges than those of more.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
 mod cases;
@@ -54,6 +55,8 @@ mod numbers;
 mod plan;
 mod problem;
 mod reference;
+#[cfg(feature = "cuda")]
+mod sm90;
 #[cfg(test)]
 mod tests;
 
@@ -197,6 +200,8 @@ impl Op for Forward {
 }
 
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]

@@ -12,7 +12,7 @@ const SEGMENT: usize = 128;
 const SPAN: usize = 2048;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
-const FEW_ROWS: usize = 32;
+pub(super) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 pub(super) const WAVES: usize = 4;
 /// Shared memory that every block has besides: numbers of pages and pieces.
@@ -210,6 +210,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// For the requests with few rows alone: the others are another kernel's.
+    pub fn few(p: &Problem, info: &DeviceInfo) -> Plan {
+        let few = FEW_ROWS / p.group().max(1);
+        let part = p.queries.is_none().then(|| Part::new(p, info, true, [0, few]));
+        Plan { parts: part.into_iter().collect(), levels: 0 }
+    }
+
     pub fn new(p: &Problem, info: &DeviceInfo) -> Plan {
         let few = FEW_ROWS / p.group().max(1);
         let most = p.queries.unwrap_or(p.num_tokens);
