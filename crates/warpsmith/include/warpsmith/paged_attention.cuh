@@ -10,7 +10,7 @@
 #include "warpsmith/base.cuh"
 #include "warpsmith/math.cuh"
 
-constexpr int kSegment = 128, kSpan = 2048;
+constexpr int kSegment = 128, kSpan = 1024;
 constexpr float kLn2 = 0.6931471805599453f;
 WS_INLINE float minus_infinity() { return bits_float(0xff800000u); }
 

@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
 const SEGMENT: usize = 128;
-const SPAN: usize = 2048;
+const SPAN: usize = 1024;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
 pub(super) const FEW_ROWS: usize = 32;
@@ -43,7 +43,7 @@ impl Shape {
             (true, ..=128) => &[8],
             (true, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
             (true, _) => &[4, 3],
-            (false, _) => &[3, 2],
+            (false, _) => &[4, 2],
         };
         let shape = |ring| match few {
             true => Shape { row_warps: 1, key_warps: 4, ring, blocks },
@@ -192,7 +192,7 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = match self.extent {
             Extent::Round => "512 keys",
-            Extent::Span => "2048 keys",
+            Extent::Span => "1024 keys",
             Extent::All => "all keys",
         };
         let Shape { row_warps, key_warps, ring, .. } = self.shape;
