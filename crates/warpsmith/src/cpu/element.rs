@@ -195,7 +195,7 @@ macro_rules! narrow_element {
 
             #[inline(always)]
             fn rounded<S: Simd>(s: S, v: S::V) -> S::V {
-                $decode(s, $encode(s, v))
+                if Self::DTYPE == DType::BF16 { s.round_bf16(v) } else { $decode(s, $encode(s, v)) }
             }
 
             #[inline(always)]
@@ -285,15 +285,19 @@ fn encode_bf16<S: Simd>(s: S, v: S::V) -> S::H {
 /// The NaN both 8-bit types decode to; what the scalar conversion gives.
 const FP8_NAN: f32 = f32::from_bits(0x7fff_e000);
 
-/// Through f16, whose exponent field holds that of e4m3: the conversion normalises subnormals at no cost, where
-/// f32 arithmetic on them would trap into microcode. The biases differ by 8, hence the factor.
+/// The fields moved to where f32 has them, with the difference of the biases added. A subnormal then reads as
+/// `(1 + m/8) 2^-7` where `m/8 2^-6` is meant.
 #[inline(always)]
 fn decode_e4m3<S: Simd>(s: S, b: S::B) -> S::V {
+    const BIASES: i32 = (127 - 7) << 23;
+    const MIN_NORMAL: f32 = 0.015_625;
     let code = s.b_to_i(b);
     let magnitude = s.iand(code, s.isplat(0x7f));
-    let sign = s.shl(s.isub(code, magnitude), 8);
-    let half = s.i_to_h(s.ior(sign, s.shl(magnitude, 7)));
-    let value = s.mul(s.f16_to_f32(half), s.splat(256.0));
+    let value = s.of_bits(s.iadd(s.shl(magnitude, 20), s.isplat(BIASES)));
+    let subnormal = s.fma(value, s.splat(2.0), s.splat(-MIN_NORMAL));
+    let value = s.select(s.igt(s.isplat(8), magnitude), subnormal, value);
+    let sign = s.iand(s.shl(code, 24), s.isplat(i32::MIN));
+    let value = s.of_bits(s.ior(s.bits_of(value), sign));
     s.select(s.igt(magnitude, s.isplat(0x7e)), s.splat(FP8_NAN), value)
 }
 
@@ -307,12 +311,8 @@ fn decode_e5m2<S: Simd>(s: S, b: S::B) -> S::V {
 /// What distinguishes the two 8-bit formats to the encoder.
 struct Fp8 {
     mantissa_bits: u32,
-    /// Bits of the smallest normal value.
-    min_normal: i32,
-    /// `2^23` times the smallest subnormal: adding it leaves a small value rounded to the subnormal grid.
-    magic: f32,
-    /// Code of the largest finite value.
-    max: i32,
+    min_normal: f32,
+    max: f32,
     /// Code of NaN, before its payload.
     nan: i32,
     /// Whether NaN has bits to spare for its payload.
@@ -323,41 +323,32 @@ struct Fp8 {
 fn encode_fp8<S: Simd>(s: S, v: S::V, format: Fp8) -> S::B {
     let dropped = 23u32.wrapping_sub(format.mantissa_bits);
     let bits = s.bits_of(v);
-    let abs = s.iand(bits, s.isplat(i32::MAX));
+    // The operand order leaves no NaN.
+    let abs = s.min(s.abs(v), s.splat(format.max));
 
-    // Normal: rebias, round the mantissa to even in place (a carry moves the exponent as it should), drop the rest. What
-    // comes out for smaller numbers is not used.
-    let odd = s.iand(s.shr(abs, dropped), s.isplat(1));
-    let smallest = (1i32 << 23).wrapping_sub(format.min_normal);
-    let bias = s.isplat(smallest.wrapping_add((1i32 << dropped.wrapping_sub(1)).wrapping_sub(1)));
-    let normal = s.sar(s.iadd(s.iadd(abs, bias), odd), dropped);
-    let normal = s.imin(normal, s.isplat(format.max));
+    // The power of two below the value, or the smallest normal one: codes are evenly spaced from it to the next, and from
+    // zero to the smallest. Added `2^dropped` times, it leaves the sum the bits that are kept, rounded to even.
+    let exponent = s.of_bits(s.iand(s.bits_of(abs), s.isplat(0x7f80_0000)));
+    let base = s.bits_of(s.max(exponent, s.splat(format.min_normal)));
+    let magic = s.iadd(base, s.isplat((dropped as i32) << 23));
+    let kept = s.isub(s.bits_of(s.add(abs, s.of_bits(magic))), magic);
+    let first = s.shr(s.isub(base, s.isplat(format.min_normal.to_bits() as i32)), dropped);
+    let code = s.iadd(kept, first);
 
-    let magic = s.splat(format.magic);
-    let subnormal = s.isub(s.bits_of(s.add(s.of_bits(abs), magic)), s.bits_of(magic));
-
-    let code = s.iselect(s.igt(s.isplat(format.min_normal), abs), subnormal, normal);
     let nan = if format.keeps_payload {
-        let payload = s.iand(s.shr(abs, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
+        let payload = s.iand(s.shr(bits, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
         s.ior(payload, s.isplat(format.nan))
     } else {
         s.isplat(format.nan)
     };
     let code = s.iselect(s.is_nan(v), nan, code);
-    // The sign is the bit above the code.
     s.i_to_b(s.ior(code, s.iand(s.shr(bits, 24), s.isplat(0x80))))
 }
 
 #[inline(always)]
 fn encode_e4m3<S: Simd>(s: S, v: S::V) -> S::B {
-    let format = Fp8 {
-        mantissa_bits: 3,
-        min_normal: 0x3c80_0000,
-        magic: 16384.0,
-        max: 0x7e,
-        nan: 0x7f,
-        keeps_payload: false,
-    };
+    let format =
+        Fp8 { mantissa_bits: 3, min_normal: 0.015_625, max: 448.0, nan: 0x7f, keeps_payload: false };
     encode_fp8(s, v, format)
 }
 
@@ -365,9 +356,8 @@ fn encode_e4m3<S: Simd>(s: S, v: S::V) -> S::B {
 fn encode_e5m2<S: Simd>(s: S, v: S::V) -> S::B {
     let format = Fp8 {
         mantissa_bits: 2,
-        min_normal: 0x3880_0000,
-        magic: 128.0,
-        max: 0x7b,
+        min_normal: 6.103_515_6e-5,
+        max: 57344.0,
         nan: 0x7e,
         keeps_payload: true,
     };

@@ -1,24 +1,27 @@
 //! Conversions against the scalar ones, bit for bit, and the elementwise loop at every length and alignment.
 
 use super::*;
-use crate::cpu::{Tier, dispatch, math, simd::Task};
+use crate::cpu::simd::{MAX_LANES, Pair, Task};
+use crate::cpu::{Tier, dispatch, math};
 
-/// `src` converted to `U` by one tier, through `map`.
-struct Convert<'a, T, U>(&'a [T], &'a mut [U]);
+/// `src` converted to `U` by one tier, through `map`, in vectors or in pairs of them.
+struct Convert<'a, T, U> {
+    src: &'a [T],
+    out: &'a mut [U],
+    pairs: bool,
+}
 
-impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
-    type Out = ();
-
+impl<T: CpuElement, U: CpuElement> Convert<'_, T, U> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        assert_eq!(self.0.len(), self.1.len());
+    fn with<S: Simd>(self, s: S) {
+        assert_eq!(self.src.len(), self.out.len());
         // SAFETY: equally long slices, borrowed apart.
         unsafe {
             map(
                 s,
-                self.0.as_ptr(),
-                self.1.as_mut_ptr(),
-                self.0.len(),
+                self.src.as_ptr(),
+                self.out.as_mut_ptr(),
+                self.src.len(),
                 false,
                 #[inline(always)]
                 |v| v,
@@ -27,10 +30,24 @@ impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
     }
 }
 
-fn convert<T: CpuElement, U: CpuElement>(tier: Tier, src: &[T]) -> Vec<U> {
+impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.pairs { self.with(Pair(s)) } else { self.with(s) }
+    }
+}
+
+fn convert<T: CpuElement, U: CpuElement>(tier: Tier, pairs: bool, src: &[T]) -> Vec<U> {
     let mut out = vec![U::from_f32(0.0); src.len()];
-    dispatch(tier, Convert(src, &mut out));
+    dispatch(tier, Convert { src, out: &mut out, pairs });
     out
+}
+
+/// Every tier in vectors and in pairs of them.
+fn ways() -> impl Iterator<Item = (Tier, bool)> {
+    Tier::available().into_iter().flat_map(|tier| [(tier, false), (tier, true)])
 }
 
 /// Every f16 and bf16 value, every tie and neighbour of ties of the narrow types, and random bits.
@@ -73,8 +90,8 @@ fn samples() -> Vec<f32> {
 
 fn check_encode<U: CpuElement, B: PartialEq + std::fmt::Debug>(bits: impl Fn(U) -> B) {
     let values = samples();
-    for tier in Tier::available() {
-        for (x, got) in values.iter().zip(convert::<f32, U>(tier, &values)) {
+    for (tier, pairs) in ways() {
+        for (x, got) in values.iter().zip(convert::<f32, U>(tier, pairs, &values)) {
             assert_eq!(
                 bits(got),
                 bits(U::from_f32(*x)),
@@ -87,8 +104,8 @@ fn check_encode<U: CpuElement, B: PartialEq + std::fmt::Debug>(bits: impl Fn(U) 
 }
 
 fn check_decode<T: CpuElement>(codes: Vec<T>) {
-    for tier in Tier::available() {
-        for (i, (code, got)) in codes.iter().zip(convert::<T, f32>(tier, &codes)).enumerate() {
+    for (tier, pairs) in ways() {
+        for (i, (code, got)) in codes.iter().zip(convert::<T, f32>(tier, pairs, &codes)).enumerate() {
             let want = code.to_f32();
             assert_eq!(
                 got.to_bits(),
@@ -115,11 +132,71 @@ fn loads_widen_like_the_scalar_conversions_on_every_tier() {
     check_decode::<bf16>((0..=u16::MAX).map(bf16::from_bits).filter(|x| !x.is_nan()).collect());
     check_decode::<F8E4M3>((0..=255).map(F8E4M3::from_bits).collect());
     check_decode::<F8E5M2>((0..=255).map(F8E5M2::from_bits).collect());
-    for tier in Tier::available() {
+    for (tier, pairs) in ways() {
         let nans: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_nan()).collect();
-        assert!(convert::<f16, f32>(tier, &nans).iter().all(|x| x.is_nan()));
+        assert!(convert::<f16, f32>(tier, pairs, &nans).iter().all(|x| x.is_nan()));
         let nans: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).filter(|x| x.is_nan()).collect();
-        assert!(convert::<bf16, f32>(tier, &nans).iter().all(|x| x.is_nan()));
+        assert!(convert::<bf16, f32>(tier, pairs, &nans).iter().all(|x| x.is_nan()));
+    }
+}
+
+/// Whether all are the same or NaN.
+fn same(a: [u32; MAX_LANES], b: [u32; MAX_LANES]) -> bool {
+    let nan = |bits| f32::from_bits(bits).is_nan();
+    a.into_iter().zip(b).all(|(a, b)| a == b || nan(a) && nan(b))
+}
+
+/// Vectors in the order of `load_unordered` against those in order.
+struct Unordered<'a>(&'a [f32]);
+
+impl Unordered<'_> {
+    #[inline(always)]
+    fn check<S: Simd, T: CpuElement>(&self, s: S) {
+        let lanes = |v: S::V| {
+            let mut lanes = [0f32; MAX_LANES];
+            // SAFETY: no vector has more lanes.
+            unsafe { s.store(lanes.as_mut_ptr(), v) };
+            lanes.map(f32::to_bits)
+        };
+        let mut out = [T::from_f32(0.0); MAX_LANES];
+        for values in self.0.chunks_exact(S::N) {
+            // SAFETY: the chunk and the array hold a vector.
+            unsafe {
+                let v = s.load(values.as_ptr());
+                T::put_unordered(s, out.as_mut_ptr(), T::to_unordered(s, v), false);
+                for (got, x) in out.iter().zip(values) {
+                    let (got, want) = (got.to_f32(), T::from_f32(*x).to_f32());
+                    assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{} {x:e}", S::TIER);
+                }
+                let ordered = T::load(s, out.as_ptr());
+                let rounded = T::rounded(s, v);
+                assert!(same(lanes(rounded), lanes(ordered)), "{} {values:?}", S::TIER);
+                let unordered = T::load_unordered(s, out.as_ptr());
+                assert_eq!(lanes(unordered), lanes(T::to_unordered(s, ordered)), "{}", S::TIER);
+                let swapped = T::to_unordered(s, s.swap_pairs(ordered));
+                assert_eq!(lanes(T::swap_pairs_unordered(s, unordered)), lanes(swapped), "{}", S::TIER);
+            }
+        }
+    }
+}
+
+impl Task for Unordered<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.check::<_, bf16>(s);
+        self.check::<_, bf16>(Pair(s));
+        self.check::<_, bf16>(Pair(Pair(s)));
+        self.check::<_, f16>(Pair(s));
+    }
+}
+
+#[test]
+fn vectors_in_any_order_come_from_and_go_to_the_same_places() {
+    let values = samples();
+    for tier in Tier::available() {
+        dispatch(tier, Unordered(&values));
     }
 }
 

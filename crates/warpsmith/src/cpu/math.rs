@@ -205,9 +205,10 @@ fn gauss<S: Simd>(s: S, t: S::V, [c, c_rest]: [f32; 2]) -> S::V {
     let power = s.mul(square, c);
     let rest = s.fma(square, c, s.neg(power));
     let rest = s.fma(square, s.splat(c_rest), s.fnma(excess, c, rest));
-    // 2^r for 0 <= r <= 1; error 0.04.
-    let c = [1.0, 0.693_147_06, 0.240_229_09, 0.055_486_184, 0.009_673_775, 0.001_248_229, 0.000_215_659_7];
-    s.scale2_floor(poly(s, s.add(s.fraction(power), rest), c), power)
+    let whole = s.round(power);
+    // 2^r for |r| <= 1/2; error 0.05.
+    let c = [1.0, 0.693_147_2, 0.240_226_48, 0.055_503_6, 0.009_618_506, 0.001_339_080_7, 0.000_153_264_57];
+    s.scale2(poly(s, s.add(s.sub(power, whole), rest), c), whole)
 }
 
 /// `-log2(e) / 2` and what that leaves.
@@ -282,7 +283,11 @@ pub fn d_gelu<S: Simd>(s: S, x: S::V) -> S::V {
     // For negative x, with phi(x) = e^(-x^2/2) / sqrt(2 pi); for positive ones 1 less that of -x.
     let slope = s.fnma(magnitude, s.splat(0.398_942_3), scaled_upper_tail(s, t));
     let d = s.mul(gauss(s, t, HALF_GAUSS), slope);
-    s.select(s.lt(x, s.zero()), d, s.sub(s.splat(1.0), d))
+    let far = s.select(s.lt(x, s.zero()), d, s.sub(s.splat(1.0), d));
+    // Up to 1/2, 1/2 + x p(x^2) has hardly any rounding to do; error 0.5.
+    let c = [0.797_884_6, -0.265_962_57, 0.059_855_256, -0.009_564_87, 0.001_231_590_4];
+    let near = s.fma(x, poly(s, s.mul(x, x), c), s.splat(0.5));
+    s.select(s.lt(magnitude, s.splat(0.5)), near, far)
 }
 
 /// GELU's tanh form is `x sigmoid(x (A + B x^2))`; this is `A = 2 sqrt(2/pi)`.

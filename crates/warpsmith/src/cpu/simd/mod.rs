@@ -353,6 +353,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.ior(bf16_bits(self, low), self.shl(bf16_bits(self, high), 16))
     }
 
+    /// What is left of each lane after [`Simd::f32_to_bf16`].
+    #[inline(always)]
+    fn round_bf16(self, v: Self::V) -> Self::V {
+        self.of_bits(self.shl(self.h_to_i(self.f32_to_bf16(v)), 16))
+    }
+
     /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums and elementwise work, which
     /// do not ask.
     ///

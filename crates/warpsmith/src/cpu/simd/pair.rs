@@ -79,6 +79,12 @@ macro_rules! memory {
     )*};
 }
 
+/// One register holds bf16 values for two: those at even places are one shift away, those at odd places a mask.
+#[inline(always)]
+fn split_bf16<S: Simd>(s: S, bits: S::I) -> [S::V; 2] {
+    [s.of_bits(s.shl(bits, 16)), s.of_bits(s.iand(bits, s.isplat(-0x1_0000)))]
+}
+
 impl<S: Simd> Simd for Pair<S> {
     type V = [S::V; 2];
     type I = [S::I; 2];
@@ -140,13 +146,16 @@ impl<S: Simd> Simd for Pair<S> {
 
     shifts! { shl shr sar }
 
-    /// One register holds the pair's values: those at even places are one shift away, those at odd places a mask.
+    #[inline(always)]
+    fn round_bf16(self, v: Self::V) -> Self::V {
+        split_bf16(self.0, self.0.interleave_bf16(v[0], v[1]))
+    }
+
     #[inline(always)]
     unsafe fn load_bf16_unordered(self, p: *const u16) -> Self::V {
         let s = self.0;
         // SAFETY: `2 N` values of 16 bits are `N` of 32, and any alignment will do.
-        let bits = s.bits_of(unsafe { s.load(p.cast()) });
-        [s.of_bits(s.shl(bits, 16)), s.of_bits(s.iand(bits, s.isplat(-0x1_0000)))]
+        split_bf16(s, s.bits_of(unsafe { s.load(p.cast()) }))
     }
 
     #[inline(always)]

@@ -10,12 +10,13 @@
 //!
 //! - Shapes: `x` and `out` have the same shape of one dimension or more; any strides.
 //! - Types: f32, f16 or bf16, the same for both. Arithmetic is in f32, the result is rounded once. For 16-bit types
-//!   `f` itself is computed to 2^-13 of its value, so that a result may be the neighbour of the correctly rounded one.
+//!   `f` itself is computed to 2^-13 (f16) or 2^-10 (bf16) of its value, so that a result may be the neighbour of the
+//!   correctly rounded one.
 //! - NaN gives NaN; infinities give what the formula gives (`silu(-inf)` is `-inf * 0`, NaN).
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 //!
-//! `activation_backward` computes `dx = dout f'(x)`; `f'` is always computed to f32 accuracy, and is zero at the kink
-//! of relu. The kernels are those of `ops/elementwise`.
+//! `activation_backward` computes `dx = dout f'(x)`; `f'` is computed to f32 accuracy, for bf16 to 2^-10 of its value plus
+//! 2^-18, and is zero at the kink of relu. The kernels are those of `ops/elementwise`.
 
 mod backward;
 mod cpu;

@@ -4,7 +4,7 @@
 //! - `approximate` is `none` for `gelu` or `tanh` for `gelu_tanh`, as `activation` defines them.
 //! - Types: f32, f16 or bf16, the same for all. Arithmetic is in f32 and the result is rounded once: `x + bias` is
 //!   **not** rounded to the tensors' type before the function, unlike in two separate steps. For 16-bit types the
-//!   function itself is computed to 2^-13 of its value.
+//!   function itself is computed to 2^-13 (f16) or 2^-10 (bf16) of its value.
 //! - NaN and infinities give what the formula gives.
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 //!

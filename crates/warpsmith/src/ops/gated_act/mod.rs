@@ -5,7 +5,7 @@
 //!   packed: `split`, all of `gate` and then all of `up`; or `interleaved`, `gate` at the even and `up` at the odd
 //!   places.
 //! - Types: f32, f16 or bf16, the same for both. Arithmetic is in f32, the result is rounded once; `f(gate)` is not
-//!   rounded in between. For 16-bit types `f` itself is computed to 2^-13 of its value.
+//!   rounded in between. `f` itself is computed to 2^-13 (f16) or 2^-10 (bf16) of its value.
 //! - NaN and infinities give what the formula gives. An empty tensor is left alone.
 //!
 //! `gated_act_backward` computes the gradient of `x`, packed in the same way: `dgate = dout * up * f'(gate)` and
