@@ -83,7 +83,9 @@ fn check(args: &Args<'_>) -> Result<Problem> {
     let last = runs.rank - 1;
     if runs.sizes[last] > 1 && runs.strides[0][last] == 1 {
         run = runs.sizes[last];
+        // What is left of the dimension, if it was the only one, is a single start without a distance to the next.
         runs.sizes[last] = 1;
+        runs.strides.iter_mut().for_each(|strides| strides[last] = 0);
         runs.rank = last.max(1);
     }
     let size = cache.dtype().size();

@@ -56,12 +56,19 @@ fn pages_move_bit_for_bit_whatever_the_layout() {
 }
 
 #[test]
-fn a_page_with_heads_before_slots_is_one_run() {
-    let mut cache = Tensor::zeros(&[3, 9, 2, 16, 64], DType::BF16, Device::Cpu).unwrap();
+fn a_page_is_one_run_in_any_order_and_moves_in_the_widest_accesses() {
     let pairs = pairs(&[0, 1], Device::Cpu);
-    let args = Args::new(&Forward::SPEC).input(PAIRS, pairs.view());
-    let p = check(&args.output(CACHE, cache.view_mut().permute(&[0, 1, 3, 2, 4]))).unwrap();
-    assert_eq!((p.run, p.runs.len(), p.width), (2 * 16 * 64, 3, 16));
+    let found = |shape: &[usize], order: &[usize]| {
+        let mut cache = Tensor::zeros(shape, DType::BF16, Device::Cpu).unwrap();
+        let args = Args::new(&Forward::SPEC).input(PAIRS, pairs.view());
+        let p = check(&args.output(CACHE, cache.view_mut().permute(order))).unwrap();
+        (p.run, p.runs.len(), p.width)
+    };
+    let page = 2 * 16 * 64;
+    assert_eq!(found(&[3, 9, 2, 16, 64], &[0, 1, 3, 2, 4]), (page, 3, 16));
+    assert_eq!(found(&[1, 9, 2, 16, 64], &[0, 1, 3, 2, 4]), (page, 1, 16));
+    assert_eq!(found(&[9, 16, 2, 64], &[0, 1, 2, 3]), (page, 1, 16));
+    assert_eq!(found(&[9, 3, 1, 5], &[0, 1, 2, 3]), (15, 1, 2));
 }
 
 #[test]
