@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times Warpsmith and its peers on this machine's GPU, one after the other, and merges both into the evidence.
+"""Times Warpsmith and its peers on this machine's GPU, case by case in turn, and merges both into the evidence.
 
 Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers get the same work and are timed in
 the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of their
@@ -16,6 +16,7 @@ import json
 import math
 import statistics
 import sys
+from typing import TextIO
 
 import peers
 import torch
@@ -106,41 +107,26 @@ def main() -> None:
         sys.exit("gpu.py: PyTorch finds no CUDA device")
     peers.build()
     path = peers.ROOT / args.peers
-    rows = []
-    for op in args.ops or [None]:
-        rows += peers.warpsmith("bench", *([op] if op else []), "--device", "cuda", "--json")
-    with path.open("w") as out:
-        for row in rows:
-            case = peers.Case.of(row)
-            times = measure(case)
-            shown = ", ".join(f"{name} {ms * 1e3:.1f} us" for name, ms in times.items()) or "no peer"
-            ours = f"warpsmith {row['median_ms'] * 1e3:.1f} us"
-            print(f"{case.op} [{case.name} {case.dtype}]: {ours}, {shown}", flush=True)
-            for name, ms in times.items():
-                line = dict(
-                    op=case.op,
-                    case=case.name,
-                    dtype=case.dtype,
-                    device="cuda",
-                    peer=name,
-                    ms=ms,
-                )
-                out.write(json.dumps(line) + "\n")
-            out.flush()
-            torch.cuda.empty_cache()
-    # The numbers of the evidence: Warpsmith again, in the same process tree and right after its peers.
     record = [] if args.no_record else ["--record"]
-    for op in args.ops or [None]:
-        peers.warpsmith(
-            "bench",
-            *([op] if op else []),
-            "--device",
-            "cuda",
-            "--peers",
-            str(path),
-            "--json",
-            *record,
-        )
+    with path.open("w") as out:
+        for op in args.ops or [None]:
+            words = [*([op] if op else []), "--device", "cuda", "--peers", str(path), *record]
+            for row in peers.steps("bench", *words, "--json", "--step"):
+                compare(row, out)
+                torch.cuda.empty_cache()
+
+
+def compare(row: dict, out: TextIO) -> None:
+    """Times the peers on the case that Warpsmith has just timed."""
+    case = peers.Case.of(row)
+    times = measure(case)
+    shown = ", ".join(f"{name} {ms * 1e3:.1f} us" for name, ms in times.items()) or "no peer"
+    ours = f"warpsmith {row['median_ms'] * 1e3:.1f} us"
+    print(f"{case.op} [{case.name} {case.dtype}]: {ours}, {shown}", flush=True)
+    for name, ms in times.items():
+        line = dict(op=case.op, case=case.name, dtype=case.dtype, device="cuda", peer=name, ms=ms)
+        out.write(json.dumps(line) + "\n")
+    out.flush()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,21 @@ def warpsmith(*words: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+def steps(*words: str) -> Iterator[dict]:
+    """Runs the command line with `--step`: its next result is made when it is asked for."""
+    with subprocess.Popen([BINARY, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        while True:
+            run.stdin.write("\n")
+            run.stdin.flush()
+            line = run.stdout.readline()
+            if not line:
+                break
+            if line.startswith("{"):
+                yield json.loads(line)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, words)
+
+
 @dataclass
 class Case:
     """One row of `warpsmith bench --json`, taken apart."""
@@ -341,6 +356,15 @@ def _gated_act_backward(case: Case, device: str) -> Work:
     return _gradient(case, device, forward, lambda: (normal(rows, hidden), normal(rows, 2 * hidden)))
 
 
+def _rotated(x, positions, frequencies, interleaved: bool):
+    """Keys as models rotate them: angles in f32, factors in the type of the keys."""
+    angles = positions[:, None].float() * frequencies
+    cos, sin = angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    left, right = a * cos - b * sin, b * cos + a * sin
+    return torch.stack((left, right), -1).flatten(-2) if interleaved else torch.cat((left, right), -1)
+
+
 def _rope(case: Case, device: str) -> Work | None:
     if "cos" in case.given or case.option("rotary_dim", "0") != "0":
         return None
@@ -354,17 +378,8 @@ def _rope(case: Case, device: str) -> Work | None:
     def fresh():
         return normal(tokens, heads, dim), torch.arange(tokens, device=device)
 
-    # As models do it: angles in f32, a table for the step, then four products.
     def call(x, positions):
-        angles = positions[:, None].float() * frequencies
-        cos, sin = angles.cos()[:, None].to(x.dtype), angles.sin()[:, None].to(x.dtype)
-        if backward:
-            sin = -sin
-        a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-        left, right = a * cos - b * sin, b * cos + a * sin
-        if interleaved:
-            return torch.stack((left, right), -1).flatten(-2)
-        return torch.cat((left, right), -1)
+        return _rotated(x, -positions if backward else positions, frequencies, interleaved)
 
     calls = {"torch": call}
     library = flashinfer(device)
@@ -493,10 +508,154 @@ def _linear_backward(case: Case, device: str) -> Work | None:
         return finish(F.linear(x, w, bias), None)
 
     def make():
+        # Also for the products of the backward pass, which are computed later.
+        torch.backends.cuda.matmul.allow_tf32 = case.option("precision", "auto") == "tf32"
         bias = normal(n) if "dbias" in case.given else None
         return normal(m, n), normal(m, k), normal(n, k), bias
 
     return _gradient(case, device, forward, make)
+
+
+def _kv_store(case: Case, device: str) -> Work | None:
+    if "cos" in case.given or case.option("rotary_dim", "0") != "0":
+        return None
+    names = ("num_tokens", "num_kv_heads", "head_dim", "page_size", "num_pages")
+    tokens, heads, dim, page_size, pages = (case.size(name) for name in names)
+    normal = _normal(case, device)
+    to = DTYPES.get(case.option("to", "auto"), DTYPES[case.dtype])
+    rope, eight_bit = "positions" in case.given, to.itemsize == 1
+    interleaved = case.option("layout", "half") == "interleaved"
+    theta, limit = case.number("theta", 10000.0), torch.finfo(to).max
+    frequencies = theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    # Torch cannot index 8-bit floats; bytes are moved in their place.
+    stored = torch.uint8 if eight_bit else to
+
+    def fresh():
+        slots = torch.randperm(pages * page_size, device=device)[:tokens]
+        caches = [torch.zeros(pages * page_size, heads, dim, device=device, dtype=stored) for _ in range(2)]
+        scale = torch.rand(1, device=device) + 0.5
+        return (
+            normal(tokens, heads, dim),
+            normal(tokens, heads, dim),
+            slots,
+            torch.arange(tokens, device=device),
+            scale,
+            *caches,
+        )
+
+    def cast(x, scale):
+        return (x.float() / scale).clamp(-limit, limit).to(to).view(torch.uint8) if eight_bit else x
+
+    def call(k, v, slots, positions, scale, k_cache, v_cache):
+        if rope:
+            k = _rotated(k, positions, frequencies, interleaved)
+        k_cache[slots] = cast(k, scale)
+        v_cache[slots] = cast(v, scale)
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and not rope and not eight_bit and case.dtype != "f32":
+        # It finds a token's page by request and position: one request whose pages are in random order.
+        count = -(-tokens // page_size)
+        indices = torch.randperm(pages, device=device)[:count].int()
+        indptr = torch.tensor([0, count], device=device, dtype=torch.int32)
+        last = torch.tensor([tokens - (count - 1) * page_size], device=device, dtype=torch.int32)
+        batch = torch.zeros(tokens, device=device, dtype=torch.int32)
+        at = torch.arange(tokens, device=device, dtype=torch.int32)
+
+        def append(k, v, slots, positions, scale, k_cache, v_cache):
+            paged = tuple(cache.view(pages, page_size, heads, dim) for cache in (k_cache, v_cache))
+            library.append_paged_kv_cache(k, v, batch, at, paged, indices, indptr, last)
+
+        calls["flashinfer"] = append
+    return Work(fresh, calls, call)
+
+
+def _kv_copy(case: Case, device: str) -> Work:
+    names = ("num_pairs", "num_layers", "num_pages", "page_size", "num_kv_heads", "head_dim")
+    pairs, layers, pages, page_size, heads, dim = (case.size(name) for name in names)
+    eight_bit = DTYPES[case.dtype].itemsize == 1
+    dtype = torch.uint8 if eight_bit else DTYPES[case.dtype]
+
+    def fresh():
+        chosen = torch.randperm(pages, device=device)[: 2 * pairs]
+        cache = torch.zeros(layers, pages, page_size, heads, dim, device=device, dtype=dtype)
+        return cache, chosen[:pairs], chosen[pairs:]
+
+    def call(cache, source, target):
+        cache[:, target] = cache[:, source]
+
+    def copy(cache, source, target):
+        cache.index_copy_(1, target, cache.index_select(1, source))
+
+    return Work(fresh, {"torch": call, "torch.index_copy_": copy}, call)
+
+
+def _merge_states(case: Case, device: str) -> Work | None:
+    if "counts" in case.given:
+        return None
+    tokens, parts, heads, dim = (case.size(name) for name in ("num_tokens", "num_parts", "num_heads", "head_dim"))
+    normal = _normal(case, device)
+    to = DTYPES.get(case.option("to", "auto"), DTYPES[case.dtype])
+
+    def fresh():
+        return normal(parts, tokens, heads, dim), torch.randn(parts, tokens, heads, device=device)
+
+    def call(outs, lses):
+        lse = torch.logsumexp(lses, 0)
+        weights = torch.exp(lses - lse)
+        return (weights[..., None] * outs.float()).sum(0).to(to), lse
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and to == DTYPES[case.dtype] and parts == 2:
+        calls["flashinfer"] = lambda outs, lses: library.merge_state(outs[0], lses[0], outs[1], lses[1])
+    return Work(fresh, calls, call)
+
+
+def _attention(case: Case, device: str) -> Work | None:
+    batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
+    heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    causal = case.option("causal", "false") == "true" and q_len > 1
+    others = {"window", "softcap", "scale"} & case.values.keys()
+    # Elsewhere the first query is at the first key.
+    if case.given or others or (causal and q_len != kv_len):
+        return None
+    normal = _normal(case, device)
+
+    def fresh():
+        return normal(batch, q_len, heads, dim), *(normal(batch, kv_len, kv_heads, dim) for _ in range(2))
+
+    def call(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+        return out.transpose(1, 2)
+
+    if device == "cpu":
+        return Work(fresh, {"torch": call})
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def on(backend):
+        def chosen(q, k, v):
+            with sdpa_kernel(backend):
+                return call(q, k, v)
+
+        return chosen
+
+    if case.dtype == "f32":
+        return Work(
+            fresh, {"torch (efficient)": on(SDPBackend.EFFICIENT_ATTENTION)} if heads == kv_heads else {"torch": call}
+        )
+    calls = {"torch (flash)": on(SDPBackend.FLASH_ATTENTION), "torch (cudnn)": on(SDPBackend.CUDNN_ATTENTION)}
+    library = flashinfer(device)
+    if library and batch == 1 and q_len > 1 and dim in (64, 128, 256):
+
+        def prefill(q, k, v):
+            return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
+
+        calls["flashinfer (fa3)"] = prefill
+    return Work(fresh, calls)
 
 
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
@@ -517,8 +676,12 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rope": _rope,
     "rope_backward": _rope,
     "cast": _cast,
+    "kv_store": _kv_store,
+    "kv_copy": _kv_copy,
+    "merge_states": _merge_states,
     "linear": _linear,
     "linear_backward": _linear_backward,
+    "attention": _attention,
 }
 
 

@@ -44,7 +44,7 @@ pub fn variants(kernel: &KernelInfo) -> Vec<Variant> {
             prelude: prelude.clone(),
         })
     };
-    kernel.cuda.into_iter().chain(kernel.also).flat_map(of).collect()
+    kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten()).flat_map(of).collect()
 }
 
 /// Whether a device function can be compiled for an architecture. One written for an `a` architecture uses

@@ -128,13 +128,19 @@ pub fn arrangement_name(arrangement: Arrangement) -> &'static str {
         Arrangement::PaddedRows => "padded",
         Arrangement::Transposed => "transposed",
         Arrangement::Misaligned => "misaligned",
+        Arrangement::HeadsFirst => "heads-first",
     }
 }
 
 /// Reads the name of a layout.
 pub fn parse_arrangement(text: &str) -> Result<Arrangement> {
-    let all =
-        [Arrangement::Contiguous, Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned];
+    let all = [
+        Arrangement::Contiguous,
+        Arrangement::PaddedRows,
+        Arrangement::Transposed,
+        Arrangement::Misaligned,
+        Arrangement::HeadsFirst,
+    ];
     let names = all.map(arrangement_name);
     let found = names.iter().position(|name| *name == text);
     found.map(|at| all[at]).ok_or_else(|| Error::parse("arrangement", names.join(", "), text))

@@ -2,6 +2,7 @@
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -272,6 +273,65 @@ fn packs_are_built_and_used_without_a_compiler() {
     };
     assert!(dump("86").status.success(), "{}", String::from_utf8_lossy(&dump("86").stderr));
     assert!(String::from_utf8_lossy(&dump("90a").stderr).contains("compiling at run time is off"));
+}
+
+#[test]
+fn bench_goes_step_by_step() {
+    let cache = tempfile::tempdir().unwrap();
+    let peers = cache.path().join("peers.jsonl");
+    let mut command = warpsmith(cache.path());
+    command.args([
+        "bench",
+        "rms_norm",
+        "--device",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--shape",
+        "num_tokens=3",
+        "hidden=65",
+    ]);
+    command.args(["--quick", "--json", "--step", "--peers", peers.to_str().unwrap()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"\n").unwrap();
+    assert_eq!(parse(&lines.next().unwrap().unwrap())["case"], "num_tokens=3 hidden=65");
+    // Written only now: the peers are read last.
+    std::fs::write(&peers, "").unwrap();
+    input.write_all(b"\n").unwrap();
+    assert!(lines.next().is_none());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn tune_remembers_what_later_calls_choose() {
+    let cache = tempfile::tempdir().unwrap();
+    let case = ["rms_norm", "--device", "cpu", "--dtype", "f32", "--shape", "num_tokens=3", "hidden=65"];
+    let on_case = |command: &str, more: &[&str]| {
+        let output = warpsmith(cache.path()).arg(command).args(case).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(!on_case("explain", &[]).contains("tuned on this device"));
+    let tuning = parse(&on_case("tune", &["--quick", "--json"]));
+    let names = |tuning: &Value| -> Vec<String> {
+        let measured = tuning["measured"].as_array().unwrap().iter();
+        measured.map(|m| m["kernel"].as_str().unwrap().to_string()).collect()
+    };
+    assert!(names(&tuning).contains(&"rms_norm_portable".to_string()), "{tuning:#}");
+    assert_eq!(tuning["chosen"].as_str(), Some(names(&tuning)[0].as_str()));
+    assert!(on_case("explain", &[]).contains("tuned on this device"));
+    // A named kernel is remembered, however fast the others are.
+    let table = on_case("tune", &["--quick", "--kernel", "rms_norm_portable"]);
+    assert!(table.contains("until now") && table.contains("rms_norm_portable"), "{table}");
+    let text = on_case("explain", &[]);
+    assert!(
+        text.contains("rms_norm_portable (tuned on this device)") || text.contains("runs rms_norm_portable"),
+        "{text}"
+    );
+    let other = warpsmith(cache.path()).args(["explain", "rms_norm", "--device", "cpu"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&other.stdout).contains("tuned on this device"));
 }
 
 #[test]

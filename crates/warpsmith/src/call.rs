@@ -119,3 +119,27 @@ impl<O> Clone for Call<'_, O> {
         Call { args: self.args.clone(), attrs: self.attrs, select: self.select.clone(), op: PhantomData }
     }
 }
+
+/// An op whose calls can make its one output themselves.
+pub trait OneOutput: Op + Default {
+    /// The position of the output.
+    const OUTPUT: usize;
+}
+
+impl<'a, O: OneOutput> Call<'a, O> {
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.allocate(O::OUTPUT, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(O::OUTPUT, out.into())], stream)
+    }
+}

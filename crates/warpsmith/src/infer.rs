@@ -16,13 +16,13 @@ const DTYPE_OPTION: &str = "to";
 pub type Form = (Vec<usize>, DType);
 
 /// What each output must be, by position in the spec: required outputs and the optional ones at positions in
-/// `wanted`. `None` for inputs and outputs that are left out.
+/// `wanted`. `None` for outputs that are left out and for arguments that come with the call.
 ///
 /// The dtype is that of the first input, unless the op has an option `to` that names one.
 pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
     let spec = args.spec();
     let inputs: Vec<(usize, &[usize])> = (0..spec.args.len())
-        .filter(|&index| !spec.args[index].is_output())
+        .filter(|&index| spec.args[index].is_input())
         .filter_map(|index| Some((index, args.get(index)?.shape())))
         .collect();
     let Some(&(first, first_shape)) = inputs.first() else {
@@ -39,7 +39,7 @@ pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<O
         }
     }
     let describe = |(index, arg): (usize, &crate::op::ArgSpec)| {
-        if !arg.is_output() || (arg.optional && !wanted.contains(&index)) {
+        if arg.is_input() || (arg.optional && !wanted.contains(&index)) {
             return Ok(None);
         }
         let shape = match Pattern::of(arg.doc) {
@@ -262,18 +262,23 @@ mod tests {
             let spec = op.spec();
             for case in op.cases() {
                 let plan = op.plan(&case);
-                let tensors: Vec<Option<Tensor>> = plan
+                let mut tensors: Vec<Option<Tensor>> = plan
                     .iter()
                     .map(|arg| arg.as_ref().map(|a| Tensor::empty(&a.shape, a.dtype, Device::Cpu).unwrap()))
                     .collect();
                 let mut args = Args::new(spec);
-                for (index, tensor) in tensors.iter().enumerate().filter(|(i, _)| !spec.args[*i].is_output())
-                {
-                    args = args.maybe(index, tensor.as_ref().map(Tensor::view));
+                for (index, tensor) in tensors.iter_mut().enumerate() {
+                    let Some(tensor) = tensor.as_mut().filter(|_| spec.args[index].is_input()) else {
+                        continue;
+                    };
+                    args = match spec.args[index].is_output() {
+                        true => args.output(index, tensor.view_mut()),
+                        false => args.input(index, tensor.view()),
+                    };
                 }
                 let wanted: Vec<usize> = (0..plan.len()).filter(|&index| plan[index].is_some()).collect();
                 let found = op.outputs(&args, &case.attrs, &wanted).unwrap();
-                for (index, arg) in spec.args.iter().enumerate().filter(|(_, arg)| arg.is_output()) {
+                for (index, arg) in spec.args.iter().enumerate().filter(|(_, arg)| !arg.is_input()) {
                     let planned = plan[index].as_ref().map(|a| (a.shape.clone(), a.dtype));
                     assert_eq!(found[index], planned, "{}: `{}`: {}", spec.name, arg.name, case.name(spec));
                 }

@@ -131,10 +131,20 @@ impl Layout {
     /// Whether two different indices can name the same element (stride zero, or strides that interleave).
     /// Conservative: layouts that nest properly are recognised as distinct, all others count as overlapping.
     pub fn overlaps_itself(&self) -> bool {
-        let mut dims: Vec<(isize, usize)> = (0..self.rank())
-            .filter(|&d| self.shape[d] > 1)
-            .map(|d| (self.strides[d], self.shape[d]))
-            .collect();
+        self.overlaps(None)
+    }
+
+    /// Whether this and the same layout `distance` elements further on can name the same element; conservative in the
+    /// same way.
+    pub fn overlaps_copy(&self, distance: usize) -> bool {
+        self.overlaps(Some((distance as isize, 2)))
+    }
+
+    /// Whether the dimensions together with another one, given as stride and size, name an element twice.
+    fn overlaps(&self, more: Option<(isize, usize)>) -> bool {
+        let dims = (0..self.rank()).filter(|&d| self.shape[d] > 1);
+        let mut dims: Vec<(isize, usize)> =
+            dims.map(|d| (self.strides[d], self.shape[d])).chain(more).collect();
         dims.sort_unstable();
         let mut reach = 0isize;
         for (stride, size) in dims {
@@ -309,6 +319,10 @@ mod tests {
         assert!(Layout::strided(shape(&[3, 4]), &[0, 1]).unwrap().overlaps_itself());
         assert!(Layout::strided(shape(&[3, 4]), &[2, 1]).unwrap().overlaps_itself());
         assert!(Layout::strided(shape(&[3]), &[-1]).is_err());
+        // Keys and values by turns: pages of 8 elements, 16 apart.
+        let pages = Layout::strided(shape(&[3, 8]), &[16, 1]).unwrap();
+        assert!(!pages.overlaps_copy(8) && !pages.overlaps_copy(48));
+        assert!(pages.overlaps_copy(0) && pages.overlaps_copy(4) && pages.overlaps_copy(16));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+pub use crate::fill::{Fill, Generator, Lengths};
 use crate::infer::{self, Form};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
@@ -42,6 +43,8 @@ pub enum Role {
         /// Position of the input whose memory it may be.
         in_place_of: Option<usize>,
     },
+    /// Changed in part: what the op does not write stays as it was.
+    InOut,
 }
 
 /// One tensor argument.
@@ -67,6 +70,11 @@ impl ArgSpec {
         ArgSpec { name, role: Role::Out { in_place_of: None }, optional: false, doc }
     }
 
+    /// A required argument that is changed in part.
+    pub const fn in_out(name: &'static str, doc: &'static str) -> Self {
+        ArgSpec { name, role: Role::InOut, optional: false, doc }
+    }
+
     /// This argument, but it may be left out.
     pub const fn optional(mut self) -> Self {
         self.optional = true;
@@ -81,7 +89,12 @@ impl ArgSpec {
 
     /// Whether it is written.
     pub const fn is_output(&self) -> bool {
-        matches!(self.role, Role::Out { .. })
+        !matches!(self.role, Role::In)
+    }
+
+    /// Whether what it holds before the call counts.
+    pub const fn is_input(&self) -> bool {
+        !matches!(self.role, Role::Out { .. })
     }
 }
 
@@ -99,6 +112,7 @@ pub enum AttrKind {
 }
 
 /// One option.
+#[derive(Clone, Copy)]
 pub struct AttrSpec {
     /// Its name.
     pub name: &'static str,
@@ -318,7 +332,7 @@ impl<'a> Args<'a> {
                 let expected = format!("an address that is a multiple of {} bytes", view.dtype().size());
                 return Err(Error::argument(op, arg.name, expected, format!("{:#x}", view.address())));
             }
-            if let Role::Out { in_place_of } = arg.role {
+            if arg.is_output() {
                 if view.layout().overlaps_itself() {
                     let got = format!("{:?}", view.layout());
                     return Err(Error::argument(
@@ -328,26 +342,21 @@ impl<'a> Args<'a> {
                         got,
                     ));
                 }
-                self.check_aliases(index, view, in_place_of)?;
+                self.check_aliases(index, view)?;
             }
         }
         Ok(())
     }
 
-    fn check_aliases(&self, output: usize, view: &TensorView<'_>, in_place_of: Option<usize>) -> Result<()> {
-        let range = view.byte_range();
+    fn check_aliases(&self, output: usize, view: &TensorView<'_>) -> Result<()> {
+        let role = self.spec.args[output].role;
         for (index, other) in self.slots.iter().enumerate() {
             let Some(other) = other.as_ref().filter(|_| index != output) else { continue };
-            let other_range = other.byte_range();
-            let disjoint = range.is_empty()
-                || other_range.is_empty()
-                || range.end <= other_range.start
-                || other_range.end <= range.start;
             let same = other.address() == view.address()
                 && other.dtype() == view.dtype()
                 && other.layout() == view.layout();
-            let allowed = disjoint || (same && in_place_of == Some(index));
-            if !allowed {
+            let in_place = same && role == (Role::Out { in_place_of: Some(index) });
+            if !in_place && !view.is_apart_from(other) {
                 return Err(Error::argument(
                     self.spec.name,
                     self.spec.args[output].name,
@@ -380,6 +389,8 @@ pub enum Arrangement {
     Transposed,
     /// Contiguous, but starting one element after an aligned address.
     Misaligned,
+    /// The last dimension but one before the one ahead of it: `[..., tokens, heads, dim]` as `[..., heads, tokens, dim]`.
+    HeadsFirst,
 }
 
 /// What values a case feeds.
@@ -389,23 +400,12 @@ pub enum Values {
     Typical,
     /// Typical values a thousand times larger.
     Large,
-    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in.
+    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in; of generated ones, the unusual.
     Special,
 }
 
-/// How an argument is filled.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fill {
-    /// Normal with the given mean and deviation.
-    Normal(f64, f64),
-    /// Whole numbers from 0 to below the bound.
-    Below(usize),
-    /// A constant.
-    Constant(f64),
-}
-
 /// What a case gives one argument.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ArgPlan {
     /// Sizes.
     pub shape: Vec<usize>,
@@ -527,6 +527,7 @@ impl Case {
             Arrangement::PaddedRows => parts.push("padded".into()),
             Arrangement::Transposed => parts.push("transposed".into()),
             Arrangement::Misaligned => parts.push("misaligned".into()),
+            Arrangement::HeadsFirst => parts.push("heads-first".into()),
         }
         match self.values {
             Values::Typical => {}

@@ -44,6 +44,16 @@ impl Random {
         ((self.bits() as u128 * bound as u128) >> 64) as u64
     }
 
+    /// The numbers below `bound` in random order, again and again if `count` is larger; nothing if `bound` is zero.
+    pub fn distinct(&mut self, count: usize, bound: usize) -> Vec<u64> {
+        let mut all: Vec<u64> = (0..bound as u64).collect();
+        for i in 0..count.min(bound) {
+            let other = i + self.below((bound - i) as u64) as usize;
+            all.swap(i, other);
+        }
+        all.into_iter().cycle().take(count).collect()
+    }
+
     /// Standard normal (Box-Muller, both values used).
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
@@ -66,6 +76,20 @@ mod tests {
             |seed| (0..4).map(|_| 0).scan(Random::new(seed), |r, _| Some(r.bits())).collect::<Vec<_>>();
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn distinct_numbers_are_in_random_order_and_repeat_only_after_all() {
+        let mut rng = Random::new(3);
+        let some = rng.distinct(50, 1000);
+        assert!(some.iter().all(|&n| n < 1000) && !some.is_sorted());
+        let sorted = |mut numbers: Vec<u64>| {
+            numbers.sort_unstable();
+            numbers
+        };
+        assert!(sorted(some).windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(sorted(rng.distinct(6, 3)), [0, 0, 1, 1, 2, 2]);
+        assert!(rng.distinct(5, 0).is_empty());
     }
 
     #[test]

@@ -36,12 +36,23 @@ pub struct CudaKernel {
 /// Compile-time values of a specialised kernel.
 pub type Defines = Vec<(&'static str, String)>;
 
+/// A library of the GPU's vendor, with kernels of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct VendorLibrary {
+    /// Its name.
+    pub name: &'static str,
+    /// The sources of the calls into it, which identify the kernel instead of device code.
+    pub sources: &'static [&'static str],
+}
+
 /// What a kernel runs on.
 pub enum Target {
     /// The host, with the instructions of a tier.
     Cpu(Tier),
     /// A CUDA device.
     Cuda(&'static CudaKernel),
+    /// A CUDA device, through a library.
+    Library(VendorLibrary),
 }
 
 /// One implementation of an op.
@@ -50,8 +61,8 @@ pub struct Kernel<P: 'static> {
     pub name: &'static str,
     /// Where it runs.
     pub target: Target,
-    /// A second device function the kernel launches.
-    pub also: Option<&'static CudaKernel>,
+    /// Further device functions the kernel launches.
+    pub also: [Option<&'static CudaKernel>; 2],
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
@@ -71,7 +82,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target: Target::Cpu(tier),
-            also: None,
+            also: [None; 2],
             batch_invariant: true,
             supports: |_, _| Ok(()),
             config: |_, info| format!("{} threads", info.units),
@@ -86,11 +97,29 @@ impl<P> Kernel<P> {
         kernel: &'static CudaKernel,
         run: fn(&Launch<'_, P>) -> Result<()>,
     ) -> Self {
+        Self::on_device(name, Target::Cuda(kernel), true, run)
+    }
+
+    /// A kernel of a vendor's library, which promises nothing about the rest of the batch.
+    pub const fn library(
+        name: &'static str,
+        library: VendorLibrary,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
+        Self::on_device(name, Target::Library(library), false, run)
+    }
+
+    const fn on_device(
+        name: &'static str,
+        target: Target,
+        batch_invariant: bool,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
         Kernel {
             name,
-            target: Target::Cuda(kernel),
-            also: None,
-            batch_invariant: true,
+            target,
+            also: [None; 2],
+            batch_invariant,
             supports: |_, _| Ok(()),
             config: |_, _| String::new(),
             workspace: |_, _| 0,
@@ -110,9 +139,13 @@ impl<P> Kernel<P> {
         self
     }
 
-    /// With a second device function.
+    /// With a further device function.
     pub const fn and(mut self, device: &'static CudaKernel) -> Self {
-        self.also = Some(device);
+        self.also = match self.also {
+            [None, _] => [Some(device), None],
+            [first, None] => [first, Some(device)],
+            _ => panic!("a kernel has at most three device functions"),
+        };
         self
     }
 
@@ -126,7 +159,7 @@ impl<P> Kernel<P> {
     pub fn refuses(&self, problem: &P, info: &DeviceInfo) -> Option<Why> {
         match (&self.target, info.arch) {
             (Target::Cpu(_), Some(_)) => Some("runs on the CPU only".into()),
-            (Target::Cuda(_), None) => Some("runs on CUDA devices only".into()),
+            (Target::Cuda(_) | Target::Library(_), None) => Some("runs on CUDA devices only".into()),
             (Target::Cpu(tier), None) if *tier > info.tier => {
                 Some(format!("needs {tier}, the best here is {}", info.tier))
             }
@@ -207,23 +240,34 @@ pub struct KernelInfo {
     pub tier: Option<Tier>,
     /// Device half, if it is a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
-    /// A second device function it launches.
-    pub also: Option<&'static CudaKernel>,
+    /// Further device functions it launches.
+    pub also: [Option<&'static CudaKernel>; 2],
+    /// The library it calls, if it is one of a vendor's library.
+    pub library: Option<VendorLibrary>,
     /// Whether results are independent of the rest of the batch.
     pub batch_invariant: bool,
 }
 
 impl KernelInfo {
+    /// Whether it runs on CUDA devices rather than on the CPU.
+    pub fn is_cuda(&self) -> bool {
+        self.tier.is_none()
+    }
+
     /// Identifies the kernel's code: changes whenever its source, its headers or its parameters do. CPU kernels
     /// are identified by the sources of their op and of the shared CPU parts.
     pub fn source_hash(&self, op: &str) -> String {
+        if let Some(library) = self.library {
+            return blake3::hash(library.sources.concat().as_bytes()).to_hex().to_string();
+        }
         match self.cuda {
             Some(cuda) => {
                 let hash = |k: &CudaKernel| crate::jit::source_hash(&k.source, &(k.prelude)());
-                match self.also {
-                    None => hash(cuda),
-                    Some(also) => blake3::hash((hash(cuda) + &hash(also)).as_bytes()).to_hex().to_string(),
+                if self.also[0].is_none() {
+                    return hash(cuda);
                 }
+                let all = self.also.iter().flatten().fold(hash(cuda), |all, also| all + &hash(also));
+                blake3::hash(all.as_bytes()).to_hex().to_string()
             }
             None => crate::sources::cpu_hash(op),
         }
@@ -274,8 +318,16 @@ pub trait AnyOp: Sync {
         stream: &Stream,
         select: &Select,
     ) -> Result<Option<&'static str>>;
-    /// Stores `kernel` as the tuned choice for the problem on the device.
-    fn remember(&self, args: &Args<'_>, attrs: &Attrs, info: &DeviceInfo, kernel: &str) -> Result<()>;
+    /// Stores `kernel` as the tuned choice for the problem on the device; with `any_batch` only for calls that allow
+    /// results to depend on the rest of the batch.
+    fn remember(
+        &self,
+        args: &Args<'_>,
+        attrs: &Attrs,
+        info: &DeviceInfo,
+        kernel: &str,
+        any_batch: bool,
+    ) -> Result<()>;
     /// Evaluates the reference in `f64` and in naive arithmetic on inputs given in `f64`. `wanted` has a bit for
     /// each argument of the call.
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected;
@@ -368,10 +420,10 @@ impl<O: Op> AnyOp for O {
             workspace: scratch.as_ref().map_or(0, Storage::address),
             tier: match kernel.target {
                 Target::Cpu(tier) => tier,
-                Target::Cuda(_) => Tier::Portable,
+                Target::Cuda(_) | Target::Library(_) => Tier::Portable,
             },
             cuda: match kernel.target {
-                Target::Cpu(_) => None,
+                Target::Cpu(_) | Target::Library(_) => None,
                 Target::Cuda(cuda) => Some(cuda),
             },
         })?;
@@ -383,11 +435,18 @@ impl<O: Op> AnyOp for O {
         Ok(Some(kernel.name))
     }
 
-    fn remember(&self, args: &Args<'_>, attrs: &Attrs, info: &DeviceInfo, kernel: &str) -> Result<()> {
+    fn remember(
+        &self,
+        args: &Args<'_>,
+        attrs: &Attrs,
+        info: &DeviceInfo,
+        kernel: &str,
+        any_batch: bool,
+    ) -> Result<()> {
         let problem = checked::<O>(args, attrs)?;
         let kernel = named::<O>(kernel)?;
         let hash = info_of(kernel).source_hash(O::SPEC.name);
-        tuned::store(&info.name, O::SPEC.name, problem_key(&problem), kernel.name, &hash)
+        tuned::store(&info.name, O::SPEC.name, problem_key(&problem, any_batch), kernel.name, &hash)
     }
 
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
@@ -415,11 +474,19 @@ fn evaluate<O: Op, R: Real>(
 }
 
 fn info_of<P>(kernel: &Kernel<P>) -> KernelInfo {
-    let (tier, cuda) = match kernel.target {
-        Target::Cpu(tier) => (Some(tier), None),
-        Target::Cuda(cuda) => (None, Some(cuda)),
+    let (tier, cuda, library) = match kernel.target {
+        Target::Cpu(tier) => (Some(tier), None, None),
+        Target::Cuda(cuda) => (None, Some(cuda), None),
+        Target::Library(library) => (None, None, Some(library)),
     };
-    KernelInfo { name: kernel.name, tier, cuda, also: kernel.also, batch_invariant: kernel.batch_invariant }
+    KernelInfo {
+        name: kernel.name,
+        tier,
+        cuda,
+        also: kernel.also,
+        library,
+        batch_invariant: kernel.batch_invariant,
+    }
 }
 
 fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
@@ -456,11 +523,14 @@ fn select_kernel<O: Op>(
     let allowed = |k: &&'static Kernel<O::Problem>| {
         (k.batch_invariant || select.allow_batch_variant) && k.refuses(problem, info).is_none()
     };
-    if let Some(name) = tuned::lookup(&info.name, O::SPEC.name, || problem_key(problem)) {
-        let kernel = O::kernels().iter().find(|k| k.name == name.kernel).filter(allowed);
-        if let Some(kernel) = kernel.filter(|k| info_of(k).source_hash(O::SPEC.name) == name.source_hash) {
-            return Ok((kernel, "tuned on this device".into()));
-        }
+    let tuned_for = |any_batch: bool| {
+        let choice = tuned::lookup(&info.name, O::SPEC.name, || problem_key(problem, any_batch))?;
+        let kernel = O::kernels().iter().find(|k| k.name == choice.kernel).filter(allowed)?;
+        (info_of(kernel).source_hash(O::SPEC.name) == choice.source_hash).then_some(kernel)
+    };
+    let tuned = select.allow_batch_variant.then(|| tuned_for(true)).flatten();
+    if let Some(kernel) = tuned.or_else(|| tuned_for(false)) {
+        return Ok((kernel, "tuned on this device".into()));
     }
     if let Some(kernel) = O::kernels().iter().find(allowed) {
         return Ok((kernel, "first in rank that supports the problem".into()));
@@ -474,9 +544,11 @@ fn select_kernel<O: Op>(
     Err(unsupported(refusals.collect()))
 }
 
-/// A stable identity of a problem on one machine: its debug form, hashed.
-fn problem_key<P: fmt::Debug>(problem: &P) -> String {
-    blake3::hash(format!("{problem:?}").as_bytes()).to_hex()[..32].to_string()
+/// A stable identity of a problem on one machine: its debug form, hashed. `any_batch`: for calls that allow results to
+/// depend on the rest of the batch.
+fn problem_key<P: fmt::Debug>(problem: &P, any_batch: bool) -> String {
+    let hash = &blake3::hash(format!("{problem:?}").as_bytes()).to_hex()[..32];
+    if any_batch { format!("{hash}, any batch") } else { hash.to_string() }
 }
 
 /// Facts about a device, read once per process.

@@ -41,6 +41,12 @@ unsafe impl Send for TensorViewMut<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for TensorViewMut<'_> {}
 
+/// Elements as raw memory.
+fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
+    // SAFETY: `Element` types are plain numbers of `DTYPE.size()` bytes without padding.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) }
+}
+
 impl Tensor {
     /// A tensor whose contents are not defined (host memory is zeroed).
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
@@ -78,9 +84,7 @@ impl Tensor {
 
     /// A tensor holding `data` in row-major order.
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
-        // SAFETY: `Element` types are plain numbers of `DTYPE.size()` bytes without padding.
-        let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), size_of_val(data)) };
-        Tensor::from_bytes(bytes, shape, T::DTYPE, device)
+        Tensor::from_bytes(bytes_of(data), shape, T::DTYPE, device)
     }
 
     /// A tensor holding raw elements in row-major order.
@@ -114,6 +118,23 @@ impl Tensor {
         values.try_reserve_exact(count).map_err(|_| crate::storage::host_out_of_memory(count * 8))?;
         values.extend((0..count).map(|_| rng.normal()));
         Tensor::from_f64(&values, shape, dtype, device)
+    }
+
+    /// Overwrites elements of a contiguous tensor with `data`, from the one at row-major position `at` on, in the
+    /// order of `stream`. The data may be changed or freed as soon as this returns.
+    ///
+    /// # Errors
+    /// If the dtype is not `T`'s, the tensor not contiguous, or the data does not fit.
+    pub fn write<T: Element>(&mut self, at: usize, data: &[T], stream: &Stream) -> Result<()> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::parse("tensor elements", self.dtype.name(), T::DTYPE.name()));
+        }
+        let fits = at.checked_add(data.len()).is_some_and(|end| end <= self.layout.numel());
+        if !fits || !self.layout.is_contiguous() {
+            let expected = format!("at most {} elements of a contiguous tensor", self.layout.numel());
+            return Err(Error::parse("tensor data", expected, format!("{} from {at} on", data.len())));
+        }
+        self.storage.upload(at * self.dtype.size(), bytes_of(data), stream)
     }
 
     /// The whole tensor, read-only.
@@ -298,6 +319,31 @@ impl<'a> TensorView<'a> {
     /// Whether the address is a multiple of `bytes`.
     pub fn is_aligned(&self, bytes: usize) -> bool {
         self.address.is_multiple_of(bytes)
+    }
+
+    /// Whether rows (the last dimension) can be moved `piece` elements at once: they are dense, and each `piece` elements of
+    /// them start at a multiple of their size.
+    pub fn has_rows_of(&self, piece: usize) -> bool {
+        let (shape, strides) = (self.shape(), self.layout.strides());
+        let Some((row, leading)) = shape.split_last() else { return false };
+        self.layout.step() == 1
+            && row.is_multiple_of(piece)
+            && self.is_aligned(piece * self.dtype.size())
+            && leading.iter().zip(strides).all(|(&n, &s)| n <= 1 || (s as usize).is_multiple_of(piece))
+    }
+
+    /// Whether the two are known to share no element: one lies before the other, or they have the same layout and lie in
+    /// each other's gaps, as keys and values of a cache may.
+    pub fn is_apart_from(&self, other: &TensorView<'_>) -> bool {
+        let (a, b) = (self.byte_range(), other.byte_range());
+        if a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start {
+            return true;
+        }
+        let (size, distance) = (self.dtype.size(), self.address.abs_diff(other.address));
+        self.dtype == other.dtype
+            && self.layout == other.layout
+            && distance.is_multiple_of(size)
+            && !self.layout.overlaps_copy(distance / size)
     }
 
     /// The byte range from the first to past the last element.

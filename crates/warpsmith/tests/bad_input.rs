@@ -13,6 +13,20 @@ use warpsmith::{DType, Error, Result, Tensor, TensorView, TensorViewMut};
 const DEFINED: &[(&str, &str, &str)] = &[
     // One weight for the whole batch.
     ("linear", "w", "without its first dimension"),
+    // Tokens behind the last sequence, and pages of any size.
+    ("prefix_match", "tokens", "with dimension 0 larger by 1"),
+    ("prefix_match", "edge_tokens", "with dimension 1 larger by 1"),
+    // As many pairs as there are, and a cache of any size.
+    ("kv_copy", "pairs", "with dimension 0 larger by 1"),
+    ("kv_copy", "cache", "with a leading dimension more"),
+    ("kv_copy", "cache", "without its first dimension"),
+    ("kv_copy", "cache", "with dimension 0 larger by 1"),
+    ("kv_copy", "cache", "with dimension 1 larger by 1"),
+    ("kv_copy", "cache", "with dimension 2 larger by 1"),
+    ("kv_copy", "cache", "with dimension 3 larger by 1"),
+    ("kv_copy", "cache", "with dimension 4 larger by 1"),
+    // Pages that no request uses yet.
+    ("paged_attention", "page_table", "with dimension 1 larger by 1"),
 ];
 
 /// A tensor argument without memory yet.
@@ -315,8 +329,10 @@ fn overlapping_outputs() {
                 let what = |how: &str| format!("`{name}` {how} `{}`", base.name(other));
                 if other_bytes > size {
                     let call = base.with(output, |arg| arg.inside = Some((other, size)));
-                    // Of two outputs either may be blamed.
-                    let blamed = (!base.outputs().contains(&other)).then_some(name);
+                    // Of two outputs either may be blamed, and this one may reach past its host onto another.
+                    let own_bytes = base.arg(output).layout.span() * size;
+                    let alone = base.outputs().len() == 1 || size + own_bytes <= other_bytes;
+                    let blamed = (alone && !base.outputs().contains(&other)).then_some(name);
                     report.refuses(&call, &what("one element into"), blamed, &Stream::Host);
                 }
                 let onto = base.with(output, |arg| arg.inside = Some((other, 0)));
@@ -436,7 +452,7 @@ fn unknown_and_foreign_kernels() {
         };
         assert_eq!((blamed, kernel.as_str()), (op.spec().name, "no_such_kernel"));
         assert_eq!(known, op.kernels().iter().map(|k| k.name).collect::<Vec<_>>());
-        for kernel in op.kernels().iter().filter(|kernel| kernel.cuda.is_some()) {
+        for kernel in op.kernels().iter().filter(|kernel| kernel.is_cuda()) {
             let ending = named(kernel.name);
             assert!(!ending.memory_changed);
             let Err(Error::Unsupported { refusals, .. }) = ending.result else {

@@ -124,8 +124,11 @@ fn nvrtc(major: i32) -> Option<Nvrtc> {
 /// Every device function of every op, once.
 fn kernels() -> Vec<&'static CudaKernel> {
     let mut seen = BTreeSet::new();
-    let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(|kernel| [kernel.cuda, kernel.also]);
-    all.flatten().filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
+    let of = |kernel: warpsmith::registry::KernelInfo| {
+        kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten())
+    };
+    let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(of);
+    all.filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
 }
 
 /// A few of `variants` that together have each value of each define.

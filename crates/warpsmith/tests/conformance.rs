@@ -45,7 +45,7 @@ fn judge(
 fn runs_here(kernel: &warpsmith::registry::KernelInfo, device: Device) -> bool {
     match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| warpsmith::cpu::Tier::available().contains(&tier)),
-        Device::Cuda(_) => kernel.cuda.is_some(),
+        Device::Cuda(_) => kernel.is_cuda(),
     }
 }
 

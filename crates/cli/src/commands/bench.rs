@@ -3,7 +3,7 @@
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
 use warpsmith::evidence::{self, Machine, Record, Timing};
@@ -22,9 +22,6 @@ use warpsmith::{Device, Error, Result};
 pub struct Args {
     #[command(flatten)]
     select: Selection,
-    /// Time every kernel that can run a case, and remember the fastest for calls on this machine
-    #[arg(long)]
-    tune: bool,
     /// A first look: fewer samples, and no cases of more than a few hundred megabytes
     #[arg(long)]
     quick: bool,
@@ -46,13 +43,17 @@ pub struct Args {
     /// Print one JSON object per result instead of a table
     #[arg(long)]
     json: bool,
+    /// Wait for a line on standard input before each case and before the end, so that another program can time the same
+    /// case in between; print each result at once, and read --peers last
+    #[arg(long, requires = "json")]
+    step: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   warpsmith bench --quick
   warpsmith bench rms_norm --device cpu
-  warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16 --tune
+  warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
   warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run";
@@ -69,30 +70,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.select.device()?;
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    let peers = args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default();
+    let read_peers =
+        || Ok::<_, Error>(args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default());
+    let mut peers = if args.step { Peers::default() } else { read_peers()? };
     let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
-    let cases = cases(args, device)?;
-    let bar = progress_bar(cases.len() + 1);
-    bar.set_message("copy");
-    let ceilings = Ceilings::measure(device, &settings)?;
-    bar.inc(1);
-    let mut measured = Vec::new();
-    for (op, case) in &cases {
-        bar.set_message(op.spec().name);
-        match measure(args, *op, case, device, ceilings, settings) {
-            Ok(measurements) => measured.extend(measurements),
-            Err(error @ (Error::OutOfMemory { .. } | Error::Unsupported { .. })) => {
-                let name = case.name(op.spec());
-                bar.suspend(|| eprintln!("skipped: {} [{name} {}]: {error}", op.spec().name, case.dtype));
-            }
-            Err(error) => return Err(error),
+    let cases = timed_cases(&args.select, device, args.quick)?;
+    let (ceilings, measured) = for_each_case(&cases, device, settings, |bench, _| {
+        if args.step {
+            wait_for_line()?;
         }
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    if args.json {
+        let measured = bench.measure(args.select.kernel());
+        if args.step {
+            // Whoever waits for the line of a case gets one if it fails, too.
+            println!("{}", json_line(measured.as_ref().ok()));
+        }
+        measured
+    })?;
+    if args.step {
+        wait_for_line()?;
+        peers = read_peers()?;
+    } else if args.json {
         for m in &measured {
-            println!("{}", serde_json::to_string(m).expect("measurements are plain data"));
+            println!("{}", json_line(Some(m)));
         }
     } else {
         println!("{}: copy {:.1} GB/s", device.info()?.name, ceilings.copy_gbps);
@@ -120,18 +119,32 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-fn cases(args: &Args, device: Device) -> Result<Vec<(&'static dyn AnyOp, Case)>> {
+fn json_line(measurement: Option<&Measurement>) -> String {
+    serde_json::to_string(&measurement).expect("measurements are plain data")
+}
+
+fn wait_for_line() -> Result<()> {
+    let read = std::io::stdin().read_line(&mut String::new());
+    read.map(|_| ()).map_err(|error| Error::io(Path::new("standard input"), "reading", &error))
+}
+
+/// The cases to time, without the large ones if the run is to be `quick`.
+pub fn timed_cases(
+    select: &Selection,
+    device: Device,
+    quick: bool,
+) -> Result<Vec<(&'static dyn AnyOp, Case)>> {
     let mut cases = Vec::new();
-    for op in args.select.ops()? {
-        if args.select.kernels(op, device).is_empty() {
+    for op in select.ops()? {
+        if select.kernels(op, device).is_empty() {
             continue;
         }
-        for case in args.select.cases(op, op.bench_cases())? {
-            if case.gpu_only && device == Device::Cpu && !args.select.is_one_case() {
+        for case in select.cases(op, op.bench_cases())? {
+            if case.gpu_only && device == Device::Cpu && !select.is_one_case() {
                 continue;
             }
-            let small = !args.quick || Bulk::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
-            if small || args.select.is_one_case() {
+            let small = !quick || Bulk::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
+            if small || select.is_one_case() {
                 cases.push((op, case));
             }
         }
@@ -139,19 +152,32 @@ fn cases(args: &Args, device: Device) -> Result<Vec<(&'static dyn AnyOp, Case)>>
     Ok(cases)
 }
 
-fn measure(
-    args: &Args,
-    op: &'static dyn AnyOp,
-    case: &Case,
+/// Does `time` with the tensors of every case; one that does not fit or that no kernel supports is skipped with a word.
+pub fn for_each_case<T>(
+    cases: &[(&'static dyn AnyOp, Case)],
     device: Device,
-    ceilings: Ceilings,
     settings: Settings,
-) -> Result<Vec<Measurement>> {
-    let bench = Bench::new(op, case, device, ceilings, settings)?;
-    match args.tune && args.select.kernel().is_none() {
-        true => bench.tune(),
-        false => Ok(vec![bench.measure(args.select.kernel())?]),
+    time: impl Fn(&Bench, &'static dyn AnyOp) -> Result<T>,
+) -> Result<(Ceilings, Vec<T>)> {
+    let bar = progress_bar(cases.len() + 1);
+    bar.set_message("copy");
+    let ceilings = Ceilings::measure(device, &settings)?;
+    bar.inc(1);
+    let mut results = Vec::new();
+    for (op, case) in cases {
+        bar.set_message(op.spec().name);
+        match Bench::new(*op, case, device, ceilings, settings).and_then(|bench| time(&bench, *op)) {
+            Ok(result) => results.push(result),
+            Err(error @ (Error::OutOfMemory { .. } | Error::Unsupported { .. })) => {
+                let name = case.name(op.spec());
+                bar.suspend(|| eprintln!("skipped: {} [{name} {}]: {error}", op.spec().name, case.dtype));
+            }
+            Err(error) => return Err(error),
+        }
+        bar.inc(1);
     }
+    bar.finish_and_clear();
+    Ok((ceilings, results))
 }
 
 fn print_table(measured: &[Measurement], device: Device, baseline: Option<&Baseline>, peers: &Peers) {

@@ -28,7 +28,7 @@ const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"
 pub struct Args {
     #[command(flatten)]
     select: Selection,
-    /// Only cases with this memory layout: contiguous, padded, transposed or misaligned
+    /// Only cases with this memory layout: contiguous, padded, transposed, misaligned or heads-first
     #[arg(long, value_parser = parse_arrangement)]
     arrangement: Option<Arrangement>,
     /// Values of a case given with --shape: typical, large or special (NaN, infinities, zeros, subnormals)

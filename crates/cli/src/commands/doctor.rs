@@ -126,12 +126,7 @@ fn examine() -> Vec<Finding> {
     let nvrtc = nvrtc::find();
     findings.push(compiler(&nvrtc, gpus.first().copied()));
     findings.extend(gpus.iter().map(|gpu| try_gpu(*gpu)));
-    findings.push(library(
-        "cuBLASLt",
-        "libcublasLt.so",
-        &[13, 12],
-        "matrix products cannot be compared with it",
-    ));
+    findings.push(cublaslt());
     findings.push(library("NCCL", "libnccl.so", &[2], "several GPUs cannot work on one model"));
     findings.push(disassembler());
     findings.push(cache());
@@ -321,6 +316,24 @@ fn library(what: &'static str, name: &str, versions: &[u32], meaning: &str) -> F
             format!("{meaning}; nothing else needs it"),
             "Install it and put its folder on LD_LIBRARY_PATH",
         ),
+    }
+}
+
+fn cublaslt() -> Finding {
+    match cuda::cublaslt::find() {
+        Ok(library) => {
+            let version = library.version();
+            let (major, minor) = (version / 10_000, version / 100 % 100);
+            Finding::ok("cuBLASLt", format!("{} ({major}.{minor})", library.path().display()))
+        }
+        Err(Error::Unavailable { why, fix, .. }) => Finding::new(
+            "cuBLASLt",
+            State::Missing,
+            why,
+            "the kernel linear_cublaslt cannot be named or tuned; nothing else needs it",
+            fix,
+        ),
+        Err(error) => Finding::new("cuBLASLt", State::Broken, error.to_string(), "", ""),
     }
 }
 

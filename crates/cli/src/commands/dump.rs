@@ -67,6 +67,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("crates/warpsmith/src/cpu. To see its machine code: objdump -d --demangle of this program.");
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(library) = kernel.library {
+        println!("{} calls {}: its code is that library's, not Warpsmith's.", args.kernel, library.name);
+        return Ok(ExitCode::SUCCESS);
+    }
     let arch = args.arch.unwrap_or_else(default_arch);
     let chosen = choose(&args.kernel, kernels::variants(&kernel), args.variant, &args.defines)?;
     let (number, first) = &chosen[0];

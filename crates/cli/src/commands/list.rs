@@ -3,7 +3,7 @@
 use crate::inputs::find_op;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use warpsmith::op::{AttrKind, AttrSpec};
+use warpsmith::op::{AttrKind, AttrSpec, Role};
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{Result, ops};
 
@@ -38,7 +38,7 @@ fn overview() {
     let width = ops::ALL.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
     for op in ops::ALL {
         let kernels = op.kernels();
-        let cuda = kernels.iter().filter(|kernel| kernel.cuda.is_some()).count();
+        let cuda = kernels.iter().filter(|kernel| kernel.is_cuda()).count();
         let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);
         println!("{:width$}  {}  ({count})", op.spec().name, op.spec().summary);
     }
@@ -50,8 +50,12 @@ fn show(op: &dyn AnyOp) {
     let (outputs, inputs): (Vec<_>, Vec<_>) = spec.args.iter().partition(|arg| arg.is_output());
     for (title, args) in [("inputs", inputs), ("outputs", outputs)] {
         let rows = args.iter().map(|arg| {
-            let optional = if arg.optional { "optional" } else { "" };
-            vec![arg.name.into(), optional.into(), arg.doc.into()]
+            let note = match (arg.optional, arg.role) {
+                (true, _) => "optional",
+                (_, Role::InOut) => "changed",
+                _ => "",
+            };
+            vec![arg.name.into(), note.into(), arg.doc.into()]
         });
         section(title, rows.collect());
     }
@@ -79,11 +83,13 @@ fn default_of(attr: &AttrSpec) -> String {
 }
 
 fn runs_on(kernel: &KernelInfo) -> String {
-    match (kernel.cuda, kernel.tier) {
-        (Some(cuda), _) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
-        (Some(cuda), _) => format!("CUDA, {} or newer", cuda.min_arch),
-        (None, Some(tier)) => format!("CPU, {tier}"),
-        (None, None) => String::new(),
+    match (kernel.cuda, kernel.tier, kernel.library) {
+        (Some(cuda), ..) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
+        (Some(cuda), ..) => format!("CUDA, {} or newer", cuda.min_arch),
+        (None, Some(tier), _) => format!("CPU, {tier}"),
+        (None, None, library) => {
+            format!("CUDA, with {}", library.map_or("a library", |library| library.name))
+        }
     }
 }
 
@@ -107,7 +113,13 @@ fn section(title: &str, rows: Vec<Vec<String>>) {
 fn describe(op: &dyn AnyOp) -> Value {
     let spec = op.spec();
     let args = spec.args.iter().map(|arg| {
-        json!({ "name": arg.name, "output": arg.is_output(), "optional": arg.optional, "doc": arg.doc })
+        json!({
+            "name": arg.name,
+            "input": arg.is_input(),
+            "output": arg.is_output(),
+            "optional": arg.optional,
+            "doc": arg.doc,
+        })
     });
     let options = spec.attrs.iter().map(|attr| {
         json!({ "name": attr.name, "type": attr.kind.to_string(), "default": default_of(attr), "doc": attr.doc })
@@ -116,7 +128,7 @@ fn describe(op: &dyn AnyOp) -> Value {
     let kernels = op.kernels().into_iter().map(|kernel| {
         json!({
             "name": kernel.name,
-            "device": if kernel.cuda.is_some() { "cuda" } else { "cpu" },
+            "device": if kernel.is_cuda() { "cuda" } else { "cpu" },
             "tier": kernel.tier.map(|tier| tier.name()),
             "min_arch": kernel.cuda.map(|cuda| cuda.min_arch.to_string()),
             "variants": crate::kernels::variants(&kernel).len(),

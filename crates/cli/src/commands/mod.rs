@@ -13,3 +13,4 @@ pub mod explain;
 pub mod list;
 pub mod new_op;
 pub mod run;
+pub mod tune;

@@ -12,7 +12,7 @@ use warpsmith::{DType, Device, Error, Result, Tensor};
 /// Run an op on the tensors of a safetensors file and write its results to another
 ///
 /// The file holds one tensor for each input, named as `warpsmith list OP` names them; inputs marked optional may be
-/// left out. Results are written under the names of the outputs. So any other framework can be compared with:
+/// left out. Results are written under the names of the outputs; what an op changes in part is read and written. So any other framework can be compared with:
 /// save the inputs there, run here, load the results there.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -56,16 +56,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let wanted = find_args(spec, &args.want, |arg| arg.is_output() && arg.optional, "optional output")?;
     let device = args.device.unwrap_or_else(Device::best);
 
-    let inputs = read(&args.input, device)?;
+    // By position in the spec: what the file holds, and then what is computed.
+    let mut inputs: Vec<Option<Tensor>> = spec.args.iter().map(|_| None).collect();
+    for (name, tensor) in read(&args.input, device)? {
+        let readable: Vec<&str> = spec.args.iter().filter(|a| a.is_input()).map(|a| a.name).collect();
+        let index = spec.args.iter().position(|arg| arg.is_input() && arg.name == name).ok_or_else(|| {
+            let expected = format!("tensors named {}", readable.join(", "));
+            Error::argument(spec.name, &name, expected, format!("`{name}` in {}", args.input.display()))
+        })?;
+        inputs[index] = Some(tensor);
+    }
     let mut call = OpArgs::new(spec);
-    for (name, tensor) in &inputs {
-        let readable: Vec<&str> = spec.args.iter().filter(|a| !a.is_output()).map(|a| a.name).collect();
-        let index =
-            spec.args.iter().position(|arg| !arg.is_output() && arg.name == name).ok_or_else(|| {
-                let expected = format!("tensors named {}", readable.join(", "));
-                Error::argument(spec.name, name, expected, format!("`{name}` in {}", args.input.display()))
-            })?;
-        call = call.input(index, tensor.view());
+    for (index, input) in inputs.iter_mut().enumerate() {
+        let Some(tensor) = input else { continue };
+        call = match spec.args[index].is_output() {
+            true => call.output(index, tensor.view_mut()),
+            false => call.input(index, tensor.view()),
+        };
     }
     let mut outputs = op
         .outputs(&call, &attrs, &wanted)?
@@ -82,7 +89,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let kernel = op.run(&call, &attrs, &stream, &select)?;
     stream.synchronize()?;
 
-    let named = spec.args.iter().zip(&outputs).filter_map(|(arg, out)| Some((arg.name, out.as_ref()?)));
+    let written = |index: usize| outputs[index].as_ref().or(inputs[index].as_ref());
+    let named = spec.args.iter().enumerate().filter(|(_, arg)| arg.is_output());
+    let named = named.filter_map(|(index, arg)| Some((arg.name, written(index)?)));
     let kernel = kernel.unwrap_or("nothing: the outputs are empty");
     let about = [("op", spec.name.to_string()), ("kernel", kernel.into()), ("device", device.to_string())];
     write(&args.output, named, about.map(|(name, value)| (name.to_string(), value)).into())?;

@@ -10,7 +10,7 @@ mod cpu;
 mod cuda;
 mod reference;
 
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
@@ -23,7 +23,7 @@ use crate::op::{
 use crate::ops::{FLOATS, ROW_SIZES};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -144,6 +144,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type NewOp<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// Multiplies the elements of `x`.
     pub fn new(x: impl Into<TensorView<'a>>) -> Self {
@@ -160,22 +164,6 @@ impl<'a> Call<'a, Forward> {
         self.attr(ALPHA, alpha as f64)
     }
 
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
-    }
-
     /// Multiplies the elements of `x` in place. Set options on a call made with [`Self::in_place`].
     pub fn run_in_place<'b>(self, x: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
@@ -188,7 +176,7 @@ impl<'a> Call<'a, Forward> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::{Device, Tensor};
 
     #[test]
     fn what_does_not_fit_is_named() {

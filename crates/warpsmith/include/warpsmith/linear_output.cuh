@@ -4,51 +4,45 @@
 // memory. No warp waits for another but for the terms of the columns.
 //
 // Defines besides those of linear.cuh: BLOCK_N, the sums in a row, with a gate half of them gate and half up;
-// TMA_STORE, else results are stored from registers; STORE_BUFFERS, slices between a warp and the copy engine;
-// RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded at once.
+// TMA_STORE, else results are stored from registers; RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded
+// at once; SMALL_STEPS, whether 16 columns are evaluated after the other, which takes fewer registers and disturbs the
+// tensor cores less.
 
 #include "warpsmith/linear.cuh"
+#include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
+#include "warpsmith/wgmma.cuh"
 
 constexpr int kOutN = GATE ? BLOCK_N / 2 : BLOCK_N;
 
-// A slice of the output, 16 rows of 128 bytes, passes through a buffer; it is stored as boxes of 16 rows, as wide as
-// divides every slice.
-constexpr int kSliceRows = 16, kSliceN = 128 / (int)sizeof(OUT_T);
+// Slices of the output, 16 rows of 128 bytes, pass through a buffer, two at a time: to hand them to the copy engine takes
+// a fence, which waits for shared memory. A slice is stored as boxes of 16 rows, as wide as divides every slice.
+constexpr int kSlices = 2, kSliceRows = 16, kSliceN = 128 / (int)sizeof(OUT_T);
 constexpr int kBoxN = kOutN % kSliceN == 0 ? kSliceN : kOutN % (kSliceN / 2) == 0 ? kSliceN / 2 : kSliceN / 4;
 constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT_T);
 constexpr u32 kSliceBytes = kSliceRows * 128;
+// Registers of a thread's results of 16 columns.
+constexpr int kWords = 2 * (int)sizeof(OUT_T);
 // Bias and scale of the rows of w.
 constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
 
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
 
-WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
-  u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-
 // Of one warpgroup, for tiles of kRowBlocks blocks of 64 rows.
 template <int kRowBlocks> struct Output {
-  static constexpr u32 kBufferBytes = TMA_STORE ? 4 * STORE_BUFFERS * kSliceBytes : 0, kTermBytes = kTerms * BLOCK_N * 4;
+  static constexpr u32 kBufferBytes = TMA_STORE ? 4 * kSlices * kSliceBytes : 0, kTermBytes = kTerms * BLOCK_N * 4;
 
-  u32 buffers, terms_at, barrier;
+  u32 buffer, terms_at, barrier;
   u32 warp, lane;
-  u32 buffer = 0;
   OUT_T bias[kTermsPerThread];
   float scale[kTermsPerThread];
   float row_terms[kRowBlocks][2];
 
   // Addresses of kBufferBytes, aligned to 1024, and of kTermBytes of shared memory, and a named barrier.
-  WS_INLINE Output(u32 buffers_at, u32 terms_at, u32 barrier)
-      : terms_at(terms_at), barrier(barrier), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {
-    buffers = buffers_at + warp * (STORE_BUFFERS * kSliceBytes);
+  WS_INLINE Output(u32 buffers_at, u32 terms_at, u32 barrier) : terms_at(terms_at), barrier(barrier), lane(threadIdx.x % 32) {
+    // The same in all lanes, and known to be.
+    warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
+    buffer = buffers_at + warp * (kSlices * kSliceBytes);
   }
 
   WS_INLINE int row(const Tile& tile, int r, int h) const { return tile.m + r * 64 + warp * 16 + lane / 4 + h * 8; }
@@ -80,8 +74,8 @@ template <int kRowBlocks> struct Output {
       for (int i = 0; i < kTermsPerThread; ++i) {
         const u32 at = i * 128 + threadIdx.x % 128;
         if (at >= BLOCK_N) break;
-        if (HAS_BIAS) store_shared(terms_at + at * 4, to_f32(bias[i]));
-        if (SCALING == 1) store_shared(terms_at + (HAS_BIAS * BLOCK_N + at) * 4, scale[i]);
+        if (HAS_BIAS) store_shared(term_at(at), to_f32(bias[i]));
+        if (SCALING == 1) store_shared(term_at(HAS_BIAS * BLOCK_N + at), scale[i]);
       }
       meet();
     }
@@ -90,33 +84,44 @@ template <int kRowBlocks> struct Output {
     if (kTerms > 0) named_barrier_sync(barrier, 128);
   }
   static WS_INLINE void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-  static WS_INLINE void load_shared(float& a, float& b, u32 at) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at));
+  // Terms lie in the order in which lanes use them: of 16 columns, the four of the first lane of a row, and so on.
+  WS_INLINE u32 term_at(u32 row) const {
+    const u32 half = row / 8 % 2, lane = row / 2 % 4;
+    return terms_at + (row / 16 * 16 + lane * 4 + half * 2 + row % 2) * 4;
+  }
+  // Those of this lane, of the 16 rows of w that start at `row`.
+  WS_INLINE void load_terms(float (&terms)[4], u32 row) const {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(terms[0]), "=f"(terms[1]), "=f"(terms[2]), "=f"(terms[3]) : "r"(terms_at + (row + lane % 4 * 4) * 4));
   }
 
-  // The results of columns 8 j + 2 (lane % 4) + {0, 1} of the tile in row block r, in both halves of the block's rows.
-  WS_INLINE void evaluate(float (&y)[2][2], const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r,
-                          int j) const {
-    const int column = 8 * j + 2 * (lane % 4);
-    ColumnTerms c[2];
+  // The results in row block r of this lane's columns of 16: two of the first 8 from `first`, two of the others, in both
+  // halves of the block's rows.
+  WS_INLINE void evaluate(float (&y)[2][2][2], const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r,
+                          int first) const {
+    float bias[4], up_bias[4], scale[4], up_scale[4];
     if (HAS_BIAS) {
-      load_shared(c[0].bias, c[1].bias, terms_at + column * 4);
-      if (GATE) load_shared(c[0].up_bias, c[1].up_bias, terms_at + (kOutN + column) * 4);
+      load_terms(bias, first);
+      if (GATE) load_terms(up_bias, kOutN + first);
     }
     if (SCALING == 1) {
-      const u32 scales = terms_at + HAS_BIAS * BLOCK_N * 4;
-      load_shared(c[0].scale, c[1].scale, scales + column * 4);
-      if (GATE) load_shared(c[0].up_scale, c[1].up_scale, scales + (kOutN + column) * 4);
+      load_terms(scale, HAS_BIAS * BLOCK_N + first);
+      if (GATE) load_terms(up_scale, HAS_BIAS * BLOCK_N + kOutN + first);
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int at = 4 * j + 2 * h;
-      float residual[2];
-      if (HAS_RESIDUAL) load_residual(residual, p, tile.batch, row(tile, r, h), tile.n + column);
+    for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        y[h][i] = finish(p, d[at + i], GATE ? d[BLOCK_N / 4 + at + i] : 0.0f, row_terms[r][h], c[i], residual[i]);
-    }
+      for (int h = 0; h < 2; ++h) {
+        const int at = first / 2 + 4 * j + 2 * h;
+        float residual[2];
+        if (HAS_RESIDUAL)
+          load_residual(residual, p, tile.batch, row(tile, r, h), tile.n + first + 8 * j + 2 * (int)(lane % 4));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const ColumnTerms c = {bias[2 * j + i], up_bias[2 * j + i], scale[2 * j + i], up_scale[2 * j + i]};
+          y[j][h][i] = finish(p, d[at + i], GATE ? d[BLOCK_N / 4 + at + i] : 0.0f, row_terms[r][h], c, residual[i]);
+        }
+      }
   }
 
   // Zero where there is none.
@@ -146,83 +151,99 @@ template <int kRowBlocks> struct Output {
       if (tile.m + r * 64 + (int)warp * 16 >= p.m) break;
       if (TMA_STORE) {
 #pragma unroll
-        for (int column = 0; column < kOutN; column += kSliceN) store_slice(p, map, tile, d[r], r, column);
+        for (int column = 0; column < kOutN; column += kSlices * kSliceN) store_slices(p, map, tile, d[r], r, column);
       } else {
         store_direct(p, tile, d[r], r);
       }
     }
   }
 
-  WS_INLINE void store_slice(const LinearParams& p, const void* map, const Tile& tile, const float (&d)[BLOCK_N / 2], int r,
-                             int first) {
-    constexpr int kMost = kSliceN / 8;
-    const int groups = min(kSliceN, kOutN - first) / 8;
-    const u32 to = buffers + buffer * kSliceBytes;
-    float y[kMost][2][2];
+  WS_INLINE void store_slices(const LinearParams& p, const void* map, const Tile& tile, const float (&d)[BLOCK_N / 2], int r,
+                              int first) {
+    constexpr int kMost = kSlices * kSliceN / 16;
+    const int groups = min(kSlices * kSliceN, kOutN - first) / 16;
+    // Groups of 16 columns that are evaluated at the same time; what is loaded of a residual needs registers too.
+    constexpr int kStep = SMALL_STEPS ? 1 : HAS_RESIDUAL ? kSliceN / 16 : kMost;
+    u32 words[kMost][kWords];
 #pragma unroll
-    for (int j = 0; j < kMost; ++j)
-      if (j < groups) evaluate(y[j], p, tile, d, r, first / 8 + j);
-    // The buffer is free once the copy engine has read it.
-    if (lane == 0) tma_store_wait_read<STORE_BUFFERS - 1>();
+    for (int step = 0; step < kMost; step += kStep) {
+      // The branch keeps the compiler from evaluating more than a step at a time.
+      if (step < groups && (kStep == kMost || tile.n + first + 16 * step < p.n)) {
+#pragma unroll
+        for (int g = step; g < step + kStep; ++g) {
+          if (g >= groups) break;
+          float y[2][2][2];
+          evaluate(y, p, tile, d, r, first + 16 * g);
+          pack_group<OUT_T>(words[g], y);
+        }
+      }
+    }
+    // The buffer is free once the copy engine has read it; it had the time of the evaluation for that.
+    if (elect_one()) tma_store_wait_read<0>();
     __syncwarp();
-    write_slice(to, y, groups);
+#pragma unroll
+    for (int g = 0; g < kMost; ++g)
+      if (g < groups) write_group<OUT_T>(words[g], 16 * g);
     async_proxy_fence();
     __syncwarp();
-    if (lane == 0) {
+    if (elect_one()) {
 #pragma unroll
-      for (int i = 0; i < kSliceN / kBoxN; ++i)
-        if (i * kBoxN < groups * 8)
-          tma_store(map, to + i * (kSliceRows * kBoxBytes), tile.n + first + i * kBoxN, tile.m + r * 64 + (int)warp * 16,
-                    tile.batch);
+      for (int column = 0; column < kSlices * kSliceN; column += kBoxN)
+        if (column < groups * 16)
+          tma_store(map, place(0, column), tile.n + first + column, tile.m + r * 64 + (int)warp * 16, tile.batch);
       tma_store_commit();
     }
-    buffer = buffer + 1 == STORE_BUFFERS ? 0 : buffer + 1;
   }
 
-  // Address in a buffer of an element of a slice.
-  static WS_INLINE u32 place(u32 to, u32 row, u32 column) {
-    return to + column / kBoxN * (kSliceRows * kBoxBytes) +
+  // Address in the buffer of an element of the slices, `column` from the start of the first.
+  WS_INLINE u32 place(u32 row, u32 column) const {
+    return buffer + column / kBoxN * (kSliceRows * kBoxBytes) +
            swizzled<kBoxBytes>(row * kBoxBytes + column % kBoxN * sizeof(OUT_T));
   }
 
-  template <int kMost> WS_INLINE void write_slice(u32 to, const float (&y)[kMost][2][2], int groups) const {
-    if constexpr (sizeof(OUT_T) == 2) {
-      const u32 row = lane % 16, column = lane / 16 * 8;
+  template <class T> static WS_INLINE void pack_group(u32 (&words)[kWords], const float (&y)[2][2][2]) {
 #pragma unroll
-      for (int j = 0; j < kMost; j += 2)
-        if (j < groups)
-          store_matrices(place(to, row, 8 * j + column), pack_pair(y[j][0], OUT_T{}), pack_pair(y[j][1], OUT_T{}),
-                         pack_pair(y[j + 1][0], OUT_T{}), pack_pair(y[j + 1][1], OUT_T{}));
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (sizeof(T) == 2) words[2 * j + h] = pack_pair(y[j][h], T{});
+        else words[4 * j + 2 * h] = __float_as_uint(y[j][h][0]), words[4 * j + 2 * h + 1] = __float_as_uint(y[j][h][1]);
+      }
+  }
+  template <class T> WS_INLINE void write_group(const u32 (&words)[kWords], u32 column) const {
+    if constexpr (sizeof(T) == 2) {
+      store_matrices(place(lane % 16, column + lane / 16 * 8), words[0], words[1], words[2], words[3]);
     } else {
 #pragma unroll
-      for (int j = 0; j < kMost; ++j)
+      for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          if (j < groups)
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(place(to, lane / 4 + 8 * h, 8 * j + 2 * (lane % 4))),
-                         "f"(y[j][h][0]), "f"(y[j][h][1]) : "memory");
+          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place(lane / 4 + 8 * h, column + 8 * j + 2 * (lane % 4))),
+                       "r"(words[4 * j + 2 * h]), "r"(words[4 * j + 2 * h + 1]) : "memory");
     }
   }
 
   WS_INLINE void store_direct(const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r) const {
 #pragma unroll
-    for (int j = 0; j < kOutN / 8; ++j) {
-      float y[2][2];
-      evaluate(y, p, tile, d, r, j);
-      const int n = tile.n + 8 * j + 2 * (lane % 4);
+    for (int first = 0; first < kOutN; first += 16) {
+      if (SMALL_STEPS && tile.n + first >= p.n) break;
+      float y[2][2][2];
+      evaluate(y, p, tile, d, r, first);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int m = row(tile, r, h);
-        OUT_T* to = (OUT_T*)p.out + (tile.batch * p.out_batch + m * p.out_row);
+      for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (m < p.m && n + i < p.n) to[(n + i) * p.out_col] = from_f32<OUT_T>(y[h][i]);
-      }
+        for (int h = 0; h < 2; ++h) {
+          const int m = row(tile, r, h), n = tile.n + first + 8 * j + 2 * (lane % 4);
+          OUT_T* to = (OUT_T*)p.out + (tile.batch * p.out_batch + m * p.out_row);
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (m < p.m && n + i < p.n) to[(n + i) * p.out_col] = from_f32<OUT_T>(y[j][h][i]);
+        }
     }
   }
 
   // The copy engine must have read the buffers before the block ends.
   WS_INLINE void drain() const {
-    if (TMA_STORE && lane == 0) tma_store_wait_read<0>();
+    if (TMA_STORE && elect_one()) tma_store_wait_read<0>();
   }
 };

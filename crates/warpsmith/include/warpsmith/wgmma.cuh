@@ -20,6 +20,18 @@ template <int kCount> WS_INLINE void hold(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Two results in one word, the first in the lower half.
+WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
+  return pair;
+}
+WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
+  return pair;
+}
+
 // Descriptor of an operand whose tile starts at `address`, a multiple of 1024. K-major: rows of 128 bytes of K; the
 // next step is 32 bytes on. MN-major: rows of 64 elements of M or N, one row for each of kBlockK values of K; further
 // 64 elements follow in blocks of kBlockK rows; the next step of 16 is 2048 bytes on. Offsets are added in units of 16.
@@ -85,6 +97,11 @@ template <class A, class B, int kN> struct Wgmma;
 #define WS_OUTS15 WS_OUTS14, WS_OUT8(112)
 #define WS_OUTS16 WS_OUTS15, WS_OUT8(120)
 
+// WgmmaA<T, N>::mma<kBMajorMN>(d, a, b, accumulate): the same for 16-bit types with a step of A in registers: those of a
+// thread hold its rows of A in the layout of sums of 16 columns, d[2 i] and d[2 i + 1] packed into a[i]. They too belong
+// to the tensor cores until the wait.
+template <class T, int kN> struct WgmmaA;
+
 // a, b, p, ta, tb: numbers of the operands that follow the 8 * rows registers.
 #define WS_WGMMA_16(type_a, type_b, kind, rows, n, a, b, p, ta, tb)                                                    \
   template <> struct Wgmma<type_a, type_b, n> {                                                                        \
@@ -107,6 +124,26 @@ template <class A, class B, int kN> struct Wgmma;
                    : "l"(desc_a), "l"(desc_b), "r"(accumulate));                                                       \
     }                                                                                                                  \
   };
+// a0 to a3, b, p, tb: numbers of the operands that follow the 8 * rows registers.
+#define WS_WGMMA_A(type, kind, rows, n, a0, a1, a2, a3, b, p, tb)                                                      \
+  template <> struct WgmmaA<type, n> {                                                                                 \
+    template <bool kBMajorMN> static WS_INLINE void mma(float (&d)[n / 2], const u32* a, u64 desc_b, int accumulate) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." kind \
+                   " {" WS_ROWS##rows "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, %" #tb ";\n}"    \
+                   : WS_OUTS##rows                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(accumulate), "n"((int)kBMajorMN));  \
+    }                                                                                                                  \
+  };
+#define WS_WGMMA_A_WIDTHS(type, kind)                              \
+  WS_WGMMA_A(type, kind, 2, 32, 16, 17, 18, 19, 20, 21, 22)        \
+  WS_WGMMA_A(type, kind, 4, 64, 32, 33, 34, 35, 36, 37, 38)        \
+  WS_WGMMA_A(type, kind, 5, 80, 40, 41, 42, 43, 44, 45, 46)        \
+  WS_WGMMA_A(type, kind, 6, 96, 48, 49, 50, 51, 52, 53, 54)        \
+  WS_WGMMA_A(type, kind, 8, 128, 64, 65, 66, 67, 68, 69, 70)       \
+  WS_WGMMA_A(type, kind, 10, 160, 80, 81, 82, 83, 84, 85, 86)      \
+  WS_WGMMA_A(type, kind, 12, 192, 96, 97, 98, 99, 100, 101, 102)   \
+  WS_WGMMA_A(type, kind, 16, 256, 128, 129, 130, 131, 132, 133, 134)
+
 #define WS_WGMMA_WIDTHS(define, type_a, type_b, kind)            \
   define(type_a, type_b, kind, 1, 16, 8, 9, 10, 11, 12)          \
   define(type_a, type_b, kind, 2, 32, 16, 17, 18, 19, 20)        \
@@ -132,3 +169,6 @@ WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e4m3, f8e4m3, "k32.f32.e4m3.e4m3")
 WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e4m3, f8e5m2, "k32.f32.e4m3.e5m2")
 WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, f8e4m3, "k32.f32.e5m2.e4m3")
 WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, f8e5m2, "k32.f32.e5m2.e5m2")
+
+WS_WGMMA_A_WIDTHS(bf16, "bf16.bf16")
+WS_WGMMA_A_WIDTHS(f16, "f16.f16")

@@ -148,6 +148,29 @@ impl Measurement {
     }
 }
 
+/// What tuning a case found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tuning {
+    /// Every kernel that was timed, the fastest first.
+    pub measured: Vec<Measurement>,
+    /// The kernel that ran until now.
+    pub before: &'static str,
+    /// The one that runs from now on, if any that was timed may be chosen.
+    pub chosen: Option<String>,
+}
+
+impl Tuning {
+    /// The measurement of a kernel.
+    pub fn of(&self, kernel: &str) -> Option<&Measurement> {
+        self.measured.iter().find(|m| m.kernel == kernel)
+    }
+
+    /// How many times as fast the chosen kernel is as the one that ran until now, if both were timed.
+    pub fn gain(&self) -> Option<f64> {
+        Some(self.of(self.before)?.median_ms / self.of(self.chosen.as_ref()?)?.median_ms)
+    }
+}
+
 /// The tensors of one case, ready to be timed on any number of kernels.
 pub struct Bench {
     op: &'static dyn AnyOp,
@@ -233,18 +256,23 @@ impl Bench {
         })
     }
 
-    /// Times every kernel that can run the case and remembers the fastest of those that selection may choose.
-    /// Returns all measurements, the fastest first.
-    pub fn tune(&self) -> Result<Vec<Measurement>> {
-        let mut measured =
-            self.kernels().into_iter().map(|name| self.measure(Some(name))).collect::<Result<Vec<_>>>()?;
+    /// Times those of `candidates` that can run the case, and remembers the fastest: one for every call, whose bits do
+    /// not depend on the rest of the batch, and one for calls that allow them to.
+    pub fn tune(&self, candidates: &[&str]) -> Result<Tuning> {
+        let args = self.sets[0].args();
+        let before = self.op.explain(&args, &self.case.attrs, &self.info, &Select::default())?.kernel;
+        let names = self.kernels().into_iter().filter(|name| candidates.contains(name));
+        let mut measured = names.map(|name| self.measure(Some(name))).collect::<Result<Vec<_>>>()?;
         measured.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
         let kernels = self.op.kernels();
-        let eligible = |m: &&Measurement| kernels.iter().any(|k| k.name == m.kernel && k.batch_invariant);
-        if let Some(winner) = measured.iter().find(eligible) {
-            self.op.remember(&self.sets[0].args(), &self.case.attrs, &self.info, &winner.kernel)?;
+        let is_invariant = |m: &&Measurement| kernels.iter().any(|k| k.name == m.kernel && k.batch_invariant);
+        let chosen = measured.iter().find(is_invariant).map(|m| m.kernel.clone());
+        for (winner, any_batch) in [(chosen.as_ref(), false), (measured.first().map(|m| &m.kernel), true)] {
+            if let Some(kernel) = winner {
+                self.op.remember(&args, &self.case.attrs, &self.info, kernel, any_batch)?;
+            }
         }
-        Ok(measured)
+        Ok(Tuning { measured, before, chosen })
     }
 
     fn sample(&self, select: &Select) -> Result<Samples> {

@@ -1,5 +1,6 @@
 //! Elements in memory, `f32` in registers: loads widen, stores round to nearest with ties to even.
 
+use super::prefetch::{AHEAD, claim_ahead, fetch};
 use super::simd::Simd;
 use crate::dtype::{DType, Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -15,7 +16,8 @@ pub trait CpuElement: Element {
     /// `p..p + N` must be readable.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
 
-    /// Reads `S::N` elements into any order of lanes, the same for every address: for sums, which do not ask.
+    /// Reads `S::N` elements into any order of lanes, the same for every address: for sums and elementwise work, which
+    /// do not ask.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -27,6 +29,52 @@ pub trait CpuElement: Element {
         }
         // SAFETY: passed on.
         unsafe { Self::load(s, p) }
+    }
+
+    /// Writes `S::N` elements; past the caches if `stream`, as [`CpuElement::stream`].
+    ///
+    /// # Safety
+    /// As [`CpuElement::store`] or [`CpuElement::stream`].
+    #[inline(always)]
+    unsafe fn put<S: Simd>(s: S, p: *mut Self, v: S::V, stream: bool) {
+        // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+        unsafe {
+            if Self::DTYPE == DType::BF16 {
+                s.store_bf16(p.cast(), v, stream);
+            } else if stream {
+                Self::stream(s, p, v);
+            } else {
+                Self::store(s, p, v);
+            }
+        }
+    }
+
+    /// [`CpuElement::put`] of lanes in the order of [`CpuElement::load_unordered`], to where they would be read from.
+    ///
+    /// # Safety
+    /// As [`CpuElement::put`].
+    #[inline(always)]
+    unsafe fn put_unordered<S: Simd>(s: S, p: *mut Self, v: S::V, stream: bool) {
+        // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+        unsafe {
+            if Self::DTYPE == DType::BF16 {
+                s.store_bf16_unordered(p.cast(), v, stream);
+            } else {
+                Self::put(s, p, v, stream);
+            }
+        }
+    }
+
+    /// Brings the lanes of a vector into the order of [`CpuElement::load_unordered`].
+    #[inline(always)]
+    fn to_unordered<S: Simd>(s: S, v: S::V) -> S::V {
+        if Self::DTYPE == DType::BF16 { s.to_bf16_unordered(v) } else { v }
+    }
+
+    /// Neighbouring elements in each other's place, of lanes in the order of [`CpuElement::load_unordered`].
+    #[inline(always)]
+    fn swap_pairs_unordered<S: Simd>(s: S, v: S::V) -> S::V {
+        if Self::DTYPE == DType::BF16 { s.swap_pairs_bf16_unordered(v) } else { s.swap_pairs(v) }
     }
 
     /// Reads `n` elements (`n <= N`), the other lanes are zero. Touches nothing past `p + n`.
@@ -50,7 +98,7 @@ pub trait CpuElement: Element {
     /// Writes `S::N` elements past the caches; call [`Simd::fence`] before others read them.
     ///
     /// # Safety
-    /// `p..p + N` must be writable, and `p` a multiple of `N * size_of::<Self>()` bytes.
+    /// `p..p + N` must be writable, and `p` a multiple of `N * size_of::<Self>()` bytes, or of 64.
     unsafe fn stream<S: Simd>(s: S, p: *mut Self, v: S::V);
 
     /// What is left of the lanes after a store: rounded to this type and widened again.
@@ -265,8 +313,10 @@ struct Fp8 {
     magic: f32,
     /// Code of the largest finite value.
     max: i32,
-    /// Code of NaN, before the payload bit that e5m2 keeps.
+    /// Code of NaN, before its payload.
     nan: i32,
+    /// Whether NaN has bits to spare for its payload.
+    keeps_payload: bool,
 }
 
 #[inline(always)]
@@ -274,33 +324,53 @@ fn encode_fp8<S: Simd>(s: S, v: S::V, format: Fp8) -> S::B {
     let dropped = 23u32.wrapping_sub(format.mantissa_bits);
     let bits = s.bits_of(v);
     let abs = s.iand(bits, s.isplat(i32::MAX));
-    let sign = s.iand(s.shr(bits, 24), s.isplat(0x80));
 
-    // Normal: round the mantissa to even in place (a carry moves the exponent as it should), then rebias.
+    // Normal: rebias, round the mantissa to even in place (a carry moves the exponent as it should), drop the rest. What
+    // comes out for smaller numbers is not used.
     let odd = s.iand(s.shr(abs, dropped), s.isplat(1));
-    let bias = s.isplat((1i32 << dropped.wrapping_sub(1)).wrapping_sub(1));
-    let rebias = s.isplat((format.min_normal >> dropped).wrapping_sub(1 << format.mantissa_bits));
-    let normal = s.isub(s.shr(s.iadd(s.iadd(abs, bias), odd), dropped), rebias);
+    let smallest = (1i32 << 23).wrapping_sub(format.min_normal);
+    let bias = s.isplat(smallest.wrapping_add((1i32 << dropped.wrapping_sub(1)).wrapping_sub(1)));
+    let normal = s.sar(s.iadd(s.iadd(abs, bias), odd), dropped);
     let normal = s.imin(normal, s.isplat(format.max));
 
     let magic = s.splat(format.magic);
     let subnormal = s.isub(s.bits_of(s.add(s.of_bits(abs), magic)), s.bits_of(magic));
 
     let code = s.iselect(s.igt(s.isplat(format.min_normal), abs), subnormal, normal);
-    let payload = s.iand(s.shr(abs, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
-    let code = s.iselect(s.is_nan(v), s.ior(payload, s.isplat(format.nan)), code);
-    s.i_to_b(s.ior(code, sign))
+    let nan = if format.keeps_payload {
+        let payload = s.iand(s.shr(abs, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
+        s.ior(payload, s.isplat(format.nan))
+    } else {
+        s.isplat(format.nan)
+    };
+    let code = s.iselect(s.is_nan(v), nan, code);
+    // The sign is the bit above the code.
+    s.i_to_b(s.ior(code, s.iand(s.shr(bits, 24), s.isplat(0x80))))
 }
 
 #[inline(always)]
 fn encode_e4m3<S: Simd>(s: S, v: S::V) -> S::B {
-    let format = Fp8 { mantissa_bits: 3, min_normal: 0x3c80_0000, magic: 16384.0, max: 0x7e, nan: 0x7f };
+    let format = Fp8 {
+        mantissa_bits: 3,
+        min_normal: 0x3c80_0000,
+        magic: 16384.0,
+        max: 0x7e,
+        nan: 0x7f,
+        keeps_payload: false,
+    };
     encode_fp8(s, v, format)
 }
 
 #[inline(always)]
 fn encode_e5m2<S: Simd>(s: S, v: S::V) -> S::B {
-    let format = Fp8 { mantissa_bits: 2, min_normal: 0x3880_0000, magic: 128.0, max: 0x7b, nan: 0x7e };
+    let format = Fp8 {
+        mantissa_bits: 2,
+        min_normal: 0x3880_0000,
+        magic: 128.0,
+        max: 0x7b,
+        nan: 0x7e,
+        keeps_payload: true,
+    };
     encode_fp8(s, v, format)
 }
 
@@ -324,24 +394,27 @@ pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
     // SAFETY: `src` and `dst` advance together and `left` counts what remains of the caller's `n`; each block
     // accesses at most `left` elements. Streaming starts only once `dst` is aligned.
     unsafe {
+        let head = if stream { dst.align_offset((S::N * size_of::<U>()).min(64)).min(left) } else { 0 };
+        // What no number of elements can align is not streamed.
+        let stream = stream && head < S::N;
         if stream {
-            let head = dst.align_offset(S::N * size_of::<U>()).min(left);
-            if head < S::N {
-                U::store_partial(s, dst, f(T::load_partial(s, src, head)), head);
-                (src, dst, left) = (src.add(head), dst.add(head), left.wrapping_sub(head));
-                while left >= S::N {
-                    U::stream(s, dst, f(T::load(s, src)));
-                    (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
-                }
-            }
-            s.fence();
+            U::store_partial(s, dst, f(T::load_partial(s, src, head)), head);
+            (src, dst, left) = (src.add(head), dst.add(head), left.wrapping_sub(head));
         }
         while left >= S::N {
-            U::store(s, dst, f(T::load(s, src)));
+            fetch::<S, T>(src.wrapping_byte_add(AHEAD));
+            let v = f(T::load(s, src));
+            if !stream {
+                claim_ahead::<S, U>(dst);
+            }
+            U::put(s, dst, v, stream);
             (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
         }
         if left > 0 {
             U::store_partial(s, dst, f(T::load_partial(s, src, left)), left);
+        }
+        if stream {
+            s.fence();
         }
     }
 }

@@ -30,15 +30,18 @@
 mod bandwidth;
 pub mod bf16;
 pub mod coarse;
+mod copy;
 mod element;
 pub mod gemm;
 pub mod math;
+pub mod prefetch;
 pub mod rows;
 pub mod simd;
 mod threads;
 mod tier;
 
 pub use bandwidth::{cpu_name, l2_bytes, measure_copy, should_stream};
+pub use copy::copy_bytes;
 pub use element::{CpuElement, map};
 pub use simd::{Simd, Task, dispatch};
 pub use threads::{configured_threads, num_threads, parallel_for, with_threads};

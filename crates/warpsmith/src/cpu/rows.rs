@@ -1,7 +1,10 @@
 //! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
 
 use super::element::CpuElement;
-use super::simd::{MAX_LANES, Simd};
+use super::prefetch::{LINE, claim_ahead};
+use super::simd::{MAX_LANES, Simd, Task, dispatch};
+use super::tier::Tier;
+use crate::dtype::DType;
 
 /// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
 /// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
@@ -40,13 +43,42 @@ pub unsafe fn load_unordered_at<S: Simd, T: CpuElement>(s: S, p: *const T, i: us
     }
 }
 
-/// Writes `count` elements to `p + i`; whole vectors past the caches if `stream`.
+/// Writes `count` elements to `p + i`, in cache.
+///
+/// # Safety
+/// `p + i .. p + i + count` must be writable and `count <= N`.
+#[inline(always)]
+pub unsafe fn store_at<S: Simd, T: CpuElement>(s: S, p: *mut T, i: usize, count: usize, v: S::V) {
+    // SAFETY: passed on.
+    unsafe {
+        if count == S::N { T::put(s, p.add(i), v, false) } else { T::store_partial(s, p.add(i), v, count) }
+    }
+}
+
+/// Writes `count` elements of a result to `p + i`: whole vectors past the caches if `stream`, else with the cache lines
+/// of results to come asked for.
 ///
 /// # Safety
 /// `p + i .. p + i + count` must be writable and `count <= N`; with `stream`, `p` must be aligned as
 /// [`can_stream`] says and `i` a multiple of `N`.
 #[inline(always)]
-pub unsafe fn store_at<S: Simd, T: CpuElement>(
+pub unsafe fn put_at<S: Simd, T: CpuElement>(s: S, p: *mut T, i: usize, count: usize, v: S::V, stream: bool) {
+    // SAFETY: passed on.
+    unsafe {
+        if count == S::N && stream {
+            return T::put(s, p.add(i), v, true);
+        }
+        claim_ahead::<S, T>(p.wrapping_add(i));
+        store_at(s, p, i, count, v);
+    }
+}
+
+/// [`put_at`] from lanes in the order of [`load_unordered_at`].
+///
+/// # Safety
+/// As [`put_at`].
+#[inline(always)]
+pub unsafe fn put_unordered_at<S: Simd, T: CpuElement>(
     s: S,
     p: *mut T,
     i: usize,
@@ -54,14 +86,29 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(
     v: S::V,
     stream: bool,
 ) {
-    // SAFETY: passed on.
+    // SAFETY: passed on. What is left of a row is in order.
     unsafe {
         if count != S::N {
-            T::store_partial(s, p.add(i), v, count);
-        } else if stream {
-            T::stream(s, p.add(i), v);
-        } else {
-            T::store(s, p.add(i), v);
+            return T::store_partial(s, p.add(i), v, count);
+        }
+        if !stream {
+            claim_ahead::<S, T>(p.wrapping_add(i));
+        }
+        T::put_unordered(s, p.add(i), v, stream);
+    }
+}
+
+/// The whole number `offset` elements past the address `base` of a tensor of i64 or i32.
+///
+/// # Safety
+/// The tensor must have this dtype and the offset be that of one of its elements.
+#[inline(always)]
+pub unsafe fn index_at(base: usize, dtype: DType, offset: usize) -> i64 {
+    // SAFETY: passed on.
+    unsafe {
+        match dtype {
+            DType::I32 => *(base as *const i32).add(offset) as i64,
+            _ => *(base as *const i64).add(offset),
         }
     }
 }
@@ -69,8 +116,8 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(
 /// Whether vectors of a row that starts at `p` may be streamed.
 #[inline(always)]
 pub fn can_stream<S: Simd, T: CpuElement>(p: *mut T) -> bool {
-    // Pairs are streamed one by one.
-    (p as usize).is_multiple_of((S::N * size_of::<T>()).min(64))
+    // Pairs are streamed a cache line at a time.
+    (p as usize).is_multiple_of((S::N * size_of::<T>()).min(LINE))
 }
 
 /// Sums `f(start, count, sums)` over the vectors of a row, `K` sums at once. `f` adds its vector to each running
@@ -119,47 +166,6 @@ pub fn replace_rest<S: Simd>(s: S, v: S::V, count: usize, fill: f32) -> S::V {
 #[inline(always)]
 pub fn inlined<R, F: Fn(usize, usize) -> R>(f: F) -> F {
     f
-}
-
-/// Rows of more bytes than this are not asked for ahead: they would push out what is in use.
-const FARTHEST_AHEAD: usize = 1 << 17;
-
-/// A row that is needed soon. While one row is worked on in the caches, memory would idle; asking for the next row
-/// meanwhile keeps it busy.
-#[derive(Clone, Copy)]
-pub struct Ahead<T>(*const T);
-
-impl<T> Ahead<T> {
-    /// The row of `n` elements, `step` apart, at `p`; it need not exist.
-    #[inline(always)]
-    pub fn new(p: *const T, n: usize, step: isize) -> Self {
-        let worth = step == 1 && n.saturating_mul(size_of::<T>()) <= FARTHEST_AHEAD;
-        Ahead(if worth { p } else { std::ptr::null() })
-    }
-
-    /// Asks for the elements of the vector of `S` at `i`.
-    #[inline(always)]
-    pub fn fetch<S: Simd>(self, i: usize) {
-        const LINE: usize = 64;
-        if !self.0.is_null() {
-            let start = self.0.wrapping_add(i).cast::<i8>();
-            for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
-                prefetch(start.wrapping_add(line * LINE));
-            }
-        }
-    }
-}
-
-/// Asks for a cache line.
-#[inline(always)]
-fn prefetch(p: *const i8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; any address will do.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
 }
 
 /// Scratch for rows whose elements are `step` apart: they are gathered before and scattered after the work, so
@@ -212,6 +218,52 @@ impl<T: CpuElement> Scratch<T> {
                 unsafe { *p.offset(i as isize * step) = *value };
             }
         }
+    }
+}
+
+/// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are
+/// long, and inlined into each kernel, for each type it reads, they would take minutes to compile.
+pub struct Narrow<U> {
+    /// The values.
+    pub x: *const f32,
+    /// Where they go; dense.
+    pub out: *mut U,
+    /// How many.
+    pub n: usize,
+    /// 1 leaves values as they are.
+    pub divisor: f32,
+    /// Past the caches, where `out` allows it: call [`Simd::fence`] before others read them.
+    pub stream: bool,
+}
+
+impl<U: CpuElement> Narrow<U> {
+    /// Stores the row.
+    ///
+    /// # Safety
+    /// `x` must be readable and `out` writable for `n` elements, the two apart.
+    pub unsafe fn store(self, tier: Tier) {
+        dispatch(tier, self);
+    }
+}
+
+impl<U: CpuElement> Task for Narrow<U> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let divisor = s.splat(self.divisor);
+        let stream = self.stream && can_stream::<S, U>(self.out);
+        for_vectors::<S>(
+            self.n,
+            #[inline(always)]
+            |i, count| {
+                // SAFETY: [`Narrow::store`] asks its caller for this.
+                unsafe {
+                    let value = s.div(load_at(s, self.x, i, count), divisor);
+                    put_at(s, self.out, i, count, value, stream);
+                }
+            },
+        );
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod context;
 mod copy;
+pub mod cublaslt;
 mod driver;
 mod graph;
 pub mod kernel;

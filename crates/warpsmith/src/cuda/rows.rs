@@ -94,13 +94,7 @@ impl RowTiling {
 
     /// The launch that covers `count` rows.
     pub fn launch(&self, count: usize) -> Result<LaunchConfig> {
-        let blocks = count.div_ceil(self.rows);
-        let blocks = u32::try_from(blocks).map_err(|_| Error::Launch {
-            kernel: "a row kernel".into(),
-            what: "number of blocks",
-            got: blocks as u64,
-            limit: u32::MAX as u64,
-        })?;
+        let blocks = grid_blocks("a row kernel", count.div_ceil(self.rows))?;
         Ok(LaunchConfig::new([blocks, 1, 1], [self.threads(), 1, 1], 0))
     }
 
@@ -118,6 +112,17 @@ impl std::fmt::Display for RowTiling {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} threads x {} chunks a row, {} rows a block", self.lanes, self.items, self.rows)
     }
+}
+
+/// The number of blocks of a one-dimensional grid, if a grid can have that many.
+pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
+    let limit = i32::MAX as u32;
+    u32::try_from(blocks).ok().filter(|&n| n <= limit).ok_or_else(|| Error::Launch {
+        kernel: kernel.into(),
+        what: "number of blocks",
+        got: blocks as u64,
+        limit: limit as u64,
+    })
 }
 
 /// The define for an element type.

@@ -121,7 +121,7 @@ pub fn unproven(folder: &Path) -> Result<Vec<Problem>> {
         Err(error) => return Err(Error::io(&path, "reading", &error)),
     };
     let hashes = current_hashes();
-    let cuda = ops::ALL.iter().flat_map(|op| op.kernels()).filter(|kernel| kernel.cuda.is_some());
+    let cuda = ops::ALL.iter().flat_map(|op| op.kernels()).filter(|kernel| kernel.is_cuda());
     let kernels: Vec<(&str, &str)> = cuda.map(|kernel| (kernel.name, hashes[kernel.name].as_str())).collect();
     Ok(judge(&kernels, &super::load(folder)?, &excuses))
 }

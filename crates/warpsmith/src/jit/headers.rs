@@ -20,14 +20,22 @@ macro_rules! headers {
 
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
+    "attention.cuh",
+    "attention_sm90.cuh",
+    "attention_tiles.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",
+    "group.cuh",
     "linear.cuh",
     "linear_output.cuh",
     "math.cuh",
     "mbarrier.cuh",
+    "mma.cuh",
+    "paged_attention.cuh",
+    "paged_fragments.cuh",
     "reduce.cuh",
+    "rope.cuh",
     "rows.cuh",
     "stage.cuh",
     "tma.cuh",

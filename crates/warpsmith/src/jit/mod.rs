@@ -15,7 +15,7 @@ pub mod inspect;
 pub mod nvrtc;
 pub mod pack;
 mod request;
-mod search;
+pub(crate) mod search;
 mod service;
 
 use std::path::PathBuf;

@@ -79,13 +79,9 @@ pub fn find() -> Result<&'static Nvrtc> {
 fn find_in(places: &[Place]) -> Result<Nvrtc> {
     let mut searched = Vec::new();
     for place in places {
-        let candidates = match place {
-            Place::Loader => ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into(),
-            Place::Folder(folder) => search::nvrtc_files(folder),
-        };
         let mut failures = Vec::new();
-        for path in &candidates {
-            match open(path) {
+        for path in place.libraries("libnvrtc.so") {
+            match open(&path) {
                 Ok(nvrtc) => return Ok(nvrtc),
                 // The loader's "no such file" is no news; a file that is there and does not load is.
                 Err(error) if matches!(place, Place::Folder(_)) => failures.push(error.to_string()),

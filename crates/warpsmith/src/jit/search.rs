@@ -1,4 +1,4 @@
-//! Where CUDA's compiler library and tools may lie on this machine. Nothing is executed to find out.
+//! Where CUDA's libraries and tools may lie on this machine. Nothing is executed to find out.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,15 +8,41 @@ use crate::env::{self, system};
 
 /// A place to look for a library.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Wherever the dynamic loader finds it by name.
     Loader,
     /// One folder.
     Folder(PathBuf),
 }
 
+impl Place {
+    /// The files of a library in this place, named like `libnvrtc.so`, newest first; the loader is asked for bare
+    /// names. Files that name a full version (which the short names link to) are left out.
+    pub fn libraries(&self, name: &str) -> Vec<PathBuf> {
+        match self {
+            Place::Loader => {
+                [".13", ".12", ""].map(|version| PathBuf::from(format!("{name}{version}"))).into()
+            }
+            Place::Folder(folder) => {
+                let numbered = format!("{name}.");
+                let mut versions: Vec<u32> = names(folder)
+                    .iter()
+                    .filter_map(|file| file.strip_prefix(&numbered)?.parse().ok())
+                    .collect();
+                versions.sort_unstable_by(|a, b| b.cmp(a));
+                let mut files: Vec<PathBuf> =
+                    versions.iter().map(|major| folder.join(format!("{numbered}{major}"))).collect();
+                if files.is_empty() {
+                    files.extend(Some(folder.join(name)).filter(|path| path.exists()));
+                }
+                files
+            }
+        }
+    }
+}
+
 /// What the search depends on; tests give their own.
-pub(super) struct Surroundings<'a> {
+pub(crate) struct Surroundings<'a> {
     pub var: &'a dyn Fn(&str) -> Option<PathBuf>,
     pub current_dir: Option<PathBuf>,
     /// `/`, below which the usual places of a system are.
@@ -29,7 +55,7 @@ impl Surroundings<'_> {
         Surroundings { var: &env::path, current_dir: std::env::current_dir().ok(), root: "/".into() }
     }
 
-    /// Places of `libnvrtc`, in the order they are tried: what the user named, what the loader knows, Python
+    /// Places of CUDA's libraries, in the order they are tried: what the user named, what the loader knows, Python
     /// environments, and the toolkit's usual place.
     pub fn library_places(&self) -> Vec<Place> {
         let mut folders = Vec::new();
@@ -111,20 +137,6 @@ impl Surroundings<'_> {
         packages.retain(|package| package.is_dir());
         dedup(packages)
     }
-}
-
-/// The NVRTC libraries in a folder, newest first. The `libnvrtc.alt` variants and files that name a full version
-/// (which the short names link to) are left out.
-pub(super) fn nvrtc_files(folder: &Path) -> Vec<PathBuf> {
-    let mut versions: Vec<u32> =
-        names(folder).iter().filter_map(|name| name.strip_prefix("libnvrtc.so.")?.parse().ok()).collect();
-    versions.sort_unstable_by(|a, b| b.cmp(a));
-    let mut files: Vec<PathBuf> =
-        versions.iter().map(|major| folder.join(format!("libnvrtc.so.{major}"))).collect();
-    if files.is_empty() {
-        files.extend(Some(folder.join("libnvrtc.so")).filter(|path| path.exists()));
-    }
-    files
 }
 
 /// The library of built-in functions beside an NVRTC of this version.
@@ -246,7 +258,7 @@ mod tests {
             fs::write(temp.path().join(name), "").unwrap();
         }
         let expected = ["libnvrtc.so.13", "libnvrtc.so.9"].map(|name| temp.path().join(name));
-        assert_eq!(nvrtc_files(temp.path()), expected);
+        assert_eq!(Place::Folder(temp.path().into()).libraries("libnvrtc.so"), expected);
     }
 
     #[test]

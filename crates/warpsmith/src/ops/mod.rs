@@ -2,25 +2,37 @@
 
 pub mod activation;
 pub mod add_gelu;
+pub mod attention;
 pub mod cast;
 mod column_sum;
 mod elementwise;
 pub mod gated_act;
+pub mod kv_copy;
+pub mod kv_store;
 pub mod layer_norm;
 pub mod linear;
+pub mod merge_states;
 pub mod mul_add;
 mod norm;
+pub mod paged_attention;
+pub mod prefix_match;
 pub mod rms_norm;
 pub mod rope;
 pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use attention::Attention;
 pub use cast::Cast;
 pub use gated_act::{GatedAct, GatedActBackward};
+pub use kv_copy::KvCopy;
+pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Gemm, Linear, LinearBackward};
+pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
+pub use paged_attention::PagedAttention;
+pub use prefix_match::PrefixMatch;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
@@ -49,11 +61,27 @@ pub static ALL: &[&dyn AnyOp] = &[
     &gated_act::Backward,
     &linear::Forward,
     &linear::Backward,
+    &prefix_match::Forward,
+    &kv_store::Forward,
+    &kv_copy::Forward,
+    &merge_states::Forward,
+    &attention::Forward,
+    &paged_attention::Forward,
 ];
 
 /// The op of a name.
 pub fn find(name: &str) -> Option<&'static dyn AnyOp> {
     ALL.iter().copied().find(|op| op.spec().name == name)
+}
+
+/// Where tests run kernels: the CPU, and a GPU if there is one.
+#[cfg(test)]
+fn devices() -> Vec<crate::device::Device> {
+    use crate::device::Device;
+    match Device::best() {
+        Device::Cpu => vec![Device::Cpu],
+        gpu => vec![Device::Cpu, gpu],
+    }
 }
 
 /// The types the memory-bound ops compute on.

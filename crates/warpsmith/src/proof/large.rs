@@ -6,7 +6,7 @@ use super::{Outcome, failed};
 use crate::device::{Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, Case};
+use crate::op::{ArgPlan, Case, Fill};
 use crate::registry::{AnyOp, KernelInfo, Select};
 
 /// Elements that 32-bit signed offsets cannot reach.
@@ -101,12 +101,16 @@ impl Large {
             if let Some(dim) = plan.batch_dim {
                 plan.shape[dim] = ROWS;
             }
+            // Overwritten below, and a generator knows only whole cases.
+            plan.fill = Fill::Constant(0.0);
         }
         let spec = self.op.spec();
         let mut small = Bulk::new(spec, &self.case, &plan, stream.device())?;
         for (index, arg) in spec.args.iter().enumerate() {
-            if !arg.is_output() && plan[index].is_some() {
-                small.refill(index, &self.rows(index, start)?)?;
+            if plan[index].is_some() {
+                // What is written held poison before the large call; what is changed in part must hold it here too.
+                let rows = if arg.is_output() { &POISON[..] } else { &self.rows(index, start)? };
+                small.refill(index, rows)?;
             }
         }
         if let Err(error) = run(self.op, &small, &self.case, stream, select) {

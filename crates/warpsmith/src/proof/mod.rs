@@ -2,6 +2,7 @@
 
 mod bulk;
 mod compare;
+mod generated;
 mod large;
 mod tensors;
 
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub fn kernels_on(op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
     let runs = |kernel: &KernelInfo| match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| tier <= Tier::best()),
-        Device::Cuda(_) => kernel.cuda.is_some(),
+        Device::Cuda(_) => kernel.is_cuda(),
     };
     op.kernels().into_iter().filter(runs).collect()
 }
@@ -103,6 +104,15 @@ impl Prepared {
             };
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
+            // What the reference leaves alone must not even be rounded.
+            let before = self.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
+            let kept = before.iter().zip(&truth.data).zip(&out).position(|((b, t), o)| b == t && o != b);
+            if let Some(at) = kept {
+                return Ok(failed(format!(
+                    "`{name}`: element {at} must stay {} and is {}",
+                    before[at], out[at]
+                )));
+            }
             match compare(expected, &out) {
                 Ok(deviation) => {
                     outcome.error = outcome.error.max(deviation.relative_norm);

@@ -56,7 +56,7 @@ impl Drop for Buffer {
 
 /// Which of a thread's buffers to use: a caller packs into one while it works in the other.
 #[derive(Copy, Clone)]
-pub(super) enum Slot {
+pub(crate) enum Slot {
     /// What the threads of one call share.
     Shared,
     /// What one thread works in.
@@ -69,7 +69,7 @@ thread_local! {
 
 /// Calls `f` with at least `len` bytes of this thread's scratch. Fresh memory costs a page fault each 4 KiB, more
 /// than the work on it, so buffers are kept; a call inside another's `f` gets memory of its own.
-pub(super) fn with_scratch<R>(slot: Slot, len: usize, f: impl FnOnce(*mut u8) -> R) -> R {
+pub(crate) fn with_scratch<R>(slot: Slot, len: usize, f: impl FnOnce(*mut u8) -> R) -> R {
     let mut buffer = KEPT.with(|kept| kept[slot as usize].take());
     if buffer.len() < len {
         buffer = Buffer::new(len);

@@ -295,6 +295,111 @@ impl<T: CpuElement> Task for Across<'_, T> {
     }
 }
 
+/// Panels to be made of all columns of a matrix whose columns are contiguous: `units` units of each.
+pub(super) struct Columnwise<'a> {
+    pub matrix: &'a Matrix,
+    pub unit: Unit,
+    pub dst: *mut u32,
+    /// Columns of a panel.
+    pub width: usize,
+    pub units: usize,
+    /// Bytes from an element to one that is needed soon.
+    pub ahead: isize,
+}
+
+/// Copies all columns of one unit, then of the next, so that memory is read in its order. Columns past the last and
+/// elements past `k` are zero.
+///
+/// # Safety
+/// The matrix must be readable, `dst` hold the panels one after the other, and the unit be `F32` or `Bf16`.
+pub(super) unsafe fn copy_panels(tier: Tier, panels: Columnwise<'_>) {
+    use std::marker::PhantomData as P;
+    debug_assert_eq!(panels.matrix.row_stride, 1);
+    match panels.matrix.dtype {
+        DType::F32 => dispatch(tier, Interleave::<f32>(panels, P)),
+        DType::F16 => dispatch(tier, Interleave::<f16>(panels, P)),
+        DType::BF16 => dispatch(tier, Interleave::<bf16>(panels, P)),
+        other => unreachable!("no panels of {other}"),
+    }
+}
+
+struct Interleave<'a, T>(Columnwise<'a>, std::marker::PhantomData<T>);
+
+impl<T: CpuElement> Interleave<'_, T> {
+    /// `count` elements at `p`, if there are any.
+    ///
+    /// # Safety
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const T, count: usize) -> S::V {
+        // SAFETY: passed on.
+        unsafe {
+            match count {
+                _ if count == S::N => T::load(s, p),
+                0 => s.zero(),
+                _ => T::load_partial(s, p, count),
+            }
+        }
+    }
+}
+
+impl<T: CpuElement> Task for Interleave<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Columnwise { matrix, unit, dst, width, units, ahead } = self.0;
+        let per_unit = unit.elements();
+        let panel_len = units.wrapping_mul(width);
+        for index in 0..units {
+            let k = index.wrapping_mul(per_unit);
+            let row = |i: usize| matrix.at(0, k.wrapping_add(i)).cast::<T>();
+            for i in 0..per_unit {
+                ask_for(row(i).wrapping_byte_offset(ahead).cast(), matrix.rows.wrapping_mul(size_of::<T>()));
+            }
+            let mut to = dst.wrapping_add(index.wrapping_mul(width)).cast::<f32>();
+            let mut column = 0usize;
+            while column < matrix.rows {
+                let mut lane = 0usize;
+                while lane < width {
+                    let at = column.wrapping_add(lane);
+                    let count = matrix.rows.saturating_sub(at).min(S::N);
+                    // SAFETY: `copy_panels` was promised the matrix and the panels; what is past either is not read.
+                    unsafe {
+                        let first =
+                            Self::load(s, row(0).wrapping_add(at), if k < matrix.k { count } else { 0 });
+                        let v = if per_unit == 2 {
+                            let count = if k.wrapping_add(1) < matrix.k { count } else { 0 };
+                            let second = Self::load(s, row(1).wrapping_add(at), count);
+                            // What fits bf16 has zeros in the low half of its f32.
+                            s.of_bits(s.ior(s.shr(s.bits_of(first), 16), s.bits_of(second)))
+                        } else {
+                            first
+                        };
+                        s.store(to.wrapping_add(lane), v);
+                    }
+                    lane = lane.wrapping_add(S::N);
+                }
+                to = to.wrapping_add(panel_len);
+                column = column.wrapping_add(width);
+            }
+        }
+    }
+}
+
+/// Asks for `len` bytes at `p`, which need not exist, to be brought near.
+#[inline(always)]
+pub(super) fn ask_for(p: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..len.div_ceil(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint; any address will do.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(line * 64).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (p, len);
+}
+
 /// [`copy_rows`] for bytes.
 ///
 /// # Safety

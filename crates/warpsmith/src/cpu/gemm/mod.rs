@@ -21,6 +21,7 @@
 //! - on vectors the weights are packed in blocks; for few rows panel by panel, in the first cache.
 
 mod amx;
+mod block;
 mod buffer;
 mod drive;
 mod epilogue;
@@ -30,6 +31,8 @@ mod panel;
 mod stream;
 mod vector;
 
+pub use block::{BlockProduct, Blocks};
+pub(crate) use buffer::{Slot, with_scratch};
 pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;

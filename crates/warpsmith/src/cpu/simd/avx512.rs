@@ -18,18 +18,27 @@ pub(super) fn run<T: Task>(task: T) -> T::Out {
     task.run(Avx512 { emulated })
 }
 
-/// What [`Simd::f32_to_bf16`] does elsewhere, for lanes AVX512_BF16 would flush to zero and machines without it.
+/// What [`Simd::f32_to_bf16`] does elsewhere, for lanes AVX512_BF16 would flush to zero and machines without it: the
+/// bits of bf16 in the lower half of each lane.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn emulated_bf16(v: __m512) -> __m256i {
+fn emulated_bf16(v: __m512) -> __m512i {
     let bits = _mm512_castps_si512(v);
     let high = _mm512_srli_epi32::<16>(bits);
     let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
     let sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
     let rounded = _mm512_srli_epi32::<16>(sum);
-    _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)))
+    _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40))
+}
+
+/// The lanes that AVX512_BF16 would flush to zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn subnormal(v: __m512) -> __mmask16 {
+    const SUBNORMAL: i32 = 0x20;
+    _mm512_fpclass_ps_mask::<SUBNORMAL>(v)
 }
 
 /// The first `n` of 16 lanes.
@@ -59,6 +68,27 @@ unsafe fn native_bf16(v: __m512) -> __m256i {
     h
 }
 
+/// [`native_bf16`] of `low`, followed by that of `high`.
+///
+/// # Safety
+/// The machine must have AVX512_BF16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn native_bf16_pair(low: __m512, high: __m512) -> __m512i {
+    let both: __m512i;
+    // SAFETY: the caller promised the instruction; it touches no memory.
+    unsafe {
+        std::arch::asm!(
+            "vcvtne2ps2bf16 {both}, {high}, {low}",
+            both = lateout(zmm_reg) both,
+            high = in(zmm_reg) high,
+            low = in(zmm_reg) low,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    both
+}
+
 /// Methods whose only hazard is the instruction set.
 macro_rules! value_methods {
     ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty = $body:expr;)*) => {$(
@@ -79,6 +109,25 @@ macro_rules! memory_methods {
             unsafe { $body }
         }
     )*};
+}
+
+impl Avx512 {
+    /// Both vectors by one instruction, which takes no longer than that for one; or nothing, if the machine has none or
+    /// a lane is subnormal.
+    #[inline(always)]
+    fn fast_bf16_pair(self, low: __m512, high: __m512) -> Option<__m512i> {
+        if self.emulated != 0 {
+            return None;
+        }
+        // SAFETY: the token proves AVX-512, and without an emulated lane AVX512_BF16.
+        unsafe {
+            let both = native_bf16_pair(low, high);
+            // A subnormal has become zero, and zeros are quicker to look for than subnormals: one test of what both
+            // vectors became decides most of the time.
+            let zero = _mm512_testn_epi16_mask(both, _mm512_set1_epi16(i16::MAX)) != 0;
+            (!zero || subnormal(low) | subnormal(high) == 0).then_some(both)
+        }
+    }
 }
 
 impl Simd for Avx512 {
@@ -189,14 +238,50 @@ impl Simd for Avx512 {
 
     /// One instruction where there is AVX512_BF16; but that one takes subnormals for zero, which must not happen.
     #[inline(always)]
+    fn f32_to_bf16_flushed(self, v: __m512) -> __m256i {
+        // SAFETY: as below.
+        unsafe { if self.emulated != 0 { _mm512_cvtepi32_epi16(emulated_bf16(v)) } else { native_bf16(v) } }
+    }
+
+    #[inline(always)]
     fn f32_to_bf16(self, v: __m512) -> __m256i {
-        const SUBNORMAL: i32 = 0x20;
         // SAFETY: the token proves AVX-512, and without an emulated lane AVX512_BF16.
         unsafe {
-            if _mm512_fpclass_ps_mask::<SUBNORMAL>(v) | self.emulated != 0 {
-                return emulated_bf16(v);
+            if subnormal(v) | self.emulated != 0 {
+                return _mm512_cvtepi32_epi16(emulated_bf16(v));
             }
             native_bf16(v)
+        }
+    }
+
+    #[inline(always)]
+    fn interleave_bf16(self, low: __m512, high: __m512) -> __m512i {
+        #[rustfmt::skip]
+        const ORDER: [u16; 32] = [
+            0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31,
+        ];
+        // SAFETY: the token proves AVX-512, and the array holds a vector.
+        unsafe {
+            match self.fast_bf16_pair(low, high) {
+                Some(both) => _mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER.as_ptr().cast()), both),
+                None => _mm512_or_si512(emulated_bf16(low), _mm512_slli_epi32::<16>(emulated_bf16(high))),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16_pair(self, p: *mut u16, low: __m512, high: __m512, stream: bool) {
+        // SAFETY: the token proves AVX-512; the caller promised the lanes that are touched.
+        unsafe {
+            match self.fast_bf16_pair(low, high) {
+                Some(both) if stream => _mm512_stream_si512(p.cast(), both),
+                Some(both) => _mm512_storeu_si512(p.cast(), both),
+                None => {
+                    self.store_h(p, _mm512_cvtepi32_epi16(emulated_bf16(low)));
+                    self.store_h(p.add(Self::N), _mm512_cvtepi32_epi16(emulated_bf16(high)));
+                }
+            }
         }
     }
 

@@ -344,15 +344,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Rounds to the upper halves of floats, bf16: nearest, ties to even, overflow to infinity. NaN becomes quiet.
     #[inline(always)]
     fn f32_to_bf16(self, v: Self::V) -> Self::H {
-        let bits = self.bits_of(v);
-        let high = self.shr(bits, 16);
-        let odd = self.iand(high, self.isplat(1));
-        let rounded = self.shr(self.iadd(self.iadd(bits, self.isplat(0x7fff)), odd), 16);
-        let quiet = self.ior(high, self.isplat(0x40));
-        self.i_to_h(self.iselect(self.is_nan(v), quiet, rounded))
+        self.i_to_h(bf16_bits(self, v))
     }
 
-    /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums, which do not ask.
+    /// [`Simd::f32_to_bf16`], but subnormal numbers may become zero.
+    #[inline(always)]
+    fn f32_to_bf16_flushed(self, v: Self::V) -> Self::H {
+        self.f32_to_bf16(v)
+    }
+
+    /// Rounds as [`Simd::f32_to_bf16`]: bf16 of `low` in the lower half of each lane, of `high` in the upper.
+    #[inline(always)]
+    fn interleave_bf16(self, low: Self::V, high: Self::V) -> Self::I {
+        self.ior(bf16_bits(self, low), self.shl(bf16_bits(self, high), 16))
+    }
+
+    /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums and elementwise work, which
+    /// do not ask.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -361,6 +369,52 @@ pub trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: passed on.
         let h = unsafe { self.load_h(p) };
         self.of_bits(self.shl(self.h_to_i(h), 16))
+    }
+
+    /// Rounds and writes `N` values; past the caches if `stream`.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable, and with `stream` `p` a multiple of `N * 2` bytes or of 64.
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V, stream: bool) {
+        let h = self.f32_to_bf16(v);
+        // SAFETY: passed on.
+        unsafe { if stream { self.stream_h(p, h) } else { self.store_h(p, h) } }
+    }
+
+    /// [`Simd::store_bf16`] of `low`, followed by that of `high`.
+    ///
+    /// # Safety
+    /// As [`Simd::store_bf16`], for twice the values.
+    #[inline(always)]
+    unsafe fn store_bf16_pair(self, p: *mut u16, low: Self::V, high: Self::V, stream: bool) {
+        // SAFETY: passed on.
+        unsafe {
+            self.store_bf16(p, low, stream);
+            self.store_bf16(p.add(Self::N), high, stream);
+        }
+    }
+
+    /// [`Simd::store_bf16`] of lanes in the order of [`Simd::load_bf16_unordered`], to where they would be read from.
+    ///
+    /// # Safety
+    /// As [`Simd::store_bf16`].
+    #[inline(always)]
+    unsafe fn store_bf16_unordered(self, p: *mut u16, v: Self::V, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { self.store_bf16(p, v, stream) }
+    }
+
+    /// Brings the lanes of a vector into the order of [`Simd::load_bf16_unordered`].
+    #[inline(always)]
+    fn to_bf16_unordered(self, v: Self::V) -> Self::V {
+        v
+    }
+
+    /// [`Simd::swap_pairs`] of lanes in the order of [`Simd::load_bf16_unordered`].
+    #[inline(always)]
+    fn swap_pairs_bf16_unordered(self, v: Self::V) -> Self::V {
+        self.swap_pairs(v)
     }
 
     /// `v - floor(v)` for `v` up to 127: with [`Simd::scale2_floor`] the two parts of a power of two. Rounded
@@ -400,6 +454,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let b = self.of_bits(self.shl(self.iadd(self.isub(n, half), bias), 23));
         self.mul(self.mul(v, a), b)
     }
+}
+
+/// The bits of bf16 nearest to each lane, in its lower half.
+#[inline(always)]
+fn bf16_bits<S: Simd>(s: S, v: S::V) -> S::I {
+    let bits = s.bits_of(v);
+    let high = s.shr(bits, 16);
+    let odd = s.iand(high, s.isplat(1));
+    let rounded = s.shr(s.iadd(s.iadd(bits, s.isplat(0x7fff)), odd), 16);
+    s.iselect(s.is_nan(v), s.ior(high, s.isplat(0x40)), rounded)
 }
 
 #[cfg(test)]

@@ -133,6 +133,7 @@ impl<S: Simd> Simd for Pair<S> {
         fn pow2(n: V) -> V;
         fn scale2(v: V, n: V) -> V;
         fn f32_to_bf16(v: V) -> H;
+        fn interleave_bf16(low: V, high: V) -> I;
         fn fraction(v: V) -> V;
         fn scale2_floor(v: V, n: V) -> V;
     }
@@ -146,6 +147,31 @@ impl<S: Simd> Simd for Pair<S> {
         // SAFETY: `2 N` values of 16 bits are `N` of 32, and any alignment will do.
         let bits = s.bits_of(unsafe { s.load(p.cast()) });
         [s.of_bits(s.shl(bits, 16)), s.of_bits(s.iand(bits, s.isplat(-0x1_0000)))]
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { self.0.store_bf16_pair(p, v[0], v[1], stream) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16_unordered(self, p: *mut u16, v: Self::V, stream: bool) {
+        let (s, p) = (self.0, p.cast());
+        let both = s.of_bits(s.interleave_bf16(v[0], v[1]));
+        // SAFETY: as for the load; `p` is as aligned as values of 32 bits must be.
+        unsafe { if stream { s.stream(p, both) } else { s.store(p, both) } }
+    }
+
+    #[inline(always)]
+    fn to_bf16_unordered(self, v: Self::V) -> Self::V {
+        let (even, odd) = self.0.unzip(v[0], v[1]);
+        [even, odd]
+    }
+
+    #[inline(always)]
+    fn swap_pairs_bf16_unordered(self, v: Self::V) -> Self::V {
+        [v[1], v[0]]
     }
 
     #[inline(always)]

@@ -27,17 +27,16 @@ pub use backward::{ActivationBackward, Backward};
 
 use super::elementwise::function::Kind;
 use super::elementwise::{self, Grid, Stream as Operand};
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
-use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
 use crate::ops::FLOATS;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::TensorView;
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -169,6 +168,10 @@ macro_rules! constructors {
     )*};
 }
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     constructors! {
         gelu Gelu "The exact GELU of `x`.";
@@ -177,28 +180,12 @@ impl<'a> Call<'a, Forward> {
         relu Relu "The ReLU of `x`.";
         mish Mish "The Mish of `x`.";
     }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::{Device, Tensor};
 
     #[test]
     fn the_choices_are_the_functions() {

@@ -1,7 +1,7 @@
 //! `add_gelu` on the CPU.
 
 use super::{BIAS, DBIAS, DOUT, DX, OUT, Problem, X, backward as back};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, store_at, with_float};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::error::Result;
@@ -90,7 +90,7 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
                     let x = scratch.gather(0, at(X, x_at), x_step);
                     let dout = scratch.gather(1, at(DOUT, dout_at), dout_step);
                     let dx = scratch.target(2, at(DX, dx_at), dx_step);
-                    let stream = want_stream && can_stream::<S, T>(dx);
+                    let stream = want_stream && can_stream::<Pair<S>, T>(dx);
                     for_vectors::<Pair<S>>(
                         n,
                         #[inline(always)]
@@ -99,9 +99,9 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
                             let d = s.mul(load_at(s, dout, i, count), F::derivative::<_, T>(s, v));
                             if p.has_dbias {
                                 let sum = load_at(s, sums.cast_const(), i, count);
-                                store_at(s, sums, i, count, s.add(sum, d), false);
+                                store_at(s, sums, i, count, s.add(sum, d));
                             }
-                            store_at(s, dx, i, count, d, stream);
+                            put_at(s, dx, i, count, d, stream);
                         },
                     );
                     scratch.scatter(2, at(DX, dx_at), dx_step);

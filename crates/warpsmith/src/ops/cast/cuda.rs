@@ -1,11 +1,11 @@
 //! `cast` on CUDA devices: host half.
 
 use super::{OUT, Problem, SCALE, Scaling, TYPES, X, group};
-use crate::cuda::rows::{Rows, flag};
+use crate::cuda::rows::{Rows, flag, grid_blocks};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
@@ -106,13 +106,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let tiling = Tiling::new(p, launch.info);
-    let limit = i32::MAX as u32;
-    let blocks = u32::try_from(tiling.blocks).ok().filter(|&n| n <= limit).ok_or_else(|| Error::Launch {
-        kernel: "cast".into(),
-        what: "number of blocks",
-        got: tiling.blocks as u64,
-        limit: limit as u64,
-    })?;
+    let blocks = grid_blocks("cast", tiling.blocks)?;
     let params = CastParams {
         x: at(X),
         scale: at(SCALE),

@@ -1,7 +1,8 @@
 //! The engine on the CPU, one source for all tiers.
 
 use super::{Grid, MAX_STREAMS};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, put_unordered_at, with_float};
 use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use std::marker::PhantomData;
@@ -79,73 +80,104 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
         let Part { grid, addresses, units, stream, e, .. } = self.0;
         // Four vectors in lock-step: the longest expressions are chains of dozens of operations.
         let s = Pair(Pair(s));
-        let blocks = grid.columns.div_ceil(BLOCK);
         let (mut scratch, mut room) = (Scratch::<T>::new(0, &grid.steps[..I + O]), 0);
         // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
         let lanes = <Pair<Pair<S>>>::N;
         let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
+        let last = units.end.wrapping_sub(1);
         for unit in units {
-            let (row, start) = (unit / blocks, unit % blocks * BLOCK);
-            let n = BLOCK.min(grid.columns - start);
+            let at = Block::<T>::new(grid, addresses, unit);
+            let n = at.n;
             if n != room {
                 (scratch, room) = (Scratch::new(n, &grid.steps[..I + O]), n);
             }
-            let offsets = grid.rows.offsets(row);
-            let at = |t: usize| {
-                let offset = offsets[t] as isize + start as isize * grid.steps[t];
-                (addresses[t] as *mut T).wrapping_offset(offset)
-            };
+            let next = Block::new(grid, addresses, last.min(unit + 1));
             // SAFETY: the caller of `run` promised the tensors; blocks are disjoint; outputs overlap inputs only
             // element for element, and each element is read before it is written.
             unsafe {
                 let mut inputs = [std::ptr::null::<T>(); I];
                 let mut outputs = [std::ptr::null_mut::<T>(); O];
+                let mut following = inputs;
                 for (t, input) in inputs.iter_mut().enumerate() {
-                    *input = scratch.gather(t, at(t), grid.steps[t]);
+                    *input = scratch.gather(t, at.of(t), grid.steps[t]);
+                    following[t] = if grid.steps[t] == 1 { next.of(t) } else { *input };
                 }
                 for (t, output) in outputs.iter_mut().enumerate() {
-                    *output = scratch.target(I + t, at(I + t), grid.steps[I + t]);
+                    *output = scratch.target(I + t, at.of(I + t), grid.steps[I + t]);
                 }
-                let stream = stream && outputs.iter().all(|&p| can_stream::<S, T>(p));
+                let stream = stream && outputs.iter().all(|&p| can_stream::<Pair<S>, T>(p));
                 let tail = n % lanes;
-                let (mut from, mut to) = (inputs, outputs);
-                let (mut end, mut rest, mut streamed) = (n - tail, tail, stream);
-                loop {
-                    let mut i = 0usize;
-                    while i < end {
+                let whole = n - tail;
+                // What is asked for are elements of this block as long as there are any, then the next block's.
+                let near = n.saturating_sub(AHEAD / size_of::<T>()) / lanes * lanes;
+                let mut ahead = inputs.map(|p| p.wrapping_add(n - near));
+                let (mut from, mut to, mut streamed) = (inputs, outputs, stream);
+                let ranges = [0..near, near..whole, 0..if tail > 0 { lanes } else { 0 }];
+                for (part, range) in ranges.into_iter().enumerate() {
+                    if part == 1 {
+                        ahead = following.map(|p| p.wrapping_sub(near));
+                    } else if part == 2 && tail > 0 {
+                        for (t, input) in from.iter_mut().enumerate() {
+                            std::ptr::copy_nonoverlapping(input.add(whole), ends[t].as_mut_ptr(), tail);
+                            *input = ends[t].as_ptr();
+                        }
+                        for (t, output) in to.iter_mut().enumerate() {
+                            *output = ends[I + t].as_mut_ptr();
+                        }
+                        (ahead, streamed) = (from, false);
+                    }
+                    let mut i = range.start;
+                    while i < range.end {
                         let mut x = [s.zero(); I];
-                        for (x, input) in x.iter_mut().zip(from) {
-                            *x = T::load(s, input.add(i));
+                        for ((x, input), ahead) in x.iter_mut().zip(from).zip(ahead) {
+                            fetch::<Pair<Pair<S>>, T>(ahead.wrapping_add(i));
+                            *x = T::load_unordered(s, input.add(i));
                         }
                         let y = e.apply::<Pair<Pair<S>>, T>(s, x);
                         for (y, output) in y.into_iter().zip(to) {
-                            store_at(s, output, i, lanes, y, streamed);
+                            put_unordered_at(s, output, i, lanes, y, streamed);
                         }
                         i = i.wrapping_add(lanes);
                     }
-                    if rest == 0 {
-                        break;
-                    }
-                    for (t, input) in from.iter_mut().enumerate() {
-                        std::ptr::copy_nonoverlapping(input.add(end), ends[t].as_mut_ptr(), tail);
-                        *input = ends[t].as_ptr();
-                    }
-                    for (t, output) in to.iter_mut().enumerate() {
-                        *output = ends[I + t].as_mut_ptr();
-                    }
-                    (end, rest, streamed) = (lanes, 0, false);
                 }
                 for (t, output) in outputs.iter().enumerate() {
-                    std::ptr::copy_nonoverlapping(ends[I + t].as_ptr(), output.add(n - tail), tail);
+                    std::ptr::copy_nonoverlapping(ends[I + t].as_ptr(), output.add(whole), tail);
                 }
                 for t in I..I + O {
-                    scratch.scatter(t, at(t), grid.steps[t]);
+                    scratch.scatter(t, at.of(t), grid.steps[t]);
                 }
             }
         }
         if stream {
             s.fence();
         }
+    }
+}
+
+/// Where a block of columns lies in each tensor.
+struct Block<'a, T> {
+    grid: &'a Grid,
+    addresses: &'a [usize],
+    offsets: [usize; MAX_STREAMS],
+    start: usize,
+    /// Number of its columns.
+    n: usize,
+    t: PhantomData<T>,
+}
+
+impl<'a, T> Block<'a, T> {
+    #[inline(always)]
+    fn new(grid: &'a Grid, addresses: &'a [usize], unit: usize) -> Self {
+        let blocks = grid.columns.div_ceil(BLOCK);
+        let offsets = grid.rows.offsets(unit / blocks);
+        let start = unit % blocks * BLOCK;
+        Block { grid, addresses, offsets, start, n: BLOCK.min(grid.columns - start), t: PhantomData }
+    }
+
+    #[inline(always)]
+    fn of(&self, t: usize) -> *mut T {
+        let offset = self.offsets[t] as isize + self.start as isize * self.grid.steps[t];
+        (self.addresses[t] as *mut T).wrapping_offset(offset)
     }
 }
 
@@ -157,28 +189,22 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Part { grid, addresses, units, stream, e, .. } = self.0;
-        let blocks = grid.columns.div_ceil(BLOCK);
         let (mut scratch, mut room) = (Scratch::<T>::new(0, &grid.steps[..I + O]), 0);
         for unit in units {
-            let (row, start) = (unit / blocks, unit % blocks * BLOCK);
-            let n = BLOCK.min(grid.columns - start);
+            let at = Block::<T>::new(grid, addresses, unit);
+            let n = at.n;
             if n != room {
                 (scratch, room) = (Scratch::new(n, &grid.steps[..I + O]), n);
             }
-            let offsets = grid.rows.offsets(row);
-            let at = |t: usize| {
-                let offset = offsets[t] as isize + start as isize * grid.steps[t];
-                (addresses[t] as *mut T).wrapping_offset(offset)
-            };
             let pairs_out = O == 2;
             // SAFETY: as above. A pair of tensors is one dense run of twice the elements.
             unsafe {
-                let packed_in = at(0).cast_const();
+                let packed_in = at.of(0).cast_const();
                 let mut inputs = [packed_in; I];
                 for (t, input) in inputs.iter_mut().enumerate().skip(2) {
-                    *input = scratch.gather(t, at(t), grid.steps[t]);
+                    *input = scratch.gather(t, at.of(t), grid.steps[t]);
                 }
-                let out_at = at(I);
+                let out_at = at.of(I);
                 let dense_out = pairs_out || grid.steps[I] == 1;
                 let out = if pairs_out { out_at } else { scratch.target(I, out_at, grid.steps[I]) };
                 let stream = stream && dense_out && can_stream::<S, T>(out);
@@ -187,10 +213,10 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                     #[inline(always)]
                     |i, count| {
                         let mut x = [s.zero(); I];
-                        let at = i.wrapping_mul(2);
+                        let first = i.wrapping_mul(2);
                         let (low, high) = ((2 * count).min(S::N), (2 * count).saturating_sub(S::N));
-                        let above = at.wrapping_add(low);
-                        let a = load_at(s, packed_in, at, low);
+                        let above = first.wrapping_add(low);
+                        let a = load_at(s, packed_in, first, low);
                         let b = load_at(s, packed_in, above, high);
                         (x[0], x[1]) = s.unzip(a, b);
                         for (x, input) in x.iter_mut().zip(inputs).skip(2) {
@@ -199,10 +225,10 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                         let y = e.apply::<S, T>(s, x);
                         if pairs_out {
                             let (a, b) = s.zip(y[0], y[1]);
-                            store_at(s, out, at, low, a, stream);
-                            store_at(s, out, above, high, b, stream);
+                            put_at(s, out, first, low, a, stream);
+                            put_at(s, out, above, high, b, stream);
                         } else {
-                            store_at(s, out, i, count, y[0], stream);
+                            put_at(s, out, i, count, y[0], stream);
                         }
                     },
                 );

@@ -30,6 +30,8 @@ mod backward;
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
+mod cublaslt;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod problem;
 mod reference;
@@ -42,7 +44,7 @@ pub use backward::{Backward, BackwardProblem, LinearBackward};
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::dtype::DType;
@@ -51,7 +53,7 @@ use crate::infer::{self, Form};
 use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 pub(in crate::ops) const X: usize = 0;
 pub(in crate::ops) const W: usize = 1;
@@ -282,6 +284,8 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
+    #[cfg(feature = "cuda")]
+    cublaslt::CUBLASLT,
     Kernel::cpu("linear_avx512", Tier::Avx512, cpu::run).configured(|p, _| p.arithmetic()),
     Kernel::cpu("linear_avx2", Tier::Avx2, cpu::run).configured(|p, _| p.arithmetic()),
     Kernel::cpu("linear_portable", Tier::Portable, cpu::run).configured(|p, _| p.arithmetic()),
@@ -302,6 +306,10 @@ pub type Linear<'a> = Call<'a, Forward>;
 
 /// The plain product `a · bᵀ`: [`Linear`] by another name, without its epilogue unless asked for.
 pub type Gemm<'a> = Linear<'a>;
+
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
 
 impl<'a> Call<'a, Forward> {
     /// `x · wᵀ`.
@@ -373,22 +381,6 @@ impl<'a> Call<'a, Forward> {
     pub fn out_dtype(self, dtype: DType) -> Self {
         let index = RESULTS.iter().position(|result| *result == Some(dtype));
         self.attr(TO, index.unwrap_or(RESULTS.len()) as f64)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.allocate(OUT, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 
     /// Runs on `stream` and adds to `residual` in place.

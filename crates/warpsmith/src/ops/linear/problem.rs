@@ -190,17 +190,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         sizes.shape("residual", residual, "... n")?;
     }
     let dequant = check_scales(&sizes, args, Scaling::ALL[attrs.index(SCALING)])?;
-    let precision = Precision::ALL[attrs.index(PRECISION)];
-    if precision == Precision::Tf32 && x_dtype != DType::F32 {
-        return Err(Error::argument(
-            op,
-            "precision",
-            "auto or full, because only f32 has a TF32 mode",
-            "tf32",
-        ));
-    }
-    let scale = attrs.f64(SCALE) as f32;
-    sizes.option("scale", attrs.f64(SCALE), "a finite number", scale.is_finite())?;
+    let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.index(PRECISION), attrs.f64(SCALE))?;
 
     let shared = w.layout().rank() == 2;
     let batches = collapse(args, leading, shared);
@@ -239,6 +229,23 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         has_residual: args.get(RESIDUAL).is_some(),
         scale_bits: scale.to_bits(),
     })
+}
+
+/// The precision and the factor of the result, for inputs of `dtype`.
+pub(super) fn check_options(
+    sizes: &Matcher,
+    op: &'static str,
+    dtype: DType,
+    precision: usize,
+    scale: f64,
+) -> Result<(Precision, f32)> {
+    let precision = Precision::ALL[precision];
+    if precision == Precision::Tf32 && dtype != DType::F32 {
+        let expected = "auto or full, because only f32 has a TF32 mode";
+        return Err(Error::argument(op, "precision", expected, "tf32"));
+    }
+    sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
+    Ok((precision, scale as f32))
 }
 
 fn check_types(sizes: &Matcher, args: &Args<'_>) -> Result<(DType, DType, DType)> {

@@ -33,7 +33,7 @@ constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
 typedef Output<kRowBlocks> TileOutput;
 
 // Rows of x past X_ROWS are whatever lies there: the rows of the result that they give are not stored.
-constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes, kStageBytes = kXBytes + kWBytes;
+constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes;
 
 static_assert(sizeof(X_T) == sizeof(W_T), "types");
 // One scale of w for all gate columns of a tile, and one for its up columns (the host sees to n with a gate in halves);
@@ -61,24 +61,33 @@ static_assert((STAGES - 1) * kXBytes + BLOCK_M * kRowBytes <= kSharedBytes, "row
 // Named barriers: one to synchronise each consumer, one to give each its turn.
 constexpr u32 kConsumerBarrier = 1, kTurnBarrier = kConsumerBarrier + CONSUMERS;
 
+// n / d.value, for n below 2^31: a division in the usual sense takes as long as four stages' instructions.
+WS_INLINE u32 divide(u32 n, const Divisor& d) { return (__umulhi(n, d.factor) + n) >> d.shift; }
+
 // The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
 // number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
-// of `band` rows of tiles, down a band's columns.
+// of `band` rows of tiles, down a band's columns. Every other round goes through the blocks backwards: the tiles get
+// cheaper towards the end, and whoever had a dear one last gets the cheaper one now.
 struct TileScheduler {
-  u32 index, step, per_batch;
+  u32 first, step, round = 0;
 
-  WS_INLINE TileScheduler(const Sm90Params& p)
-      : index(blockIdx.x / kCluster), step(gridDim.x / kCluster), per_batch(p.m_tiles * p.n_tiles) {}
+  WS_INLINE TileScheduler() : first(blockIdx.x / kCluster), step(gridDim.x / kCluster) {}
 
-  WS_INLINE bool has(const Sm90Params& p, u32 ahead) const { return index + ahead * step < per_batch * (u32)p.linear.batch; }
-  WS_INLINE void advance() { index += step; }
+  WS_INLINE u32 index(u32 ahead) const {
+    const u32 at = round + ahead;
+    return at * step + (at % 2 ? step - 1 - first : first);
+  }
+  WS_INLINE bool has(const Sm90Params& p, u32 ahead) const { return index(ahead) < p.tiles; }
+  WS_INLINE void advance(u32 rounds) { round += rounds; }
 
   WS_INLINE Tile tile(const Sm90Params& p, u32 rank) const {
-    u32 batch = index / per_batch, at = index - batch * per_batch;
-    u32 per_band = p.band * p.n_tiles, band = at / per_band, first = band * p.band;
-    u32 rows = min(p.band, p.m_tiles - first);
-    at -= band * per_band;
-    u32 n = at / rows, m = first + at - n * rows;
+    const u32 batch = divide(index(0), p.per_batch);
+    u32 at = index(0) - batch * p.per_batch.value;
+    const u32 band = divide(at, p.per_band);
+    at -= band * p.per_band.value;
+    // The last band may have fewer rows.
+    const bool whole = (band + 1) * p.per_band.value <= p.per_batch.value;
+    u32 n = divide(at, whole ? p.band : p.last_band), m = band * p.band.value + at - n * (whole ? p.band : p.last_band).value;
     if (CLUSTER_M > 1) m = m * CLUSTER_M + rank;
     if (CLUSTER_N > 1) n = n * CLUSTER_N + rank;
     return {(int)(m * BLOCK_M), (int)(n * kOutN), (int)batch};
@@ -105,40 +114,62 @@ struct Ring {
   }
 };
 
-// Loads rows [row, row + kRows) and the k-th stage of columns of an operand; the blocks that share the operand load
-// a part each, into all of them. kParts: the tile is made of as many boxes of rows, from the parts of the third
-// dimension (gate and up).
-template <bool kMajorMN, int kRows, int kParts, int kShare>
-WS_INLINE void load_operand(u32 to, const void* map, u32 barrier, u32 rank, int row, int k, int batch) {
-  constexpr u16 kAll = (1 << kShare) - 1;
-  auto load = [&](u32 at, int c0, int c1, int part) {
-    if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
-    else tma_load(at, map, barrier, c0, c1, part, batch);
-  };
-  if (kShare == 1) rank = 0;
-  if (kMajorMN) {
-    constexpr int kBoxK = kBlockK / kShare;
-#pragma unroll
-    for (int i = 0; i < kRows / 64; ++i)
-      load(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
-  } else {
-    constexpr int kBoxRows = kRows / kParts / kShare;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      load(to + (i * kShare + rank) * (kBoxRows * kRowBytes), k * kBlockK, row + (int)rank * kBoxRows, i);
+// The rows of an operand that a tile needs: all, fewer at its end, or none past it.
+//
+// Rows past the end would come as zeros, but they take the copy engine longer than rows that exist. The results they give
+// are not stored, so they are not loaded at all: tiles at the end have boxes of their own, as high as what is left.
+template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
+  static constexpr int kPartRows = kRows / kParts;
+  const void* map;
+  int box_rows, row;
+
+  WS_INLINE Operand(const void* whole, const Edge& edge, int row, int rows) : map(whole), box_rows(kPartRows / kShare), row(row) {
+    const int left = rows - row;
+    if (kMajorMN || left >= kPartRows) return;
+    map = &edge.map;
+    box_rows = left > 0 ? edge.box_rows : 0;
   }
-}
+
+  WS_INLINE u32 bytes() const { return kParts * kShare * box_rows * kRowBytes; }
+
+  // Loads the k-th stage of columns; the blocks that share the operand load a part each, into all of them. kParts: the
+  // tile is made of as many boxes of rows, from the parts of the third dimension (gate and up).
+  WS_INLINE void load(u32 to, u32 barrier, u32 rank, int k, int batch) const {
+    constexpr u16 kAll = (1 << kShare) - 1;
+    auto load_box = [&](u32 at, int c0, int c1, int part) {
+      if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
+      else tma_load(at, map, barrier, c0, c1, part, batch);
+    };
+    if (kShare == 1) rank = 0;
+    if (kMajorMN) {
+      constexpr int kBoxK = kBlockK / kShare;
+#pragma unroll
+      for (int i = 0; i < kRows / 64; ++i)
+        load_box(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
+    } else if (box_rows > 0) {
+      const int skipped = (int)rank * box_rows;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i)
+        load_box(to + (i * kPartRows + skipped) * kRowBytes, k * kBlockK, row + skipped, i);
+    }
+  }
+};
+typedef Operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N> OperandX;
+typedef Operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M> OperandW;
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
-  for (TileScheduler tiles(p); tiles.has(p, 0); tiles.advance()) {
+  for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
     const Tile tile = tiles.tile(p, rank);
     const int w_batch = p.linear.w_batch ? tile.batch : 0;
+    const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
+    const OperandW w(&p.w_map, p.w_edge, tile.n, p.linear.n);
+    const u32 bytes = x.bytes() + w.bytes();
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect(ring.full(), kStageBytes);
-      load_operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N>(ring.x(), &p.x_map, ring.full(), rank, tile.m, k, tile.batch);
-      load_operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M>(ring.w(), &p.w_map, ring.full(), rank, tile.n, k, w_batch);
+      mbarrier_arrive_expect(ring.full(), bytes);
+      x.load(ring.x(), ring.full(), rank, k, tile.batch);
+      w.load(ring.w(), ring.full(), rank, k, w_batch);
       ring.next();
     }
   }
@@ -261,13 +292,13 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   Accumulator acc;
   TileOutput output(ring.shared + kStoreAt + consumer * TileOutput::kBufferBytes,
                     ring.shared + kTermsAt + consumer * TileOutput::kTermBytes, kConsumerBarrier + consumer);
-  TileScheduler tiles(p);
-  if (PINGPONG && consumer == 1) {
-    tiles.advance();
-    ring.skip(p.k_tiles);
+  TileScheduler tiles;
+  if (PINGPONG) {
+    tiles.advance(consumer);
+    ring.skip(consumer * p.k_tiles);
   }
   const u32 first_block = PINGPONG ? 0 : consumer * kRowBlocks;
-  bool waits = PINGPONG && consumer == 1;
+  bool waits = PINGPONG && consumer > 0;
   while (tiles.has(p, 0)) {
     Tile tile = tiles.tile(p, rank);
     tile.m += first_block * 64;
@@ -287,10 +318,9 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
     if constexpr (SCALING != 2) finish_multiply(acc, ring);
     output.store(p.linear, &p.out_map, tile, acc.d);
     if (!PINGPONG) output.meet();
-    tiles.advance();
+    tiles.advance(PINGPONG ? CONSUMERS : 1);
     if (PINGPONG) {
-      tiles.advance();
-      ring.skip(p.k_tiles);
+      ring.skip((CONSUMERS - 1) * p.k_tiles);
       waits = true;
     }
   }
@@ -312,6 +342,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
     mbarrier_init_fence();
     tma_prefetch(&p.x_map);
     tma_prefetch(&p.w_map);
+    tma_prefetch(&p.x_edge.map);
+    tma_prefetch(&p.w_edge.map);
     if (TMA_STORE) tma_prefetch(&p.out_map);
   }
   if (kCluster > 1) cluster_sync();

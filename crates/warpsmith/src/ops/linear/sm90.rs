@@ -14,6 +14,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::ops::elementwise::function::Kind;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 use tile::{BLOCKS, Cluster, SKINNY, Schedule, TILES, Tile};
 
@@ -22,6 +23,10 @@ const STAGE_ROW: usize = 128;
 /// Bytes of the slices of the output, one of each warp, between a consumer and the copy engine.
 const SLICES: usize = 4 * SLICE_ROWS * 128;
 const SLICE_ROWS: usize = 16;
+/// Slices that a warp stores at a time.
+const STORED_SLICES: usize = 2;
+/// Bytes of K from which on the products of a tile take longer than a long epilogue.
+const LONG_K: usize = 2048;
 /// Shared memory of a multiprocessor, of which every block takes some for the system.
 const SHARED: usize = 233_472;
 const SHARED_RESERVED: usize = 1024;
@@ -31,8 +36,29 @@ const WARPGROUP: usize = 128;
 kernel_params! {
     struct Sm90Params {
         x_map: TensorMap, w_map: TensorMap, out_map: TensorMap,
+        x_edge: Edge, w_edge: Edge,
         linear: LinearParams,
-        k_tiles: i32, m_tiles: u32, n_tiles: u32, band: u32,
+        k_tiles: i32, tiles: u32,
+        per_batch: Divisor, per_band: Divisor, band: Divisor, last_band: Divisor,
+    }
+}
+
+kernel_params! {
+    /// The boxes of an operand's last tile, where that has fewer rows than the others.
+    struct Edge { map: TensorMap, box_rows: i32 }
+}
+
+kernel_params! {
+    /// A divisor of numbers below 2^31, with what turns the division into a multiplication: `n / value` is the upper half
+    /// of `n * factor`, plus `n`, shifted right.
+    struct Divisor { value: u32, factor: u32, shift: u32 }
+}
+
+impl Divisor {
+    fn new(value: usize) -> Divisor {
+        let shift = value.next_power_of_two().trailing_zeros();
+        let factor = ((1u64 << 32) * ((1u64 << shift) - value as u64)) / value as u64 + 1;
+        Divisor { value: value as u32, factor: factor as u32, shift }
     }
 }
 
@@ -46,6 +72,9 @@ struct Config {
     tma_store: bool,
     residual_rows: bool,
     scale: bool,
+    /// Whether the epilogue goes in small steps: it then has fewer registers in use and disturbs the products of the other
+    /// consumer less, but takes longer.
+    small_steps: bool,
 }
 
 impl Config {
@@ -58,16 +87,22 @@ impl Config {
             tma_store: p.out_order == Order::Rows,
             residual_rows: p.residual_order == Order::Rows,
             scale: p.scale() != 1.0,
+            small_steps: Self::takes_small_steps(p, tile),
         }
     }
 
-    /// Slices of the output that a consumer may have on their way.
-    const STORE_BUFFERS: usize = 2;
+    fn takes_small_steps(p: &Problem, tile: Tile) -> bool {
+        let hidden = tile.schedule == Schedule::PingPong && p.k * p.x_dtype.size() >= LONG_K;
+        let long_gelu = hidden && p.activation == Some(Kind::Gelu);
+        // What is loaded of a residual needs registers, which a gate and stores by themselves need too.
+        let crowded = p.has_residual && (p.gate != Gate::None || p.out_order != Order::Rows);
+        long_gelu || crowded
+    }
 
     /// Shared memory besides the ring of stages.
     fn fixed_bytes(&self) -> usize {
         let terms = self.epilogue.bias as usize + (self.epilogue.dequant == Dequant::Whole) as usize;
-        let stores = if self.tma_store { Self::STORE_BUFFERS * SLICES } else { 0 };
+        let stores = if self.tma_store { STORED_SLICES * SLICES } else { 0 };
         self.tile.consumers() * (stores + terms * self.tile.n * 4)
     }
 
@@ -101,9 +136,9 @@ impl Config {
             flag("X_MAJOR_MN", self.x_columns),
             flag("W_MAJOR_MN", self.w_columns),
             flag("TMA_STORE", self.tma_store),
-            ("STORE_BUFFERS", Self::STORE_BUFFERS.to_string()),
             flag("RESIDUAL_ROWS", self.residual_rows),
             flag("HAS_SCALE", self.scale),
+            flag("SMALL_STEPS", self.small_steps),
         ]);
         defines
     }
@@ -156,10 +191,12 @@ fn variants() -> Vec<Defines> {
             tma_store: true,
             residual_rows: true,
             scale: false,
+            small_steps: false,
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
-            all.push(Config { epilogue, tile, ..plain }.defines());
+            let small_steps = epilogue.residual && epilogue.gate != Gate::None;
+            all.push(Config { epilogue, tile, small_steps, ..plain }.defines());
         }
         if dtype == DType::BF16 {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
@@ -170,6 +207,7 @@ fn variants() -> Vec<Defines> {
         }
         all.push(Config { tma_store: false, residual_rows: false, ..plain }.defines());
         all.push(Config { scale: true, ..plain }.defines());
+        all.push(Config { small_steps: true, ..plain }.defines());
         if dtype.size() == 2 {
             for [x_columns, w_columns] in [[true, false], [false, true], [true, true]] {
                 all.push(Config { x_columns, w_columns, ..plain }.defines());
@@ -240,8 +278,20 @@ struct Operand {
 }
 
 impl Operand {
-    /// The map of boxes that together have `rows` rows and a stage of K. With a gate the rows of gate and up are two
-    /// parts. Each of `share` blocks loads its part of every box.
+    /// The boxes of tiles of `rows` rows, and those of the last one. With a gate the rows of gate and up are two parts.
+    /// Each of `share` blocks loads its part of every box.
+    fn maps(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<(TensorMap, Edge)> {
+        let parts = if gate == Gate::None { 1 } else { 2 };
+        let whole = rows / parts / share;
+        let left = self.rows / parts % (rows / parts);
+        // The parts of several blocks start where the pattern in shared memory does.
+        let box_rows = if share == 1 { left } else { left.div_ceil(8 * share) * 8 };
+        let map = self.map(k, whole, share, gate)?;
+        let edge = if left == 0 { map } else { self.map(k, box_rows, share, gate)? };
+        Ok((map, Edge { map: edge, box_rows: box_rows as i32 }))
+    }
+
+    /// The map of boxes of `rows` rows and a stage of K, or if columns are dense of a share of a stage.
     fn map(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<TensorMap> {
         let size = self.dtype.size();
         let bytes =
@@ -262,7 +312,7 @@ impl Operand {
                 Gate::Halves => [row, row * (self.rows / 2) as u64, batch],
                 Gate::Interleaved => [2 * row, row, batch],
             };
-            extents = [stage, (rows / parts / share) as u32, 1, 1];
+            extents = [stage, rows as u32, 1, 1];
         }
         TensorMap::encode(&Tiled {
             address: self.address as u64,
@@ -331,15 +381,22 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
             limit: i32::MAX as u64,
         });
     }
+    let band = tile.band(p);
+    let (x_map, x_edge) = x.maps(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
+    let (w_map, w_edge) = w.maps(p.k, tile.n, tile.cluster_m(), p.gate)?;
     let params = Sm90Params {
-        x_map: x.map(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?,
-        w_map: w.map(p.k, tile.n, tile.cluster_m(), p.gate)?,
+        x_map,
+        w_map,
+        x_edge,
+        w_edge,
         out_map: if config.tma_store { out_map(p, part, columns)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: p.k.div_ceil(STAGE_ROW / p.x_dtype.size()) as i32,
-        m_tiles: m_tiles as u32,
-        n_tiles: n_tiles as u32,
-        band: tile.band(p) as u32,
+        tiles: tiles as u32,
+        per_batch: Divisor::new(m_tiles * n_tiles),
+        per_band: Divisor::new(band * n_tiles),
+        band: Divisor::new(band),
+        last_band: Divisor::new(if m_tiles.is_multiple_of(band) { band } else { m_tiles % band }),
     };
     let cluster = tile.cluster_blocks();
     let blocks = (tiles.min(tile.resident(launch.info.units)) * cluster) as u32;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::Device;
 use crate::layout::{Layout, Shape};
+use crate::{Device, Tensor};
 
 fn tensor(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::randn(shape, dtype, Device::Cpu, shape.len() as u64).unwrap()

@@ -18,17 +18,16 @@ mod reference;
 pub use backward::{Backward, MulAddBackward};
 
 use super::elementwise::{self, Grid, Stream as Operand};
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
-use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
 use crate::ops::FLOATS;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::TensorView;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -136,6 +135,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type MulAdd<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// `a * b + c`.
     pub fn new(
@@ -144,21 +147,5 @@ impl<'a> Call<'a, Forward> {
         c: impl Into<TensorView<'a>>,
     ) -> Self {
         Call::start().input(A, a).input(B, b).input(C, c)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(A, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 }

@@ -1,12 +1,13 @@
 //! Both norms on the CPU, one source for all tiers.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
+use crate::cpu::prefetch::Ahead;
 use crate::cpu::rows::{
-    Ahead, Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, store_at,
-    sum_vectors, with_float,
+    Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at,
+    put_unordered_at, store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
@@ -49,15 +50,12 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         // SAFETY: `check` bound all shapes to these sizes and strides, so every row lies in its tensor; threads get
         // disjoint rows; outputs overlap inputs only element for element, and each is read before it is written.
         unsafe {
+            let vector = |present: bool, t: usize, index: usize, step: isize, scratch: &mut Scratch<T>| {
+                if present { scratch.gather(t, at(index, 0), step) } else { std::ptr::null() }
+            };
             let affine = Affine {
-                weight: match p.has_weight {
-                    true => widened(s, scratch.gather(4, at(WEIGHT, 0), weight_step), p.hidden),
-                    false => Vec::new(),
-                },
-                bias: match p.has_bias {
-                    true => widened(s, scratch.gather(5, at(BIAS, 0), bias_step), p.hidden),
-                    false => Vec::new(),
-                },
+                weight: vector(p.has_weight, 4, WEIGHT, weight_step, &mut scratch),
+                bias: vector(p.has_bias, 5, BIAS, bias_step, &mut scratch),
             };
             for row in self.rows {
                 let [x_at, out_at, residual_at, sum_at] = p.rows.offsets(row);
@@ -70,7 +68,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                     let sum = scratch.target(3, at(SUM, sum_at), sum_step);
                     let residual_ahead =
                         Ahead::new(at(RESIDUAL, residual_next).cast_const(), p.hidden, residual_step);
-                    let stream = self.stream && can_stream::<S, T>(sum);
+                    let stream = self.stream && can_stream::<Pair<S>, T>(sum);
                     // The sum is formed once a pass, first from memory and then from cache: that is cheaper than
                     // writing it where it must be read back. Closures as arguments, because only there can they be
                     // forced inline; out of line they would be compiled without the tier's instructions.
@@ -85,16 +83,12 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                             T::rounded(s, s.add(load_unordered_at(s, x, i, count), r))
                         },
                         #[inline(always)]
-                        |i, count| {
-                            let v = s.add(load_at(s, x, i, count), load_at(s, residual, i, count));
-                            T::rounded(s, v)
+                        |i, half| {
+                            ahead.fetch_half::<Pair<Pair<S>>>(i, half);
+                            residual_ahead.fetch_half::<Pair<Pair<S>>>(i, half);
                         },
                         #[inline(always)]
-                        |i, count, v| {
-                            ahead.fetch::<Pair<Pair<S>>>(i);
-                            residual_ahead.fetch::<Pair<Pair<S>>>(i);
-                            store_at(s, sum, i, count, v, stream)
-                        },
+                        |i, count, v| put_unordered_at(s, sum, i, count, v, stream),
                     );
                     scratch.scatter(3, at(SUM, sum_at), sum_step);
                 } else {
@@ -106,9 +100,9 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                         #[inline(always)]
                         |i, count| load_unordered_at(s, x, i, count),
                         #[inline(always)]
-                        |i, count| load_at(s, x, i, count),
+                        |i, half| ahead.fetch_half::<Pair<Pair<S>>>(i, half),
                         #[inline(always)]
-                        |i, _, _| ahead.fetch::<Pair<Pair<S>>>(i),
+                        |_, _, _| {},
                     );
                 }
                 scratch.scatter(1, at(OUT, out_at), out_step);
@@ -120,51 +114,36 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     }
 }
 
-/// Weight and bias, widened once for all rows of a part; empty if absent.
-struct Affine {
-    weight: Vec<f32>,
-    bias: Vec<f32>,
+/// Weight and bias; null if absent.
+struct Affine<T> {
+    weight: *const T,
+    bias: *const T,
 }
 
-/// A dense row of `n` elements as f32.
+/// One row: `load` gives its vectors, in any order of lanes; `ahead` asks for half of what the next row needs, in each of
+/// the last two passes; `also` sees the vectors before the result is stored, streamed if asked and possible.
 ///
 /// # Safety
-/// The row must be readable.
-#[inline(always)]
-unsafe fn widened<S: Simd, T: CpuElement>(s: S, row: *const T, n: usize) -> Vec<f32> {
-    let mut wide = vec![0f32; n];
-    // SAFETY: passed on; the vector is new.
-    unsafe {
-        map(
-            s,
-            row,
-            wide.as_mut_ptr(),
-            n,
-            false,
-            #[inline(always)]
-            |v| v,
-        )
-    };
-    wide
-}
-
-/// One row: `unordered` gives its vectors in any order of lanes, for the sums, and `load` as they are; `also` sees the
-/// latter before the result is stored, streamed if asked and possible.
-///
-/// # Safety
-/// `out` must be writable for `hidden` elements; weight and bias hold none or as many.
+/// `out` must be writable for `hidden` elements; weight and bias, unless null, readable for as many.
 #[inline(always)]
 unsafe fn normalise<S: Simd, T: CpuElement>(
     s: S,
     p: &Problem,
-    affine: &Affine,
+    affine: &Affine<T>,
     (out, stream): (*mut T, bool),
-    unordered: impl Fn(usize, usize) -> S::V,
     load: impl Fn(usize, usize) -> S::V,
+    ahead: impl Fn(usize, usize),
     also: impl Fn(usize, usize, S::V),
 ) {
     let n = p.hidden;
-    let (mean, squares) = moments(s, n, p.center, &unordered);
+    let (mean, squares) = moments(
+        s,
+        n,
+        p.center,
+        &load,
+        #[inline(always)]
+        |i| ahead(i, 0),
+    );
     let (mean, scale) =
         (s.splat(mean), s.splat(1.0 / (squares / n as f32 + f32::from_bits(p.eps_bits)).sqrt()));
     let stream = stream && can_stream::<S, T>(out);
@@ -172,27 +151,34 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
         n,
         #[inline(always)]
         |i, count| {
+            ahead(i, 1);
             let v = load(i, count);
             also(i, count, v);
             let mut y = s.mul(if p.center { s.sub(v, mean) } else { v }, scale);
             // SAFETY: `i + count <= n`.
             unsafe {
-                if !affine.weight.is_empty() {
-                    y = s.mul(y, load_at(s, affine.weight.as_ptr(), i, count));
+                if !affine.weight.is_null() {
+                    y = s.mul(y, load_unordered_at(s, affine.weight, i, count));
                 }
-                if !affine.bias.is_empty() {
-                    y = s.add(y, load_at(s, affine.bias.as_ptr(), i, count));
+                if !affine.bias.is_null() {
+                    y = s.add(y, load_unordered_at(s, affine.bias, i, count));
                 }
-                store_at(s, out, i, count, y, stream);
+                put_unordered_at(s, out, i, count, y, stream);
             }
         },
     );
 }
 
 /// The mean (zero unless `center`) and the sum of squared distances from it, in two passes: the textbook formula
-/// in one would lose everything to cancellation when the mean is large.
+/// in one would lose everything to cancellation when the mean is large. `ahead` is called for each vector of the last.
 #[inline(always)]
-fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
+fn moments<S: Simd>(
+    s: S,
+    n: usize,
+    center: bool,
+    load: &impl Fn(usize, usize) -> S::V,
+    ahead: impl Fn(usize),
+) -> (f32, f32) {
     let mut mean = 0.0;
     if center {
         let [total] = sum_vectors(
@@ -209,6 +195,7 @@ fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -
         n,
         #[inline(always)]
         |i, count, sums: &mut [S::V; 1]| {
+            ahead(i);
             let v = load(i, count);
             let v = if center { keep_first(s, s.sub(v, means), count) } else { v };
             sums[0] = s.fma(v, v, sums[0]);
@@ -308,7 +295,14 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         #[inline(always)]
                         |i, count| load_at(s, x, i, count),
                     );
-                    let (mean, squares) = moments(s, n, p.center, &load);
+                    let (mean, squares) = moments(
+                        s,
+                        n,
+                        p.center,
+                        &load,
+                        #[inline(always)]
+                        |_| {},
+                    );
                     let means = s.splat(mean);
                     let centered = inlined(
                         #[inline(always)]
@@ -320,6 +314,8 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         n,
                         #[inline(always)]
                         |i, count, sums: &mut [[S::V; 2]; 2]| {
+                            x_ahead.fetch_half::<Pair<S>>(i, 0);
+                            dout_ahead.fetch_half::<Pair<S>>(i, 0);
                             let g = gradient(i, count);
                             sums[0] = s.fma(centered(i, count), g, sums[0]);
                             sums[1] = s.add(sums[1], g);
@@ -328,13 +324,13 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                     let r = 1.0 / (squares / n as f32 + eps).sqrt();
                     let (scale, mean_gy) = (s.splat(r), s.splat(dot * r / n as f32));
                     let mean_g = s.splat(if p.center { total / n as f32 } else { 0.0 });
-                    let stream = want_stream && can_stream::<S, T>(dx);
+                    let stream = want_stream && can_stream::<Pair<S>, T>(dx);
                     for_vectors::<Pair<S>>(
                         n,
                         #[inline(always)]
                         |i, count| {
-                            x_ahead.fetch::<Pair<S>>(i);
-                            dout_ahead.fetch::<Pair<S>>(i);
+                            x_ahead.fetch_half::<Pair<S>>(i, 1);
+                            dout_ahead.fetch_half::<Pair<S>>(i, 1);
                             let y = s.mul(centered(i, count), scale);
                             let d = load_at(s, dout, i, count);
                             let g = s.fnma(y, mean_gy, gradient(i, count));
@@ -344,13 +340,13 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                             }
                             if p.has_dweight {
                                 let sum = load_at(s, partial.cast_const(), i, count);
-                                store_at(s, partial, i, count, s.fma(d, y, sum), false);
+                                store_at(s, partial, i, count, s.fma(d, y, sum));
                             }
                             if p.has_dbias {
                                 let sum = load_at(s, bias_partial.cast_const(), i, count);
-                                store_at(s, bias_partial, i, count, s.add(sum, d), false);
+                                store_at(s, bias_partial, i, count, s.add(sum, d));
                             }
-                            store_at(s, dx, i, count, v, stream);
+                            put_at(s, dx, i, count, v, stream);
                         },
                     );
                     scratch.scatter(2, at(back::DX, dx_at), dx_step);

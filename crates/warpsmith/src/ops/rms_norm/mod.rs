@@ -16,7 +16,7 @@ mod reference;
 
 pub use backward::{Backward, RmsNormBackward};
 
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
@@ -103,6 +103,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type RmsNorm<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// Normalises the rows of `x`.
     pub fn new(x: impl Into<TensorView<'a>>) -> Self {
@@ -122,22 +126,6 @@ impl<'a> Call<'a, Forward> {
     /// Adds `eps` to the mean square (1e-6 unless set).
     pub fn eps(self, eps: f32) -> Self {
         self.attr(EPS, eps as f64)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 
     /// Normalises the rows of `x` in place. Set weight and options on a call made with [`Self::in_place`].

@@ -4,7 +4,7 @@
 //! fraction of the frequency counts, and `position * fraction` in wrapping 64-bit arithmetic is the reduced angle,
 //! exact but for the rounding of the fraction itself. The device code does the same (`kernel.cu`).
 
-use crate::cpu::Simd;
+use crate::cpu::{Simd, math::poly};
 use std::cell::RefCell;
 use std::f64::consts::TAU;
 use std::rc::Rc;
@@ -54,17 +54,18 @@ pub fn cos_sin<S: Simd>(s: S, quarter: S::I, rest: S::V) -> (S::V, S::V) {
     const SIN: [f32; 4] = [-4.854_626e-8, -0.645_963_5, 0.079_680_22, -0.004_602_163];
     const COS: [f32; 4] = [-1.233_700_5, 0.253_669_4, -0.020_861_529, 0.000_906_741_7];
     let z = s.mul(rest, rest);
-    let poly = |c: [f32; 4]| {
-        let sum = s.fma(s.splat(c[3]), z, s.splat(c[2]));
-        s.fma(s.fma(sum, z, s.splat(c[1])), z, s.splat(c[0]))
-    };
-    let sin = s.fma(rest, s.splat(std::f32::consts::FRAC_PI_2), s.mul(rest, poly(SIN)));
-    let cos = s.fma(poly(COS), z, s.splat(1.0));
+    let sin = s.fma(rest, s.splat(std::f32::consts::FRAC_PI_2), s.mul(rest, poly(s, z, SIN)));
+    let cos = s.fma(poly(s, z, COS), z, s.splat(1.0));
     // An odd quarter swaps the two; quarters 1 and 2 negate the cosine, 2 and 3 the sine.
     let one = s.isplat(1);
     let odd = s.igt(s.iand(quarter, one), s.isplat(0));
-    let sign = |q: S::I| s.shl(s.iand(q, s.isplat(2)), 30);
-    let flip = |v: S::V, sign: S::I| s.of_bits(s.ixor(s.bits_of(v), sign));
     let (c, n) = (s.select(odd, sin, cos), s.select(odd, cos, sin));
-    (flip(c, sign(s.iadd(quarter, one))), flip(n, sign(quarter)))
+    (negated_if_2(s, c, s.iadd(quarter, one)), negated_if_2(s, n, quarter))
+}
+
+/// `v`, negated where bit 1 of `quarter` is set.
+#[inline(always)]
+fn negated_if_2<S: Simd>(s: S, v: S::V, quarter: S::I) -> S::V {
+    let sign = s.shl(s.iand(quarter, s.isplat(2)), 30);
+    s.of_bits(s.ixor(s.bits_of(v), sign))
 }

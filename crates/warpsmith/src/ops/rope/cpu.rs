@@ -2,12 +2,12 @@
 //! used for all its heads.
 
 use super::angles::{cos_sin, frequencies, reduced};
-use super::{COS, OUT, POSITIONS, Problem, SIN, Tables, X};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, store_at, with_float};
+use super::rotation::Tables;
+use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
+use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, put_at, store_at, with_float};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, parallel_for, should_stream};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,37 +17,17 @@ const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    if let Some(tables) = p.tables {
-        check_positions(launch, &tables)?;
-    }
-    let frequencies = frequencies(p.rotary_dim, f64::from_bits(p.theta_bits), f64::from_bits(p.scale_bits));
-    let frequencies = &*frequencies;
+    // SAFETY: these are the offsets of the tensor's elements.
+    let positions = (0..p.num_tokens).map(|token| unsafe { position(launch, p.tokens.offsets(token)[2]) });
+    p.rotation.check_positions(launch.args.spec().name, positions)?;
+    let factors = Factors::new(&p.rotation, [COS, SIN].map(|index| launch.args.address(index)));
     let token = p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.dtype.size());
     parallel_for(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
         with_float!(p.dtype, T => {
-            dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, frequencies, t: PhantomData })
+            dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, factors: &factors, t: PhantomData })
         });
     });
-    Ok(())
-}
-
-/// The tables are read at these rows, so they are looked at before anything is written.
-fn check_positions(launch: &Launch<'_, Problem>, tables: &Tables) -> Result<()> {
-    let p = launch.problem;
-    for token in 0..p.num_tokens {
-        // SAFETY: `token` is one of the tensor's.
-        let position = unsafe { position(launch, p.tokens.offsets(token)[2]) };
-        if usize::try_from(position).is_err() || position as usize >= tables.max_pos {
-            let expected = format!("positions from 0 to below max_pos={}", tables.max_pos);
-            return Err(Error::argument(
-                launch.args.spec().name,
-                "positions",
-                expected,
-                format!("{position} for token {token}"),
-            ));
-        }
-    }
     Ok(())
 }
 
@@ -57,21 +37,15 @@ fn check_positions(launch: &Launch<'_, Problem>, tables: &Tables) -> Result<()> 
 /// The offset must be that of one of the tensor's elements.
 #[inline(always)]
 unsafe fn position(launch: &Launch<'_, Problem>, offset: usize) -> i64 {
-    let base = launch.args.address(POSITIONS);
-    // SAFETY: the tensor has this dtype and the offset lies in it.
-    unsafe {
-        match launch.problem.position_dtype {
-            DType::I32 => *(base as *const i32).add(offset) as i64,
-            _ => *(base as *const i64).add(offset),
-        }
-    }
+    // SAFETY: passed on; the tensor has this dtype.
+    unsafe { index_at(launch.args.address(POSITIONS), launch.problem.position_dtype, offset) }
 }
 
 struct Rotate<'a, T> {
     launch: &'a Launch<'a, Problem>,
     tokens: Range<usize>,
     stream: bool,
-    frequencies: &'a [u64],
+    factors: &'a Factors,
     t: PhantomData<T>,
 }
 
@@ -84,31 +58,28 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let in_place = args.address(X) == args.address(OUT);
-        let copied = if in_place { p.rotary_dim } else { p.head_dim };
+        let rotary_dim = p.rotation.rotary_dim;
+        let copied = if in_place { rotary_dim } else { p.head_dim };
         let mut scratch = Scratch::<T>::new(p.head_dim, &p.steps);
         let [x_step, out_step] = p.steps;
-        let mut row = Row::new(p);
+        let mut row = Row::new(&p.rotation);
         // SAFETY: `check` bound all shapes to these sizes and strides and `run` the positions to the tables; threads
         // get disjoint tokens; out overlaps x only element for element, and a pair is read before it is written.
         unsafe {
             for token in self.tokens {
                 let [x_at, out_at, position_at, _] = p.tokens.offsets(token);
-                row.fill(s, self.launch, self.frequencies, position(self.launch, position_at));
+                row.fill(s, self.factors, position(self.launch, position_at));
                 for head in 0..p.num_heads {
                     let x_head = at(X, x_at + head * p.head_strides[0] as usize);
                     let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
                     let x = scratch.gather(0, x_head, x_step);
                     let out = scratch.target(1, out_head, out_step);
                     let stream = self.stream && can_stream::<S, T>(out);
-                    if p.interleaved {
-                        rotate_neighbours(Pair(s), &row, x, out, p.rotary_dim, stream);
-                    } else {
-                        rotate_halves(Pair(s), &row, x, out, p.pairs(), stream);
-                    }
+                    rotate_head(Pair(s), &row, x, out, stream);
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
-                    if copied > p.rotary_dim {
-                        std::ptr::copy(x.add(p.rotary_dim), out.add(p.rotary_dim), copied - p.rotary_dim);
+                    if copied > rotary_dim {
+                        std::ptr::copy(x.add(rotary_dim), out.add(rotary_dim), copied - rotary_dim);
                     }
                     scratch.scatter(1, out_head, out_step);
                 }
@@ -120,9 +91,29 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
     }
 }
 
+/// Where the factors of a rotation come from.
+pub(in crate::ops) struct Factors {
+    rotation: Rotation,
+    /// Addresses of the tables.
+    tables: [usize; 2],
+    frequencies: Vec<u64>,
+}
+
+impl Factors {
+    pub fn new(rotation: &Rotation, tables: [usize; 2]) -> Factors {
+        let frequencies = match rotation.tables {
+            Some(_) => Vec::new(),
+            None => frequencies(rotation.rotary_dim, rotation.theta.get(), rotation.scale.get()).to_vec(),
+        };
+        Factors { rotation: *rotation, tables, frequencies }
+    }
+}
+
 /// Factors for one token. `half`: cosine and sine of each pair. `interleaved`: the factor of each element and of
 /// the other element of its pair, which is minus or plus the sine.
-struct Row {
+pub(in crate::ops) struct Row {
+    rotary_dim: usize,
+    interleaved: bool,
     cos: Vec<f32>,
     sin: Vec<f32>,
     quarters: Vec<f32>,
@@ -130,40 +121,42 @@ struct Row {
 }
 
 impl Row {
-    fn new(p: &Problem) -> Self {
-        let factors = if p.interleaved { p.rotary_dim } else { p.pairs() };
+    /// Room for the factors of any token.
+    pub fn new(rotation: &Rotation) -> Self {
+        let Rotation { rotary_dim, interleaved, .. } = *rotation;
+        let factors = if interleaved { rotary_dim } else { rotary_dim / 2 };
         let zeros = |n| vec![0.0; n];
-        Row { cos: zeros(factors), sin: zeros(factors), quarters: zeros(p.pairs()), rests: zeros(p.pairs()) }
+        let (cos, sin) = (zeros(factors), zeros(factors));
+        let (quarters, rests) = (zeros(rotary_dim / 2), zeros(rotary_dim / 2));
+        Row { rotary_dim, interleaved, cos, sin, quarters, rests }
+    }
+
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim
     }
 
     /// Works out the factors of a token at `position`.
     ///
     /// # Safety
-    /// With tables, the position must be a row of theirs.
+    /// `factors` must be of the rotation given to `new`. With tables, the position must be a row of theirs.
     #[inline(always)]
-    unsafe fn fill<S: Simd>(
-        &mut self,
-        s: S,
-        launch: &Launch<'_, Problem>,
-        frequencies: &[u64],
-        position: i64,
-    ) {
-        let p = launch.problem;
-        let n = p.pairs();
-        match p.tables {
+    pub unsafe fn fill<S: Simd>(&mut self, s: S, factors: &Factors, position: i64) {
+        let n = self.rotary_dim / 2;
+        match factors.rotation.tables {
             Some(Tables { strides, .. }) => {
-                let table = |index: usize, [row, step]: [isize; 2], i: usize| {
-                    let offset = position as isize * row + i as isize * step;
+                let table = |t: usize, i: usize| {
+                    let offset = position as isize * strides[t][0] + i as isize * strides[t][1];
                     // SAFETY: the caller promised the row, and `i` is a column.
-                    unsafe { *(launch.args.address(index) as *const f32).offset(offset) }
+                    unsafe { *(factors.tables[t] as *const f32).offset(offset) }
                 };
                 for i in 0..n {
-                    (self.cos[i], self.sin[i]) = (table(COS, strides[0], i), table(SIN, strides[1], i));
+                    (self.cos[i], self.sin[i]) = (table(0, i), table(1, i));
                 }
             }
             None => {
                 let slots = self.quarters.iter_mut().zip(&mut self.rests);
-                for ((quarter, rest), &frequency) in slots.zip(frequencies) {
+                for ((quarter, rest), &frequency) in slots.zip(&factors.frequencies) {
                     let (q, r) = reduced(frequency.wrapping_mul(position as u64));
                     (*quarter, *rest) = (f32::from_bits(q as u32), r);
                 }
@@ -177,17 +170,17 @@ impl Row {
                         unsafe {
                             let quarter = s.bits_of(load_at(s, quarters, i, count));
                             let (c, n) = cos_sin(s, quarter, load_at(s, rests, i, count));
-                            store_at(s, cos, i, count, c, false);
-                            store_at(s, sin, i, count, n, false);
+                            store_at(s, cos, i, count, c);
+                            store_at(s, sin, i, count, n);
                         }
                     },
                 );
             }
         }
-        if p.backward {
+        if factors.rotation.backward {
             self.sin[..n].iter_mut().for_each(|sin| *sin = -*sin);
         }
-        if p.interleaved {
+        if self.interleaved {
             // From the end, so that no value is overwritten before it is spread.
             for i in (0..n).rev() {
                 let (cos, sin) = (self.cos[i], self.sin[i]);
@@ -198,19 +191,63 @@ impl Row {
     }
 }
 
+/// One head, rotated by an op that does more than that: a task of its own, because inlined into each of them the loops
+/// would take minutes to compile.
+pub(in crate::ops) struct Head<'a, T> {
+    pub row: &'a Row,
+    pub x: *const T,
+    pub out: *mut T,
+    pub stream: bool,
+}
+
+impl<T: CpuElement> Head<'_, T> {
+    /// Rotates the head and leaves what is not rotated to the caller; with `stream`, call [`Simd::fence`] before others
+    /// read it.
+    ///
+    /// # Safety
+    /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same.
+    pub unsafe fn rotate(self, tier: Tier) {
+        dispatch(tier, self);
+    }
+}
+
+impl<T: CpuElement> Task for Head<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let stream = self.stream && can_stream::<S, T>(self.out);
+        // SAFETY: [`Head::rotate`] asks its caller for this.
+        unsafe { rotate_head(Pair(s), self.row, self.x, self.out, stream) };
+    }
+}
+
+/// Rotates the head at `x` into `out`. What is not rotated is left to the caller.
+///
 /// # Safety
-/// `x` must be readable and `out` writable for `2 n` elements, `n` the number of pairs.
+/// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same; with `stream`,
+/// `out` must be as [`can_stream`] says.
 #[inline(always)]
-unsafe fn rotate_halves<S: Simd, T: CpuElement>(
-    s: S,
-    row: &Row,
-    x: *const T,
-    out: *mut T,
-    n: usize,
-    stream: bool,
-) {
-    let stream = stream && can_stream::<S, T>(out.wrapping_add(n));
+unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out: *mut T, stream: bool) {
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
+    if row.interleaved {
+        for_vectors::<S>(
+            row.rotary_dim,
+            #[inline(always)]
+            |i, count| {
+                // SAFETY: inside the rotated part. Vectors have an even number of lanes, so none divides a pair.
+                unsafe {
+                    let x = load_at(s, x, i, count);
+                    let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
+                    let y = s.fma(x, c, s.mul(s.swap_pairs(x), d));
+                    put_at(s, out, i, count, y, stream);
+                }
+            },
+        );
+        return;
+    }
+    let n = row.rotary_dim / 2;
+    let stream = stream && can_stream::<S, T>(out.wrapping_add(n));
     for_vectors::<S>(
         n,
         #[inline(always)]
@@ -219,34 +256,8 @@ unsafe fn rotate_halves<S: Simd, T: CpuElement>(
             unsafe {
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
-                store_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
-            }
-        },
-    );
-}
-
-/// # Safety
-/// `x` must be readable and `out` writable for `n` elements, `n` even.
-#[inline(always)]
-unsafe fn rotate_neighbours<S: Simd, T: CpuElement>(
-    s: S,
-    row: &Row,
-    x: *const T,
-    out: *mut T,
-    n: usize,
-    stream: bool,
-) {
-    let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
-    for_vectors::<S>(
-        n,
-        #[inline(always)]
-        |i, count| {
-            // SAFETY: `i + count <= n`. Vectors have an even number of lanes, so none divides a pair.
-            unsafe {
-                let x = load_at(s, x, i, count);
-                let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                store_at(s, out, i, count, s.fma(x, c, s.mul(s.swap_pairs(x), d)), stream);
+                put_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
+                put_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
     );

@@ -1,12 +1,12 @@
 //! `rope` and its gradient on CUDA devices: host half.
 
 use super::angles;
-use super::{COS, OUT, POSITIONS, Problem, SIN, X};
-use crate::cuda::rows::{Rows, element, flag};
+use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
+use crate::cuda::rows::{Rows, element, flag, grid_blocks};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::FLOATS;
@@ -14,9 +14,9 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "rope", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
-const THREADS: usize = 256;
+pub(in crate::ops) const THREADS: usize = 256;
 /// Frequencies that travel with the parameters. Heads with more pairs take several launches.
-const MAX_PAIRS: usize = 256;
+pub(in crate::ops) const MAX_PAIRS: usize = 256;
 /// Blocks on a multiprocessor from which on each thread takes several tokens: before, more blocks count more than
 /// more loads in flight.
 const FULL_BLOCKS: usize = 8;
@@ -24,10 +24,11 @@ const FULL_BLOCKS: usize = 8;
 const ITEMS: usize = 2;
 
 kernel_params! {
-    struct RopeParams {
-        x: u64, positions: u64, cos: u64, sin: u64, out: u64,
+    /// What `rotate_tokens` of `rope.cuh` is told: heads, how threads share them out, and angles.
+    pub(in crate::ops) struct Rotary {
+        cos: u64, sin: u64,
         num_tokens: i64, max_pos: i64,
-        x_head_stride: i64, out_head_stride: i64, x_step: i64, out_step: i64,
+        x_head_stride: i64, x_step: i64,
         /// Rows and columns.
         cos_strides: [i64; 2],
         /// Rows and columns.
@@ -42,8 +43,24 @@ kernel_params! {
         /// Elements between columns, and before the first.
         first_stride: i32, first_offset: i32,
         lane_bits: i32, head_bits: i32, pair_bits: i32, backward: i32,
-        tokens: Rows,
         frequencies: [u64; MAX_PAIRS],
+    }
+}
+
+impl Rotary {
+    /// Nothing is rotated.
+    pub const NONE: Rotary = {
+        // SAFETY: plain numbers, for which zero is a value.
+        unsafe { std::mem::zeroed() }
+    };
+}
+
+kernel_params! {
+    struct RopeParams {
+        x: u64, positions: u64, out: u64,
+        out_head_stride: i64, out_step: i64,
+        rotary: Rotary,
+        tokens: Rows,
     }
 }
 
@@ -90,40 +107,121 @@ fn variants() -> Vec<Defines> {
 }
 
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
-    Kernel::cuda(name, &DEVICE, run).configured(|p, info| Shape::new(p, info, false).to_string()).when(
-        |p, _| {
+    Kernel::cuda(name, &DEVICE, run)
+        .configured(|p, info| Shape::new(Heads::new(p, false), info).to_string())
+        .when(|p, _| {
             let most = i32::MAX as usize / 2;
             match p.num_heads.max(p.head_dim) > most {
                 true => Err(format!("more than {most} heads or elements of a head")),
                 false => Ok(()),
             }
-        },
-    )
+        })
+}
+
+/// The heads of a call that rotates.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Heads {
+    pub rotation: Rotation,
+    pub num_tokens: usize,
+    pub num_heads: usize,
+    pub head_dim: usize,
+    /// Elements of a piece if heads can be moved in 16-byte pieces, else one.
+    pub piece: usize,
+    /// Elements between heads, and between elements of a head.
+    pub strides: [isize; 2],
+    /// Whether what is not rotated is where it belongs.
+    pub in_place: bool,
+}
+
+impl Heads {
+    fn new(p: &Problem, in_place: bool) -> Heads {
+        let piece = if p.vector_rows { 16 / p.dtype.size() } else { 1 };
+        let Problem { rotation, num_tokens, num_heads, head_dim, .. } = *p;
+        let strides = [p.head_strides[0], p.steps[0]];
+        Heads { rotation, num_tokens, num_heads, head_dim, piece, strides, in_place }
+    }
+
+    fn copied(&self) -> usize {
+        if self.in_place { 0 } else { self.head_dim - self.rotation.rotary_dim }
+    }
 }
 
 /// How the work is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
-struct Shape {
-    vector: bool,
+pub(in crate::ops) struct Shape {
+    heads: Heads,
     /// Elements of a piece.
     piece: usize,
     lane_bits: u32,
     head_bits: u32,
-    items: usize,
+    pub items: usize,
 }
 
 impl Shape {
-    fn new(p: &Problem, info: &DeviceInfo, in_place: bool) -> Shape {
+    pub fn new(heads: Heads, info: &DeviceInfo) -> Shape {
+        let pairs = heads.rotation.pairs();
         // A slice of the pairs is not what the 16-byte pieces of both layouts are cut from.
-        let vector = p.vector_rows && p.pairs() <= MAX_PAIRS;
-        let piece = if vector { 16 / p.dtype.size() } else { 1 };
-        let copied = if in_place { 0 } else { p.head_dim - p.rotary_dim };
-        let columns = (p.pairs().min(MAX_PAIRS) + copied).div_ceil(piece);
+        let piece = if pairs <= MAX_PAIRS { heads.piece } else { 1 };
+        let columns = (pairs.min(MAX_PAIRS) + heads.copied()).div_ceil(piece);
         let power = |n: usize| n.max(1).next_power_of_two();
         let lanes = power(columns).min(THREADS);
-        let heads = power(p.num_heads).min(THREADS / lanes);
-        let blocks = p.num_tokens.div_ceil(THREADS / (lanes * heads));
+        let at_once = power(heads.num_heads).min(THREADS / lanes);
+        let blocks = heads.num_tokens.div_ceil(THREADS / (lanes * at_once));
         let items = if blocks >= FULL_BLOCKS * ITEMS * info.units { ITEMS } else { 1 };
-        Shape { vector, piece, lane_bits: lanes.trailing_zeros(), head_bits: heads.trailing_zeros(), items }
+        Shape { heads, piece, lane_bits: lanes.trailing_zeros(), head_bits: at_once.trailing_zeros(), items }
+    }
+
+    /// Whether threads move 16 bytes at once.
+    pub fn vector(&self) -> bool {
+        self.piece > 1
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.heads.num_tokens.div_ceil(self.tokens_of_block())
+    }
+
+    /// Bytes of shared memory that hold both factors of `num_pairs` pairs for every token of a block.
+    pub fn shared_bytes(&self, num_pairs: usize) -> usize {
+        2 * self.tokens_of_block() * num_pairs * size_of::<f32>()
+    }
+
+    /// The parameters of a launch for the pairs from `first_pair` on, and for what is not rotated if they are the last.
+    /// `tables` are the addresses of cosines and sines.
+    pub fn rotary(&self, tables: [usize; 2], first_pair: usize) -> Rotary {
+        let Heads { rotation, .. } = self.heads;
+        let pairs = rotation.pairs();
+        let num_pairs = (pairs - first_pair).min(MAX_PAIRS);
+        let last = first_pair + num_pairs == pairs;
+        let copied = if last { self.heads.copied() } else { 0 };
+        let rotate_columns = num_pairs / self.piece;
+        let all = angles::frequencies(rotation.rotary_dim, rotation.theta.get(), rotation.scale.get());
+        let mut frequencies = [0; MAX_PAIRS];
+        frequencies[..num_pairs].copy_from_slice(&all[first_pair..first_pair + num_pairs]);
+        let strides = rotation.tables.map_or([[0; 2]; 2], |t| t.strides).map(|s| s.map(|n| n as i64));
+        let spread = rotation.interleaved && !self.vector();
+        Rotary {
+            cos: tables[0] as u64,
+            sin: tables[1] as u64,
+            num_tokens: self.heads.num_tokens as i64,
+            max_pos: rotation.tables.map_or(0, |t| t.max_pos as i64),
+            x_head_stride: self.heads.strides[0] as i64,
+            x_step: self.heads.strides[1] as i64,
+            cos_strides: strides[0],
+            sin_strides: strides[1],
+            second: if spread { 1 } else { pairs as i64 },
+            num_heads: self.heads.num_heads as i32,
+            rotary_dim: rotation.rotary_dim as i32,
+            num_pairs: num_pairs as i32,
+            first_pair: first_pair as i32,
+            columns: (rotate_columns + copied / self.piece) as i32,
+            rotate_columns: rotate_columns as i32,
+            first_stride: if spread { 2 } else { self.piece as i32 },
+            first_offset: if spread { 2 * first_pair } else { first_pair } as i32,
+            lane_bits: self.lane_bits as i32,
+            head_bits: self.head_bits as i32,
+            pair_bits: num_pairs.max(1).next_power_of_two().trailing_zeros() as i32,
+            backward: rotation.backward as i32,
+            frequencies,
+        }
     }
 
     fn tokens_of_block(&self) -> usize {
@@ -142,66 +240,31 @@ impl std::fmt::Display for Shape {
 fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
-    let in_place = at(X) == at(OUT);
-    let shape = Shape::new(p, launch.info, in_place);
-    let blocks = p.num_tokens.div_ceil(shape.tokens_of_block());
-    let blocks =
-        u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32).ok_or_else(|| Error::Launch {
-            kernel: "rope".into(),
-            what: "number of blocks",
-            got: blocks as u64,
-            limit: i32::MAX as u64,
-        })?;
-    let all = angles::frequencies(p.rotary_dim, f64::from_bits(p.theta_bits), f64::from_bits(p.scale_bits));
-    let strides = p.tables.map_or([[0; 2]; 2], |t| t.strides).map(|s| s.map(|n| n as i64));
-    let has_tables = p.tables.is_some();
-    let spread = p.interleaved && !shape.vector;
-    let defines = defines(p.dtype, p.position_dtype, p.interleaved, shape.vector, has_tables, shape.items);
+    let shape = Shape::new(Heads::new(p, at(X) == at(OUT)), launch.info);
+    let blocks = grid_blocks("rope", shape.blocks())?;
+    let tables = p.rotation.tables.is_some();
+    let defines =
+        defines(p.dtype, p.position_dtype, p.rotation.interleaved, shape.vector(), tables, shape.items);
     let mut first_pair = 0;
     loop {
-        let num_pairs = (p.pairs() - first_pair).min(MAX_PAIRS);
-        let last = first_pair + num_pairs == p.pairs();
-        let copied = if in_place || !last { 0 } else { p.head_dim - p.rotary_dim };
-        let rotate_columns = num_pairs / shape.piece;
-        let mut frequencies = [0; MAX_PAIRS];
-        frequencies[..num_pairs].copy_from_slice(&all[first_pair..first_pair + num_pairs]);
+        let rotary = shape.rotary([COS, SIN].map(|index| launch.args.address(index)), first_pair);
+        let num_pairs = rotary.num_pairs as usize;
         let params = RopeParams {
             x: at(X),
             positions: at(POSITIONS),
-            cos: at(COS),
-            sin: at(SIN),
             out: at(OUT),
-            num_tokens: p.num_tokens as i64,
-            max_pos: p.tables.map_or(0, |t| t.max_pos as i64),
-            x_head_stride: p.head_strides[0] as i64,
             out_head_stride: p.head_strides[1] as i64,
-            x_step: p.steps[0] as i64,
             out_step: p.steps[1] as i64,
-            cos_strides: strides[0],
-            sin_strides: strides[1],
-            second: if spread { 1 } else { p.pairs() as i64 },
-            num_heads: p.num_heads as i32,
-            rotary_dim: p.rotary_dim as i32,
-            num_pairs: num_pairs as i32,
-            first_pair: first_pair as i32,
-            columns: (rotate_columns + copied / shape.piece) as i32,
-            rotate_columns: rotate_columns as i32,
-            first_stride: if spread { 2 } else { shape.piece as i32 },
-            first_offset: if spread { 2 * first_pair } else { first_pair } as i32,
-            lane_bits: shape.lane_bits as i32,
-            head_bits: shape.head_bits as i32,
-            pair_bits: num_pairs.max(1).next_power_of_two().trailing_zeros() as i32,
-            backward: p.backward as i32,
+            rotary,
             tokens: Rows::new(&p.tokens),
-            frequencies,
         };
-        let shared = 2 * shape.tokens_of_block() * num_pairs * size_of::<f32>();
-        let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], shared as u32);
+        let shared = shape.shared_bytes(num_pairs) as u32;
+        let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], shared);
         // SAFETY: `check` bound shapes and strides to the parameters, the columns cover the rotated pairs and what
         // is copied, and shared memory holds both factors of every pair of the block's tokens.
         unsafe { kernel::run(launch, &defines, &config, &params)? };
         first_pair += num_pairs;
-        if last {
+        if first_pair == p.rotation.pairs() {
             return Ok(());
         }
     }

@@ -1,172 +1,51 @@
-// Rotary position embedding: (a, b) -> (a cos - b sin, b cos + a sin) for every pair of every head.
-//
-// Threads to data: a block takes ITEMS * tokens_at_once tokens. First its threads share out cosine and sine of all
-// pairs of those tokens into shared memory. Then 2^lane_bits threads work on a head and 2^head_bits heads of a token
-// are worked on at once, for ITEMS tokens each. A column is what a thread takes of a head: V pairs in two pieces of V
-// elements, or, past the rotated part, one piece to copy.
-//
-// Pieces are elements c V and pairs + c V in both layouts: with INTERLEAVED each piece then holds V / 2 pairs of its
-// own, and both layouts read whole 16-byte pieces side by side.
-//
-// The loads of x do not depend on the angles and are issued before them.
+// Rotary position embedding: (a, b) -> (a cos - b sin, b cos + a sin) for every pair of every head. How threads are
+// mapped to data is said in rope.cuh.
 //
 // Defines: ELEM, POSITION (i64 or i32), INTERLEAVED, VECTOR (pieces are dense, 16-byte aligned and whole), HAS_TABLES,
 // ITEMS.
 
-#include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
+#include "warpsmith/rope.cuh"
 
 using T = ELEM;
 constexpr int V = VECTOR ? kVec<T> : 1;
-constexpr int kThreads = 256;
-// Pairs that one piece holds by itself with INTERLEAVED.
-constexpr int kOwnPairs = V / 2 > 0 ? V / 2 : 1;
 
-struct Piece {
-  Chunk<T> chunk;
-  WS_INLINE void load(const T* head, i64 at, i64 step) {
-    if (VECTOR) load_words(chunk.words, head + at);
-    else chunk.items[0] = head[at * step];
+struct Io {
+  const RopeParams& p;
+
+  WS_INLINE const T* source(i64 token) const {
+    i64 start[1];
+    row_offsets<0>(start, p.tokens, token);
+    return (const T*)p.x + start[0];
   }
-  WS_INLINE void store(T* head, i64 at, i64 step) const {
-    if (VECTOR) store_words(head + at, chunk.words);
-    else head[at * step] = chunk.items[0];
+  WS_INLINE i64 position(i64 token) const {
+    i64 start[1];
+    row_offsets<2>(start, p.tokens, token);
+    return ((const POSITION*)p.positions)[start[0]];
+  }
+  WS_INLINE void expect(int, i64) const {}
+  WS_INLINE T* target(int, i64 token, int head) const {
+    i64 start[1];
+    row_offsets<1>(start, p.tokens, token);
+    return (T*)p.out + start[0] + head * p.out_head_stride;
+  }
+  WS_INLINE void put(T* head, i64 at, const Chunk<T>& piece) const {
+    if (VECTOR) store_words(head + at, piece.words);
+    else head[at * p.out_step] = piece.items[0];
+  }
+  template <int kCount> WS_INLINE void put(T* head, i64 at, const float (&values)[kCount]) const {
+    Chunk<T> piece;
+    if constexpr (kCount > 1) pack(piece, values);
+    else piece.items[0] = from_f32<T>(values[0]);
+    put(head, at, piece);
   }
 };
-
-// N floats of shared memory that are aligned as a whole.
-template <int N> struct alignas(N * 4 < 16 ? N * 4 : 16) Floats {
-  float items[N];
-};
-template <int N> WS_INLINE void read(float (&out)[N], const float* shared) {
-  Floats<N> f = *(const Floats<N>*)shared;
-#pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = f.items[i];
-}
-
-WS_INLINE void rotate(float& a, float& b, float cos, float sin) {
-  float first = fmaf(a, cos, -__fmul_rn(b, sin));
-  b = fmaf(b, cos, __fmul_rn(a, sin));
-  a = first;
-}
-
-// Cosine and sine of `angle` * 2^-64 turns: the nearest quarter turn, and polynomials for the rest. See angles.rs.
-WS_INLINE void cos_sin(float& cos_out, float& sin_out, u64 angle) {
-  u64 quarter = (angle + (1ull << 61)) >> 62;
-  float x = (float)(i64)(angle - (quarter << 62)) * 0x1p-62f, z = x * x;
-  float p = fmaf(fmaf(fmaf(-0.004602163f, z, 0.07968022f), z, -0.6459635f), z, -4.854626e-8f);
-  float q = fmaf(fmaf(fmaf(0.0009067417f, z, -0.020861529f), z, 0.2536694f), z, -1.2337005f);
-  float s = fmaf(x, 1.57079637f, x * p), c = fmaf(q, z, 1.0f);
-  u32 turn = (u32)quarter;
-  float c1 = turn & 1 ? s : c, s1 = turn & 1 ? c : s;
-  cos_out = bits_float(float_bits(c1) ^ (((turn + 1) & 2) << 30));
-  sin_out = bits_float(float_bits(s1) ^ ((turn & 2) << 30));
-}
 
 // Blocks a multiprocessor must hold. The addresses of tables take more registers than the angles, and so does the
 // compiler for sm_120; with four blocks either would spill.
 constexpr int kResident = HAS_TABLES || __CUDA_ARCH__ >= 1200 ? 3 : 4;
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResident) rope(const RopeParams p) {
+extern "C" __global__ void __launch_bounds__(kRotaryThreads, kResident) rope(const RopeParams p) {
   begin_kernel();
-  // [tokens][pairs] of cosines, then of sines.
-  extern __shared__ __align__(16) float factors[];
-  const int thread = threadIdx.x;
-  const int lane = thread & ((1 << p.lane_bits) - 1);
-  const int first_head = (thread >> p.lane_bits) & ((1 << p.head_bits) - 1);
-  const int slot = thread >> (p.lane_bits + p.head_bits);
-  const int tokens_at_once = kThreads >> (p.lane_bits + p.head_bits);
-  const i64 first_token = (i64)blockIdx.x * (ITEMS * tokens_at_once);
-  const int sines = ITEMS * tokens_at_once * p.num_pairs;
-
-  // Tokens and their rows are found again where they are needed: registers would have to live through the angles.
-  auto token_of = [&](int i) { return first_token + i * tokens_at_once + slot; };
-
-  Piece a[ITEMS], b[ITEMS];
-  auto load = [&](int head, int column) {
-    const bool rotates = column < p.rotate_columns;
-    const i64 at = rotates ? (i64)column * p.first_stride + p.first_offset : p.rotary_dim + (i64)(column - p.rotate_columns) * V;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      if (token_of(i) >= p.num_tokens) continue;
-      i64 start[1];
-      row_offsets<0>(start, p.tokens, token_of(i));
-      const T* row = (const T*)p.x + start[0] + head * p.x_head_stride;
-      a[i].load(row, at, p.x_step);
-      if (rotates) b[i].load(row, at + p.second, p.x_step);
-    }
-  };
-  const bool works = first_head < p.num_heads && lane < p.columns;
-  if (works) load(first_head, lane);
-
-  const int pair_mask = (1 << p.pair_bits) - 1;
-  for (int k = thread; k < (ITEMS * tokens_at_once) << p.pair_bits; k += kThreads) {
-    const int pair = k & pair_mask, local = k >> p.pair_bits;
-    const i64 token = first_token + local;
-    if (pair >= p.num_pairs || token >= p.num_tokens) continue;
-    i64 start[1];
-    row_offsets<2>(start, p.tokens, token);
-    i64 position = ((const POSITION*)p.positions)[start[0]];
-    float cos, sin;
-    if (HAS_TABLES) {
-      position = min(max(position, (i64)0), p.max_pos - 1);
-      const i64 column = p.first_pair + pair;
-      cos = ((const float*)p.cos)[position * p.cos_strides[0] + column * p.cos_strides[1]];
-      sin = ((const float*)p.sin)[position * p.sin_strides[0] + column * p.sin_strides[1]];
-    } else {
-      cos_sin(cos, sin, p.frequencies[pair] * (u64)position);
-    }
-    factors[local * p.num_pairs + pair] = cos;
-    factors[sines + local * p.num_pairs + pair] = p.backward ? -sin : sin;
-  }
-  __syncthreads();
-  if (!works) return;
-
-  for (int head = first_head;;) {
-    for (int column = lane;;) {
-      const bool rotates = column < p.rotate_columns;
-      const i64 at = rotates ? (i64)column * p.first_stride + p.first_offset : p.rotary_dim + (i64)(column - p.rotate_columns) * V;
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-        if (token_of(i) >= p.num_tokens) continue;
-        i64 start[1];
-        row_offsets<1>(start, p.tokens, token_of(i));
-        T* row = (T*)p.out + start[0] + head * p.out_head_stride;
-        if (rotates) {
-          const float* cosines = factors + (i * tokens_at_once + slot) * p.num_pairs;
-          float u[kVec<T>], v[kVec<T>];
-          unpack(u, a[i].chunk);
-          unpack(v, b[i].chunk);
-          if (VECTOR && INTERLEAVED) {
-            float cos[kOwnPairs], sin[kOwnPairs];
-            const int k = column * kOwnPairs;
-            read(cos, cosines + k);
-            read(sin, cosines + sines + k);
-#pragma unroll
-            for (int j = 0; j < kOwnPairs; ++j) rotate(u[2 * j], u[2 * j + 1], cos[j], sin[j]);
-            read(cos, cosines + p.num_pairs / 2 + k);
-            read(sin, cosines + sines + p.num_pairs / 2 + k);
-#pragma unroll
-            for (int j = 0; j < kOwnPairs; ++j) rotate(v[2 * j], v[2 * j + 1], cos[j], sin[j]);
-          } else {
-            float cos[V], sin[V];
-            read(cos, cosines + column * V);
-            read(sin, cosines + sines + column * V);
-#pragma unroll
-            for (int j = 0; j < V; ++j) rotate(u[j], v[j], cos[j], sin[j]);
-          }
-          pack(a[i].chunk, u);
-          pack(b[i].chunk, v);
-          b[i].store(row, at + p.second, p.out_step);
-        }
-        a[i].store(row, at, p.out_step);
-      }
-      column += 1 << p.lane_bits;
-      if (column >= p.columns) break;
-      load(head, column);
-    }
-    head += 1 << p.head_bits;
-    if (head >= p.num_heads) break;
-    load(head, lane);
-  }
+  Io io{p};
+  rotate_tokens<T, ITEMS, VECTOR, INTERLEAVED, HAS_TABLES>(p.rotary, io, blockIdx.x);
 }

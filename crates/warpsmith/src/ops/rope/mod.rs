@@ -20,16 +20,18 @@
 
 mod angles;
 mod backward;
-mod cpu;
+pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(in crate::ops) mod cuda;
 mod reference;
+mod rotation;
 #[cfg(test)]
 mod tests;
 
 pub use backward::{Backward, RopeBackward};
+pub(in crate::ops) use rotation::{Rotation, check_numbers};
 
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
@@ -43,7 +45,7 @@ use crate::op::{
 use crate::ops::FLOATS;
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 // The backward op has the same arguments and options: `dout` and `dx` take the places of `x` and `out`.
 const X: usize = 0;
@@ -51,12 +53,12 @@ const POSITIONS: usize = 1;
 const COS: usize = 2;
 const SIN: usize = 3;
 const OUT: usize = 4;
-const LAYOUT: usize = 0;
-const THETA: usize = 1;
-const ROTARY_DIM: usize = 2;
-const SCALE: usize = 3;
+pub(in crate::ops) const LAYOUT: usize = 0;
+pub(in crate::ops) const THETA: usize = 1;
+pub(in crate::ops) const ROTARY_DIM: usize = 2;
+pub(in crate::ops) const SCALE: usize = 3;
 
-const ATTRS: &[AttrSpec] = &[
+pub(in crate::ops) const ATTRS: &[AttrSpec] = &[
     AttrSpec {
         name: "layout",
         kind: AttrKind::Choice(&["half", "interleaved"]),
@@ -77,14 +79,6 @@ const SIZES: &[SizeSpec] = &[
     SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
 ];
 
-/// Where the tables' elements are.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Tables {
-    max_pos: usize,
-    /// Strides of the rows and columns of `cos`, then of `sin`.
-    strides: [[isize; 2]; 2],
-}
-
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
@@ -93,26 +87,15 @@ pub struct Problem {
     num_tokens: usize,
     num_heads: usize,
     head_dim: usize,
-    rotary_dim: usize,
-    interleaved: bool,
-    backward: bool,
-    theta_bits: u64,
-    scale_bits: u64,
+    rotation: Rotation,
     /// Leading dimensions and tokens of x, out, positions (twice).
     tokens: Space<4>,
     /// Distance of neighbouring heads in x and out.
     head_strides: [isize; 2],
     /// Distance of neighbouring elements of a head in x and out.
     steps: [isize; 2],
-    tables: Option<Tables>,
     /// Heads, their halves and what is not rotated can all be moved in 16-byte pieces.
     vector_rows: bool,
-}
-
-impl Problem {
-    fn pairs(&self) -> usize {
-        self.rotary_dim / 2
-    }
 }
 
 fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
@@ -127,66 +110,25 @@ fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Resul
     sizes.shape(name(POSITIONS), positions, "... num_tokens")?;
     let (num_heads, head_dim) = (sizes.size("num_heads"), sizes.size("head_dim"));
 
-    let asked = attrs.f64(ROTARY_DIM);
-    let rotary_dim = if asked == 0.0 { head_dim } else { asked as usize };
-    let fits = asked >= 0.0 && rotary_dim <= head_dim && rotary_dim.is_multiple_of(2);
-    let expected = format!("an even number up to head_dim={head_dim}");
-    sizes.option("rotary_dim", if asked == 0.0 { head_dim as f64 } else { asked }, &expected, fits)?;
-    let (theta, scale) = (attrs.f64(THETA), attrs.f64(SCALE));
-    sizes.option("theta", theta, "a finite number above zero", theta.is_finite() && theta > 0.0)?;
-    sizes.option("scale", scale, "a finite number", scale.is_finite())?;
-
-    sizes.bind("rotary_dim/2", rotary_dim / 2);
-    sizes.together((name(COS), args.get(COS)), (name(SIN), args.get(SIN)))?;
-    let tables = match (args.get(COS), args.get(SIN)) {
-        (Some(cos), Some(sin)) => {
-            for (index, table) in [(COS, cos), (SIN, sin)] {
-                sizes.dtype(name(index), table, &[DType::F32])?;
-                sizes.shape(name(index), table, "max_pos rotary_dim/2")?;
-            }
-            let max_pos = sizes.size("max_pos");
-            let rows = max_pos as f64;
-            sizes.option(
-                "max_pos",
-                rows,
-                "a table of at least one row",
-                max_pos > 0 || x.layout().numel() == 0,
-            )?;
-            Some(Tables {
-                max_pos,
-                strides: [cos, sin].map(|t| [t.layout().strides()[0], t.layout().strides()[1]]),
-            })
-        }
-        _ => None,
-    };
+    let empty = x.layout().numel() == 0;
+    let rotation = Rotation::check(&mut sizes, args, attrs, [COS, SIN], head_dim, empty)?;
+    let rotary_dim = rotation.rotary_dim;
 
     let rank = sizes.leading_rank() + 1;
     let (x_layout, out_layout) = (x.layout(), out.layout());
     let per_vector = 16 / dtype.size();
-    let vector = |tensor: &TensorView<'_>| {
-        let layout = tensor.layout();
-        let rows = layout.shape()[..=rank].iter().zip(layout.strides());
-        tensor.is_aligned(16)
-            && layout.step() == 1
-            && rows.into_iter().all(|(&n, &s)| n <= 1 || (s as usize).is_multiple_of(per_vector))
-    };
-    let whole = |n: usize| n.is_multiple_of(per_vector);
-    let vector_rows = whole(rotary_dim / 2) && whole(head_dim - rotary_dim) && vector(x) && vector(out);
+    let whole = (rotary_dim / 2).is_multiple_of(per_vector);
+    let vector_rows = whole && x.has_rows_of(per_vector) && out.has_rows_of(per_vector);
     Ok(Problem {
         dtype,
         position_dtype,
         num_tokens: positions.layout().numel(),
         num_heads,
         head_dim,
-        rotary_dim,
-        interleaved: attrs.index(LAYOUT) == 1,
-        backward,
-        theta_bits: theta.to_bits(),
-        scale_bits: scale.to_bits(),
+        rotation: Rotation { backward, ..rotation },
         tokens: Space::new(rank, [x_layout, out_layout, positions.layout(), positions.layout()]),
         head_strides: [x_layout.strides()[rank], out_layout.strides()[rank]],
         steps: [x_layout.step(), out_layout.step()],
-        tables,
         vector_rows,
     })
 }
@@ -194,9 +136,8 @@ fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Resul
 fn cost(p: &Problem) -> Cost {
     let elements = (p.num_tokens * p.num_heads * p.head_dim) as f64;
     let positions = (p.num_tokens * p.position_dtype.size()) as f64;
-    let tables =
-        p.tables.map_or(0, |t| 2 * t.max_pos.min(p.num_tokens) * p.pairs() * size_of::<f32>()) as f64;
-    let rotations = (p.num_tokens * p.num_heads * p.pairs()) as f64;
+    let tables = p.rotation.table_bytes(p.num_tokens) as f64;
+    let rotations = (p.num_tokens * p.num_heads * p.rotation.pairs()) as f64;
     Cost { bytes: 2.0 * elements * p.dtype.size() as f64 + positions + tables, flops: 6.0 * rotations }
 }
 
@@ -346,6 +287,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type Rope<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// Rotates the heads of `x` by their tokens' `positions`.
     pub fn new(x: impl Into<TensorView<'a>>, positions: impl Into<TensorView<'a>>) -> Self {
@@ -355,22 +300,6 @@ impl<'a> Call<'a, Forward> {
     /// A call whose heads are given to [`Self::run_in_place`].
     pub fn in_place(positions: impl Into<TensorView<'a>>) -> Self {
         Call::start().input(POSITIONS, positions)
-    }
-
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
     }
 
     /// Rotates the heads of `x` in place. Set options on a call made with [`Self::in_place`].

@@ -1,14 +1,9 @@
 use super::*;
+use crate::Tensor;
 use crate::device::Device;
 use crate::layout::{Layout, Shape};
+use crate::ops::devices;
 use std::f64::consts::TAU;
-
-fn devices() -> Vec<Device> {
-    match Device::best() {
-        Device::Cpu => vec![Device::Cpu],
-        gpu => vec![Device::Cpu, gpu],
-    }
-}
 
 fn positions(values: &[i64], shape: &[usize], device: Device) -> Tensor {
     Tensor::from_slice(values, shape, device).unwrap()

@@ -2,14 +2,14 @@
 
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
+use crate::cpu::coarse::{Bf16, F16, Precision};
+use crate::cpu::prefetch::{AHEAD, Ahead, fetch};
 use crate::cpu::rows::{
-    Ahead, Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, replace_rest, store_at,
-    sum_vectors, with_float,
+    Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_unordered_at, replace_rest,
+    store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{
-    CpuElement, Simd, Task, bf16, coarse, dispatch, l2_bytes, math, parallel_for, should_stream,
-};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -19,7 +19,7 @@ use std::ops::Range;
 /// Elements a thread works on at least: less is not worth waking one.
 const GRAIN: usize = 1 << 14;
 
-/// Rows too long for the cache are gone through in pieces of this many elements, which stay in L1.
+/// Rows are gone through in pieces of this many elements, which stay in L1.
 const PIECE: usize = 4096;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -45,7 +45,8 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let s = Pair(s);
+        // Four vectors in lock-step: exponentials are chains of a dozen operations.
+        let s = Pair(Pair(s));
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -53,6 +54,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         // Half of L2 for the exponentials, the rest for the row itself and for what comes next.
         let fits = p.hidden * size_of::<f32>() <= l2_bytes() / 2;
         let mut powers = vec![0f32; if fits { p.hidden } else { 0 }];
+        let mut pieces = vec![Piece::default(); p.hidden.div_ceil(PIECE)];
         let scale = Scale::new(s, p.scale());
         for row in self.rows {
             let [x_at, out_at, _, _] = p.rows.offsets(row);
@@ -62,13 +64,17 @@ impl<T: CpuElement> Task for Forward<'_, T> {
             unsafe {
                 let x = scratch.gather(0, at(X, x_at), p.steps[0]);
                 let out = scratch.target(1, at(OUT, out_at), p.steps[1]);
-                let stream = self.stream && can_stream::<S, T>(out);
+                let stream = self.stream && can_stream::<Pair<S>, T>(out);
+                let row_of = (x, out, p.hidden);
                 if fits {
                     let next = p.rows.offsets((row + 1).min(p.num_rows - 1))[0];
-                    let ahead = Ahead::new(at(X, next).cast_const(), p.hidden, p.steps[0]);
-                    row_in_cache(s, x, out, &mut powers, &scale, stream, ahead);
+                    let ahead = Ahead::new(at(X, next).cast_const(), p.hidden.min(PIECE), p.steps[0]);
+                    // A result of f32 that stays in cache has room for its exponentials.
+                    let in_place = T::DTYPE == DType::F32 && !stream;
+                    let powers = if in_place { out.cast() } else { powers.as_mut_ptr() };
+                    row_in_cache(s, row_of, powers, &scale, &mut pieces, stream, ahead);
                 } else {
-                    long_row(s, x, out, p.hidden, &scale, stream);
+                    long_row(s, row_of, &scale, &mut pieces, stream);
                 }
                 scratch.scatter(1, at(OUT, out_at), p.steps[1]);
             }
@@ -106,8 +112,8 @@ impl<S: Simd> Scale<S> {
     fn power<T: CpuElement>(&self, s: S, x: S::V, pivot: S::V) -> S::V {
         let below = s.fma(x, self.sign, s.neg(pivot));
         match T::DTYPE {
-            DType::BF16 => bf16::exp2(s, s.mul(below, self.binary)),
-            DType::F16 => coarse::exp2(s, s.mul(below, self.binary)),
+            DType::BF16 => Bf16::exp2(s, s.mul(below, self.binary)),
+            DType::F16 => F16::exp2(s, s.mul(below, self.binary)),
             _ => math::exp(s, s.mul(below, self.magnitude)),
         }
     }
@@ -120,125 +126,183 @@ impl<S: Simd> Scale<S> {
 /// `x` must be readable for `n` elements.
 #[inline(always)]
 unsafe fn largest<S: Simd, T: CpuElement>(s: S, x: *const T, n: usize, scale: &Scale<S>) -> f32 {
-    let pairs = Pair(s);
-    let lowest = pairs.splat(f32::MIN);
-    let mut top = lowest;
+    let mut top = s.splat(f32::MIN);
     // SAFETY: all positions are below `n`. The operand order of `max` passes over NaN, and lanes past the end hold
     // what cannot be larger.
     unsafe {
         if scale.negative {
-            for_vectors::<Pair<S>>(
+            for_vectors::<S>(
                 n,
                 #[inline(always)]
                 |i, count| {
-                    let v = pairs.neg(load_unordered_at(pairs, x, i, count));
-                    top = pairs.max(replace_rest(pairs, v, count, f32::MIN), top);
+                    let v = s.neg(load_unordered_at(s, x, i, count));
+                    top = s.max(replace_rest(s, v, count, f32::MIN), top);
                 },
             );
         } else {
-            for_vectors::<Pair<S>>(
+            for_vectors::<S>(
                 n,
                 #[inline(always)]
                 |i, count| {
-                    let v = load_unordered_at(pairs, x, i, count);
-                    top = pairs.max(replace_rest(pairs, v, count, f32::MIN), top);
+                    let v = load_unordered_at(s, x, i, count);
+                    top = s.max(replace_rest(s, v, count, f32::MIN), top);
                 },
             );
         }
     }
-    pairs.reduce_max(top)
+    s.reduce_max(top)
 }
 
-/// A row whose exponentials stay in cache, in `powers`: each is computed once.
-///
-/// # Safety
-/// `x` must be readable and `out` writable for as many elements as `powers` has; with `stream`, `out` must be
-/// aligned as [`can_stream`] says.
-#[inline(always)]
-unsafe fn row_in_cache<S: Simd, T: CpuElement>(
-    s: S,
-    x: *const T,
-    out: *mut T,
-    powers: &mut [f32],
-    scale: &Scale<S>,
-    stream: bool,
-    ahead: Ahead<T>,
-) {
-    let n = powers.len();
-    let powers = powers.as_mut_ptr();
-    // SAFETY: all positions are below `n`.
-    unsafe {
-        let pivot = s.splat(largest(s, x, n, scale));
-        let [sum] = sum_vectors(
-            s,
-            n,
-            #[inline(always)]
-            |i, count, sums: &mut [S::V; 1]| {
-                ahead.fetch::<S>(i);
-                let e = keep_first(s, scale.power::<T>(s, load_at(s, x, i, count), pivot), count);
-                store_at(s, powers, i, count, e, false);
-                sums[0] = s.add(sums[0], e);
-            },
-        );
-        let inverse = s.splat(1.0 / sum);
-        for_vectors::<S>(
-            n,
-            #[inline(always)]
-            |i, count| {
-                let e = load_at(s, powers.cast_const(), i, count);
-                store_at(s, out, i, count, s.mul(e, inverse), stream);
-            },
-        );
+/// A piece of a row: its largest element, and the sum of the exponentials relative to it.
+#[derive(Clone, Copy, Default)]
+struct Piece {
+    pivot: f32,
+    sum: f32,
+}
+
+impl Piece {
+    /// What turns the piece's exponentials into those relative to `pivot`, which is no smaller.
+    #[inline(always)]
+    fn factor<S: Simd>(&self, s: S, pivot: f32, scale: &Scale<S>) -> f32 {
+        let mut lanes = [0f32; MAX_LANES];
+        let below = s.mul(s.splat(self.pivot - pivot), scale.magnitude);
+        // SAFETY: no vector has more lanes.
+        unsafe { s.store(lanes.as_mut_ptr(), math::exp(s, below)) };
+        lanes[0]
     }
 }
 
-/// A row of any length, read from memory twice: once for the sum, which is scaled down whenever a piece has a larger
-/// pivot, and once for the result.
+/// The pieces of a row of `n` elements, their largest pivot, and the sum of all exponentials relative to that. `see` is
+/// given the exponentials, relative to their piece's pivot; `ahead` is called for each vector of the last piece.
 ///
 /// # Safety
-/// `x` must be readable and `out` writable for `n` elements; with `stream`, `out` must be aligned as [`can_stream`]
-/// says.
+/// `x` must be readable for `n` elements; `pieces` are as many as the row has.
 #[inline(always)]
-unsafe fn long_row<S: Simd, T: CpuElement>(
+unsafe fn sum_pieces<S: Simd, T: CpuElement>(
     s: S,
-    x: *const T,
-    out: *mut T,
-    n: usize,
+    (x, n): (*const T, usize),
     scale: &Scale<S>,
-    stream: bool,
-) {
-    let (mut pivot, mut sum) = (f32::MIN, 0f32);
-    // SAFETY: all positions are below `n`.
-    unsafe {
-        for start in (0..n).step_by(PIECE) {
-            let (piece, len) = (x.add(start), PIECE.min(n - start));
-            let top = largest(s, piece, len, scale);
-            if top > pivot {
-                let below = s.splat(pivot - top);
-                let mut lanes = [0f32; MAX_LANES];
-                s.store(lanes.as_mut_ptr(), math::exp(s, s.mul(below, scale.magnitude)));
-                sum *= lanes[0];
-                pivot = top;
-            }
-            let pivots = s.splat(pivot);
-            let [more] = sum_vectors(
+    pieces: &mut [Piece],
+    ahead: impl Fn(usize),
+    see: impl Fn(usize, usize, S::V),
+) -> (f32, f32) {
+    let mut top = f32::MIN;
+    for (index, piece) in pieces.iter_mut().enumerate() {
+        let start = index * PIECE;
+        let (len, is_last) = (PIECE.min(n - start), n - start <= PIECE);
+        // SAFETY: all positions are below `n`.
+        unsafe {
+            let x = x.add(start);
+            piece.pivot = largest(s, x, len, scale);
+            top = top.max(piece.pivot);
+            let pivot = s.splat(piece.pivot);
+            [piece.sum] = sum_vectors(
                 s,
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
-                    let e = scale.power::<T>(s, load_at(s, piece, i, count), pivots);
+                    if is_last {
+                        ahead(i);
+                    } else {
+                        fetch::<S, T>(x.wrapping_add(PIECE).wrapping_add(i));
+                    }
+                    let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
+                    see(start.wrapping_add(i), count, e);
                     sums[0] = s.add(sums[0], keep_first(s, e, count));
                 },
             );
-            sum += more;
         }
+    }
+    let sum = pieces.iter().fold(0.0, |sum, piece| sum + piece.sum * piece.factor(s, top, scale));
+    (top, sum)
+}
+
+/// A row whose exponentials stay in cache, in `powers`: each element is read from memory once, and each exponential
+/// computed once.
+///
+/// # Safety
+/// `x` must be readable and `out` and `powers` writable for `n` elements, and `powers` may be `out`; with `stream`, `out`
+/// must be aligned as [`can_stream`] says. `pieces` are as many as the row has.
+#[inline(always)]
+unsafe fn row_in_cache<S: Simd, T: CpuElement>(
+    s: S,
+    (x, out, n): (*const T, *mut T, usize),
+    powers: *mut f32,
+    scale: &Scale<S>,
+    pieces: &mut [Piece],
+    stream: bool,
+    ahead: Ahead<T>,
+) {
+    // SAFETY: all positions are below `n`.
+    unsafe {
+        let (pivot, sum) = sum_pieces(
+            s,
+            (x, n),
+            scale,
+            pieces,
+            #[inline(always)]
+            |i| ahead.fetch_half::<S>(i, 0),
+            #[inline(always)]
+            |i, count, e| {
+                if powers == out.cast() {
+                    put_unordered_at(s, powers, i, count, e, false);
+                } else {
+                    store_at(s, powers, i, count, e);
+                }
+            },
+        );
+        for (index, piece) in pieces.iter().enumerate() {
+            let start = index * PIECE;
+            let factor = s.splat(piece.factor(s, pivot, scale) / sum);
+            let (powers, out) = (powers.add(start).cast_const(), out.add(start));
+            for_vectors::<S>(
+                PIECE.min(n - start),
+                #[inline(always)]
+                |i, count| {
+                    if start == 0 {
+                        ahead.fetch_half::<S>(i, 1);
+                    }
+                    let e = load_at(s, powers, i, count);
+                    put_unordered_at(s, out, i, count, s.mul(e, factor), stream);
+                },
+            );
+        }
+    }
+}
+
+/// A row of any length, read from memory twice: once for the sum and once for the result.
+///
+/// # Safety
+/// `x` must be readable and `out` writable for `n` elements; with `stream`, `out` must be aligned as [`can_stream`]
+/// says. `pieces` are as many as the row has.
+#[inline(always)]
+unsafe fn long_row<S: Simd, T: CpuElement>(
+    s: S,
+    (x, out, n): (*const T, *mut T, usize),
+    scale: &Scale<S>,
+    pieces: &mut [Piece],
+    stream: bool,
+) {
+    // SAFETY: all positions are below `n`.
+    unsafe {
+        let (pivot, sum) = sum_pieces(
+            s,
+            (x, n),
+            scale,
+            pieces,
+            #[inline(always)]
+            |_| {},
+            #[inline(always)]
+            |_, _, _| {},
+        );
         let (pivot, inverse) = (s.splat(pivot), s.splat(1.0 / sum));
         for_vectors::<S>(
             n,
             #[inline(always)]
             |i, count| {
-                let e = scale.power::<T>(s, load_at(s, x, i, count), pivot);
-                store_at(s, out, i, count, s.mul(e, inverse), stream);
+                fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
+                let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
+                put_unordered_at(s, out, i, count, s.mul(e, inverse), stream);
             },
         );
     }
@@ -290,21 +354,23 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                     p.hidden,
                     #[inline(always)]
                     |i, count, sums: &mut [[S::V; 2]; 1]| {
+                        y_ahead.fetch_half::<Pair<S>>(i, 0);
+                        dout_ahead.fetch_half::<Pair<S>>(i, 0);
                         let dout = load_unordered_at(s, dout, i, count);
                         sums[0] = s.fma(load_unordered_at(s, y, i, count), dout, sums[0]);
                     },
                 );
                 let dot = s.splat(dot);
-                let stream = self.stream && can_stream::<S, T>(dx);
+                let stream = self.stream && can_stream::<Pair<S>, T>(dx);
                 for_vectors::<Pair<S>>(
                     p.hidden,
                     #[inline(always)]
                     |i, count| {
-                        y_ahead.fetch::<Pair<S>>(i);
-                        dout_ahead.fetch::<Pair<S>>(i);
-                        let slope = s.mul(scale, load_at(s, y, i, count));
-                        let v = s.mul(slope, s.sub(load_at(s, dout, i, count), dot));
-                        store_at(s, dx, i, count, v, stream);
+                        y_ahead.fetch_half::<Pair<S>>(i, 1);
+                        dout_ahead.fetch_half::<Pair<S>>(i, 1);
+                        let slope = s.mul(scale, load_unordered_at(s, y, i, count));
+                        let v = s.mul(slope, s.sub(load_unordered_at(s, dout, i, count), dot));
+                        put_unordered_at(s, dx, i, count, v, stream);
                     },
                 );
                 scratch.scatter(2, at(DX, dx_at), p.steps[2]);

@@ -18,7 +18,7 @@ mod reference;
 
 pub use backward::{Backward, SoftmaxBackward};
 
-use crate::call::Call;
+use crate::call::{Call, OneOutput};
 use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
@@ -31,7 +31,7 @@ use crate::op::{
 use crate::ops::{FLOATS, ROW_SIZES};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{TensorView, TensorViewMut};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -203,6 +203,10 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type Softmax<'a> = Call<'a, Forward>;
 
+impl OneOutput for Forward {
+    const OUTPUT: usize = OUT;
+}
+
 impl<'a> Call<'a, Forward> {
     /// The softmax of the rows of `x`.
     pub fn new(x: impl Into<TensorView<'a>>) -> Self {
@@ -219,22 +223,6 @@ impl<'a> Call<'a, Forward> {
         self.attr(SCALE, scale as f64)
     }
 
-    /// Runs on the device's default stream and returns a new tensor.
-    pub fn run(self) -> Result<Tensor> {
-        let stream = self.default_stream()?;
-        let mut out = self.like(X, &stream)?;
-        self.run_into(&mut out, &stream)?;
-        Ok(out)
-    }
-
-    /// Runs on `stream` into memory of the caller's.
-    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
-    where
-        'a: 'b,
-    {
-        self.launch([(OUT, out.into())], stream)
-    }
-
     /// Replaces the rows of `x` by their softmax. Set options on a call made with [`Self::in_place`].
     pub fn run_in_place<'b>(self, x: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
@@ -247,7 +235,7 @@ impl<'a> Call<'a, Forward> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::{Device, Tensor};
 
     #[test]
     fn a_scale_that_is_no_number_is_refused() {

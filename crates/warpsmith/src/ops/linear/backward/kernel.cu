@@ -1,12 +1,16 @@
-// The pass of `linear_backward` over the gradient of the result: dz = dout scale f'(z), stored and summed over the rows.
+// The pass of `linear_backward` over the gradient of the result, dz = dout scale f'(z), and the sums of dz over the rows.
 //
-// A block has 32 columns and goes down all rows with 32 x 32 threads: thread (x, y) has column x of rows y, y + 32 and so
-// on, adds them in that order, and the 32 sums of a column are added as a tree. So the order depends on the number of
-// rows alone.
+// SUM 0, the pass: a block has 32 chunks of 16 bytes of columns and p.rows rows, for 32 x 8 threads: thread (x, y) has chunk
+// x of rows y, y + 8 and so on, and adds them in that order; the 8 sums of a column are added in order. With dbias, block
+// (i, j) writes the sums of its rows to row j of `partial`, or if there is but one to dbias.
+// SUM 1: a block has 32 columns of the p.rows rows of `partial` for 32 x 8 threads, each of which adds every eighth row; again the 8 sums are
+// added in order. So the order depends on the number of rows alone.
 //
-// ELEM; FUNCTION: Identity or a struct of math.cuh; HAS_DZ, HAS_DBIAS: what is written.
+// ELEM; FUNCTION: Identity or a struct of math.cuh; HAS_DZ, HAS_DBIAS: what is written; VECTOR: whether rows can be moved
+// in pieces of 16 bytes (kAligned of vec.cuh), or not (kAny).
 
 #include "warpsmith/math.cuh"
+#include "warpsmith/vec.cuh"
 
 struct Identity {
   template <class T> static WS_INLINE float derivative(float) { return 1.0f; }
@@ -14,33 +18,73 @@ struct Identity {
 template <class F> constexpr bool kHasSlope = true;
 template <> constexpr bool kHasSlope<Identity> = false;
 
-constexpr int kSide = 32;
+constexpr int kLanes = 32, kLines = 8, kUnit = kVec<ELEM>;
 
-extern "C" __global__ void __launch_bounds__(kSide * kSide) linear_backward_pass(const LinearPassParams p) {
-  begin_kernel();
-  __shared__ float sums[kSide][kSide + 1];
-  const i64 column = (i64)blockIdx.x * kSide + threadIdx.x;
-  const bool exists = column < p.n;
-  const ELEM* dout = (const ELEM*)p.dout + column * p.dout_col;
-  const ELEM* z = (const ELEM*)p.z + column * p.z_col;
-  ELEM* dz = (ELEM*)p.dz + column;
-  float sum = 0.0f;
-  if (exists) {
+// Adds the sums of the 8 threads of each lane, which gets the result in its first thread.
+template <int kCount> WS_INLINE void add_lines(float (&sum)[kCount]) {
+  __shared__ float sums[kCount][kLines][kLanes];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i][threadIdx.y][threadIdx.x] = sum[i];
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int line = 1; line < kLines; ++line) sum[i] += sums[i][line][threadIdx.x];
+}
+
+WS_INLINE void write_sum(const LinearPassParams& p, i64 column, float sum) {
+  if (gridDim.y == 1) ((ELEM*)p.dbias)[column * p.dbias_step] = from_f32<ELEM>(sum);
+  else ((float*)p.partial)[blockIdx.y * p.n + column] = sum;
+}
+
+WS_INLINE void pass(const LinearPassParams& p) {
+  const i64 first = ((i64)blockIdx.x * kLanes + threadIdx.x) * kUnit, row0 = (i64)blockIdx.y * p.rows + threadIdx.y;
+  const int count = (int)max(min(p.n - first, (i64)kUnit), (i64)0);
+  float sum[kUnit] = {};
 #pragma unroll 4
-    for (i64 row = threadIdx.y; row < p.lines; row += kSide) {
-      float d = to_f32(dout[row * p.dout_row]) * p.scale;
-      if (kHasSlope<FUNCTION>) d *= FUNCTION::template derivative<ELEM>(to_f32(z[row * p.z_row]));
-      if (HAS_DZ) dz[row * p.n] = from_f32<ELEM>(d);
-      sum += d;
+  for (i64 i = 0; i < p.rows; i += kLines) {
+    const i64 row = row0 + i;
+    if (row >= p.lines || count == 0) break;
+    Chunk<ELEM> chunk;
+    float d[kUnit], z[kUnit];
+    load_chunk<VECTOR>(chunk, (const ELEM*)p.dout + row * p.dout_row, first, p.dout_col, count, from_f32<ELEM>(0.0f));
+    unpack(d, chunk);
+    if (kHasSlope<FUNCTION>) {
+      load_chunk<VECTOR>(chunk, (const ELEM*)p.z + row * p.z_row, first, p.z_col, count, from_f32<ELEM>(0.0f));
+      unpack(z, chunk);
+    }
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) {
+      d[j] *= p.scale;
+      if (kHasSlope<FUNCTION>) d[j] *= FUNCTION::template derivative<ELEM>(z[j]);
+      sum[j] += d[j];
+    }
+    if (HAS_DZ) {
+      pack(chunk, d);
+      store_chunk<VECTOR>((ELEM*)p.dz + row * p.n, first, 1, count, chunk);
     }
   }
   if (!HAS_DBIAS) return;
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  // Warp y has the sums of column y of the block.
-  float total = sums[threadIdx.x][threadIdx.y];
-#pragma unroll
-  for (int distance = kSide / 2; distance > 0; distance /= 2) total += __shfl_down_sync(0xffffffffu, total, distance);
-  const i64 owned = (i64)blockIdx.x * kSide + threadIdx.y;
-  if (threadIdx.x == 0 && owned < p.n) ((ELEM*)p.dbias)[owned * p.dbias_step] = from_f32<ELEM>(total);
+  add_lines(sum);
+  if (threadIdx.y > 0) return;
+  for (int j = 0; j < kUnit; ++j)
+    if (j < count) write_sum(p, first + j, sum[j]);
+}
+
+WS_INLINE void add_partial(const LinearPassParams& p) {
+  const i64 column = (i64)blockIdx.x * kLanes + threadIdx.x;
+  float sum[1] = {};
+  if (column < p.n) {
+#pragma unroll 8
+    for (i64 row = threadIdx.y; row < p.rows; row += kLines) sum[0] += ((const float*)p.partial)[row * p.n + column];
+  }
+  add_lines(sum);
+  if (threadIdx.y == 0 && column < p.n) write_sum(p, column, sum[0]);
+}
+
+extern "C" __global__ void __launch_bounds__(kLanes * kLines) linear_backward_pass(const LinearPassParams p) {
+  begin_kernel();
+  if (SUM) add_partial(p);
+  else pass(p);
 }

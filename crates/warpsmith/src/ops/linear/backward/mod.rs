@@ -15,7 +15,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use super::problem::Matrix;
+use super::problem::{Matrix, Part, check_options};
 use super::{Activation, Precision, Problem, reference};
 use crate::call::Call;
 use crate::check::Matcher;
@@ -75,12 +75,7 @@ impl BackwardProblem {
     }
 
     /// The addresses of the products that are asked for; `dz` is at `workspace` or is `dout`.
-    fn parts(
-        &self,
-        args: &Args<'_>,
-        workspace: usize,
-    ) -> impl Iterator<Item = (&Problem, super::problem::Part)> {
-        use super::problem::Part;
+    fn parts(&self, args: &Args<'_>, workspace: usize) -> impl Iterator<Item = (&Problem, Part)> {
         let dz = if self.stores_dz { workspace } else { args.address(DOUT) };
         let dx = Part::product(dz, args.address(W), args.address(DX));
         let dw = Part::product(dz, args.address(X), args.address(DW));
@@ -110,17 +105,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
     if [DX, DW, DBIAS].iter().all(|&index| args.get(index).is_none()) {
         return Err(Error::argument(op, "dx", "at least one of dx, dw and dbias", "nothing"));
     }
-    let precision = Precision::ALL[attrs.index(PRECISION)];
-    if precision == Precision::Tf32 && dtype != DType::F32 {
-        return Err(Error::argument(
-            op,
-            "precision",
-            "auto or full, because only f32 has a TF32 mode",
-            "tf32",
-        ));
-    }
-    let scale = attrs.f64(SCALE) as f32;
-    sizes.option("scale", attrs.f64(SCALE), "a finite number", scale.is_finite())?;
+    let (precision, scale) = check_options(&sizes, op, dtype, attrs.index(PRECISION), attrs.f64(SCALE))?;
 
     let (lines, n, k) = (sizes.leading_count(), sizes.size("n"), sizes.size("k"));
     let matrix = |index: usize| match args.get(index) {
@@ -305,6 +290,7 @@ impl Op for Backward {
             case(DType::BF16),
             case(DType::BF16).give(Z).attr(ACT, Activation::Gelu as u8 as f64).sizes(&[4096, 4096, 1024]),
             case(DType::F32).sizes(&[1024, 1024, 1024]),
+            case(DType::F32).sizes(&[1024, 1024, 1024]).attr(PRECISION, Precision::Tf32 as u8 as f64),
         ]
     }
 }

@@ -6,6 +6,7 @@
 use super::super::problem::{Dequant, Order, SCALE_BLOCK};
 use super::super::{Gate, Problem};
 use super::STAGE_ROW;
+use crate::ops::elementwise::function::Kind;
 
 /// How the consumers of a block share the tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,15 +50,17 @@ const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile 
 use Schedule::{Cooperative, PingPong, Single};
 
 /// The tiles for M > 64. Of those that cost the same the first is taken.
-pub(super) const TILES: [Tile; 28] = [
+pub(super) const TILES: [Tile; 34] = [
     tile(PingPong, 128, 128, Cluster::None),
     tile(Cooperative, 128, 256, Cluster::None),
     tile(Cooperative, 256, 128, Cluster::None),
     tile(Cooperative, 128, 208, Cluster::None),
     tile(Cooperative, 128, 192, Cluster::None),
     tile(Cooperative, 128, 160, Cluster::None),
+    tile(Cooperative, 128, 144, Cluster::None),
     tile(Cooperative, 128, 128, Cluster::None),
     tile(Cooperative, 128, 96, Cluster::None),
+    tile(Cooperative, 128, 80, Cluster::None),
     tile(Cooperative, 128, 64, Cluster::None),
     tile(PingPong, 128, 112, Cluster::None),
     tile(PingPong, 128, 96, Cluster::None),
@@ -75,9 +78,13 @@ pub(super) const TILES: [Tile; 28] = [
     tile(Cooperative, 256, 128, Cluster::N(2)),
     tile(Cooperative, 128, 224, Cluster::M(2)),
     tile(Cooperative, 128, 192, Cluster::M(2)),
+    tile(Cooperative, 128, 128, Cluster::N(4)),
     tile(PingPong, 128, 96, Cluster::M(2)),
     tile(PingPong, 64, 256, Cluster::M(2)),
-    tile(PingPong, 64, 128, Cluster::M(2)),
+    tile(PingPong, 64, 192, Cluster::M(2)),
+    tile(Single, 64, 128, Cluster::M(2)),
+    tile(Single, 64, 96, Cluster::M(2)),
+    tile(Single, 64, 64, Cluster::M(2)),
 ];
 
 /// The one of the covering set with scales for blocks of K, whose partial sums need registers of their own.
@@ -86,15 +93,28 @@ pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
 /// Columns of the tiles for M <= 64, whose time is that of reading `w`: multiprocessors must get equal shares of it.
 pub(super) const SKINNY: [usize; 7] = [128, 112, 96, 64, 48, 32, 16];
 
+// What the estimate of a tile's cycles knows of the device. Fitted to the times of all tiles on some fifty shapes, so that
+// the choice is near the best; no figure is exact by itself.
+
+/// Cycles of the products of a stage over those of tensor cores that never wait.
+const PRODUCTS: f64 = 1.15;
+/// Cycles of a stage's ways out of shared memory, over those of reading every operand for every 64 rows.
+const READS: f64 = 0.817;
 /// Bytes that a multiprocessor gets from L2 in a cycle, and where the rows of an operand start at odd multiples of 16
-/// bytes, so that they straddle sectors.
-const LOADED: f64 = 76.0;
-const LOADED_RAGGED: f64 = 37.0;
-/// Cycles of the epilogue for a thread's element, and for a tile.
-const EPILOGUE: f64 = 11.0;
-const EPILOGUE_START: f64 = 150.0;
+/// bytes, so that they straddle sectors; and bytes that all get from memory.
+const LOADED: f64 = 111.2;
+const LOADED_RAGGED: f64 = 33.0;
+const MEMORY: f64 = 2500.0;
+/// Cycles of the epilogue for a thread's element, for its activation, for a tile; and of the start of the kernel.
+const EPILOGUE: f64 = 18.34;
+const ACTIVATION: f64 = 24.0;
+const EPILOGUE_START: f64 = 500.0;
+const START: f64 = 178.0;
 /// What the blocks of a cluster lose by waiting for each other.
-const CLUSTER: f64 = 1.03;
+const CLUSTER: f64 = 1.085;
+/// What blocks without a cluster lose on rows of the result that are longer than this many bytes.
+const WIDE: f64 = 1.1;
+const WIDE_BYTES: usize = 1 << 17;
 
 impl Tile {
     /// A tile for M <= 64, of `n` rows of `w`. The rows of a `transposed` x are always loaded in blocks of 64.
@@ -136,11 +156,11 @@ impl Tile {
         [p.m.div_ceil(self.m * self.cluster_m()), p.n.div_ceil(columns * self.cluster_n())]
     }
 
-    /// Clusters that run at the same time. Those of more than two blocks find no place for some of the multiprocessors,
-    /// which come in groups of at least 16.
+    /// Clusters that run at the same time. Those of more than two blocks find no place on some of the multiprocessors,
+    /// which come in groups of up to 18.
     pub(super) fn resident(self, units: usize) -> usize {
         let blocks = self.cluster_blocks();
-        let units = if blocks > 2 && units > 16 { units / 16 * 16 } else { units };
+        let units = if blocks > 2 && units > 18 { units - units / 11 } else { units };
         (units * self.blocks_per_unit / blocks).max(1)
     }
 
@@ -152,10 +172,13 @@ impl Tile {
         let whole = rows.saturating_sub(1);
         let last = p.m - whole * self.m * self.cluster_m();
         if whole > 1 && self.cluster_m() == 1 && self.m > 64 && last <= self.m / 2 {
-            let band = (MOST / 4..=MOST.min(whole)).rev().find(|&band| whole.is_multiple_of(band));
-            return band.unwrap_or(MOST.min(whole));
+            let divides = |&band: &usize| whole.is_multiple_of(band);
+            if let Some(band) = (MOST / 4..=MOST.min(whole)).rev().find(divides) {
+                return band;
+            }
         }
-        MOST.min(rows)
+        // A few more at once spare a second band.
+        if rows <= MOST + MOST / 2 { rows } else { MOST }
     }
 
     /// Whether the device code takes it for this problem.
@@ -170,30 +193,49 @@ impl Tile {
         !transposed && !scales && columns.is_multiple_of(16) && self.n.is_multiple_of(share)
     }
 
+    /// Rows of tiles, of which the last counts for less if it has fewer blocks of 64 rows.
+    fn row_tiles(self, p: &Problem) -> f64 {
+        match self.cluster {
+            Cluster::M(_) => self.grid(p)[0] as f64,
+            _ => (p.m.div_ceil(64) * 64) as f64 / self.m as f64,
+        }
+    }
+
     /// An estimate of the cycles that a problem takes.
     fn cost(self, p: &Problem, units: usize) -> f64 {
         let [m, n, x_rows] = [self.m, self.n, self.x_rows].map(|size| size as f64);
-        // A stage takes as long as its products, its way from L2, or its ways into and out of shared memory; the last
-        // has been fitted to measurements.
-        let products = m * n / 32.0;
-        let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
-        let loads = bytes / if ragged(p) { LOADED_RAGGED } else { LOADED };
-        let shared = x_rows + n + 0.63 * m / 64.0 * (64.0 + n);
-        let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW);
-        let main = stages as f64 * products.max(loads).max(shared);
-        let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
-        let epilogue = EPILOGUE * elements + EPILOGUE_START;
-        let [rows, columns] = self.grid(p);
+        let [_, columns] = self.grid(p);
+        let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW) as f64;
         // Two blocks of a multiprocessor take as long together as one after the other.
         let resident = self.resident(units).div_ceil(self.blocks_per_unit);
-        // Multiprocessors that wait for the last round of many leave the others their share of the power.
-        let rounds = (rows * columns * p.batch) as f64 / resident as f64;
-        let waves = rounds + (rounds.ceil() - rounds) * (8.0 / rounds).min(1.0);
-        let cycles = match self.schedule {
-            PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
-            Single | Cooperative => waves * (main + epilogue),
+        let rounds = self.row_tiles(p) * (columns * p.batch) as f64 / resident as f64;
+        // A stage takes as long as its products, its way from memory and L2, or its ways into and out of shared memory.
+        let products = PRODUCTS * m * n / 32.0;
+        let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
+        let operands = ((p.m * p.batch + p.weight_rows()) * p.k * p.x_dtype.size()) as f64;
+        let stages_in_all = stages * if rounds < 4.0 { rounds.ceil() } else { rounds };
+        let loads =
+            bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
+        let shared = x_rows + n + READS * m / 64.0 * (64.0 + n);
+        let main = stages * products.max(loads).max(shared);
+        let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
+        let step = match p.activation {
+            None | Some(Kind::Relu) => EPILOGUE,
+            Some(_) => EPILOGUE + ACTIVATION,
         };
-        if self.cluster == Cluster::None { cycles } else { cycles * CLUSTER }
+        let epilogue = step * elements + EPILOGUE_START;
+        // Multiprocessors that wait for the last round of many leave the others their share of the power.
+        let waves = rounds + (rounds.ceil() - rounds) * (8.0 / rounds).min(1.0);
+        let cycles = START
+            + match self.schedule {
+                PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
+                Single | Cooperative => waves * (main + epilogue),
+            };
+        match self.cluster {
+            Cluster::None if p.n * p.out_dtype.size() > WIDE_BYTES => cycles * WIDE,
+            Cluster::None => cycles,
+            _ => cycles * CLUSTER,
+        }
     }
 
     /// The fastest tile, by the estimate.

@@ -1,0 +1,518 @@
+#pragma once
+// out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
+//
+// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies tiles of q and blocks of BLOCK_N
+// keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
+// multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers, and
+// multiplies those, still in registers, by the values. While the weights of block n are computed, the tensor cores work
+// on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's exponentials run under the
+// other's products.
+//
+// Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
+//
+// A row walks over its keys in blocks that begin at multiples of BLOCK_N, upwards; blocks it sees nothing of change none of
+// its bits. BLOCK_N depends on nothing but the head and the options: so a row's bits do not depend on the number of
+// queries, their tile or the batch.
+//
+// Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM; BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL;
+// WINDOW, whether old keys are hidden; SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are
+// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which are then stored
+// while the tensor cores work on the next one, or only for 64 columns at a time.
+
+#include "warpsmith/attention_tiles.cuh"
+#include "warpsmith/vec.cuh"
+#include "warpsmith/wgmma.cuh"
+
+// A warp's results leave through slices of 16 rows of 128 bytes.
+constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
+
+// Where things lie in shared memory.
+constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
+constexpr u32 kOutAt = kVAt + STAGES * kBlockBytes, kBarriersAt = kOutAt + CONSUMERS * 4 * kSlices * kSliceBytes;
+constexpr u32 kKBarriers = kBarriersAt + Q_STAGES * 16, kVBarriers = kKBarriers + STAGES * 16;
+constexpr u32 kTileAt = kVBarriers + STAGES * 16 + 16, kTileBytes = 32, kAbsentAt = kTileAt + Q_STAGES * kTileBytes;
+constexpr u32 kSharedBytes = kAbsentAt + (PAGED ? STAGES * 4 : 0);
+static_assert(kSharedBytes <= 232448, "shared memory");
+static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
+
+// Registers of a thread of the producer and of the consumers. A block of 384 threads has only 504 for each three of them.
+constexpr int kProducerRegisters = PAGED ? 56 : CONSUMERS == 3 ? 32 : 40;
+constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
+
+// Named barriers: a warpgroup's turn to use the tensor cores.
+constexpr u32 kTurnBarrier = 1;
+
+// A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
+// which the warps of the consumers do.
+template <int kStages> struct Ring {
+  u32 barriers, stage = 0, parity = 0;
+
+  WS_INLINE Ring(u32 barriers) : barriers(barriers) {}
+  WS_INLINE u32 full() const { return barriers + stage * 8; }
+  WS_INLINE u32 empty() const { return full() + kStages * 8; }
+  WS_INLINE void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  WS_INLINE void init() {
+    for (int i = 0; i < kStages; ++i, next()) {
+      mbarrier_init(full(), 1);
+      mbarrier_init(empty(), 4 * CONSUMERS);
+    }
+  }
+};
+WS_INLINE void release(u32 barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
+WS_INLINE void clear_values(u32 values, int valid) {
+  const u32 lane = threadIdx.x % 32;
+  for (int row = valid + lane / 8; row < BLOCK_N; row += 4)
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(values + c * kChunk + row * 128 + lane % 8 * 16), "r"(0) : "memory");
+  async_proxy_fence();
+  __syncwarp();
+}
+
+// Executed by one warp.
+WS_INLINE void produce(const Sm90Params& p, u32 shared) {
+  const bool leader = threadIdx.x % 32 == 0;
+  Ring<Q_STAGES> q_ring(shared + kBarriersAt);
+  Ring<STAGES> k_ring(shared + kKBarriers), v_ring(shared + kVBarriers);
+  const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
+  u32 raw_parity = 0;
+  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
+    Tile tile;
+    if (!tiles.get(p, tile) || tile.block >= tile.end) continue;
+    const Request& request = tile.request;
+    const int kv_head = tile.head / p.attention.group;
+    auto load = [&](u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, request.batch);
+    };
+    mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
+    if (leader) {
+      tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
+      mbarrier_arrive_expect(q_ring.full(), kQBytes);
+      load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(), request.first_query + tile.first_query,
+           tile.head);
+    }
+    q_ring.next();
+#pragma unroll 1
+    for (int n = tile.block; n < tile.end; ++n) {
+#if PAGED
+      const Pages pages(p, request, n);
+      auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head); };
+#else
+      auto load_block = [&](u32 to, const void* map, u32 barrier) {
+        if (leader) load(to, kChunk, map, barrier, request.first_key + n * BLOCK_N, kv_head);
+      };
+#endif
+      mbarrier_wait(k_ring.empty(), k_ring.parity ^ 1);
+      if (leader) {
+#if PAGED
+        store_shared_word(shared + kAbsentAt + k_ring.stage * 4, pages.absent);
+#endif
+        mbarrier_arrive_expect(k_ring.full(), kBlockBytes);
+      }
+      load_block(shared + kKAt + k_ring.stage * kBlockBytes, &p.k_map, k_ring.full());
+      k_ring.next();
+      mbarrier_wait(v_ring.empty(), v_ring.parity ^ 1);
+      const u32 values = shared + kVAt + v_ring.stage * kBlockBytes;
+      const bool clear = VARLEN && (n + 1) * BLOCK_N > request.kv_len;
+      const u32 barrier = clear ? raw_barrier : v_ring.full();
+      if (leader) mbarrier_arrive_expect(barrier, kBlockBytes);
+      load_block(values, &p.v_map, barrier);
+      if (clear) {
+        mbarrier_wait(raw_barrier, raw_parity);
+        raw_parity ^= 1;
+        clear_values(values, request.kv_len - n * BLOCK_N);
+        if (leader) mbarrier_arrive(v_ring.full());
+      }
+      v_ring.next();
+    }
+  }
+  // The end of all tiles.
+  mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
+  if (leader) {
+    Tile{}.put(shared + kTileAt + q_ring.stage * kTileBytes);
+    mbarrier_arrive(q_ring.full());
+  }
+}
+
+WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
+  const Request& r = tile.request;
+  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
+}
+WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
+  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
+}
+WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
+
+// The results of tiles that see no keys at all. Executed by one warp.
+WS_INLINE void store_empty(const Sm90Params& p) {
+  const int lane = threadIdx.x % 32;
+  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
+    Tile tile;
+    if (!tiles.get(p, tile) || tile.block < tile.end) continue;
+    const int end = min(tile.request.q_len, tile.first_query + kBlockM);
+    for (int row = tile.first_query; row < end; ++row) {
+      const u32 zero[4] = {0, 0, 0, 0};
+      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, tile, row) + lane * 8, zero);
+      if (HAS_LSE && lane == 0) *lse_at(p.attention, tile, row) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
+    }
+  }
+}
+
+// The state of the rows of a thread: the largest score so far in units of log2, and the sum of the weights relative to it,
+// of this thread's columns only.
+struct Rows {
+  float top[2], sum[2];
+
+  // The weights of a block of scores, in place, and by what earlier sums are to be multiplied.
+  template <bool kFirst> WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Four chains, for the sake of latency.
+      float most[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most[i] = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
+#pragma unroll
+      for (int j = 4; j < BLOCK_N / 8; ++j) most[j % 4] = fmaxf(most[j % 4], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+      float top_here = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 1));
+      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 2));
+      const float before = top[h];
+      top[h] = kFirst && !HAS_SINKS ? top_here * scale : fmaxf(before, top_here * scale);
+      // Where nothing was seen yet, the scores stay -inf and the weights become zero.
+      const float shift = (CAUSAL || WINDOW || PAGED) && top[h] == minus_infinity() ? 0.0f : top[h];
+      factor[h] = exp2_flushed(before - shift);
+      float part[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < BLOCK_N / 8; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = s[4 * j + 2 * h + c];
+          x = exp2_flushed(fmaf(x, scale, -shift));
+          part[c] += x;
+        }
+      sum[h] = kFirst && !HAS_SINKS ? part[0] + part[1] : fmaf(sum[h], factor[h], part[0] + part[1]);
+    }
+  }
+};
+
+struct Consumer {
+  const Sm90Params& p;
+  u32 shared, index, warp, lane;
+  Ring<Q_STAGES> q_ring;
+  Ring<STAGES> k_ring, v_ring;
+
+  u32 absent = 0;  // pages of the block of the scores that do not exist
+
+  float scores[BLOCK_N / 2], out[HEAD_DIM / 2];
+  u32 weights[BLOCK_N / 4];
+
+  WS_INLINE Consumer(const Sm90Params& p, u32 shared, u32 index)
+      : p(p), shared(shared), index(index), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
+        q_ring(shared + kBarriersAt), k_ring(shared + kKBarriers), v_ring(shared + kVBarriers) {}
+
+  WS_INLINE void await_turn() const { named_barrier_sync(kTurnBarrier + index, 256); }
+  WS_INLINE void end_turn() const { named_barrier_arrive(kTurnBarrier + (index + 1 == CONSUMERS ? 0 : index + 1), 256); }
+
+  // Begins scores = q k^T for the block at the head of the ring.
+  WS_INLINE void multiply_keys() {
+    const u64 q = wgmma_descriptor<false>(shared + kQAt + q_ring.stage * kQBytes + index * (64 * 128));
+    const u64 k = wgmma_descriptor<false>(shared + kKAt + k_ring.stage * kBlockBytes);
+    hold(scores);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; ++step)
+      Wgmma<T, T, BLOCK_N>::template mma<false, false>(scores, q + (step / 4 * (kQChunk >> 4) + step % 4 * kKMajorStep),
+                                                       k + (step / 4 * (kChunk >> 4) + step % 4 * kKMajorStep), step > 0);
+    wgmma_commit();
+  }
+  // Begins out += weights v.
+  WS_INLINE void multiply_values(bool accumulate) {
+    const u64 v = wgmma_descriptor<true, BLOCK_N>(shared + kVAt + v_ring.stage * kBlockBytes);
+    hold(out);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step)
+      WgmmaA<T, HEAD_DIM>::template mma<true>(out, weights + 4 * step, v + step * kMNMajorStep, accumulate || step > 0);
+    wgmma_commit();
+  }
+
+  // Hides the keys that rows do not see.
+  WS_INLINE void mask(const Tile& tile, int n) {
+    const int kv_len = tile.request.kv_len, column = n * BLOCK_N + lane % 4 * 2;
+    const int row = tile.first_query + index * 64 + warp * 16 + lane / 4 + tile.offset();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int end = (CAUSAL ? min(row + 8 * h + 1, kv_len) : kv_len) - column;
+      const int begin = row + 8 * h - p.attention.window - column;
+#pragma unroll
+      for (int j = 0; j < BLOCK_N / 8; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (8 * j + c >= end || (WINDOW && 8 * j + c < begin)) scores[4 * j + 2 * h + c] = minus_infinity();
+    }
+  }
+#if PAGED
+  WS_INLINE void hide_absent() {
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i)
+      if (absent >> (i / 4 * 8 / Pages::kRows) & 1) scores[i] = minus_infinity();
+  }
+#endif
+  // Whether some row of this warpgroup does not see all of block n.
+  WS_INLINE bool needs_mask(const Tile& tile, int n) const {
+    const int row = tile.first_query + index * 64 + tile.offset(), kv_len = tile.request.kv_len;
+    if ((n + 1) * BLOCK_N > (CAUSAL ? min(row + 1, kv_len) : kv_len)) return true;
+    return WINDOW && n * BLOCK_N < row + 63 - p.attention.window;
+  }
+
+  // cap tanh(x / cap), with the scale of the scores in softcap_in.
+  WS_INLINE void cap() {
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) {
+      // tanh(y) = 1 - 2 / (1 + e^2y)
+      const float e = exp2_flushed(scores[i] * p.softcap_in);
+      scores[i] = fmaf(-2.0f, reciprocal(1.0f + e), 1.0f);
+    }
+  }
+
+  WS_INLINE void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 4; ++i) {
+      const float pair[2] = {scores[2 * i], scores[2 * i + 1]};
+      weights[i] = pack_pair(pair, T{});
+    }
+  }
+
+  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
+    hold(scores);
+    if (SOFTCAP) cap();
+    if (needs_mask(tile, n)) mask(tile, n);
+#if PAGED
+    if (absent) hide_absent();
+#endif
+    rows.weigh<kFirst>(scores, factor, p.scale_log2);
+  }
+
+  // The next tile that the producer has chosen; false when there is none.
+  WS_INLINE bool next(Tile& tile) {
+    mbarrier_wait(q_ring.full(), q_ring.parity);
+    tile.take(shared + kTileAt + q_ring.stage * kTileBytes);
+    return tile.end > 0;
+  }
+
+  WS_INLINE void start(Rows& rows, const Tile& tile) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows.top[h] = HAS_SINKS ? sink_of(p.attention, tile.head) * kLog2E : minus_infinity();
+      rows.sum[h] = HAS_SINKS && lane % 4 == 0 ? 1.0f : 0.0f;
+    }
+  }
+
+  // One product of keys runs ahead of the values, over the end of a tile too: the tensor cores have work while the next
+  // tile's first weights are computed. Results go to shared memory at the end of their tile and from there to their
+  // place at the end of the next, where the tensor cores are busy meanwhile.
+  WS_INLINE void run() {
+    Tile tile;
+    if (!next(tile)) return;
+    bool pending = false;
+    Rows rows;
+    Results results;
+    float factor[2];
+    start(rows, tile);
+    mbarrier_wait(k_ring.full(), k_ring.parity);
+    await_turn();
+    multiply_keys();
+    end_turn();
+    wgmma_wait<0>();
+    release_keys();
+    weigh<true>(rows, factor, tile, tile.block);
+    pack_weights();
+    while (true) {
+      const bool misses = misses_last(tile, index);
+      const int end = misses ? tile.end - 1 : tile.end;
+      // The keys of block n, and the values of the block before it.
+#pragma unroll 1
+      for (int n = tile.block + 1; n < end; ++n) {
+        mbarrier_wait(k_ring.full(), k_ring.parity);
+        await_turn();
+        multiply_keys();
+        mbarrier_wait(v_ring.full(), v_ring.parity);
+        multiply_values(n > tile.block + 1);
+        end_turn();
+        wgmma_wait<1>();
+        release_keys();
+        weigh<false>(rows, factor, tile, n);
+        finish_values();
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+        pack_weights();
+      }
+      if (misses) {
+        mbarrier_wait(k_ring.full(), k_ring.parity);
+        await_turn();
+        end_turn();
+        release_keys();
+      }
+      const bool accumulate = end - tile.block > 1;
+      release(q_ring.empty());
+      q_ring.next();
+      Results done = destination(tile);
+      const Rows ended = rows;
+      if (!next(tile)) {
+        if (OUT_WHOLE && pending) store(results);
+        mbarrier_wait(v_ring.full(), v_ring.parity);
+        multiply_values(accumulate);
+        finish_values();
+        finish(done, ended);
+        if (OUT_WHOLE) store(done);
+        return;
+      }
+      start(rows, tile);
+      mbarrier_wait(k_ring.full(), k_ring.parity);
+      await_turn();
+      multiply_keys();
+      mbarrier_wait(v_ring.full(), v_ring.parity);
+      multiply_values(accumulate);
+      end_turn();
+      if (OUT_WHOLE && pending) store(results);
+      wgmma_wait<1>();
+      release_keys();
+      weigh<true>(rows, factor, tile, tile.block);
+      finish_values();
+      if (misses) {
+        mbarrier_wait(v_ring.full(), v_ring.parity);
+        release_values();
+      }
+      pack_weights();
+      finish(done, ended);
+      results = done;
+      pending = true;
+    }
+  }
+
+  WS_INLINE void release_keys() {
+    if (PAGED) absent = load_shared_word(shared + kAbsentAt + k_ring.stage * 4);
+    release(k_ring.empty());
+    k_ring.next();
+  }
+  WS_INLINE void release_values() {
+    release(v_ring.empty());
+    v_ring.next();
+  }
+  WS_INLINE void finish_values() {
+    wgmma_wait<0>();
+    hold(out);
+    release_values();
+  }
+
+  // The results of a warp that lie in shared memory, on their way out.
+  struct Results {
+    T* out;           // of the warp's first row
+    float* lse;
+    int rows;         // to be stored
+  };
+
+  WS_INLINE Results destination(const Tile& tile) const {
+    const int first = tile.first_query + index * 64 + warp * 16;
+    return {out_at(p.attention, tile, first), HAS_LSE ? lse_at(p.attention, tile, first) : nullptr, tile.request.q_len - first};
+  }
+
+  // Brings the results of a tile to shared memory.
+  WS_INLINE void finish(Results& results, const Rows& rows) {
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = rows.sum[h];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      inverse[h] = sum == 0.0f ? 0.0f : reciprocal(sum);
+      const int row = lane / 4 + 8 * h;
+      if (HAS_LSE && lane % 4 == 0 && row < results.rows)
+        results.lse[row * p.attention.lse_at.query] = sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      stage(chunk, inverse);
+      if (!OUT_WHOLE) copy(chunk, results);
+    }
+  }
+  WS_INLINE u32 slice(int chunk) const {
+    return shared + kOutAt + (index * 4 + warp) * (kSlices * kSliceBytes) + (OUT_WHOLE ? chunk * kSliceBytes : 0);
+  }
+  WS_INLINE void stage(int chunk, const float (&inverse)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      if (chunk * 64 + j * 8 >= HEAD_DIM) break;
+      u32 m[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (chunk * 8 + j + i / 2) + 2 * (i % 2);
+        const float pair[2] = {out[at] * inverse[i % 2], out[at + 1] * inverse[i % 2]};
+        m[i] = pack_pair(pair, T{});
+      }
+      store_matrices(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m[0], m[1], m[2], m[3]);
+    }
+    __syncwarp();
+  }
+  WS_INLINE void copy(int chunk, const Results& results) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;
+      u32 words[4];
+      load_shared_words(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
+      if (row < results.rows && at < HEAD_DIM) store_words(results.out + (row * p.attention.out_at.token + at), words);
+    }
+    __syncwarp();
+  }
+
+  WS_INLINE void store(const Results& results) const {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
+  }
+};
+
+WS_INLINE void consume(const Sm90Params& p, u32 shared, u32 index) {
+  Consumer consumer(p, shared, index);
+  // The first turn is the first warpgroup's.
+  if (index == CONSUMERS - 1) consumer.end_turn();
+  consumer.run();
+  // Each arrival is waited for: none is left when the block ends.
+  if (index == 0) consumer.await_turn();
+}
+
+// The whole kernel. The parameters must be those of the kernel itself, because the copy engine reads its maps there.
+WS_INLINE void attend(const Sm90Params& p) {
+  extern __shared__ __align__(1024) u8 shared_memory[];
+  const u32 shared = shared_address(shared_memory);
+  // The same in all lanes of a warp, and known to be.
+  const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    Ring<Q_STAGES>(shared + kBarriersAt).init();
+    Ring<STAGES>(shared + kKBarriers).init();
+    Ring<STAGES>(shared + kVBarriers).init();
+    mbarrier_init(shared + kVBarriers + STAGES * 16, 1);
+    mbarrier_init_fence();
+    tma_prefetch(&p.q_map);
+    tma_prefetch(&p.k_map);
+    tma_prefetch(&p.v_map);
+  }
+  __syncthreads();
+  // Nothing above touches memory that another kernel writes.
+  begin_kernel();
+  if (warpgroup == 0) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x / 32 == 0) produce(p, shared);
+    if (threadIdx.x / 32 == 1) store_empty(p);
+  } else {
+    take_registers<kConsumerRegisters>();
+    consume(p, shared, warpgroup - 1);
+  }
+}

@@ -1,0 +1,158 @@
+#pragma once
+// Which queries and keys a block of attention_sm90.cuh works on: its tiles, the order in which they come, and the pages
+// where their keys are. Defines as there.
+
+#include "warpsmith/attention.cuh"
+#include "warpsmith/tma.cuh"
+
+constexpr int kBlockM = 64 * CONSUMERS, kThreads = 128 * (1 + CONSUMERS);
+// Heads are loaded in chunks of 128 bytes, the last one filled up with zeros.
+constexpr int kChunks = (HEAD_DIM + 63) / 64;
+constexpr u32 kQChunk = kBlockM * 128, kChunk = BLOCK_N * 128, kQBytes = kChunks * kQChunk, kBlockBytes = kChunks * kChunk;
+
+WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+WS_INLINE void store_shared_word(u32 at, u32 a) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(a) : "memory"); }
+WS_INLINE u32 load_shared_word(u32 at) {
+  u32 a;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a) : "r"(at) : "memory");
+  return a;
+}
+WS_INLINE void load_shared_words(u32 (&w)[4], u32 at) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
+}
+
+// A tile of queries of one head, and the blocks of keys it sees any of.
+struct Tile {
+  Request request;
+  int head, first_query;  // of the tile, in its request
+  int block, end;
+
+  // To the consumers, which do not need to know where the keys are.
+  WS_INLINE void put(u32 at) const {
+    store_shared_words(at, request.batch, request.first_query, request.q_len, request.kv_len);
+    store_shared_words(at + 16, head, first_query, block, end);
+  }
+  WS_INLINE void take(u32 at) {
+    u32 a[4], b[4];
+    load_shared_words(a, at);
+    load_shared_words(b, at + 16);
+    request.batch = a[0], request.first_query = a[1], request.q_len = a[2], request.kv_len = a[3];
+    head = b[0], first_query = b[1], block = b[2], end = b[3];
+  }
+
+  // The position of query 0 among the keys.
+  WS_INLINE int offset() const { return request.kv_len - request.q_len; }
+  WS_INLINE void see(const AttentionParams& p) {
+    int until = request.kv_len, from = 0;
+    if (CAUSAL) until = min(until, min(first_query + kBlockM, request.q_len) + offset());
+    if (WINDOW) from = max(from, first_query + offset() - p.window);
+    block = from / BLOCK_N;
+    end = until > from ? (until + BLOCK_N - 1) / BLOCK_N : block;
+  }
+};
+
+// Whether the 64 queries of a warpgroup see nothing of the last block of a tile with more than one.
+WS_INLINE bool misses_last(const Tile& tile, u32 warpgroup) {
+  return CAUSAL && tile.end > tile.block + 1 &&
+         tile.first_query + (int)warpgroup * 64 + 64 + tile.offset() <= (tile.end - 1) * BLOCK_N;
+}
+
+// Queries below which a request is the work of another kernel.
+WS_INLINE int least_queries(const Sm90Params& p) {
+#if PAGED
+  return p.paged.min_queries;
+#else
+  return 1;
+#endif
+}
+
+// The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups whose keys and values stay in L2 together; in
+// a group the tiles with most keys come first, dealt out forwards and backwards in turn, so that all blocks get about the same.
+struct TileScheduler {
+  u32 round = 0;
+
+  WS_INLINE u32 index() const {
+    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  }
+  WS_INLINE void advance() { ++round; }
+  WS_INLINE bool done(const Sm90Params& p) const { return round * gridDim.x >= p.tiles; }
+
+  // False where there is no such tile.
+  WS_INLINE bool get(const Sm90Params& p, Tile& tile) const {
+    const AttentionParams& a = p.attention;
+    const u32 index = this->index();
+    if (index >= p.tiles) return false;
+    const u32 num_heads = a.num_kv_heads * a.group;
+    // Where all requests have the same number of queries, the host has chosen groups of heads.
+    const bool even = PAGED ? !a.q_starts : !VARLEN;
+    int number, m;
+    if (even) {
+      const u32 per_group = p.head_group * p.m_tiles, group = index / per_group, at = index - group * per_group;
+      const u32 first_head = group * p.head_group, heads = min(p.head_group, num_heads * a.requests - first_head);
+      const u32 row = at / heads, head = first_head + at - row * heads;
+      number = head / num_heads;
+      m = p.m_tiles - 1 - row;
+      tile.head = head - number * num_heads;
+      tile.request = {number, 0, a.q_len, 0, a.kv_len};
+    } else {
+      const u32 slot = index / num_heads;
+      tile.head = index - slot * num_heads;
+      number = find_packed(a, slot, kBlockM, 1, least_queries(p), tile.request, m);
+      if (number < 0) return false;
+    }
+#if PAGED
+    const PagedKeys& keys = p.paged;
+    if (even) {
+      tile.request.batch = 0;
+      tile.request.first_query = number * keys.queries;
+      tile.request.q_len = keys.queries;
+    }
+    // A row of the page table takes the place of tokens.
+    tile.request.first_key = number;
+    tile.request.kv_len = min(max(((const i32*)keys.kv_lens)[number * keys.kv_lens_step], 0), keys.max_keys);
+#elif VARLEN
+    find_packed_keys(a, number, tile.request);
+#endif
+    tile.first_query = m * kBlockM;
+    tile.see(a);
+    return true;
+  }
+};
+
+#if PAGED
+// The pages of a block of keys: lane l holds the number of the l-th. A page that does not exist is read as zeros, past
+// the end of all pages, and so are those behind the last key.
+struct Pages {
+  // Of a page, or of the block if that is smaller.
+  static constexpr int kRows = PAGE_SIZE < BLOCK_N ? PAGE_SIZE : BLOCK_N, kCount = BLOCK_N / kRows;
+  static_assert(BLOCK_N % kRows == 0 && PAGE_SIZE % kRows == 0 && kRows % 8 == 0, "pages divide blocks, or blocks pages");
+  static_assert(kCount <= 32, "a page a lane");
+
+  int page, first_slot;
+  u32 absent;  // bits of pages that should be there
+
+  WS_INLINE Pages(const Sm90Params& p, const Request& request, int n) : page(p.paged.num_pages), first_slot(n * BLOCK_N % PAGE_SIZE) {
+    const int key = n * BLOCK_N + threadIdx.x % 32 * kRows;
+    bool lacks = false;
+    if (threadIdx.x % 32 < kCount && key < request.kv_len) {
+      const i64 row = (i64)request.first_key * p.paged.table_row;
+      const int found = ((const i32*)p.paged.page_table)[row + key / PAGE_SIZE * p.paged.table_col];
+      lacks = found < 0 || found >= p.paged.num_pages;
+      if (!lacks) page = found;
+    }
+    absent = __ballot_sync(0xffffffffu, lacks);
+  }
+
+  // Every lane loads its page, after the barrier knows what to expect.
+  WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head) const {
+    __syncwarp();
+    const u32 lane = threadIdx.x % 32;
+    if (lane < kCount)
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        tma_load(to + c * kChunk + lane * (kRows * 128), map, barrier, c * 64, first_slot, kv_head, page);
+  }
+};
+#endif

@@ -1,0 +1,104 @@
+#pragma once
+// What every CUDA kernel of `paged_attention` agrees on: which keys a query sees, how partial results are put together,
+// and what becomes of the sum. The prelude declares PagedParams.
+//
+// A row is one query head of one token. What it has seen in a range of keys is a state: m, the largest score in units of
+// log2 e; l, the sum of 2^(score - m); and o, the sum of 2^(score - m) v. Keys are gone through in segments of kSegment,
+// counted from key 0; the states of the segments of a span are folded from left to right, and then those of the spans.
+// However the keys are shared out over warps and blocks, this order stays, and with it every bit of a row.
+
+#include "warpsmith/base.cuh"
+#include "warpsmith/math.cuh"
+
+constexpr int kSegment = 128, kSpan = 2048;
+constexpr float kLn2 = 0.6931471805599453f;
+WS_INLINE float minus_infinity() { return bits_float(0xff800000u); }
+
+// One request: its first token, the number of its queries, and its keys. Everything is moved into the tensors.
+struct Request {
+  int first, count, kv_len;
+};
+WS_INLINE int start_at(const PagedParams& p, int r) {
+  return min(max(((const i32*)p.q_starts)[r * p.q_starts_step], 0), p.num_tokens);
+}
+WS_INLINE Request request_at(const PagedParams& p, int r) {
+  Request request;
+  request.kv_len = min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
+  request.first = p.queries < 0 ? start_at(p, r) : r * p.queries;
+  request.count = p.queries < 0 ? max(start_at(p, r + 1) - request.first, 0) : p.queries;
+  return request;
+}
+
+// The request a token belongs to, looked for by a whole block of kThreads. There is none for tokens before the first
+// start or after the last, nor, for this launch, where a request has other numbers of queries.
+template <int kThreads> WS_INLINE bool find_request(const PagedParams& p, int token, int& index, Request& request) {
+  index = 0;
+  if (p.queries < 0) {
+    for (int i = threadIdx.x; i - (int)threadIdx.x < p.requests; i += kThreads)
+      index += __syncthreads_count(i < p.requests && start_at(p, i + 1) <= token);
+  } else {
+    index = token / p.queries;
+  }
+  if (index >= p.requests) return false;
+  request = request_at(p, index);
+  const bool inside = token >= request.first && token < request.first + request.count;
+  return inside && request.count >= p.min_queries && request.count <= p.max_queries;
+}
+
+// The keys from lo to below hi.
+struct Keys {
+  int lo, hi;
+};
+// What query i of a request sees.
+WS_INLINE Keys keys_of(const PagedParams& p, const Request& request, int i) {
+  const int position = request.kv_len - request.count + i;
+  const int hi = p.causal ? max(position + 1, 0) : request.kv_len;
+  return {p.window > 0 ? min(max(position - p.window, 0), hi) : 0, hi};
+}
+
+// The page of a key: key / page_size for keys below 2^31.
+WS_INLINE int page_of(const PagedParams& p, int key) { return (int)(((u64)(u32)key * p.page_magic) >> p.page_shift); }
+
+// How a state that ends at `m` takes up the next one: both sums are multiplied before they are added.
+struct Fold {
+  float m, keep, add;
+};
+WS_INLINE Fold fold_of(float m, float next) {
+  const float most = fmaxf(m, next);
+  // Nothing seen so far, or nothing in the next: minus infinity less itself would be NaN.
+  const float base = most == minus_infinity() ? 0.0f : most;
+  return {most, exp2_approx(m - base), exp2_approx(next - base)};
+}
+// States without any weight are passed over: they are not even added as zeros.
+WS_INLINE float folded(const Fold& f, float sum, float next) { return fmaf(next, f.add, sum * f.keep); }
+
+// The sink of a head in units of log2 e, as a score; minus infinity without sinks.
+WS_INLINE float sink_of(const PagedParams& p, int head) {
+  return p.sinks ? ((const float*)p.sinks)[head * p.sinks_step] * kLog2E : minus_infinity();
+}
+WS_INLINE float scale_of(u64 scales, i64 step, int kv_head) { return scales ? ((const float*)scales)[kv_head * step] : 1.0f; }
+
+// From the state of all keys of a row to what is stored: the factor that takes o to the result (zero for a row that has
+// seen nothing), and the logarithm of the sum of exponentials.
+struct Finish {
+  float factor, lse;
+};
+WS_INLINE Finish finish_of(const PagedParams& p, int head, float m, float l) {
+  const Fold f = fold_of(m, sink_of(p, head));
+  const float sum = folded(f, l, 1.0f);
+  const float scale = scale_of(p.v_scale, p.v_scale_step, head / p.group);
+  return {l == 0.0f ? 0.0f : f.keep * (scale / sum), sum == 0.0f ? minus_infinity() : fmaf(f.m, kLn2, logf(sum))};
+}
+WS_INLINE void write_lse(const PagedParams& p, int token, int head, float lse) {
+  if (p.lse) ((float*)p.lse)[token * p.lse_token + head * p.lse_head] = lse;
+}
+
+// The state of a row over a range of keys, kept until all are merged: o in HEAD_DIM floats, m and l in two. Ranges are
+// segments or spans, of which a row has up to p.ranges.
+WS_INLINE i64 partial_row(const PagedParams& p, int range, int token, int head) {
+  return ((i64)range * p.num_tokens + token) * p.num_heads + head;
+}
+WS_INLINE float* partial_sums(const PagedParams& p, i64 row) { return (float*)p.partial + row * HEAD_DIM; }
+WS_INLINE float2* partial_weights(const PagedParams& p, i64 row) {
+  return (float2*)((float*)p.partial + (i64)p.ranges * p.num_tokens * p.num_heads * HEAD_DIM) + row;
+}

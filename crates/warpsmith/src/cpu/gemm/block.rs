@@ -1,0 +1,154 @@
+//! Products of blocks that the caller keeps in the caches: for kernels that feed one product into the next.
+//!
+//! A product takes up to [`Blocks::rows`] rows of a left operand, [`Blocks::ROW`] units apart, and one panel of a right one:
+//! [`Blocks::PANEL`] columns side by side, unit by unit. Its sums are rows of [`Blocks::PANEL`] f32. They are added in the
+//! order [`super`] describes, so their bits depend neither on the number of rows nor on where k is cut.
+
+use super::amx::{self, Tiles};
+use super::isa::Isa;
+use super::matrix::{Block, Columnwise, Matrix, Unit, ask_for, copy_panels, copy_rows};
+use super::panel::{HALF, PANEL, Panels, Side};
+use super::unit_for;
+use super::vector::{self, LEFT_STRIDE};
+use crate::dtype::DType;
+use std::ops::Range;
+
+/// How blocks of one type are multiplied, with the tile registers of this thread.
+pub struct Blocks {
+    isa: Isa,
+    unit: Unit,
+    tiles: Tiles,
+}
+
+/// One product: `rows` rows of the left operand and a panel of `cols` columns, over `units` units.
+#[derive(Copy, Clone)]
+pub struct BlockProduct {
+    /// Rows, [`Blocks::ROW`] units apart.
+    pub left: *const u32,
+    /// Number of rows.
+    pub rows: usize,
+    /// A panel.
+    pub right: *const u32,
+    /// Columns of the panel that count.
+    pub cols: usize,
+    /// Units to multiply; a multiple of [`Blocks::STEP`].
+    pub units: usize,
+    /// Rows of [`Blocks::PANEL`] sums.
+    pub out: *mut f32,
+    /// Whether `out` holds sums to add to.
+    pub resume: bool,
+}
+
+impl Blocks {
+    /// Units from one row of a left operand to the next.
+    pub const ROW: usize = LEFT_STRIDE;
+    /// Columns of a panel.
+    pub const PANEL: usize = PANEL;
+    /// Units that tiles consume at once: rows and panels are padded with zeros to whole steps.
+    pub const STEP: usize = amx::STEP;
+
+    /// Products of two operands of `dtype`.
+    pub fn new(isa: Isa, dtype: DType) -> Blocks {
+        let isa = isa.min(Isa::supported());
+        // SAFETY: tiles are used on [`Isa::Amx`] alone, which is not above what is supported.
+        Blocks { isa, unit: unit_for(isa, dtype, dtype), tiles: unsafe { Tiles::new() } }
+    }
+
+    /// The most rows of a product.
+    pub fn rows(&self) -> usize {
+        let at_once = vector::block_rows(self.isa);
+        if self.on_tiles() { PANEL } else { PANEL / at_once * at_once }
+    }
+
+    /// The type of the operands' elements: that of the tensors, or f32 where they are widened.
+    pub fn dtype(&self) -> DType {
+        self.unit.dtype()
+    }
+
+    /// Elements in a unit.
+    pub fn per_unit(&self) -> usize {
+        self.unit.elements()
+    }
+
+    /// Units of a packed row of `k` elements.
+    pub fn units(&self, k: usize) -> usize {
+        self.unit.packed_len(k).next_multiple_of(Self::STEP)
+    }
+
+    fn on_tiles(&self) -> bool {
+        self.isa == Isa::Amx && self.unit != Unit::F32
+    }
+
+    /// Packs rows of a matrix as rows of a left operand.
+    ///
+    /// # Safety
+    /// The rows must be readable and `dst` hold as many rows of [`Blocks::ROW`] units; `k` must not exceed them.
+    pub unsafe fn pack_rows(&self, matrix: &Matrix, rows: Range<usize>, dst: *mut u32) {
+        let block = Block { matrix, row: rows.start, rows: rows.len(), k: 0, len: matrix.k };
+        // SAFETY: passed on.
+        unsafe { copy_rows(self.isa.tier(), self.unit, block, dst, Self::ROW, self.units(matrix.k)) }
+    }
+
+    /// Packs the rows of a matrix from `panel * PANEL` on as the columns of a panel of `units` units.
+    ///
+    /// # Safety
+    /// The matrix must be readable and `dst` hold the panel.
+    unsafe fn pack_panel(&self, matrix: &Matrix, panel: usize, units: usize, dst: *mut u32) {
+        let panels = Panels { data: dst, unit: self.unit, units, width: PANEL };
+        let side = Side::one(*matrix);
+        for g in 0..2 {
+            // SAFETY: passed on.
+            unsafe { panels.pack_half(self.isa.tier(), &side, panel, g, 0, units, dst) };
+        }
+    }
+
+    /// Packs all rows of a matrix as the columns of panels of `units` units each, one after the other, and asks for the
+    /// matrix that is `ahead` bytes from it, which is needed next.
+    ///
+    /// # Safety
+    /// The matrix must be readable and `dst` hold the panels.
+    pub unsafe fn pack_panels(&self, matrix: &Matrix, ahead: isize, units: usize, dst: *mut u32) {
+        // SAFETY: passed on.
+        unsafe {
+            if matrix.row_stride == 1 {
+                let panels = Columnwise { matrix, unit: self.unit, dst, width: PANEL, units, ahead };
+                return copy_panels(self.isa.tier(), panels);
+            }
+            for panel in 0..matrix.rows.div_ceil(PANEL) {
+                for row in panel * PANEL..matrix.rows.min((panel + 1) * PANEL) {
+                    let bytes = if matrix.k_stride == 1 { matrix.k * matrix.dtype.size() } else { 0 };
+                    ask_for(matrix.at(row, 0).wrapping_offset(ahead), bytes);
+                }
+                self.pack_panel(matrix, panel, units, dst.wrapping_add(panel * units * PANEL));
+            }
+        }
+    }
+
+    /// Computes a product.
+    ///
+    /// # Safety
+    /// The memory of `p` must be as its fields say.
+    pub unsafe fn multiply(&mut self, p: &BlockProduct) {
+        let BlockProduct { left, rows, right, cols, units, out, resume } = *p;
+        if !self.on_tiles() {
+            let product = vector::Product { rows, units, left, right, out, resume };
+            // SAFETY: passed on; `Blocks::new` chose a supported instruction set.
+            return unsafe { vector::multiply(self.isa, self.unit, product) };
+        }
+        let halves = |n: usize| [n.min(HALF), n.saturating_sub(HALF)];
+        let left = left.cast::<u8>();
+        let stride = Self::ROW * size_of::<u32>();
+        let product = amx::Product {
+            shape: amx::Shape { rows: halves(rows), cols: halves(cols) },
+            steps: units / Self::STEP,
+            left: [left, left.wrapping_add(HALF * stride)],
+            left_stride: stride as isize,
+            right,
+            right_width: PANEL,
+            out,
+            resume,
+        };
+        // SAFETY: passed on.
+        unsafe { self.tiles.multiply(self.unit, &product) }
+    }
+}

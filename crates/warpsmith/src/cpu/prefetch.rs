@@ -1,0 +1,76 @@
+//! Asking for memory before it is needed.
+//!
+//! The processor follows a loop through memory by itself, but only to the end of a page and not far ahead; a loop with
+//! some arithmetic leaves memory idle half of the time. All of these are hints: any address will do.
+
+use super::simd::Simd;
+
+/// How many bytes ahead of its loads a loop asks for what it reads: past the end of the page.
+pub const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
+/// How many bytes ahead of a store its cache line is asked for. A plain store waits in the store buffer until the core
+/// owns its line, and the core asks for few of them by itself.
+const CLAIM_AHEAD: usize = 1024;
+
+/// Rows of more bytes than this are not asked for ahead: they would push out what is in use.
+const FARTHEST_AHEAD: usize = 1 << 17;
+
+/// A row that is needed soon. While one row is worked on in the caches, memory would idle; asking for the next row
+/// meanwhile keeps it busy.
+#[derive(Clone, Copy)]
+pub struct Ahead<T>(*const T);
+
+impl<T> Ahead<T> {
+    /// The row of `n` elements, `step` apart, at `p`; it need not exist.
+    #[inline(always)]
+    pub fn new(p: *const T, n: usize, step: isize) -> Self {
+        let worth = step == 1 && n.saturating_mul(size_of::<T>()) <= FARTHEST_AHEAD;
+        Ahead(if worth { p } else { std::ptr::null() })
+    }
+
+    /// Asks for the elements of the vector of `S` at `i`: for every other cache line of them, from the first (0) or the
+    /// second (1) on. Two passes over a row that ask for half of the next row each keep memory busy for longer than one.
+    #[inline(always)]
+    pub fn fetch_half<S: Simd>(self, i: usize, half: usize) {
+        if !self.0.is_null() {
+            fetch_lines::<S, T>(self.0.wrapping_add(i), half, 2);
+        }
+    }
+}
+
+/// Asks for the cache lines of the vector of `S` at `p`; any address will do.
+#[inline(always)]
+pub fn fetch<S: Simd, T>(p: *const T) {
+    fetch_lines::<S, T>(p, 0, 1);
+}
+
+#[inline(always)]
+fn fetch_lines<S: Simd, T>(p: *const T, first: usize, step: usize) {
+    for line in (first..(S::N * size_of::<T>()).div_ceil(LINE)).step_by(step) {
+        let p = p.cast::<i8>().wrapping_add(line * LINE);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint; any address will do.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = p;
+    }
+}
+
+/// Asks to own the cache lines [`CLAIM_AHEAD`] of the vector of `S` at `p`, which will be written.
+#[inline(always)]
+pub fn claim_ahead<S: Simd, T>(p: *mut T) {
+    for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
+        let address = (p as usize).wrapping_add(CLAIM_AHEAD + line * LINE);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, and no operation on processors without it; any address will do. Spelt out, because the
+        // intrinsic asks for a shared line unless the function is compiled for PRFCHW.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = address;
+    }
+}

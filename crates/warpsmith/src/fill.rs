@@ -1,0 +1,50 @@
+//! What the arguments of cases are filled with.
+
+use crate::op::Case;
+
+/// How an argument is filled.
+#[derive(Debug, Clone, Copy)]
+pub enum Fill {
+    /// Normal with the given mean and deviation.
+    Normal(f64, f64),
+    /// Whole numbers from 0 to below the bound.
+    Below(usize),
+    /// Whole numbers from 0 to below the bound, no two the same unless there are more elements than numbers; among
+    /// [`Values::Special`], -1 for some.
+    Distinct(usize),
+    /// A constant.
+    Constant(f64),
+    /// What the generator makes at the argument's position: values with structure, which may have to agree with
+    /// those of other arguments (page tables with lengths, a table with what it points to).
+    Generated(Generator),
+    /// Where requests begin that lie one after the other: 0, the length of the first, and so on.
+    Starts(Lengths),
+}
+
+/// Makes the inputs of a case that are filled by it, from a seed: by position in the spec and in row-major order,
+/// nothing at the other positions. The case alone decides the number of values, as it decides the shapes.
+pub type Generator = fn(&Case, u64) -> Vec<Vec<f64>>;
+
+/// The lengths of requests of very different sizes, empty ones among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// No request is longer.
+    pub longest: usize,
+    /// By how many requests the lengths are shifted.
+    pub shift: usize,
+}
+
+impl Lengths {
+    /// One short of and one past the tiles that kernels cut lengths into.
+    const MIXED: [usize; 8] = [65, 0, 1, 129, 63, 1000, 64, 127];
+
+    /// The length of request `index`.
+    pub fn of(&self, index: usize) -> usize {
+        Self::MIXED[(index + self.shift) % Self::MIXED.len()].min(self.longest)
+    }
+
+    /// The length of the first `count` requests together.
+    pub fn sum(&self, count: usize) -> usize {
+        (0..count).map(|index| self.of(index)).sum()
+    }
+}

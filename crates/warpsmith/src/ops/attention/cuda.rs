@@ -1,0 +1,256 @@
+//! `attention` on CUDA devices: what its kernels share on the host, and the two that are not for one architecture alone:
+//! `generic` and `sm80`.
+
+use super::problem::{Grid, HEAD_DIMS, Heads, Problem};
+use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
+use crate::cuda::rows::flag;
+use crate::cuda::{LaunchConfig, kernel};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::op::Args;
+use crate::ops::FLOATS;
+use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+
+kernel_params! {
+    /// Distances in elements between neighbours of q, k, v or out.
+    pub(in crate::ops) struct HeadStrides { batch: i64, token: i64, head: i64, dim: i64 }
+}
+
+kernel_params! {
+    /// Distances in elements between neighbours of mask or bias; zero along what is shared.
+    pub(in crate::ops) struct GridStrides { batch: i64, head: i64, query: i64, key: i64 }
+}
+
+kernel_params! {
+    /// The parameters of the kernels of `attention`; what is absent is zero.
+    pub(in crate::ops) struct AttentionParams {
+        q: u64, k: u64, v: u64, q_starts: u64, kv_starts: u64, mask: u64, bias: u64, sinks: u64, out: u64, lse: u64,
+        q_at: HeadStrides, k_at: HeadStrides, v_at: HeadStrides, out_at: HeadStrides,
+        mask_at: GridStrides, bias_at: GridStrides, lse_at: GridStrides,
+        q_starts_step: i64, kv_starts_step: i64, sinks_step: i64,
+        requests: i32, q_len: i32, kv_len: i32, num_kv_heads: i32, group: i32,
+        /// Tiles of rows of a request, where all are equally long.
+        tiles: i32,
+        causal: i32,
+        /// Keys before its own that a query sees; zero for all.
+        window: i32,
+        scale: f32, softcap: f32,
+    }
+}
+
+impl From<Heads> for HeadStrides {
+    fn from(h: Heads) -> Self {
+        HeadStrides { batch: h.batch as i64, token: h.token as i64, head: h.head as i64, dim: h.dim as i64 }
+    }
+}
+
+impl From<Option<Grid>> for GridStrides {
+    fn from(grid: Option<Grid>) -> Self {
+        let [batch, head, query, key] =
+            grid.map_or([0; 4], |g| [g.batch, g.head, g.query, g.key].map(|n| n as i64));
+        GridStrides { batch, head, query, key }
+    }
+}
+
+impl AttentionParams {
+    /// The parameters of a call, whose rows are cut into tiles of `tile_rows`.
+    pub(in crate::ops) fn new(p: &Problem, args: &Args<'_>, tile_rows: usize) -> Self {
+        let at = |index: usize| args.address(index) as u64;
+        AttentionParams {
+            q: at(Q),
+            k: at(K),
+            v: at(V),
+            q_starts: at(Q_STARTS),
+            kv_starts: at(KV_STARTS),
+            mask: at(MASK),
+            bias: at(BIAS),
+            sinks: at(SINKS),
+            out: at(OUT),
+            lse: at(LSE),
+            q_at: p.q.into(),
+            k_at: p.k.into(),
+            v_at: p.v.into(),
+            out_at: p.out.into(),
+            mask_at: p.mask.into(),
+            bias_at: p.bias.map(|bias| bias.grid).into(),
+            lse_at: GridStrides {
+                batch: p.lse.batch as i64,
+                head: p.lse.head as i64,
+                query: p.lse.query as i64,
+                key: 0,
+            },
+            q_starts_step: p.packed.map_or(0, |packed| packed.q_step as i64),
+            kv_starts_step: p.packed.map_or(0, |packed| packed.kv_step as i64),
+            sinks_step: p.sinks.unwrap_or(0) as i64,
+            requests: p.requests() as i32,
+            q_len: p.q_len as i32,
+            kv_len: p.kv_len as i32,
+            num_kv_heads: p.num_kv_heads as i32,
+            group: p.group() as i32,
+            tiles: (p.q_len * p.group()).div_ceil(tile_rows) as i32,
+            causal: p.causal.into(),
+            window: p.window.min(i32::MAX as usize / 2) as i32,
+            scale: p.scale(),
+            softcap: p.softcap(),
+        }
+    }
+}
+
+/// What `attention.cuh` is compiled for.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Scores {
+    pub softcap: bool,
+    pub mask: bool,
+    pub bias: Option<DType>,
+}
+
+impl Scores {
+    /// Those of a problem.
+    pub(in crate::ops) fn of(p: &Problem) -> Self {
+        Scores { softcap: p.softcap_bits != 0, mask: p.mask.is_some(), bias: p.bias.map(|bias| bias.dtype) }
+    }
+
+    const PLAIN: Scores = Scores { softcap: false, mask: false, bias: None };
+
+    /// A few that together have each value of each define.
+    fn covering(dtype: DType) -> [Scores; 3] {
+        [
+            Self::PLAIN,
+            Scores { softcap: true, mask: true, bias: Some(DType::F32) },
+            Scores { softcap: true, mask: false, bias: Some(dtype) },
+        ]
+    }
+
+    fn defines(&self, dtype: DType, head_dim: usize) -> Defines {
+        vec![
+            ("T", dtype.name().into()),
+            ("HEAD_DIM", head_dim.to_string()),
+            flag("SOFTCAP", self.softcap),
+            flag("HAS_MASK", self.mask),
+            flag("HAS_BIAS", self.bias.is_some()),
+            ("BIAS_T", self.bias.unwrap_or(DType::F32).name().into()),
+        ]
+    }
+}
+
+/// Rows and tokens are counted in 32 bits, with room for a tile past the end.
+pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
+    let most = 1 << 30;
+    let rows = p.q_len.saturating_mul(p.group().max(1));
+    for (name, size) in [("q_len times query heads of a KV head", rows), ("kv_len", p.kv_len)] {
+        if size > most {
+            return Err(format!("{name} = {size} is more than 2^30"));
+        }
+    }
+    Ok(())
+}
+
+/// The blocks that tiles of `tile_rows` rows need; where requests are packed, as many as they may need.
+fn blocks(p: &Problem, tile_rows: usize) -> Result<u32> {
+    let rows = p.q_len * p.group();
+    let tiles = match p.packed {
+        Some(packed) => rows / tile_rows + packed.requests,
+        None => rows.div_ceil(tile_rows) * p.batch,
+    };
+    let count = tiles.saturating_mul(p.num_kv_heads);
+    u32::try_from(count).ok().filter(|&n| n <= i32::MAX as u32).ok_or(Error::Launch {
+        kernel: "attention".into(),
+        what: "number of blocks",
+        got: count as u64,
+        limit: i32::MAX as u64,
+    })
+}
+
+const GENERIC_SOURCE: Source = Source { name: "attention_generic", code: include_str!("generic.cu") };
+const SM80_SOURCE: Source = Source { name: "attention_sm80", code: include_str!("sm80.cu") };
+const GENERIC_THREADS: u32 = 256;
+const SM80_THREADS: u32 = 128;
+/// Rows of a block of `sm80`.
+const SM80_ROWS: usize = 64;
+
+static GENERIC_DEVICE: CudaKernel = CudaKernel {
+    source: GENERIC_SOURCE,
+    prelude: AttentionParams::prelude,
+    function: "attention_generic",
+    min_arch: Arch::new(6, 0, false),
+    fast_math: false,
+    variants: || {
+        let mut all = Vec::new();
+        for dtype in FLOATS {
+            all.extend(HEAD_DIMS.map(|head_dim| generic_defines(&Scores::PLAIN, dtype, head_dim, 64)));
+            all.extend(Scores::covering(dtype).map(|scores| generic_defines(&scores, dtype, 128, 16)));
+        }
+        all
+    },
+};
+
+fn generic_defines(scores: &Scores, dtype: DType, head_dim: usize, tile: usize) -> Defines {
+    let mut defines = scores.defines(dtype, head_dim);
+    defines.push(("TILE_M", tile.to_string()));
+    defines
+}
+
+/// Rows of a block. Each row has the same bits in tiles of either size.
+fn generic_tile(p: &Problem) -> usize {
+    if p.q_len * p.group() <= 32 { 16 } else { 64 }
+}
+
+/// Any type and layout, on any device, without tensor cores.
+pub(super) const GENERIC: Kernel<Problem> =
+    Kernel::cuda("attention_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
+        let p = launch.problem;
+        let tile = generic_tile(p);
+        let defines = generic_defines(&Scores::of(p), p.dtype, p.head_dim, tile);
+        let config = LaunchConfig::new([blocks(p, tile)?, 1, 1], [GENERIC_THREADS, 1, 1], 0);
+        // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
+        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, tile)) }
+    })
+    .when(|p, _| addressable(p))
+    .configured(|p, _| format!("{} rows by 64 keys", generic_tile(p)));
+
+static SM80_DEVICE: CudaKernel = CudaKernel {
+    source: SM80_SOURCE,
+    prelude: AttentionParams::prelude,
+    function: "attention_sm80",
+    min_arch: Arch::new(8, 0, false),
+    fast_math: false,
+    variants: || {
+        let mut all = Vec::new();
+        for dtype in [DType::F16, DType::BF16] {
+            all.extend(HEAD_DIMS.map(|head_dim| Scores::PLAIN.defines(dtype, head_dim)));
+            all.extend(Scores::covering(dtype)[1..].iter().map(|scores| scores.defines(dtype, 128)));
+        }
+        all
+    },
+};
+
+/// Keys of a block, as in the device code.
+fn sm80_keys(head_dim: usize) -> usize {
+    if head_dim > 128 { 32 } else { 64 }
+}
+
+/// Tensor cores through `mma.sync`.
+pub(super) const SM80: Kernel<Problem> =
+    Kernel::cuda("attention_sm80", &SM80_DEVICE, |launch: &Launch<'_, Problem>| {
+        let p = launch.problem;
+        // Queries, and two stages of keys and of values, in lines of a head and 16 bytes more.
+        let lines = SM80_ROWS + 4 * sm80_keys(p.head_dim);
+        let shared = lines * (p.head_dim * 2 + 16);
+        let config = LaunchConfig::new([blocks(p, SM80_ROWS)?, 1, 1], [SM80_THREADS, 1, 1], shared as u32);
+        let defines = Scores::of(p).defines(p.dtype, p.head_dim);
+        // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
+        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
+    })
+    .when(|p, _| {
+        if p.dtype == DType::F32 {
+            return Err("f32 needs no tensor cores".into());
+        }
+        let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
+        match dense.iter().find(|(_, heads)| !heads.vectors) {
+            Some((name, _)) => Err(format!("heads of {name} do not begin at multiples of 16 bytes")),
+            None => addressable(p),
+        }
+    })
+    .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_keys(p.head_dim)));

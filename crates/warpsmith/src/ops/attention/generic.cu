@@ -1,0 +1,142 @@
+// `attention` without tensor cores: any type and strides, on any GPU.
+//
+// A block of 256 threads, 16 x 16, makes TILE_M rows. Keys come in blocks of 64: thread (y, x) has the scores of rows
+// y * kRows + i and keys x + 16 * j, summed over head_dim in ascending order, 16 elements of which are in shared memory at a
+// time. Lanes of a half-warp have one row, so its maximum and sum are shuffles. Then the same thread adds to columns
+// x + 16 * c of its rows, key by key, 16 of the block's values in shared memory at a time.
+//
+// T: the type. HEAD_DIM. TILE_M: 16 or 64; a row has the same bits in either. And those of attention.cuh.
+
+#include "warpsmith/attention.cuh"
+
+constexpr int kThreads = 256, kKeys = 64, kDepth = 16, kRows = TILE_M / 16, kColumns = HEAD_DIM / 16;
+// A line more than there are threads in a row, so that writing columns does not go through one bank.
+constexpr int kKeyLine = kKeys + 1, kRowLine = TILE_M + 1;
+
+__shared__ float shared_q[kDepth * kRowLine];
+__shared__ float shared_k[kDepth * kKeyLine];
+__shared__ float shared_p[TILE_M * kKeyLine];
+__shared__ float shared_v[kDepth * HEAD_DIM];
+
+// Elements depth .. depth + kDepth of `count` heads, the first of them at `base`, as [depth][line]; zeros past the end.
+template <int kHeads, int kLine, class At> WS_INLINE void load_depth(float* to, int count, int depth, i64 dim, At at) {
+#pragma unroll
+  for (int i = 0; i < kHeads * kDepth / kThreads; ++i) {
+    const int index = threadIdx.x + i * kThreads, d = index % kDepth, head = index / kDepth;
+    to[d * kLine + head] = head < count ? to_f32(at(head)[(depth + d) * dim]) : 0.0f;
+  }
+}
+
+// A tanh of every score takes registers: with a minimum of one block, the compiler does not spill some for a third.
+extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attention_generic(const AttentionParams p) {
+  begin_kernel();
+  const Work work = work_at(p, blockIdx.x, TILE_M);
+  if (!work.exists) return;
+  const Request& r = work.request;
+  const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+  auto query_at = [&](int row) {
+    const int index = work.first_row + row;
+    return head_at<const T>(p.q, p.q_at, r.batch, r.first_query + index / p.group,
+                            work.kv_head * p.group + index % p.group);
+  };
+  Row rows[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) rows[i] = row_at(p, work, y * kRows + i);
+  // Both ends of what is seen ascend with the row.
+  const int first = keys_of(p, r, work.first_row / p.group).first;
+  const int end = keys_of(p, r, (work.first_row + work.rows - 1) / p.group).end;
+
+  float most[kRows], sum[kRows], out[kRows][kColumns];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    most[i] = minus_infinity(), sum[i] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) out[i][c] = 0.0f;
+  }
+
+  for (int block = first / kKeys * kKeys; block < end; block += kKeys) {
+    const int count = min(kKeys, r.kv_len - block);
+    float score[kRows][4];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) score[i][j] = 0.0f;
+    const T* keys = head_at<const T>(p.k, p.k_at, r.batch, (i64)r.first_key + block, work.kv_head);
+#pragma unroll 1
+    for (int depth = 0; depth < HEAD_DIM; depth += kDepth) {
+      __syncthreads();
+      load_depth<TILE_M, kRowLine>(shared_q, work.rows, depth, p.q_at.dim, query_at);
+      load_depth<kKeys, kKeyLine>(shared_k, count, depth, p.k_at.dim, [&](int key) { return keys + key * p.k_at.token; });
+      __syncthreads();
+#pragma unroll 4
+      for (int d = 0; d < kDepth; ++d) {
+        float k[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) k[j] = shared_k[d * kKeyLine + x + 16 * j];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const float q = shared_q[d * kRowLine + y * kRows + i];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) score[i][j] = fmaf(q, k[j], score[i][j]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float high = most[i];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        score[i][j] = score_of(p, work, rows[i], block + x + 16 * j, score[i][j], false);
+        high = larger(high, score[i][j]);
+      }
+#pragma unroll
+      for (int offset = 8; offset > 0; offset /= 2) high = larger(high, __shfl_xor_sync(0xffffffffu, high, offset));
+      const float base = base_of(high), scale = exp_neg<T>(most[i] - base);
+      most[i] = high;
+      sum[i] *= scale;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float e = exp_neg<T>(score[i][j] - base);
+        sum[i] += e;
+        shared_p[(y * kRows + i) * kKeyLine + x + 16 * j] = rounded<T>(e);
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) out[i][c] *= scale;
+    }
+    const T* values = head_at<const T>(p.v, p.v_at, r.batch, (i64)r.first_key + block, work.kv_head);
+#pragma unroll 1
+    for (int part = 0; part < count; part += kDepth) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kDepth * HEAD_DIM / kThreads; ++i) {
+        const int index = threadIdx.x + i * kThreads, key = index / HEAD_DIM, column = index % HEAD_DIM;
+        const bool exists = part + key < count;
+        shared_v[index] = exists ? to_f32(values[(part + key) * p.v_at.token + column * p.v_at.dim]) : 0.0f;
+      }
+      __syncthreads();
+#pragma unroll 4
+      for (int key = 0; key < kDepth; ++key) {
+        float weight[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) weight[i] = shared_p[(y * kRows + i) * kKeyLine + part + key];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const float v = shared_v[key * HEAD_DIM + x + 16 * c];
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) out[i][c] = fmaf(weight[i], v, out[i][c]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
+    if (y * kRows + i >= work.rows) continue;
+    const float factor = finish_row<T>(p, work, rows[i], most[i], sum[i]);
+    T* to = head_at<T>(p.out, p.out_at, r.batch, (i64)r.first_query + rows[i].query, rows[i].head);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) to[(x + 16 * c) * p.out_at.dim] = from_f32<T>(out[i][c] * factor);
+  }
+}

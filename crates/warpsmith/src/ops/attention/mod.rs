@@ -1,0 +1,294 @@
+//! `attention`: `out = softmax(scale * q · kᵀ) · v` for each head, without ever holding the scores of a whole row.
+//!
+//! - Shapes: `q` and `out` are `[batch, q_len, num_heads, head_dim]`; `k` and `v` are
+//!   `[batch, kv_len, num_kv_heads, head_dim]`; any strides, so heads may come before tokens in memory. `num_heads` is a
+//!   multiple of `num_kv_heads`: neighbouring query heads share a KV head. `head_dim` is 32, 64, 80, 96, 128, 160,
+//!   192 or 256. All other sizes may be zero.
+//! - Requests of different lengths: with `q_starts` and `kv_starts`, both i32 `[requests + 1]`, `batch` is 1, and request
+//!   `r` is the tokens from `starts[r]` to below `starts[r + 1]` of the packed tensors. Either side of a request may be
+//!   empty. Rows of no request (padding, before the first start or after the last) are not written. Starts that
+//!   descend or leave the tensor are an error on the CPU, found before anything is written; on a device, where no
+//!   value can be looked at in time, each start is moved into the tensor and each end to its start or after it.
+//! - Types: f32, f16 or bf16, the same for `q`, `k`, `v` and `out`; `lse` and `sinks` are f32.
+//! - The score of query `i` and key `j` is `scale * q[i] · k[j]`, with `scale` `1 / sqrt(head_dim)` unless given; with a
+//!   `softcap` above zero it becomes `softcap * tanh(score / softcap)`; then `bias` is added. `bias`, in f32 or the type
+//!   of `q`, and `mask`, in bool or u8, are `[batch or 1, num_heads or 1, q_len, kv_len]`, and not for packed requests.
+//! - Query `i` is at position `p = i + kv_len - q_len` among the keys: the last query belongs to the last key. With `causal`
+//!   it sees keys up to `p`; with a `window` above zero it does not see keys before `p - window`, so that many and its
+//!   own; with `mask` it sees only keys whose element is not zero. A bias of minus infinity hides a key too.
+//! - `sinks`, `[num_heads]`, holds a score for each head that takes part in the softmax and has no value: it only makes the
+//!   probabilities smaller.
+//! - `lse`, `[batch, num_heads, q_len]`, is the natural logarithm of the sum of the exponentials of a row's scores,
+//!   that of its sink included.
+//! - A row that sees nothing gives zeros, and the sink as `lse`, or minus infinity without sinks.
+//! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials are rounded to
+//!   it before they multiply `v`, but not before they are added up. The result is rounded once.
+//! - NaN and infinities give what the formula gives. What `k` holds for a key that a row does not see never reaches it;
+//!   `v` must be finite there, or the row may become NaN.
+//! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
+//!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call.
+//! - Memory is linear in the lengths.
+
+mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod cuda;
+mod problem;
+mod reference;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod sm90;
+#[cfg(test)]
+mod tests;
+
+pub use problem::Problem;
+
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::infer::{self, Form};
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+pub(in crate::ops) const Q: usize = 0;
+pub(in crate::ops) const K: usize = 1;
+pub(in crate::ops) const V: usize = 2;
+pub(in crate::ops) const Q_STARTS: usize = 3;
+pub(in crate::ops) const KV_STARTS: usize = 4;
+pub(in crate::ops) const MASK: usize = 5;
+pub(in crate::ops) const BIAS: usize = 6;
+pub(in crate::ops) const SINKS: usize = 7;
+pub(in crate::ops) const OUT: usize = 8;
+pub(in crate::ops) const LSE: usize = 9;
+
+const CAUSAL: usize = 0;
+const WINDOW: usize = 1;
+const SOFTCAP: usize = 2;
+const SCALE: usize = 3;
+
+const SPEC: OpSpec = OpSpec {
+    name: "attention",
+    summary: "Softmax attention of queries over keys and values, in linear memory",
+    args: &[
+        ArgSpec::input("q", "[batch, q_len, num_heads, head_dim]"),
+        ArgSpec::input("k", "[batch, kv_len, num_kv_heads, head_dim]"),
+        ArgSpec::input("v", "[batch, kv_len, num_kv_heads, head_dim]"),
+        ArgSpec::input("q_starts", "[starts], i32: where each request's queries begin, and the end")
+            .optional(),
+        ArgSpec::input("kv_starts", "[starts], i32: the same of keys; given exactly when q_starts is")
+            .optional(),
+        ArgSpec::input("mask", "[batch or 1, num_heads or 1, q_len, kv_len], bool or u8: keys that are seen")
+            .optional(),
+        ArgSpec::input(
+            "bias",
+            "[batch or 1, num_heads or 1, q_len, kv_len], f32 or the type of q: added to scores",
+        )
+        .optional(),
+        ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
+        ArgSpec::output("out", "[batch, q_len, num_heads, head_dim]"),
+        ArgSpec::output("lse", "[batch, num_heads, q_len], f32: logarithm of the sum of exponentials")
+            .optional(),
+    ],
+    attrs: &[
+        AttrSpec {
+            name: "causal",
+            kind: AttrKind::Bool(false),
+            doc: "queries see keys up to their own position, counted from the end",
+        },
+        AttrSpec {
+            name: "window",
+            kind: AttrKind::Int(0),
+            doc: "keys before a query's own position that it sees at most; 0 for all",
+        },
+        AttrSpec {
+            name: "softcap",
+            kind: AttrKind::Float(0.0),
+            doc: "limit that scores approach; 0 for none",
+        },
+        AttrSpec {
+            name: "scale",
+            kind: AttrKind::Float(0.0),
+            doc: "factor of the scores; 0 for 1 / sqrt(head_dim)",
+        },
+    ],
+    sizes: &[
+        SizeSpec { name: "batch", default: 8, doc: "number of requests" },
+        SizeSpec { name: "q_len", default: 2048, doc: "queries of the longest request" },
+        SizeSpec { name: "kv_len", default: 2048, doc: "keys of the longest request" },
+        SizeSpec { name: "num_heads", default: 32, doc: "number of query heads" },
+        SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
+        SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
+    ],
+};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = SPEC;
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        problem::check(args, attrs)
+    }
+
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let mut forms = infer::outputs(args, attrs, wanted)?;
+        if let Some((_, dtype)) = &mut forms[LSE] {
+            *dtype = DType::F32;
+        }
+        Ok(forms)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let element = p.dtype.size() as f64;
+        let (queries, keys) = ((p.batch * p.q_len) as f64, (p.batch * p.kv_len) as f64);
+        let heads = 2.0 * queries * p.num_heads as f64 + 2.0 * keys * p.num_kv_heads as f64;
+        let given = |bytes: Option<usize>| bytes.map_or(0.0, |n| n as f64);
+        let bytes = heads * p.head_dim as f64 * element
+            + given(p.mask.map(|m| m.elements))
+            + given(p.bias.map(|b| b.grid.elements * b.dtype.size()))
+            + if p.has_lse { 4.0 * queries * p.num_heads as f64 } else { 0.0 };
+        Cost { bytes, flops: 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs() }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        cases::plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases::cases()
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        cases::bench_cases()
+    }
+}
+
+/// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a row's bits must not
+/// depend on those.
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
+    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("attention_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `attention`.
+///
+/// ```
+/// use warpsmith::{ops::Attention, DType, Device, Tensor};
+/// let q = Tensor::randn(&[1, 5, 8, 64], DType::F32, Device::Cpu, 0)?;
+/// let k = Tensor::randn(&[1, 9, 2, 64], DType::F32, Device::Cpu, 1)?;
+/// let v = Tensor::randn(&[1, 9, 2, 64], DType::F32, Device::Cpu, 2)?;
+/// let out = Attention::new(&q, &k, &v).causal().run()?;
+/// assert_eq!(out.shape(), [1, 5, 8, 64]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type Attention<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// Attention of the queries over the keys and values.
+    pub fn new(
+        q: impl Into<TensorView<'a>>,
+        k: impl Into<TensorView<'a>>,
+        v: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Call::start().input(Q, q).input(K, k).input(V, v)
+    }
+
+    /// Queries see no keys after their own position; the last query is at the last key.
+    pub fn causal(self) -> Self {
+        self.attr(CAUSAL, 1.0)
+    }
+
+    /// Queries see at most `window` keys before their own position. Zero for all.
+    pub fn window(self, window: usize) -> Self {
+        self.attr(WINDOW, window as f64)
+    }
+
+    /// Scores become `softcap * tanh(score / softcap)`. Zero for none.
+    pub fn softcap(self, softcap: f32) -> Self {
+        self.attr(SOFTCAP, softcap.into())
+    }
+
+    /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
+    pub fn scale(self, scale: f32) -> Self {
+        self.attr(SCALE, scale.into())
+    }
+
+    /// The tensors hold several requests one after the other, which begin at these tokens.
+    pub fn starts(self, q_starts: impl Into<TensorView<'a>>, kv_starts: impl Into<TensorView<'a>>) -> Self {
+        self.input(Q_STARTS, q_starts).input(KV_STARTS, kv_starts)
+    }
+
+    /// Which keys each query sees: those whose element is not zero.
+    pub fn mask(self, mask: impl Into<TensorView<'a>>) -> Self {
+        self.input(MASK, mask)
+    }
+
+    /// Adds to the scores.
+    pub fn bias(self, bias: impl Into<TensorView<'a>>) -> Self {
+        self.input(BIAS, bias)
+    }
+
+    /// A score without a value for each head.
+    pub fn sinks(self, sinks: impl Into<TensorView<'a>>) -> Self {
+        self.input(SINKS, sinks)
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(Q, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// As [`Self::run`]; also returns the logarithms of the sums of exponentials.
+    pub fn run_with_lse(self) -> Result<(Tensor, Tensor)> {
+        let stream = self.default_stream()?;
+        let (mut out, mut lse) = (self.like(Q, &stream)?, self.allocate(LSE, &stream)?);
+        self.run_into_with_lse(&mut out, &mut lse, &stream)?;
+        Ok((out, lse))
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+
+    /// Runs on `stream` into memory of the caller's, with the logarithms of the sums of exponentials.
+    pub fn run_into_with_lse<'b>(
+        self,
+        out: impl Into<TensorViewMut<'b>>,
+        lse: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into()), (LSE, lse.into())], stream)
+    }
+}

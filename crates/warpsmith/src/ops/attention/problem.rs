@@ -1,0 +1,275 @@
+//! The checked call of `attention`: sizes, strides, types and options.
+
+use super::{
+    BIAS, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V, WINDOW,
+};
+use crate::check::Matcher;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{Args, Attrs};
+use crate::ops::FLOATS;
+use crate::tensor::TensorView;
+use std::ops::Range;
+
+/// The sizes of a head that kernels are written for.
+pub(in crate::ops) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
+/// The types of a mask.
+pub(super) const MASKS: [DType; 2] = [DType::Bool, DType::U8];
+
+/// Distances in elements between neighbours of `q`, `k`, `v` or `out`, and what they say about vector access.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Heads {
+    /// From one batch to the next. Meaningless for packed requests, whose batch is 1.
+    pub batch: isize,
+    /// From one token to the next.
+    pub token: isize,
+    /// From one head to the next.
+    pub head: isize,
+    /// From one element of a head to the next.
+    pub dim: isize,
+    /// Heads are dense and begin at multiples of 16 bytes, so that they can be moved in pieces of that size.
+    pub vectors: bool,
+}
+
+/// Distances in elements between neighbours of `mask` or `bias`; zero along what all share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Grid {
+    pub batch: isize,
+    pub head: isize,
+    pub query: isize,
+    pub key: isize,
+    /// Elements of the tensor.
+    pub elements: usize,
+}
+
+/// What is added to scores.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Bias {
+    pub grid: Grid,
+    pub dtype: DType,
+}
+
+/// Distances in elements between neighbours of `lse`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(in crate::ops) struct Rows {
+    pub batch: isize,
+    pub head: isize,
+    pub query: isize,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(in crate::ops) dtype: DType,
+    /// 1 for packed requests.
+    pub(in crate::ops) batch: usize,
+    /// Queries of each of the batch; of all requests where they are packed.
+    pub(in crate::ops) q_len: usize,
+    /// Keys of each of the batch; of all requests where they are packed.
+    pub(in crate::ops) kv_len: usize,
+    pub(in crate::ops) num_heads: usize,
+    pub(in crate::ops) num_kv_heads: usize,
+    pub(in crate::ops) head_dim: usize,
+    pub(in crate::ops) q: Heads,
+    pub(in crate::ops) k: Heads,
+    pub(in crate::ops) v: Heads,
+    pub(in crate::ops) out: Heads,
+    /// Requests packed along the length, if they are, and distances of neighbours of `q_starts` and `kv_starts`.
+    pub(in crate::ops) packed: Option<Packed>,
+    pub(in crate::ops) mask: Option<Grid>,
+    pub(in crate::ops) bias: Option<Bias>,
+    /// Distance of neighbours of `sinks`.
+    pub(in crate::ops) sinks: Option<isize>,
+    pub(in crate::ops) lse: Rows,
+    pub(in crate::ops) has_lse: bool,
+    pub(in crate::ops) causal: bool,
+    /// Keys before its own position that a query sees; zero for all.
+    pub(in crate::ops) window: usize,
+    /// Zero for none.
+    pub(in crate::ops) softcap_bits: u32,
+    pub(in crate::ops) scale_bits: u32,
+}
+
+/// Requests packed along the length.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Packed {
+    pub requests: usize,
+    /// Distance of neighbours of `q_starts`.
+    pub q_step: isize,
+    /// Distance of neighbours of `kv_starts`.
+    pub kv_step: isize,
+}
+
+impl Problem {
+    /// The factor of the scores.
+    pub(in crate::ops) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+
+    /// What scores approach; zero for none.
+    pub(in crate::ops) fn softcap(&self) -> f32 {
+        f32::from_bits(self.softcap_bits)
+    }
+
+    /// Query heads that share a KV head.
+    pub(in crate::ops) fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// Requests, packed or not.
+    pub(in crate::ops) fn requests(&self) -> usize {
+        self.packed.map_or(self.batch, |packed| packed.requests)
+    }
+
+    /// The keys that query `i` of a request of these lengths sees, masks aside.
+    pub(in crate::ops) fn keys(&self, i: usize, q_len: usize, kv_len: usize) -> Range<usize> {
+        let position = i as isize + kv_len as isize - q_len as isize;
+        let end = if self.causal { (position + 1).clamp(0, kv_len as isize) as usize } else { kv_len };
+        let first = position.saturating_sub_unsigned(self.window).max(0) as usize;
+        if self.window == 0 { 0..end } else { first.min(end)..end }
+    }
+
+    /// Pairs of queries and keys that see each other, masks aside. Packed requests count as equally long.
+    pub(super) fn seen_pairs(&self) -> f64 {
+        let requests = self.requests().max(1);
+        let (q_len, kv_len) = (self.batch * self.q_len / requests, self.batch * self.kv_len / requests);
+        let seen = |i: usize| self.keys(i, q_len, kv_len).len() as f64;
+        // Long calls are sampled: between two samples the number grows evenly but for the corners.
+        let step = q_len.div_ceil(1 << 16).max(1);
+        let sum: f64 = (0..q_len).step_by(step).map(|i| seen(i) * step.min(q_len - i) as f64).sum();
+        requests as f64 * sum
+    }
+}
+
+fn heads(view: &TensorView<'_>) -> Heads {
+    let layout = view.layout();
+    let &[batch, token, head, dim] = layout.strides() else { unreachable!("four dimensions were checked") };
+    let per_vector = 16 / view.dtype().size();
+    let apart = layout.shape().iter().zip(layout.strides()).take(3);
+    let aligned =
+        apart.into_iter().all(|(&n, &stride)| n <= 1 || (stride as usize).is_multiple_of(per_vector));
+    Heads { batch, token, head, dim, vectors: dim == 1 && aligned && view.is_aligned(16) }
+}
+
+pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = SPEC.name;
+    let mut sizes = Matcher::new(op);
+    let (q, k, v, out) = (args.at(Q), args.at(K), args.at(V), args.at(OUT));
+    let dtype = sizes.dtype("q", q, &FLOATS)?;
+    for (name, view) in [("k", k), ("v", v), ("out", out)] {
+        sizes.dtype(name, view, &[dtype])?;
+    }
+    sizes.shape("q", q, "batch q_len num_heads head_dim")?;
+    sizes.shape("k", k, "batch kv_len num_kv_heads head_dim")?;
+    sizes.shape("v", v, "batch kv_len num_kv_heads head_dim")?;
+    sizes.shape("out", out, "batch q_len num_heads head_dim")?;
+    let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] =
+        ["batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));
+    if !HEAD_DIMS.contains(&head_dim) {
+        let known = HEAD_DIMS.map(|d| d.to_string()).join(", ");
+        return Err(Error::argument(op, "q", format!("a head_dim out of {known}"), head_dim.to_string()));
+    }
+    if num_heads > 0 && (num_kv_heads == 0 || num_heads % num_kv_heads != 0) {
+        let expected = format!("a number of heads that divides num_heads={num_heads}");
+        return Err(Error::argument(op, "k", expected, num_kv_heads.to_string()));
+    }
+
+    let packed = check_starts(&mut sizes, args, batch)?;
+    if let Some(sinks) = args.get(SINKS) {
+        sizes.dtype("sinks", sinks, &[DType::F32])?;
+        sizes.shape("sinks", sinks, "num_heads")?;
+    }
+    let mut lse = Rows::default();
+    if let Some(view) = args.get(LSE) {
+        sizes.dtype("lse", view, &[DType::F32])?;
+        sizes.shape("lse", view, "batch num_heads q_len")?;
+        let strides = view.layout().strides();
+        lse = Rows { batch: strides[0], head: strides[1], query: strides[2] };
+    }
+    let grid = |index: usize, allowed: &[DType]| match args.get(index) {
+        None => Ok(None),
+        Some(view) => {
+            let name = SPEC.args[index].name;
+            sizes.dtype(name, view, allowed)?;
+            check_grid(name, view, [batch, num_heads, q_len, kv_len], packed.is_some()).map(Some)
+        }
+    };
+    let mask = grid(MASK, &MASKS)?;
+    let bias = grid(BIAS, &[DType::F32, dtype])?.map(|grid| Bias { grid, dtype: args.at(BIAS).dtype() });
+
+    let (window, softcap, scale) = (attrs.f64(WINDOW), attrs.f64(SOFTCAP), attrs.f64(SCALE));
+    sizes.option("window", window, "a number of keys, or 0", window >= 0.0)?;
+    let within = |x: f64| (x as f32).is_finite();
+    sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
+    sizes.option("scale", scale, "a finite number", within(scale))?;
+    let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
+    Ok(Problem {
+        dtype,
+        batch,
+        q_len,
+        kv_len,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        q: heads(q),
+        k: heads(k),
+        v: heads(v),
+        out: heads(out),
+        packed,
+        mask,
+        bias,
+        sinks: args.get(SINKS).map(|sinks| sinks.layout().step()),
+        lse,
+        has_lse: args.get(LSE).is_some(),
+        causal: attrs.bool(CAUSAL),
+        window: window as usize,
+        softcap_bits: (softcap as f32).to_bits(),
+        scale_bits: (scale as f32).to_bits(),
+    })
+}
+
+fn check_starts(sizes: &mut Matcher, args: &Args<'_>, batch: usize) -> Result<Option<Packed>> {
+    let (q_starts, kv_starts) = (args.get(Q_STARTS), args.get(KV_STARTS));
+    sizes.together(("q_starts", q_starts), ("kv_starts", kv_starts))?;
+    let (Some(q_starts), Some(kv_starts)) = (q_starts, kv_starts) else { return Ok(None) };
+    for (name, starts) in [("q_starts", q_starts), ("kv_starts", kv_starts)] {
+        sizes.dtype(name, starts, &[DType::I32])?;
+        sizes.shape(name, starts, "requests+1")?;
+    }
+    let Some(requests) = sizes.size("requests+1").checked_sub(1) else {
+        return Err(Error::argument(SPEC.name, "q_starts", "at least one start", "none"));
+    };
+    if batch != 1 {
+        let expected = "a batch of 1, because the requests are packed";
+        return Err(Error::argument(SPEC.name, "q", expected, format!("batch={batch}")));
+    }
+    let step = |view: &TensorView<'_>| view.layout().step();
+    Ok(Some(Packed { requests, q_step: step(q_starts), kv_step: step(kv_starts) }))
+}
+
+/// The strides of a mask or bias.
+fn check_grid(name: &str, view: &TensorView<'_>, sizes: [usize; 4], packed: bool) -> Result<Grid> {
+    let [batch, num_heads, q_len, kv_len] = sizes;
+    if packed {
+        let expected = "nothing, because the requests are packed";
+        return Err(Error::argument(SPEC.name, name, expected, "a tensor"));
+    }
+    let fits = matches!(*view.shape(), [b, h, q, k]
+        if (b == batch || b == 1) && (h == num_heads || h == 1) && q == q_len && k == kv_len);
+    if !fits {
+        let expected =
+            format!("shape [batch={batch} or 1, num_heads={num_heads} or 1, q_len={q_len}, kv_len={kv_len}]");
+        return Err(Error::argument(SPEC.name, name, expected, format!("{:?}", view.shape())));
+    }
+    let stride = |dim: usize| match view.shape()[dim] {
+        1 => 0,
+        _ => view.layout().strides()[dim],
+    };
+    Ok(Grid {
+        batch: stride(0),
+        head: stride(1),
+        query: stride(2),
+        key: stride(3),
+        elements: view.layout().numel(),
+    })
+}

@@ -1,0 +1,99 @@
+//! In which order the tiles of `attention` are dealt out to the blocks.
+
+use super::{Problem, Tile};
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
+/// What decides how evenly the tiles of a call are dealt out to `units` blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Deal {
+    pub q_len: usize,
+    pub kv_len: usize,
+    /// Heads of all the batch.
+    pub heads: usize,
+    /// Of a tile.
+    pub rows: usize,
+    /// Of a block.
+    pub keys: usize,
+    pub causal: bool,
+    pub units: usize,
+}
+
+impl Deal {
+    pub(super) fn of(p: &Problem, units: usize) -> Deal {
+        let tile = Tile::of(p.head_dim, false);
+        Deal {
+            q_len: p.q_len,
+            kv_len: p.kv_len,
+            heads: p.num_heads * p.batch,
+            rows: tile.rows(),
+            keys: tile.keys,
+            causal: p.causal,
+            units,
+        }
+    }
+
+    fn m_tiles(&self) -> usize {
+        self.q_len.div_ceil(self.rows)
+    }
+
+    /// Blocks of keys that tile `m` sees, and one for the work that every tile is.
+    pub fn cost(&self, m: usize) -> usize {
+        let until = ((m + 1) * self.rows).min(self.q_len) + self.kv_len;
+        until.saturating_sub(self.q_len).min(self.kv_len).div_ceil(self.keys) + 1
+    }
+
+    /// The share of the time in which a block has work, if heads are dealt out in groups of `group`: as the device
+    /// does, the longest tiles of a group first, to the blocks forwards and backwards in turn.
+    pub fn evenness(&self, group: usize) -> f64 {
+        let mut loads = vec![0; self.units];
+        let mut dealt = 0;
+        for first in (0..self.heads).step_by(group) {
+            let heads = group.min(self.heads - first);
+            for m in (0..self.m_tiles()).rev() {
+                let cost = self.cost(m);
+                for _ in 0..heads {
+                    let (round, at) = (dealt / self.units, dealt % self.units);
+                    loads[if round % 2 == 1 { self.units - 1 - at } else { at }] += cost;
+                    dealt += 1;
+                }
+            }
+        }
+        let (sum, most) = (loads.iter().sum::<usize>(), loads.into_iter().max().unwrap_or(0));
+        sum as f64 / (most * self.units).max(1) as f64
+    }
+}
+
+/// Tiles beyond which they are dealt out evenly enough in any order.
+const MANY_TILES: usize = 1 << 14;
+/// What a smaller group, whose keys and values are in L2 at the same time, is worth.
+const LOCALITY: f64 = 0.02;
+
+/// Heads whose tiles are dealt out together: few, so that the blocks that work on one head at the same time find its keys
+/// and values in L2; but if tiles differ in length, enough for all blocks to get about the same.
+pub(in crate::ops) fn head_group(deal: &Deal) -> usize {
+    let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
+    let fill = units.div_ceil(m_tiles).min(heads);
+    if !deal.causal || heads * m_tiles > MANY_TILES {
+        return fill;
+    }
+    static KNOWN: LazyLock<Mutex<HashMap<Deal, usize>>> = LazyLock::new(Default::default);
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(&group) = known.get(deal) {
+        return group;
+    }
+    // Parts of the number of blocks, so that rounds and groups end together.
+    let mut groups: Vec<usize> = (1..=12).map(|part| (units * part).div_ceil(12)).collect();
+    groups.retain(|&group| group < heads);
+    groups.push(heads.min(units));
+    let evenness: Vec<f64> = groups.iter().map(|&group| deal.evenness(group)).collect();
+    let best = evenness.iter().copied().fold(0.0, f64::max);
+    let group =
+        groups.into_iter().zip(&evenness).find(|&(_, &e)| e >= best - LOCALITY).map_or(fill, |(g, _)| g);
+    // Calls have few shapes, but a server with chunks of all lengths has many.
+    if known.len() >= 1 << 12 {
+        known.clear();
+    }
+    known.insert(*deal, group);
+    group
+}

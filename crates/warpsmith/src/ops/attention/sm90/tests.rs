@@ -1,0 +1,41 @@
+//! Tiles and how they are dealt out.
+
+use super::Tile;
+use super::deal::{Deal, head_group};
+use crate::ops::attention::problem::HEAD_DIMS;
+
+#[test]
+fn tiles_fit_shared_memory_and_the_copy_engine() {
+    for (head_dim, paged) in HEAD_DIMS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
+        let tile = Tile::of(head_dim, paged);
+        assert!(tile.shared_bytes(head_dim) + tile.paged_bytes() <= 232_448, "{head_dim}: {tile:?}");
+        assert!(tile.rows() <= 256 && tile.keys <= 256, "{head_dim}: {tile:?}");
+    }
+}
+
+#[test]
+fn long_causal_calls_are_dealt_out_evenly() {
+    for (batch, q_len, kv_len, heads) in [
+        (32, 512, 512, 16),
+        (8, 2048, 2048, 16),
+        (2, 8192, 8192, 16),
+        (1, 16384, 16384, 16),
+        (1, 1024, 8192, 32),
+    ] {
+        let heads = batch * heads;
+        let deal = Deal { q_len, kv_len, heads, rows: 128, keys: 128, causal: true, units: 132 };
+        let group = head_group(&deal);
+        assert!((1..=heads).contains(&group), "{deal:?}");
+        assert!(deal.evenness(group) > 0.95, "{deal:?}: groups of {group} give {}", deal.evenness(group));
+    }
+}
+
+#[test]
+fn a_tile_costs_the_blocks_it_sees() {
+    let deal = Deal { q_len: 300, kv_len: 1000, heads: 1, rows: 128, keys: 128, causal: true, units: 132 };
+    // Queries 256 to 299 end at key 1000; queries 0 to 127 at key 828.
+    assert_eq!(deal.cost(2), 8 + 1);
+    assert_eq!(deal.cost(0), 7 + 1);
+    let beyond = Deal { q_len: 300, kv_len: 100, ..deal };
+    assert_eq!(beyond.cost(0), 1);
+}

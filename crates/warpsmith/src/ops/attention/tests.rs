@@ -1,0 +1,176 @@
+//! What the cases cannot show: that a row's bits are its own however it is called, and what bad starts get.
+
+use super::{Attention, Forward};
+use crate::cpu::{Tier, with_threads};
+use crate::op::{Args, Attrs, Op};
+use crate::ops::FLOATS;
+use crate::{DType, Device, Error, Tensor, TensorView};
+
+const KERNELS: [&str; 3] = ["attention_portable", "attention_avx2", "attention_avx512"];
+
+/// Two query heads to a KV head.
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 64;
+
+struct Tensors {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+}
+
+fn tensors(dtype: DType, q_len: usize, kv_len: usize) -> Tensors {
+    let random = |len, heads, seed| Tensor::randn(&[1, len, heads, DIM], dtype, Device::Cpu, seed).unwrap();
+    Tensors { q: random(q_len, HEADS, 0), k: random(kv_len, KV_HEADS, 1), v: random(kv_len, KV_HEADS, 2) }
+}
+
+/// Some tokens of a tensor.
+fn cut(tensor: &Tensor, tokens: std::ops::Range<usize>) -> TensorView<'_> {
+    tensor.view().narrow(1, tokens.start, tokens.len()).unwrap()
+}
+
+/// Calls `test` with each kernel that runs here and each type.
+fn for_kernels(test: impl Fn(&'static str, DType)) {
+    for (kernel, _) in KERNELS.iter().zip(Tier::available()) {
+        FLOATS.iter().for_each(|dtype| test(kernel, *dtype));
+    }
+}
+
+fn causal<'a>(kernel: &str, q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>) -> Vec<u8> {
+    let (out, lse) = Attention::new(q, k, v).causal().kernel(kernel).run_with_lse().unwrap();
+    assert_eq!(lse.shape(), [1, HEADS, q.shape()[1]]);
+    out.view().to_bytes().unwrap()
+}
+
+#[test]
+fn chunks_of_queries_have_the_bits_of_the_whole() {
+    for_kernels(|kernel, dtype| {
+        let len = 300;
+        let Tensors { q, k, v } = tensors(dtype, len, len);
+        let whole = causal(kernel, q.view(), k.view(), v.view());
+        let row = HEADS * DIM * dtype.size();
+        for (start, end) in [(0, 1), (0, 70), (70, 200), (200, 300), (129, 130), (299, 300)] {
+            // What comes later is hidden by the mask anyway.
+            let part = causal(kernel, cut(&q, start..end), cut(&k, 0..end), cut(&v, 0..end));
+            assert!(part == whole[start * row..end * row], "{kernel} {dtype}: queries {start}..{end}");
+        }
+    });
+}
+
+#[test]
+fn segments_have_the_same_bits_on_any_number_of_threads() {
+    for_kernels(|kernel, dtype| {
+        let Tensors { q, k, v } = tensors(dtype, 3, 5000);
+        let alone = with_threads(1, || causal(kernel, q.view(), k.view(), v.view()));
+        for threads in [2, 7, 64] {
+            let many = with_threads(threads, || causal(kernel, q.view(), k.view(), v.view()));
+            assert!(many == alone, "{kernel} {dtype} with {threads} threads");
+        }
+        // As the last rows of a call with so many queries that nothing is split.
+        let padding = Tensor::randn(&[1, 400, HEADS, DIM], dtype, Device::Cpu, 9).unwrap();
+        let both = [padding.view().to_bytes().unwrap(), q.view().to_bytes().unwrap()].concat();
+        let long = Tensor::from_bytes(&both, &[1, 403, HEADS, DIM], dtype, Device::Cpu).unwrap();
+        let rows = causal(kernel, long.view(), k.view(), v.view());
+        assert!(rows[rows.len() - alone.len()..] == alone, "{kernel} {dtype} behind other queries");
+    });
+}
+
+#[test]
+fn packed_requests_have_the_bits_they_have_alone() {
+    for_kernels(|kernel, dtype| {
+        let starts = [0, 65, 65, 66, 195, 300];
+        let packed = Tensor::from_slice(&starts, &[6], Device::Cpu).unwrap();
+        let Tensors { q, k, v } = tensors(dtype, 300, 300);
+        let call = Attention::new(&q, &k, &v).starts(&packed, &packed).causal().kernel(kernel);
+        let all = call.run().unwrap().view().to_bytes().unwrap();
+        let row = HEADS * DIM * dtype.size();
+        for ends in starts.windows(2) {
+            let (start, end) = (ends[0] as usize, ends[1] as usize);
+            let own = |t: &Tensor| {
+                Tensor::from_bytes(
+                    &cut(t, start..end).to_bytes().unwrap(),
+                    &[1, end - start, t.shape()[2], DIM],
+                    dtype,
+                    Device::Cpu,
+                )
+                .unwrap()
+            };
+            let (q, k, v) = (own(&q), own(&k), own(&v));
+            let alone = causal(kernel, q.view(), k.view(), v.view());
+            assert!(alone == all[start * row..end * row], "{kernel} {dtype}: tokens {start}..{end}");
+        }
+    });
+}
+
+#[test]
+fn keys_that_are_not_seen_do_not_reach_a_row() {
+    for_kernels(|kernel, dtype| {
+        let Tensors { q, k, v } = tensors(dtype, 40, 40);
+        let clean = causal(kernel, q.view(), k.view(), v.view());
+        let mut values = k.to_f64().unwrap();
+        let hidden = 30 * KV_HEADS * DIM;
+        for (i, value) in values[hidden..].iter_mut().enumerate() {
+            *value = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][i % 3];
+        }
+        let k = Tensor::from_f64(&values, k.shape(), dtype, Device::Cpu).unwrap();
+        let out = causal(kernel, q.view(), k.view(), v.view());
+        let seen = 30 * HEADS * DIM * dtype.size();
+        assert!(out[..seen] == clean[..seen] && out[seen..] != clean[seen..], "{kernel} {dtype}");
+    });
+}
+
+#[test]
+fn starts_must_ascend_inside_the_tensors() {
+    let Tensors { q, k, v } = tensors(DType::F32, 10, 10);
+    let starts = |values: &[i32]| Tensor::from_slice(values, &[values.len()], Device::Cpu).unwrap();
+    let good = starts(&[0, 4, 10]);
+    for bad in [&[0, 11, 10][..], &[0, 5, 4], &[-1, 5, 10], &[0, 5, i32::MAX]] {
+        let bad = starts(bad);
+        for (q_starts, kv_starts, blamed) in [(&bad, &good, "q_starts"), (&good, &bad, "kv_starts")] {
+            let mut out = Tensor::zeros(q.shape(), DType::F32, Device::Cpu).unwrap();
+            let call = Attention::new(&q, &k, &v).starts(q_starts, kv_starts);
+            let error = call.run_into(&mut out, &Device::Cpu.default_stream().unwrap()).unwrap_err();
+            assert!(matches!(error, Error::Argument { ref arg, .. } if *arg == blamed), "{error}");
+            assert!(out.to_f64().unwrap().iter().all(|x| *x == 0.0), "nothing is written");
+        }
+    }
+    // Rows of no request are left alone.
+    let mut out = Tensor::from_f64(&vec![7.0; 10 * HEADS * DIM], q.shape(), DType::F32, Device::Cpu).unwrap();
+    let some = starts(&[2, 4, 8]);
+    let call = Attention::new(&q, &k, &v).starts(&some, &some);
+    call.run_into(&mut out, &Device::Cpu.default_stream().unwrap()).unwrap();
+    let rows: Vec<bool> = out.to_f64().unwrap().chunks(HEADS * DIM).map(|row| row[0] == 7.0).collect();
+    assert_eq!(rows, [true, true, false, false, false, false, false, false, true, true]);
+}
+
+#[test]
+fn sizes_that_no_kernel_has_are_named() {
+    let message = |q: &[usize], k: &[usize]| {
+        let zeros = |shape| Tensor::zeros(shape, DType::F32, Device::Cpu).unwrap();
+        Attention::new(&zeros(q), &zeros(k), &zeros(k)).run().unwrap_err().to_string()
+    };
+    let error = message(&[1, 2, 4, 48], &[1, 2, 4, 48]);
+    assert!(error.contains("32, 64, 80, 96, 128, 160, 192, 256") && error.contains("48"), "{error}");
+    let error = message(&[1, 2, 4, 64], &[1, 2, 3, 64]);
+    assert!(error.contains("`k`") && error.contains("num_heads=4") && error.contains('3'), "{error}");
+}
+
+#[test]
+fn only_pairs_that_see_each_other_are_counted() {
+    let flops = |q_len: usize, kv_len: usize, causal: bool, window: f64| {
+        let Tensors { q, k, v } = tensors(DType::F32, q_len, kv_len);
+        let mut out = Tensor::zeros(q.shape(), DType::F32, Device::Cpu).unwrap();
+        let args = Args::new(const { &Forward::SPEC })
+            .input(super::Q, q.view())
+            .input(super::K, k.view())
+            .input(super::V, v.view())
+            .output(super::OUT, out.view_mut());
+        let attrs =
+            Attrs::defaults(&Forward::SPEC).with(super::CAUSAL, causal.into()).with(super::WINDOW, window);
+        Forward::cost(&Forward::check(&args, &attrs).unwrap()).flops / (4 * HEADS * DIM) as f64
+    };
+    assert_eq!(flops(5, 7, false, 0.0), 35.0);
+    assert_eq!(flops(5, 7, true, 0.0), (3 + 4 + 5 + 6 + 7) as f64);
+    assert_eq!(flops(4, 4, true, 1.0), (1 + 2 + 2 + 2) as f64);
+    assert_eq!(flops(7, 5, true, 0.0), (1 + 2 + 3 + 4 + 5) as f64);
+}

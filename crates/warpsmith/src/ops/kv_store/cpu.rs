@@ -1,0 +1,198 @@
+//! `kv_store` on the CPU, one source for all tiers.
+
+use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
+use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
+use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
+use crate::dtype::{DType, F8E4M3, F8E5M2};
+use crate::error::{Error, Result};
+use crate::ops::rope::cpu::{Factors, Head, Row};
+use crate::registry::Launch;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Elements a thread works on at least: less is not worth waking one.
+const GRAIN: usize = 1 << 15;
+
+pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    let slots = checked_slots(launch)?;
+    if let (Some(rotation), Some((dtype, stride))) = (p.rotation, p.positions) {
+        let base = launch.args.address(POSITIONS);
+        // SAFETY: the offsets of the tensor's elements.
+        let at = |token: usize| unsafe { index_at(base, dtype, token * stride as usize) };
+        rotation.check_positions(launch.args.spec().name, (0..p.num_tokens).map(at))?;
+    }
+    let factors = p.rotation.map(|r| Factors::new(&r, [COS, SIN].map(|index| launch.args.address(index))));
+    let token = 2 * p.num_heads * p.head_dim;
+    let stream = should_stream(p.num_tokens * token * p.to.size());
+    // In order, so that of tokens with the same slot the last one stays.
+    let grain = if all_differ(&slots) { GRAIN.div_ceil(token.max(1)) } else { p.num_tokens };
+    parallel_for(p.num_tokens, grain, |tokens| {
+        let (slots, factors) = (&slots[..], factors.as_ref());
+        with_float!(p.from, T => {
+            dispatch(launch.tier, Store::<T> { launch, slots, factors, tokens, stream, t: PhantomData })
+        });
+    });
+    Ok(())
+}
+
+/// The slot of each token; -1 for those that are skipped.
+fn checked_slots(launch: &Launch<'_, Problem>) -> Result<Vec<i64>> {
+    let p = launch.problem;
+    let num_slots = p.num_pages * p.page_size;
+    let mut slots = Vec::with_capacity(p.num_tokens);
+    for token in 0..p.num_tokens {
+        let offset = token * p.slot_stride as usize;
+        // SAFETY: the offset of an element of the tensor.
+        let slot = unsafe { index_at(launch.args.address(SLOTS), p.slot_dtype, offset) };
+        if !(-1..num_slots as i64).contains(&slot) {
+            let expected = format!("slots from 0 to below num_pages*page_size={num_slots}, or -1");
+            let got = format!("{slot} for token {token}");
+            return Err(Error::argument(launch.args.spec().name, "slots", expected, got));
+        }
+        slots.push(slot);
+    }
+    Ok(slots)
+}
+
+/// Whether no two tokens are stored at the same slot.
+fn all_differ(slots: &[i64]) -> bool {
+    let increase = |slots: &[i64]| slots.windows(2).all(|two| two[0] < two[1] || two[1] == -1);
+    if increase(slots) && !slots.contains(&-1) {
+        return true;
+    }
+    let mut sorted = slots.to_vec();
+    sorted.sort_unstable();
+    increase(&sorted)
+}
+
+struct Store<'a, T> {
+    launch: &'a Launch<'a, Problem>,
+    slots: &'a [i64],
+    factors: Option<&'a Factors>,
+    tokens: Range<usize>,
+    stream: bool,
+    t: PhantomData<T>,
+}
+
+impl<T: CpuElement> Task for Store<'_, T> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let p = self.launch.problem;
+        let args = self.launch.args;
+        let size = p.to.size() as isize;
+        let mut sources = Scratch::<T>::new(p.head_dim, &p.sides.map(|side| side.source[2]));
+        let mut row = p.rotation.map(|rotation| Row::new(&rotation));
+        let run = p.num_heads * p.head_dim;
+        let mut wide = vec![0.0; if p.from == p.to { 0 } else { run }];
+        // A head of the cache whose elements are apart, before it is put there.
+        let mut dense = vec![T::from_f32(0.0); p.head_dim];
+        let dense = dense.as_mut_ptr().cast::<u8>();
+        for token in self.tokens {
+            let Ok(slot) = usize::try_from(self.slots[token]) else { continue };
+            if let (Some(row), Some(factors), Some((dtype, stride))) = (&mut row, self.factors, p.positions) {
+                // SAFETY: one of the tensor's elements; `run` has bound the positions to the tables.
+                unsafe {
+                    let position = index_at(args.address(POSITIONS), dtype, token * stride as usize);
+                    row.fill(s, factors, position);
+                }
+            }
+            for (t, x, cache, scale) in [(0, K, K_CACHE, K_SCALE), (1, V, V_CACHE, V_SCALE)] {
+                let side = &p.sides[t];
+                let row = row.as_ref().filter(|_| t == 0);
+                let whole = row.is_none() && side.is_one_run(p.head_dim);
+                let (heads, n) = if whole { (1, run) } else { (p.num_heads, p.head_dim) };
+                let [token_stride, head_stride, step] = side.source;
+                let [page, place, cache_head, cache_step] = side.cache;
+                let from = (args.address(x) as *const T).wrapping_offset(token as isize * token_stride);
+                let at = (slot / p.page_size) as isize * page + (slot % p.page_size) as isize * place;
+                for head in 0..heads as isize {
+                    let out = args.address(cache) as *mut u8;
+                    let out = out.wrapping_offset((at + head * cache_head) * size);
+                    let target = if cache_step == 1 { out } else { dense };
+                    let stream = self.stream && cache_step == 1;
+                    // SAFETY: `check` bound all shapes to these sizes and strides, `run` the slots to the cache; threads
+                    // get disjoint tokens, whose slots differ. Caches and inputs are apart.
+                    unsafe {
+                        let x = sources.gather(t, from.wrapping_offset(head * head_stride), step);
+                        if p.from == p.to {
+                            let rotated = rotate(self.launch.tier, row, x, target.cast(), stream);
+                            let (x, out) = (x.add(rotated), target.cast::<T>().add(rotated));
+                            let bytes = (n - rotated) * size_of::<T>();
+                            copy_bytes(s, x.cast(), out.cast(), bytes, stream);
+                        } else {
+                            let values = wide.as_mut_ptr();
+                            widen(s, x, values, n);
+                            rotate(self.launch.tier, row, values, values, false);
+                            let divisor = side.scale.map_or(1.0, |stride| {
+                                *(args.address(scale) as *const f32).offset(head * stride)
+                            });
+                            let (x, tier) = (wide.as_ptr(), self.launch.tier);
+                            match p.to {
+                                DType::F8E4M3 => {
+                                    let out = target.cast::<F8E4M3>();
+                                    Narrow { x, out, n, divisor, stream }.store(tier)
+                                }
+                                _ => {
+                                    let out = target.cast::<F8E5M2>();
+                                    Narrow { x, out, n, divisor, stream }.store(tier)
+                                }
+                            }
+                        }
+                        if cache_step != 1 {
+                            scatter(dense, out, cache_step * size, size as usize, p.head_dim);
+                        }
+                    }
+                }
+            }
+        }
+        if self.stream {
+            s.fence();
+        }
+    }
+}
+
+/// Puts `n` dense elements of `size` bytes in their places, `step` bytes apart.
+///
+/// # Safety
+/// The elements must be readable, and their places from `out` on writable.
+unsafe fn scatter(elements: *const u8, out: *mut u8, step: isize, size: usize, n: usize) {
+    for i in 0..n {
+        // SAFETY: `i < n`.
+        unsafe { std::ptr::copy_nonoverlapping(elements.add(i * size), out.offset(i as isize * step), size) };
+    }
+}
+
+/// Rotates a head by `row`, if there is one; returns how many elements that were.
+///
+/// # Safety
+/// `x` must be readable and `out` writable for these elements, the two apart or the same.
+unsafe fn rotate<T: CpuElement>(
+    tier: Tier,
+    row: Option<&Row>,
+    x: *const T,
+    out: *mut T,
+    stream: bool,
+) -> usize {
+    row.map_or(0, |row| {
+        // SAFETY: passed on.
+        unsafe { Head { row, x, out, stream }.rotate(tier) };
+        row.rotary_dim()
+    })
+}
+
+/// # Safety
+/// `x` must be readable and `out` writable for `n` elements.
+#[inline(always)]
+unsafe fn widen<S: Simd, T: CpuElement>(s: S, x: *const T, out: *mut f32, n: usize) {
+    for_vectors::<S>(
+        n,
+        #[inline(always)]
+        |i, count| {
+            // SAFETY: `i + count <= n`.
+            unsafe { store_at(s, out, i, count, load_at(s, x, i, count)) }
+        },
+    );
+}

@@ -1,0 +1,239 @@
+//! `kv_store` on CUDA devices: host half.
+
+use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, Side, V, V_CACHE, V_SCALE};
+use crate::cuda::rows::{element, flag, grid_blocks};
+use crate::cuda::{LaunchConfig, kernel};
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::ops::FLOATS;
+use crate::ops::rope::cuda::{Heads, MAX_PAIRS, Rotary, Shape, THREADS};
+use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+
+const SOURCE: Source = Source { name: "kv_store", code: include_str!("kernel.cu") };
+/// Tokens of a thread that has more to do than to copy, where there are enough for all multiprocessors. Threads that only
+/// copy are fastest with one each.
+const ITEMS: usize = 2;
+/// Blocks on a multiprocessor that count as enough.
+const FULL_BLOCKS: usize = 4;
+
+kernel_params! {
+    struct KvSide {
+        x: u64, cache: u64, scale: u64,
+        token_stride: i64, head_stride: i64, step: i64,
+        page_stride: i64, place_stride: i64, cache_head_stride: i64, cache_step: i64,
+        scale_stride: i64,
+        /// Heads, or one if all of them are one run, and columns of each.
+        heads: u32, columns: u32,
+        lane_bits: i32, unused: i32,
+    }
+}
+
+kernel_params! {
+    struct KvStoreParams {
+        slots: u64, positions: u64,
+        slot_stride: i64, position_stride: i64,
+        num_tokens: i64, num_slots: u64,
+        page_size: u32, v_per_k: u32,
+        wide_slots: i32, wide_positions: i32,
+        /// Keys, then values.
+        sides: [KvSide; 2],
+        rotary: Rotary,
+    }
+}
+
+static DEVICE: CudaKernel = CudaKernel {
+    source: SOURCE,
+    prelude: KvStoreParams::prelude,
+    function: "kv_store",
+    min_arch: Arch::new(6, 0, false),
+    fast_math: false,
+    variants,
+};
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy)]
+struct Variant {
+    from: DType,
+    to: DType,
+    vector: bool,
+    /// 0: none, 1: angles, 2: tables.
+    rope: u8,
+    interleaved: bool,
+    items: usize,
+}
+
+impl Variant {
+    fn defines(self) -> Defines {
+        vec![
+            element(self.from),
+            ("CACHE", self.to.name().into()),
+            flag("VECTOR", self.vector),
+            ("ROPE", self.rope.to_string()),
+            flag("INTERLEAVED", self.interleaved),
+            ("ITEMS", self.items.to_string()),
+        ]
+    }
+}
+
+fn variants() -> Vec<Defines> {
+    let mut all = Vec::new();
+    for from in FLOATS {
+        for to in [from, DType::F8E4M3, DType::F8E5M2] {
+            for vector in [false, true] {
+                for (rope, interleaved) in [(0, false), (1, false), (1, true), (2, false), (2, true)] {
+                    let most = if rope == 0 && from == to { 1 } else { ITEMS };
+                    for items in 1..=most {
+                        all.push(Variant { from, to, vector, rope, interleaved, items }.defines());
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
+    Kernel::cuda(name, &DEVICE, run).configured(|p, info| Tiling::new(p, info).to_string()).when(|p, _| {
+        let most = i32::MAX as usize;
+        if p.num_pages.saturating_mul(p.page_size) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2
+        {
+            return Err(format!("more than {most} slots or {} elements of a token", most / 2));
+        }
+        match p.rotation.is_some_and(|rotation| rotation.pairs() > MAX_PAIRS) {
+            true => Err(format!("more than {} elements of a head are rotated", 2 * MAX_PAIRS)),
+            false => Ok(()),
+        }
+    })
+}
+
+/// How heads that are not rotated are shared out over threads.
+#[derive(Clone, Copy)]
+struct Plain {
+    heads: usize,
+    columns: usize,
+    lanes: usize,
+}
+
+impl Plain {
+    fn new(p: &Problem, side: &Side) -> Plain {
+        let piece = if p.vector { 16 / p.from.size() } else { 1 };
+        let (heads, head_dim) = match side.is_one_run(p.head_dim) {
+            true => (1, p.num_heads * p.head_dim),
+            false => (p.num_heads, p.head_dim),
+        };
+        let columns = head_dim / piece;
+        Plain { heads, columns, lanes: (heads * columns).max(1).next_power_of_two().min(THREADS) }
+    }
+
+    fn blocks(&self, num_tokens: usize, items: usize) -> usize {
+        num_tokens.div_ceil(items * (THREADS / self.lanes))
+    }
+}
+
+/// How the work is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+struct Tiling {
+    sides: [Plain; 2],
+    rotated: Option<Shape>,
+    items: usize,
+    k_blocks: usize,
+    v_blocks: usize,
+}
+
+impl Tiling {
+    fn new(p: &Problem, info: &DeviceInfo) -> Tiling {
+        let sides = [0, 1].map(|t| Plain::new(p, &p.sides[t]));
+        let rotated = p.rotation.map(|rotation| {
+            let piece = if p.vector { 16 / p.from.size() } else { 1 };
+            let [_, head, step] = p.sides[0].source;
+            let Problem { num_tokens, num_heads, head_dim, .. } = *p;
+            let strides = [head, step];
+            Shape::new(
+                Heads { rotation, num_tokens, num_heads, head_dim, piece, strides, in_place: false },
+                info,
+            )
+        });
+        let items = match &rotated {
+            Some(shape) => shape.items,
+            None if p.from == p.to => 1,
+            None if sides[0].blocks(p.num_tokens, ITEMS) < FULL_BLOCKS * info.units => 1,
+            None => ITEMS,
+        };
+        let k_blocks = rotated.as_ref().map_or(sides[0].blocks(p.num_tokens, items), Shape::blocks);
+        let v_blocks = sides[1].blocks(p.num_tokens, items);
+        Tiling { sides, rotated, items, k_blocks, v_blocks }
+    }
+
+    /// Blocks of values to each block of keys.
+    fn v_per_k(&self) -> usize {
+        self.v_blocks.div_ceil(self.k_blocks)
+    }
+}
+
+impl std::fmt::Display for Tiling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Tiling { sides, items, k_blocks, v_blocks, .. } = self;
+        write!(f, "{} threads x {items} tokens, {k_blocks} + {v_blocks} blocks", sides[1].lanes)
+    }
+}
+
+fn run(launch: &Launch<'_, Problem>) -> Result<()> {
+    let p = launch.problem;
+    if p.num_tokens == 0 {
+        return Ok(());
+    }
+    let at = |index| launch.args.address(index) as u64;
+    let tiling = Tiling::new(p, launch.info);
+    let blocks = grid_blocks("kv_store", tiling.k_blocks * (tiling.v_per_k() + 1))?;
+    let side = |t: usize, x, cache, scale| {
+        let (side, plain) = (&p.sides[t], tiling.sides[t]);
+        KvSide {
+            x: at(x),
+            cache: at(cache),
+            scale: at(scale),
+            token_stride: side.source[0] as i64,
+            head_stride: side.source[1] as i64,
+            step: side.source[2] as i64,
+            page_stride: side.cache[0] as i64,
+            place_stride: side.cache[1] as i64,
+            cache_head_stride: side.cache[2] as i64,
+            cache_step: side.cache[3] as i64,
+            scale_stride: side.scale.unwrap_or(0) as i64,
+            heads: plain.heads as u32,
+            columns: plain.columns as u32,
+            lane_bits: plain.lanes.trailing_zeros() as i32,
+            unused: 0,
+        }
+    };
+    let tables = [COS, SIN].map(|index| launch.args.address(index));
+    let params = KvStoreParams {
+        slots: at(SLOTS),
+        positions: at(POSITIONS),
+        slot_stride: p.slot_stride as i64,
+        position_stride: p.positions.map_or(0, |(_, stride)| stride as i64),
+        num_tokens: p.num_tokens as i64,
+        num_slots: (p.num_pages * p.page_size) as u64,
+        page_size: p.page_size as u32,
+        v_per_k: tiling.v_per_k() as u32,
+        wide_slots: (p.slot_dtype == DType::I64) as i32,
+        wide_positions: p.positions.is_some_and(|(dtype, _)| dtype == DType::I64) as i32,
+        sides: [side(0, K, K_CACHE, K_SCALE), side(1, V, V_CACHE, V_SCALE)],
+        rotary: tiling.rotated.as_ref().map_or(Rotary::NONE, |shape| shape.rotary(tables, 0)),
+    };
+    let shared =
+        tiling.rotated.as_ref().map_or(0, |shape| shape.shared_bytes(params.rotary.num_pairs as usize));
+    let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], shared as u32);
+    let variant = Variant {
+        from: p.from,
+        to: p.to,
+        vector: p.vector,
+        rope: p.rotation.map_or(0, |rotation| 1 + rotation.tables.is_some() as u8),
+        interleaved: p.rotation.is_some_and(|rotation| rotation.interleaved),
+        items: tiling.items,
+    };
+    // SAFETY: `check` bound shapes and strides to the parameters, `supports` the numbers that are narrowed here; the
+    // kernel skips slots out of range, and shared memory holds both factors of every pair of a block's tokens.
+    unsafe { kernel::run(launch, &variant.defines(), &config, &params) }
+}

@@ -1,0 +1,353 @@
+//! `kv_store`: writes the keys and values of new tokens to their slots in a paged cache, optionally rotating the keys
+//! and casting both on the way.
+//!
+//! - Shapes: `k` and `v` are `[num_tokens, num_kv_heads, head_dim]`, `slots` is `[num_tokens]`, `k_cache` and `v_cache` are
+//!   `[num_pages, page_size, num_kv_heads, head_dim]`, changed in place. Any strides: `k` and `v` may lie in a packed
+//!   projection, pages may have heads before slots, and the two caches may take turns page by page.
+//! - Token `i` goes to slot `slots[i] % page_size` of page `slots[i] / page_size`. A token whose slot is -1 is skipped.
+//! - Any other slot out of range is an error on the CPU, found before anything is written. On a device, where no value can
+//!   be looked at in time, the token is skipped.
+//! - No two tokens should have the same slot. If some have, the CPU stores the last of them; on a device each element
+//!   stored there is that of one of them.
+//! - Types: f32, f16 or bf16 for `k` and `v`; the same or f8e4m3 or f8e5m2 for the caches; i64 or i32 for `slots` and
+//!   `positions`; f32 for the rest.
+//! - With `positions`, `[num_tokens]`, keys are rotated as `rope` defines it, by the options and tables it has: a position
+//!   outside the tables is an error on the CPU, and the nearest row is used on a device. On a device at most 512 elements
+//!   of a head can be rotated.
+//! - With 8-bit caches, `k_scale` and `v_scale` may be given: one scale for all heads, `[1]`, or one for each,
+//!   `[num_kv_heads]`. What is stored is divided by them: `stored = round(x / scale)`, saturating as in `cast`.
+//! - Rounding: rotation and quotient are formed in f32, and the result is rounded once. What is neither rotated nor cast
+//!   keeps its bits.
+//! - An empty cache is left alone.
+
+mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::ops::FLOATS;
+use crate::ops::rope::{self, Rotation};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{TensorView, TensorViewMut};
+
+const K: usize = 0;
+const V: usize = 1;
+const SLOTS: usize = 2;
+const POSITIONS: usize = 3;
+const COS: usize = 4;
+const SIN: usize = 5;
+const K_SCALE: usize = 6;
+const V_SCALE: usize = 7;
+const K_CACHE: usize = 8;
+const V_CACHE: usize = 9;
+// The first options are those of `rope`, at the positions they have there.
+const TO: usize = 4;
+
+const INDICES: [DType; 2] = [DType::I64, DType::I32];
+
+/// Keys or values: where they come from and where they go, in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Side {
+    /// Distances of tokens, heads and elements of a head.
+    source: [isize; 3],
+    /// Distances of pages, slots, heads and elements of a head.
+    cache: [isize; 4],
+    /// Distance of the heads' scales; `None` without scales.
+    scale: Option<isize>,
+}
+
+impl Side {
+    /// Whether all heads of a token are one run on both sides, under one scale.
+    fn is_one_run(&self, head_dim: usize) -> bool {
+        let run = |strides: &[isize]| strides == [head_dim as isize, 1];
+        run(&self.source[1..]) && run(&self.cache[2..]) && self.scale.unwrap_or(0) == 0
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    from: DType,
+    to: DType,
+    slot_dtype: DType,
+    slot_stride: isize,
+    /// Type and stride of the positions, if keys are rotated.
+    positions: Option<(DType, isize)>,
+    rotation: Option<Rotation>,
+    num_tokens: usize,
+    num_heads: usize,
+    head_dim: usize,
+    num_pages: usize,
+    page_size: usize,
+    /// Keys, then values.
+    sides: [Side; 2],
+    num_scales: [usize; 2],
+    /// Heads, and the parts a rotation divides them into, consist of 16-byte pieces of `k` and `v`, whose results can be
+    /// stored at once.
+    vector: bool,
+}
+
+fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = Forward::SPEC.name;
+    let mut sizes = Matcher::new(op);
+    let from = sizes.dtype("k", args.at(K), &FLOATS)?;
+    sizes.dtype("v", args.at(V), &[from])?;
+    let to = sizes.dtype("k_cache", args.at(K_CACHE), &[from, DType::F8E4M3, DType::F8E5M2])?;
+    sizes.dtype("v_cache", args.at(V_CACHE), &[to])?;
+    let slots = args.at(SLOTS);
+    let slot_dtype = sizes.dtype("slots", slots, &INDICES)?;
+    for (name, index) in [("k", K), ("v", V)] {
+        sizes.shape(name, args.at(index), "num_tokens num_kv_heads head_dim")?;
+    }
+    sizes.shape("slots", slots, "num_tokens")?;
+    for (name, index) in [("k_cache", K_CACHE), ("v_cache", V_CACHE)] {
+        sizes.shape(name, args.at(index), "num_pages page_size num_kv_heads head_dim")?;
+    }
+    let (num_tokens, num_heads, head_dim) =
+        (sizes.size("num_tokens"), sizes.size("num_kv_heads"), sizes.size("head_dim"));
+
+    rope::check_numbers(&sizes, args, attrs)?;
+    let mut rotation = None;
+    let mut position = None;
+    if let Some(positions) = args.get(POSITIONS) {
+        let dtype = sizes.dtype("positions", positions, &INDICES)?;
+        sizes.shape("positions", positions, "num_tokens")?;
+        let empty = num_tokens * num_heads * head_dim == 0;
+        rotation = Some(Rotation::check(&mut sizes, args, attrs, [COS, SIN], head_dim, empty)?);
+        position = Some((dtype, positions.layout().step()));
+    } else if args.get(COS).is_some() || args.get(SIN).is_some() {
+        return Err(Error::argument(op, "positions", "a tensor, because there are tables", "nothing"));
+    }
+
+    sizes.together(("k_scale", args.get(K_SCALE)), ("v_scale", args.get(V_SCALE)))?;
+    let mut num_scales = [0; 2];
+    for (t, (name, index)) in [("k_scale", K_SCALE), ("v_scale", V_SCALE)].into_iter().enumerate() {
+        let Some(scale) = args.get(index) else { continue };
+        if to.size() != 1 {
+            let expected = "nothing, because the caches are not of an 8-bit type";
+            return Err(Error::argument(op, name, expected, "a tensor"));
+        }
+        sizes.dtype(name, scale, &[DType::F32])?;
+        if scale.shape() != [1] && scale.shape() != [num_heads] {
+            let expected = format!("shape [1] or [num_kv_heads={num_heads}]");
+            return Err(Error::argument(op, name, expected, format!("{:?}", scale.shape())));
+        }
+        num_scales[t] = scale.layout().numel();
+    }
+
+    let sides = [(K, K_CACHE, K_SCALE), (V, V_CACHE, V_SCALE)].map(|(x, cache, scale)| Side {
+        source: args.at(x).layout().strides().try_into().expect("three dimensions"),
+        cache: args.at(cache).layout().strides().try_into().expect("four dimensions"),
+        scale: args.get(scale).map(|s| if s.layout().numel() == 1 { 0 } else { s.layout().step() }),
+    });
+    let piece = 16 / from.size();
+    let vector = rotation.is_none_or(|r| r.pairs().is_multiple_of(piece))
+        && [K, V, K_CACHE, V_CACHE].iter().all(|&index| args.at(index).has_rows_of(piece));
+    Ok(Problem {
+        from,
+        to,
+        slot_dtype,
+        slot_stride: slots.layout().step(),
+        positions: position,
+        rotation,
+        num_tokens,
+        num_heads,
+        head_dim,
+        num_pages: sizes.size("num_pages"),
+        page_size: sizes.size("page_size"),
+        sides,
+        num_scales,
+        vector,
+    })
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "kv_store",
+        summary: "Stores keys and values in a paged cache, with optional rope and 8-bit cast",
+        args: &[
+            ArgSpec::input("k", "[num_tokens, num_kv_heads, head_dim]"),
+            ArgSpec::input("v", "[num_tokens, num_kv_heads, head_dim]"),
+            ArgSpec::input("slots", "[num_tokens], i64 or i32: page * page_size + place in it, -1 to skip"),
+            ArgSpec::input("positions", "[num_tokens], i64 or i32; keys are rotated if given").optional(),
+            ArgSpec::input("cos", "[max_pos, rotary_dim / 2], f32; given exactly when sin is").optional(),
+            ArgSpec::input("sin", "[max_pos, rotary_dim / 2], f32").optional(),
+            ArgSpec::input("k_scale", "[num_scales], f32: 1 or num_kv_heads, what keys are divided by")
+                .optional(),
+            ArgSpec::input("v_scale", "[num_scales], f32: 1 or num_kv_heads, what values are divided by")
+                .optional(),
+            ArgSpec::in_out("k_cache", "[num_pages, page_size, num_kv_heads, head_dim]"),
+            ArgSpec::in_out("v_cache", "[num_pages, page_size, num_kv_heads, head_dim]"),
+        ],
+        attrs: &[
+            rope::ATTRS[rope::LAYOUT],
+            rope::ATTRS[rope::THETA],
+            rope::ATTRS[rope::ROTARY_DIM],
+            AttrSpec { name: "position_scale", ..rope::ATTRS[rope::SCALE] },
+            AttrSpec {
+                name: "to",
+                kind: AttrKind::Choice(&["auto", "f8e4m3", "f8e5m2"]),
+                doc: "type of the caches where they are made for a test; auto: that of k",
+            },
+        ],
+        sizes: &[
+            SizeSpec { name: "num_tokens", default: 8192, doc: "number of new tokens" },
+            SizeSpec { name: "num_kv_heads", default: 8, doc: "number of heads" },
+            SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
+            SizeSpec { name: "page_size", default: 16, doc: "tokens of a page" },
+            SizeSpec { name: "num_pages", default: 1024, doc: "pages of a cache" },
+            SizeSpec { name: "num_scales", default: 1, doc: "scales, if given: 1 or num_kv_heads" },
+        ],
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check(args, attrs)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::stored(inputs, attrs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let elements = (p.num_tokens * p.num_heads * p.head_dim) as f64;
+        let indices = p.slot_dtype.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
+        let tables = p.rotation.map_or(0, |r| r.table_bytes(p.num_tokens));
+        let scales = (p.num_scales[0] + p.num_scales[1]) * size_of::<f32>();
+        let rotations = p.rotation.map_or(0, |r| p.num_tokens * p.num_heads * r.pairs()) as f64;
+        let quotients = if scales > 0 { 2.0 * elements } else { 0.0 };
+        Cost {
+            bytes: 2.0 * elements * (p.from.size() + p.to.size()) as f64
+                + (p.num_tokens * indices + tables + scales) as f64,
+            flops: 6.0 * rotations + quotients,
+        }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        cases::plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases::cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        cases::bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::kernel("kv_store_cuda"),
+    Kernel::cpu("kv_store_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("kv_store_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("kv_store_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `kv_store`.
+///
+/// ```
+/// use warpsmith::{ops::KvStore, DType, Device, Tensor};
+/// let k = Tensor::randn(&[3, 2, 64], DType::BF16, Device::Cpu, 0)?;
+/// let v = Tensor::randn(&[3, 2, 64], DType::BF16, Device::Cpu, 1)?;
+/// // The last places of page 4 and the first of page 7.
+/// let slots = Tensor::from_slice(&[4i64 * 16 + 14, 4 * 16 + 15, 7 * 16], &[3], Device::Cpu)?;
+/// let positions = Tensor::from_slice(&[30i64, 31, 32], &[3], Device::Cpu)?;
+/// let mut k_cache = Tensor::zeros(&[10, 16, 2, 64], DType::BF16, Device::Cpu)?;
+/// let mut v_cache = Tensor::zeros(&[10, 16, 2, 64], DType::BF16, Device::Cpu)?;
+/// KvStore::new(&k, &v, &slots).rope(&positions).theta(500_000.0).run(&mut k_cache, &mut v_cache)?;
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type KvStore<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// Stores the heads of `k` and `v` at their tokens' `slots`.
+    pub fn new(
+        k: impl Into<TensorView<'a>>,
+        v: impl Into<TensorView<'a>>,
+        slots: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Call::start().input(K, k).input(V, v).input(SLOTS, slots)
+    }
+
+    /// Rotates the keys by their tokens' `positions` first; the next options say how.
+    pub fn rope(self, positions: impl Into<TensorView<'a>>) -> Self {
+        self.input(POSITIONS, positions)
+    }
+
+    /// Pairs of the rotation are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
+    pub fn interleaved(self) -> Self {
+        self.attr(rope::LAYOUT, 1.0)
+    }
+
+    /// The base of the rotation's frequencies (10000 unless set).
+    pub fn theta(self, theta: f64) -> Self {
+        self.attr(rope::THETA, theta)
+    }
+
+    /// Rotates only the first `rotary_dim` elements of a head.
+    pub fn rotary_dim(self, rotary_dim: usize) -> Self {
+        self.attr(rope::ROTARY_DIM, rotary_dim as f64)
+    }
+
+    /// Multiplies positions by `scale`.
+    pub fn position_scale(self, scale: f64) -> Self {
+        self.attr(rope::SCALE, scale)
+    }
+
+    /// Takes the rotation's cosine and sine from tables instead of computing them.
+    pub fn tables(self, cos: impl Into<TensorView<'a>>, sin: impl Into<TensorView<'a>>) -> Self {
+        self.input(COS, cos).input(SIN, sin)
+    }
+
+    /// Divides keys and values by these before they are rounded to the 8-bit type of the caches.
+    pub fn scales(self, k_scale: impl Into<TensorView<'a>>, v_scale: impl Into<TensorView<'a>>) -> Self {
+        self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
+    }
+
+    /// Runs on the device's default stream.
+    pub fn run<'b>(
+        self,
+        k_cache: impl Into<TensorViewMut<'b>>,
+        v_cache: impl Into<TensorViewMut<'b>>,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        let stream = self.default_stream()?;
+        self.run_into(k_cache, v_cache, &stream)
+    }
+
+    /// Runs on `stream`.
+    pub fn run_into<'b>(
+        self,
+        k_cache: impl Into<TensorViewMut<'b>>,
+        v_cache: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(K_CACHE, k_cache.into()), (V_CACHE, v_cache.into())], stream)
+    }
+}

@@ -1,0 +1,303 @@
+//! `merge_states`: combines attention outputs over parts of the context into that over all of it, by the logarithms of
+//! their sums of exponentials: with `w[p] = exp(lses[p])`, `out = sum(w[p] outs[p]) / sum(w[p])`, `lse = ln(sum(w[p]))`.
+//!
+//! - Shapes: `outs` is `[num_parts, num_tokens, num_heads, head_dim]`, `lses` is `[num_parts, num_tokens, num_heads]`, `counts` is
+//!   `[num_tokens]`, `out` is `[num_tokens, num_heads, head_dim]`, `lse` is `[num_tokens, num_heads]`; any strides.
+//! - Types: f32, f16 or bf16 for `outs`, any of them for `out`: its type decides, and the option `to` says which one to
+//!   allocate where nobody gives `out`. f32 for `lses` and `lse`, natural logarithms. i32 for `counts`.
+//! - Empty parts: one whose lse is minus infinity has no weight, and nothing of its output is used, be it NaN. If all
+//!   parts are empty, or there are none, the result is zero and its lse minus infinity.
+//! - With `counts`, only the first `counts[t]` parts of token `t` exist. A count below zero or above `num_parts` is taken as
+//!   the nearest of these, on every device.
+//! - Arithmetic is f32: weights relative to the largest, added in the order of the parts, and the quotient rounded once.
+//!   So the bits of a token depend on nothing but its own parts.
+//! - An lse of NaN or plus infinity makes the token's head NaN. NaN and infinity in a part that has weight reach the
+//!   result as the formula says.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::infer::{self, Form};
+use crate::layout::Space;
+use crate::op::{
+    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec,
+    Values,
+};
+use crate::ops::FLOATS;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const OUTS: usize = 0;
+const LSES: usize = 1;
+const COUNTS: usize = 2;
+const OUT: usize = 3;
+const LSE: usize = 4;
+const TO: usize = 0;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    from: DType,
+    to: DType,
+    num_parts: usize,
+    num_tokens: usize,
+    num_heads: usize,
+    head_dim: usize,
+    /// Tokens and heads of the parts' outputs and lses, of out and lse.
+    rows: Space<4>,
+    /// Distance of parts in outs and lses.
+    part_strides: [isize; 2],
+    /// Distance of neighbours in a head of outs and out.
+    steps: [isize; 2],
+    /// Distance of the counts, if there are any.
+    counts: Option<isize>,
+    has_lse: bool,
+    /// Heads consist of 16-byte pieces of outs, whose results can be stored at once.
+    vector: bool,
+}
+
+fn check(args: &Args<'_>) -> Result<Problem> {
+    let mut sizes = Matcher::new(Forward::SPEC.name);
+    let (outs, lses, out) = (args.at(OUTS), args.at(LSES), args.at(OUT));
+    let (from, to) = (sizes.dtype("outs", outs, &FLOATS)?, sizes.dtype("out", out, &FLOATS)?);
+    sizes.dtype("lses", lses, &[DType::F32])?;
+    sizes.shape("outs", outs, "num_parts num_tokens num_heads head_dim")?;
+    sizes.shape("lses", lses, "num_parts num_tokens num_heads")?;
+    sizes.shape("out", out, "num_tokens num_heads head_dim")?;
+    if let Some(counts) = args.get(COUNTS) {
+        sizes.dtype("counts", counts, &[DType::I32])?;
+        sizes.shape("counts", counts, "num_tokens")?;
+    }
+    if let Some(lse) = args.get(LSE) {
+        sizes.dtype("lse", lse, &[DType::F32])?;
+        sizes.shape("lse", lse, "num_tokens num_heads")?;
+    }
+    let [num_parts, num_tokens, num_heads, head_dim] =
+        ["num_parts", "num_tokens", "num_heads", "head_dim"].map(|name| sizes.size(name));
+
+    // Parts last, so that tokens and heads lead in every layout.
+    let (outs_layout, lses_layout) =
+        (outs.layout().permute(&[1, 2, 0, 3]), lses.layout().permute(&[1, 2, 0]));
+    let lse_layout = args.get(LSE).map_or(lses_layout, |lse| *lse.layout());
+    let rows = Space::new(2, [&outs_layout, &lses_layout, out.layout(), &lse_layout]);
+    let piece = 16 / from.size();
+    Ok(Problem {
+        from,
+        to,
+        num_parts,
+        num_tokens,
+        num_heads,
+        head_dim,
+        rows,
+        part_strides: [outs.layout().strides()[0], lses.layout().strides()[0]],
+        steps: [outs.layout().step(), out.layout().step()],
+        counts: args.get(COUNTS).map(|counts| counts.layout().step()),
+        has_lse: args.get(LSE).is_some(),
+        vector: outs.has_rows_of(piece) && out.has_rows_of(piece),
+    })
+}
+
+/// The type of `out` where the option decides.
+fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
+    let known = [from, DType::F32, DType::F16, DType::BF16].get(attrs.index(TO)).copied();
+    known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "merge_states",
+        summary: "Attention over a context from that over its parts",
+        args: &[
+            ArgSpec::input("outs", "[num_parts, num_tokens, num_heads, head_dim]"),
+            ArgSpec::input(
+                "lses",
+                "[num_parts, num_tokens, num_heads], f32; minus infinity for an empty part",
+            ),
+            ArgSpec::input("counts", "[num_tokens], i32: how many parts a token has").optional(),
+            ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
+            ArgSpec::output("lse", "[num_tokens, num_heads], f32").optional(),
+        ],
+        attrs: &[AttrSpec {
+            name: "to",
+            kind: AttrKind::Choice(&["auto", "f32", "f16", "bf16"]),
+            doc: "type of `out` where it is allocated for the call; auto: that of outs",
+        }],
+        sizes: &[
+            SizeSpec { name: "num_tokens", default: 8192, doc: "number of tokens" },
+            SizeSpec { name: "num_parts", default: 2, doc: "parts of the context" },
+            SizeSpec { name: "num_heads", default: 32, doc: "number of query heads" },
+            SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
+        ],
+    };
+
+    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
+        check(args)
+    }
+
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let mut forms = infer::outputs(args, attrs, wanted)?;
+        if let (Some((_, dtype)), Some(outs)) = (&mut forms[OUT], args.get(OUTS)) {
+            *dtype = result_type(outs.dtype(), attrs)?;
+        }
+        if let Some((_, dtype)) = &mut forms[LSE] {
+            *dtype = DType::F32;
+        }
+        Ok(forms)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::merged(inputs)
+    }
+
+    fn cost(p: &Problem) -> Cost {
+        let rows = (p.num_tokens * p.num_heads) as f64;
+        let (parts, dim) = (p.num_parts as f64, p.head_dim as f64);
+        let lses = (parts + p.has_lse as u8 as f64) * rows * size_of::<f32>() as f64;
+        let counts = if p.counts.is_some() { (p.num_tokens * size_of::<i32>()) as f64 } else { 0.0 };
+        Cost {
+            bytes: rows * dim * (parts * p.from.size() as f64 + p.to.size() as f64) + lses + counts,
+            flops: rows * dim * (2.0 * parts + 1.0),
+        }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let [tokens, parts, heads, head_dim] = case.sizes[..] else { unreachable!("four sizes") };
+        let plan = |shape: &[usize], dtype, fill, batch_dim| {
+            Some(ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(batch_dim) })
+        };
+        let normal = Fill::Normal(0.0, 1.0);
+        let to = result_type(case.dtype, &case.attrs).expect("a case has one of the choices");
+        vec![
+            plan(&[parts, tokens, heads, head_dim], case.dtype, normal, 1),
+            plan(&[parts, tokens, heads], DType::F32, Fill::Normal(3.0, 2.0), 1),
+            plan(&[tokens], DType::I32, Fill::Below(parts + 1), 0).filter(|_| case.gives(COUNTS)),
+            plan(&[tokens, heads, head_dim], to, normal, 0),
+            plan(&[tokens, heads], DType::F32, normal, 0).filter(|_| case.gives(LSE)),
+        ]
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for dtype in FLOATS {
+            let case = Case::new(&Self::SPEC, dtype);
+            for sizes in [
+                [0, 2, 4, 64],
+                [3, 0, 2, 8],
+                [1, 1, 1, 1],
+                [5, 2, 3, 7],
+                [9, 3, 8, 64],
+                [4, 5, 4, 80],
+                [2, 33, 2, 128],
+                [70, 2, 1, 128],
+                [3, 4, 2, 256],
+                [2, 2, 1, 4099],
+            ] {
+                cases.push(case.clone().sizes(&sizes));
+                cases.push(case.clone().sizes(&sizes).give(LSE).give(COUNTS));
+            }
+            for to in [1.0, 2.0, 3.0] {
+                cases.push(case.clone().sizes(&[6, 4, 3, 64]).give(LSE).attr(TO, to));
+            }
+            let case = case.sizes(&[13, 6, 3, 40]).give(LSE).give(COUNTS);
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(case.clone().arranged(arrangement));
+            }
+            cases.push(case.clone().values(Values::Large));
+            cases.push(case.values(Values::Special));
+        }
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        let case = |dtype, sizes: &[usize]| Case::new(&Self::SPEC, dtype).sizes(sizes).give(LSE);
+        vec![
+            case(DType::BF16, &[8192, 2, 32, 128]),
+            case(DType::BF16, &[128, 2, 32, 128]),
+            case(DType::F32, &[64, 16, 32, 128]).attr(TO, 3.0),
+            case(DType::F32, &[8192, 4, 32, 128]).attr(TO, 3.0),
+        ]
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::kernel("merge_states_cuda"),
+    Kernel::cpu("merge_states_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("merge_states_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("merge_states_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `merge_states`.
+///
+/// ```
+/// use warpsmith::{ops::MergeStates, DType, Device, Tensor};
+/// let outs = Tensor::randn(&[2, 5, 8, 64], DType::BF16, Device::Cpu, 0)?;
+/// let lses = Tensor::randn(&[2, 5, 8], DType::F32, Device::Cpu, 1)?;
+/// let (out, lse) = MergeStates::new(&outs, &lses).run()?;
+/// assert_eq!((out.shape(), lse.shape()), (&[5, 8, 64][..], &[5, 8][..]));
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type MergeStates<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// Merges the parts' outputs by their lses.
+    pub fn new(outs: impl Into<TensorView<'a>>, lses: impl Into<TensorView<'a>>) -> Self {
+        Call::start().input(OUTS, outs).input(LSES, lses)
+    }
+
+    /// Merges only the first `counts[t]` parts of token `t`.
+    pub fn counts(self, counts: impl Into<TensorView<'a>>) -> Self {
+        self.input(COUNTS, counts)
+    }
+
+    /// The type of a new result, f32, f16 or bf16; that of the parts unless set.
+    pub fn to(self, dtype: DType) -> Self {
+        let choice = FLOATS.iter().position(|&known| known == dtype).unwrap_or(FLOATS.len());
+        self.attr(TO, (choice + 1) as f64)
+    }
+
+    /// Runs on the device's default stream and returns the result and its lse as new tensors.
+    pub fn run(self) -> Result<(Tensor, Tensor)> {
+        let stream = self.default_stream()?;
+        let (mut out, mut lse) = (self.allocate(OUT, &stream)?, self.allocate(LSE, &stream)?);
+        self.run_into(&mut out, Some((&mut lse).into()), &stream)?;
+        Ok((out, lse))
+    }
+
+    /// Runs on `stream` into memory of the caller's; the lse is computed if there is a place for it.
+    pub fn run_into<'b>(
+        self,
+        out: impl Into<TensorViewMut<'b>>,
+        lse: Option<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        match lse {
+            Some(lse) => self.launch([(OUT, out.into()), (LSE, lse)], stream),
+            None => self.launch([(OUT, out.into())], stream),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The cases of `paged_attention`: what every kernel must pass, and what is timed.
+
+use super::problem::{HEAD_DIMS, NARROW};
+use super::{
+    CAUSAL, K_SCALE, KV_LENS, LSE, PAGE_TABLE, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
+};
+use crate::dtype::DType;
+use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::ops::FLOATS;
+use crate::random::Random;
+
+/// Queries and keys of requests of very different sizes, up to the case's: nothing, the usual, all keys new, more
+/// queries than keys.
+const MIXED: [[usize; 2]; 8] = [[1, 65], [0, 9], [63, 1000], [1, 0], [1000, 1000], [5, 129], [0, 0], [7, 3]];
+
+/// Queries and keys of each request of a case.
+fn lengths(case: &Case) -> Vec<[usize; 2]> {
+    let (requests, q_len, kv_len) = (case.sizes[0], case.sizes[1], case.sizes[2]);
+    let mixed = |r: usize| [MIXED[r % MIXED.len()][0].min(q_len), MIXED[r % MIXED.len()][1].min(kv_len)];
+    (0..requests).map(|r| if case.gives(Q_STARTS) { mixed(r) } else { [q_len, kv_len] }).collect()
+}
+
+/// Pages of a request in the table, and pages of the pool: some more than are used.
+fn pages(case: &Case) -> (usize, usize) {
+    let (requests, kv_len, page_size) = (case.sizes[0], case.sizes[2], case.sizes[6]);
+    let each = kv_len.div_ceil(page_size.max(1));
+    (each, requests * each + 3)
+}
+
+/// Lengths, where requests begin, and pages in random order.
+fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
+    let lengths = lengths(case);
+    let (each, pool) = pages(case);
+    let mut rng = Random::new(seed);
+    let mut table: Vec<f64> = (0..pool).map(|page| page as f64).collect();
+    for i in (1..pool).rev() {
+        table.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+    table.truncate(lengths.len() * each);
+    let mut values = vec![Vec::new(); SPEC.args.len()];
+    values[PAGE_TABLE] = table;
+    values[KV_LENS] = lengths.iter().map(|[_, keys]| *keys as f64).collect();
+    values[Q_STARTS] =
+        (0..=lengths.len()).map(|r| lengths[..r].iter().map(|[q, _]| *q as f64).sum()).collect();
+    values
+}
+
+pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+    let [requests, q_len, _, num_heads, num_kv_heads, head_dim, page_size] = case.sizes[..] else {
+        unreachable!("seven sizes")
+    };
+    let num_tokens: usize = lengths(case).iter().map(|[q, _]| q).sum();
+    let (each, pool) = pages(case);
+    // One query of each request: then tokens and requests are the same batch.
+    let by_request = (q_len == 1 && !case.gives(Q_STARTS)).then_some(0);
+    let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
+    let batched =
+        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: by_request };
+    let shared =
+        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
+    let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
+    let cache_dtype = match (case.gives(K_SCALE), case.dtype) {
+        (false, dtype) => dtype,
+        (true, DType::F16) => NARROW[1],
+        (true, _) => NARROW[0],
+    };
+    let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, normal);
+    let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, normal);
+    let made = Fill::Generated(numbers);
+    vec![
+        Some(q.clone()),
+        Some(cache.clone()),
+        Some(cache),
+        Some(batched(&[requests, each], DType::I32, made)),
+        Some(batched(&[requests], DType::I32, made)),
+        given(Q_STARTS, shared(&[requests + 1], DType::I32, made)),
+        given(K_SCALE, shared(&[num_kv_heads], DType::F32, factors)),
+        given(V_SCALE, shared(&[if page_size == 7 { 1 } else { num_kv_heads }], DType::F32, factors)),
+        given(SINKS, shared(&[num_heads], DType::F32, normal)),
+        Some(q),
+        given(LSE, batched(&[num_tokens, num_heads], DType::F32, normal)),
+    ]
+}
+
+/// Keys one short of and one past pages, steps and splits; none, one, and several splits.
+const KEYS: [usize; 10] = [0, 1, 15, 17, 64, 65, 127, 513, 1000, 1100];
+/// Query heads and KV heads.
+const GROUPS: [[usize; 2]; 5] = [[3, 3], [6, 2], [8, 1], [32, 2], [71, 1]];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let case = |sizes: [usize; 7]| Case::new(&SPEC, dtype).sizes(&sizes);
+        let mixed = |sizes: [usize; 7]| case(sizes).give(Q_STARTS).give(LSE);
+        cases.push(case([0, 1, 20, 2, 2, 64, 16]));
+        cases.push(case([2, 2, 2, 2, 2, 32, 2]));
+        for head_dim in HEAD_DIMS {
+            cases.push(case([2, 1, 70, 4, 2, head_dim, 16]).give(LSE));
+            cases.push(case([1, 20, 150, 2, 2, head_dim, 8]));
+        }
+        for (i, keys) in KEYS.into_iter().enumerate() {
+            cases.push(case([3, 1, keys, 4, 1, 32, [16, 1, 7, 64, 256][i % 5]]).give(LSE));
+        }
+        for [num_heads, num_kv_heads] in GROUPS {
+            cases.push(case([2, 3, 90, num_heads, num_kv_heads, 64, 16]));
+        }
+        for page_size in [1, 5, 16, 48, 256] {
+            cases.push(case([2, 5, 700, 2, 1, 32, page_size]).give(LSE));
+        }
+        cases.push(mixed([8, 1000, 1000, 1, 1, 32, 16]));
+        cases.push(mixed([9, 65, 1000, 4, 2, 64, 32]).give(SINKS));
+        cases.push(mixed([5, 40, 600, 2, 1, 128, 16]).attr(CAUSAL, 0.0));
+        for window in [1.0, 64.0, 1e9] {
+            cases.push(case([2, 1, 700, 4, 2, 32, 16]).attr(WINDOW, window).give(LSE));
+            cases.push(
+                mixed([8, 130, 1000, 2, 1, 32, 7]).attr(WINDOW, window).attr(CAUSAL, (window != 64.0).into()),
+            );
+        }
+        cases.push(case([2, 5, 90, 2, 2, 64, 16]).attr(SOFTCAP, 5.0).attr(SCALE, 1.0).give(LSE));
+        cases.push(case([2, 1, 600, 8, 2, 128, 16]).attr(SOFTCAP, 50.0));
+        cases.push(case([2, 20, 70, 2, 2, 64, 16]).attr(SCALE, -0.3));
+        let all = |sizes: [usize; 7]| {
+            mixed(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5).give(SINKS)
+        };
+        cases.push(all([5, 66, 130, 4, 2, 128, 16]));
+        let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
+        cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
+        cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
+        cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            cases.push(case([2, 1, 140, 4, 2, 64, 16]).give(LSE).arranged(arrangement));
+            cases.push(all([5, 65, 70, 2, 1, 32, 16]).arranged(arrangement));
+            cases.push(narrow(case([2, 2, 70, 4, 2, 64, 16])).arranged(arrangement));
+        }
+        for values in [Values::Large, Values::Special] {
+            cases.push(case([3, 1, 70, 4, 2, 64, 16]).give(LSE).values(values));
+            cases.push(case([2, 1, 600, 4, 2, 64, 16]).give(SINKS).give(LSE).values(values));
+        }
+        cases.push(mixed([5, 70, 200, 2, 1, 64, 16]).values(Values::Large));
+    }
+    cases
+}
+
+pub(super) fn bench_cases() -> Vec<Case> {
+    let case = |dtype, [requests, q_len, kv_len]: [usize; 3]| {
+        Case::new(&SPEC, dtype).sizes(&[requests, q_len, kv_len, 32, 8, 128, 16])
+    };
+    let mut cases = Vec::new();
+    // Decoding.
+    for sizes in [[1, 1, 8192], [1, 1, 131_072], [16, 1, 4096], [64, 1, 4096], [256, 1, 2048]] {
+        let bf16 = case(DType::BF16, sizes);
+        let fp8 = bf16.clone().give(K_SCALE).give(V_SCALE).gpu_only();
+        cases.extend([if sizes[0] * sizes[2] > 1 << 17 { bf16.gpu_only() } else { bf16 }, fp8]);
+    }
+    cases.push(case(DType::F32, [1, 1, 8192]));
+    // Prompts, at once and after what is cached already.
+    cases.push(case(DType::BF16, [2, 8192, 8192]).gpu_only());
+    cases.push(case(DType::BF16, [4, 512, 8192]).gpu_only());
+    cases.push(case(DType::BF16, [1, 512, 1024]));
+    cases
+}

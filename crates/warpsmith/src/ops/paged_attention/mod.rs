@@ -1,0 +1,290 @@
+//! `paged_attention`: attention of new tokens over a cache of keys and values that lies in pages, for many requests of
+//! different lengths in one call: prompts, parts of prompts after what is cached already, and single tokens.
+//!
+//! - Shapes: `q` and `out` are `[num_tokens, num_heads, head_dim]`: the queries of all requests, one request after the
+//!   other. `k_pages` and `v_pages` are `[num_pages, page_size, num_kv_heads, head_dim]` with any strides: heads before or
+//!   after the slots of a page in memory, keys and values in one allocation or two. `num_heads` is a multiple of
+//!   `num_kv_heads`: neighbouring query heads share a KV head. `head_dim` is 32, 64, 80, 96, 128, 160, 192 or 256,
+//!   `page_size` from 1 to 256.
+//! - Requests: with `q_starts`, i32 `[requests + 1]`, request `r` has the queries from token `q_starts[r]` to below
+//!   `q_starts[r + 1]`; without it all requests have the same number, one each when decoding. Rows of no request (before
+//!   the first start, after the last) are not written. `kv_lens`, i32 `[requests]`, counts the keys of a request in the
+//!   cache, those of its new tokens among them; key `j` is slot `j % page_size` of page
+//!   `page_table[r][j / page_size]`. `page_table`, i32 `[requests, max_pages]`, may be wider than needed: what lies past
+//!   a request's keys is not looked at.
+//! - Types: f32, f16 or bf16 for `q` and `out`, the same or f8e4m3 or f8e5m2 for the cache; `lse`, `sinks`, `k_scale` and
+//!   `v_scale` are f32. The scales, `[1]` or `[num_kv_heads]`, are factors of what an 8-bit cache holds, 1 if left out.
+//! - The score of a query and a key is `scale * q · k`, with `scale` `1 / sqrt(head_dim)` unless given; with a `softcap`
+//!   above zero it becomes `softcap * tanh(score / softcap)`.
+//! - Query `i` of `n` is at position `p = kv_len - n + i`. It sees keys up to `p`, or all of them if not `causal`; with a
+//!   `window` above zero it does not see keys before `p - window`.
+//! - `sinks`, `[num_heads]`, holds a score for each head that takes part in the softmax and has no value.
+//! - `lse`, `[num_tokens, num_heads]`, is the natural logarithm of the sum of the exponentials of a row's scores, that of
+//!   its sink included.
+//! - A row that sees nothing (no keys yet, or a position before the first) gives zeros, and the sink as `lse`, or minus
+//!   infinity without sinks.
+//! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials may be rounded
+//!   to 16 bits before they multiply values, but not before they are added up. The result is rounded once.
+//! - NaN and infinities give what the formula gives. Slots that no key of a request uses are never read, whatever they
+//!   hold. A key that a row does not see, but another row of its request does, never reaches it either; its value must
+//!   be finite, or the row may become NaN.
+//! - Wrong numbers: on the CPU a page that does not exist, lengths below zero or longer than the table, and starts that
+//!   descend or leave `q` are errors, found before anything is written. On a device, where no value can be looked at in
+//!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
+//!   into `q` and each end to its start or after it; nothing outside the tensors is touched.
+//! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
+//!   request alone: not on other requests, nor on how many of the queries before it are part of the call. Hopper makes one
+//!   difference: requests of up to 32 rows of a KV head, a query having a row for each head that shares it, are added up
+//!   in other ranges than those of more.
+//! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
+
+mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod problem;
+mod reference;
+#[cfg(feature = "cuda")]
+mod sm90;
+#[cfg(test)]
+mod tests;
+
+pub use problem::Problem;
+
+use crate::call::Call;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::infer::{self, Form};
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+pub(in crate::ops) const Q: usize = 0;
+pub(in crate::ops) const K_PAGES: usize = 1;
+pub(in crate::ops) const V_PAGES: usize = 2;
+pub(in crate::ops) const PAGE_TABLE: usize = 3;
+pub(in crate::ops) const KV_LENS: usize = 4;
+pub(in crate::ops) const Q_STARTS: usize = 5;
+pub(in crate::ops) const K_SCALE: usize = 6;
+pub(in crate::ops) const V_SCALE: usize = 7;
+pub(in crate::ops) const SINKS: usize = 8;
+pub(in crate::ops) const OUT: usize = 9;
+pub(in crate::ops) const LSE: usize = 10;
+
+const CAUSAL: usize = 0;
+const WINDOW: usize = 1;
+const SOFTCAP: usize = 2;
+const SCALE: usize = 3;
+
+const SPEC: OpSpec = OpSpec {
+    name: "paged_attention",
+    summary: "Attention over a cache of keys and values in pages, for many requests",
+    args: &[
+        ArgSpec::input("q", "[num_tokens, num_heads, head_dim]"),
+        ArgSpec::input("k_pages", "[num_pages, page_size, num_kv_heads, head_dim]"),
+        ArgSpec::input("v_pages", "[num_pages, page_size, num_kv_heads, head_dim]"),
+        ArgSpec::input("page_table", "[requests, max_pages], i32: the pages of each request"),
+        ArgSpec::input("kv_lens", "[requests], i32: keys of each request, new ones included"),
+        ArgSpec::input(
+            "q_starts",
+            "[starts], i32: where each request's queries begin, and the end; evenly if left out",
+        )
+        .optional(),
+        ArgSpec::input("k_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's keys").optional(),
+        ArgSpec::input("v_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's values").optional(),
+        ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
+        ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
+        ArgSpec::output("lse", "[num_tokens, num_heads], f32: logarithm of the sum of exponentials")
+            .optional(),
+    ],
+    attrs: &[
+        AttrSpec { name: "causal", kind: AttrKind::Bool(true), doc: "queries see no keys after their own" },
+        AttrSpec {
+            name: "window",
+            kind: AttrKind::Int(0),
+            doc: "keys before its own that a query sees; 0 for all",
+        },
+        AttrSpec {
+            name: "softcap",
+            kind: AttrKind::Float(0.0),
+            doc: "scores become softcap * tanh(score / softcap); 0 for none",
+        },
+        AttrSpec {
+            name: "scale",
+            kind: AttrKind::Float(0.0),
+            doc: "factor of scores; 0 for 1 / sqrt(head_dim)",
+        },
+    ],
+    sizes: &[
+        SizeSpec { name: "requests", default: 64, doc: "number of requests" },
+        SizeSpec { name: "q_len", default: 1, doc: "queries of a request" },
+        SizeSpec { name: "kv_len", default: 4096, doc: "keys of a request" },
+        SizeSpec { name: "num_heads", default: 32, doc: "number of query heads" },
+        SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
+        SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
+        SizeSpec { name: "page_size", default: 16, doc: "keys of a page" },
+    ],
+};
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = SPEC;
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        problem::check(args, attrs)
+    }
+
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let mut forms = infer::outputs(args, attrs, wanted)?;
+        if let Some((_, dtype)) = &mut forms[LSE] {
+            *dtype = DType::F32;
+        }
+        Ok(forms)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn cost(problem: &Problem) -> Cost {
+        problem.cost()
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        cases::plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases::cases()
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        cases::bench_cases()
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
+    Kernel::cpu("paged_attention_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("paged_attention_avx2", Tier::Avx2, cpu::run),
+    Kernel::cpu("paged_attention_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `paged_attention`.
+///
+/// ```
+/// use warpsmith::{ops::PagedAttention, DType, Device, Tensor};
+/// // Two requests with 5 and 2 keys in pages of 4; each asks with its last token.
+/// let q = Tensor::randn(&[2, 8, 64], DType::F32, Device::Cpu, 0)?;
+/// let k_pages = Tensor::randn(&[10, 4, 2, 64], DType::F32, Device::Cpu, 1)?;
+/// let v_pages = Tensor::randn(&[10, 4, 2, 64], DType::F32, Device::Cpu, 2)?;
+/// let page_table = Tensor::from_slice(&[7, 1, 3, 0], &[2, 2], Device::Cpu)?;
+/// let kv_lens = Tensor::from_slice(&[5, 2], &[2], Device::Cpu)?;
+/// let out = PagedAttention::new(&q, &k_pages, &v_pages, &page_table, &kv_lens).run()?;
+/// assert_eq!(out.shape(), [2, 8, 64]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type PagedAttention<'a> = Call<'a, Forward>;
+
+impl<'a> Call<'a, Forward> {
+    /// Attention of the queries over the pages of their requests.
+    pub fn new(
+        q: impl Into<TensorView<'a>>,
+        k_pages: impl Into<TensorView<'a>>,
+        v_pages: impl Into<TensorView<'a>>,
+        page_table: impl Into<TensorView<'a>>,
+        kv_lens: impl Into<TensorView<'a>>,
+    ) -> Self {
+        let call = Call::start().input(Q, q).input(K_PAGES, k_pages).input(V_PAGES, v_pages);
+        call.input(PAGE_TABLE, page_table).input(KV_LENS, kv_lens)
+    }
+
+    /// Requests have different numbers of queries, and begin at these tokens.
+    pub fn q_starts(self, q_starts: impl Into<TensorView<'a>>) -> Self {
+        self.input(Q_STARTS, q_starts)
+    }
+
+    /// The factors of an 8-bit cache's keys and values.
+    pub fn scales(self, k_scale: impl Into<TensorView<'a>>, v_scale: impl Into<TensorView<'a>>) -> Self {
+        self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
+    }
+
+    /// A score without a value for each head.
+    pub fn sinks(self, sinks: impl Into<TensorView<'a>>) -> Self {
+        self.input(SINKS, sinks)
+    }
+
+    /// Every query sees every key of its request.
+    pub fn not_causal(self) -> Self {
+        self.attr(CAUSAL, 0.0)
+    }
+
+    /// Queries see at most `window` keys before their own position. Zero for all.
+    pub fn window(self, window: usize) -> Self {
+        self.attr(WINDOW, window as f64)
+    }
+
+    /// Scores become `softcap * tanh(score / softcap)`. Zero for none.
+    pub fn softcap(self, softcap: f32) -> Self {
+        self.attr(SOFTCAP, softcap.into())
+    }
+
+    /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
+    pub fn scale(self, scale: f32) -> Self {
+        self.attr(SCALE, scale.into())
+    }
+
+    /// Runs on the device's default stream and returns a new tensor.
+    pub fn run(self) -> Result<Tensor> {
+        let stream = self.default_stream()?;
+        let mut out = self.like(Q, &stream)?;
+        self.run_into(&mut out, &stream)?;
+        Ok(out)
+    }
+
+    /// As [`Self::run`]; also returns the logarithms of the sums of exponentials.
+    pub fn run_with_lse(self) -> Result<(Tensor, Tensor)> {
+        let stream = self.default_stream()?;
+        let (mut out, mut lse) = (self.like(Q, &stream)?, self.allocate(LSE, &stream)?);
+        self.run_into_with_lse(&mut out, &mut lse, &stream)?;
+        Ok((out, lse))
+    }
+
+    /// Runs on `stream` into memory of the caller's.
+    pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into())], stream)
+    }
+
+    /// Runs on `stream` into memory of the caller's, with the logarithms of the sums of exponentials.
+    pub fn run_into_with_lse<'b>(
+        self,
+        out: impl Into<TensorViewMut<'b>>,
+        lse: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(OUT, out.into()), (LSE, lse.into())], stream)
+    }
+}

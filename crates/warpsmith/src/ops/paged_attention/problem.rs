@@ -1,0 +1,247 @@
+//! The checked call of `paged_attention`: sizes, strides, types and options.
+
+use super::{
+    CAUSAL, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
+    V_PAGES, V_SCALE, WINDOW,
+};
+use crate::check::Matcher;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{Args, Attrs, Cost};
+use crate::ops::FLOATS;
+use crate::tensor::TensorView;
+use std::ops::Range;
+
+/// The sizes of a head that kernels are written for.
+pub(super) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
+/// The types of a cache that holds less than the queries' type.
+pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+const LARGEST_PAGE: usize = 256;
+/// More keys than this are no request's.
+const MOST_KEYS: usize = 1 << 30;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(super) dtype: DType,
+    pub(super) cache_dtype: DType,
+    pub(super) requests: usize,
+    pub(super) num_tokens: usize,
+    /// Queries of every request, where there are no `q_starts`.
+    pub(super) queries: Option<usize>,
+    pub(super) num_heads: usize,
+    pub(super) num_kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) num_pages: usize,
+    pub(super) page_size: usize,
+    pub(super) max_pages: usize,
+    /// Distances of neighbouring tokens, heads and elements.
+    pub(super) q: [isize; 3],
+    /// Distances of neighbouring pages, slots, heads and elements.
+    pub(super) k: [isize; 4],
+    pub(super) v: [isize; 4],
+    pub(super) out: [isize; 3],
+    /// Distances of neighbouring tokens and heads.
+    pub(super) lse: Option<[isize; 2]>,
+    /// Distances of neighbouring requests and pages.
+    pub(super) page_table: [isize; 2],
+    pub(super) kv_lens_step: isize,
+    pub(super) q_starts_step: isize,
+    /// Distance of the scales of neighbouring KV heads: zero if they share one.
+    pub(super) k_scale_step: isize,
+    pub(super) v_scale_step: isize,
+    pub(super) sinks_step: isize,
+    pub(super) causal: bool,
+    /// Keys before its own position that a query sees; zero for all.
+    pub(super) window: usize,
+    /// Zero for none.
+    pub(super) softcap_bits: u32,
+    pub(super) scale_bits: u32,
+    /// Heads of queries, keys, values and results are dense and begin at multiples of 16 bytes.
+    pub(super) vectors: bool,
+}
+
+impl Problem {
+    /// The factor of the scores.
+    pub(super) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+
+    /// What scores approach; zero for none.
+    pub(super) fn softcap(&self) -> f32 {
+        f32::from_bits(self.softcap_bits)
+    }
+
+    /// Query heads that share a KV head.
+    pub(super) fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// Keys that a row of the page table can hold.
+    pub(super) fn max_keys(&self) -> usize {
+        self.max_pages * self.page_size
+    }
+
+    /// The keys that query `i` of `count` sees.
+    pub(super) fn keys(&self, i: usize, count: usize, kv_len: usize) -> Range<usize> {
+        let position = i as isize + kv_len as isize - count as isize;
+        let end = if self.causal { (position + 1).max(0) as usize } else { kv_len };
+        let first = position.saturating_sub_unsigned(self.window).max(0) as usize;
+        if self.window == 0 { 0..end } else { first.min(end)..end }
+    }
+
+    /// The least work if every request fills its table.
+    pub(super) fn cost(&self) -> Cost {
+        let keys = self.max_keys();
+        let count = self.num_tokens.checked_div(self.requests).unwrap_or(0);
+        let read = match self.window {
+            0 => keys,
+            window => keys.min(window + count.max(1)),
+        };
+        let cache = 2 * self.requests * read * self.num_kv_heads * self.head_dim * self.cache_dtype.size();
+        let tokens = 2 * self.num_tokens * self.num_heads * self.head_dim * self.dtype.size();
+        let pairs: f64 = (0..count).map(|i| self.keys(i, count, keys).len() as f64).sum();
+        let flops = 4.0 * (self.requests * self.num_heads * self.head_dim) as f64 * pairs;
+        Cost { bytes: (cache + tokens) as f64, flops }
+    }
+}
+
+/// Whether the heads of a tensor can be moved in pieces of 16 bytes.
+fn has_vectors(view: &TensorView<'_>) -> bool {
+    let (layout, size) = (view.layout(), view.dtype().size());
+    let apart = layout.shape().iter().zip(layout.strides()).rev().skip(1);
+    let aligned =
+        apart.into_iter().all(|(&n, &stride)| n <= 1 || (stride as usize * size).is_multiple_of(16));
+    aligned && layout.step() == 1 && view.is_aligned(16)
+}
+
+fn strides<const N: usize>(view: &TensorView<'_>) -> [isize; N] {
+    view.layout().strides().try_into().expect("the rank was checked")
+}
+
+pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = SPEC.name;
+    let mut sizes = Matcher::new(op);
+    let (q, k, v, out) = (args.at(Q), args.at(K_PAGES), args.at(V_PAGES), args.at(OUT));
+    let dtype = sizes.dtype("q", q, &FLOATS)?;
+    sizes.dtype("out", out, &[dtype])?;
+    let cache_dtype = sizes.dtype("k_pages", k, &[dtype, NARROW[0], NARROW[1]])?;
+    sizes.dtype("v_pages", v, &[cache_dtype])?;
+    sizes.shape("q", q, "num_tokens num_heads head_dim")?;
+    sizes.shape("k_pages", k, "num_pages page_size num_kv_heads head_dim")?;
+    sizes.shape("v_pages", v, "num_pages page_size num_kv_heads head_dim")?;
+    sizes.shape("out", out, "num_tokens num_heads head_dim")?;
+    let (table, kv_lens) = (args.at(PAGE_TABLE), args.at(KV_LENS));
+    for (name, view) in [("page_table", table), ("kv_lens", kv_lens)] {
+        sizes.dtype(name, view, &[DType::I32])?;
+    }
+    sizes.shape("page_table", table, "requests max_pages")?;
+    sizes.shape("kv_lens", kv_lens, "requests")?;
+    let [num_tokens, num_heads, num_kv_heads, head_dim] =
+        ["num_tokens", "num_heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));
+    let [num_pages, page_size, requests, max_pages] =
+        ["num_pages", "page_size", "requests", "max_pages"].map(|name| sizes.size(name));
+    let wrong =
+        |arg: &str, expected: String, got: usize| Err(Error::argument(op, arg, expected, got.to_string()));
+    if !HEAD_DIMS.contains(&head_dim) {
+        let known = HEAD_DIMS.map(|d| d.to_string()).join(", ");
+        return wrong("q", format!("a head_dim out of {known}"), head_dim);
+    }
+    if num_heads > 0 && (num_kv_heads == 0 || num_heads % num_kv_heads != 0) {
+        return wrong(
+            "k_pages",
+            format!("a number of heads that divides num_heads={num_heads}"),
+            num_kv_heads,
+        );
+    }
+    if page_size == 0 || page_size > LARGEST_PAGE {
+        return wrong("k_pages", format!("a page_size from 1 to {LARGEST_PAGE}"), page_size);
+    }
+    if max_pages > MOST_KEYS / page_size {
+        return wrong("page_table", format!("at most {} pages", MOST_KEYS / page_size), max_pages);
+    }
+    let mut queries = None;
+    match args.get(Q_STARTS) {
+        Some(starts) => {
+            sizes.dtype("q_starts", starts, &[DType::I32])?;
+            sizes.bind("requests+1", requests + 1);
+            sizes.shape("q_starts", starts, "requests+1")?;
+        }
+        None if requests == 0 && num_tokens > 0 => {
+            return wrong("q", "no tokens without requests".into(), num_tokens);
+        }
+        None if requests > 0 && num_tokens % requests > 0 => {
+            return wrong(
+                "q",
+                format!("tokens for requests={requests}, the same number for each"),
+                num_tokens,
+            );
+        }
+        None => queries = Some(num_tokens.checked_div(requests).unwrap_or(0)),
+    }
+    let scale_step = |index: usize| match args.get(index) {
+        None => Ok(0),
+        Some(view) => {
+            let name = SPEC.args[index].name;
+            sizes.dtype(name, view, &[DType::F32])?;
+            if !NARROW.contains(&cache_dtype) {
+                let expected = format!("nothing, because the cache is {cache_dtype}");
+                return Err(Error::argument(op, name, expected, "a tensor"));
+            }
+            match *view.shape() {
+                [1] => Ok(0),
+                [heads] if heads == num_kv_heads => Ok(view.layout().step()),
+                _ => {
+                    let expected = format!("shape [1] or [num_kv_heads={num_kv_heads}]");
+                    Err(Error::argument(op, name, expected, format!("{:?}", view.shape())))
+                }
+            }
+        }
+    };
+    let (k_scale_step, v_scale_step) = (scale_step(K_SCALE)?, scale_step(V_SCALE)?);
+    if let Some(sinks) = args.get(SINKS) {
+        sizes.dtype("sinks", sinks, &[DType::F32])?;
+        sizes.shape("sinks", sinks, "num_heads")?;
+    }
+    if let Some(lse) = args.get(LSE) {
+        sizes.dtype("lse", lse, &[DType::F32])?;
+        sizes.shape("lse", lse, "num_tokens num_heads")?;
+    }
+    let (window, softcap, scale) = (attrs.f64(WINDOW), attrs.f64(SOFTCAP), attrs.f64(SCALE));
+    sizes.option("window", window, "a number of keys, or 0", window >= 0.0)?;
+    let within = |x: f64| (x as f32).is_finite();
+    sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
+    sizes.option("scale", scale, "a finite number", within(scale))?;
+    let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
+    let step = |index: usize| args.get(index).map_or(0, |view| view.layout().step());
+    Ok(Problem {
+        dtype,
+        cache_dtype,
+        requests,
+        num_tokens,
+        queries,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        num_pages,
+        page_size,
+        max_pages,
+        q: strides(q),
+        k: strides(k),
+        v: strides(v),
+        out: strides(out),
+        lse: args.get(LSE).map(strides),
+        page_table: strides(table),
+        kv_lens_step: step(KV_LENS),
+        q_starts_step: step(Q_STARTS),
+        k_scale_step,
+        v_scale_step,
+        sinks_step: step(SINKS),
+        causal: attrs.bool(CAUSAL),
+        // Wider than any request is as wide as the widest.
+        window: (window as usize).min(MOST_KEYS),
+        softcap_bits: (softcap as f32).to_bits(),
+        scale_bits: (scale as f32).to_bits(),
+        vectors: [q, k, v, out].into_iter().all(has_vectors),
+    })
+}

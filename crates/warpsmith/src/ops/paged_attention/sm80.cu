@@ -1,0 +1,481 @@
+// `paged_attention` on the tensor cores of sm_80 and later, through mma.sync.
+//
+// Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
+// 16 ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
+// time, over p.piece_keys keys: all of them, one span, or kRound, of which it leaves the states of the segments. Blocks
+// take such pieces in turn until all are done, so the grid need not know the lengths.
+//
+// A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has 16 rows and
+// goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
+// a ring of units, each of kUnitKeys keys or values, copied ahead by cp.async through the page table. Groups wait for
+// nobody until a segment ends: then they fold its state, in the order of the segments, into the sums of the block.
+//
+// ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. RING: units
+// of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
+// hold multiples of 16 keys.
+
+#include "warpsmith/paged_fragments.cuh"
+
+constexpr int kRound = 4 * kSegment, kSteps = kSegment / kStep;
+static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
+
+struct Shared {
+  int starts[kThreads + 1];
+  // Of two segments of each warp, negative for pages that do not exist.
+  int pages[kThreads / 32][2][kSegment + 2];
+};
+// Queries that are not kept; the rings of the groups; and the sums of the block.
+WS_INLINE u8* ring_of(int group) { return shared_bytes + kQueryBytes + group * RING * kUnitBytes; }
+
+WS_INLINE void group_sync(int group) {
+  if (ROW_WARPS == 1)
+    __syncwarp();
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupThreads) : "memory");
+}
+// Lets the next group fold, and waits until the one before has.
+WS_INLINE void pass_turn(int group) {
+  if (KEY_WARPS > 1) asm volatile("bar.arrive %0, 64;" ::"r"(1 + (group + 1) % KEY_WARPS) : "memory");
+}
+WS_INLINE void take_turn(int group) {
+  if (KEY_WARPS > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + group) : "memory");
+}
+
+WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
+  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys, 1) : 1;
+}
+WS_INLINE int pieces_of(const PagedParams& p, const Request& request) {
+  if (request.count < p.min_queries || request.count > p.max_queries) return 0;
+  return (request.count * p.group + kRows - 1) / kRows * ranges_of(p, request);
+}
+// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all.
+WS_INLINE int count_pieces(const PagedParams& p, int* starts) {
+  const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum = 0;
+  for (int i = 0; i < each; ++i) {
+    const int r = threadIdx.x * each + i;
+    if (r < p.requests) sum += pieces_of(p, request_at(p, r));
+  }
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  starts[threadIdx.x + 1] = sum;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += starts[32 * w + 32];
+  __syncthreads();
+  starts[threadIdx.x + 1] = sum;
+  if (threadIdx.x == 0) starts[0] = 0;
+  __syncthreads();
+  return starts[kThreads];
+}
+// Where all requests have the same number of tiles and pieces are short, they are numbered as if all were as long as can
+// be: nothing need be counted.
+WS_INLINE bool is_direct(const PagedParams& p) { return p.piece_keys == kRound && p.queries >= 0; }
+WS_INLINE int direct_ranges(const PagedParams& p) { return (p.max_keys + kRound - 1) / kRound; }
+WS_INLINE int direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
+WS_INLINE i64 num_pieces(const PagedParams& p, int* starts) {
+  const i64 each = is_direct(p) ? (i64)p.requests * direct_tiles(p) * direct_ranges(p) : count_pieces(p, starts);
+  return each * p.num_kv_heads;
+}
+WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
+  Piece piece;
+  int left = (int)(index / p.num_kv_heads);
+  piece.head = (int)(index - (i64)left * p.num_kv_heads);
+  if (is_direct(p)) {
+    const int tiles = left / direct_ranges(p);
+    piece.range = left - tiles * direct_ranges(p);
+    piece.index = tiles / direct_tiles(p);
+    piece.tile = tiles - piece.index * direct_tiles(p);
+    piece.request = request_at(p, piece.index);
+    return piece;
+  }
+  int lo = 0;
+#pragma unroll
+  for (int half = kThreads / 2; half > 0; half /= 2)
+    if (starts[lo + half] <= left) lo += half;
+  left -= starts[lo];
+  for (piece.index = lo * ((p.requests + kThreads - 1) / kThreads);; ++piece.index) {
+    piece.request = request_at(p, piece.index);
+    const int pieces = pieces_of(p, piece.request);
+    if (left < pieces) break;
+    left -= pieces;
+  }
+  const int ranges = ranges_of(p, piece.request);
+  piece.tile = left / ranges;
+  piece.range = left - piece.tile * ranges;
+  return piece;
+}
+
+// The units of a group: of every KEY_WARPS-th segment from its first on, the keys of a step, then its values. Steps are
+// counted by t.
+struct Units {
+  const PagedParams& p;
+  const i32* table;  // the request's pages
+  int (*pages)[kSegment + 2];
+  u32 base;  // of the ring
+  const KV *k, *v;
+  Keys keys;  // to be read
+  int segment, count;
+  int into, from;  // slots
+
+  // Copies of threads that are kPassRows rows apart, where whole passes fill sixteen rows.
+  static constexpr bool kPasses = kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
+  static constexpr int kPassRows = kGroupThreads / kPieces;
+
+  WS_INLINE int segment_at(int t) const { return segment + t / kSteps * KEY_WARPS; }
+  WS_INLINE int key_at(int t) const { return segment_at(t) * kSegment + t % kSteps * kStep; }
+  // The pages of the segment that begins with step t; tells whether any does not exist. Nothing but the last comparison
+  // needs the request's length, so that both are on their way at once.
+  WS_INLINE bool load_pages(int t) {
+    const int start = segment_at(t) * kSegment, page0 = page_of(p, start);
+    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
+    bool absent = false;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
+      const i32 id = table[(page0 + i) * p.table_col];
+      const bool exists = id >= 0 && id < p.num_pages;
+      pages[t / kSteps % 2][i] = exists ? id : -1;
+      absent |= !exists && (page0 + i) * p.page_size < keys.hi;
+    }
+    return __any_sync(0xffffffffu, absent);
+  }
+  WS_INLINE int page_id(int t, int page) const { return pages[t / kSteps % 2][page - page_of(p, segment_at(t) * kSegment)]; }
+  WS_INLINE const KV* row_at(const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
+    const int page = page_of(p, key), slot = key - page * p.page_size;
+    const int id = key < keys.hi ? page_id(t, page) : -1;
+    return id < 0 ? nullptr : cache + id * page_stride + slot * slot_stride;
+  }
+  // Sixteen rows from `key` on, a multiple of 16. A row that is not to be read becomes zeros; its address, which may be
+  // none, is not used then.
+  WS_INLINE void copy_rows(u32 to, const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
+    const int thread = threadIdx.x % kGroupThreads;
+    if (WHOLE_PAGES && kPasses) {
+      const int row = thread / kPieces, piece = thread % kPieces;
+      const KV* page = row_at(cache, page_stride, slot_stride, t, key);
+      const KV* source = page + row * slot_stride + piece * kVec<KV>;
+      const int lo = keys.lo - key - row, hi = page ? keys.hi - key - row : 0;
+#pragma unroll
+      for (int i = 0; i < 16; i += kPassRows)
+        copy_async(to + place<kPieces>(row + i, piece), source + i * slot_stride, i >= lo && i < hi);
+      return;
+    }
+    constexpr int kAll = 16 * kPieces;
+#pragma unroll 4
+    for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
+      const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
+      if (kAll % kGroupThreads && index >= kAll) break;
+      const KV* source = row_at(cache, page_stride, slot_stride, t, key + row);
+      copy_async(to + place<kPieces>(row, piece), source + piece * kVec<KV>, source && key + row >= keys.lo && key + row < keys.hi);
+    }
+  }
+  // The unit kUnit places after the first of step t.
+  template <int kUnit> WS_INLINE void issue(int t) {
+    constexpr bool kValue = kUnit % (2 * kUnits) >= kUnits;
+    t += kUnit / (2 * kUnits);
+    if (t < count) {
+#pragma unroll
+      for (int i = 0; i < kUnitKeys; i += 16)
+        copy_rows(base + into * kUnitBytes + place<kPieces>(i, 0), kValue ? v : k, kValue ? p.v_page : p.k_page,
+                  kValue ? p.v_slot : p.k_slot, t, key_at(t) + kUnit % kUnits * kUnitKeys + i);
+    }
+    commit_copies();
+    into = into + 1 == RING ? 0 : into + 1;
+  }
+  template <int kUnit = 0> WS_INLINE void start() {
+    if constexpr (kUnit < RING - 1) {
+      if (kUnit == 0) into = from = 0;
+      issue<kUnit>(0);
+      start<kUnit + 1>();
+    }
+  }
+  // Waits for unit kUnit of step t and returns where it is. The one before may be overwritten from now on.
+  template <int kUnit> WS_INLINE u32 next(int t, int group) {
+    wait_copies<RING - 2>();
+    group_sync(group);
+    issue<kUnit + RING - 1>(t);
+    const u32 at = base + from * kUnitBytes;
+    from = from + 1 == RING ? 0 : from + 1;
+    return at;
+  }
+};
+
+template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q, Units& units, int t, int group) {
+  if constexpr (kUnit < kUnits) {
+    const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
+    const u32 at = units.next<kUnit>(t, group);
+    float(*sums)[4] = s + kUnit * kUnitKeys / 8;
+#pragma unroll
+    for (int i = 0; i < kUnitKeys / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
+    // Of 8-bit types, sixteen elements and sixteen more if there are.
+#pragma unroll
+    for (int k = 0; k < kDims; k += 1 + kNarrow) {
+      u32 query[2][4];
+      q.fragment(query[0], k);
+      if (kNarrow && k + 1 < kDims) q.fragment(query[1], k + 1);
+#pragma unroll
+      for (int i = 0; i < kUnitKeys / 16; ++i) {
+        u32 keys[4];
+        load_matrices<false>(keys, at + place<kPieces>(16 * i + row, kNarrow ? min(k + piece, kDims - 1) : 2 * k + piece));
+        if (!kNarrow) {
+          multiply(sums[2 * i], query[0], keys[0], keys[1], MUL());
+          multiply(sums[2 * i + 1], query[0], keys[2], keys[3], MUL());
+          continue;
+        }
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          if (k + next >= kDims) break;
+          multiply(sums[2 * i], query[next], widen(keys[next], KV()), widen(keys[next] >> 16, KV()), MUL());
+          multiply(sums[2 * i + 1], query[next], widen(keys[2 + next], KV()), widen(keys[2 + next] >> 16, KV()), MUL());
+        }
+      }
+    }
+    multiply_keys<kUnit + 1>(s, q, units, t, group);
+  }
+}
+
+template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scores& s, Units& units, int t, int group) {
+  if constexpr (kUnit < kUnits) {
+    const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8, piece = lane / 16;
+    const u32 at = units.next<kUnits + kUnit>(t, group);
+#pragma unroll
+    for (int i = 0; i < kUnitKeys; i += 16) {
+      const float(&a)[4] = s[(kUnit * kUnitKeys + i) / 8], (&b)[4] = s[(kUnit * kUnitKeys + i) / 8 + 1];
+      const u32 weights[4] = {pack_pair(a[0], a[1], MUL()), pack_pair(a[2], a[3], MUL()), pack_pair(b[0], b[1], MUL()),
+                              pack_pair(b[2], b[3], MUL())};
+#pragma unroll
+      for (int d = 0; d < kDims; d += 1 + kNarrow) {
+        u32 values[4];
+        if (!kNarrow) {
+          load_matrices<true>(values, at + place<kPieces>(i + row, 2 * d + piece));
+          multiply(state.o[2 * d], weights, values[0], values[1], MUL());
+          multiply(state.o[2 * d + 1], weights, values[2], values[3], MUL());
+          continue;
+        }
+        load_matrices<true>(values, at + place<kPieces>(i + row, min(d + piece, kDims - 1)));
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          if (d + next >= kDims) break;
+          // A word has two neighbours of one key, and of the next key: first those of even, then those of odd place.
+          const u32 lower = __byte_perm(values[2 * next], 0, 0x3120), upper = __byte_perm(values[2 * next + 1], 0, 0x3120);
+          multiply(state.o[2 * (d + next)], weights, widen(lower, KV()), widen(upper, KV()), MUL());
+          multiply(state.o[2 * (d + next) + 1], weights, widen(lower >> 16, KV()), widen(upper >> 16, KV()), MUL());
+        }
+      }
+    }
+    multiply_values<kUnit + 1>(state, s, units, t, group);
+  }
+}
+
+// Hides what the rows do not see.
+WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], const Units& units, int t, bool absent) {
+  const int key0 = units.key_at(t);
+#pragma unroll
+  for (int i = 0; i < kStep / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int key = key0 + 8 * i + threadIdx.x % 4 * 2 + e;
+      bool exists = true;
+      if (absent) exists = key < units.keys.hi && units.page_id(t, page_of(p, key)) >= 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (!exists || key < seen[half].lo || key >= seen[half].hi) s[i][2 * half + e] = minus_infinity();
+    }
+  }
+}
+
+// Takes the next step into the state; `all` is what every row sees.
+WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[2], const Query& q, const Scale& scale,
+                        Units& units, Keys all, int t, bool absent, int group) {
+  Scores s;
+  multiply_keys(s, q, units, t, group);
+  if (SOFTCAP) {
+#pragma unroll
+    for (int i = 0; i < kStep / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float x = exp2_approx(s[i][e] * scale.inner);
+        s[i][e] = scale.cap * (1.0f - 2.0f * reciprocal(1.0f + x));
+      }
+  }
+  const int key = units.key_at(t);
+  if (key < all.lo || key + kStep > all.hi || absent) hide(s, p, seen, units, t, absent);
+  weigh(state, s, scale);
+  multiply_values(state, s, units, t, group);
+}
+
+// Leaves the state of a row over a range of keys for the merge; `sum` gives the element of a place in the fragments.
+template <class Sum>
+WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, int half, float m, float l, Sum sum) {
+  const Row row = row_of(p, piece, thread_row(half));
+  if (!row.exists) return;
+  const i64 slot = partial_row(p, range, row.token, row.head);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+    *(float2*)(partial_sums(p, slot) + pair_dim(i)) = {sum(pair_place(i, half, 0)), sum(pair_place(i, half, 1))};
+  if (threadIdx.x % 4 == 0) *partial_weights(p, slot) = {m, l};
+}
+WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const State& state) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    leave(p, piece, range, half, state.m[half], state.l[half], [&](int place) { return state.at(place); });
+}
+
+// Sums in shared memory: what a thread has of its rows, where the threads of every group have the same.
+struct Level {
+  float* at;
+  static constexpr int kPlaces = 4 * kTiles, kFloats = (kPlaces + 4) * kGroupThreads;
+
+  static WS_INLINE Level of(int index) {
+    return {(float*)ring_of(KEY_WARPS) + index * kFloats + threadIdx.x % kGroupThreads};
+  }
+  WS_INLINE float& m(int half) const { return at[(kPlaces + half) * kGroupThreads]; }
+  WS_INLINE float& l(int half) const { return at[(kPlaces + 2 + half) * kGroupThreads]; }
+  // Sums that are not begun are not read.
+  WS_INLINE float sum(int place) const { return l(place % 4 / 2) == 0.0f ? 0.0f : at[place * kGroupThreads]; }
+  WS_INLINE void clear() const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) m(half) = minus_infinity(), l(half) = 0.0f;
+  }
+  // `next` gives the element of a place in the fragments.
+  template <class Next> WS_INLINE void take(const float (&next_m)[2], const float (&next_l)[2], Next next) const {
+    bool some[2], fresh[2];
+    Fold f[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      f[half] = fold_of(m(half), next_m[half]);
+      some[half] = next_l[half] != 0.0f;
+      fresh[half] = l(half) == 0.0f;
+      if (some[half]) m(half) = f[half].m, l(half) = folded(f[half], l(half), next_l[half]);
+    }
+    // Volatile, and four at a time: the registers hold a state, and no more than that many sums besides.
+    volatile float* sums = at;
+#pragma unroll
+    for (int first = 0; first < kPlaces; first += 4) {
+      float old[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) old[i] = sums[(first + i) * kGroupThreads];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int half = i / 2;
+        if (some[half]) sums[(first + i) * kGroupThreads] = folded(f[half], fresh[half] ? 0.0f : old[i], next(first + i));
+      }
+    }
+  }
+  WS_INLINE void take(const Level& next) const {
+    const float next_m[2] = {next.m(0), next.m(1)}, next_l[2] = {next.l(0), next.l(1)};
+    take(next_m, next_l, [&](int place) { return next.at[place * kGroupThreads]; });
+  }
+};
+
+// The results of a thread's rows.
+WS_INLINE void write(const PagedParams& p, const Piece& piece, const Level& total) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Row row = row_of(p, piece, thread_row(half));
+    if (!row.exists) continue;
+    const Finish finish = finish_of(p, row.head, total.m(half), total.l(half));
+    ELEM* to = (ELEM*)p.out + row.token * p.out_token + row.head * p.out_head;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      *(u32*)(to + pair_dim(i)) = pack_pair(total.sum(pair_place(i, half, 0)) * finish.factor,
+                                            total.sum(pair_place(i, half, 1)) * finish.factor, ELEM());
+    if (threadIdx.x % 4 == 0) write_lse(p, row.token, row.head, finish.lse);
+  }
+}
+
+// Folds the state of a segment into the sums, and finishes what ends with it.
+WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state, int segment, Keys keys, int group) {
+  const Level span = Level::of(0), total = Level::of(1);
+  const bool first = segment == keys.lo / kSegment, last = (segment + 1) * kSegment >= keys.hi;
+  if (first) {
+    span.clear();
+    if (!p.ranges) total.clear();
+  } else {
+    take_turn(group);
+  }
+  span.take(state.m, state.l, [&](int place) { return state.at(place); });
+  if (last || (segment + 1) % (kSpan / kSegment) == 0) {
+    if (p.ranges) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        leave(p, piece, piece.range, half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
+    } else {
+      total.take(span);
+      if (last) write(p, piece, total);
+    }
+    span.clear();
+  }
+  if (!last) pass_turn(group);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_sm80(const PagedParams p) {
+  __shared__ Shared shared;
+  begin_kernel();
+  const int group = threadIdx.x / kGroupThreads;
+  Units units = {p};
+  units.pages = shared.pages[threadIdx.x / 32];
+  units.base = shared_address(ring_of(group));
+  const i64 pieces = num_pieces(p, shared.starts);
+#pragma unroll 1
+  for (i64 index = blockIdx.x; index < pieces; index += gridDim.x) {
+    const Piece piece = piece_at(p, shared.starts, index);
+    Keys seen[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Row row = row_of(p, piece, thread_row(half));
+      seen[half] = row.exists ? keys_of(p, piece.request, row.i) : Keys{0, 0};
+    }
+    // What the first and the last query of the tile see.
+    const int i0 = piece.tile * kRows / p.group, i1 = min(((piece.tile + 1) * kRows - 1) / p.group, piece.request.count - 1);
+    const Keys early = keys_of(p, piece.request, i0), late = keys_of(p, piece.request, i1);
+    Keys keys = {early.lo, late.hi};
+    if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
+    units.keys = keys;
+    units.table = (const i32*)p.page_table + piece.index * p.table_row;
+    units.k = (const KV*)p.k + piece.head * p.k_head;
+    units.v = (const KV*)p.v + piece.head * p.v_head;
+    units.segment = keys.lo / kSegment + group;
+    bool absent_next = units.load_pages(0);
+    if (keys.lo >= keys.hi) {
+      // The merge does not ask for what no row sees.
+      if (!p.ranges && group == 0) {
+        const Level total = Level::of(1);
+        total.clear();
+        write(p, piece, total);
+      }
+      continue;
+    }
+    const int last = (keys.hi - 1) / kSegment, segments = (last - units.segment) / KEY_WARPS + 1;
+    units.count = units.segment > last ? 0 : segments * kSteps;
+    // The last segment may have fewer steps.
+    if (units.count && units.segment_at(units.count - 1) == last)
+      units.count -= kSteps - (keys.hi - last * kSegment + kStep - 1) / kStep;
+    __syncwarp();
+    units.start();
+    Query q;
+    q.load(p, piece);
+    if (!kKeepQuery) __syncthreads();
+    const Scale scale = scale_of(p, piece.head);
+#pragma unroll 1
+    for (int t = 0; t < units.count;) {
+      const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
+      const bool absent = absent_next;
+      if (end < units.count) absent_next = units.load_pages(end);
+      State state;
+      clear(state);
+#pragma unroll 1
+      for (; t < end; ++t) run_step(state, p, seen, q, scale, units, {late.lo, early.hi}, t, absent, group);
+      close(state, scale);
+      if (p.piece_keys == kRound)
+        leave(p, piece, segment, state);
+      else
+        fold(p, piece, state, segment, keys, group);
+    }
+    // Before the next piece takes over: queries, sums, and the ring of a group of several warps.
+    if (!kKeepQuery || KEY_WARPS == 1 || p.piece_keys != kRound) __syncthreads();
+  }
+}

@@ -1,0 +1,321 @@
+//! What the cases of `paged_attention` cannot say: bits that must not change with neighbours, chunks and layouts; slots
+//! that no key uses; wrong numbers.
+
+use super::*;
+use crate::device::Device;
+use crate::layout::{Layout, Shape};
+use crate::random::Random;
+
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const DIM: usize = 64;
+const PAGE: usize = 16;
+
+fn devices() -> Vec<Device> {
+    match Device::best() {
+        Device::Cpu => vec![Device::Cpu],
+        gpu => vec![Device::Cpu, gpu],
+    }
+}
+
+/// Every kernel of the device that can run here, with a type it is for.
+fn kernels(device: Device) -> Vec<(&'static str, DType)> {
+    let tiers = Tier::available();
+    let here = |k: &crate::registry::KernelInfo| match device {
+        Device::Cpu => k.tier.is_some_and(|t| tiers.contains(&t)),
+        Device::Cuda(_) => k.cuda.is_some(),
+    };
+    let kernels = crate::registry::AnyOp::kernels(&Forward).into_iter().filter(here);
+    kernels.map(|k| (k.name, if k.name.ends_with("generic") { DType::F32 } else { DType::BF16 })).collect()
+}
+
+fn normal(count: usize, seed: u64) -> Vec<f64> {
+    let mut rng = Random::new(seed);
+    (0..count).map(|_| rng.normal()).collect()
+}
+
+fn ints(values: &[i32], shape: &[usize], device: Device) -> Tensor {
+    Tensor::from_slice(values, shape, device).unwrap()
+}
+
+/// Some requests with their pages, in a pool with pages to spare.
+struct Pool {
+    lens: Vec<usize>,
+    /// What the queries of each request are drawn from.
+    seeds: Vec<u64>,
+    /// `[pages, PAGE, KV_HEADS, DIM]`.
+    k: Vec<f64>,
+    v: Vec<f64>,
+    table: Vec<i32>,
+    width: usize,
+    pages: usize,
+}
+
+impl Pool {
+    fn new(lens: &[usize]) -> Pool {
+        let width = lens.iter().max().unwrap().div_ceil(PAGE) + 1;
+        let pages = lens.len() * width + 2;
+        let size = pages * PAGE * KV_HEADS * DIM;
+        // Every page once, far apart.
+        let table = (0..lens.len() * width).map(|i| ((i * 7 + 3) % pages) as i32).collect();
+        assert!(!pages.is_multiple_of(7));
+        let seeds = (0..lens.len() as u64).map(|r| 100 + r).collect();
+        Pool { lens: lens.to_vec(), seeds, k: normal(size, 1), v: normal(size, 2), table, width, pages }
+    }
+
+    fn shape(&self) -> [usize; 4] {
+        [self.pages, PAGE, KV_HEADS, DIM]
+    }
+
+    fn tensors(&self, dtype: DType, device: Device) -> [Tensor; 4] {
+        let cache = |values: &[f64]| Tensor::from_f64(values, &self.shape(), dtype, device).unwrap();
+        let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
+        let table = ints(&self.table, &[lens.len(), self.width], device);
+        [cache(&self.k), cache(&self.v), table, ints(&lens, &[lens.len()], device)]
+    }
+
+    /// The queries `counts` of each request, drawn by position so that the same token always asks the same.
+    fn queries(&self, counts: &[usize], dtype: DType, device: Device) -> (Tensor, Tensor) {
+        let (mut values, mut starts) = (Vec::new(), vec![0]);
+        for (r, &count) in counts.iter().enumerate() {
+            let len = self.lens[r];
+            let all = normal(len * HEADS * DIM, self.seeds[r]);
+            values.extend_from_slice(&all[(len - count) * HEADS * DIM..]);
+            starts.push(starts[r] + count as i32);
+        }
+        let tokens = values.len() / (HEADS * DIM);
+        let q = Tensor::from_f64(&values, &[tokens, HEADS, DIM], dtype, device).unwrap();
+        (q, ints(&starts, &[starts.len()], device))
+    }
+
+    /// Out and lse of the last `counts` tokens of each request, as bits.
+    fn run(&self, counts: &[usize], dtype: DType, device: Device, kernel: &str) -> Vec<Vec<u64>> {
+        let [k, v, table, lens] = self.tensors(dtype, device);
+        let (q, starts) = self.queries(counts, dtype, device);
+        let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+        let (out, lse) = call.run_with_lse().unwrap();
+        rows(&out, &lse)
+    }
+
+    /// The pool with one request's keys cut to `len`.
+    fn cut(&self, request: usize, len: usize) -> Pool {
+        let table = self.table[request * self.width..][..self.width].to_vec();
+        let (seeds, k, v) = (vec![self.seeds[request]], self.k.clone(), self.v.clone());
+        Pool { lens: vec![len], seeds, k, v, table, ..*self }
+    }
+}
+
+/// The bits of each token.
+fn rows(out: &Tensor, lse: &Tensor) -> Vec<Vec<u64>> {
+    let bits = |tensor: &Tensor| tensor.to_f64().unwrap().into_iter().map(f64::to_bits).collect::<Vec<_>>();
+    let (out, lse) = (bits(out), bits(lse));
+    out.chunks(HEADS * DIM).zip(lse.chunks(HEADS)).map(|(out, lse)| [out, lse].concat()).collect()
+}
+
+#[test]
+fn bits_depend_neither_on_neighbours_nor_on_chunks() {
+    let pool = Pool::new(&[700, 1, 2100, 40, 513]);
+    for device in devices() {
+        for (kernel, dtype) in kernels(device) {
+            let together = pool.run(&[100, 1, 30, 40, 1], dtype, device, kernel);
+            let mut first = 0;
+            for (r, count) in [100, 1, 30, 40, 1].into_iter().enumerate() {
+                let len = pool.lens[r];
+                let alone = pool.cut(r, len).run(&[count], dtype, device, kernel);
+                assert_eq!(alone, together[first..first + count], "{kernel}: request {r} alone");
+                for chunk in [1, 7, 64] {
+                    let mut chunks = Vec::new();
+                    for start in (0..count).step_by(chunk) {
+                        let end = (start + chunk).min(count);
+                        let pool = pool.cut(r, len - count + end);
+                        chunks.extend(pool.run(&[end - start], dtype, device, kernel));
+                    }
+                    assert!(chunks == together[first..first + count], "{kernel}: request {r} by {chunk}");
+                }
+                first += count;
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_without_keys_are_not_read() {
+    let clean = Pool::new(&[700, 1, 0, 40, 513]);
+    let mut poisoned =
+        Pool { lens: clean.lens.clone(), table: clean.table.clone(), ..Pool::new(&clean.lens) };
+    let mut used = vec![false; clean.pages * PAGE];
+    for (r, &len) in clean.lens.iter().enumerate() {
+        for key in 0..len {
+            used[clean.table[r * clean.width + key / PAGE] as usize * PAGE + key % PAGE] = true;
+        }
+        // What lies past a request's pages need not exist.
+        let pages = len.div_ceil(PAGE);
+        poisoned.table[r * clean.width + pages..(r + 1) * clean.width].fill(i32::MAX);
+    }
+    for (slot, _) in used.iter().enumerate().filter(|(_, used)| !**used) {
+        let range = slot * KV_HEADS * DIM..(slot + 1) * KV_HEADS * DIM;
+        poisoned.k[range.clone()].fill(f64::NAN);
+        poisoned.v[range].fill(f64::INFINITY);
+    }
+    let counts = [20, 1, 0, 3, 1];
+    for device in devices() {
+        for (kernel, dtype) in kernels(device) {
+            let want = clean.run(&counts, dtype, device, kernel);
+            assert!(want.iter().flatten().all(|&bits| f64::from_bits(bits).is_finite()));
+            assert!(poisoned.run(&counts, dtype, device, kernel) == want, "{kernel}");
+        }
+    }
+}
+
+#[test]
+fn layouts_of_the_cache_do_not_matter() {
+    let pool = Pool::new(&[100, 33]);
+    for device in devices() {
+        for (kernel, dtype) in kernels(device) {
+            let [k, v, table, lens] = pool.tensors(dtype, device);
+            let (q, _) = pool.queries(&[2, 2], dtype, device);
+            let run = |k: TensorView<'_>, v: TensorView<'_>| {
+                let call = PagedAttention::new(&q, k, v, &table, &lens).kernel(kernel);
+                let (out, lse) = call.run_with_lse().unwrap();
+                rows(&out, &lse)
+            };
+            let want = run(k.view(), v.view());
+            // [page][key or value][slot][head], and [page][key or value][head][slot].
+            for order in [[0, 1, 2, 3, 4], [0, 1, 3, 2, 4]] {
+                let memory = Shape::new(&[
+                    pool.pages,
+                    2,
+                    [PAGE, KV_HEADS][order[2] - 2],
+                    [PAGE, KV_HEADS][order[3] - 2],
+                    DIM,
+                ]);
+                // Both orders are their own inverses.
+                let both = Layout::contiguous(memory.unwrap()).permute(&order);
+                assert_eq!(both.shape()[2..], pool.shape()[1..]);
+                let mut values = vec![0.0; both.numel()];
+                let page = PAGE * KV_HEADS * DIM;
+                for (which, source) in [&pool.k, &pool.v].into_iter().enumerate() {
+                    for (i, &value) in source.iter().enumerate() {
+                        values[both.offset_of((i / page * 2 + which) * page + i % page)] = value;
+                    }
+                }
+                let shared = Tensor::from_f64(&values, &[values.len()], dtype, device).unwrap();
+                let half = |which: usize| {
+                    let [page, kind, slot, head, step] = both.strides().try_into().unwrap();
+                    let layout =
+                        Layout::strided(Shape::new(&pool.shape()).unwrap(), &[page, slot, head, step])
+                            .unwrap();
+                    let address = shared.view().address() + which * kind as usize * dtype.size();
+                    // SAFETY: the elements lie inside `shared`, which outlives the view.
+                    unsafe { TensorView::from_raw(address, dtype, layout, device) }
+                };
+                assert!(run(half(0), half(1)) == want, "{kernel} {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_numbers_are_errors_on_the_cpu() {
+    let pool = Pool::new(&[40, 20]);
+    let [k, v, table, lens] = pool.tensors(DType::F32, Device::Cpu);
+    let (q, starts) = pool.queries(&[3, 1], DType::F32, Device::Cpu);
+    let cpu = |values: &[i32]| ints(values, &[values.len()], Device::Cpu);
+    let bad = |result: Result<Tensor>, text: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    let with_lens = |lens: &Tensor| PagedAttention::new(&q, &k, &v, &table, lens).q_starts(&starts).run();
+    bad(
+        with_lens(&cpu(&[40, -1])),
+        "`kv_lens`: expected lengths from 0 to max_pages*page_size=64, got -1 for request 1",
+    );
+    bad(with_lens(&cpu(&[65, 20])), "got 65 for request 0");
+    let with_starts =
+        |starts: &[i32]| PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&cpu(starts)).run();
+    bad(with_starts(&[0, 3, 2]), "`q_starts`: expected starts that ascend from 0 to at most num_tokens=4");
+    bad(with_starts(&[0, 3, 5]), "got 3 and 5 for request 1");
+    bad(with_starts(&[-1, 3, 4]), "got -1 and 3 for request 0");
+    for (at, page) in [(1, -1), (pool.width, pool.pages as i32)] {
+        let mut wrong = pool.table.clone();
+        wrong[at] = page;
+        let table = ints(&wrong, &[2, pool.width], Device::Cpu);
+        let result = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).run();
+        bad(
+            result,
+            &format!("`page_table`: expected pages from 0 to below num_pages={}, got {page}", pool.pages),
+        );
+    }
+}
+
+#[test]
+fn wrong_numbers_are_moved_into_the_tensors_on_a_device() {
+    let Device::Cuda(_) = Device::best() else { return eprintln!("skipped: no GPU") };
+    let device = Device::best();
+    let pool = Pool::new(&[100, 40]);
+    for (kernel, dtype) in kernels(device) {
+        let counts = [2, 1];
+        let want = pool.run(&counts, dtype, device, kernel);
+        // Nothing of these can be reached by a key of the second request.
+        let [k, v, _, _] = pool.tensors(dtype, device);
+        let (q, _) = pool.queries(&counts, dtype, device);
+        let mut table = pool.table.clone();
+        table[1] = -5;
+        table[2] = i32::MAX;
+        let run = |table: &[i32], lens: &[i32], starts: &[i32]| {
+            let table = ints(table, &[2, pool.width], device);
+            let (lens, starts) = (ints(lens, &[2], device), ints(starts, &[3], device));
+            let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+            let (out, lse) = call.run_with_lse().unwrap();
+            rows(&out, &lse)
+        };
+        let absent = run(&table, &[100, 40], &[0, 2, 3]);
+        assert!(
+            absent[2] == want[2] && absent[0] != want[0],
+            "{kernel}: pages that do not exist hold no keys"
+        );
+        assert!(absent.iter().flatten().all(|&bits| f64::from_bits(bits).is_finite()), "{kernel}");
+        let long = run(&pool.table, &[100, i32::MAX], &[0, 2, 3]);
+        assert!(long[..2] == want[..2], "{kernel}: a length past the table");
+        let negative = run(&pool.table, &[-7, 40], &[0, 2, 3]);
+        let nothing = |row: &[u64]| row[..HEADS * DIM].iter().all(|&bits| f64::from_bits(bits) == 0.0);
+        assert!(negative[2] == want[2] && nothing(&negative[0]) && nothing(&negative[1]), "{kernel}");
+        assert!(
+            run(&pool.table, &[100, 40], &[0, 2, 1000])[..2] == want[..2],
+            "{kernel}: an end past the tokens"
+        );
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
+    let q = tensor(&[4, 6, 64], DType::F32);
+    let pages = tensor(&[8, 16, 2, 64], DType::F32);
+    let narrow = tensor(&[8, 16, 2, 64], DType::F8E4M3);
+    let (table, lens) = (ints(&[0; 4], &[2, 2], Device::Cpu), ints(&[0; 2], &[2], Device::Cpu));
+    let scale = tensor(&[3], DType::F32);
+    let bad = |q: &Tensor, pages: &Tensor, text: &str| {
+        let error = PagedAttention::new(q, pages, pages, &table, &lens).run().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    bad(&tensor(&[4, 6, 48], DType::F32), &tensor(&[8, 16, 2, 48], DType::F32), "head_dim out of 32, 64");
+    bad(&tensor(&[4, 5, 64], DType::F32), &pages, "divides num_heads=5, got 2");
+    bad(&tensor(&[5, 6, 64], DType::F32), &pages, "tokens for requests=2, the same number for each, got 5");
+    bad(&q, &tensor(&[8, 300, 2, 64], DType::F32), "a page_size from 1 to 256, got 300");
+    bad(
+        &q,
+        &tensor(&[8, 16, 2, 64], DType::F16),
+        "`k_pages`: expected dtype f32 or f8e4m3 or f8e5m2, got f16",
+    );
+    let wrong = |call: PagedAttention<'_>, text: &str| {
+        let error = call.run().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    let call = |pages| PagedAttention::new(&q, pages, pages, &table, &lens);
+    wrong(call(&pages).scales(&scale, &scale), "`k_scale`: expected nothing, because the cache is f32");
+    wrong(call(&narrow).scales(&scale, &scale), "`k_scale`: expected shape [1] or [num_kv_heads=2], got [3]");
+    wrong(call(&pages).q_starts(&lens), "`q_starts`: expected shape [requests+1=3], got [2]");
+    wrong(call(&pages).softcap(-1.0), "`softcap`");
+    wrong(call(&pages).scale(f32::NAN), "`scale`");
+}

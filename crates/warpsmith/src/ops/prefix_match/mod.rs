@@ -1,0 +1,314 @@
+//! `prefix_match`: the longest prefix of each of a batch of token sequences that a radix tree holds.
+//!
+//! The tree is given as arrays, which [`flat`] describes and [`radix::Mirror`](crate::radix::Mirror) keeps on a device. All are i32 and may have any strides.
+//!
+//! - `table` `[num_slots, 4]`, `num_slots` a power of two: the edges, by hash. `edge_tokens` `[num_pages, page_size]` and
+//!   `edge_pages` `[num_pages]`: the token and page ids of all edges. `seed` is that of the hash.
+//! - Sequence `b` is `tokens[starts[b]..starts[b + 1]]`; `tokens` may be longer than the last sequence needs.
+//! - The paths of the tree are the tokens of the edges from the root to a node. `matched[b]` is the length of the longest
+//!   prefix that sequence `b` has in common with one of them, in tokens, cut to whole pages. `nodes[b]` is the node in
+//!   whose edge it ends, 0 (the root) where nothing matched.
+//! - `pages[b]` begins with the pages of the match, as many as the `max_pages` columns hold; what is left is -1.
+//!
+//! Bad input: starts that are not in order or outside `tokens` are an error on the CPU, found before anything is written; on
+//! a device, where no value can be looked at in time, they are moved inside, and a sequence that ends before it begins is
+//! empty. A slot of the table that points outside the arrays matches nothing. Whatever the arrays hold, what is matched
+//! has the sequence's tokens, and a search ends after as many steps as the sequence has pages.
+
+mod cases;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod flat;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::call::Call;
+use crate::check::Matcher;
+use crate::cpu::Tier;
+use crate::device::Stream;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::infer::Form;
+use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::radix::Mirror;
+use crate::reference::{Array, Inputs, Real};
+use crate::registry::Kernel;
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
+
+const TABLE: usize = 0;
+const EDGE_TOKENS: usize = 1;
+const EDGE_PAGES: usize = 2;
+const TOKENS: usize = 3;
+const STARTS: usize = 4;
+const MATCHED: usize = 5;
+const NODES: usize = 6;
+const PAGES: usize = 7;
+const MAX_PAGES: usize = 0;
+const SEED: usize = 1;
+
+/// Most slots, and most tokens of a page.
+const LIMIT: usize = 1 << 30;
+
+/// What is known of how the inputs lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Memory {
+    /// Elements may be apart.
+    Strided,
+    /// Every input is dense.
+    Dense,
+    /// Every input is dense and starts on a 16-byte boundary, and so does every page.
+    Vector,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    batch: usize,
+    /// Tokens of all sequences, with what no sequence uses.
+    total: usize,
+    page_size: usize,
+    num_slots: usize,
+    num_pages: usize,
+    max_pages: usize,
+    seed: u32,
+    memory: Memory,
+    /// By argument; rows and columns, or elements and nothing.
+    strides: [[isize; 2]; 8],
+}
+
+/// The value of an option that is a whole number from 0 to `most`.
+fn whole(spec: &OpSpec, attrs: &Attrs, option: usize, most: u32) -> Result<usize> {
+    let value = attrs.f64(option);
+    let fits = (0.0..=f64::from(most)).contains(&value) && value.fract() == 0.0;
+    Matcher::new(spec.name).option(
+        spec.attrs[option].name,
+        value,
+        &format!("a whole number up to {most}"),
+        fits,
+    )?;
+    Ok(value as usize)
+}
+
+fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(spec.name);
+    let max_pages = whole(spec, attrs, MAX_PAGES, i32::MAX as u32)?;
+    let seed = whole(spec, attrs, SEED, u32::MAX)?;
+    sizes.bind("max_pages", max_pages);
+    for (index, pattern) in [
+        (TABLE, "num_slots 4"),
+        (EDGE_TOKENS, "num_pages page_size"),
+        (EDGE_PAGES, "num_pages"),
+        (TOKENS, "total"),
+        (STARTS, "batch+1"),
+    ] {
+        sizes.dtype(spec.args[index].name, args.at(index), &[DType::I32])?;
+        sizes.shape(spec.args[index].name, args.at(index), pattern)?;
+    }
+    let refuse = |index: usize, expected: &str| {
+        let got = format!("shape {:?}", args.at(index).shape());
+        Err(Error::argument(spec.name, spec.args[index].name, expected, got))
+    };
+    let Some(batch) = sizes.size("batch+1").checked_sub(1) else {
+        return refuse(STARTS, "a start for every sequence, and the end of the last");
+    };
+    let (num_slots, page_size) = (sizes.size("num_slots"), sizes.size("page_size"));
+    if !num_slots.is_power_of_two() || num_slots > LIMIT {
+        return refuse(TABLE, "a power of two of slots, up to 2^30");
+    }
+    if !(1..=LIMIT).contains(&page_size) {
+        return refuse(EDGE_TOKENS, "pages of 1 to 2^30 tokens");
+    }
+    sizes.bind("batch", batch);
+    for (index, pattern) in [(MATCHED, "batch"), (NODES, "batch"), (PAGES, "batch max_pages")] {
+        sizes.dtype(spec.args[index].name, args.at(index), &[DType::I32])?;
+        sizes.shape(spec.args[index].name, args.at(index), pattern)?;
+    }
+    let inputs = || (TABLE..=STARTS).map(|index| args.at(index));
+    let dense = inputs().all(|view| view.layout().is_contiguous());
+    let aligned = page_size.is_multiple_of(4) && inputs().all(|view| view.is_aligned(16));
+    Ok(Problem {
+        batch,
+        total: sizes.size("total"),
+        page_size,
+        num_slots,
+        num_pages: sizes.size("num_pages"),
+        max_pages,
+        seed: seed as u32,
+        memory: match (dense, aligned) {
+            (true, true) => Memory::Vector,
+            (true, false) => Memory::Dense,
+            (false, _) => Memory::Strided,
+        },
+        strides: std::array::from_fn(|index| {
+            let strides = args.at(index).layout().strides();
+            [strides[0], strides.get(1).copied().unwrap_or(0)]
+        }),
+    })
+}
+
+/// The op, as listed in [`crate::ops::ALL`].
+#[derive(Default)]
+pub struct Forward;
+
+impl Op for Forward {
+    type Problem = Problem;
+
+    const SPEC: OpSpec = OpSpec {
+        name: "prefix_match",
+        summary: "Longest prefix of each sequence that a radix tree holds",
+        args: &[
+            ArgSpec::input("table", "[num_slots, 4], i32: parent, child, first page and pages of each edge"),
+            ArgSpec::input("edge_tokens", "[num_pages, page_size], i32"),
+            ArgSpec::input("edge_pages", "[num_pages], i32"),
+            ArgSpec::input("tokens", "[total], i32: the sequences, one after the other"),
+            ArgSpec::input("starts", "[batch + 1], i32: where they start, and where the last ends"),
+            ArgSpec::output("matched", "[batch], i32: tokens that match"),
+            ArgSpec::output("nodes", "[batch], i32: the node in whose edge the match ends"),
+            ArgSpec::output("pages", "[batch, max_pages], i32: the pages of the match, then -1"),
+        ],
+        attrs: &[
+            AttrSpec { name: "max_pages", kind: AttrKind::Int(256), doc: "columns of `pages`" },
+            AttrSpec {
+                name: "seed",
+                kind: AttrKind::Int(0),
+                doc: "seed of the hash by which the table was filled",
+            },
+        ],
+        sizes: &[
+            SizeSpec { name: "batch", default: 64, doc: "number of sequences" },
+            SizeSpec { name: "length", default: 4096, doc: "tokens of a sequence" },
+            SizeSpec { name: "page_size", default: 16, doc: "tokens of a page" },
+            SizeSpec { name: "paths", default: 64, doc: "sequences stored in the tree" },
+            SizeSpec { name: "depth", default: 8, doc: "edges of a path, at least" },
+        ],
+    };
+
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check(&Self::SPEC, args, attrs)
+    }
+
+    fn outputs(args: &Args<'_>, attrs: &Attrs, _wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        let max_pages = whole(&Self::SPEC, attrs, MAX_PAGES, i32::MAX as u32)?;
+        let starts = args.get(STARTS).and_then(|starts| starts.shape().first()?.checked_sub(1));
+        let Some(batch) = starts else {
+            let name = Self::SPEC.args[STARTS].name;
+            return Err(Error::argument(Self::SPEC.name, name, "one start or more", "none"));
+        };
+        let mut forms = vec![None; Self::SPEC.args.len()];
+        forms[MATCHED] = Some((vec![batch], DType::I32));
+        forms[NODES] = Some((vec![batch], DType::I32));
+        forms[PAGES] = Some((vec![batch, max_pages], DType::I32));
+        Ok(forms)
+    }
+
+    fn kernels() -> &'static [Kernel<Problem>] {
+        KERNELS
+    }
+
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::matches(inputs, attrs)
+    }
+
+    /// For sequences that match in full: their tokens and the tree's, the pages read and written.
+    fn cost(p: &Problem) -> Cost {
+        let pages = (p.total / p.page_size).min(p.batch * p.max_pages) + p.batch * p.max_pages;
+        let numbers = 2 * p.total + pages + 3 * p.batch;
+        Cost { bytes: (numbers * size_of::<i32>()) as f64, flops: p.total as f64 }
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        cases::plan(case)
+    }
+
+    fn cases() -> Vec<Case> {
+        cases::cases(&Self::SPEC)
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        cases::bench_cases(&Self::SPEC)
+    }
+}
+
+static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::KERNEL,
+    // Nothing to gain from vectors: the time goes into waiting for memory and the C library's comparison.
+    Kernel::cpu("prefix_match_portable", Tier::Portable, cpu::run),
+];
+
+/// A call of `prefix_match`.
+///
+/// ```
+/// use warpsmith::radix::{Mirror, RadixTree};
+/// use warpsmith::{Device, Tensor, ops::PrefixMatch};
+/// let mut tree = RadixTree::new(2, 100)?;
+/// tree.insert(&[1, 2, 3, 4], &[10, 11])?;
+/// let mirror = Mirror::new(&mut tree, &Device::Cpu.default_stream()?)?;
+/// let tokens = Tensor::from_slice(&[1, 2, 3, 9, 1, 2, 3, 4, 5], &[9], Device::Cpu)?;
+/// let starts = Tensor::from_slice(&[0, 4, 9], &[3], Device::Cpu)?;
+/// let found = PrefixMatch::new(&mirror, &tokens, &starts).max_pages(3).run()?;
+/// assert_eq!(found.matched.to_vec::<i32>()?, [2, 4]);
+/// assert_eq!(found.pages.to_vec::<i32>()?, [10, -1, -1, 10, 11, -1]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub type PrefixMatch<'a> = Call<'a, Forward>;
+
+/// The outputs of [`PrefixMatch`].
+#[derive(Debug)]
+pub struct Matches {
+    /// `[batch]`: tokens that match.
+    pub matched: Tensor,
+    /// `[batch]`: the nodes in whose edges the matches end.
+    pub nodes: Tensor,
+    /// `[batch, max_pages]`: the pages of the matches, then -1.
+    pub pages: Tensor,
+}
+
+impl<'a> Call<'a, Forward> {
+    /// Looks for the sequences `tokens[starts[b]..starts[b + 1]]` in a tree.
+    pub fn new(
+        tree: &'a Mirror,
+        tokens: impl Into<TensorView<'a>>,
+        starts: impl Into<TensorView<'a>>,
+    ) -> Self {
+        let call = Call::start().input(TABLE, tree.table()).input(EDGE_TOKENS, tree.tokens());
+        let call = call.input(EDGE_PAGES, tree.pages()).input(TOKENS, tokens).input(STARTS, starts);
+        call.attr(SEED, f64::from(tree.seed()))
+    }
+
+    /// Columns of `pages`: the first so many pages of a match are reported. 256 if not set.
+    pub fn max_pages(self, count: usize) -> Self {
+        self.attr(MAX_PAGES, count as f64)
+    }
+
+    /// Runs on the device's default stream and returns new tensors.
+    pub fn run(self) -> Result<Matches> {
+        let stream = self.default_stream()?;
+        let [mut matched, mut nodes, mut pages] = [
+            self.allocate(MATCHED, &stream)?,
+            self.allocate(NODES, &stream)?,
+            self.allocate(PAGES, &stream)?,
+        ];
+        self.launch(
+            [(MATCHED, (&mut matched).into()), (NODES, (&mut nodes).into()), (PAGES, (&mut pages).into())],
+            &stream,
+        )?;
+        Ok(Matches { matched, nodes, pages })
+    }
+
+    /// Runs on `stream` into memory of the caller's. `pages` must have the columns that [`Self::max_pages`] says.
+    pub fn run_into<'b>(
+        self,
+        matched: impl Into<TensorViewMut<'b>>,
+        nodes: impl Into<TensorViewMut<'b>>,
+        pages: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch([(MATCHED, matched.into()), (NODES, nodes.into()), (PAGES, pages.into())], stream)
+    }
+}

@@ -1,0 +1,101 @@
+//! The tokens and pages of all edges, end to end.
+
+use super::dirty::Dirty;
+use std::ops::Range;
+
+/// Runs of pages. New ones go behind the last; what runs leave behind when they are dropped is reclaimed by moving
+/// the others together.
+#[derive(Debug)]
+pub(super) struct Arena {
+    page_size: usize,
+    tokens: Vec<i32>,
+    pages: Vec<i32>,
+    /// Pages before the first that was never given out.
+    used: usize,
+    /// Pages that belong to edges.
+    live: usize,
+    pub dirty: Dirty,
+}
+
+impl Arena {
+    /// Room for this many pages.
+    pub fn new(page_size: usize, pages: usize) -> Arena {
+        let (tokens, pages) = (vec![0; pages * page_size], vec![0; pages]);
+        Arena { page_size, tokens, pages, used: 0, live: 0, dirty: Dirty::default() }
+    }
+
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    pub fn tokens(&self) -> &[i32] {
+        &self.tokens
+    }
+
+    pub fn pages(&self) -> &[i32] {
+        &self.pages
+    }
+
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// The tokens of one page.
+    pub fn page_tokens(&self, page: usize) -> &[i32] {
+        &self.tokens[page * self.page_size..][..self.page_size]
+    }
+
+    /// Whether `pages` more do not fit behind the last run.
+    pub fn is_full_for(&self, pages: usize) -> bool {
+        self.used + pages > self.pages.len()
+    }
+
+    /// Whether moving the runs together leaves enough room that `pages` more, and as many again as live, fit.
+    pub fn is_worth_packing(&self, pages: usize) -> bool {
+        2 * (self.live + pages) <= self.pages.len()
+    }
+
+    /// Makes room for `pages` more behind the last run, and for as many as there are now.
+    pub fn grow(&mut self, pages: usize) {
+        let capacity = (self.used + pages).max(2 * self.pages.len());
+        self.tokens.resize(capacity * self.page_size, 0);
+        self.pages.resize(capacity, 0);
+    }
+
+    /// Adds a run, for which there must be room. Returns its first page.
+    pub fn push(&mut self, tokens: &[i32], pages: &[i32]) -> usize {
+        let start = self.used;
+        self.tokens[start * self.page_size..][..tokens.len()].copy_from_slice(tokens);
+        self.pages[start..][..pages.len()].copy_from_slice(pages);
+        self.used += pages.len();
+        self.live += pages.len();
+        self.dirty.mark(start..self.used);
+        start
+    }
+
+    /// A run of `pages` belongs to no edge any more.
+    pub fn drop_run(&mut self, pages: usize) {
+        self.live -= pages;
+    }
+
+    /// Begins to move all runs together. Every run must then be given to [`Arena::pack`], in the order they lie in.
+    pub fn begin_packing(&mut self) {
+        (self.used, self.live) = (0, 0);
+    }
+
+    /// Moves a run down behind the one given before it. Returns its first page.
+    pub fn pack(&mut self, run: Range<usize>) -> usize {
+        let start = self.used;
+        let size = self.page_size;
+        self.tokens.copy_within(run.start * size..run.end * size, start * size);
+        self.used += run.len();
+        self.live += run.len();
+        self.pages.copy_within(run, start);
+        self.dirty.mark(start..self.used);
+        start
+    }
+}
