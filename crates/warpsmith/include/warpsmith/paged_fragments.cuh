@@ -73,7 +73,7 @@ constexpr int kQueryPieces = HEAD_DIM / 8, kQueryBytes = kKeepQuery ? 0 : kRows 
 // A piece of work: a tile of the rows of a request and KV head, and a range of keys.
 struct Piece {
   Request request;
-  int index, tile, range, head;
+  int tile, range, head;
 };
 
 // Token and head of a row of a tile; there is none past the request's queries.

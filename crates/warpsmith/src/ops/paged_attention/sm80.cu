@@ -3,7 +3,8 @@
 // Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
 // 16 ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
 // time, over p.piece_keys keys: all of them, one span, or kRound, of which it leaves the states of the segments. Blocks
-// take such pieces in turn until all are done, so the grid need not know the lengths.
+// take such pieces in turn until all are done, so the grid need not know the lengths. Where prefixes are shared, a launch
+// takes groups of requests for single ones.
 //
 // A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has 16 rows and
 // goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
@@ -20,7 +21,7 @@ constexpr int kRound = 4 * kSegment, kSteps = kSegment / kStep;
 static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
 
 struct Shared {
-  int starts[kThreads + 1];
+  i64 starts[kThreads + 1];
   // Of two segments of each warp, negative for pages that do not exist.
   int pages[kThreads / 32][2][kSegment + 2];
 };
@@ -41,24 +42,27 @@ WS_INLINE void take_turn(int group) {
   if (KEY_WARPS > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + group) : "memory");
 }
 
+// The range that a request begins in, and the number of those it has.
+WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
 WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys, 1) : 1;
+  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
 }
-WS_INLINE int pieces_of(const PagedParams& p, const Request& request) {
+WS_INLINE i64 pieces_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
-  return (request.count * p.group + kRows - 1) / kRows * ranges_of(p, request);
+  return (i64)((request.count * p.group + kRows - 1) / kRows) * ranges_of(p, request);
 }
-// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all.
-WS_INLINE int count_pieces(const PagedParams& p, int* starts) {
+// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all, which has no bound
+// where requests overlap because their starts are wrong.
+WS_INLINE i64 count_pieces(const PagedParams& p, i64* starts) {
   const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = 0;
+  i64 sum = 0;
   for (int i = 0; i < each; ++i) {
     const int r = threadIdx.x * each + i;
     if (r < p.requests) sum += pieces_of(p, request_at(p, r));
   }
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+    const i64 other = __shfl_up_sync(0xffffffffu, sum, offset);
     if (lane >= offset) sum += other;
   }
   starts[threadIdx.x + 1] = sum;
@@ -75,20 +79,20 @@ WS_INLINE int count_pieces(const PagedParams& p, int* starts) {
 WS_INLINE bool is_direct(const PagedParams& p) { return p.piece_keys == kRound && p.queries >= 0; }
 WS_INLINE int direct_ranges(const PagedParams& p) { return (p.max_keys + kRound - 1) / kRound; }
 WS_INLINE int direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
-WS_INLINE i64 num_pieces(const PagedParams& p, int* starts) {
+WS_INLINE i64 num_pieces(const PagedParams& p, i64* starts) {
   const i64 each = is_direct(p) ? (i64)p.requests * direct_tiles(p) * direct_ranges(p) : count_pieces(p, starts);
   return each * p.num_kv_heads;
 }
-WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
+WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
   Piece piece;
-  int left = (int)(index / p.num_kv_heads);
-  piece.head = (int)(index - (i64)left * p.num_kv_heads);
+  i64 left = index / p.num_kv_heads;
+  piece.head = (int)(index - left * p.num_kv_heads);
   if (is_direct(p)) {
-    const int tiles = left / direct_ranges(p);
-    piece.range = left - tiles * direct_ranges(p);
-    piece.index = tiles / direct_tiles(p);
-    piece.tile = tiles - piece.index * direct_tiles(p);
-    piece.request = request_at(p, piece.index);
+    const int tiles = (int)(left / direct_ranges(p));
+    piece.range = (int)(left - (i64)tiles * direct_ranges(p));
+    const int r = tiles / direct_tiles(p);
+    piece.tile = tiles - r * direct_tiles(p);
+    piece.request = request_at(p, r);
     return piece;
   }
   int lo = 0;
@@ -96,15 +100,15 @@ WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
   for (int half = kThreads / 2; half > 0; half /= 2)
     if (starts[lo + half] <= left) lo += half;
   left -= starts[lo];
-  for (piece.index = lo * ((p.requests + kThreads - 1) / kThreads);; ++piece.index) {
-    piece.request = request_at(p, piece.index);
-    const int pieces = pieces_of(p, piece.request);
+  for (int r = lo * ((p.requests + kThreads - 1) / kThreads);; ++r) {
+    piece.request = request_at(p, r);
+    const i64 pieces = pieces_of(p, piece.request);
     if (left < pieces) break;
     left -= pieces;
   }
   const int ranges = ranges_of(p, piece.request);
-  piece.tile = left / ranges;
-  piece.range = left - piece.tile * ranges;
+  piece.tile = (int)(left / ranges);
+  piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(p, piece.request);
   return piece;
 }
 
@@ -156,6 +160,8 @@ struct Units {
       const KV* page = row_at(cache, page_stride, slot_stride, t, key);
       const KV* source = page + row * slot_stride + piece * kVec<KV>;
       const int lo = keys.lo - key - row, hi = page ? keys.hi - key - row : 0;
+      // Hidden from the compiler, which would keep all multiples of the stride in registers that are needed elsewhere.
+      asm volatile("mov.b64 %0, %0;" : "+l"(slot_stride));
 #pragma unroll
       for (int i = 0; i < 16; i += kPassRows)
         copy_async(to + place<kPieces>(row + i, piece), source + i * slot_stride, i >= lo && i < hi);
@@ -402,7 +408,7 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state
     if (p.ranges) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        leave(p, piece, piece.range, half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
+        leave(p, piece, slot_of_span(p.level, piece.range), half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
     } else {
       total.take(span);
       if (last) write(p, piece, total);
@@ -435,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     Keys keys = {early.lo, late.hi};
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
-    units.table = (const i32*)p.page_table + piece.index * p.table_row;
+    units.table = (const i32*)p.page_table + piece.request.row * p.table_row;
     units.k = (const KV*)p.k + piece.head * p.k_head;
     units.v = (const KV*)p.v + piece.head * p.v_head;
     units.segment = keys.lo / kSegment + group;
@@ -460,6 +466,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     q.load(p, piece);
     if (!kKeepQuery) __syncthreads();
     const Scale scale = scale_of(p, piece.head);
+    const bool cut = p.ranges && is_cut(piece.request, piece.range);
 #pragma unroll 1
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
@@ -470,8 +477,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
 #pragma unroll 1
       for (; t < end; ++t) run_step(state, p, seen, q, scale, units, {late.lo, early.hi}, t, absent, group);
       close(state, scale);
-      if (p.piece_keys == kRound)
-        leave(p, piece, segment, state);
+      if (p.piece_keys == kRound || cut)
+        leave(p, piece, cut ? slot_of_segment(p.level, segment) : segment, state);
       else
         fold(p, piece, state, segment, keys, group);
     }

@@ -1,0 +1,305 @@
+//! How the tensor-core kernel shares out the work of a call: blocks, launches and scratch memory, as pure functions of
+//! the problem and the device.
+
+use super::Problem;
+use super::problem::Shared;
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use std::fmt;
+
+/// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
+const SEGMENT: usize = 128;
+const SPAN: usize = 1024;
+const SEGMENTS: usize = SPAN / SEGMENT;
+pub(super) const ROUND: usize = 512;
+/// Rows from which on a request's keys are not shared out over the warps of a block.
+pub(super) const FEW_ROWS: usize = 32;
+/// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
+pub(super) const WAVES: usize = 4;
+/// Shared memory that every block has besides: numbers of pages and pieces.
+pub(super) const STATIC_SHARED: usize = 6 << 10;
+/// More scratch memory than this is not asked for, without shared prefixes and with them.
+const MOST_WORKSPACE: usize = 256 << 20;
+const MOST_SHARED_WORKSPACE: usize = 1 << 30;
+
+/// How a block is made up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shape {
+    /// Warps with different rows.
+    pub row_warps: usize,
+    /// Groups of warps with different keys.
+    pub key_warps: usize,
+    /// Units in a group's ring.
+    pub ring: usize,
+    /// Blocks a multiprocessor should hold.
+    pub blocks: usize,
+}
+
+impl Shape {
+    /// For requests with few rows, or many.
+    pub fn new(head_dim: usize, cache: DType, few: bool, shared: usize) -> Shape {
+        let long = head_dim > 128;
+        let blocks = if long { 1 } else { 2 };
+        // Enough on the way to keep the memory busy.
+        let rings: &[usize] = match (few, head_dim * cache.size()) {
+            (true, ..=128) => &[8],
+            (true, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
+            (true, _) => &[4, 3],
+            (false, _) => &[4, 2],
+        };
+        let shape = |ring| match few {
+            true => Shape { row_warps: 1, key_warps: 4, ring, blocks },
+            false => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
+        };
+        let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
+        shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
+    }
+
+    fn rows(&self) -> usize {
+        16 * self.row_warps
+    }
+
+    pub fn threads(&self) -> usize {
+        32 * self.row_warps * self.key_warps
+    }
+
+    /// Bytes of shared memory, with room for the sums of some levels.
+    fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
+        let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
+        let step = match head_dim {
+            161.. => 16,
+            128 => 32,
+            _ => 64,
+        };
+        let unit = self.rows().min(step) * row(head_dim * cache.size());
+        let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
+        // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
+        let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
+        queries + self.key_warps * self.ring * unit + levels * level
+    }
+}
+
+/// How keys are shared out over blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Extent {
+    /// A block takes a round, and leaves the states of its segments.
+    Round,
+    /// A block takes a span, and leaves its state.
+    Span,
+    /// A block takes all keys of its rows.
+    All,
+}
+
+impl Extent {
+    /// Keys of a range whose state is kept; zero if none is.
+    pub fn range_keys(self) -> usize {
+        match self {
+            Extent::Round => SEGMENT,
+            Extent::Span => SPAN,
+            Extent::All => 0,
+        }
+    }
+
+    pub fn piece_keys(self) -> usize {
+        match self {
+            Extent::Round => ROUND,
+            extent => extent.range_keys(),
+        }
+    }
+}
+
+/// One launch, for the requests with some numbers of queries, or for the groups of a level of shared prefixes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    pub shape: Shape,
+    pub extent: Extent,
+    /// Most pieces of work there can be.
+    pub pieces: usize,
+    /// Groups of the level, or requests.
+    pub requests: usize,
+    pub min_queries: usize,
+    pub max_queries: usize,
+    pub level: usize,
+    /// Blocks that run at once.
+    pub slots: usize,
+}
+
+impl Part {
+    /// Of requests with numbers of queries from `queries[0]` to `queries[1]`, as their lengths may require.
+    fn new(p: &Problem, info: &DeviceInfo, few: bool, queries: [usize; 2]) -> Part {
+        let tiles = |rows: usize| match p.queries {
+            Some(count) => p.requests * (count * p.group()).div_ceil(rows),
+            None => (p.num_tokens * p.group()).div_ceil(rows) + p.requests,
+        };
+        let part = Part::spans(p, info, few, tiles);
+        let whole = part.pieces / p.max_keys().div_ceil(SPAN).max(1);
+        // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
+        // long enough to do without that.
+        let enough = if few { WAVES * part.slots } else { part.slots };
+        let (extent, pieces) = if whole >= enough || p.max_keys() <= ROUND {
+            (Extent::All, whole)
+        } else if part.pieces < 3 * part.slots / 4 {
+            (Extent::Round, whole * p.max_keys().div_ceil(ROUND))
+        } else if p.max_keys() <= SPAN {
+            (Extent::All, whole)
+        } else {
+            (Extent::Span, part.pieces)
+        };
+        let [min_queries, max_queries] = queries;
+        let part = Part { extent, pieces, min_queries, max_queries, ..part };
+        if part.workspace(p, 0) <= MOST_WORKSPACE {
+            part
+        } else {
+            Part { extent: Extent::All, pieces: whole, ..part }
+        }
+    }
+
+    /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
+    fn spans(p: &Problem, info: &DeviceInfo, few: bool, tiles: impl Fn(usize) -> usize) -> Part {
+        let shape = Shape::new(p.head_dim, p.cache_dtype, few, info.shared_per_block);
+        Part {
+            shape,
+            extent: Extent::Span,
+            pieces: tiles(shape.rows()) * p.num_kv_heads * p.max_keys().div_ceil(SPAN).max(1),
+            requests: p.requests,
+            min_queries: 0,
+            max_queries: p.num_tokens,
+            level: 0,
+            slots: info.units * shape.blocks,
+        }
+    }
+
+    /// States of a row: those of its ranges, and for each level those of the segments of a span that it shares with the
+    /// level before.
+    pub fn ranges(&self, p: &Problem, levels: usize) -> usize {
+        match self.extent.range_keys() {
+            0 => 0,
+            keys => p.max_keys().div_ceil(keys) + levels * SEGMENTS,
+        }
+    }
+
+    pub fn workspace(&self, p: &Problem, levels: usize) -> usize {
+        self.ranges(p, levels) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
+    }
+
+    pub fn shared(&self, p: &Problem) -> usize {
+        let levels = match self.extent {
+            Extent::Round => 0,
+            Extent::Span => 1,
+            Extent::All => 2,
+        };
+        self.shape.shared(p.head_dim, p.cache_dtype, levels)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = match self.extent {
+            Extent::Round => "512 keys",
+            Extent::Span => "1024 keys",
+            Extent::All => "all keys",
+        };
+        let Shape { row_warps, key_warps, ring, .. } = self.shape;
+        let rows = self.shape.rows();
+        write!(f, "tiles of {rows} rows, {keys} a block of {row_warps} x {key_warps} warps, ")?;
+        write!(f, "rings of {ring}, {} pieces", self.pieces)
+    }
+}
+
+/// The launches of a call.
+pub(super) struct Plan {
+    pub parts: Vec<Part>,
+    /// Levels of shared prefixes that are read once for all requests of a group.
+    pub levels: usize,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.levels > 0 {
+            write!(f, "cascade of {} levels and the requests' own keys: ", self.levels)?;
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            write!(f, "{}{part}", if i > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// For the requests with few rows alone: the others are another kernel's.
+    pub fn few(p: &Problem, info: &DeviceInfo) -> Plan {
+        let few = FEW_ROWS / p.group().max(1);
+        let part = p.queries.is_none().then(|| Part::new(p, info, true, [0, few]));
+        Plan { parts: part.into_iter().collect(), levels: 0 }
+    }
+
+    pub fn new(p: &Problem, info: &DeviceInfo) -> Plan {
+        let few = FEW_ROWS / p.group().max(1);
+        let most = p.queries.unwrap_or(p.num_tokens);
+        if let Some(plan) = p.shared.and_then(|shared| Plan::cascade(p, &shared, info)) {
+            return plan;
+        }
+        // One launch for requests with few rows, one for those with many, as far as there can be such.
+        let parts = match p.queries {
+            Some(count) => vec![Part::new(p, info, count <= few, [0, most])],
+            None if most <= few => vec![Part::new(p, info, true, [0, most])],
+            None => vec![Part::new(p, info, true, [0, few]), Part::new(p, info, false, [few + 1, most])],
+        };
+        Plan { parts, levels: 0 }
+    }
+
+    /// The groups of each level, as if they were requests, and then the requests: launches for those with few rows and
+    /// for those with many, as far as there can be such. None if it does not pay.
+    fn cascade(p: &Problem, shared: &Shared, info: &DeviceInfo) -> Option<Plan> {
+        let some = shared.levels > 0 && shared.groups > 0;
+        if !some || !(p.always_share || sharing_pays(p, shared, info)) {
+            return None;
+        }
+        let few = FEW_ROWS / p.group().max(1);
+        let parts = (0..=shared.levels).flat_map(|level| {
+            let own = level == shared.levels;
+            let requests = if own { p.requests } else { shared.groups };
+            // One group is taken to have all requests; if it has not, its tiles are not full.
+            let count = if own { p.queries } else { (shared.groups == 1).then_some(p.num_tokens) };
+            let (least, most) = (count.unwrap_or(0), count.unwrap_or(p.num_tokens));
+            let tiles = move |rows: usize| (p.num_tokens * p.group()).div_ceil(rows) + requests;
+            let part = move |few, min_queries, max_queries| {
+                let part = Part::spans(p, info, few, tiles);
+                Part { requests, level, min_queries, max_queries, ..part }
+            };
+            let with_few = (least <= few).then(|| part(true, 0, few.min(most)));
+            let with_many = (most > few).then(|| part(false, if least > few { 0 } else { few + 1 }, most));
+            with_few.into_iter().chain(with_many)
+        });
+        let plan = Plan { parts: parts.collect(), levels: shared.levels };
+        (plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
+    }
+
+    /// With shared prefixes, the parts leave their states side by side, for one merge.
+    pub fn workspace(&self, p: &Problem) -> usize {
+        match self.levels {
+            0 => self.parts.iter().map(|part| part.workspace(p, 0)).sum(),
+            levels => self.parts[0].workspace(p, levels),
+        }
+    }
+}
+
+/// Whether to read prefixes once for each group. Their lengths are not known here, only that no table is longer: if what
+/// could be saved is not worth the launches, nothing that can turn up is.
+fn sharing_pays(p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
+    // Of a multiprocessor, in a microsecond: bytes read, and operations of tensor cores on tiles that are not all full.
+    const BYTES: f64 = 25e3;
+    const OPERATIONS: f64 = 1e6;
+    // Microseconds of a level: two launches, and what they wait for.
+    const LEVEL: f64 = 8.0;
+    let key = (2 * p.num_kv_heads * p.head_dim * p.cache_dtype.size()) as f64;
+    let (keys, units) = (p.max_keys() as f64, info.units as f64);
+    let read = |requests: usize| requests as f64 * keys * key / (units * BYTES);
+    let multiplied = 4.0 * (p.num_tokens * p.num_heads * p.head_dim) as f64 * keys / (units * OPERATIONS);
+    let apart = read(p.requests).max(multiplied);
+    // Of nested groups, two or more lie in one; at the best, they share all there is at the first level.
+    let groups = (shared.groups >> (shared.levels - 1)).max(1);
+    let saved = apart - read(groups).max(multiplied);
+    // Half of the tables may not be shared after all.
+    saved > 2.0 * LEVEL * shared.levels as f64
+}
