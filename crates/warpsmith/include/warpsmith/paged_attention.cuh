@@ -6,9 +6,15 @@
 // log2 e; l, the sum of 2^(score - m); and o, the sum of 2^(score - m) v. Keys are gone through in segments of kSegment,
 // counted from key 0; the states of the segments of a span are folded from left to right, and then those of the spans.
 // However the keys are shared out over warps, blocks and launches, this order stays, and with it every bit of a row.
+//
+// DENSE: there are no pages, but a batch of p.requests equally long requests, whose keys lie side by side.
 
 #include "warpsmith/base.cuh"
 #include "warpsmith/math.cuh"
+
+#ifndef DENSE
+#define DENSE 0
+#endif
 
 constexpr int kSegment = 128, kSpan = 1024, kSegments = kSpan / kSegment;
 constexpr float kLn2 = 0.6931471805599453f;
@@ -52,11 +58,21 @@ WS_INLINE Request request_at(const PagedParams& p, int r) {
   const bool group = p.level < p.levels;
   Request request;
   request.row = group ? group_start(p, p.level, r) : r;
-  request.kv_len = group ? shared_len(p, p.level, r) : min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
+  if (DENSE)
+    request.kv_len = p.max_keys;
+  else
+    request.kv_len = group ? shared_len(p, p.level, r) : min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
   request.first = start_at(p, request.row);
   request.count = max(start_at(p, group ? group_start(p, p.level, r + 1) : r + 1) - request.first, 0);
   request.from = shared_upto(p, p.level, request.row);
   return request;
+}
+
+// Where a token is in a tensor with `step` elements between neighbours, and `batch` between requests of dense tensors.
+WS_INLINE i64 token_at(const PagedParams& p, int token, i64 batch, i64 step) {
+  if (!DENSE) return token * step;
+  const int b = token / p.queries;
+  return b * batch + (token - b * p.queries) * step;
 }
 
 // The request a token belongs to, looked for by a whole block of kThreads. There is none for tokens before the first
@@ -120,7 +136,7 @@ WS_INLINE Finish finish_of(const PagedParams& p, int head, float m, float l) {
   return {l == 0.0f ? 0.0f : f.keep * (scale / sum), sum == 0.0f ? minus_infinity() : fmaf(f.m, kLn2, logf(sum))};
 }
 WS_INLINE void write_lse(const PagedParams& p, int token, int head, float lse) {
-  if (p.lse) ((float*)p.lse)[token * p.lse_token + head * p.lse_head] = lse;
+  if (p.lse) ((float*)p.lse)[token_at(p, token, p.lse_batch, p.lse_token) + head * p.lse_head] = lse;
 }
 
 // The state of a row over a range of keys, kept until all are merged: o in HEAD_DIM floats, m and l in two. A row has up

@@ -101,7 +101,7 @@ struct Query {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Row row = row_of(p, piece, thread_row(half));
-        const ELEM* from = (const ELEM*)p.q + row.token * p.q_token + row.head * p.q_head;
+        const ELEM* from = (const ELEM*)p.q + token_at(p, row.token, p.q_batch, p.q_token) + row.head * p.q_head;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
           kept[kKeepQuery ? i / 2 : 0][i % 2 * 2 + half] =
@@ -116,7 +116,7 @@ struct Query {
       const Row row = row_of(p, piece, index / kDims);
       u32 words[2][4] = {};
       if (row.exists) {
-        const ELEM* from = (const ELEM*)p.q + row.token * p.q_token + row.head * p.q_head + 16 * k;
+        const ELEM* from = (const ELEM*)p.q + token_at(p, row.token, p.q_batch, p.q_token) + row.head * p.q_head + 16 * k;
         load_words(words[0], from), load_words(words[1], from + 8);
       }
 #pragma unroll

@@ -167,9 +167,10 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(sharing([6, 3, 600, 4, 1, 128, 7], 290).give(SINKS).attr(SOFTCAP, 20.0));
         cases.push(sharing([3, 1, 4500, 4, 2, 32, 16], 2048));
         cases.push(sharing([2, 30, 1700, 2, 2, 64, 16], 1500).attr(CAUSAL, 0.0));
-        cases.push(sharing([9, 65, 1300, 4, 2, 80, 16], 600).give(Q_STARTS));
+        cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
         let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
         cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
+        cases.push(narrow(sharing([4, 1, 1500, 8, 2, 128, 16], 1300)));
         cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
         cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
         for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {

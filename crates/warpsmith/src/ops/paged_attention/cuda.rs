@@ -1,7 +1,7 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Part, Plan, ROUND, STATIC_SHARED, Shape, WAVES};
+use super::plan::{Part, Plan, ROUND, Shape, WAVES};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -20,8 +20,20 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 const ROW_THREADS: u32 = 128;
 /// States of a row that are merged at once.
 const MERGE_BATCH: usize = 64;
+
+/// Where the keys of a request lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Keys {
+    /// In pages.
+    Pages,
+    /// In pages of multiples of 16.
+    WholePages,
+    /// Side by side.
+    Dense,
+}
+
 kernel_params! {
-    struct PagedParams {
+    pub(in crate::ops) struct PagedParams {
         q: u64, k: u64, v: u64, page_table: u64, kv_lens: u64, q_starts: u64, k_scale: u64, v_scale: u64, sinks: u64,
         out: u64, lse: u64,
         /// States of rows over ranges of keys.
@@ -31,6 +43,8 @@ kernel_params! {
         k_page: i64, k_slot: i64, k_head: i64, k_dim: i64,
         v_page: i64, v_slot: i64, v_head: i64, v_dim: i64,
         out_token: i64, out_head: i64, out_dim: i64, lse_token: i64, lse_head: i64,
+        /// Between the requests of dense tensors; those of keys and values are `k_page` and `v_page`.
+        q_batch: i64, out_batch: i64, lse_batch: i64,
         table_row: i64, table_col: i64,
         kv_lens_step: i64, q_starts_step: i64, k_scale_step: i64, v_scale_step: i64, sinks_step: i64,
         group_level: i64, group_step: i64, prefix_level: i64, prefix_step: i64,
@@ -55,7 +69,7 @@ kernel_params! {
     }
 }
 
-pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_sm80", code: include_str!("sm80.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_sm80",
@@ -64,14 +78,14 @@ pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
     variants: sm80_variants,
 };
 
-pub(super) static MERGE: CudaKernel = CudaKernel {
+pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_merge", code: include_str!("merge.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_merge",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
     variants: || {
-        let each = |dtype| HEAD_DIMS.map(|head_dim| merge_defines(dtype, head_dim));
+        let each = |dtype| HEAD_DIMS.map(|head_dim| merge_defines(dtype, head_dim, head_dim % 64 == 0));
         [DType::F16, DType::BF16].into_iter().flat_map(each).collect()
     },
 };
@@ -104,14 +118,7 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
         if !p.vectors {
             return Err("heads are not dense and at multiples of 16 bytes".into());
         }
-        let shared =
-            Plan::new(p, info).parts.iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
-        if shared > info.shared_per_block {
-            return Err(format!(
-                "needs {shared} bytes of shared memory, the device has {}",
-                info.shared_per_block
-            ));
-        }
+        Plan::new(p, info).fits(p, info)?;
         addressable(p)
     });
 
@@ -122,7 +129,7 @@ pub(super) const GENERIC: Kernel<Problem> =
         .when(|p, _| addressable(p));
 
 /// Rows and pieces of work are counted in 32 bits.
-pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
+pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let rows = p.num_tokens.saturating_mul(p.num_heads);
     let pieces = (rows + p.requests).saturating_mul(p.max_keys().div_ceil(ROUND).max(1));
     match rows.max(pieces / p.group().max(1)).max(p.num_pages) > i32::MAX as usize {
@@ -136,7 +143,7 @@ fn types(dtypes: &'static [DType]) -> impl Iterator<Item = (DType, DType)> {
     dtypes.iter().flat_map(|&dtype| [dtype, NARROW[0], NARROW[1]].map(|cache| (dtype, cache)))
 }
 
-fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, whole_pages: bool) -> Defines {
+fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, keys: Keys) -> Defines {
     let [dtype, cache] = p;
     vec![
         element(dtype),
@@ -147,7 +154,8 @@ fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, who
         ("RING", shape.ring.to_string()),
         ("BLOCKS", shape.blocks.to_string()),
         flag("SOFTCAP", softcap),
-        flag("WHOLE_PAGES", whole_pages),
+        flag("WHOLE_PAGES", keys != Keys::Pages),
+        flag("DENSE", keys == Keys::Dense),
     ]
 }
 
@@ -156,12 +164,17 @@ fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, who
 fn sm80_variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for (dtype, cache) in types(&FLOATS[1..]) {
-        let types = [dtype, cache];
         for few in [true, false] {
-            let shape = |head_dim, shared| Shape::new(head_dim, cache, few, shared);
-            all.extend(HEAD_DIMS.map(|d| sm80_defines(types, d, shape(d, usize::MAX), false, true)));
-            all.push(sm80_defines(types, 128, shape(128, 0), false, true));
-            all.extend([false, true].map(|whole| sm80_defines(types, 128, shape(128, usize::MAX), true, whole)));
+            let variant = |head_dim, shared, softcap, keys| {
+                let shape = Shape::new(head_dim, cache, few, shared);
+                sm80_defines([dtype, cache], head_dim, shape, softcap, keys)
+            };
+            all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages)));
+            all.push(variant(128, 0, false, Keys::WholePages));
+            all.extend([Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)));
+            if few && dtype == cache {
+                all.extend([false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense)));
+            }
         }
     }
     all.sort();
@@ -169,8 +182,8 @@ fn sm80_variants() -> Vec<Defines> {
     all
 }
 
-fn merge_defines(dtype: DType, head_dim: usize) -> Defines {
-    vec![element(dtype), ("HEAD_DIM", head_dim.to_string())]
+fn merge_defines(dtype: DType, head_dim: usize, dense: bool) -> Defines {
+    vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense)]
 }
 
 fn generic_defines(dtype: DType, cache: DType, head_dim: usize, softcap: bool) -> Defines {
@@ -188,17 +201,93 @@ fn magic(size: usize) -> (u32, i32) {
     (((1u64 << (31 + bits)).div_ceil(size as u64)) as u32, 31 + bits as i32)
 }
 
+impl PagedParams {
+    /// What the sizes and strides of a problem say, without any tensor.
+    pub(in crate::ops) fn of(p: &Problem) -> PagedParams {
+        let (page_magic, page_shift) = magic(p.page_size);
+        let [q_token, q_head, q_dim] = p.q.map(|s| s as i64);
+        let [k_page, k_slot, k_head, k_dim] = p.k.map(|s| s as i64);
+        let [v_page, v_slot, v_head, v_dim] = p.v.map(|s| s as i64);
+        let [out_token, out_head, out_dim] = p.out.map(|s| s as i64);
+        let [lse_token, lse_head] = p.lse.unwrap_or_default().map(|s| s as i64);
+        let [[group_level, group_step], [prefix_level, prefix_step]] =
+            p.shared.map_or([[0; 2]; 2], |shared| [shared.starts, shared.lens]).map(|s| s.map(|n| n as i64));
+        PagedParams {
+            q: 0,
+            k: 0,
+            v: 0,
+            page_table: 0,
+            kv_lens: 0,
+            q_starts: 0,
+            k_scale: 0,
+            v_scale: 0,
+            sinks: 0,
+            out: 0,
+            lse: 0,
+            partial: 0,
+            group_starts: 0,
+            prefix_lens: 0,
+            q_token,
+            q_head,
+            q_dim,
+            k_page,
+            k_slot,
+            k_head,
+            k_dim,
+            v_page,
+            v_slot,
+            v_head,
+            v_dim,
+            out_token,
+            out_head,
+            out_dim,
+            lse_token,
+            lse_head,
+            q_batch: 0,
+            out_batch: 0,
+            lse_batch: 0,
+            table_row: p.page_table[0] as i64,
+            table_col: p.page_table[1] as i64,
+            kv_lens_step: p.kv_lens_step as i64,
+            q_starts_step: p.q_starts_step as i64,
+            k_scale_step: p.k_scale_step as i64,
+            v_scale_step: p.v_scale_step as i64,
+            sinks_step: p.sinks_step as i64,
+            group_level,
+            group_step,
+            prefix_level,
+            prefix_step,
+            page_magic,
+            page_shift,
+            page_size: p.page_size as i32,
+            num_pages: p.num_pages as i32,
+            max_keys: p.max_keys() as i32,
+            requests: p.requests as i32,
+            num_tokens: p.num_tokens as i32,
+            num_heads: p.num_heads as i32,
+            num_kv_heads: p.num_kv_heads as i32,
+            group: p.group() as i32,
+            queries: p.queries.map_or(-1, |count| count as i32),
+            min_queries: 0,
+            max_queries: i32::MAX,
+            ranges: 0,
+            range_keys: 0,
+            piece_keys: 0,
+            causal: p.causal as i32,
+            window: p.window as i32,
+            all_requests: p.requests as i32,
+            groups: p.shared.map_or(0, |shared| shared.groups as i32),
+            levels: 0,
+            level: 0,
+            scale: p.scale(),
+            softcap: p.softcap(),
+        }
+    }
+}
+
+/// Those of a call.
 fn params(launch: &Launch<'_, Problem>) -> PagedParams {
-    let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
-    let (page_magic, page_shift) = magic(p.page_size);
-    let [q_token, q_head, q_dim] = p.q.map(|s| s as i64);
-    let [k_page, k_slot, k_head, k_dim] = p.k.map(|s| s as i64);
-    let [v_page, v_slot, v_head, v_dim] = p.v.map(|s| s as i64);
-    let [out_token, out_head, out_dim] = p.out.map(|s| s as i64);
-    let [lse_token, lse_head] = p.lse.unwrap_or_default().map(|s| s as i64);
-    let [[group_level, group_step], [prefix_level, prefix_step]] =
-        p.shared.map_or([[0; 2]; 2], |shared| [shared.starts, shared.lens]).map(|s| s.map(|n| n as i64));
     PagedParams {
         q: at(Q),
         k: at(K_PAGES),
@@ -211,70 +300,35 @@ fn params(launch: &Launch<'_, Problem>) -> PagedParams {
         sinks: at(SINKS),
         out: at(OUT),
         lse: at(LSE),
-        partial: 0,
         group_starts: at(GROUP_STARTS),
         prefix_lens: at(PREFIX_LENS),
-        q_token,
-        q_head,
-        q_dim,
-        k_page,
-        k_slot,
-        k_head,
-        k_dim,
-        v_page,
-        v_slot,
-        v_head,
-        v_dim,
-        out_token,
-        out_head,
-        out_dim,
-        lse_token,
-        lse_head,
-        table_row: p.page_table[0] as i64,
-        table_col: p.page_table[1] as i64,
-        kv_lens_step: p.kv_lens_step as i64,
-        q_starts_step: p.q_starts_step as i64,
-        k_scale_step: p.k_scale_step as i64,
-        v_scale_step: p.v_scale_step as i64,
-        sinks_step: p.sinks_step as i64,
-        group_level,
-        group_step,
-        prefix_level,
-        prefix_step,
-        page_magic,
-        page_shift,
-        page_size: p.page_size as i32,
-        num_pages: p.num_pages as i32,
-        max_keys: p.max_keys() as i32,
-        requests: p.requests as i32,
-        num_tokens: p.num_tokens as i32,
-        num_heads: p.num_heads as i32,
-        num_kv_heads: p.num_kv_heads as i32,
-        group: p.group() as i32,
-        queries: p.queries.map_or(-1, |count| count as i32),
-        min_queries: 0,
-        max_queries: i32::MAX,
-        ranges: 0,
-        range_keys: 0,
-        piece_keys: 0,
-        causal: p.causal as i32,
-        window: p.window as i32,
-        all_requests: p.requests as i32,
-        groups: p.shared.map_or(0, |shared| shared.groups as i32),
-        levels: 0,
-        level: 0,
-        scale: p.scale(),
-        softcap: p.softcap(),
+        ..PagedParams::of(launch.problem)
     }
 }
 
 fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
-    run(launch, &Plan::new(launch.problem, launch.info))
+    run_plan(launch, &Plan::new(launch.problem, launch.info))
 }
 
 /// Launches the kernel for the requests of each part, on the workspace of the plan.
-pub(super) fn run(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
-    let p = launch.problem;
+pub(super) fn run_plan(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
+    let whole_pages = launch.problem.page_size.is_multiple_of(16);
+    let keys = if whole_pages { Keys::WholePages } else { Keys::Pages };
+    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
+    unsafe { run(launch, launch.problem, plan, keys, &params(launch)) }
+}
+
+/// Launches the kernel for each part of a plan, on the workspace of the call.
+///
+/// # Safety
+/// The tensors of `of_all` must be as `p` says, and the workspace as large as the plan asks for.
+pub(in crate::ops) unsafe fn run<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    plan: &Plan,
+    keys: Keys,
+    of_all: &PagedParams,
+) -> Result<()> {
     let levels = plan.levels;
     let mut partial = launch.workspace as u64;
     for (i, part) in plan.parts.iter().enumerate() {
@@ -292,15 +346,13 @@ pub(super) fn run(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
             causal: (p.causal && part.level == levels) as i32,
             levels: levels as i32,
             level: part.level as i32,
-            ..params(launch)
+            ..*of_all
         };
-        let whole_pages = p.page_size.is_multiple_of(16);
         let types = [p.dtype, p.cache_dtype];
-        let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, whole_pages);
+        let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys);
         let blocks = part.pieces.min(WAVES * part.slots) as u32;
         let config = LaunchConfig::new([blocks, 1, 1], [shape.threads() as u32, 1, 1], part.shared(p) as u32);
-        // SAFETY: `check` bound shapes and strides to the parameters, the kernel moves all numbers into them, and the
-        // workspace holds the states of every range.
+        // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
         unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
         // The states of all levels are merged at once, after the last.
         let merges = if levels == 0 { ranges > 0 } else { i + 1 == plan.parts.len() };
@@ -312,7 +364,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
             let shared = ranges.min(MERGE_BATCH) * p.head_dim * size_of::<f32>();
             let rows = (p.num_tokens * p.num_heads) as u32;
             let config = LaunchConfig::new([rows, 1, 1], [ROW_THREADS, 1, 1], shared as u32);
-            let defines = merge_defines(p.dtype, p.head_dim);
+            let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense);
             // SAFETY: as above.
             unsafe { kernel::run_part(launch, &MERGE, &defines, &config, &params)? };
         }

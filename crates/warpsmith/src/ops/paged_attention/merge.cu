@@ -2,7 +2,7 @@
 // a row are folded in order, those of segments first to spans. A block has one row, and a thread elements d, d + kThreads
 // and so on. States come through shared memory, up to kBatch at once.
 //
-// ELEM: type of out.
+// ELEM: type of out. HEAD_DIM, DENSE.
 
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
@@ -154,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) paged_attention_merge(con
   for (int i = 0; i < kEach; ++i) {
     const int d = threadIdx.x + i * kThreads;
     if (d < HEAD_DIM)
-      ((ELEM*)p.out)[token * p.out_token + head * p.out_head + d * p.out_dim] = from_f32<ELEM>(row.total.o[i] * finish.factor);
+      ((ELEM*)p.out)[token_at(p, token, p.out_batch, p.out_token) + head * p.out_head + d * p.out_dim] =
+          from_f32<ELEM>(row.total.o[i] * finish.factor);
   }
   if (threadIdx.x == 0) write_lse(p, token, head, finish.lse);
 }

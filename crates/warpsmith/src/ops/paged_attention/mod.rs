@@ -52,17 +52,19 @@
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(in crate::ops) mod cuda;
+mod groups;
 mod numbers;
 #[cfg(feature = "cuda")]
-mod plan;
-mod problem;
+pub(in crate::ops) mod plan;
+pub(in crate::ops) mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
 #[cfg(test)]
 mod tests;
 
+pub use groups::SharedPrefixes;
 pub use problem::Problem;
 
 use crate::call::Call;
@@ -260,7 +262,7 @@ impl<'a> Call<'a, Forward> {
     }
 
     /// Cascade: requests that begin with the same pages have them read once for a group. The groups of each level, as the
-    /// module's text says; see [`Self::always_share`] for when it is done.
+    /// module's text says; [`SharedPrefixes`] finds them. See [`Self::always_share`] for when it is done.
     pub fn cascade(
         self,
         group_starts: impl Into<TensorView<'a>>,

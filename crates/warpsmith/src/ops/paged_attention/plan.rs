@@ -13,18 +13,18 @@ const SPAN: usize = 1024;
 const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
-pub(super) const FEW_ROWS: usize = 32;
+pub(in crate::ops) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 pub(super) const WAVES: usize = 4;
 /// Shared memory that every block has besides: numbers of pages and pieces.
-pub(super) const STATIC_SHARED: usize = 6 << 10;
+const STATIC_SHARED: usize = 6 << 10;
 /// More scratch memory than this is not asked for, without shared prefixes and with them.
 const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
 
 /// How a block is made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Shape {
+pub(in crate::ops) struct Shape {
     /// Warps with different rows.
     pub row_warps: usize,
     /// Groups of warps with different keys.
@@ -81,7 +81,7 @@ impl Shape {
 
 /// How keys are shared out over blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Extent {
+pub(in crate::ops) enum Extent {
     /// A block takes a round, and leaves the states of its segments.
     Round,
     /// A block takes a span, and leaves its state.
@@ -110,7 +110,7 @@ impl Extent {
 
 /// One launch, for the requests with some numbers of queries, or for the groups of a level of shared prefixes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Part {
+pub(in crate::ops) struct Part {
     pub shape: Shape,
     pub extent: Extent,
     /// Most pieces of work there can be.
@@ -207,7 +207,7 @@ impl fmt::Display for Part {
 }
 
 /// The launches of a call.
-pub(super) struct Plan {
+pub(in crate::ops) struct Plan {
     pub parts: Vec<Part>,
     /// Levels of shared prefixes that are read once for all requests of a group.
     pub levels: usize,
@@ -275,6 +275,18 @@ impl Plan {
         (plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
     }
 
+    /// Whether blocks have the shared memory that they need.
+    pub fn fits(&self, p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
+        let needs = self.parts.iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
+        match needs > info.shared_per_block {
+            true => Err(format!(
+                "needs {needs} bytes of shared memory, the device has {}",
+                info.shared_per_block
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// With shared prefixes, the parts leave their states side by side, for one merge.
     pub fn workspace(&self, p: &Problem) -> usize {
         match self.levels {
@@ -302,4 +314,62 @@ fn sharing_pays(p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
     let saved = apart - read(groups).max(multiplied);
     // Half of the tables may not be shared after all.
     saved > 2.0 * LEVEL * shared.levels as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem};
+    use super::*;
+    use crate::cpu::Tier;
+    use crate::device::Device;
+    use crate::op::{Args, Attrs};
+    use crate::tensor::Tensor;
+
+    /// The plan for requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads, on 132 multiprocessors.
+    fn plan([requests, queries, keys]: [usize; 3], [levels, groups]: [usize; 2]) -> Plan {
+        let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
+        let q = zeros(&[requests * queries, 32, 128], DType::BF16);
+        let mut out = zeros(&[requests * queries, 32, 128], DType::BF16);
+        let pages = zeros(&[1, 16, 8, 128], DType::BF16);
+        let ints = |shape: &[usize]| zeros(shape, DType::I32);
+        let (table, lens) = (ints(&[requests, keys.div_ceil(16)]), ints(&[requests]));
+        let (starts, prefixes) = (ints(&[levels, groups + 1]), ints(&[levels, groups]));
+        let args = Args::new(const { &SPEC }).input(Q, q.view()).input(K_PAGES, pages.view());
+        let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
+        let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
+        let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
+        let info =
+            DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        Plan::new(&problem::check(&args, &Attrs::defaults(&SPEC)).unwrap(), &info)
+    }
+
+    #[test]
+    fn prefixes_are_shared_where_it_pays() {
+        let levels = |sizes, groups| plan(sizes, groups).levels;
+        assert_eq!(levels([64, 1, 8320], [1, 1]), 1, "much is read again and again");
+        assert_eq!(levels([64, 1, 8320], [2, 16]), 2);
+        assert_eq!(levels([4, 1, 512], [1, 1]), 0, "launches take longer than reading");
+        assert_eq!(levels([64, 1, 8320], [1, 64]), 0, "every request is a group");
+        assert_eq!(levels([64, 1, 8320], [0, 1]), 0);
+        assert_eq!(levels([64, 1, 8320], [1, 0]), 0);
+        assert_eq!(levels([4, 2048, 8192], [1, 1]), 0, "products take longer than reading");
+        assert_eq!(levels([1 << 14, 1, 8192], [1, 1]), 0, "the states would take gigabytes");
+    }
+
+    #[test]
+    fn every_number_of_queries_has_one_launch() {
+        for (sizes, groups) in [([64, 1, 8320], [1, 1]), ([64, 3, 8320], [2, 16]), ([32, 20, 8320], [3, 4])] {
+            let plan = plan(sizes, groups);
+            assert_eq!(plan.levels, groups[0]);
+            for level in 0..=plan.levels {
+                let most = if level < plan.levels { sizes[0] * sizes[1] } else { sizes[1] };
+                for queries in (if level < plan.levels { 1 } else { most })..=most {
+                    let takes = |part: &&Part| {
+                        part.level == level && (part.min_queries..=part.max_queries).contains(&queries)
+                    };
+                    assert_eq!(plan.parts.iter().filter(takes).count(), 1, "{queries} at level {level}: {plan}");
+                }
+            }
+        }
+    }
 }

@@ -18,13 +18,13 @@ pub(super) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
 pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 const LARGEST_PAGE: usize = 256;
 /// Groups within groups.
-const MOST_LEVELS: usize = 8;
+pub(super) const MOST_LEVELS: usize = 8;
 /// More keys than this are no request's.
-const MOST_KEYS: usize = 1 << 30;
+pub(in crate::ops) const MOST_KEYS: usize = 1 << 30;
 
 /// Levels of groups of requests that begin with the same pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Shared {
+pub(in crate::ops) struct Shared {
     pub levels: usize,
     pub groups: usize,
     /// Distances of neighbouring levels and groups in `group_starts`.
@@ -36,45 +36,45 @@ pub(super) struct Shared {
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
-    pub(super) dtype: DType,
-    pub(super) cache_dtype: DType,
-    pub(super) requests: usize,
-    pub(super) num_tokens: usize,
+    pub(in crate::ops) dtype: DType,
+    pub(in crate::ops) cache_dtype: DType,
+    pub(in crate::ops) requests: usize,
+    pub(in crate::ops) num_tokens: usize,
     /// Queries of every request, where there are no `q_starts`.
-    pub(super) queries: Option<usize>,
-    pub(super) num_heads: usize,
-    pub(super) num_kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) num_pages: usize,
-    pub(super) page_size: usize,
-    pub(super) max_pages: usize,
+    pub(in crate::ops) queries: Option<usize>,
+    pub(in crate::ops) num_heads: usize,
+    pub(in crate::ops) num_kv_heads: usize,
+    pub(in crate::ops) head_dim: usize,
+    pub(in crate::ops) num_pages: usize,
+    pub(in crate::ops) page_size: usize,
+    pub(in crate::ops) max_pages: usize,
     /// Distances of neighbouring tokens, heads and elements.
-    pub(super) q: [isize; 3],
+    pub(in crate::ops) q: [isize; 3],
     /// Distances of neighbouring pages, slots, heads and elements.
-    pub(super) k: [isize; 4],
-    pub(super) v: [isize; 4],
-    pub(super) out: [isize; 3],
+    pub(in crate::ops) k: [isize; 4],
+    pub(in crate::ops) v: [isize; 4],
+    pub(in crate::ops) out: [isize; 3],
     /// Distances of neighbouring tokens and heads.
-    pub(super) lse: Option<[isize; 2]>,
+    pub(in crate::ops) lse: Option<[isize; 2]>,
     /// Distances of neighbouring requests and pages.
-    pub(super) page_table: [isize; 2],
-    pub(super) kv_lens_step: isize,
-    pub(super) q_starts_step: isize,
+    pub(in crate::ops) page_table: [isize; 2],
+    pub(in crate::ops) kv_lens_step: isize,
+    pub(in crate::ops) q_starts_step: isize,
     /// Distance of the scales of neighbouring KV heads: zero if they share one.
-    pub(super) k_scale_step: isize,
-    pub(super) v_scale_step: isize,
-    pub(super) sinks_step: isize,
-    pub(super) shared: Option<Shared>,
+    pub(in crate::ops) k_scale_step: isize,
+    pub(in crate::ops) v_scale_step: isize,
+    pub(in crate::ops) sinks_step: isize,
+    pub(in crate::ops) shared: Option<Shared>,
     /// Share prefixes even where it is not thought to pay.
-    pub(super) always_share: bool,
-    pub(super) causal: bool,
+    pub(in crate::ops) always_share: bool,
+    pub(in crate::ops) causal: bool,
     /// Keys before its own position that a query sees; zero for all.
-    pub(super) window: usize,
+    pub(in crate::ops) window: usize,
     /// Zero for none.
-    pub(super) softcap_bits: u32,
-    pub(super) scale_bits: u32,
+    pub(in crate::ops) softcap_bits: u32,
+    pub(in crate::ops) scale_bits: u32,
     /// Heads of queries, keys, values and results are dense and begin at multiples of 16 bytes.
-    pub(super) vectors: bool,
+    pub(in crate::ops) vectors: bool,
 }
 
 impl Problem {

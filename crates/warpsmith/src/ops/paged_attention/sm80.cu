@@ -13,7 +13,7 @@
 //
 // ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. RING: units
 // of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
-// hold multiples of 16 keys.
+// hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request.
 
 #include "warpsmith/paged_fragments.cuh"
 
@@ -133,6 +133,7 @@ struct Units {
   // The pages of the segment that begins with step t; tells whether any does not exist. Nothing but the last comparison
   // needs the request's length, so that both are on their way at once.
   WS_INLINE bool load_pages(int t) {
+    if (DENSE) return false;
     const int start = segment_at(t) * kSegment, page0 = page_of(p, start);
     const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
     bool absent = false;
@@ -147,6 +148,7 @@ struct Units {
   }
   WS_INLINE int page_id(int t, int page) const { return pages[t / kSteps % 2][page - page_of(p, segment_at(t) * kSegment)]; }
   WS_INLINE const KV* row_at(const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
+    if (DENSE) return key < keys.hi ? cache + key * slot_stride : nullptr;
     const int page = page_of(p, key), slot = key - page * p.page_size;
     const int id = key < keys.hi ? page_id(t, page) : -1;
     return id < 0 ? nullptr : cache + id * page_stride + slot * slot_stride;
@@ -384,7 +386,7 @@ WS_INLINE void write(const PagedParams& p, const Piece& piece, const Level& tota
     const Row row = row_of(p, piece, thread_row(half));
     if (!row.exists) continue;
     const Finish finish = finish_of(p, row.head, total.m(half), total.l(half));
-    ELEM* to = (ELEM*)p.out + row.token * p.out_token + row.head * p.out_head;
+    ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
       *(u32*)(to + pair_dim(i)) = pack_pair(total.sum(pair_place(i, half, 0)) * finish.factor,
@@ -442,8 +444,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
     units.table = (const i32*)p.page_table + piece.request.row * p.table_row;
-    units.k = (const KV*)p.k + piece.head * p.k_head;
-    units.v = (const KV*)p.v + piece.head * p.v_head;
+    units.k = (const KV*)p.k + piece.head * p.k_head + (DENSE ? piece.request.row * p.k_page : 0);
+    units.v = (const KV*)p.v + piece.head * p.v_head + (DENSE ? piece.request.row * p.v_page : 0);
     units.segment = keys.lo / kSegment + group;
     bool absent_next = units.load_pages(0);
     if (keys.lo >= keys.hi) {

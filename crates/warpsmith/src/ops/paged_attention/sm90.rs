@@ -69,7 +69,7 @@ fn few(p: &Problem) -> usize {
 /// Tensor cores through `wgmma`, fed by the copy engine page by page.
 pub(super) const SM90: Kernel<Problem> =
     Kernel::cuda("paged_attention_sm90", &DEVICE, |launch: &Launch<'_, Problem>| {
-        cuda::run(launch, &Plan::few(launch.problem, launch.info))?;
+        cuda::run_plan(launch, &Plan::few(launch.problem, launch.info))?;
         // SAFETY: the tensors are the call's own.
         unsafe { run_many(launch) }
     })
