@@ -2,8 +2,8 @@
 
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
-    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS, SCALE, SINKS, SOFTCAP,
-    SPEC, V_SCALE, WINDOW,
+    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS, SCALE,
+    SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
 };
 use crate::dtype::DType;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};

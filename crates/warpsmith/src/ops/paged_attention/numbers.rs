@@ -121,7 +121,11 @@ impl Numbers<'_> {
             let id = |r: &Request| self.at(PAGE_TABLE, p.page_table, [r.index, page]);
             if let Some(other) = members.iter().find(|r| id(r) != id(leader)) {
                 let expected = format!("page {page} to be that of request {} too", leader.index);
-                return self.wrong("page_table", expected, format!("{} for request {}", id(other), other.index));
+                return self.wrong(
+                    "page_table",
+                    expected,
+                    format!("{} for request {}", id(other), other.index),
+                );
             }
         }
         Ok((range, len as usize))

@@ -279,10 +279,9 @@ impl Plan {
     pub fn fits(&self, p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
         let needs = self.parts.iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
         match needs > info.shared_per_block {
-            true => Err(format!(
-                "needs {needs} bytes of shared memory, the device has {}",
-                info.shared_per_block
-            )),
+            true => {
+                Err(format!("needs {needs} bytes of shared memory, the device has {}", info.shared_per_block))
+            }
             false => Ok(()),
         }
     }
@@ -318,7 +317,9 @@ fn sharing_pays(p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem};
+    use super::super::{
+        GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem,
+    };
     use super::*;
     use crate::cpu::Tier;
     use crate::device::Device;
@@ -338,8 +339,7 @@ mod tests {
         let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
         let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
         let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
-        let info =
-            DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
         Plan::new(&problem::check(&args, &Attrs::defaults(&SPEC)).unwrap(), &info)
     }
 
@@ -367,7 +367,11 @@ mod tests {
                     let takes = |part: &&Part| {
                         part.level == level && (part.min_queries..=part.max_queries).contains(&queries)
                     };
-                    assert_eq!(plan.parts.iter().filter(takes).count(), 1, "{queries} at level {level}: {plan}");
+                    assert_eq!(
+                        plan.parts.iter().filter(takes).count(),
+                        1,
+                        "{queries} at level {level}: {plan}"
+                    );
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! The checked call of `paged_attention`: sizes, strides, types and options.
 
 use super::{
-    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Q, Q_STARTS, SCALE,
-    SINKS, SOFTCAP, SPEC, V_PAGES, V_SCALE, WINDOW,
+    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Q,
+    Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V_PAGES, V_SCALE, WINDOW,
 };
 use crate::check::Matcher;
 use crate::dtype::DType;

@@ -20,10 +20,20 @@
 constexpr int kRound = 4 * kSegment, kSteps = kSegment / kStep;
 static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
 
+// Where the keys of a segment are. If pages hold multiples of 16 keys: of every 16, how far the first row is from where
+// keys and values begin. Else the pages; negative if they do not exist.
+constexpr i64 kNowhere = (i64)1 << 63;
+struct Places {
+#if WHOLE_PAGES
+  i64 k[kSegment / 16], v[kSegment / 16];
+#else
+  int pages[kSegment + 2];
+#endif
+};
 struct Shared {
   i64 starts[kThreads + 1];
-  // Of two segments of each warp, negative for pages that do not exist.
-  int pages[kThreads / 32][2][kSegment + 2];
+  // Of two segments of each warp.
+  Places places[kThreads / 32][2];
 };
 // Queries that are not kept; the rings of the groups; and the sums of the block.
 WS_INLINE u8* ring_of(int group) { return shared_bytes + kQueryBytes + group * RING * kUnitBytes; }
@@ -117,56 +127,82 @@ WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
 struct Units {
   const PagedParams& p;
   const i32* table;  // the request's pages
-  int (*pages)[kSegment + 2];
+  Places* places;
   u32 base;  // of the ring
-  const KV *k, *v;
+  const KV *k, *v;  // of the KV head, and of the thread's first row and piece if kPasses
   Keys keys;  // to be read
   int segment, count;
   int into, from;  // slots
 
   // Copies of threads that are kPassRows rows apart, where whole passes fill sixteen rows.
-  static constexpr bool kPasses = kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
+  static constexpr bool kPasses = WHOLE_PAGES && kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
   static constexpr int kPassRows = kGroupThreads / kPieces;
 
+  // Begins with a piece.
+  WS_INLINE void begin(const Piece& piece) {
+    const int row = piece.request.row, thread = kPasses ? threadIdx.x % kGroupThreads : 0;
+    const i64 first = thread / kPieces, element = thread % kPieces * kVec<KV>;
+    table = (const i32*)p.page_table + row * p.table_row;
+    k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
+    v = (const KV*)p.v + piece.head * p.v_head + first * p.v_slot + element + (DENSE ? row * p.v_page : 0);
+  }
   WS_INLINE int segment_at(int t) const { return segment + t / kSteps * KEY_WARPS; }
   WS_INLINE int key_at(int t) const { return segment_at(t) * kSegment + t % kSteps * kStep; }
-  // The pages of the segment that begins with step t; tells whether any does not exist. Nothing but the last comparison
+  // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparison
   // needs the request's length, so that both are on their way at once.
-  WS_INLINE bool load_pages(int t) {
-    if (DENSE) return false;
-    const int start = segment_at(t) * kSegment, page0 = page_of(p, start);
-    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
+  WS_INLINE bool find(int t) {
+    Places& to = places[t / kSteps % 2];
+    const int start = segment_at(t) * kSegment;
     bool absent = false;
+#if WHOLE_PAGES
+    const int i = threadIdx.x % 32, key = start + 16 * i;
+    if (i < kSegment / 16) {
+      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
+      const i32 id = DENSE ? 0 : key < p.max_keys ? table[page * p.table_col] : -1;
+      const bool exists = DENSE || (id >= 0 && id < p.num_pages);
+      to.k[i] = exists ? id * p.k_page + slot * p.k_slot : kNowhere;
+      to.v[i] = exists ? id * p.v_page + slot * p.v_slot : kNowhere;
+      absent = !exists && key < keys.hi;
+    }
+#else
+    const int page0 = page_of(p, start);
+    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
       const i32 id = table[(page0 + i) * p.table_col];
       const bool exists = id >= 0 && id < p.num_pages;
-      pages[t / kSteps % 2][i] = exists ? id : -1;
+      to.pages[i] = exists ? id : -1;
       absent |= !exists && (page0 + i) * p.page_size < keys.hi;
     }
-    return __any_sync(0xffffffffu, absent);
+#endif
+    return !DENSE && __any_sync(0xffffffffu, absent);
   }
-  WS_INLINE int page_id(int t, int page) const { return pages[t / kSteps % 2][page - page_of(p, segment_at(t) * kSegment)]; }
-  WS_INLINE const KV* row_at(const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
-    if (DENSE) return key < keys.hi ? cache + key * slot_stride : nullptr;
-    const int page = page_of(p, key), slot = key - page * p.page_size;
-    const int id = key < keys.hi ? page_id(t, page) : -1;
-    return id < 0 ? nullptr : cache + id * page_stride + slot * slot_stride;
+  // How far the row of a key of step t is from where keys or values begin.
+  template <bool kValue> WS_INLINE i64 offset_of(int t, int key) const {
+    const Places& from = places[t / kSteps % 2];
+    if (key >= keys.hi) return kNowhere;
+#if WHOLE_PAGES
+    const i64 first = kValue ? from.v[key % kSegment / 16] : from.k[key % kSegment / 16];
+    return first == kNowhere ? kNowhere : first + key % 16 * (kValue ? p.v_slot : p.k_slot);
+#else
+    const int page = page_of(p, key), id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
+    const i64 slot = key - page * p.page_size;
+    return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
+#endif
   }
   // Sixteen rows from `key` on, a multiple of 16. A row that is not to be read becomes zeros; its address, which may be
   // none, is not used then.
-  WS_INLINE void copy_rows(u32 to, const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
+  template <bool kValue> WS_INLINE void copy_rows(u32 to, int t, int key) {
+    const KV* cache = kValue ? v : k;
     const int thread = threadIdx.x % kGroupThreads;
-    if (WHOLE_PAGES && kPasses) {
+    if (kPasses) {
       const int row = thread / kPieces, piece = thread % kPieces;
-      const KV* page = row_at(cache, page_stride, slot_stride, t, key);
-      const KV* source = page + row * slot_stride + piece * kVec<KV>;
-      const int lo = keys.lo - key - row, hi = page ? keys.hi - key - row : 0;
-      // Hidden from the compiler, which would keep all multiples of the stride in registers that are needed elsewhere.
-      asm volatile("mov.b64 %0, %0;" : "+l"(slot_stride));
+      const i64 first = offset_of<kValue>(t, key), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
+      const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
+      const KV* source = cache + first;
 #pragma unroll
-      for (int i = 0; i < 16; i += kPassRows)
-        copy_async(to + place<kPieces>(row + i, piece), source + i * slot_stride, i >= lo && i < hi);
+      for (int i = 0; i < 16; i += kPassRows, source += step)
+        copy_async(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
       return;
     }
     constexpr int kAll = 16 * kPieces;
@@ -174,8 +210,8 @@ struct Units {
     for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
       const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
       if (kAll % kGroupThreads && index >= kAll) break;
-      const KV* source = row_at(cache, page_stride, slot_stride, t, key + row);
-      copy_async(to + place<kPieces>(row, piece), source + piece * kVec<KV>, source && key + row >= keys.lo && key + row < keys.hi);
+      const i64 offset = offset_of<kValue>(t, key + row);
+      copy_async(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, offset != kNowhere && key + row >= keys.lo);
     }
   }
   // The unit kUnit places after the first of step t.
@@ -185,8 +221,7 @@ struct Units {
     if (t < count) {
 #pragma unroll
       for (int i = 0; i < kUnitKeys; i += 16)
-        copy_rows(base + into * kUnitBytes + place<kPieces>(i, 0), kValue ? v : k, kValue ? p.v_page : p.k_page,
-                  kValue ? p.v_slot : p.k_slot, t, key_at(t) + kUnit % kUnits * kUnitKeys + i);
+        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, key_at(t) + kUnit % kUnits * kUnitKeys + i);
     }
     commit_copies();
     into = into + 1 == RING ? 0 : into + 1;
@@ -287,7 +322,7 @@ WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], cons
     for (int e = 0; e < 2; ++e) {
       const int key = key0 + 8 * i + threadIdx.x % 4 * 2 + e;
       bool exists = true;
-      if (absent) exists = key < units.keys.hi && units.page_id(t, page_of(p, key)) >= 0;
+      if (absent) exists = units.offset_of<false>(t, key) != kNowhere;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         if (!exists || key < seen[half].lo || key >= seen[half].hi) s[i][2 * half + e] = minus_infinity();
@@ -425,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
   begin_kernel();
   const int group = threadIdx.x / kGroupThreads;
   Units units = {p};
-  units.pages = shared.pages[threadIdx.x / 32];
+  units.places = shared.places[threadIdx.x / 32];
   units.base = shared_address(ring_of(group));
   const i64 pieces = num_pieces(p, shared.starts);
 #pragma unroll 1
@@ -443,11 +478,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     Keys keys = {early.lo, late.hi};
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
-    units.table = (const i32*)p.page_table + piece.request.row * p.table_row;
-    units.k = (const KV*)p.k + piece.head * p.k_head + (DENSE ? piece.request.row * p.k_page : 0);
-    units.v = (const KV*)p.v + piece.head * p.v_head + (DENSE ? piece.request.row * p.v_page : 0);
+    units.begin(piece);
     units.segment = keys.lo / kSegment + group;
-    bool absent_next = units.load_pages(0);
+    bool absent_next = units.find(0);
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
       if (!p.ranges && group == 0) {
@@ -473,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
       const bool absent = absent_next;
-      if (end < units.count) absent_next = units.load_pages(end);
+      if (end < units.count) absent_next = units.find(end);
       State state;
       clear(state);
 #pragma unroll 1

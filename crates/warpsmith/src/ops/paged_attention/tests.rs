@@ -117,7 +117,8 @@ impl Pool {
     fn share(&mut self, groups: &Groups) {
         for (starts, lens) in groups.starts.iter().zip(&groups.lens) {
             for (range, &len) in starts.windows(2).zip(lens) {
-                let (first, end, pages) = (range[0] as usize, range[1] as usize, (len as usize).div_ceil(PAGE));
+                let (first, end, pages) =
+                    (range[0] as usize, range[1] as usize, (len as usize).div_ceil(PAGE));
                 for r in first..end {
                     self.table.copy_within(first * self.width..first * self.width + pages, r * self.width);
                 }
@@ -234,7 +235,10 @@ fn wrong_groups_are_errors_on_the_cpu() {
     bad(&[(&[0, 3], &[-1])], "`prefix_lens`: expected lengths from 0 to the 60 keys before the queries");
     bad(&[(&[0, 3], &[61])], "got 61 for group 0 of level 0");
     bad(&[(&[0, 3], &[33])], "`page_table`: expected page 2 to be that of request 0 too");
-    bad(&[(&[0, 1, 3], &[32, 16]), (&[0, 2, 3], &[32, 32])], "groups of level 1 within those of the level before");
+    bad(
+        &[(&[0, 1, 3], &[32, 16]), (&[0, 2, 3], &[32, 32])],
+        "groups of level 1 within those of the level before",
+    );
 }
 
 #[test]
