@@ -40,7 +40,9 @@ WS_INLINE int shared_upto(const PagedParams& p, int levels, int r) {
       if (group_start(p, level, middle + 1) <= r) lo = middle + 1;
       else hi = middle;
     }
-    if (lo < p.groups && group_start(p, level, lo) <= r) keys = max(keys, shared_len(p, level, lo));
+    if (lo == p.groups) continue;
+    const int first = group_start(p, level, lo), len = shared_len(p, level, lo);
+    if (first <= r) keys = max(keys, len);
   }
   return keys;
 }
@@ -75,13 +77,16 @@ WS_INLINE i64 token_at(const PagedParams& p, int token, i64 batch, i64 step) {
   return b * batch + (token - b * p.queries) * step;
 }
 
-// The request a token belongs to, looked for by a whole block of kThreads. There is none for tokens before the first
+// The request a token belongs to, looked for by a whole block of kThreads, or by each warp if they are 32. There is none for tokens before the first
 // start or after the last, nor, for this launch, where a request has other numbers of queries.
 template <int kThreads> WS_INLINE bool find_request(const PagedParams& p, int token, int& index, Request& request) {
   index = 0;
   if (p.queries < 0) {
-    for (int i = threadIdx.x; i - (int)threadIdx.x < p.requests; i += kThreads)
-      index += __syncthreads_count(i < p.requests && start_at(p, i + 1) <= token);
+    for (int base = 0; base < p.requests; base += kThreads) {
+      const int i = base + threadIdx.x % kThreads;
+      const bool after = i < p.requests && start_at(p, i + 1) <= token;
+      index += kThreads == 32 ? __popc(__ballot_sync(0xffffffffu, after)) : __syncthreads_count(after);
+    }
   } else {
     index = token / p.queries;
   }

@@ -1,7 +1,7 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Part, Plan, ROUND, Shape, WAVES};
+use super::plan::{Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -16,10 +16,10 @@ use crate::kernel_params;
 use crate::ops::FLOATS;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
-/// Threads of a block of the kernels that work on one row.
-const ROW_THREADS: u32 = 128;
-/// States of a row that are merged at once.
-const MERGE_BATCH: usize = 64;
+/// Threads of a block of the generic kernel.
+const GENERIC_THREADS: u32 = 128;
+/// Rows of a block of the merge, a warp each.
+const MERGE_ROWS: usize = 4;
 
 /// Where the keys of a request lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -180,6 +180,12 @@ fn sm80_variants() -> Vec<Defines> {
     all.sort();
     all.dedup();
     all
+}
+
+/// States of a row that are merged at once, as in the device code.
+fn merge_batch(head_dim: usize) -> usize {
+    let spans = 3072 / head_dim / SEGMENTS;
+    32.min(spans * SEGMENTS)
 }
 
 fn merge_defines(dtype: DType, head_dim: usize, dense: bool) -> Defines {
@@ -361,9 +367,9 @@ pub(in crate::ops) unsafe fn run<P>(
                 0 => params,
                 _ => PagedParams { min_queries: 0, max_queries: i32::MAX, ..params },
             };
-            let shared = ranges.min(MERGE_BATCH) * p.head_dim * size_of::<f32>();
-            let rows = (p.num_tokens * p.num_heads) as u32;
-            let config = LaunchConfig::new([rows, 1, 1], [ROW_THREADS, 1, 1], shared as u32);
+            let shared = MERGE_ROWS * ranges.min(merge_batch(p.head_dim)) * p.head_dim * size_of::<f32>();
+            let blocks = (p.num_tokens * p.num_heads).div_ceil(MERGE_ROWS) as u32;
+            let config = LaunchConfig::new([blocks, 1, 1], [32 * MERGE_ROWS as u32, 1, 1], shared as u32);
             let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense);
             // SAFETY: as above.
             unsafe { kernel::run_part(launch, &MERGE, &defines, &config, &params)? };
@@ -379,7 +385,7 @@ fn run_generic(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let defines = generic_defines(p.dtype, p.cache_dtype, p.head_dim, p.softcap() != 0.0);
     let rows = (p.num_tokens * p.num_heads) as u32;
-    let config = LaunchConfig::new([rows, 1, 1], [ROW_THREADS, 1, 1], 0);
+    let config = LaunchConfig::new([rows, 1, 1], [GENERIC_THREADS, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
     unsafe { kernel::run(launch, &defines, &config, &params(launch)) }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 /// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
 const SEGMENT: usize = 128;
 const SPAN: usize = 1024;
-const SEGMENTS: usize = SPAN / SEGMENT;
+pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
 pub(in crate::ops) const FEW_ROWS: usize = 32;
