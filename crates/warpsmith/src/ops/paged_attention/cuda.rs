@@ -1,7 +1,7 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
+use super::plan::{Load, Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -164,15 +164,15 @@ fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, key
 fn sm80_variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for (dtype, cache) in types(&FLOATS[1..]) {
-        for few in [true, false] {
+        for load in Load::ALL {
             let variant = |head_dim, shared, softcap, keys| {
-                let shape = Shape::new(head_dim, cache, few, shared);
+                let shape = Shape::new(head_dim, cache, load, shared);
                 sm80_defines([dtype, cache], head_dim, shape, softcap, keys)
             };
             all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages)));
             all.push(variant(128, 0, false, Keys::WholePages));
             all.extend([Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)));
-            if few && dtype == cache {
+            if load == Load::Few && dtype == cache {
                 all.extend([false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense)));
             }
         }

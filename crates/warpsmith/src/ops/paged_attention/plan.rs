@@ -22,6 +22,21 @@ const STATIC_SHARED: usize = 6 << 10;
 const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
 
+/// What blocks are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::ops) enum Load {
+    /// Few rows: four warps share the keys.
+    Few,
+    /// Few rows, and few keys of many requests: one warp a block, and many blocks.
+    FewAndShort,
+    /// Many rows: warps have different ones.
+    Many,
+}
+
+impl Load {
+    pub const ALL: [Load; 3] = [Load::Few, Load::FewAndShort, Load::Many];
+}
+
 /// How a block is made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ops) struct Shape {
@@ -36,20 +51,22 @@ pub(in crate::ops) struct Shape {
 }
 
 impl Shape {
-    /// For requests with few rows, or many.
-    pub fn new(head_dim: usize, cache: DType, few: bool, shared: usize) -> Shape {
+    /// For blocks with at most so many bytes of shared memory.
+    pub fn new(head_dim: usize, cache: DType, load: Load, shared: usize) -> Shape {
         let long = head_dim > 128;
         let blocks = if long { 1 } else { 2 };
         // Enough on the way to keep the memory busy.
-        let rings: &[usize] = match (few, head_dim * cache.size()) {
-            (true, ..=128) => &[8],
-            (true, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
-            (true, _) => &[4, 3],
-            (false, _) => &[4, 2],
+        let rings: &[usize] = match (load, head_dim * cache.size()) {
+            (Load::Few | Load::FewAndShort, ..=128) => &[8],
+            (Load::Few, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
+            (Load::FewAndShort, ..=256) => &[6],
+            (Load::Few | Load::FewAndShort, _) => &[4, 3],
+            (Load::Many, _) => &[4, 2],
         };
-        let shape = |ring| match few {
-            true => Shape { row_warps: 1, key_warps: 4, ring, blocks },
-            false => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
+        let shape = |ring| match load {
+            Load::Few => Shape { row_warps: 1, key_warps: 4, ring, blocks },
+            Load::FewAndShort => Shape { row_warps: 1, key_warps: 1, ring, blocks: 3 * blocks },
+            Load::Many => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
         };
         let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
         shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
@@ -84,8 +101,8 @@ impl Shape {
 pub(in crate::ops) enum Extent {
     /// A block takes a round, and leaves the states of its segments.
     Round,
-    /// A block takes a span, and leaves its state.
-    Span,
+    /// A block takes so many spans, and leaves their states.
+    Spans(usize),
     /// A block takes all keys of its rows.
     All,
 }
@@ -95,7 +112,7 @@ impl Extent {
     pub fn range_keys(self) -> usize {
         match self {
             Extent::Round => SEGMENT,
-            Extent::Span => SPAN,
+            Extent::Spans(_) => SPAN,
             Extent::All => 0,
         }
     }
@@ -103,7 +120,8 @@ impl Extent {
     pub fn piece_keys(self) -> usize {
         match self {
             Extent::Round => ROUND,
-            extent => extent.range_keys(),
+            Extent::Spans(count) => count * SPAN,
+            Extent::All => 0,
         }
     }
 }
@@ -126,24 +144,28 @@ pub(in crate::ops) struct Part {
 
 impl Part {
     /// Of requests with numbers of queries from `queries[0]` to `queries[1]`, as their lengths may require.
-    fn new(p: &Problem, info: &DeviceInfo, few: bool, queries: [usize; 2]) -> Part {
+    fn new(p: &Problem, info: &DeviceInfo, load: Load, queries: [usize; 2]) -> Part {
         let tiles = |rows: usize| match p.queries {
             Some(count) => p.requests * (count * p.group()).div_ceil(rows),
             None => (p.num_tokens * p.group()).div_ceil(rows) + p.requests,
         };
-        let part = Part::spans(p, info, few, tiles);
+        let part = Part::spans(p, info, load, tiles);
         let whole = part.pieces / p.max_keys().div_ceil(SPAN).max(1);
         // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
         // long enough to do without that.
-        let enough = if few { WAVES * part.slots } else { part.slots };
+        let enough = if load == Load::Many { part.slots } else { WAVES * part.slots };
+        let busy = |pieces: usize| pieces >= 3 * part.slots / 4;
+        let pairs = whole * p.max_keys().div_ceil(2 * SPAN);
         let (extent, pieces) = if whole >= enough || p.max_keys() <= ROUND {
             (Extent::All, whole)
-        } else if part.pieces < 3 * part.slots / 4 {
+        } else if !busy(part.pieces) {
             (Extent::Round, whole * p.max_keys().div_ceil(ROUND))
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
+        } else if busy(pairs) {
+            (Extent::Spans(2), pairs)
         } else {
-            (Extent::Span, part.pieces)
+            (Extent::Spans(1), part.pieces)
         };
         let [min_queries, max_queries] = queries;
         let part = Part { extent, pieces, min_queries, max_queries, ..part };
@@ -155,11 +177,11 @@ impl Part {
     }
 
     /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
-    fn spans(p: &Problem, info: &DeviceInfo, few: bool, tiles: impl Fn(usize) -> usize) -> Part {
-        let shape = Shape::new(p.head_dim, p.cache_dtype, few, info.shared_per_block);
+    fn spans(p: &Problem, info: &DeviceInfo, load: Load, tiles: impl Fn(usize) -> usize) -> Part {
+        let shape = Shape::new(p.head_dim, p.cache_dtype, load, info.shared_per_block);
         Part {
             shape,
-            extent: Extent::Span,
+            extent: Extent::Spans(1),
             pieces: tiles(shape.rows()) * p.num_kv_heads * p.max_keys().div_ceil(SPAN).max(1),
             requests: p.requests,
             min_queries: 0,
@@ -185,7 +207,7 @@ impl Part {
     pub fn shared(&self, p: &Problem) -> usize {
         let levels = match self.extent {
             Extent::Round => 0,
-            Extent::Span => 1,
+            Extent::Spans(_) => 1,
             Extent::All => 2,
         };
         self.shape.shared(p.head_dim, p.cache_dtype, levels)
@@ -194,14 +216,13 @@ impl Part {
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = match self.extent {
-            Extent::Round => "512 keys",
-            Extent::Span => "1024 keys",
-            Extent::All => "all keys",
+        let keys = match self.extent.piece_keys() {
+            0 => "all".into(),
+            keys => keys.to_string(),
         };
         let Shape { row_warps, key_warps, ring, .. } = self.shape;
         let rows = self.shape.rows();
-        write!(f, "tiles of {rows} rows, {keys} a block of {row_warps} x {key_warps} warps, ")?;
+        write!(f, "tiles of {rows} rows, {keys} keys a block of {row_warps} x {key_warps} warps, ")?;
         write!(f, "rings of {ring}, {} pieces", self.pieces)
     }
 }
@@ -229,7 +250,7 @@ impl Plan {
     /// For the requests with few rows alone: the others are another kernel's.
     pub fn few(p: &Problem, info: &DeviceInfo) -> Plan {
         let few = FEW_ROWS / p.group().max(1);
-        let part = p.queries.is_none().then(|| Part::new(p, info, true, [0, few]));
+        let part = p.queries.is_none().then(|| Part::new(p, info, Load::Few, [0, few]));
         Plan { parts: part.into_iter().collect(), levels: 0 }
     }
 
@@ -241,9 +262,11 @@ impl Plan {
         }
         // One launch for requests with few rows, one for those with many, as far as there can be such.
         let parts = match p.queries {
-            Some(count) => vec![Part::new(p, info, count <= few, [0, most])],
-            None if most <= few => vec![Part::new(p, info, true, [0, most])],
-            None => vec![Part::new(p, info, true, [0, few]), Part::new(p, info, false, [few + 1, most])],
+            Some(count) if count > few => vec![Part::new(p, info, Load::Many, [0, most])],
+            None if most > few => {
+                vec![Part::new(p, info, Load::Few, [0, few]), Part::new(p, info, Load::Many, [few + 1, most])]
+            }
+            _ => vec![Part::new(p, info, Load::Few, [0, most])],
         };
         Plan { parts, levels: 0 }
     }
@@ -263,12 +286,19 @@ impl Plan {
             let count = if own { p.queries } else { (shared.groups == 1).then_some(p.num_tokens) };
             let (least, most) = (count.unwrap_or(0), count.unwrap_or(p.num_tokens));
             let tiles = move |rows: usize| (p.num_tokens * p.group()).div_ceil(rows) + requests;
-            let part = move |few, min_queries, max_queries| {
-                let part = Part::spans(p, info, few, tiles);
+            let part = move |load, min_queries, max_queries| {
+                let part = Part::spans(p, info, load, tiles);
                 Part { requests, level, min_queries, max_queries, ..part }
             };
-            let with_few = (least <= few).then(|| part(true, 0, few.min(most)));
-            let with_many = (most > few).then(|| part(false, if least > few { 0 } else { few + 1 }, most));
+            // What is not shared is short, it is hoped.
+            let of_few = if own && requests * p.num_kv_heads >= 2 * info.units {
+                Load::FewAndShort
+            } else {
+                Load::Few
+            };
+            let with_few = (least <= few).then(|| part(of_few, 0, few.min(most)));
+            let with_many =
+                (most > few).then(|| part(Load::Many, if least > few { 0 } else { few + 1 }, most));
             with_few.into_iter().chain(with_many)
         });
         let plan = Plan { parts: parts.collect(), levels: shared.levels };

@@ -2,7 +2,7 @@
 //
 // Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
 // 16 ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
-// time, over p.piece_keys keys: all of them, one span, or kRound, of which it leaves the states of the segments. Blocks
+// time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. Blocks
 // take such pieces in turn until all are done, so the grid need not know the lengths. Where prefixes are shared, a launch
 // takes groups of requests for single ones.
 //
@@ -445,7 +445,7 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state
     if (p.ranges) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        leave(p, piece, slot_of_span(p.level, piece.range), half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
+        leave(p, piece, slot_of_span(p.level, segment / kSegments), half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
     } else {
       total.take(span);
       if (last) write(p, piece, total);
@@ -501,6 +501,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     q.load(p, piece);
     if (!kKeepQuery) __syncthreads();
     const Scale scale = scale_of(p, piece.head);
+    // With shared prefixes, a piece is a span.
     const bool cut = p.ranges && is_cut(piece.request, piece.range);
 #pragma unroll 1
     for (int t = 0; t < units.count;) {
