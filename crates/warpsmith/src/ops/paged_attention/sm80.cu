@@ -146,11 +146,12 @@ struct Units {
     k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
     v = (const KV*)p.v + piece.head * p.v_head + first * p.v_slot + element + (DENSE ? row * p.v_page : 0);
   }
-  WS_INLINE int segment_at(int t) const { return segment + t / kSteps * KEY_WARPS; }
-  WS_INLINE int key_at(int t) const { return segment_at(t) * kSegment + t % kSteps * kStep; }
-  // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparison
-  // needs the request's length, so that both are on their way at once.
-  WS_INLINE bool find(int t) {
+  // Steps count from zero; unsigned, they are divided by shifting.
+  WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
+  WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
+  // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparisons
+  // need the request's length, so that both are on their way at once.
+  WS_INLINE bool find(u32 t) {
     Places& to = places[t / kSteps % 2];
     const int start = segment_at(t) * kSegment;
     bool absent = false;
@@ -160,8 +161,8 @@ struct Units {
       const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
       const i32 id = DENSE ? 0 : key < p.max_keys ? table[page * p.table_col] : -1;
       const bool exists = DENSE || (id >= 0 && id < p.num_pages);
-      to.k[i] = exists ? id * p.k_page + slot * p.k_slot : kNowhere;
-      to.v[i] = exists ? id * p.v_page + slot * p.v_slot : kNowhere;
+      to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
+      to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
       absent = !exists && key < keys.hi;
     }
 #else
@@ -177,27 +178,29 @@ struct Units {
 #endif
     return !DENSE && __any_sync(0xffffffffu, absent);
   }
-  // How far the row of a key of step t is from where keys or values begin.
-  template <bool kValue> WS_INLINE i64 offset_of(int t, int key) const {
+  // How far the row of key `at` of step t is from where keys or values begin.
+  template <bool kValue> WS_INLINE i64 offset_of(u32 t, u32 at) const {
     const Places& from = places[t / kSteps % 2];
-    if (key >= keys.hi) return kNowhere;
 #if WHOLE_PAGES
-    const i64 first = kValue ? from.v[key % kSegment / 16] : from.k[key % kSegment / 16];
-    return first == kNowhere ? kNowhere : first + key % 16 * (kValue ? p.v_slot : p.k_slot);
+    const u32 block = t % kSteps * (kStep / 16) + at / 16;
+    const i64 first = kValue ? from.v[block] : from.k[block];
+    return at % 16 == 0 || first == kNowhere ? first : first + at % 16 * (kValue ? p.v_slot : p.k_slot);
 #else
-    const int page = page_of(p, key), id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
+    const int key = key_at(t) + (int)at, page = page_of(p, key);
+    if (key >= keys.hi) return kNowhere;
+    const int id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
     const i64 slot = key - page * p.page_size;
     return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
 #endif
   }
-  // Sixteen rows from `key` on, a multiple of 16. A row that is not to be read becomes zeros; its address, which may be
-  // none, is not used then.
-  template <bool kValue> WS_INLINE void copy_rows(u32 to, int t, int key) {
+  // Sixteen rows from key `at` of step t on, a multiple of 16. A row that is not to be read becomes zeros; its address,
+  // which may be none, is not used then.
+  template <bool kValue> WS_INLINE void copy_rows(u32 to, u32 t, u32 at) {
     const KV* cache = kValue ? v : k;
-    const int thread = threadIdx.x % kGroupThreads;
+    const int thread = threadIdx.x % kGroupThreads, key = key_at(t) + (int)at;
     if (kPasses) {
       const int row = thread / kPieces, piece = thread % kPieces;
-      const i64 first = offset_of<kValue>(t, key), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
+      const i64 first = offset_of<kValue>(t, at), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
       const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
       const KV* source = cache + first;
 #pragma unroll
@@ -210,8 +213,9 @@ struct Units {
     for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
       const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
       if (kAll % kGroupThreads && index >= kAll) break;
-      const i64 offset = offset_of<kValue>(t, key + row);
-      copy_async(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, offset != kNowhere && key + row >= keys.lo);
+      const i64 offset = offset_of<kValue>(t, at + row);
+      const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
+      copy_async(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
     }
   }
   // The unit kUnit places after the first of step t.
@@ -221,7 +225,7 @@ struct Units {
     if (t < count) {
 #pragma unroll
       for (int i = 0; i < kUnitKeys; i += 16)
-        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, key_at(t) + kUnit % kUnits * kUnitKeys + i);
+        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, kUnit % kUnits * kUnitKeys + i);
     }
     commit_copies();
     into = into + 1 == RING ? 0 : into + 1;
@@ -320,9 +324,9 @@ WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], cons
   for (int i = 0; i < kStep / 8; ++i) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int key = key0 + 8 * i + threadIdx.x % 4 * 2 + e;
+      const int at = 8 * i + threadIdx.x % 4 * 2 + e, key = key0 + at;
       bool exists = true;
-      if (absent) exists = units.offset_of<false>(t, key) != kNowhere;
+      if (absent) exists = units.offset_of<false>(t, at) != kNowhere;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         if (!exists || key < seen[half].lo || key >= seen[half].hi) s[i][2 * half + e] = minus_infinity();
