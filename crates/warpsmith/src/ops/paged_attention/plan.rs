@@ -200,6 +200,12 @@ impl Part {
         }
     }
 
+    /// About how long a launch takes if all pieces are spans of keys in the cache.
+    fn microseconds(&self) -> f64 {
+        let each = if self.shape.row_warps > 1 { 56.0 } else { 20.0 };
+        (self.pieces as f64 / self.slots as f64).max(1.0) * each
+    }
+
     pub fn workspace(&self, p: &Problem, levels: usize) -> usize {
         self.ranges(p, levels) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
     }
@@ -274,35 +280,65 @@ impl Plan {
     /// The groups of each level, as if they were requests, and then the requests: launches for those with few rows and
     /// for those with many, as far as there can be such. None if it does not pay.
     fn cascade(p: &Problem, shared: &Shared, info: &DeviceInfo) -> Option<Plan> {
-        let some = shared.levels > 0 && shared.groups > 0;
-        if !some || !(p.always_share || sharing_pays(p, shared, info)) {
+        if shared.levels == 0 || shared.groups == 0 {
             return None;
         }
         let few = FEW_ROWS / p.group().max(1);
         let parts = (0..=shared.levels).flat_map(|level| {
             let own = level == shared.levels;
             let requests = if own { p.requests } else { shared.groups };
-            // One group is taken to have all requests; if it has not, its tiles are not full.
-            let count = if own { p.queries } else { (shared.groups == 1).then_some(p.num_tokens) };
-            let (least, most) = (count.unwrap_or(0), count.unwrap_or(p.num_tokens));
-            let tiles = move |rows: usize| (p.num_tokens * p.group()).div_ceil(rows) + requests;
+            let rows = p.num_tokens * p.group();
+            let tiles = move |tile: usize| rows.div_ceil(tile) + requests.max(1) - 1;
             let part = move |load, min_queries, max_queries| {
                 let part = Part::spans(p, info, load, tiles);
                 Part { requests, level, min_queries, max_queries, ..part }
             };
+            if requests == 1 && !own {
+                // It is taken to have all requests; if it has not, its tiles are not full.
+                let [few, many] = [Load::Few, Load::Many].map(|load| part(load, 0, p.num_tokens));
+                return vec![if few.microseconds() < many.microseconds() { few } else { many }];
+            }
             // What is not shared is short, it is hoped.
-            let of_few = if own && requests * p.num_kv_heads >= 2 * info.units {
-                Load::FewAndShort
-            } else {
-                Load::Few
-            };
-            let with_few = (least <= few).then(|| part(of_few, 0, few.min(most)));
-            let with_many =
-                (most > few).then(|| part(Load::Many, if least > few { 0 } else { few + 1 }, most));
-            with_few.into_iter().chain(with_many)
+            let short = own && requests * p.num_kv_heads >= 2 * info.units;
+            let of_few = if short { Load::FewAndShort } else { Load::Few };
+            match if own { p.queries } else { None } {
+                Some(count) => vec![part(if count > few { Load::Many } else { of_few }, 0, count)],
+                None if p.num_tokens <= few => vec![part(of_few, 0, few)],
+                None => vec![part(of_few, 0, few), part(Load::Many, few + 1, p.num_tokens)],
+            }
         });
         let plan = Plan { parts: parts.collect(), levels: shared.levels };
-        (plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
+        let pays = p.always_share || plan.pays(p, shared, info);
+        (pays && plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
+    }
+
+    /// Whether to read prefixes once for each group. Their lengths are not known here: it is judged as if tables were full
+    /// and nearly all of them shared, and must be well worth it then.
+    fn pays(&self, p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
+        // Of a multiprocessor, in a microsecond: bytes from memory, and from the cache, where a prefix is if requests read
+        // it each for itself; and operations of the best kernel there is for many rows.
+        const MEMORY: f64 = 32e3;
+        const CACHE: f64 = 42e3;
+        const OPERATIONS: f64 = 3e6;
+        // Microseconds: of the requests' own keys and the merge, and of the launches of a level.
+        const OWN: f64 = 20.0;
+        const LEVEL: f64 = 8.0;
+        let units = info.units as f64;
+        let table = (2 * p.max_keys() * p.num_kv_heads * p.head_dim * p.cache_dtype.size()) as f64;
+        let read = |tables: usize, rate: f64| tables as f64 * table / (units * rate);
+        let products = 4.0 * (p.num_tokens * p.num_heads * p.head_dim) as f64 * p.max_keys() as f64;
+        let apart = read(p.requests, CACHE).max(products / (units * OPERATIONS));
+        // Groups of the mean size decide which of a level's launches has the work.
+        let tokens = p.num_tokens / shared.groups;
+        let level = |level: usize| {
+            let part = self.parts.iter().find(|part| part.level == level && tokens <= part.max_queries);
+            part.map_or(0.0, Part::microseconds)
+        };
+        // Levels share the keys out among them; groups of a level lie two or more in one of that before.
+        let longest = (0..shared.levels).map(level).fold(0.0, f64::max);
+        let groups = (shared.groups >> (shared.levels - 1)).max(1);
+        let together = longest.max(read(groups, MEMORY)) + shared.levels as f64 * LEVEL + OWN;
+        apart > 1.25 * together
     }
 
     /// Whether blocks have the shared memory that they need.
@@ -325,30 +361,10 @@ impl Plan {
     }
 }
 
-/// Whether to read prefixes once for each group. Their lengths are not known here, only that no table is longer: if what
-/// could be saved is not worth the launches, nothing that can turn up is.
-fn sharing_pays(p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
-    // Of a multiprocessor, in a microsecond: bytes read, and operations of tensor cores on tiles that are not all full.
-    const BYTES: f64 = 25e3;
-    const OPERATIONS: f64 = 1e6;
-    // Microseconds of a level: two launches, and what they wait for.
-    const LEVEL: f64 = 8.0;
-    let key = (2 * p.num_kv_heads * p.head_dim * p.cache_dtype.size()) as f64;
-    let (keys, units) = (p.max_keys() as f64, info.units as f64);
-    let read = |requests: usize| requests as f64 * keys * key / (units * BYTES);
-    let multiplied = 4.0 * (p.num_tokens * p.num_heads * p.head_dim) as f64 * keys / (units * OPERATIONS);
-    let apart = read(p.requests).max(multiplied);
-    // Of nested groups, two or more lie in one; at the best, they share all there is at the first level.
-    let groups = (shared.groups >> (shared.levels - 1)).max(1);
-    let saved = apart - read(groups).max(multiplied);
-    // Half of the tables may not be shared after all.
-    saved > 2.0 * LEVEL * shared.levels as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{
-        GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem,
+        ALWAYS_SHARE, GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem,
     };
     use super::*;
     use crate::cpu::Tier;
@@ -357,7 +373,7 @@ mod tests {
     use crate::tensor::Tensor;
 
     /// The plan for requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads, on 132 multiprocessors.
-    fn plan([requests, queries, keys]: [usize; 3], [levels, groups]: [usize; 2]) -> Plan {
+    fn plan([requests, queries, keys]: [usize; 3], [levels, groups]: [usize; 2], always_share: bool) -> Plan {
         let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
         let q = zeros(&[requests * queries, 32, 128], DType::BF16);
         let mut out = zeros(&[requests * queries, 32, 128], DType::BF16);
@@ -370,30 +386,40 @@ mod tests {
         let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
         let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
         let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        Plan::new(&problem::check(&args, &Attrs::defaults(&SPEC)).unwrap(), &info)
+        let attrs = Attrs::defaults(&SPEC).with(ALWAYS_SHARE, always_share.into());
+        Plan::new(&problem::check(&args, &attrs).unwrap(), &info)
     }
 
     #[test]
     fn prefixes_are_shared_where_it_pays() {
-        let levels = |sizes, groups| plan(sizes, groups).levels;
+        let levels = |sizes, groups| plan(sizes, groups, false).levels;
         assert_eq!(levels([64, 1, 8320], [1, 1]), 1, "much is read again and again");
+        assert_eq!(levels([16, 1, 8192], [1, 1]), 1);
         assert_eq!(levels([64, 1, 8320], [2, 16]), 2);
-        assert_eq!(levels([4, 1, 512], [1, 1]), 0, "launches take longer than reading");
+        assert_eq!(levels([4, 1, 131_072], [1, 1]), 1);
+        assert_eq!(levels([16, 1, 2176], [1, 1]), 0, "launches take longer than reading");
         assert_eq!(levels([64, 1, 8320], [1, 64]), 0, "every request is a group");
-        assert_eq!(levels([64, 1, 8320], [0, 1]), 0);
-        assert_eq!(levels([64, 1, 8320], [1, 0]), 0);
-        assert_eq!(levels([4, 2048, 8192], [1, 1]), 0, "products take longer than reading");
+        assert_eq!(levels([32, 20, 8320], [1, 1]), 0, "products take longer than reading");
         assert_eq!(levels([1 << 14, 1, 8192], [1, 1]), 0, "the states would take gigabytes");
+        for none in [[0, 1], [1, 0]] {
+            assert_eq!(plan([64, 1, 8320], none, true).levels, 0);
+        }
     }
 
     #[test]
     fn every_number_of_queries_has_one_launch() {
-        for (sizes, groups) in [([64, 1, 8320], [1, 1]), ([64, 3, 8320], [2, 16]), ([32, 20, 8320], [3, 4])] {
-            let plan = plan(sizes, groups);
+        for (sizes, groups) in [
+            ([64, 1, 8320], [1, 1]),
+            ([64, 3, 8320], [2, 16]),
+            ([32, 20, 8320], [3, 4]),
+            ([2, 1, 100], [1, 1]),
+            ([3, 1, 100], [1, 2]),
+        ] {
+            let plan = plan(sizes, groups, true);
             assert_eq!(plan.levels, groups[0]);
             for level in 0..=plan.levels {
-                let most = if level < plan.levels { sizes[0] * sizes[1] } else { sizes[1] };
-                for queries in (if level < plan.levels { 1 } else { most })..=most {
+                let all = 1..=sizes[0] * sizes[1];
+                for queries in if level < plan.levels { all } else { sizes[1]..=sizes[1] } {
                     let takes = |part: &&Part| {
                         part.level == level && (part.min_queries..=part.max_queries).contains(&queries)
                     };
