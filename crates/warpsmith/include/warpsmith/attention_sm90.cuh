@@ -1,8 +1,8 @@
 #pragma once
 // out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies tiles of q and blocks of BLOCK_N
-// keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
+// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it, or one of each of its warps where a block
+// is many boxes, copies tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
 // multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers, and
 // multiplies those, still in registers, by the values. While the weights of block n are computed, the tensor cores work
 // on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's exponentials run under the
@@ -39,8 +39,8 @@ static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps 
 constexpr int kProducerRegisters = PAGED ? 56 : CONSUMERS == 3 ? 32 : 40;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
 
-// Named barriers: a warpgroup's turn to use the tensor cores.
-constexpr u32 kTurnBarrier = 1;
+// Named barriers: a warpgroup's turn to use the tensor cores, and the warps of the producer.
+constexpr u32 kTurnBarrier = 1, kProducerBarrier = kTurnBarrier + CONSUMERS;
 
 // A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
 // which the warps of the consumers do.
@@ -65,34 +65,60 @@ WS_INLINE void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
+WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
+  const Request& r = tile.request;
+  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
+}
+WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
+  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
+}
+WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
+
+// The results of a tile that sees no keys at all. Executed by one warp.
+WS_INLINE void store_empty(const AttentionParams& p, const Tile& tile) {
+  const int lane = threadIdx.x % 32, end = min(tile.request.q_len, tile.first_query + kBlockM);
+  for (int row = tile.first_query; row < end; ++row) {
+    const u32 zero[4] = {0, 0, 0, 0};
+    if (lane < HEAD_DIM / 8) store_words(out_at(p, tile, row) + lane * 8, zero);
+    if (HAS_LSE && lane == 0) *lse_at(p, tile, row) = HAS_SINKS ? sink_of(p, tile.head) : minus_infinity();
+  }
+}
+
 // Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
+// Executed by all warps of the producer; afterwards any of them may announce the block.
 WS_INLINE void clear_values(u32 values, int valid) {
   const u32 lane = threadIdx.x % 32;
-  for (int row = valid + lane / 8; row < BLOCK_N; row += 4)
+  for (int row = valid + threadIdx.x / 8; row < BLOCK_N; row += 4 * kProducers)
 #pragma unroll
     for (int c = 0; c < kChunks; ++c)
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(values + c * kChunk + row * 128 + lane % 8 * 16), "r"(0) : "memory");
   async_proxy_fence();
+  if (kProducers > 1) named_barrier_sync(kProducerBarrier, 32 * kProducers);
   __syncwarp();
 }
 
-// Executed by one warp.
+// Executed by kProducers warps. They all find the same tiles and wait for the same empty stages, and each loads its boxes:
+// every block has some of every warp, so none falls a whole ring behind. One thread speaks for them.
 WS_INLINE void produce(const Sm90Params& p, u32 shared) {
-  const bool leader = threadIdx.x % 32 == 0;
+  const bool leader = threadIdx.x == 0;
   Ring<Q_STAGES> q_ring(shared + kBarriersAt);
   Ring<STAGES> k_ring(shared + kKBarriers), v_ring(shared + kVBarriers);
   const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
   u32 raw_parity = 0;
   for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
     Tile tile;
-    if (!tiles.get(p, tile) || tile.block >= tile.end) continue;
+    if (!tiles.get(p, tile)) continue;
+    if (tile.block >= tile.end) {
+      if (threadIdx.x / 32 == kProducers - 1) store_empty(p.attention, tile);
+      continue;
+    }
     const Request& request = tile.request;
     const int kv_head = tile.head / p.attention.group;
     auto load = [&](u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, request.batch);
     };
-    mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
+    if (threadIdx.x < 32) mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
     if (leader) {
       tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
       mbarrier_arrive_expect(q_ring.full(), kQBytes);
@@ -100,10 +126,14 @@ WS_INLINE void produce(const Sm90Params& p, u32 shared) {
            tile.head);
     }
     q_ring.next();
+#if PAGED
+    Pages pages(p, request, tile.block);
+#endif
 #pragma unroll 1
     for (int n = tile.block; n < tile.end; ++n) {
 #if PAGED
-      const Pages pages(p, request, n);
+      // Looked up before the wait, to be there after it.
+      const int found = pages.find(p, request, n + 1);
       auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head); };
 #else
       auto load_block = [&](u32 to, const void* map, u32 barrier) {
@@ -132,37 +162,16 @@ WS_INLINE void produce(const Sm90Params& p, u32 shared) {
         if (leader) mbarrier_arrive(v_ring.full());
       }
       v_ring.next();
+#if PAGED
+      pages.take(p, request, n + 1, found);
+#endif
     }
   }
   // The end of all tiles.
-  mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
   if (leader) {
+    mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
     Tile{}.put(shared + kTileAt + q_ring.stage * kTileBytes);
     mbarrier_arrive(q_ring.full());
-  }
-}
-
-WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
-  const Request& r = tile.request;
-  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
-}
-WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
-  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
-}
-WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
-
-// The results of tiles that see no keys at all. Executed by one warp.
-WS_INLINE void store_empty(const Sm90Params& p) {
-  const int lane = threadIdx.x % 32;
-  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
-    Tile tile;
-    if (!tiles.get(p, tile) || tile.block < tile.end) continue;
-    const int end = min(tile.request.q_len, tile.first_query + kBlockM);
-    for (int row = tile.first_query; row < end; ++row) {
-      const u32 zero[4] = {0, 0, 0, 0};
-      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, tile, row) + lane * 8, zero);
-      if (HAS_LSE && lane == 0) *lse_at(p.attention, tile, row) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
-    }
   }
 }
 
@@ -263,7 +272,7 @@ struct Consumer {
   WS_INLINE void hide_absent() {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i)
-      if (absent >> (i / 4 * 8 / Pages::kRows) & 1) scores[i] = minus_infinity();
+      if (absent >> (i / 4 * 8 / kPageRows) & 1) scores[i] = minus_infinity();
   }
 #endif
   // Whether some row of this warpgroup does not see all of block n.
@@ -509,8 +518,7 @@ WS_INLINE void attend(const Sm90Params& p) {
   begin_kernel();
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x / 32 == 0) produce(p, shared);
-    if (threadIdx.x / 32 == 1) store_empty(p);
+    if (threadIdx.x / 32 < kProducers) produce(p, shared);
   } else {
     take_registers<kConsumerRegisters>();
     consume(p, shared, warpgroup - 1);
