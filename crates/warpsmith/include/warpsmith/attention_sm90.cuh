@@ -99,81 +99,128 @@ WS_INLINE void clear_values(u32 values, int valid) {
 
 // Executed by kProducers warps. They all find the same tiles and wait for the same empty stages, and each loads its boxes:
 // every block has some of every warp, so none falls a whole ring behind. One thread speaks for them.
-WS_INLINE void produce(const Sm90Params& p, u32 shared) {
-  const bool leader = threadIdx.x == 0;
-  Ring<Q_STAGES> q_ring(shared + kBarriersAt);
-  Ring<STAGES> k_ring(shared + kKBarriers), v_ring(shared + kVBarriers);
-  const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
+struct Producer {
+  const Sm90Params& p;
+  u32 shared;
+  Ring<Q_STAGES> q_ring;
+  Ring<STAGES> ring;  // of keys; that of values keeps step
   u32 raw_parity = 0;
-  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
-    Tile tile;
-    if (!tiles.get(p, tile)) continue;
-    if (tile.block >= tile.end) {
+  TileScheduler tiles;
+
+  // The keys of a tile whose queries are on their way; none at the end of all tiles.
+  struct Walk {
+    Request request;
+    int kv_head, block, end;
+  };
+
+  WS_INLINE Producer(const Sm90Params& p, u32 shared)
+      : p(p), shared(shared), q_ring(shared + kBarriersAt), ring(shared + kKBarriers) {}
+
+  static WS_INLINE bool leader() { return threadIdx.x == 0; }
+
+  // Goes to the next tile that sees any keys: loads its queries and tells the consumers.
+  WS_INLINE Walk next() {
+    Tile tile{};
+    for (; !tiles.done(p); tiles.advance()) {
+      if (!tiles.get(p, tile)) continue;
+      if (tile.block < tile.end) break;
       if (threadIdx.x / 32 == kProducers - 1) store_empty(p.attention, tile);
-      continue;
     }
-    const Request& request = tile.request;
-    const int kv_head = tile.head / p.attention.group;
-    auto load = [&](u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head) {
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, request.batch);
-    };
-    if (threadIdx.x < 32) mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
-    if (leader) {
+    const bool found = !tiles.done(p);
+    tiles.advance();
+    if (leader()) {
+      mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
+      if (!found) tile.end = 0;
       tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
-      mbarrier_arrive_expect(q_ring.full(), kQBytes);
-      load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(), request.first_query + tile.first_query,
-           tile.head);
+      if (found) {
+        mbarrier_arrive_expect(q_ring.full(), kQBytes);
+        load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(),
+             tile.request.first_query + tile.first_query, tile.head, tile.request.batch);
+      } else {
+        mbarrier_arrive(q_ring.full());
+      }
     }
+    __syncwarp();
     q_ring.next();
+    return {tile.request, tile.head / p.attention.group, tile.block, found ? tile.end : tile.block};
+  }
+  WS_INLINE void load(u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head, int batch) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, batch);
+  }
+
+  WS_INLINE void run() {
+    // No tile, as if it were at its end; `ahead` is the one behind it, as soon as `known`.
+    Walk walk{}, ahead{};
+    bool known = false;
 #if PAGED
-    Pages pages(p, request, tile.block);
+    Pages pages;
 #endif
-#pragma unroll 1
-    for (int n = tile.block; n < tile.end; ++n) {
+    while (true) {
+      if (walk.block < walk.end) {
+        const int n = walk.block++;
 #if PAGED
-      // Looked up before the wait, to be there after it.
-      const int found = pages.find(p, request, n + 1);
-      auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head); };
+        // Looked up before the wait, to be there after it.
+        const int found = Pages::find(p, walk.request, n + 1);
+        auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, walk.kv_head); };
+        const u32 absent = pages.absent;
 #else
-      auto load_block = [&](u32 to, const void* map, u32 barrier) {
-        if (leader) load(to, kChunk, map, barrier, request.first_key + n * BLOCK_N, kv_head);
-      };
+        auto load_block = [&](u32 to, const void* map, u32 barrier) {
+          if (leader()) load(to, kChunk, map, barrier, walk.request.first_key + n * BLOCK_N, walk.kv_head, walk.request.batch);
+        };
+        const u32 absent = 0;
 #endif
-      mbarrier_wait(k_ring.empty(), k_ring.parity ^ 1);
-      if (leader) {
+        load_keys(load_block, absent);
+        load_values(load_block, walk.request.kv_len - n * BLOCK_N);
+        ring.next();
 #if PAGED
-        store_shared_word(shared + kAbsentAt + k_ring.stage * 4, pages.absent);
+        pages.take(p, walk.request, n + 1, found);
 #endif
-        mbarrier_arrive_expect(k_ring.full(), kBlockBytes);
       }
-      load_block(shared + kKAt + k_ring.stage * kBlockBytes, &p.k_map, k_ring.full());
-      k_ring.next();
-      mbarrier_wait(v_ring.empty(), v_ring.parity ^ 1);
-      const u32 values = shared + kVAt + v_ring.stage * kBlockBytes;
-      const bool clear = VARLEN && (n + 1) * BLOCK_N > request.kv_len;
-      const u32 barrier = clear ? raw_barrier : v_ring.full();
-      if (leader) mbarrier_arrive_expect(barrier, kBlockBytes);
-      load_block(values, &p.v_map, barrier);
-      if (clear) {
-        mbarrier_wait(raw_barrier, raw_parity);
-        raw_parity ^= 1;
-        clear_values(values, request.kv_len - n * BLOCK_N);
-        if (leader) mbarrier_arrive(v_ring.full());
+      // The queries of the next tile are asked for after the first block of this one, when those of the tile before are
+      // used: asked for at the end, they are waited for.
+      if (!known && (Q_STAGES > 1 || walk.block == walk.end)) {
+        ahead = next();
+        known = true;
       }
-      v_ring.next();
+      if (walk.block == walk.end) {
+        if (ahead.block == ahead.end) return;
+        walk = ahead;
+        known = false;
 #if PAGED
-      pages.take(p, request, n + 1, found);
+        pages.take(p, walk.request, walk.block, Pages::find(p, walk.request, walk.block));
 #endif
+      }
     }
   }
-  // The end of all tiles.
-  if (leader) {
-    mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
-    Tile{}.put(shared + kTileAt + q_ring.stage * kTileBytes);
-    mbarrier_arrive(q_ring.full());
+
+  template <class Load> WS_INLINE void load_keys(const Load& load_block, u32 absent) {
+    mbarrier_wait(ring.empty(), ring.parity ^ 1);
+    if (leader()) {
+      if (PAGED) store_shared_word(shared + kAbsentAt + ring.stage * 4, absent);
+      mbarrier_arrive_expect(ring.full(), kBlockBytes);
+    }
+    load_block(shared + kKAt + ring.stage * kBlockBytes, &p.k_map, ring.full());
   }
-}
+
+  // Of which `valid` rows are the request's.
+  template <class Load> WS_INLINE void load_values(const Load& load_block, int valid) {
+    const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
+    constexpr u32 kToValues = kVBarriers - kKBarriers;
+    mbarrier_wait(ring.empty() + kToValues, ring.parity ^ 1);
+    const u32 values = shared + kVAt + ring.stage * kBlockBytes;
+    const bool clear = VARLEN && valid < BLOCK_N;
+    const u32 barrier = clear ? raw_barrier : ring.full() + kToValues;
+    if (leader()) mbarrier_arrive_expect(barrier, kBlockBytes);
+    load_block(values, &p.v_map, barrier);
+    if (clear) {
+      mbarrier_wait(raw_barrier, raw_parity);
+      raw_parity ^= 1;
+      clear_values(values, valid);
+      if (leader()) mbarrier_arrive(ring.full() + kToValues);
+    }
+  }
+};
 
 // The state of the rows of a thread: the largest score so far in units of log2, and the sum of the weights relative to it,
 // of this thread's columns only.
@@ -408,7 +455,7 @@ struct Consumer {
   }
 
   WS_INLINE void release_keys() {
-    if (PAGED) absent = load_shared_word(shared + kAbsentAt + k_ring.stage * 4);
+    if (PAGED) absent = take_word(shared + kAbsentAt + k_ring.stage * 4);
     release(k_ring.empty());
     k_ring.next();
   }
@@ -518,7 +565,7 @@ WS_INLINE void attend(const Sm90Params& p) {
   begin_kernel();
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x / 32 < kProducers) produce(p, shared);
+    if (threadIdx.x / 32 < kProducers) Producer(p, shared).run();
   } else {
     take_registers<kConsumerRegisters>();
     consume(p, shared, warpgroup - 1);

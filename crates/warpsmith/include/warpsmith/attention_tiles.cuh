@@ -34,6 +34,19 @@ WS_INLINE void load_shared_words(u32 (&w)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
 }
 
+// What the producer has told, to all lanes of a warp. Only the lane that arrives at barriers for the warp reads it: so the
+// read is before the arrival without the help of another barrier, for racecheck too.
+WS_INLINE u32 take_word(u32 at) {
+  u32 word = 0;
+  if (threadIdx.x % 32 == 0) word = load_shared_word(at);
+  return __shfl_sync(0xffffffffu, word, 0);
+}
+WS_INLINE void take_words(u32 (&w)[4], u32 at) {
+  if (threadIdx.x % 32 == 0) load_shared_words(w, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = __shfl_sync(0xffffffffu, w[i], 0);
+}
+
 // A tile of queries of one head, and the blocks of keys it sees any of.
 struct Tile {
   Request request;
@@ -46,9 +59,9 @@ struct Tile {
     store_shared_words(at + 16, head, first_query, block, end);
   }
   WS_INLINE void take(u32 at) {
-    u32 a[4], b[4];
-    load_shared_words(a, at);
-    load_shared_words(b, at + 16);
+    u32 a[4] = {}, b[4] = {};
+    take_words(a, at);
+    take_words(b, at + 16);
     request.batch = a[0], request.first_query = a[1], request.q_len = a[2], request.kv_len = a[3];
     head = b[0], first_query = b[1], block = b[2], end = b[3];
   }
@@ -141,8 +154,6 @@ struct Pages {
 
   int page, first_slot;
   u32 absent;  // bits of pages that should be there
-
-  WS_INLINE Pages(const Sm90Params& p, const Request& request, int n) { take(p, request, n, find(p, request, n)); }
 
   // What the table says of this lane's page of block n; the number of pages where there are no more keys.
   static WS_INLINE int find(const Sm90Params& p, const Request& request, int n) {
