@@ -16,8 +16,8 @@
 //
 // Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM; BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL;
 // WINDOW, whether old keys are hidden; SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are
-// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which are then stored
-// while the tensor cores work on the next one, or only for 64 columns at a time.
+// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of
+// a tile, which the copy engine then stores, or only for 64 columns at a time.
 
 #include "warpsmith/attention_tiles.cuh"
 #include "warpsmith/vec.cuh"
@@ -25,6 +25,8 @@
 
 // A warp's results leave through slices of 16 rows of 128 bytes.
 constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
+// Whether there is one for every chunk, for the copy engine to take while the warp goes on.
+constexpr bool kCopied = kSlices == kChunks;
 
 // Where things lie in shared memory.
 constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
@@ -65,22 +67,28 @@ WS_INLINE void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
-  const Request& r = tile.request;
-  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
+WS_INLINE float* lse_at(const AttentionParams& p, int batch, int head, int query) {
+  return (float*)p.lse + (batch * p.lse_at.batch + head * p.lse_at.head + query * p.lse_at.query);
 }
-WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
-  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
+WS_INLINE T* out_at(const AttentionParams& p, int batch, int head, int query) {
+  return head_at<T>(p.out, p.out_at, batch, query, head);
 }
 WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
 
-// The results of a tile that sees no keys at all. Executed by one warp.
-WS_INLINE void store_empty(const AttentionParams& p, const Tile& tile) {
-  const int lane = threadIdx.x % 32, end = min(tile.request.q_len, tile.first_query + kBlockM);
-  for (int row = tile.first_query; row < end; ++row) {
-    const u32 zero[4] = {0, 0, 0, 0};
-    if (lane < HEAD_DIM / 8) store_words(out_at(p, tile, row) + lane * 8, zero);
-    if (HAS_LSE && lane == 0) *lse_at(p, tile, row) = HAS_SINKS ? sink_of(p, tile.head) : minus_infinity();
+// The results of tiles that see no keys at all. Executed by one warp.
+WS_INLINE void store_empty(const Sm90Params& p) {
+  const int lane = threadIdx.x % 32;
+  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
+    Tile tile;
+    if (!tiles.get(p, tile) || tile.block < tile.end) continue;
+    const Request& r = tile.request;
+    const int end = r.first_query + min(r.q_len, tile.first_query + kBlockM);
+    for (int query = r.first_query + tile.first_query; query < end; ++query) {
+      const u32 zero[4] = {0, 0, 0, 0};
+      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, r.batch, tile.head, query) + lane * 8, zero);
+      if (HAS_LSE && lane == 0)
+        *lse_at(p.attention, r.batch, tile.head, query) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
+    }
   }
 }
 
@@ -121,13 +129,8 @@ struct Producer {
   // Goes to the next tile that sees any keys: loads its queries and tells the consumers.
   WS_INLINE Walk next() {
     Tile tile{};
-    for (; !tiles.done(p); tiles.advance()) {
-      if (!tiles.get(p, tile)) continue;
-      if (tile.block < tile.end) break;
-      if (threadIdx.x / 32 == kProducers - 1) store_empty(p.attention, tile);
-    }
-    const bool found = !tiles.done(p);
-    tiles.advance();
+    bool found = false;
+    for (; !found && !tiles.done(p); tiles.advance()) found = tiles.get(p, tile) && tile.block < tile.end;
     if (leader()) {
       mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
       if (!found) tile.end = 0;
@@ -360,7 +363,7 @@ struct Consumer {
   // The next tile that the producer has chosen; false when there is none.
   WS_INLINE bool next(Tile& tile) {
     mbarrier_wait(q_ring.full(), q_ring.parity);
-    tile.take(shared + kTileAt + q_ring.stage * kTileBytes);
+    tile.take(p.attention, shared + kTileAt + q_ring.stage * kTileBytes);
     return tile.end > 0;
   }
 
@@ -373,14 +376,11 @@ struct Consumer {
   }
 
   // One product of keys runs ahead of the values, over the end of a tile too: the tensor cores have work while the next
-  // tile's first weights are computed. Results go to shared memory at the end of their tile and from there to their
-  // place at the end of the next, where the tensor cores are busy meanwhile.
+  // tile's first weights are computed.
   WS_INLINE void run() {
     Tile tile;
     if (!next(tile)) return;
-    bool pending = false;
     Rows rows;
-    Results results;
     float factor[2];
     start(rows, tile);
     mbarrier_wait(k_ring.full(), k_ring.parity);
@@ -420,15 +420,15 @@ struct Consumer {
       const bool accumulate = end - tile.block > 1;
       release(q_ring.empty());
       q_ring.next();
-      Results done = destination(tile);
+      const Results done = results_of(tile);
       const Rows ended = rows;
       if (!next(tile)) {
-        if (OUT_WHOLE && pending) store(results);
         mbarrier_wait(v_ring.full(), v_ring.parity);
         multiply_values(accumulate);
         finish_values();
         finish(done, ended);
-        if (OUT_WHOLE) store(done);
+        // The copy engine reads shared memory of a block only while there is one.
+        if (kCopied && lane == 0) tma_store_wait_read<0>();
         return;
       }
       start(rows, tile);
@@ -438,7 +438,6 @@ struct Consumer {
       mbarrier_wait(v_ring.full(), v_ring.parity);
       multiply_values(accumulate);
       end_turn();
-      if (OUT_WHOLE && pending) store(results);
       wgmma_wait<1>();
       release_keys();
       weigh<true>(rows, factor, tile, tile.block);
@@ -449,8 +448,6 @@ struct Consumer {
       }
       pack_weights();
       finish(done, ended);
-      results = done;
-      pending = true;
     }
   }
 
@@ -469,20 +466,20 @@ struct Consumer {
     release_values();
   }
 
-  // The results of a warp that lie in shared memory, on their way out.
+  // Where the results of a warp go.
   struct Results {
-    T* out;           // of the warp's first row
-    float* lse;
-    int rows;         // to be stored
+    int batch, head, first;  // query of all in the tensor
+    int rows;                // of the request, from there on
   };
 
-  WS_INLINE Results destination(const Tile& tile) const {
+  WS_INLINE Results results_of(const Tile& tile) const {
+    const Request& r = tile.request;
     const int first = tile.first_query + index * 64 + warp * 16;
-    return {out_at(p.attention, tile, first), HAS_LSE ? lse_at(p.attention, tile, first) : nullptr, tile.request.q_len - first};
+    return {r.batch, tile.head, r.first_query + first, r.q_len - first};
   }
 
-  // Brings the results of a tile to shared memory.
-  WS_INLINE void finish(Results& results, const Rows& rows) {
+  // Brings the results of a tile to shared memory and on to their place.
+  WS_INLINE void finish(const Results& results, const Rows& rows) const {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -492,12 +489,32 @@ struct Consumer {
       inverse[h] = sum == 0.0f ? 0.0f : reciprocal(sum);
       const int row = lane / 4 + 8 * h;
       if (HAS_LSE && lane % 4 == 0 && row < results.rows)
-        results.lse[row * p.attention.lse_at.query] = sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+        *lse_at(p.attention, results.batch, results.head, results.first + row) =
+            sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+    }
+    if (kCopied) {
+      if (lane == 0) tma_store_wait_read<0>();
+      __syncwarp();
     }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       stage(chunk, inverse);
-      if (!OUT_WHOLE) copy(chunk, results);
+      if (!kCopied) copy(chunk, results);
+    }
+    if (!kCopied) return;
+    // Of packed requests, the rows behind the last one's are another's.
+    if (VARLEN && results.rows < 16) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
+      return;
+    }
+    async_proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        tma_store(&p.out_map, slice(chunk), chunk * 64, results.first, results.head, results.batch);
+      tma_store_commit();
     }
   }
   WS_INLINE u32 slice(int chunk) const {
@@ -519,19 +536,15 @@ struct Consumer {
     __syncwarp();
   }
   WS_INLINE void copy(int chunk, const Results& results) const {
+    T* out = out_at(p.attention, results.batch, results.head, results.first);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;
       u32 words[4];
       load_shared_words(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
-      if (row < results.rows && at < HEAD_DIM) store_words(results.out + (row * p.attention.out_at.token + at), words);
+      if (row < results.rows && at < HEAD_DIM) store_words(out + (row * p.attention.out_at.token + at), words);
     }
     __syncwarp();
-  }
-
-  WS_INLINE void store(const Results& results) const {
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
   }
 };
 
@@ -559,6 +572,7 @@ WS_INLINE void attend(const Sm90Params& p) {
     tma_prefetch(&p.q_map);
     tma_prefetch(&p.k_map);
     tma_prefetch(&p.v_map);
+    if (kCopied) tma_prefetch(&p.out_map);
   }
   __syncthreads();
   // Nothing above touches memory that another kernel writes.
@@ -566,6 +580,7 @@ WS_INLINE void attend(const Sm90Params& p) {
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x / 32 < kProducers) Producer(p, shared).run();
+    if (threadIdx.x / 32 == 3) store_empty(p);
   } else {
     take_registers<kConsumerRegisters>();
     consume(p, shared, warpgroup - 1);

@@ -17,9 +17,9 @@ constexpr int kPageRows = PAGE_SIZE < BLOCK_N ? PAGE_SIZE : BLOCK_N, kPages = BL
 constexpr int kPages = 1;
 #endif
 
-// Warps that hand the copy engine its work. Lanes do so one after the other, at some 50 cycles a box: for the boxes of
-// small pages one warp takes longer than the tensor cores take for the block.
-constexpr int kBoxes = kPages * kChunks, kProducers = PAGED && kBoxes > 1 ? (kBoxes < 4 ? kBoxes : 4) : 1;
+// Warps that hand the copy engine its work, of the three that have no other. Lanes do so one after the other, at some 50
+// cycles a box: for the boxes of small pages one warp takes longer than the tensor cores take for the block.
+constexpr int kBoxes = kPages * kChunks, kProducers = !PAGED ? 1 : kBoxes < 3 ? kBoxes : 3;
 
 WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -55,15 +55,19 @@ struct Tile {
 
   // To the consumers, which do not need to know where the keys are.
   WS_INLINE void put(u32 at) const {
-    store_shared_words(at, request.batch, request.first_query, request.q_len, request.kv_len);
-    store_shared_words(at + 16, head, first_query, block, end);
+    store_shared_words(at, head, first_query, block, end);
+    store_shared_words(at + 16, request.batch, request.first_query, request.q_len, request.kv_len);
   }
-  WS_INLINE void take(u32 at) {
+  WS_INLINE void take(const AttentionParams& p, u32 at) {
     u32 a[4] = {}, b[4] = {};
     take_words(a, at);
-    take_words(b, at + 16);
-    request.batch = a[0], request.first_query = a[1], request.q_len = a[2], request.kv_len = a[3];
-    head = b[0], first_query = b[1], block = b[2], end = b[3];
+    head = a[0], first_query = a[1], block = a[2], end = a[3];
+    if (VARLEN) {
+      take_words(b, at + 16);
+      request = {(int)b[0], (int)b[1], (int)b[2], 0, (int)b[3]};
+    } else {
+      request = {(int)take_word(at + 16), 0, p.q_len, 0, p.kv_len};
+    }
   }
 
   // The position of query 0 among the keys.

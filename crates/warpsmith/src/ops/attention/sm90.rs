@@ -6,7 +6,7 @@ mod tests;
 
 use super::cuda::{AttentionParams, addressable};
 use super::problem::{HEAD_DIMS, Heads, Problem};
-use super::{K, Q, V};
+use super::{K, OUT, Q, V};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
 use crate::device::DeviceInfo;
@@ -21,6 +21,8 @@ use std::f32::consts::LOG2_E;
 /// Queries of a warpgroup, and its threads.
 const ROWS: usize = 64;
 const WARPGROUP: usize = 128;
+/// Results of a warp.
+pub(in crate::ops) const WARP_ROWS: usize = 16;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 pub(in crate::ops) const CHUNK: usize = 64;
 /// Limits beyond this lose digits on the way through the exponential.
@@ -28,7 +30,7 @@ const MOST_SOFTCAP: f32 = 1000.0;
 
 kernel_params! {
     struct Sm90Params {
-        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap,
+        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, out_map: TensorMap,
         attention: AttentionParams,
         tiles: u32, m_tiles: u32, head_group: u32,
         /// What scores are multiplied with on the way into a power of two, and on the way into the softcap.
@@ -296,6 +298,7 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         q_map: map(Q, &p.q, [p.q_len, p.num_heads], tile.rows())?,
         k_map: map(K, &p.k, [p.kv_len, p.num_kv_heads], tile.keys)?,
         v_map: map(V, &p.v, [p.kv_len, p.num_kv_heads], tile.keys)?,
+        out_map: map(OUT, &p.out, [p.q_len, p.num_heads], WARP_ROWS)?,
         attention: AttentionParams::new(p, launch.args, tile.rows()),
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
