@@ -428,7 +428,7 @@ struct Consumer {
         finish_values();
         finish(done, ended);
         // The copy engine reads shared memory of a block only while there is one.
-        if (kCopied && lane == 0) tma_store_wait_read<0>();
+        if (kCopied) tma_store_wait_read<0>();
         return;
       }
       start(rows, tile);
@@ -493,7 +493,7 @@ struct Consumer {
             sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
     }
     if (kCopied) {
-      if (lane == 0) tma_store_wait_read<0>();
+      tma_store_wait_read<0>();
       __syncwarp();
     }
 #pragma unroll
@@ -503,19 +503,18 @@ struct Consumer {
     }
     if (!kCopied) return;
     // Of packed requests, the rows behind the last one's are another's.
-    if (VARLEN && results.rows < 16) {
+    // A vote, for the compiler to know that lanes agree.
+    const bool whole = !VARLEN || __all_sync(0xffffffffu, results.rows >= 16);
+    if (!whole) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
-      return;
     }
     async_proxy_fence();
     __syncwarp();
-    if (lane == 0) {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk)
-        tma_store(&p.out_map, slice(chunk), chunk * 64, results.first, results.head, results.batch);
-      tma_store_commit();
-    }
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      tma_store_if(whole, &p.out_map, slice(chunk), chunk * 64, results.first, results.head, results.batch);
+    tma_store_commit();
   }
   WS_INLINE u32 slice(int chunk) const {
     return shared + kOutAt + (index * 4 + warp) * (kSlices * kSliceBytes) + (OUT_WHOLE ? chunk * kSliceBytes : 0);

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
-use crate::ops::attention::sm90::deal::{Deal, head_group};
+use crate::ops::attention::sm90::deal::{Deal, plan};
 use crate::ops::attention::sm90::{CHUNK, Config, Tile, WARP_ROWS, factors, supports_options};
 use crate::registry::{CudaKernel, Kernel, Launch};
 
@@ -181,7 +181,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         },
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: p.queries.map_or(1, |queries| head_group(&deal(p, queries, tile, launch.info.units)))
+        head_group: p.queries.map_or(1, |queries| plan(&deal(p, queries, tile, launch.info.units)).head_group)
             as u32,
         scale_log2,
         softcap_in,
@@ -196,6 +196,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         lse: p.lse.is_some(),
         packed: true,
         page_size: Some(p.page_size),
+        tile,
     };
     let shared = (tile.shared_bytes(p.head_dim) + tile.paged_bytes()) as u32;
     let blocks = tiles.min(launch.info.units) as u32;
