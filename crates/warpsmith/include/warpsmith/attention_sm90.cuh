@@ -38,7 +38,7 @@ static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
 
 // Registers of a thread of the producer and of the consumers. A block of 384 threads has only 504 for each three of them.
-constexpr int kProducerRegisters = PAGED ? 56 : CONSUMERS == 3 ? 32 : 40;
+constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : VARLEN ? 56 : 40;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
 
 // Named barriers: a warpgroup's turn to use the tensor cores, and the warps of the producer.
