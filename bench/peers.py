@@ -658,6 +658,80 @@ def _attention(case: Case, device: str) -> Work | None:
     return Work(fresh, calls)
 
 
+def _paged_attention(case: Case, device: str) -> Work | None:
+    if "k_scale" in case.given:
+        return None
+    requests, q_len, kv_len = case.size("requests"), case.size("q_len"), case.size("kv_len")
+    heads, kv_heads, dim = case.size("num_heads"), case.size("num_kv_heads"), case.size("head_dim")
+    page, prefix = case.size("page_size"), case.size("prefix_len")
+    normal = _normal(case, device)
+    library = flashinfer(device)
+    pages = -(-kv_len // page)
+    shared = prefix // page
+    own = pages - shared
+
+    def ints(values) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int32, device=device)
+
+    def evenly(count: int) -> torch.Tensor:
+        return ints(range(requests + 1)) * count
+
+    def plans(kv: torch.Tensor) -> dict[str, object]:
+        """FlashInfer's wrappers, planned for this cache; planning is not timed."""
+        last = ints([(kv_len - 1) % page + 1] * requests)
+        table = torch.cat(
+            [ints(range(shared)).expand(requests, -1), ints(range(shared, len(kv))).view(requests, own)], 1
+        )
+        space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+        sizes, types = (heads, kv_heads, dim, page), {"q_data_type": kv.dtype, "kv_data_type": kv.dtype}
+        made = {}
+        for backend in ("fa2", "fa3"):
+            if q_len == 1:
+                wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+                    space, "NHD", use_tensor_cores=True, backend=backend
+                )
+                wrapper.plan(evenly(pages), table.flatten(), last, *sizes, **types)
+            else:
+                wrapper = library.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", backend=backend)
+                wrapper.plan(evenly(q_len), evenly(pages), table.flatten(), last, *sizes, causal=True, **types)
+            made[f"flashinfer {backend}"] = wrapper
+        if "group_starts" in case.given:
+            wrapper = library.MultiLevelCascadeAttentionWrapper(2, space, "NHD")
+            wrapper.plan(
+                [ints([0, requests * q_len]), evenly(q_len)],
+                [ints([0, shared]), evenly(own)],
+                [ints(range(shared)), ints(range(shared, len(kv)))],
+                [ints([page]), last],
+                *sizes,
+                q_data_type=kv.dtype,
+            )
+            made["flashinfer cascade"] = wrapper
+        return made
+
+    def fresh():
+        q = normal(requests * q_len, heads, dim)
+        kv = normal(shared + requests * own, 2, page, kv_heads, dim)
+        if shared:
+            return q, None, None, kv, plans(kv)
+        # PyTorch has no pages: it gets the same keys and values side by side.
+        k, v = kv.view(requests, pages, 2, page, kv_heads, dim).unbind(2)
+        k, v = (x.reshape(requests, pages * page, kv_heads, dim)[:, :kv_len].transpose(1, 2) for x in (k, v))
+        return q, k.contiguous(), v.contiguous(), kv, plans(kv) if library else {}
+
+    def attend(q, k, v, *_):
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(q_len, kv_len) if q_len > 1 else None
+        queries = q.view(requests, q_len, heads, dim).transpose(1, 2)
+        return F.scaled_dot_product_attention(queries, k, v, mask, enable_gqa=heads != kv_heads)
+
+    calls = {} if shared else {"torch": attend}
+    names = ["flashinfer fa2", "flashinfer fa3"] if library else []
+    names += ["flashinfer cascade"] if library and "group_starts" in case.given else []
+    calls |= {name: lambda q, k, v, kv, made, name=name: made[name].run(q, kv) for name in names}
+    return Work(fresh, calls) if calls else None
+
+
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rms_norm": _norm,
     "rms_norm_backward": _norm_backward,
@@ -673,6 +747,7 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "mul_add_backward": _mul_add_backward,
     "gated_act": _gated_act,
     "gated_act_backward": _gated_act_backward,
+    "paged_attention": _paged_attention,
     "rope": _rope,
     "rope_backward": _rope,
     "cast": _cast,

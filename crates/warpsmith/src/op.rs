@@ -15,7 +15,7 @@ use std::fmt;
 use std::hash::Hash;
 
 /// Most tensor arguments of one op.
-pub const MAX_ARGS: usize = 12;
+pub const MAX_ARGS: usize = 16;
 /// Most options of one op.
 pub const MAX_ATTRS: usize = 8;
 

@@ -5,37 +5,88 @@
 // A row is one query head of one token. What it has seen in a range of keys is a state: m, the largest score in units of
 // log2 e; l, the sum of 2^(score - m); and o, the sum of 2^(score - m) v. Keys are gone through in segments of kSegment,
 // counted from key 0; the states of the segments of a span are folded from left to right, and then those of the spans.
-// However the keys are shared out over warps and blocks, this order stays, and with it every bit of a row.
+// However the keys are shared out over warps, blocks and launches, this order stays, and with it every bit of a row.
+//
+// DENSE: there are no pages, but a batch of p.requests equally long requests, whose keys lie side by side.
 
 #include "warpsmith/base.cuh"
 #include "warpsmith/math.cuh"
 
-constexpr int kSegment = 128, kSpan = 2048;
+#ifndef DENSE
+#define DENSE 0
+#endif
+
+constexpr int kSegment = 128, kSpan = 1024, kSegments = kSpan / kSegment;
 constexpr float kLn2 = 0.6931471805599453f;
 WS_INLINE float minus_infinity() { return bits_float(0xff800000u); }
 
-// One request: its first token, the number of its queries, and its keys. Everything is moved into the tensors.
+// Shared prefixes: at each of p.levels levels, groups of neighbouring requests begin with the same keys. A launch works on
+// the groups of one level (p.level), over the keys that no level before it has, or, as the last one, on the keys of
+// requests that none has. Without levels that is all there is.
+WS_INLINE int group_start(const PagedParams& p, int level, int g) {
+  return min(max(((const i32*)p.group_starts)[level * p.group_level + g * p.group_step], 0), p.all_requests);
+}
+// Shared keys end where segments do.
+WS_INLINE int shared_len(const PagedParams& p, int level, int g) {
+  return min(max(((const i32*)p.prefix_lens)[level * p.prefix_level + g * p.prefix_step], 0), p.max_keys) / kSegment * kSegment;
+}
+// Keys of request r that the first `levels` levels have.
+WS_INLINE int shared_upto(const PagedParams& p, int levels, int r) {
+  int keys = 0;
+  for (int level = 0; level < levels; ++level) {
+    int lo = 0, hi = p.groups;
+    while (lo < hi) {
+      const int middle = (lo + hi) / 2;
+      if (group_start(p, level, middle + 1) <= r) lo = middle + 1;
+      else hi = middle;
+    }
+    if (lo == p.groups) continue;
+    const int first = group_start(p, level, lo), len = shared_len(p, level, lo);
+    if (first <= r) keys = max(keys, len);
+  }
+  return keys;
+}
+
+// A request, or a group of them: its first token, the number of its queries, its keys from `from` to below `kv_len`, and
+// its row of the page table. Everything is moved into the tensors.
 struct Request {
-  int first, count, kv_len;
+  int first, count, from, kv_len, row;
 };
 WS_INLINE int start_at(const PagedParams& p, int r) {
+  if (p.queries >= 0) return r * p.queries;
   return min(max(((const i32*)p.q_starts)[r * p.q_starts_step], 0), p.num_tokens);
 }
 WS_INLINE Request request_at(const PagedParams& p, int r) {
+  const bool group = p.level < p.levels;
   Request request;
-  request.kv_len = min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
-  request.first = p.queries < 0 ? start_at(p, r) : r * p.queries;
-  request.count = p.queries < 0 ? max(start_at(p, r + 1) - request.first, 0) : p.queries;
+  request.row = group ? group_start(p, p.level, r) : r;
+  if (DENSE)
+    request.kv_len = p.max_keys;
+  else
+    request.kv_len = group ? shared_len(p, p.level, r) : min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
+  request.first = start_at(p, request.row);
+  request.count = max(start_at(p, group ? group_start(p, p.level, r + 1) : r + 1) - request.first, 0);
+  request.from = shared_upto(p, p.level, request.row);
   return request;
 }
 
-// The request a token belongs to, looked for by a whole block of kThreads. There is none for tokens before the first
+// Where a token is in a tensor with `step` elements between neighbours, and `batch` between requests of dense tensors.
+WS_INLINE i64 token_at(const PagedParams& p, int token, i64 batch, i64 step) {
+  if (!DENSE) return token * step;
+  const int b = token / p.queries;
+  return b * batch + (token - b * p.queries) * step;
+}
+
+// The request a token belongs to, looked for by a whole block of kThreads, or by each warp if they are 32. There is none for tokens before the first
 // start or after the last, nor, for this launch, where a request has other numbers of queries.
 template <int kThreads> WS_INLINE bool find_request(const PagedParams& p, int token, int& index, Request& request) {
   index = 0;
   if (p.queries < 0) {
-    for (int i = threadIdx.x; i - (int)threadIdx.x < p.requests; i += kThreads)
-      index += __syncthreads_count(i < p.requests && start_at(p, i + 1) <= token);
+    for (int base = 0; base < p.requests; base += kThreads) {
+      const int i = base + threadIdx.x % kThreads;
+      const bool after = i < p.requests && start_at(p, i + 1) <= token;
+      index += kThreads == 32 ? __popc(__ballot_sync(0xffffffffu, after)) : __syncthreads_count(after);
+    }
   } else {
     index = token / p.queries;
   }
@@ -49,11 +100,11 @@ template <int kThreads> WS_INLINE bool find_request(const PagedParams& p, int to
 struct Keys {
   int lo, hi;
 };
-// What query i of a request sees.
+// What query i of a request sees, of the keys this launch works on.
 WS_INLINE Keys keys_of(const PagedParams& p, const Request& request, int i) {
   const int position = request.kv_len - request.count + i;
   const int hi = p.causal ? max(position + 1, 0) : request.kv_len;
-  return {p.window > 0 ? min(max(position - p.window, 0), hi) : 0, hi};
+  return {min(max(p.window > 0 ? position - p.window : 0, request.from), hi), hi};
 }
 
 // The page of a key: key / page_size for keys below 2^31.
@@ -90,11 +141,21 @@ WS_INLINE Finish finish_of(const PagedParams& p, int head, float m, float l) {
   return {l == 0.0f ? 0.0f : f.keep * (scale / sum), sum == 0.0f ? minus_infinity() : fmaf(f.m, kLn2, logf(sum))};
 }
 WS_INLINE void write_lse(const PagedParams& p, int token, int head, float lse) {
-  if (p.lse) ((float*)p.lse)[token * p.lse_token + head * p.lse_head] = lse;
+  if (p.lse) ((float*)p.lse)[token_at(p, token, p.lse_batch, p.lse_token) + head * p.lse_head] = lse;
 }
 
-// The state of a row over a range of keys, kept until all are merged: o in HEAD_DIM floats, m and l in two. Ranges are
-// segments or spans, of which a row has up to p.ranges.
+// The state of a row over a range of keys, kept until all are merged: o in HEAD_DIM floats, m and l in two. A row has up
+// to p.ranges of them. Without shared prefixes they are its segments or its spans. With them, a level leaves spans, the
+// last as far as it has keys; where that is not its end, the next level leaves segments as far as the span goes, for the
+// merge to go on with what the level before has folded. They come after the spans of the level before, and before the
+// spans of their own.
+WS_INLINE bool is_cut(const Request& request, int span) {
+  return request.from % kSpan != 0 && span == request.from / kSpan;
+}
+WS_INLINE int slot_of_span(int level, int span) { return span + level * kSegments; }
+WS_INLINE int slot_of_segment(int level, int segment) {
+  return slot_of_span(level - 1, segment / kSegments) + 1 + segment % kSegments;
+}
 WS_INLINE i64 partial_row(const PagedParams& p, int range, int token, int head) {
   return ((i64)range * p.num_tokens + token) * p.num_heads + head;
 }

@@ -73,7 +73,7 @@ constexpr int kQueryPieces = HEAD_DIM / 8, kQueryBytes = kKeepQuery ? 0 : kRows 
 // A piece of work: a tile of the rows of a request and KV head, and a range of keys.
 struct Piece {
   Request request;
-  int index, tile, range, head;
+  int tile, range, head;
 };
 
 // Token and head of a row of a tile; there is none past the request's queries.
@@ -101,7 +101,7 @@ struct Query {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Row row = row_of(p, piece, thread_row(half));
-        const ELEM* from = (const ELEM*)p.q + row.token * p.q_token + row.head * p.q_head;
+        const ELEM* from = (const ELEM*)p.q + token_at(p, row.token, p.q_batch, p.q_token) + row.head * p.q_head;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
           kept[kKeepQuery ? i / 2 : 0][i % 2 * 2 + half] =
@@ -116,7 +116,7 @@ struct Query {
       const Row row = row_of(p, piece, index / kDims);
       u32 words[2][4] = {};
       if (row.exists) {
-        const ELEM* from = (const ELEM*)p.q + row.token * p.q_token + row.head * p.q_head + 16 * k;
+        const ELEM* from = (const ELEM*)p.q + token_at(p, row.token, p.q_batch, p.q_token) + row.head * p.q_head + 16 * k;
         load_words(words[0], from), load_words(words[1], from + 8);
       }
 #pragma unroll
@@ -174,6 +174,7 @@ WS_INLINE Scale scale_of(const PagedParams& p, int kv_head) {
 // Takes the scores of the next step into the state, but for the values: leaves their weights in s.
 WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
   float keep[2];
+  bool changes = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float most = minus_infinity();
@@ -184,6 +185,8 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
     most = fmaxf(most, state.m[half]);
     const float base = most == minus_infinity() ? 0.0f : most * scale.factor;
     keep[half] = exp2_approx(fmaf(state.m[half], scale.factor, -base));
+    // Sums that are not begun are zeros.
+    changes |= keep[half] != 1.0f && state.m[half] != minus_infinity();
     state.m[half] = most;
     float sum = 0.0f;
 #pragma unroll
@@ -196,8 +199,8 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
       }
     state.l[half] = fmaf(state.l[half], keep[half], sum);
   }
-  // Most steps leave the largest score as it is; a factor of 1 changes no bit.
-  if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
+  // A factor of 1 changes no bit.
+  if (__any_sync(0xffffffffu, changes)) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll

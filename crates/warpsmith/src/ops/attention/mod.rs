@@ -26,7 +26,9 @@
 //! - NaN and infinities give what the formula gives. What `k` holds for a key that a row does not see never reaches it;
 //!   `v` must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
-//!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call.
+//!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call. CUDA
+//!   devices make one difference: without mask and bias, 16-bit requests that are not packed and have up to 32 rows of a
+//!   KV head, a query having a row for each head that shares it, are added up in other blocks than those of more.
 //! - Memory is linear in the lengths.
 
 mod cases;
@@ -37,6 +39,8 @@ mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod sm90;
+#[cfg(feature = "cuda")]
+mod split;
 #[cfg(test)]
 mod tests;
 
@@ -181,6 +185,8 @@ impl Op for Forward {
 /// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a row's bits must not
 /// depend on those.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    split::SPLIT,
     #[cfg(feature = "cuda")]
     sm90::SM90,
     #[cfg(feature = "cuda")]

@@ -2,7 +2,8 @@
 
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
-    CAUSAL, K_SCALE, KV_LENS, LSE, PAGE_TABLE, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
+    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS, SCALE,
+    SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
 };
 use crate::dtype::DType;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
@@ -16,7 +17,12 @@ const MIXED: [[usize; 2]; 8] = [[1, 65], [0, 9], [63, 1000], [1, 0], [1000, 1000
 /// Queries and keys of each request of a case.
 fn lengths(case: &Case) -> Vec<[usize; 2]> {
     let (requests, q_len, kv_len) = (case.sizes[0], case.sizes[1], case.sizes[2]);
-    let mixed = |r: usize| [MIXED[r % MIXED.len()][0].min(q_len), MIXED[r % MIXED.len()][1].min(kv_len)];
+    let shared = if case.gives(GROUP_STARTS) { levels(case) * case.sizes[7] } else { 0 };
+    let mixed = |r: usize| {
+        let [queries, keys] = MIXED[r % MIXED.len()];
+        let queries = queries.min(q_len);
+        [queries, keys.max(if shared > 0 { shared + queries } else { 0 }).min(kv_len)]
+    };
     (0..requests).map(|r| if case.gives(Q_STARTS) { mixed(r) } else { [q_len, kv_len] }).collect()
 }
 
@@ -25,6 +31,16 @@ fn pages(case: &Case) -> (usize, usize) {
     let (requests, kv_len, page_size) = (case.sizes[0], case.sizes[2], case.sizes[6]);
     let each = kv_len.div_ceil(page_size.max(1));
     (each, requests * each + 3)
+}
+
+/// Levels of groups: all requests, and, where there are keys enough, pairs of them that share twice as many.
+fn levels(case: &Case) -> usize {
+    1 + (2 * case.sizes[7] + case.sizes[1] <= case.sizes[2]) as usize
+}
+
+/// Groups of every level, some of them empty.
+fn groups(case: &Case) -> usize {
+    if levels(case) == 1 { 1 } else { case.sizes[0].div_ceil(2) }
 }
 
 /// Lengths, where requests begin, and pages in random order.
@@ -37,8 +53,23 @@ fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
         table.swap(i, rng.below(i as u64 + 1) as usize);
     }
     table.truncate(lengths.len() * each);
+    // All pages that hold nothing but shared keys, or some.
+    let (groups, shared) = (groups(case), case.sizes[7].div_ceil(case.sizes[6].max(1)));
+    if case.sizes[7] > 0 {
+        for r in 0..lengths.len() {
+            for page in 0..each.min(levels(case) * shared) {
+                let first = if page < shared { 0 } else { r / 2 * 2 };
+                table[r * each + page] = table[first * each + page];
+            }
+        }
+    }
+    let all_then_none = (0..=groups).map(|g| if g == 0 { 0.0 } else { lengths.len() as f64 });
+    let pairs = (0..=groups).map(|g| (2 * g).min(lengths.len()) as f64);
+    let len = |level: usize| std::iter::repeat_n((level * case.sizes[7]) as f64, groups);
     let mut values = vec![Vec::new(); SPEC.args.len()];
     values[PAGE_TABLE] = table;
+    values[GROUP_STARTS] = all_then_none.chain(pairs).take(levels(case) * (groups + 1)).collect();
+    values[PREFIX_LENS] = len(1).chain(len(2)).take(levels(case) * groups).collect();
     values[KV_LENS] = lengths.iter().map(|[_, keys]| *keys as f64).collect();
     values[Q_STARTS] =
         (0..=lengths.len()).map(|r| lengths[..r].iter().map(|[q, _]| *q as f64).sum()).collect();
@@ -46,13 +77,14 @@ fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
 }
 
 pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-    let [requests, q_len, _, num_heads, num_kv_heads, head_dim, page_size] = case.sizes[..] else {
-        unreachable!("seven sizes")
+    let [requests, q_len, _, num_heads, num_kv_heads, head_dim, page_size, _] = case.sizes[..] else {
+        unreachable!("eight sizes")
     };
+    let groups = groups(case);
     let num_tokens: usize = lengths(case).iter().map(|[q, _]| q).sum();
     let (each, pool) = pages(case);
     // One query of each request: then tokens and requests are the same batch.
-    let by_request = (q_len == 1 && !case.gives(Q_STARTS)).then_some(0);
+    let by_request = (q_len == 1 && !case.gives(Q_STARTS) && !case.gives(GROUP_STARTS)).then_some(0);
     let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
     let batched =
         |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: by_request };
@@ -77,6 +109,8 @@ pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         given(K_SCALE, shared(&[num_kv_heads], DType::F32, factors)),
         given(V_SCALE, shared(&[if page_size == 7 { 1 } else { num_kv_heads }], DType::F32, factors)),
         given(SINKS, shared(&[num_heads], DType::F32, normal)),
+        given(GROUP_STARTS, shared(&[levels(case), groups + 1], DType::I32, made)),
+        given(PREFIX_LENS, shared(&[levels(case), groups], DType::I32, made)),
         Some(q),
         given(LSE, batched(&[num_tokens, num_heads], DType::F32, normal)),
     ]
@@ -90,7 +124,7 @@ const GROUPS: [[usize; 2]; 5] = [[3, 3], [6, 2], [8, 1], [32, 2], [71, 1]];
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS {
-        let case = |sizes: [usize; 7]| Case::new(&SPEC, dtype).sizes(&sizes);
+        let case = |sizes: [usize; 7]| Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[0]].concat());
         let mixed = |sizes: [usize; 7]| case(sizes).give(Q_STARTS).give(LSE);
         cases.push(case([0, 1, 20, 2, 2, 64, 16]));
         cases.push(case([2, 2, 2, 2, 2, 32, 2]));
@@ -123,8 +157,20 @@ pub(super) fn cases() -> Vec<Case> {
             mixed(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5).give(SINKS)
         };
         cases.push(all([5, 66, 130, 4, 2, 128, 16]));
+        let sharing = |sizes: [usize; 7], prefix_len: usize| {
+            let case = Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[prefix_len]].concat());
+            case.give(GROUP_STARTS).give(PREFIX_LENS).give(LSE).attr(ALWAYS_SHARE, 1.0)
+        };
+        cases.push(sharing([2, 2, 6, 2, 2, 32, 2], 2));
+        cases.push(sharing([40, 1, 90, 4, 2, 32, 16], 0));
+        cases.push(sharing([5, 1, 700, 4, 2, 64, 16], 256));
+        cases.push(sharing([6, 3, 600, 4, 1, 128, 7], 290).give(SINKS).attr(SOFTCAP, 20.0));
+        cases.push(sharing([3, 1, 4500, 4, 2, 32, 16], 2048));
+        cases.push(sharing([2, 30, 1700, 2, 2, 64, 16], 1500).attr(CAUSAL, 0.0));
+        cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
         let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
         cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
+        cases.push(narrow(sharing([4, 1, 1500, 8, 2, 128, 16], 1300)));
         cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
         cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
         for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
@@ -143,7 +189,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 pub(super) fn bench_cases() -> Vec<Case> {
     let case = |dtype, [requests, q_len, kv_len]: [usize; 3]| {
-        Case::new(&SPEC, dtype).sizes(&[requests, q_len, kv_len, 32, 8, 128, 16])
+        Case::new(&SPEC, dtype).sizes(&[requests, q_len, kv_len, 32, 8, 128, 16, 0])
     };
     let mut cases = Vec::new();
     // Decoding.
@@ -153,6 +199,10 @@ pub(super) fn bench_cases() -> Vec<Case> {
         cases.extend([if sizes[0] * sizes[2] > 1 << 17 { bf16.gpu_only() } else { bf16 }, fp8]);
     }
     cases.push(case(DType::F32, [1, 1, 8192]));
+    // A prefix that all share.
+    let shared = Case::new(&SPEC, DType::BF16).sizes(&[64, 1, 8192 + 128, 32, 8, 128, 16, 8192]);
+    cases.push(shared.clone().gpu_only());
+    cases.push(shared.give(GROUP_STARTS).give(PREFIX_LENS).gpu_only());
     // Prompts, at once and after what is cached already.
     cases.push(case(DType::BF16, [2, 8192, 8192]).gpu_only());
     cases.push(case(DType::BF16, [4, 512, 8192]).gpu_only());

@@ -5,12 +5,13 @@
 //! score, the sum of weights and the sum of weighted values. States are folded in order. Where there are few blocks,
 //! threads share the splits of each.
 
-use super::{K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, Problem, Q, Q_STARTS, SINKS, V_PAGES, V_SCALE};
+use super::numbers::{Request, requests};
+use super::{K_PAGES, K_SCALE, LSE, OUT, PAGE_TABLE, Problem, Q, SINKS, V_PAGES, V_SCALE};
 use crate::cpu::prefetch::fetch;
 use crate::cpu::rows::{for_vectors, load_at, replace_rest, store_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, math, num_threads, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,15 +26,6 @@ const TILE: usize = 16;
 const AHEAD: usize = 8;
 /// Blocks for each thread from which on their splits are not shared.
 const BLOCKS_PER_THREAD: usize = 4;
-
-/// The queries and keys of a request.
-struct Request {
-    index: usize,
-    /// Its first token.
-    first: usize,
-    count: usize,
-    kv_len: usize,
-}
 
 /// Some rows of a request and KV head.
 struct Block<'a> {
@@ -68,46 +60,6 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     };
     run(launch, &blocks);
     Ok(())
-}
-
-/// Reads and judges all numbers, before anything is written.
-fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
-    let p = launch.problem;
-    let wrong = |arg: &str, expected: String, got: String| {
-        Err(Error::argument(launch.args.spec().name, arg, expected, got))
-    };
-    // SAFETY: every offset asked for below is one of the tensor's elements.
-    let number =
-        |arg: usize, offset: isize| unsafe { *(launch.args.address(arg) as *const i32).offset(offset) };
-    let mut requests = Vec::with_capacity(p.requests);
-    let mut end = 0;
-    for index in 0..p.requests {
-        let kv_len = number(KV_LENS, index as isize * p.kv_lens_step);
-        if kv_len < 0 || kv_len as usize > p.max_keys() {
-            let expected = format!("lengths from 0 to max_pages*page_size={}", p.max_keys());
-            return wrong("kv_lens", expected, format!("{kv_len} for request {index}"));
-        }
-        let start = |index: usize| number(Q_STARTS, index as isize * p.q_starts_step);
-        let (first, last) = match p.queries {
-            Some(count) => ((index * count) as i32, ((index + 1) * count) as i32),
-            None => (start(index), start(index + 1)),
-        };
-        if first < end || last < first || last as usize > p.num_tokens {
-            let expected = format!("starts that ascend from 0 to at most num_tokens={}", p.num_tokens);
-            return wrong("q_starts", expected, format!("{first} and {last} for request {index}"));
-        }
-        end = last;
-        let kv_len = kv_len as usize;
-        for page in 0..kv_len.div_ceil(p.page_size) {
-            let id = number(PAGE_TABLE, index as isize * p.page_table[0] + page as isize * p.page_table[1]);
-            if id < 0 || id as usize >= p.num_pages {
-                let expected = format!("pages from 0 to below num_pages={}", p.num_pages);
-                return wrong("page_table", expected, format!("{id} for page {page} of request {index}"));
-            }
-        }
-        requests.push(Request { index, first: first as usize, count: (last - first) as usize, kv_len });
-    }
-    Ok(requests)
 }
 
 fn run_blocks<C: CpuElement>(launch: &Launch<'_, Problem>, blocks: &[Block<'_>]) {

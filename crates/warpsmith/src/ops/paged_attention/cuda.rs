@@ -1,49 +1,53 @@
-//! `paged_attention` on CUDA devices: host half.
-//!
-//! Everything here follows from shapes; lengths and tables are read by the kernels alone.
+//! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
+//! alone.
 
+use super::plan::{Load, Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
 use super::problem::{HEAD_DIMS, NARROW};
-use super::{K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, Problem, Q, Q_STARTS, SINKS, V_PAGES, V_SCALE};
+use super::{
+    GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
+    V_PAGES, V_SCALE,
+};
 use crate::cuda::rows::{element, flag};
 use crate::cuda::{LaunchConfig, kernel};
-use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::FLOATS;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
-use std::fmt;
 
-/// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
-const SEGMENT: usize = 128;
-const SPAN: usize = 2048;
-const ROUND: usize = 512;
-/// Rows from which on a request's keys are not shared out over the warps of a block.
-pub(super) const FEW_ROWS: usize = 32;
-/// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
-const WAVES: usize = 4;
-/// Threads of a block of the kernels that work on one row.
-const ROW_THREADS: u32 = 128;
-/// States of a row that are merged at once.
-const MERGE_BATCH: usize = 64;
-/// Shared memory that every block has besides: numbers of pages and pieces.
-const STATIC_SHARED: usize = 4 << 10;
-/// More scratch memory than this is not asked for.
-const MOST_WORKSPACE: usize = 256 << 20;
+/// Threads of a block of the generic kernel.
+const GENERIC_THREADS: u32 = 128;
+/// Rows of a block of the merge, a warp each.
+const MERGE_ROWS: usize = 4;
+
+/// Where the keys of a request lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Keys {
+    /// In pages.
+    Pages,
+    /// In pages of multiples of 16.
+    WholePages,
+    /// Side by side.
+    Dense,
+}
 
 kernel_params! {
-    struct PagedParams {
+    pub(in crate::ops) struct PagedParams {
         q: u64, k: u64, v: u64, page_table: u64, kv_lens: u64, q_starts: u64, k_scale: u64, v_scale: u64, sinks: u64,
         out: u64, lse: u64,
         /// States of rows over ranges of keys.
         partial: u64,
+        group_starts: u64, prefix_lens: u64,
         q_token: i64, q_head: i64, q_dim: i64,
         k_page: i64, k_slot: i64, k_head: i64, k_dim: i64,
         v_page: i64, v_slot: i64, v_head: i64, v_dim: i64,
         out_token: i64, out_head: i64, out_dim: i64, lse_token: i64, lse_head: i64,
+        /// Between the requests of dense tensors; those of keys and values are `k_page` and `v_page`.
+        q_batch: i64, out_batch: i64, lse_batch: i64,
         table_row: i64, table_col: i64,
         kv_lens_step: i64, q_starts_step: i64, k_scale_step: i64, v_scale_step: i64, sinks_step: i64,
+        group_level: i64, group_step: i64, prefix_level: i64, prefix_step: i64,
         /// `key * page_magic >> page_shift` is the page of a key.
         page_magic: u32, page_shift: i32,
         page_size: i32, num_pages: i32,
@@ -59,11 +63,13 @@ kernel_params! {
         /// Keys of such a range, and keys that a block takes at once.
         range_keys: i32, piece_keys: i32,
         causal: i32, window: i32,
+        /// Levels of shared prefixes: `requests` are the groups of level `level`, or, at the last, the requests.
+        all_requests: i32, groups: i32, levels: i32, level: i32,
         scale: f32, softcap: f32,
     }
 }
 
-pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_sm80", code: include_str!("sm80.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_sm80",
@@ -72,14 +78,14 @@ pub(super) static SM80_DEVICE: CudaKernel = CudaKernel {
     variants: sm80_variants,
 };
 
-pub(super) static MERGE: CudaKernel = CudaKernel {
+pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_merge", code: include_str!("merge.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_merge",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
     variants: || {
-        let each = |dtype| HEAD_DIMS.map(|head_dim| merge_defines(dtype, head_dim));
+        let each = |dtype| HEAD_DIMS.map(|head_dim| merge_defines(dtype, head_dim, head_dim % 64 == 0));
         [DType::F16, DType::BF16].into_iter().flat_map(each).collect()
     },
 };
@@ -103,8 +109,8 @@ static GENERIC_DEVICE: CudaKernel = CudaKernel {
 /// Tensor cores.
 pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &SM80_DEVICE, run_sm80)
     .and(&MERGE)
-    .with_workspace(|p, info| parts(p, info).iter().map(|part| part.workspace(p)).sum())
-    .configured(|p, info| parts(p, info).iter().map(Part::to_string).collect::<Vec<_>>().join("; "))
+    .with_workspace(|p, info| Plan::new(p, info).workspace(p))
+    .configured(|p, info| Plan::new(p, info).to_string())
     .when(|p, info| {
         if !FLOATS[1..].contains(&p.dtype) {
             return Err(format!("multiplies f16 and bf16, not {}", p.dtype));
@@ -112,13 +118,7 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
         if !p.vectors {
             return Err("heads are not dense and at multiples of 16 bytes".into());
         }
-        let shared = parts(p, info).iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
-        if shared > info.shared_per_block {
-            return Err(format!(
-                "needs {shared} bytes of shared memory, the device has {}",
-                info.shared_per_block
-            ));
-        }
+        Plan::new(p, info).fits(p, info)?;
         addressable(p)
     });
 
@@ -129,7 +129,7 @@ pub(super) const GENERIC: Kernel<Problem> =
         .when(|p, _| addressable(p));
 
 /// Rows and pieces of work are counted in 32 bits.
-pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
+pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let rows = p.num_tokens.saturating_mul(p.num_heads);
     let pieces = (rows + p.requests).saturating_mul(p.max_keys().div_ceil(ROUND).max(1));
     match rows.max(pieces / p.group().max(1)).max(p.num_pages) > i32::MAX as usize {
@@ -143,184 +143,7 @@ fn types(dtypes: &'static [DType]) -> impl Iterator<Item = (DType, DType)> {
     dtypes.iter().flat_map(|&dtype| [dtype, NARROW[0], NARROW[1]].map(|cache| (dtype, cache)))
 }
 
-/// How a block is made up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Shape {
-    /// Warps with different rows.
-    row_warps: usize,
-    /// Groups of warps with different keys.
-    key_warps: usize,
-    /// Units in a group's ring.
-    ring: usize,
-    /// Blocks a multiprocessor should hold.
-    blocks: usize,
-}
-
-impl Shape {
-    /// For requests with few rows, or many.
-    fn new(head_dim: usize, cache: DType, few: bool, shared: usize) -> Shape {
-        let long = head_dim > 128;
-        let blocks = if long { 1 } else { 2 };
-        // Enough on the way to keep the memory busy.
-        let rings: &[usize] = match (few, head_dim * cache.size()) {
-            (true, ..=128) => &[8],
-            (true, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
-            (true, _) => &[4, 3],
-            (false, _) => &[3, 2],
-        };
-        let shape = |ring| match few {
-            true => Shape { row_warps: 1, key_warps: 4, ring, blocks },
-            false => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
-        };
-        let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
-        shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
-    }
-
-    fn rows(&self) -> usize {
-        16 * self.row_warps
-    }
-
-    fn threads(&self) -> usize {
-        32 * self.row_warps * self.key_warps
-    }
-
-    /// Bytes of shared memory, with room for the sums of some levels.
-    fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
-        let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
-        let step = match head_dim {
-            161.. => 16,
-            128 => 32,
-            _ => 64,
-        };
-        let unit = self.rows().min(step) * row(head_dim * cache.size());
-        let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
-        // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
-        let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
-        queries + self.key_warps * self.ring * unit + levels * level
-    }
-}
-
-/// How keys are shared out over blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Extent {
-    /// A block takes a round, and leaves the states of its segments.
-    Round,
-    /// A block takes a span, and leaves its state.
-    Span,
-    /// A block takes all keys of its rows.
-    All,
-}
-
-impl Extent {
-    /// Keys of a range whose state is kept; zero if none is.
-    fn range_keys(self) -> usize {
-        match self {
-            Extent::Round => SEGMENT,
-            Extent::Span => SPAN,
-            Extent::All => 0,
-        }
-    }
-
-    fn piece_keys(self) -> usize {
-        match self {
-            Extent::Round => ROUND,
-            extent => extent.range_keys(),
-        }
-    }
-
-    fn ranges(self, p: &Problem) -> usize {
-        p.max_keys().checked_div(self.range_keys()).map_or(0, |_| p.max_keys().div_ceil(self.range_keys()))
-    }
-}
-
-/// One launch, for the requests with some numbers of queries, and the merge after it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Part {
-    shape: Shape,
-    extent: Extent,
-    /// Most pieces of work there can be.
-    pieces: usize,
-    min_queries: usize,
-    max_queries: usize,
-    /// Blocks that run at once.
-    slots: usize,
-}
-
-impl Part {
-    pub fn new(p: &Problem, info: &DeviceInfo, few: bool, queries: [usize; 2]) -> Part {
-        let shape = Shape::new(p.head_dim, p.cache_dtype, few, info.shared_per_block);
-        let slots = info.units * shape.blocks;
-        let tiles = match p.queries {
-            Some(count) => p.requests * (count * p.group()).div_ceil(shape.rows()),
-            None => (p.num_tokens * p.group()).div_ceil(shape.rows()) + p.requests,
-        };
-        let whole = tiles * p.num_kv_heads;
-        let pieces = |extent: Extent| match extent.piece_keys() {
-            0 => whole,
-            keys => whole * p.max_keys().div_ceil(keys).max(1),
-        };
-        // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
-        // long enough to do without that.
-        let enough = if few { WAVES * slots } else { slots };
-        let extent = if whole >= enough || p.max_keys() <= ROUND {
-            Extent::All
-        } else if pieces(Extent::Span) >= 3 * slots / 4 {
-            if p.max_keys() <= SPAN { Extent::All } else { Extent::Span }
-        } else {
-            Extent::Round
-        };
-        let [min_queries, max_queries] = queries;
-        let part = Part { shape, extent, pieces: pieces(extent), min_queries, max_queries, slots };
-        if part.workspace(p) <= MOST_WORKSPACE {
-            part
-        } else {
-            Part { extent: Extent::All, pieces: whole, ..part }
-        }
-    }
-
-    pub fn workspace(&self, p: &Problem) -> usize {
-        self.extent.ranges(p) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
-    }
-
-    fn shared(&self, p: &Problem) -> usize {
-        let levels = match self.extent {
-            Extent::Round => 0,
-            Extent::Span => 1,
-            Extent::All => 2,
-        };
-        self.shape.shared(p.head_dim, p.cache_dtype, levels)
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = match self.extent {
-            Extent::Round => "512 keys",
-            Extent::Span => "2048 keys",
-            Extent::All => "all keys",
-        };
-        let Shape { row_warps, key_warps, ring, .. } = self.shape;
-        write!(
-            f,
-            "tiles of {} rows, {keys} a block of {row_warps} x {key_warps} warps, ",
-            self.shape.rows()
-        )?;
-        write!(f, "rings of {ring}, {} pieces", self.pieces)
-    }
-}
-
-/// The launches of a call: one for requests with few rows, one for those with many, as far as there can be such.
-fn parts(p: &Problem, info: &DeviceInfo) -> Vec<Part> {
-    let few = FEW_ROWS / p.group().max(1);
-    let most = p.queries.unwrap_or(p.num_tokens);
-    match p.queries {
-        Some(count) => vec![Part::new(p, info, count <= few, [0, most])],
-        None if most <= few => vec![Part::new(p, info, true, [0, most])],
-        None => vec![Part::new(p, info, true, [0, few]), Part::new(p, info, false, [few + 1, most])],
-    }
-}
-
-fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, whole_pages: bool) -> Defines {
+fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, keys: Keys) -> Defines {
     let [dtype, cache] = p;
     vec![
         element(dtype),
@@ -331,33 +154,42 @@ fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, who
         ("RING", shape.ring.to_string()),
         ("BLOCKS", shape.blocks.to_string()),
         flag("SOFTCAP", softcap),
-        flag("WHOLE_PAGES", whole_pages),
+        flag("WHOLE_PAGES", keys != Keys::Pages),
+        flag("DENSE", keys == Keys::Dense),
     ]
 }
 
+/// Every type and size of head, for few rows and many; and, with one size, the options and the shared memory of the
+/// smallest devices. Other combinations are compiled when they are first asked for.
 fn sm80_variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for (dtype, cache) in types(&FLOATS[1..]) {
-        for head_dim in HEAD_DIMS {
-            for few in [true, false] {
-                // With the shared memory of the largest devices and of the smallest.
-                let mut shapes =
-                    vec![Shape::new(head_dim, cache, few, usize::MAX), Shape::new(head_dim, cache, few, 0)];
-                shapes.dedup();
-                for shape in shapes {
-                    for bits in 0..4 {
-                        let [softcap, whole_pages] = [1, 2].map(|bit| bits & bit != 0);
-                        all.push(sm80_defines([dtype, cache], head_dim, shape, softcap, whole_pages));
-                    }
-                }
+        for load in Load::ALL {
+            let variant = |head_dim, shared, softcap, keys| {
+                let shape = Shape::new(head_dim, cache, load, shared);
+                sm80_defines([dtype, cache], head_dim, shape, softcap, keys)
+            };
+            all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages)));
+            all.push(variant(128, 0, false, Keys::WholePages));
+            all.extend([Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)));
+            if load == Load::Few && dtype == cache {
+                all.extend([false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense)));
             }
         }
     }
+    all.sort();
+    all.dedup();
     all
 }
 
-fn merge_defines(dtype: DType, head_dim: usize) -> Defines {
-    vec![element(dtype), ("HEAD_DIM", head_dim.to_string())]
+/// States of a row that are merged at once, as in the device code.
+fn merge_batch(head_dim: usize) -> usize {
+    let spans = 3072 / head_dim / SEGMENTS;
+    32.min(spans * SEGMENTS)
+}
+
+fn merge_defines(dtype: DType, head_dim: usize, dense: bool) -> Defines {
+    vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense)]
 }
 
 fn generic_defines(dtype: DType, cache: DType, head_dim: usize, softcap: bool) -> Defines {
@@ -375,15 +207,93 @@ fn magic(size: usize) -> (u32, i32) {
     (((1u64 << (31 + bits)).div_ceil(size as u64)) as u32, 31 + bits as i32)
 }
 
+impl PagedParams {
+    /// What the sizes and strides of a problem say, without any tensor.
+    pub(in crate::ops) fn of(p: &Problem) -> PagedParams {
+        let (page_magic, page_shift) = magic(p.page_size);
+        let [q_token, q_head, q_dim] = p.q.map(|s| s as i64);
+        let [k_page, k_slot, k_head, k_dim] = p.k.map(|s| s as i64);
+        let [v_page, v_slot, v_head, v_dim] = p.v.map(|s| s as i64);
+        let [out_token, out_head, out_dim] = p.out.map(|s| s as i64);
+        let [lse_token, lse_head] = p.lse.unwrap_or_default().map(|s| s as i64);
+        let [[group_level, group_step], [prefix_level, prefix_step]] =
+            p.shared.map_or([[0; 2]; 2], |shared| [shared.starts, shared.lens]).map(|s| s.map(|n| n as i64));
+        PagedParams {
+            q: 0,
+            k: 0,
+            v: 0,
+            page_table: 0,
+            kv_lens: 0,
+            q_starts: 0,
+            k_scale: 0,
+            v_scale: 0,
+            sinks: 0,
+            out: 0,
+            lse: 0,
+            partial: 0,
+            group_starts: 0,
+            prefix_lens: 0,
+            q_token,
+            q_head,
+            q_dim,
+            k_page,
+            k_slot,
+            k_head,
+            k_dim,
+            v_page,
+            v_slot,
+            v_head,
+            v_dim,
+            out_token,
+            out_head,
+            out_dim,
+            lse_token,
+            lse_head,
+            q_batch: 0,
+            out_batch: 0,
+            lse_batch: 0,
+            table_row: p.page_table[0] as i64,
+            table_col: p.page_table[1] as i64,
+            kv_lens_step: p.kv_lens_step as i64,
+            q_starts_step: p.q_starts_step as i64,
+            k_scale_step: p.k_scale_step as i64,
+            v_scale_step: p.v_scale_step as i64,
+            sinks_step: p.sinks_step as i64,
+            group_level,
+            group_step,
+            prefix_level,
+            prefix_step,
+            page_magic,
+            page_shift,
+            page_size: p.page_size as i32,
+            num_pages: p.num_pages as i32,
+            max_keys: p.max_keys() as i32,
+            requests: p.requests as i32,
+            num_tokens: p.num_tokens as i32,
+            num_heads: p.num_heads as i32,
+            num_kv_heads: p.num_kv_heads as i32,
+            group: p.group() as i32,
+            queries: p.queries.map_or(-1, |count| count as i32),
+            min_queries: 0,
+            max_queries: i32::MAX,
+            ranges: 0,
+            range_keys: 0,
+            piece_keys: 0,
+            causal: p.causal as i32,
+            window: p.window as i32,
+            all_requests: p.requests as i32,
+            groups: p.shared.map_or(0, |shared| shared.groups as i32),
+            levels: 0,
+            level: 0,
+            scale: p.scale(),
+            softcap: p.softcap(),
+        }
+    }
+}
+
+/// Those of a call.
 fn params(launch: &Launch<'_, Problem>) -> PagedParams {
-    let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
-    let (page_magic, page_shift) = magic(p.page_size);
-    let [q_token, q_head, q_dim] = p.q.map(|s| s as i64);
-    let [k_page, k_slot, k_head, k_dim] = p.k.map(|s| s as i64);
-    let [v_page, v_slot, v_head, v_dim] = p.v.map(|s| s as i64);
-    let [out_token, out_head, out_dim] = p.out.map(|s| s as i64);
-    let [lse_token, lse_head] = p.lse.unwrap_or_default().map(|s| s as i64);
     PagedParams {
         q: at(Q),
         k: at(K_PAGES),
@@ -396,90 +306,76 @@ fn params(launch: &Launch<'_, Problem>) -> PagedParams {
         sinks: at(SINKS),
         out: at(OUT),
         lse: at(LSE),
-        partial: 0,
-        q_token,
-        q_head,
-        q_dim,
-        k_page,
-        k_slot,
-        k_head,
-        k_dim,
-        v_page,
-        v_slot,
-        v_head,
-        v_dim,
-        out_token,
-        out_head,
-        out_dim,
-        lse_token,
-        lse_head,
-        table_row: p.page_table[0] as i64,
-        table_col: p.page_table[1] as i64,
-        kv_lens_step: p.kv_lens_step as i64,
-        q_starts_step: p.q_starts_step as i64,
-        k_scale_step: p.k_scale_step as i64,
-        v_scale_step: p.v_scale_step as i64,
-        sinks_step: p.sinks_step as i64,
-        page_magic,
-        page_shift,
-        page_size: p.page_size as i32,
-        num_pages: p.num_pages as i32,
-        max_keys: p.max_keys() as i32,
-        requests: p.requests as i32,
-        num_tokens: p.num_tokens as i32,
-        num_heads: p.num_heads as i32,
-        num_kv_heads: p.num_kv_heads as i32,
-        group: p.group() as i32,
-        queries: p.queries.map_or(-1, |count| count as i32),
-        min_queries: 0,
-        max_queries: i32::MAX,
-        ranges: 0,
-        range_keys: 0,
-        piece_keys: 0,
-        causal: p.causal as i32,
-        window: p.window as i32,
-        scale: p.scale(),
-        softcap: p.softcap(),
+        group_starts: at(GROUP_STARTS),
+        prefix_lens: at(PREFIX_LENS),
+        ..PagedParams::of(launch.problem)
     }
 }
 
 fn run_sm80(launch: &Launch<'_, Problem>) -> Result<()> {
-    run_parts(launch, &parts(launch.problem, launch.info))
+    run_plan(launch, &Plan::new(launch.problem, launch.info))
 }
 
-/// Launches the kernel for the requests of each part. The workspace holds what the parts need, one after the other.
-pub(super) fn run_parts(launch: &Launch<'_, Problem>, parts: &[Part]) -> Result<()> {
-    let p = launch.problem;
+/// Launches the kernel for the requests of each part, on the workspace of the plan.
+pub(super) fn run_plan(launch: &Launch<'_, Problem>, plan: &Plan) -> Result<()> {
+    let whole_pages = launch.problem.page_size.is_multiple_of(16);
+    let keys = if whole_pages { Keys::WholePages } else { Keys::Pages };
+    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
+    unsafe { run(launch, launch.problem, plan, keys, &params(launch)) }
+}
+
+/// Launches the kernel for each part of a plan, on the workspace of the call.
+///
+/// # Safety
+/// The tensors of `of_all` must be as `p` says, and the workspace as large as the plan asks for.
+pub(in crate::ops) unsafe fn run<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    plan: &Plan,
+    keys: Keys,
+    of_all: &PagedParams,
+) -> Result<()> {
+    let levels = plan.levels;
     let mut partial = launch.workspace as u64;
-    for part in parts {
-        let &Part { shape, extent, .. } = part;
-        let ranges = extent.ranges(p);
+    for (i, part) in plan.parts.iter().enumerate() {
+        let Part { shape, extent, .. } = *part;
+        let ranges = part.ranges(p, levels);
         let params = PagedParams {
             partial,
+            requests: part.requests as i32,
             min_queries: part.min_queries as i32,
             max_queries: part.max_queries as i32,
             ranges: ranges as i32,
             range_keys: extent.range_keys() as i32,
             piece_keys: extent.piece_keys() as i32,
-            ..params(launch)
+            // All shared keys come before all queries.
+            causal: (p.causal && part.level == levels) as i32,
+            levels: levels as i32,
+            level: part.level as i32,
+            ..*of_all
         };
-        partial += part.workspace(p) as u64;
-        let whole_pages = p.page_size.is_multiple_of(16);
-        let defines =
-            sm80_defines([p.dtype, p.cache_dtype], p.head_dim, shape, p.softcap() != 0.0, whole_pages);
+        let types = [p.dtype, p.cache_dtype];
+        let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys);
         let blocks = part.pieces.min(WAVES * part.slots) as u32;
         let config = LaunchConfig::new([blocks, 1, 1], [shape.threads() as u32, 1, 1], part.shared(p) as u32);
-        // SAFETY: `check` bound shapes and strides to the parameters, the kernel moves all numbers into them, and the
-        // workspace holds the states of every range.
+        // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
         unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
-        if ranges > 0 {
-            let shared = ranges.min(MERGE_BATCH) * p.head_dim * size_of::<f32>();
-            let rows = (p.num_tokens * p.num_heads) as u32;
-            let config = LaunchConfig::new([rows, 1, 1], [ROW_THREADS, 1, 1], shared as u32);
-            // SAFETY: as above.
-            unsafe {
-                kernel::run_part(launch, &MERGE, &merge_defines(p.dtype, p.head_dim), &config, &params)?
+        // The states of all levels are merged at once, after the last.
+        let merges = if levels == 0 { ranges > 0 } else { i + 1 == plan.parts.len() };
+        if merges {
+            let params = match levels {
+                0 => params,
+                _ => PagedParams { min_queries: 0, max_queries: i32::MAX, ..params },
             };
+            let shared = MERGE_ROWS * ranges.min(merge_batch(p.head_dim)) * p.head_dim * size_of::<f32>();
+            let blocks = (p.num_tokens * p.num_heads).div_ceil(MERGE_ROWS) as u32;
+            let config = LaunchConfig::new([blocks, 1, 1], [32 * MERGE_ROWS as u32, 1, 1], shared as u32);
+            let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense);
+            // SAFETY: as above.
+            unsafe { kernel::run_part(launch, &MERGE, &defines, &config, &params)? };
+        }
+        if levels == 0 {
+            partial += part.workspace(p, 0) as u64;
         }
     }
     Ok(())
@@ -489,7 +385,7 @@ fn run_generic(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let defines = generic_defines(p.dtype, p.cache_dtype, p.head_dim, p.softcap() != 0.0);
     let rows = (p.num_tokens * p.num_heads) as u32;
-    let config = LaunchConfig::new([rows, 1, 1], [ROW_THREADS, 1, 1], 0);
+    let config = LaunchConfig::new([rows, 1, 1], [GENERIC_THREADS, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
     unsafe { kernel::run(launch, &defines, &config, &params(launch)) }
 }

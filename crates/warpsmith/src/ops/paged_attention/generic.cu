@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
   Request request;
   if (!find_request<kThreads>(p, token, index, request)) return;
   const Keys keys = keys_of(p, request, token - request.first);
-  const i32* table = (const i32*)p.page_table + index * p.table_row;
+  const i32* table = (const i32*)p.page_table + request.row * p.table_row;
   const KV* k = (const KV*)p.k + kv_head * p.k_head;
   const KV* v = (const KV*)p.v + kv_head * p.v_head;
   const float scale = p.scale * scale_of(p.k_scale, p.k_scale_step, kv_head);

@@ -1,26 +1,33 @@
-// The second half of `paged_attention` where the keys of a request were shared out over blocks: the states of a row are
-// folded in order, those of segments (p.range_keys is kSegment) first to spans. A block has one row, and a thread
-// elements d, d + kThreads and so on. States come through shared memory, up to kBatch at once.
+// The second half of `paged_attention` where the keys of a request were shared out over blocks or launches: the states of
+// a row are folded in order, those of segments first to spans.
 //
-// ELEM: type of out.
+// A warp has one row, and a lane the elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared
+// memory, up to kBatch at once; lane i works out how the i-th of them is taken up.
+//
+// ELEM: type of out, whose heads are dense. HEAD_DIM, DENSE.
 
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
 
-constexpr int kThreads = 128, kEach = (HEAD_DIM + kThreads - 1) / kThreads, kBatch = 64;
-constexpr int kSegments = kSpan / kSegment;
-static_assert(32 % kSegments == 0, "a warp works out the factors of whole spans");
+constexpr int kWarps = 4, kPieces = HEAD_DIM / 4, kEach = (kPieces + 31) / 32;
+// As many whole spans as the states of which every device has room for.
+constexpr int kFits = 3072 / HEAD_DIM / kSegments * kSegments, kBatch = kFits < 32 ? kFits : 32;
 
-extern __shared__ __align__(16) float values[];
+extern __shared__ __align__(16) float4 values[];
 
-// A sum of this thread's elements. States without weight are zeros, and their factors change nothing: no branch is worth
-// the wait for it.
+WS_INLINE float4 folded(const Fold& f, const float4& sum, const float4& next) {
+  return {folded(f, sum.x, next.x), folded(f, sum.y, next.y), folded(f, sum.z, next.z), folded(f, sum.w, next.w)};
+}
+
+// A sum of this lane's elements. States without weight are zeros, and their factors change nothing: no branch is worth the
+// wait for it.
 struct Total {
-  float m, l, o[kEach];
+  float m, l;
+  float4 o[kEach];
   WS_INLINE void clear() {
     m = minus_infinity(), l = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) o[i] = 0.0f;
+    for (int i = 0; i < kEach; ++i) o[i] = {};
   }
   template <class Next> WS_INLINE void take(const Fold& f, float next_l, Next next) {
     m = f.m, l = folded(f, l, next_l);
@@ -29,77 +36,117 @@ struct Total {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads) paged_attention_merge(const PagedParams p) {
-  __shared__ float2 weights[kBatch];
-  begin_kernel();
-  const int token = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads, lane = threadIdx.x % 32;
-  int index;
-  Request request;
-  if (!find_request<kThreads>(p, token, index, request)) return;
-  const Keys keys = keys_of(p, request, token - request.first);
-  const bool segments = p.range_keys == kSegment;
-  const int first = keys.lo / kSpan * (segments ? kSegments : 1), last = (keys.hi + p.range_keys - 1) / p.range_keys;
-  const int nothing = keys.lo / p.range_keys;  // ranges before this one were not worked on
-
-  Total span, total;
-  span.clear(), total.clear();
-  for (int base = first; base < last; base += kBatch) {
-    const int count = min(last - base, kBatch);
-    for (int index = threadIdx.x; index < count * (HEAD_DIM / 4); index += kThreads) {
-      const int range = base + index / (HEAD_DIM / 4), piece = index % (HEAD_DIM / 4);
-      const float* from = partial_sums(p, partial_row(p, range, token, head)) + 4 * piece;
-      copy_async(shared_address(values + 4 * index), from, range >= nothing);
-    }
-    commit_copies();
-    if (threadIdx.x < kBatch) {
-      const int range = base + threadIdx.x;
-      const bool some = range >= nothing && range < last;
-      weights[threadIdx.x] = some ? *partial_weights(p, partial_row(p, range, token, head)) : float2{minus_infinity(), 0.0f};
-    }
-    wait_copies<0>();
-    __syncthreads();
-#pragma unroll 1
-    for (int chunk = 0; chunk < count; chunk += 32) {
-      // Lane i has the factors of the i-th state: those of segments begin anew with each span.
-      const float2 own = weights[chunk + lane];
-      float most = own.x;
+// How the state of this lane is taken up, whose largest score is m: after `before` and the lanes before it, or, of
+// segments, after those of its span.
+WS_INLINE Fold fold_of_lane(float before, float m, bool segments) {
+  const int lane = threadIdx.x % 32, first = segments ? lane % kSegments : lane;
+  float upto = m;
 #pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float other = __shfl_up_sync(0xffffffffu, most, offset);
-        if (lane >= offset && (!segments || lane % kSegments >= offset)) most = fmaxf(most, other);
-      }
-      if (!segments) most = fmaxf(most, total.m);
-      float before = __shfl_up_sync(0xffffffffu, most, 1);
-      if (lane == 0 || (segments && lane % kSegments == 0)) before = segments ? minus_infinity() : total.m;
-      const Fold own_fold = fold_of(before, own.x);
-      const int states = min(count - chunk, 32);
-#pragma unroll 8
-      for (int i = 0; i < states; ++i) {
-        const Fold f = {__shfl_sync(0xffffffffu, own_fold.m, i), __shfl_sync(0xffffffffu, own_fold.keep, i),
-                        __shfl_sync(0xffffffffu, own_fold.add, i)};
-        const float l = __shfl_sync(0xffffffffu, own.y, i);
-        // Threads without an element take the last one.
-        auto next = [&](int j) {
-          return values[(chunk + i) * HEAD_DIM + min((int)threadIdx.x + j * kThreads, HEAD_DIM - 1)];
-        };
-        if (!segments) {
-          total.take(f, l, next);
-          continue;
-        }
-        span.take(f, l, next);
-        if (i % kSegments == kSegments - 1 || i == states - 1) {
-          total.take(fold_of(total.m, span.m), span.l, [&](int j) { return span.o[j]; });
-          span.clear();
-        }
-      }
-    }
-    __syncthreads();
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, upto, offset);
+    if (first >= offset) upto = fmaxf(upto, other);
   }
-  const Finish finish = finish_of(p, head, total.m, total.l);
+  const float previous = __shfl_up_sync(0xffffffffu, upto, 1);
+  return fold_of(first == 0 ? before : fmaxf(before, previous), m);
+}
+
+struct Merge {
+  const PagedParams& p;
+  int token, head, batch;
+  float4* staged;  // this warp's
+  // The keys up to here; and of the span that is not finished, those after them.
+  Total total, open;
+
+  // The piece i of a lane; lanes without one take the last.
+  static WS_INLINE int piece(int i) { return min((int)threadIdx.x % 32 + 32 * i, kPieces - 1); }
+  WS_INLINE const float4* sums(int slot) const { return (const float4*)partial_sums(p, partial_row(p, slot, token, head)); }
+  WS_INLINE float2 weight(int slot) const { return *partial_weights(p, partial_row(p, slot, token, head)); }
+  WS_INLINE void close() {
+    total.take(fold_of(total.m, open.m), open.l, [&](int i) { return open.o[i]; });
+    open.clear();
+  }
+  // Goes on with the span that is not finished.
+  WS_INLINE void go_on(int slot) {
+    const float2 next = weight(slot);
+    const float4* from = sums(slot);
+    open.take(fold_of(open.m, next.x), next.y, [&](int i) { return from[piece(i)]; });
+  }
+  // The states in the slots from `first` to below `last`: spans, or segments from the first of a span on. There are none
+  // before `present`.
+  WS_INLINE void take_slots(int first, int present, int last, bool segments) {
+    const int lane = threadIdx.x % 32;
+    for (int base = first; base < last; base += batch) {
+      const int count = min(last - base, batch), own = base + lane;
+      for (int i = lane; i < count * kPieces; i += 32) {
+        const int slot = base + i / kPieces;
+        copy_async(shared_address(staged + i), sums(slot) + i % kPieces, slot >= present);
+      }
+      commit_copies();
+      const float2 next = own >= present && own < last ? weight(own) : float2{minus_infinity(), 0.0f};
+      const Fold f = fold_of_lane(segments ? minus_infinity() : total.m, next.x, segments);
+      wait_copies<0>();
+      __syncwarp();
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        const Fold taken = {__shfl_sync(0xffffffffu, f.m, i), __shfl_sync(0xffffffffu, f.keep, i), __shfl_sync(0xffffffffu, f.add, i)};
+        const float l = __shfl_sync(0xffffffffu, next.y, i);
+        (segments ? open : total).take(taken, l, [&](int j) { return staged[i * kPieces + piece(j)]; });
+        if (segments && (i % kSegments == kSegments - 1 || i == count - 1)) close();
+      }
+      // The next states take the place of these.
+      __syncwarp();
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_merge(const PagedParams p) {
+  begin_kernel();
+  const int warp = threadIdx.x / 32;
+  const i64 index = (i64)blockIdx.x * kWarps + warp;
+  if (index >= (i64)p.num_tokens * p.num_heads) return;
+  const int token = (int)(index / p.num_heads), head = (int)(index % p.num_heads);
+  int r;
+  Request request;
+  if (!find_request<32>(p, token, r, request)) return;
+  const int batch = min(p.ranges, kBatch);
+  Merge row = {p, token, head, batch, values + warp * batch * kPieces};
+  row.total.clear(), row.open.clear();
+  if (p.range_keys == kSegment) {
+    const Keys keys = keys_of(p, request, token - request.first);
+    const int first = keys.lo / kSpan * kSegments, present = keys.lo / kSegment;
+    row.take_slots(first, present, keys.lo < keys.hi ? (keys.hi + kSegment - 1) / kSegment : first, true);
+  } else {
+    // What each level has of the row, and then what is the request's own.
+    int from = 0;
+    for (int level = 0; level <= p.levels; ++level) {
+      const Keys keys = level < p.levels ? Keys{from, shared_upto(p, level + 1, r)} : keys_of(p, request, token - request.first);
+      if (keys.lo >= keys.hi) continue;
+      from = keys.hi;
+      int first = keys.lo / kSpan;
+      // A window begins where it likes: only levels cut spans.
+      if (level > 0 && keys.lo % kSpan) {
+        const int last = min((keys.hi + kSegment - 1) / kSegment, ++first * kSegments);
+        for (int segment = keys.lo / kSegment; segment < last; ++segment) row.go_on(slot_of_segment(level, segment));
+        if (last == first * kSegments) row.close();
+      }
+      const int whole = level < p.levels ? keys.hi / kSpan : (keys.hi + kSpan - 1) / kSpan;
+      row.take_slots(slot_of_span(level, first), 0, slot_of_span(level, whole), false);
+      if (first <= whole && whole * kSpan < keys.hi) row.go_on(slot_of_span(level, whole));
+    }
+    row.close();
+  }
+  const Finish finish = finish_of(p, head, row.total.m, row.total.l);
+  ELEM* out = (ELEM*)p.out + token_at(p, token, p.out_batch, p.out_token) + head * p.out_head;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int d = threadIdx.x + i * kThreads;
-    if (d < HEAD_DIM) ((ELEM*)p.out)[token * p.out_token + head * p.out_head + d * p.out_dim] = from_f32<ELEM>(total.o[i] * finish.factor);
+    const int piece = threadIdx.x % 32 + 32 * i;
+    const float4& o = row.total.o[i];
+    struct alignas(4 * sizeof(ELEM)) Four {
+      ELEM x, y, z, w;
+    };
+    if (piece < kPieces)
+      ((Four*)out)[piece] = {from_f32<ELEM>(o.x * finish.factor), from_f32<ELEM>(o.y * finish.factor),
+                             from_f32<ELEM>(o.z * finish.factor), from_f32<ELEM>(o.w * finish.factor)};
   }
-  if (threadIdx.x == 0) write_lse(p, token, head, finish.lse);
+  if (threadIdx.x % 32 == 0) write_lse(p, token, head, finish.lse);
 }

@@ -32,23 +32,39 @@
 //!   descend or leave `q` are errors, found before anything is written. On a device, where no value can be looked at in
 //!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
 //!   into `q` and each end to its start or after it; nothing outside the tensors is touched.
+//! - Shared prefixes (cascade): `group_starts`, i32 `[levels, groups + 1]`, and `prefix_lens`, i32 `[levels, groups]`,
+//!   say which requests begin with the same pages, and change nothing but time: kernels may read the first
+//!   `prefix_lens[l][g]` keys of the requests from `group_starts[l][g]` to below `group_starts[l][g + 1]` once for all of
+//!   them, through the first one's row of the page table, and merge with what is each request's own. All those rows must
+//!   begin with the same pages, and all queries come after these keys. Levels make a tree: a group lies within one of the
+//!   level before, or outside all of them, and its prefix counts from key 0 as that one's does; requests may be in no group,
+//!   and groups may be empty. Whether it is done is decided by the shapes: where the most that can be saved, if tables are
+//!   full, would not pay for the launches, every request reads its own keys, unless the caller says `always_share`.
+//!   Prefixes that are not shared after all, or starts that descend, are errors on the CPU, and on a device give wrong rows
+//!   but touch nothing outside the tensors. Not to be had with a `window`.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
-//!   request alone: not on other requests, nor on how many of the queries before it are part of the call. Hopper makes one
-//!   difference: requests of up to 32 rows of a KV head, a query having a row for each head that shares it, are added up
-//!   in other ranges than those of more.
+//!   request alone: not on other requests, nor on how many of the queries before it are part of the call, nor on prefixes
+//!   that are shared. Hopper makes one difference: requests of up to 32 rows of a KV head, a query having a row for each
+//!   head that shares it, are added up in other ranges than those of more, unless the call shares prefixes: then all are
+//!   added up in the same.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
-mod problem;
+pub(in crate::ops) mod cuda;
+mod groups;
+mod numbers;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod plan;
+pub(in crate::ops) mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
 #[cfg(test)]
 mod tests;
 
+pub use groups::SharedPrefixes;
 pub use problem::Problem;
 
 use crate::call::Call;
@@ -71,13 +87,16 @@ pub(in crate::ops) const Q_STARTS: usize = 5;
 pub(in crate::ops) const K_SCALE: usize = 6;
 pub(in crate::ops) const V_SCALE: usize = 7;
 pub(in crate::ops) const SINKS: usize = 8;
-pub(in crate::ops) const OUT: usize = 9;
-pub(in crate::ops) const LSE: usize = 10;
+pub(in crate::ops) const GROUP_STARTS: usize = 9;
+pub(in crate::ops) const PREFIX_LENS: usize = 10;
+pub(in crate::ops) const OUT: usize = 11;
+pub(in crate::ops) const LSE: usize = 12;
 
 const CAUSAL: usize = 0;
 const WINDOW: usize = 1;
 const SOFTCAP: usize = 2;
 const SCALE: usize = 3;
+const ALWAYS_SHARE: usize = 4;
 
 const SPEC: OpSpec = OpSpec {
     name: "paged_attention",
@@ -96,6 +115,16 @@ const SPEC: OpSpec = OpSpec {
         ArgSpec::input("k_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's keys").optional(),
         ArgSpec::input("v_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's values").optional(),
         ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
+        ArgSpec::input(
+            "group_starts",
+            "[levels, groups_and_end], i32: the requests that begin with the same pages",
+        )
+        .optional(),
+        ArgSpec::input(
+            "prefix_lens",
+            "[levels, groups], i32: keys that all of a group have; given with group_starts",
+        )
+        .optional(),
         ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
         ArgSpec::output("lse", "[num_tokens, num_heads], f32: logarithm of the sum of exponentials")
             .optional(),
@@ -117,6 +146,11 @@ const SPEC: OpSpec = OpSpec {
             kind: AttrKind::Float(0.0),
             doc: "factor of scores; 0 for 1 / sqrt(head_dim)",
         },
+        AttrSpec {
+            name: "always_share",
+            kind: AttrKind::Bool(false),
+            doc: "read shared prefixes once for a group even if that is not expected to be faster",
+        },
     ],
     sizes: &[
         SizeSpec { name: "requests", default: 64, doc: "number of requests" },
@@ -126,6 +160,7 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
         SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
         SizeSpec { name: "page_size", default: 16, doc: "keys of a page" },
+        SizeSpec { name: "prefix_len", default: 0, doc: "keys that all requests share, with group_starts" },
     ],
 };
 
@@ -224,6 +259,21 @@ impl<'a> Call<'a, Forward> {
     /// The factors of an 8-bit cache's keys and values.
     pub fn scales(self, k_scale: impl Into<TensorView<'a>>, v_scale: impl Into<TensorView<'a>>) -> Self {
         self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
+    }
+
+    /// Cascade: requests that begin with the same pages have them read once for a group. The groups of each level, as the
+    /// module's text says; [`SharedPrefixes`] finds them. See [`Self::always_share`] for when it is done.
+    pub fn cascade(
+        self,
+        group_starts: impl Into<TensorView<'a>>,
+        prefix_lens: impl Into<TensorView<'a>>,
+    ) -> Self {
+        self.input(GROUP_STARTS, group_starts).input(PREFIX_LENS, prefix_lens)
+    }
+
+    /// Shares prefixes even where it is not expected to be faster.
+    pub fn always_share(self) -> Self {
+        self.attr(ALWAYS_SHARE, 1.0)
     }
 
     /// A score without a value for each head.

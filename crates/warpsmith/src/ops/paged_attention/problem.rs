@@ -1,8 +1,8 @@
 //! The checked call of `paged_attention`: sizes, strides, types and options.
 
 use super::{
-    CAUSAL, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
-    V_PAGES, V_SCALE, WINDOW,
+    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Q,
+    Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V_PAGES, V_SCALE, WINDOW,
 };
 use crate::check::Matcher;
 use crate::dtype::DType;
@@ -17,48 +17,64 @@ pub(super) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
 /// The types of a cache that holds less than the queries' type.
 pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 const LARGEST_PAGE: usize = 256;
+/// Groups within groups.
+pub(super) const MOST_LEVELS: usize = 8;
 /// More keys than this are no request's.
-const MOST_KEYS: usize = 1 << 30;
+pub(in crate::ops) const MOST_KEYS: usize = 1 << 30;
+
+/// Levels of groups of requests that begin with the same pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::ops) struct Shared {
+    pub levels: usize,
+    pub groups: usize,
+    /// Distances of neighbouring levels and groups in `group_starts`.
+    pub starts: [isize; 2],
+    /// The same in `prefix_lens`.
+    pub lens: [isize; 2],
+}
 
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
-    pub(super) dtype: DType,
-    pub(super) cache_dtype: DType,
-    pub(super) requests: usize,
-    pub(super) num_tokens: usize,
+    pub(in crate::ops) dtype: DType,
+    pub(in crate::ops) cache_dtype: DType,
+    pub(in crate::ops) requests: usize,
+    pub(in crate::ops) num_tokens: usize,
     /// Queries of every request, where there are no `q_starts`.
-    pub(super) queries: Option<usize>,
-    pub(super) num_heads: usize,
-    pub(super) num_kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) num_pages: usize,
-    pub(super) page_size: usize,
-    pub(super) max_pages: usize,
+    pub(in crate::ops) queries: Option<usize>,
+    pub(in crate::ops) num_heads: usize,
+    pub(in crate::ops) num_kv_heads: usize,
+    pub(in crate::ops) head_dim: usize,
+    pub(in crate::ops) num_pages: usize,
+    pub(in crate::ops) page_size: usize,
+    pub(in crate::ops) max_pages: usize,
     /// Distances of neighbouring tokens, heads and elements.
-    pub(super) q: [isize; 3],
+    pub(in crate::ops) q: [isize; 3],
     /// Distances of neighbouring pages, slots, heads and elements.
-    pub(super) k: [isize; 4],
-    pub(super) v: [isize; 4],
-    pub(super) out: [isize; 3],
+    pub(in crate::ops) k: [isize; 4],
+    pub(in crate::ops) v: [isize; 4],
+    pub(in crate::ops) out: [isize; 3],
     /// Distances of neighbouring tokens and heads.
-    pub(super) lse: Option<[isize; 2]>,
+    pub(in crate::ops) lse: Option<[isize; 2]>,
     /// Distances of neighbouring requests and pages.
-    pub(super) page_table: [isize; 2],
-    pub(super) kv_lens_step: isize,
-    pub(super) q_starts_step: isize,
+    pub(in crate::ops) page_table: [isize; 2],
+    pub(in crate::ops) kv_lens_step: isize,
+    pub(in crate::ops) q_starts_step: isize,
     /// Distance of the scales of neighbouring KV heads: zero if they share one.
-    pub(super) k_scale_step: isize,
-    pub(super) v_scale_step: isize,
-    pub(super) sinks_step: isize,
-    pub(super) causal: bool,
+    pub(in crate::ops) k_scale_step: isize,
+    pub(in crate::ops) v_scale_step: isize,
+    pub(in crate::ops) sinks_step: isize,
+    pub(in crate::ops) shared: Option<Shared>,
+    /// Share prefixes even where it is not thought to pay.
+    pub(in crate::ops) always_share: bool,
+    pub(in crate::ops) causal: bool,
     /// Keys before its own position that a query sees; zero for all.
-    pub(super) window: usize,
+    pub(in crate::ops) window: usize,
     /// Zero for none.
-    pub(super) softcap_bits: u32,
-    pub(super) scale_bits: u32,
+    pub(in crate::ops) softcap_bits: u32,
+    pub(in crate::ops) scale_bits: u32,
     /// Heads of queries, keys, values and results are dense and begin at multiples of 16 bytes.
-    pub(super) vectors: bool,
+    pub(in crate::ops) vectors: bool,
 }
 
 impl Problem {
@@ -90,7 +106,7 @@ impl Problem {
         if self.window == 0 { 0..end } else { first.min(end)..end }
     }
 
-    /// The least work if every request fills its table.
+    /// The least work if every request fills its table; where prefixes are shared, one table may be all there is to read.
     pub(super) fn cost(&self) -> Cost {
         let keys = self.max_keys();
         let count = self.num_tokens.checked_div(self.requests).unwrap_or(0);
@@ -98,7 +114,8 @@ impl Problem {
             0 => keys,
             window => keys.min(window + count.max(1)),
         };
-        let cache = 2 * self.requests * read * self.num_kv_heads * self.head_dim * self.cache_dtype.size();
+        let tables = if self.shared.is_some() { self.requests.min(1) } else { self.requests };
+        let cache = 2 * tables * read * self.num_kv_heads * self.head_dim * self.cache_dtype.size();
         let tokens = 2 * self.num_tokens * self.num_heads * self.head_dim * self.dtype.size();
         let pairs: f64 = (0..count).map(|i| self.keys(i, count, keys).len() as f64).sum();
         let flops = 4.0 * (self.requests * self.num_heads * self.head_dim) as f64 * pairs;
@@ -207,8 +224,11 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         sizes.dtype("lse", lse, &[DType::F32])?;
         sizes.shape("lse", lse, "num_tokens num_heads")?;
     }
+    let shared = check_shared(&mut sizes, args)?;
     let (window, softcap, scale) = (attrs.f64(WINDOW), attrs.f64(SOFTCAP), attrs.f64(SCALE));
     sizes.option("window", window, "a number of keys, or 0", window >= 0.0)?;
+    let alone = window == 0.0 || shared.is_none();
+    sizes.option("window", window, "0, because `group_starts` is given", alone)?;
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
     sizes.option("scale", scale, "a finite number", within(scale))?;
@@ -237,6 +257,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         k_scale_step,
         v_scale_step,
         sinks_step: step(SINKS),
+        shared,
+        always_share: attrs.bool(ALWAYS_SHARE),
         causal: attrs.bool(CAUSAL),
         // Wider than any request is as wide as the widest.
         window: (window as usize).min(MOST_KEYS),
@@ -244,4 +266,22 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         scale_bits: (scale as f32).to_bits(),
         vectors: [q, k, v, out].into_iter().all(has_vectors),
     })
+}
+
+fn check_shared(sizes: &mut Matcher, args: &Args<'_>) -> Result<Option<Shared>> {
+    let (starts, lens) = (args.get(GROUP_STARTS), args.get(PREFIX_LENS));
+    sizes.together(("group_starts", starts), ("prefix_lens", lens))?;
+    let (Some(starts), Some(lens)) = (starts, lens) else { return Ok(None) };
+    for (name, view) in [("group_starts", starts), ("prefix_lens", lens)] {
+        sizes.dtype(name, view, &[DType::I32])?;
+    }
+    sizes.shape("prefix_lens", lens, "levels groups")?;
+    let (levels, groups) = (sizes.size("levels"), sizes.size("groups"));
+    sizes.bind("groups+1", groups + 1);
+    sizes.shape("group_starts", starts, "levels groups+1")?;
+    if levels > MOST_LEVELS {
+        let expected = format!("at most {MOST_LEVELS} levels");
+        return Err(Error::argument(SPEC.name, "group_starts", expected, levels.to_string()));
+    }
+    Ok(Some(Shared { levels, groups, starts: strides(starts), lens: strides(lens) }))
 }

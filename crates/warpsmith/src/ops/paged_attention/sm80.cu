@@ -2,8 +2,9 @@
 //
 // Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
 // 16 ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
-// time, over p.piece_keys keys: all of them, one span, or kRound, of which it leaves the states of the segments. Blocks
-// take such pieces in turn until all are done, so the grid need not know the lengths.
+// time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. Blocks
+// take such pieces in turn until all are done, so the grid need not know the lengths. Where prefixes are shared, a launch
+// takes groups of requests for single ones.
 //
 // A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has 16 rows and
 // goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
@@ -12,17 +13,27 @@
 //
 // ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. RING: units
 // of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
-// hold multiples of 16 keys.
+// hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request.
 
 #include "warpsmith/paged_fragments.cuh"
 
 constexpr int kRound = 4 * kSegment, kSteps = kSegment / kStep;
 static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
 
+// Where the keys of a segment are. If pages hold multiples of 16 keys: of every 16, how far the first row is from where
+// keys and values begin. Else the pages; negative if they do not exist.
+constexpr i64 kNowhere = (i64)1 << 63;
+struct Places {
+#if WHOLE_PAGES
+  i64 k[kSegment / 16], v[kSegment / 16];
+#else
+  int pages[kSegment + 2];
+#endif
+};
 struct Shared {
-  int starts[kThreads + 1];
-  // Of two segments of each warp, negative for pages that do not exist.
-  int pages[kThreads / 32][2][kSegment + 2];
+  i64 starts[kThreads + 1];
+  // Of two segments of each warp.
+  Places places[kThreads / 32][2];
 };
 // Queries that are not kept; the rings of the groups; and the sums of the block.
 WS_INLINE u8* ring_of(int group) { return shared_bytes + kQueryBytes + group * RING * kUnitBytes; }
@@ -41,24 +52,27 @@ WS_INLINE void take_turn(int group) {
   if (KEY_WARPS > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + group) : "memory");
 }
 
+// The range that a request begins in, and the number of those it has.
+WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
 WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys, 1) : 1;
+  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
 }
-WS_INLINE int pieces_of(const PagedParams& p, const Request& request) {
+WS_INLINE i64 pieces_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
-  return (request.count * p.group + kRows - 1) / kRows * ranges_of(p, request);
+  return (i64)((request.count * p.group + kRows - 1) / kRows) * ranges_of(p, request);
 }
-// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all.
-WS_INLINE int count_pieces(const PagedParams& p, int* starts) {
+// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all, which has no bound
+// where requests overlap because their starts are wrong.
+WS_INLINE i64 count_pieces(const PagedParams& p, i64* starts) {
   const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = 0;
+  i64 sum = 0;
   for (int i = 0; i < each; ++i) {
     const int r = threadIdx.x * each + i;
     if (r < p.requests) sum += pieces_of(p, request_at(p, r));
   }
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+    const i64 other = __shfl_up_sync(0xffffffffu, sum, offset);
     if (lane >= offset) sum += other;
   }
   starts[threadIdx.x + 1] = sum;
@@ -75,20 +89,20 @@ WS_INLINE int count_pieces(const PagedParams& p, int* starts) {
 WS_INLINE bool is_direct(const PagedParams& p) { return p.piece_keys == kRound && p.queries >= 0; }
 WS_INLINE int direct_ranges(const PagedParams& p) { return (p.max_keys + kRound - 1) / kRound; }
 WS_INLINE int direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
-WS_INLINE i64 num_pieces(const PagedParams& p, int* starts) {
+WS_INLINE i64 num_pieces(const PagedParams& p, i64* starts) {
   const i64 each = is_direct(p) ? (i64)p.requests * direct_tiles(p) * direct_ranges(p) : count_pieces(p, starts);
   return each * p.num_kv_heads;
 }
-WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
+WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
   Piece piece;
-  int left = (int)(index / p.num_kv_heads);
-  piece.head = (int)(index - (i64)left * p.num_kv_heads);
+  i64 left = index / p.num_kv_heads;
+  piece.head = (int)(index - left * p.num_kv_heads);
   if (is_direct(p)) {
-    const int tiles = left / direct_ranges(p);
-    piece.range = left - tiles * direct_ranges(p);
-    piece.index = tiles / direct_tiles(p);
-    piece.tile = tiles - piece.index * direct_tiles(p);
-    piece.request = request_at(p, piece.index);
+    const int tiles = (int)(left / direct_ranges(p));
+    piece.range = (int)(left - (i64)tiles * direct_ranges(p));
+    const int r = tiles / direct_tiles(p);
+    piece.tile = tiles - r * direct_tiles(p);
+    piece.request = request_at(p, r);
     return piece;
   }
   int lo = 0;
@@ -96,15 +110,15 @@ WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
   for (int half = kThreads / 2; half > 0; half /= 2)
     if (starts[lo + half] <= left) lo += half;
   left -= starts[lo];
-  for (piece.index = lo * ((p.requests + kThreads - 1) / kThreads);; ++piece.index) {
-    piece.request = request_at(p, piece.index);
-    const int pieces = pieces_of(p, piece.request);
+  for (int r = lo * ((p.requests + kThreads - 1) / kThreads);; ++r) {
+    piece.request = request_at(p, r);
+    const i64 pieces = pieces_of(p, piece.request);
     if (left < pieces) break;
     left -= pieces;
   }
   const int ranges = ranges_of(p, piece.request);
-  piece.tile = left / ranges;
-  piece.range = left - piece.tile * ranges;
+  piece.tile = (int)(left / ranges);
+  piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(p, piece.request);
   return piece;
 }
 
@@ -113,52 +127,85 @@ WS_INLINE Piece piece_at(const PagedParams& p, const int* starts, i64 index) {
 struct Units {
   const PagedParams& p;
   const i32* table;  // the request's pages
-  int (*pages)[kSegment + 2];
+  Places* places;
   u32 base;  // of the ring
-  const KV *k, *v;
+  const KV *k, *v;  // of the KV head, and of the thread's first row and piece if kPasses
   Keys keys;  // to be read
   int segment, count;
   int into, from;  // slots
 
   // Copies of threads that are kPassRows rows apart, where whole passes fill sixteen rows.
-  static constexpr bool kPasses = kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
+  static constexpr bool kPasses = WHOLE_PAGES && kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
   static constexpr int kPassRows = kGroupThreads / kPieces;
 
-  WS_INLINE int segment_at(int t) const { return segment + t / kSteps * KEY_WARPS; }
-  WS_INLINE int key_at(int t) const { return segment_at(t) * kSegment + t % kSteps * kStep; }
-  // The pages of the segment that begins with step t; tells whether any does not exist. Nothing but the last comparison
-  // needs the request's length, so that both are on their way at once.
-  WS_INLINE bool load_pages(int t) {
-    const int start = segment_at(t) * kSegment, page0 = page_of(p, start);
-    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
+  // Begins with a piece.
+  WS_INLINE void begin(const Piece& piece) {
+    const int row = piece.request.row, thread = kPasses ? threadIdx.x % kGroupThreads : 0;
+    const i64 first = thread / kPieces, element = thread % kPieces * kVec<KV>;
+    table = (const i32*)p.page_table + row * p.table_row;
+    k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
+    v = (const KV*)p.v + piece.head * p.v_head + first * p.v_slot + element + (DENSE ? row * p.v_page : 0);
+  }
+  // Steps count from zero; unsigned, they are divided by shifting.
+  WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
+  WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
+  // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparisons
+  // need the request's length, so that both are on their way at once.
+  WS_INLINE bool find(u32 t) {
+    Places& to = places[t / kSteps % 2];
+    const int start = segment_at(t) * kSegment;
     bool absent = false;
+#if WHOLE_PAGES
+    const int i = threadIdx.x % 32, key = start + 16 * i;
+    if (i < kSegment / 16) {
+      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
+      const i32 id = DENSE ? 0 : key < p.max_keys ? table[page * p.table_col] : -1;
+      const bool exists = DENSE || (id >= 0 && id < p.num_pages);
+      to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
+      to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
+      absent = !exists && key < keys.hi;
+    }
+#else
+    const int page0 = page_of(p, start);
+    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
       const i32 id = table[(page0 + i) * p.table_col];
       const bool exists = id >= 0 && id < p.num_pages;
-      pages[t / kSteps % 2][i] = exists ? id : -1;
+      to.pages[i] = exists ? id : -1;
       absent |= !exists && (page0 + i) * p.page_size < keys.hi;
     }
-    return __any_sync(0xffffffffu, absent);
+#endif
+    return !DENSE && __any_sync(0xffffffffu, absent);
   }
-  WS_INLINE int page_id(int t, int page) const { return pages[t / kSteps % 2][page - page_of(p, segment_at(t) * kSegment)]; }
-  WS_INLINE const KV* row_at(const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
-    const int page = page_of(p, key), slot = key - page * p.page_size;
-    const int id = key < keys.hi ? page_id(t, page) : -1;
-    return id < 0 ? nullptr : cache + id * page_stride + slot * slot_stride;
+  // How far the row of key `at` of step t is from where keys or values begin.
+  template <bool kValue> WS_INLINE i64 offset_of(u32 t, u32 at) const {
+    const Places& from = places[t / kSteps % 2];
+#if WHOLE_PAGES
+    const u32 block = t % kSteps * (kStep / 16) + at / 16;
+    const i64 first = kValue ? from.v[block] : from.k[block];
+    return at % 16 == 0 || first == kNowhere ? first : first + at % 16 * (kValue ? p.v_slot : p.k_slot);
+#else
+    const int key = key_at(t) + (int)at, page = page_of(p, key);
+    if (key >= keys.hi) return kNowhere;
+    const int id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
+    const i64 slot = key - page * p.page_size;
+    return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
+#endif
   }
-  // Sixteen rows from `key` on, a multiple of 16. A row that is not to be read becomes zeros; its address, which may be
-  // none, is not used then.
-  WS_INLINE void copy_rows(u32 to, const KV* cache, i64 page_stride, i64 slot_stride, int t, int key) {
-    const int thread = threadIdx.x % kGroupThreads;
-    if (WHOLE_PAGES && kPasses) {
+  // Sixteen rows from key `at` of step t on, a multiple of 16. A row that is not to be read becomes zeros; its address,
+  // which may be none, is not used then.
+  template <bool kValue> WS_INLINE void copy_rows(u32 to, u32 t, u32 at) {
+    const KV* cache = kValue ? v : k;
+    const int thread = threadIdx.x % kGroupThreads, key = key_at(t) + (int)at;
+    if (kPasses) {
       const int row = thread / kPieces, piece = thread % kPieces;
-      const KV* page = row_at(cache, page_stride, slot_stride, t, key);
-      const KV* source = page + row * slot_stride + piece * kVec<KV>;
-      const int lo = keys.lo - key - row, hi = page ? keys.hi - key - row : 0;
+      const i64 first = offset_of<kValue>(t, at), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
+      const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
+      const KV* source = cache + first;
 #pragma unroll
-      for (int i = 0; i < 16; i += kPassRows)
-        copy_async(to + place<kPieces>(row + i, piece), source + i * slot_stride, i >= lo && i < hi);
+      for (int i = 0; i < 16; i += kPassRows, source += step)
+        copy_async(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
       return;
     }
     constexpr int kAll = 16 * kPieces;
@@ -166,8 +213,9 @@ struct Units {
     for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
       const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
       if (kAll % kGroupThreads && index >= kAll) break;
-      const KV* source = row_at(cache, page_stride, slot_stride, t, key + row);
-      copy_async(to + place<kPieces>(row, piece), source + piece * kVec<KV>, source && key + row >= keys.lo && key + row < keys.hi);
+      const i64 offset = offset_of<kValue>(t, at + row);
+      const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
+      copy_async(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
     }
   }
   // The unit kUnit places after the first of step t.
@@ -177,8 +225,7 @@ struct Units {
     if (t < count) {
 #pragma unroll
       for (int i = 0; i < kUnitKeys; i += 16)
-        copy_rows(base + into * kUnitBytes + place<kPieces>(i, 0), kValue ? v : k, kValue ? p.v_page : p.k_page,
-                  kValue ? p.v_slot : p.k_slot, t, key_at(t) + kUnit % kUnits * kUnitKeys + i);
+        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, kUnit % kUnits * kUnitKeys + i);
     }
     commit_copies();
     into = into + 1 == RING ? 0 : into + 1;
@@ -277,9 +324,9 @@ WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], cons
   for (int i = 0; i < kStep / 8; ++i) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int key = key0 + 8 * i + threadIdx.x % 4 * 2 + e;
+      const int at = 8 * i + threadIdx.x % 4 * 2 + e, key = key0 + at;
       bool exists = true;
-      if (absent) exists = key < units.keys.hi && units.page_id(t, page_of(p, key)) >= 0;
+      if (absent) exists = units.offset_of<false>(t, at) != kNowhere;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         if (!exists || key < seen[half].lo || key >= seen[half].hi) s[i][2 * half + e] = minus_infinity();
@@ -378,7 +425,7 @@ WS_INLINE void write(const PagedParams& p, const Piece& piece, const Level& tota
     const Row row = row_of(p, piece, thread_row(half));
     if (!row.exists) continue;
     const Finish finish = finish_of(p, row.head, total.m(half), total.l(half));
-    ELEM* to = (ELEM*)p.out + row.token * p.out_token + row.head * p.out_head;
+    ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
       *(u32*)(to + pair_dim(i)) = pack_pair(total.sum(pair_place(i, half, 0)) * finish.factor,
@@ -402,7 +449,7 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state
     if (p.ranges) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        leave(p, piece, piece.range, half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
+        leave(p, piece, slot_of_span(p.level, segment / kSegments), half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
     } else {
       total.take(span);
       if (last) write(p, piece, total);
@@ -417,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
   begin_kernel();
   const int group = threadIdx.x / kGroupThreads;
   Units units = {p};
-  units.pages = shared.pages[threadIdx.x / 32];
+  units.places = shared.places[threadIdx.x / 32];
   units.base = shared_address(ring_of(group));
   const i64 pieces = num_pieces(p, shared.starts);
 #pragma unroll 1
@@ -435,11 +482,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     Keys keys = {early.lo, late.hi};
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
-    units.table = (const i32*)p.page_table + piece.index * p.table_row;
-    units.k = (const KV*)p.k + piece.head * p.k_head;
-    units.v = (const KV*)p.v + piece.head * p.v_head;
+    units.begin(piece);
     units.segment = keys.lo / kSegment + group;
-    bool absent_next = units.load_pages(0);
+    bool absent_next = units.find(0);
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
       if (!p.ranges && group == 0) {
@@ -460,18 +505,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     q.load(p, piece);
     if (!kKeepQuery) __syncthreads();
     const Scale scale = scale_of(p, piece.head);
+    // With shared prefixes, a piece is a span.
+    const bool cut = p.ranges && is_cut(piece.request, piece.range);
 #pragma unroll 1
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
       const bool absent = absent_next;
-      if (end < units.count) absent_next = units.load_pages(end);
+      if (end < units.count) absent_next = units.find(end);
       State state;
       clear(state);
 #pragma unroll 1
       for (; t < end; ++t) run_step(state, p, seen, q, scale, units, {late.lo, early.hi}, t, absent, group);
       close(state, scale);
-      if (p.piece_keys == kRound)
-        leave(p, piece, segment, state);
+      if (p.piece_keys == kRound || cut)
+        leave(p, piece, cut ? slot_of_segment(p.level, segment) : segment, state);
       else
         fold(p, piece, state, segment, keys, group);
     }

@@ -1,9 +1,10 @@
 //! `paged_attention` on Hopper: host half. The device half is `sm90.cu`.
 //!
 //! Requests with many queries have the tensor cores to themselves; those with few, where the cache's bandwidth decides,
-//! are left to the kernel of `cuda.rs`.
+//! are left to the kernel of `cuda.rs`, and so are those that share prefixes.
 
-use super::cuda::{FEW_ROWS, MERGE, Part, SM80_DEVICE, addressable, run_parts};
+use super::cuda::{self, MERGE, SM80_DEVICE, addressable};
+use super::plan::{FEW_ROWS, Plan};
 use super::{K_PAGES, KV_LENS, LSE, OUT, PAGE_TABLE, Problem, Q, Q_STARTS, SINKS, V_PAGES};
 use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
 use crate::device::DeviceInfo;
@@ -65,32 +66,30 @@ fn few(p: &Problem) -> usize {
     FEW_ROWS / p.group().max(1)
 }
 
-/// The launch for requests with few queries, if there can be any.
-fn few_part(p: &Problem, info: &DeviceInfo) -> Option<Part> {
-    p.queries.is_none().then(|| Part::new(p, info, true, [0, few(p)]))
-}
-
 /// Tensor cores through `wgmma`, fed by the copy engine page by page.
 pub(super) const SM90: Kernel<Problem> =
     Kernel::cuda("paged_attention_sm90", &DEVICE, |launch: &Launch<'_, Problem>| {
-        run_parts(launch, few_part(launch.problem, launch.info).as_slice())?;
+        cuda::run_plan(launch, &Plan::few(launch.problem, launch.info))?;
         // SAFETY: the tensors are the call's own.
         unsafe { run_many(launch) }
     })
     .and(&SM80_DEVICE)
     .and(&MERGE)
-    .with_workspace(|p, info| few_part(p, info).map_or(0, |part| part.workspace(p)))
+    .with_workspace(|p, info| Plan::few(p, info).workspace(p))
     .when(supports)
     .configured(|p, info| {
         let tile = Tile::of(p.head_dim, true);
         let many = format!("{} rows by {} keys, {} consumers", tile.rows(), tile.keys, tile.consumers);
-        few_part(p, info).map_or(many.clone(), |part| format!("{part}; {many}"))
+        Plan::few(p, info).parts.first().map_or(many.clone(), |part| format!("{part}; {many}"))
     });
 
 fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     supports_options(info, p.dtype, p.scale(), p.softcap())?;
     if p.queries.unwrap_or(p.num_tokens) <= few(p) {
         return Err("no request has queries enough for it".into());
+    }
+    if Plan::new(p, info).levels > 0 {
+        return Err("reads prefixes that requests share once for each".into());
     }
     if p.cache_dtype != p.dtype {
         return Err(format!("a cache of {} would have to be converted", p.cache_dtype));

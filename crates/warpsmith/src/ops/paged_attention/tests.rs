@@ -90,11 +90,40 @@ impl Pool {
 
     /// Out and lse of the last `counts` tokens of each request, as bits.
     fn run(&self, counts: &[usize], dtype: DType, device: Device, kernel: &str) -> Vec<Vec<u64>> {
+        self.run_with(counts, dtype, device, kernel, None)
+    }
+
+    /// As [`Self::run`], with the prefixes of some groups shared.
+    fn run_with(
+        &self,
+        counts: &[usize],
+        dtype: DType,
+        device: Device,
+        kernel: &str,
+        groups: Option<&Groups>,
+    ) -> Vec<Vec<u64>> {
         let [k, v, table, lens] = self.tensors(dtype, device);
         let (q, starts) = self.queries(counts, dtype, device);
-        let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+        let mut call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+        let shared = groups.map(|groups| groups.tensors(device));
+        if let Some([starts, lens]) = &shared {
+            call = call.cascade(starts, lens).always_share();
+        }
         let (out, lse) = call.run_with_lse().unwrap();
         rows(&out, &lse)
+    }
+
+    /// Gives the requests of every group the first pages of its first one.
+    fn share(&mut self, groups: &Groups) {
+        for (starts, lens) in groups.starts.iter().zip(&groups.lens) {
+            for (range, &len) in starts.windows(2).zip(lens) {
+                let (first, end, pages) =
+                    (range[0] as usize, range[1] as usize, (len as usize).div_ceil(PAGE));
+                for r in first..end {
+                    self.table.copy_within(first * self.width..first * self.width + pages, r * self.width);
+                }
+            }
+        }
     }
 
     /// The pool with one request's keys cut to `len`.
@@ -102,6 +131,23 @@ impl Pool {
         let table = self.table[request * self.width..][..self.width].to_vec();
         let (seeds, k, v) = (vec![self.seeds[request]], self.k.clone(), self.v.clone());
         Pool { lens: vec![len], seeds, k, v, table, ..*self }
+    }
+}
+
+/// Groups of requests that share prefixes: of each level, where they start, and what they share.
+struct Groups {
+    starts: Vec<Vec<i32>>,
+    lens: Vec<Vec<i32>>,
+}
+
+impl Groups {
+    fn new(levels: &[(&[i32], &[i32])]) -> Groups {
+        let (starts, lens) = levels.iter().map(|(starts, lens)| (starts.to_vec(), lens.to_vec())).unzip();
+        Groups { starts, lens }
+    }
+
+    fn tensors(&self, device: Device) -> [Tensor; 2] {
+        [&self.starts, &self.lens].map(|rows| ints(&rows.concat(), &[rows.len(), rows[0].len()], device))
     }
 }
 
@@ -136,6 +182,63 @@ fn bits_depend_neither_on_neighbours_nor_on_chunks() {
             }
         }
     }
+}
+
+#[test]
+fn sharing_prefixes_changes_no_bit() {
+    let lens = [1700, 1501, 3000, 1100, 1024, 700, 1];
+    let counts = [1, 5, 60, 1, 0, 2, 1];
+    // A tree that cuts spans at every level, with empty groups and requests in none; and one that cuts none.
+    let trees = [
+        Groups::new(&[
+            (&[0, 4, 5, 5], &[900, 512, 0]),
+            (&[0, 2, 4, 4], &[1030, 1000, 0]),
+            (&[2, 3, 3, 3], &[2600, 0, 0]),
+        ]),
+        Groups::new(&[(&[0, 5], &[1024])]),
+        Groups::new(&[(&[1, 3, 6], &[100, 600]), (&[1, 3, 3], &[1400, 0])]),
+    ];
+    for (tree, groups) in trees.iter().enumerate() {
+        let mut pool = Pool::new(&lens);
+        pool.share(groups);
+        for device in devices() {
+            // On Hopper, requests with many rows are another kernel's unless prefixes are shared.
+            for (kernel, dtype) in kernels(device).into_iter().filter(|(name, _)| !name.ends_with("sm90")) {
+                let apart = pool.run(&counts, dtype, device, kernel);
+                let shared = pool.run_with(&counts, dtype, device, kernel, Some(groups));
+                assert!(shared == apart, "{kernel}, tree {tree}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_groups_are_errors_on_the_cpu() {
+    let mut pool = Pool::new(&[100, 90, 80]);
+    pool.share(&Groups::new(&[(&[0, 3], &[32])]));
+    let [k, v, table, lens] = pool.tensors(DType::F32, Device::Cpu);
+    let (q, starts) = pool.queries(&[1, 1, 20], DType::F32, Device::Cpu);
+    let run = |levels: &[(&[i32], &[i32])]| {
+        let [groups, prefixes] = Groups::new(levels).tensors(Device::Cpu);
+        let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts);
+        call.cascade(&groups, &prefixes).run()
+    };
+    let bad = |levels: &[(&[i32], &[i32])], text: &str| {
+        let error = run(levels).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    run(&[(&[0, 3], &[32])]).unwrap();
+    run(&[(&[0, 3, 3], &[16, 0]), (&[0, 1, 3], &[99, 32])]).unwrap();
+    bad(&[(&[0, 4], &[32])], "`group_starts`: expected starts that ascend from 0 to at most requests=3");
+    bad(&[(&[2, 1], &[32])], "got 2 and 1 for group 0 of level 0");
+    bad(&[(&[-1, 1], &[32])], "got -1 and 1");
+    bad(&[(&[0, 3], &[-1])], "`prefix_lens`: expected lengths from 0 to the 60 keys before the queries");
+    bad(&[(&[0, 3], &[61])], "got 61 for group 0 of level 0");
+    bad(&[(&[0, 3], &[33])], "`page_table`: expected page 2 to be that of request 0 too");
+    bad(
+        &[(&[0, 1, 3], &[32, 16]), (&[0, 2, 3], &[32, 32])],
+        "groups of level 1 within those of the level before",
+    );
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! `attention` of few queries over many keys, on CUDA devices: host half.
+//!
+//! A block for each row would leave most of the device idle. The kernel of `paged_attention` shares the keys of a request
+//! out over as many blocks as there are, and merges; here it is told that they do not lie in pages.
+
+use super::cuda::addressable;
+use super::problem::{Heads, Problem};
+use super::{K, LSE, OUT, Q, SINKS, V};
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use crate::ops::paged_attention::Problem as Paged;
+use crate::ops::paged_attention::cuda::{self, Keys, MERGE, PagedParams, SM80_DEVICE};
+use crate::ops::paged_attention::plan::{FEW_ROWS, Plan};
+use crate::ops::paged_attention::problem::MOST_KEYS;
+use crate::registry::{Kernel, Launch};
+
+/// Keys are planned for as if they lay in pages of this size.
+const PAGE: usize = 16;
+
+/// Tensor cores, and keys shared out over blocks. Chosen by the sizes of one request: so the bits of a row do not depend
+/// on how many there are.
+pub(super) const SPLIT: Kernel<Problem> =
+    Kernel::cuda("attention_split", &SM80_DEVICE, |launch: &Launch<'_, Problem>| {
+        let p = launch.problem;
+        let paged = paged(p);
+        let at = |index: usize| launch.args.address(index) as u64;
+        let params = PagedParams {
+            q: at(Q),
+            k: at(K),
+            v: at(V),
+            sinks: at(SINKS),
+            out: at(OUT),
+            lse: at(LSE),
+            q_batch: p.q.batch as i64,
+            out_batch: p.out.batch as i64,
+            lse_batch: p.lse.batch as i64,
+            max_keys: p.kv_len as i32,
+            ..PagedParams::of(&paged)
+        };
+        // SAFETY: the addresses are those of the checked tensors, whose sizes and strides the problem has.
+        unsafe { cuda::run(launch, &paged, &Plan::new(&paged, launch.info), Keys::Dense, &params) }
+    })
+    .and(&MERGE)
+    .with_workspace(|p, info| {
+        let paged = paged(p);
+        Plan::new(&paged, info).workspace(&paged)
+    })
+    .when(supports)
+    .configured(|p, info| Plan::new(&paged(p), info).to_string());
+
+fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
+    if p.dtype == DType::F32 {
+        return Err("f32 needs no tensor cores".into());
+    }
+    if p.mask.is_some() || p.bias.is_some() {
+        return Err("it knows no mask and no bias".into());
+    }
+    if p.packed.is_some() {
+        return Err("packed requests may have many queries".into());
+    }
+    let rows = p.q_len.saturating_mul(p.group());
+    if rows > FEW_ROWS {
+        return Err(format!("{rows} rows of a KV head are more than {FEW_ROWS}"));
+    }
+    let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
+    if let Some((name, _)) = dense.iter().find(|(_, heads)| !heads.vectors) {
+        return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
+    }
+    addressable(p)?;
+    let paged = paged(p);
+    cuda::addressable(&paged)?;
+    Plan::new(&paged, info).fits(&paged, info)
+}
+
+/// The same problem with keys in pages.
+fn paged(p: &Problem) -> Paged {
+    let tokens = |heads: &Heads| [heads.token, heads.head, heads.dim];
+    let keys = |heads: &Heads| [heads.batch, heads.token, heads.head, heads.dim];
+    Paged {
+        dtype: p.dtype,
+        cache_dtype: p.dtype,
+        requests: p.batch,
+        num_tokens: p.batch * p.q_len,
+        queries: Some(p.q_len),
+        num_heads: p.num_heads,
+        num_kv_heads: p.num_kv_heads,
+        head_dim: p.head_dim,
+        num_pages: 0,
+        page_size: PAGE,
+        max_pages: p.kv_len.div_ceil(PAGE),
+        q: tokens(&p.q),
+        k: keys(&p.k),
+        v: keys(&p.v),
+        out: tokens(&p.out),
+        lse: p.has_lse.then_some([p.lse.query, p.lse.head]),
+        page_table: [0; 2],
+        kv_lens_step: 0,
+        q_starts_step: 0,
+        k_scale_step: 0,
+        v_scale_step: 0,
+        sinks_step: p.sinks.unwrap_or(0),
+        shared: None,
+        always_share: false,
+        causal: p.causal,
+        window: p.window.min(MOST_KEYS),
+        softcap_bits: p.softcap_bits,
+        scale_bits: p.scale_bits,
+        vectors: true,
+    }
+}

@@ -1,0 +1,409 @@
+//! How the tensor-core kernel shares out the work of a call: blocks, launches and scratch memory, as pure functions of
+//! the problem and the device.
+
+use super::Problem;
+use super::problem::Shared;
+use crate::device::DeviceInfo;
+use crate::dtype::DType;
+use std::fmt;
+
+/// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
+const SEGMENT: usize = 128;
+const SPAN: usize = 1024;
+pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
+pub(super) const ROUND: usize = 512;
+/// Rows from which on a request's keys are not shared out over the warps of a block.
+pub(in crate::ops) const FEW_ROWS: usize = 32;
+/// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
+pub(super) const WAVES: usize = 4;
+/// Shared memory that every block has besides: numbers of pages and pieces.
+const STATIC_SHARED: usize = 6 << 10;
+/// More scratch memory than this is not asked for, without shared prefixes and with them.
+const MOST_WORKSPACE: usize = 256 << 20;
+const MOST_SHARED_WORKSPACE: usize = 1 << 30;
+
+/// What blocks are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::ops) enum Load {
+    /// Few rows: four warps share the keys.
+    Few,
+    /// Few rows, and few keys of many requests: one warp a block, and many blocks.
+    FewAndShort,
+    /// Many rows: warps have different ones.
+    Many,
+}
+
+impl Load {
+    pub const ALL: [Load; 3] = [Load::Few, Load::FewAndShort, Load::Many];
+}
+
+/// How a block is made up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::ops) struct Shape {
+    /// Warps with different rows.
+    pub row_warps: usize,
+    /// Groups of warps with different keys.
+    pub key_warps: usize,
+    /// Units in a group's ring.
+    pub ring: usize,
+    /// Blocks a multiprocessor should hold.
+    pub blocks: usize,
+}
+
+impl Shape {
+    /// For blocks with at most so many bytes of shared memory.
+    pub fn new(head_dim: usize, cache: DType, load: Load, shared: usize) -> Shape {
+        let long = head_dim > 128;
+        let blocks = if long { 1 } else { 2 };
+        // Enough on the way to keep the memory busy.
+        let rings: &[usize] = match (load, head_dim * cache.size()) {
+            (Load::Few | Load::FewAndShort, ..=128) => &[8],
+            (Load::Few, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
+            (Load::FewAndShort, ..=256) => &[6],
+            (Load::Few | Load::FewAndShort, _) => &[4, 3],
+            (Load::Many, _) => &[4, 2],
+        };
+        let shape = |ring| match load {
+            Load::Few => Shape { row_warps: 1, key_warps: 4, ring, blocks },
+            Load::FewAndShort => Shape { row_warps: 1, key_warps: 1, ring, blocks: 3 * blocks },
+            Load::Many => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
+        };
+        let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
+        shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
+    }
+
+    fn rows(&self) -> usize {
+        16 * self.row_warps
+    }
+
+    pub fn threads(&self) -> usize {
+        32 * self.row_warps * self.key_warps
+    }
+
+    /// Bytes of shared memory, with room for the sums of some levels.
+    fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
+        let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
+        let step = match head_dim {
+            161.. => 16,
+            128 => 32,
+            _ => 64,
+        };
+        let unit = self.rows().min(step) * row(head_dim * cache.size());
+        let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
+        // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
+        let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
+        queries + self.key_warps * self.ring * unit + levels * level
+    }
+}
+
+/// How keys are shared out over blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::ops) enum Extent {
+    /// A block takes a round, and leaves the states of its segments.
+    Round,
+    /// A block takes so many spans, and leaves their states.
+    Spans(usize),
+    /// A block takes all keys of its rows.
+    All,
+}
+
+impl Extent {
+    /// Keys of a range whose state is kept; zero if none is.
+    pub fn range_keys(self) -> usize {
+        match self {
+            Extent::Round => SEGMENT,
+            Extent::Spans(_) => SPAN,
+            Extent::All => 0,
+        }
+    }
+
+    pub fn piece_keys(self) -> usize {
+        match self {
+            Extent::Round => ROUND,
+            Extent::Spans(count) => count * SPAN,
+            Extent::All => 0,
+        }
+    }
+}
+
+/// One launch, for the requests with some numbers of queries, or for the groups of a level of shared prefixes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::ops) struct Part {
+    pub shape: Shape,
+    pub extent: Extent,
+    /// Most pieces of work there can be.
+    pub pieces: usize,
+    /// Groups of the level, or requests.
+    pub requests: usize,
+    pub min_queries: usize,
+    pub max_queries: usize,
+    pub level: usize,
+    /// Blocks that run at once.
+    pub slots: usize,
+}
+
+impl Part {
+    /// Of requests with numbers of queries from `queries[0]` to `queries[1]`, as their lengths may require.
+    fn new(p: &Problem, info: &DeviceInfo, load: Load, queries: [usize; 2]) -> Part {
+        let tiles = |rows: usize| match p.queries {
+            Some(count) => p.requests * (count * p.group()).div_ceil(rows),
+            None => (p.num_tokens * p.group()).div_ceil(rows) + p.requests,
+        };
+        let part = Part::spans(p, info, load, tiles);
+        let whole = part.pieces / p.max_keys().div_ceil(SPAN).max(1);
+        // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
+        // long enough to do without that.
+        let enough = if load == Load::Many { part.slots } else { WAVES * part.slots };
+        let busy = |pieces: usize| pieces >= 3 * part.slots / 4;
+        let pairs = whole * p.max_keys().div_ceil(2 * SPAN);
+        let (extent, pieces) = if whole >= enough || p.max_keys() <= ROUND {
+            (Extent::All, whole)
+        } else if !busy(part.pieces) {
+            (Extent::Round, whole * p.max_keys().div_ceil(ROUND))
+        } else if p.max_keys() <= SPAN {
+            (Extent::All, whole)
+        } else if busy(pairs) {
+            (Extent::Spans(2), pairs)
+        } else {
+            (Extent::Spans(1), part.pieces)
+        };
+        let [min_queries, max_queries] = queries;
+        let part = Part { extent, pieces, min_queries, max_queries, ..part };
+        if part.workspace(p, 0) <= MOST_WORKSPACE {
+            part
+        } else {
+            Part { extent: Extent::All, pieces: whole, ..part }
+        }
+    }
+
+    /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
+    fn spans(p: &Problem, info: &DeviceInfo, load: Load, tiles: impl Fn(usize) -> usize) -> Part {
+        let shape = Shape::new(p.head_dim, p.cache_dtype, load, info.shared_per_block);
+        Part {
+            shape,
+            extent: Extent::Spans(1),
+            pieces: tiles(shape.rows()) * p.num_kv_heads * p.max_keys().div_ceil(SPAN).max(1),
+            requests: p.requests,
+            min_queries: 0,
+            max_queries: p.num_tokens,
+            level: 0,
+            slots: info.units * shape.blocks,
+        }
+    }
+
+    /// States of a row: those of its ranges, and for each level those of the segments of a span that it shares with the
+    /// level before.
+    pub fn ranges(&self, p: &Problem, levels: usize) -> usize {
+        match self.extent.range_keys() {
+            0 => 0,
+            keys => p.max_keys().div_ceil(keys) + levels * SEGMENTS,
+        }
+    }
+
+    pub fn workspace(&self, p: &Problem, levels: usize) -> usize {
+        self.ranges(p, levels) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
+    }
+
+    pub fn shared(&self, p: &Problem) -> usize {
+        let levels = match self.extent {
+            Extent::Round => 0,
+            Extent::Spans(_) => 1,
+            Extent::All => 2,
+        };
+        self.shape.shared(p.head_dim, p.cache_dtype, levels)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = match self.extent.piece_keys() {
+            0 => "all".into(),
+            keys => keys.to_string(),
+        };
+        let Shape { row_warps, key_warps, ring, .. } = self.shape;
+        let rows = self.shape.rows();
+        write!(f, "tiles of {rows} rows, {keys} keys a block of {row_warps} x {key_warps} warps, ")?;
+        write!(f, "rings of {ring}, {} pieces", self.pieces)
+    }
+}
+
+/// The launches of a call.
+pub(in crate::ops) struct Plan {
+    pub parts: Vec<Part>,
+    /// Levels of shared prefixes that are read once for all requests of a group.
+    pub levels: usize,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.levels > 0 {
+            write!(f, "cascade of {} levels and the requests' own keys: ", self.levels)?;
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            write!(f, "{}{part}", if i > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// For the requests with few rows alone: the others are another kernel's.
+    pub fn few(p: &Problem, info: &DeviceInfo) -> Plan {
+        let few = FEW_ROWS / p.group().max(1);
+        let part = p.queries.is_none().then(|| Part::new(p, info, Load::Few, [0, few]));
+        Plan { parts: part.into_iter().collect(), levels: 0 }
+    }
+
+    pub fn new(p: &Problem, info: &DeviceInfo) -> Plan {
+        let few = FEW_ROWS / p.group().max(1);
+        let most = p.queries.unwrap_or(p.num_tokens);
+        if let Some(plan) = p.shared.and_then(|shared| Plan::cascade(p, &shared, info)) {
+            return plan;
+        }
+        // One launch for requests with few rows, one for those with many, as far as there can be such.
+        let parts = match p.queries {
+            Some(count) if count > few => vec![Part::new(p, info, Load::Many, [0, most])],
+            None if most > few => {
+                vec![Part::new(p, info, Load::Few, [0, few]), Part::new(p, info, Load::Many, [few + 1, most])]
+            }
+            _ => vec![Part::new(p, info, Load::Few, [0, most])],
+        };
+        Plan { parts, levels: 0 }
+    }
+
+    /// The groups of each level, as if they were requests, and then the requests: launches for those with few rows and
+    /// for those with many, as far as there can be such. None if it does not pay.
+    fn cascade(p: &Problem, shared: &Shared, info: &DeviceInfo) -> Option<Plan> {
+        let some = shared.levels > 0 && shared.groups > 0;
+        if !some || !(p.always_share || sharing_pays(p, shared, info)) {
+            return None;
+        }
+        let few = FEW_ROWS / p.group().max(1);
+        let parts = (0..=shared.levels).flat_map(|level| {
+            let own = level == shared.levels;
+            let requests = if own { p.requests } else { shared.groups };
+            // One group is taken to have all requests; if it has not, its tiles are not full.
+            let count = if own { p.queries } else { (shared.groups == 1).then_some(p.num_tokens) };
+            let (least, most) = (count.unwrap_or(0), count.unwrap_or(p.num_tokens));
+            let tiles = move |rows: usize| (p.num_tokens * p.group()).div_ceil(rows) + requests;
+            let part = move |load, min_queries, max_queries| {
+                let part = Part::spans(p, info, load, tiles);
+                Part { requests, level, min_queries, max_queries, ..part }
+            };
+            // What is not shared is short, it is hoped.
+            let of_few = if own && requests * p.num_kv_heads >= 2 * info.units {
+                Load::FewAndShort
+            } else {
+                Load::Few
+            };
+            let with_few = (least <= few).then(|| part(of_few, 0, few.min(most)));
+            let with_many =
+                (most > few).then(|| part(Load::Many, if least > few { 0 } else { few + 1 }, most));
+            with_few.into_iter().chain(with_many)
+        });
+        let plan = Plan { parts: parts.collect(), levels: shared.levels };
+        (plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
+    }
+
+    /// Whether blocks have the shared memory that they need.
+    pub fn fits(&self, p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
+        let needs = self.parts.iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
+        match needs > info.shared_per_block {
+            true => {
+                Err(format!("needs {needs} bytes of shared memory, the device has {}", info.shared_per_block))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// With shared prefixes, the parts leave their states side by side, for one merge.
+    pub fn workspace(&self, p: &Problem) -> usize {
+        match self.levels {
+            0 => self.parts.iter().map(|part| part.workspace(p, 0)).sum(),
+            levels => self.parts[0].workspace(p, levels),
+        }
+    }
+}
+
+/// Whether to read prefixes once for each group. Their lengths are not known here, only that no table is longer: if what
+/// could be saved is not worth the launches, nothing that can turn up is.
+fn sharing_pays(p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
+    // Of a multiprocessor, in a microsecond: bytes read, and operations of tensor cores on tiles that are not all full.
+    const BYTES: f64 = 25e3;
+    const OPERATIONS: f64 = 1e6;
+    // Microseconds of a level: two launches, and what they wait for.
+    const LEVEL: f64 = 8.0;
+    let key = (2 * p.num_kv_heads * p.head_dim * p.cache_dtype.size()) as f64;
+    let (keys, units) = (p.max_keys() as f64, info.units as f64);
+    let read = |requests: usize| requests as f64 * keys * key / (units * BYTES);
+    let multiplied = 4.0 * (p.num_tokens * p.num_heads * p.head_dim) as f64 * keys / (units * OPERATIONS);
+    let apart = read(p.requests).max(multiplied);
+    // Of nested groups, two or more lie in one; at the best, they share all there is at the first level.
+    let groups = (shared.groups >> (shared.levels - 1)).max(1);
+    let saved = apart - read(groups).max(multiplied);
+    // Half of the tables may not be shared after all.
+    saved > 2.0 * LEVEL * shared.levels as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem,
+    };
+    use super::*;
+    use crate::cpu::Tier;
+    use crate::device::Device;
+    use crate::op::{Args, Attrs};
+    use crate::tensor::Tensor;
+
+    /// The plan for requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads, on 132 multiprocessors.
+    fn plan([requests, queries, keys]: [usize; 3], [levels, groups]: [usize; 2]) -> Plan {
+        let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
+        let q = zeros(&[requests * queries, 32, 128], DType::BF16);
+        let mut out = zeros(&[requests * queries, 32, 128], DType::BF16);
+        let pages = zeros(&[1, 16, 8, 128], DType::BF16);
+        let ints = |shape: &[usize]| zeros(shape, DType::I32);
+        let (table, lens) = (ints(&[requests, keys.div_ceil(16)]), ints(&[requests]));
+        let (starts, prefixes) = (ints(&[levels, groups + 1]), ints(&[levels, groups]));
+        let args = Args::new(const { &SPEC }).input(Q, q.view()).input(K_PAGES, pages.view());
+        let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
+        let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
+        let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        Plan::new(&problem::check(&args, &Attrs::defaults(&SPEC)).unwrap(), &info)
+    }
+
+    #[test]
+    fn prefixes_are_shared_where_it_pays() {
+        let levels = |sizes, groups| plan(sizes, groups).levels;
+        assert_eq!(levels([64, 1, 8320], [1, 1]), 1, "much is read again and again");
+        assert_eq!(levels([64, 1, 8320], [2, 16]), 2);
+        assert_eq!(levels([4, 1, 512], [1, 1]), 0, "launches take longer than reading");
+        assert_eq!(levels([64, 1, 8320], [1, 64]), 0, "every request is a group");
+        assert_eq!(levels([64, 1, 8320], [0, 1]), 0);
+        assert_eq!(levels([64, 1, 8320], [1, 0]), 0);
+        assert_eq!(levels([4, 2048, 8192], [1, 1]), 0, "products take longer than reading");
+        assert_eq!(levels([1 << 14, 1, 8192], [1, 1]), 0, "the states would take gigabytes");
+    }
+
+    #[test]
+    fn every_number_of_queries_has_one_launch() {
+        for (sizes, groups) in [([64, 1, 8320], [1, 1]), ([64, 3, 8320], [2, 16]), ([32, 20, 8320], [3, 4])] {
+            let plan = plan(sizes, groups);
+            assert_eq!(plan.levels, groups[0]);
+            for level in 0..=plan.levels {
+                let most = if level < plan.levels { sizes[0] * sizes[1] } else { sizes[1] };
+                for queries in (if level < plan.levels { 1 } else { most })..=most {
+                    let takes = |part: &&Part| {
+                        part.level == level && (part.min_queries..=part.max_queries).contains(&queries)
+                    };
+                    assert_eq!(
+                        plan.parts.iter().filter(takes).count(),
+                        1,
+                        "{queries} at level {level}: {plan}"
+                    );
+                }
+            }
+        }
+    }
+}
