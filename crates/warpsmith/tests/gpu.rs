@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use warpsmith::cuda::{self, Context, DeviceBuffer, Event, Graph, Module, PinnedBuffer, Stream};
 use warpsmith::layout::{Layout, Shape};
-use warpsmith::ops::{Activation, PrefixMatch};
+use warpsmith::ops::{Activation, Attention, Linear, PrefixMatch, Softmax};
 use warpsmith::radix::{Mirror, RadixTree};
 use warpsmith::{DType, Device, Error, Result, Tensor, TensorView};
 
@@ -441,4 +441,38 @@ fn a_mirrored_tree_is_searched_and_what_is_out_of_range_does_no_harm() {
     mirror.update(&mut tree, &stream).unwrap();
     let [matched, nodes, pages] = search(&mirror, &starts[..3], 1);
     assert_eq!((matched, nodes, pages), (vec![0; 2], vec![0; 2], vec![-1; 2]));
+}
+
+/// The most memory that `work` had in use at once, besides what was there before.
+fn peak(ctx: &Context, work: impl FnOnce() -> Result<()>) -> u64 {
+    ctx.default_stream().synchronize().unwrap();
+    ctx.reset_pool_high().unwrap();
+    let before = ctx.memory().unwrap().pool_used;
+    work().unwrap();
+    ctx.default_stream().synchronize().unwrap();
+    ctx.memory().unwrap().pool_high - before
+}
+
+#[test]
+fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
+    need!(gpu);
+    const HEADS: usize = 2;
+    const LEN: usize = 32_768;
+    const DIM: usize = 128;
+    let scores = (HEADS * LEN * LEN * DType::BF16.size()) as u64;
+    if gpu.ctx.memory().unwrap().free < 2 * scores {
+        return eprintln!("skipped: less than {} GB of memory free", 2 * scores >> 30);
+    }
+    let random = |seed| Tensor::randn(&[1, LEN, HEADS, DIM], DType::BF16, Device::Cuda(0), seed).unwrap();
+    let (q, k, v) = (random(1), random(2), random(3));
+    let stream = gpu.ctx.default_stream();
+    let fused = peak(gpu.ctx, || Attention::new(&q, &k, &v).run().map(drop));
+    let apart = peak(gpu.ctx, || {
+        let [q, k] = [&q, &k].map(|tensor| tensor.view().permute(&[0, 2, 1, 3]));
+        let mut weights = Linear::new(q, k).scale((DIM as f32).sqrt().recip()).run()?;
+        Softmax::in_place().run_in_place(&mut weights, &warpsmith::Stream::Cuda(stream.clone()))?;
+        Linear::new(&weights, v.view().permute(&[0, 2, 3, 1])).run().map(drop)
+    });
+    println!("at once {} MB, apart {} MB", fused >> 20, apart >> 20);
+    assert!(apart >= scores && fused * 10 <= apart, "{fused} and {apart} bytes");
 }

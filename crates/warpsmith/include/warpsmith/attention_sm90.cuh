@@ -1,8 +1,8 @@
 #pragma once
 // out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies tiles of q and blocks of BLOCK_N
-// keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
+// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it, or one of each of its warps where a block
+// is many boxes, copies tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
 // multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers, and
 // multiplies those, still in registers, by the values. While the weights of block n are computed, the tensor cores work
 // on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's exponentials run under the
@@ -16,8 +16,8 @@
 //
 // Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM; BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL;
 // WINDOW, whether old keys are hidden; SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are
-// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which are then stored
-// while the tensor cores work on the next one, or only for 64 columns at a time.
+// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of
+// a tile, which the copy engine then stores, or only for 64 columns at a time.
 
 #include "warpsmith/attention_tiles.cuh"
 #include "warpsmith/vec.cuh"
@@ -25,6 +25,8 @@
 
 // A warp's results leave through slices of 16 rows of 128 bytes.
 constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
+// Whether there is one for every chunk, for the copy engine to take while the warp goes on.
+constexpr bool kCopied = kSlices == kChunks;
 
 // Where things lie in shared memory.
 constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
@@ -36,11 +38,11 @@ static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
 
 // Registers of a thread of the producer and of the consumers. A block of 384 threads has only 504 for each three of them.
-constexpr int kProducerRegisters = PAGED ? 56 : CONSUMERS == 3 ? 32 : 40;
+constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : VARLEN ? 56 : 40;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
 
-// Named barriers: a warpgroup's turn to use the tensor cores.
-constexpr u32 kTurnBarrier = 1;
+// Named barriers: a warpgroup's turn to use the tensor cores, and the warps of the producer.
+constexpr u32 kTurnBarrier = 1, kProducerBarrier = kTurnBarrier + CONSUMERS;
 
 // A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
 // which the warps of the consumers do.
@@ -65,89 +67,11 @@ WS_INLINE void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
-WS_INLINE void clear_values(u32 values, int valid) {
-  const u32 lane = threadIdx.x % 32;
-  for (int row = valid + lane / 8; row < BLOCK_N; row += 4)
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(values + c * kChunk + row * 128 + lane % 8 * 16), "r"(0) : "memory");
-  async_proxy_fence();
-  __syncwarp();
+WS_INLINE float* lse_at(const AttentionParams& p, int batch, int head, int query) {
+  return (float*)p.lse + (batch * p.lse_at.batch + head * p.lse_at.head + query * p.lse_at.query);
 }
-
-// Executed by one warp.
-WS_INLINE void produce(const Sm90Params& p, u32 shared) {
-  const bool leader = threadIdx.x % 32 == 0;
-  Ring<Q_STAGES> q_ring(shared + kBarriersAt);
-  Ring<STAGES> k_ring(shared + kKBarriers), v_ring(shared + kVBarriers);
-  const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
-  u32 raw_parity = 0;
-  for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
-    Tile tile;
-    if (!tiles.get(p, tile) || tile.block >= tile.end) continue;
-    const Request& request = tile.request;
-    const int kv_head = tile.head / p.attention.group;
-    auto load = [&](u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head) {
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, request.batch);
-    };
-    mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
-    if (leader) {
-      tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
-      mbarrier_arrive_expect(q_ring.full(), kQBytes);
-      load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(), request.first_query + tile.first_query,
-           tile.head);
-    }
-    q_ring.next();
-#pragma unroll 1
-    for (int n = tile.block; n < tile.end; ++n) {
-#if PAGED
-      const Pages pages(p, request, n);
-      auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head); };
-#else
-      auto load_block = [&](u32 to, const void* map, u32 barrier) {
-        if (leader) load(to, kChunk, map, barrier, request.first_key + n * BLOCK_N, kv_head);
-      };
-#endif
-      mbarrier_wait(k_ring.empty(), k_ring.parity ^ 1);
-      if (leader) {
-#if PAGED
-        store_shared_word(shared + kAbsentAt + k_ring.stage * 4, pages.absent);
-#endif
-        mbarrier_arrive_expect(k_ring.full(), kBlockBytes);
-      }
-      load_block(shared + kKAt + k_ring.stage * kBlockBytes, &p.k_map, k_ring.full());
-      k_ring.next();
-      mbarrier_wait(v_ring.empty(), v_ring.parity ^ 1);
-      const u32 values = shared + kVAt + v_ring.stage * kBlockBytes;
-      const bool clear = VARLEN && (n + 1) * BLOCK_N > request.kv_len;
-      const u32 barrier = clear ? raw_barrier : v_ring.full();
-      if (leader) mbarrier_arrive_expect(barrier, kBlockBytes);
-      load_block(values, &p.v_map, barrier);
-      if (clear) {
-        mbarrier_wait(raw_barrier, raw_parity);
-        raw_parity ^= 1;
-        clear_values(values, request.kv_len - n * BLOCK_N);
-        if (leader) mbarrier_arrive(v_ring.full());
-      }
-      v_ring.next();
-    }
-  }
-  // The end of all tiles.
-  mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
-  if (leader) {
-    Tile{}.put(shared + kTileAt + q_ring.stage * kTileBytes);
-    mbarrier_arrive(q_ring.full());
-  }
-}
-
-WS_INLINE float* lse_at(const AttentionParams& p, const Tile& tile, int row) {
-  const Request& r = tile.request;
-  return (float*)p.lse + (r.batch * p.lse_at.batch + tile.head * p.lse_at.head + (r.first_query + row) * p.lse_at.query);
-}
-WS_INLINE T* out_at(const AttentionParams& p, const Tile& tile, int row) {
-  return head_at<T>(p.out, p.out_at, tile.request.batch, tile.request.first_query + row, tile.head);
+WS_INLINE T* out_at(const AttentionParams& p, int batch, int head, int query) {
+  return head_at<T>(p.out, p.out_at, batch, query, head);
 }
 WS_INLINE float sink_of(const AttentionParams& p, int head) { return ((const float*)p.sinks)[head * p.sinks_step]; }
 
@@ -157,14 +81,149 @@ WS_INLINE void store_empty(const Sm90Params& p) {
   for (TileScheduler tiles; !tiles.done(p); tiles.advance()) {
     Tile tile;
     if (!tiles.get(p, tile) || tile.block < tile.end) continue;
-    const int end = min(tile.request.q_len, tile.first_query + kBlockM);
-    for (int row = tile.first_query; row < end; ++row) {
+    const Request& r = tile.request;
+    const int end = r.first_query + min(r.q_len, tile.first_query + kBlockM);
+    for (int query = r.first_query + tile.first_query; query < end; ++query) {
       const u32 zero[4] = {0, 0, 0, 0};
-      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, tile, row) + lane * 8, zero);
-      if (HAS_LSE && lane == 0) *lse_at(p.attention, tile, row) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
+      if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, r.batch, tile.head, query) + lane * 8, zero);
+      if (HAS_LSE && lane == 0)
+        *lse_at(p.attention, r.batch, tile.head, query) = HAS_SINKS ? sink_of(p.attention, tile.head) : minus_infinity();
     }
   }
 }
+
+// Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
+// Executed by all warps of the producer; afterwards any of them may announce the block.
+WS_INLINE void clear_values(u32 values, int valid) {
+  const u32 lane = threadIdx.x % 32;
+  for (int row = valid + threadIdx.x / 8; row < BLOCK_N; row += 4 * kProducers)
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(values + c * kChunk + row * 128 + lane % 8 * 16), "r"(0) : "memory");
+  async_proxy_fence();
+  if (kProducers > 1) named_barrier_sync(kProducerBarrier, 32 * kProducers);
+  __syncwarp();
+}
+
+// Executed by kProducers warps. They all find the same tiles and wait for the same empty stages, and each loads its boxes:
+// every block has some of every warp, so none falls a whole ring behind. One thread speaks for them.
+struct Producer {
+  const Sm90Params& p;
+  u32 shared;
+  Ring<Q_STAGES> q_ring;
+  Ring<STAGES> ring;  // of keys; that of values keeps step
+  u32 raw_parity = 0;
+  TileScheduler tiles;
+
+  // The keys of a tile whose queries are on their way; none at the end of all tiles.
+  struct Walk {
+    Request request;
+    int kv_head, block, end;
+  };
+
+  WS_INLINE Producer(const Sm90Params& p, u32 shared)
+      : p(p), shared(shared), q_ring(shared + kBarriersAt), ring(shared + kKBarriers) {}
+
+  static WS_INLINE bool leader() { return threadIdx.x == 0; }
+
+  // Goes to the next tile that sees any keys: loads its queries and tells the consumers.
+  WS_INLINE Walk next() {
+    Tile tile{};
+    bool found = false;
+    for (; !found && !tiles.done(p); tiles.advance()) found = tiles.get(p, tile) && tile.block < tile.end;
+    if (leader()) {
+      mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
+      if (!found) tile.end = 0;
+      tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
+      if (found) {
+        mbarrier_arrive_expect(q_ring.full(), kQBytes);
+        load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(),
+             tile.request.first_query + tile.first_query, tile.head, tile.request.batch);
+      } else {
+        mbarrier_arrive(q_ring.full());
+      }
+    }
+    __syncwarp();
+    q_ring.next();
+    return {tile.request, tile.head / p.attention.group, tile.block, found ? tile.end : tile.block};
+  }
+  WS_INLINE void load(u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head, int batch) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, batch);
+  }
+
+  WS_INLINE void run() {
+    // No tile, as if it were at its end; `ahead` is the one behind it, as soon as `known`.
+    Walk walk{}, ahead{};
+    bool known = false;
+#if PAGED
+    Pages pages;
+#endif
+    while (true) {
+      if (walk.block < walk.end) {
+        const int n = walk.block++;
+#if PAGED
+        // Looked up before the wait, to be there after it.
+        const int found = Pages::find(p, walk.request, n + 1);
+        auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, walk.kv_head); };
+        const u32 absent = pages.absent;
+#else
+        auto load_block = [&](u32 to, const void* map, u32 barrier) {
+          if (leader()) load(to, kChunk, map, barrier, walk.request.first_key + n * BLOCK_N, walk.kv_head, walk.request.batch);
+        };
+        const u32 absent = 0;
+#endif
+        load_keys(load_block, absent);
+        load_values(load_block, walk.request.kv_len - n * BLOCK_N);
+        ring.next();
+#if PAGED
+        pages.take(p, walk.request, n + 1, found);
+#endif
+      }
+      // The queries of the next tile are asked for after the first block of this one, when those of the tile before are
+      // used: asked for at the end, they are waited for.
+      if (!known && (Q_STAGES > 1 || walk.block == walk.end)) {
+        ahead = next();
+        known = true;
+      }
+      if (walk.block == walk.end) {
+        if (ahead.block == ahead.end) return;
+        walk = ahead;
+        known = false;
+#if PAGED
+        pages.take(p, walk.request, walk.block, Pages::find(p, walk.request, walk.block));
+#endif
+      }
+    }
+  }
+
+  template <class Load> WS_INLINE void load_keys(const Load& load_block, u32 absent) {
+    mbarrier_wait(ring.empty(), ring.parity ^ 1);
+    if (leader()) {
+      if (PAGED) store_shared_word(shared + kAbsentAt + ring.stage * 4, absent);
+      mbarrier_arrive_expect(ring.full(), kBlockBytes);
+    }
+    load_block(shared + kKAt + ring.stage * kBlockBytes, &p.k_map, ring.full());
+  }
+
+  // Of which `valid` rows are the request's.
+  template <class Load> WS_INLINE void load_values(const Load& load_block, int valid) {
+    const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
+    constexpr u32 kToValues = kVBarriers - kKBarriers;
+    mbarrier_wait(ring.empty() + kToValues, ring.parity ^ 1);
+    const u32 values = shared + kVAt + ring.stage * kBlockBytes;
+    const bool clear = VARLEN && valid < BLOCK_N;
+    const u32 barrier = clear ? raw_barrier : ring.full() + kToValues;
+    if (leader()) mbarrier_arrive_expect(barrier, kBlockBytes);
+    load_block(values, &p.v_map, barrier);
+    if (clear) {
+      mbarrier_wait(raw_barrier, raw_parity);
+      raw_parity ^= 1;
+      clear_values(values, valid);
+      if (leader()) mbarrier_arrive(ring.full() + kToValues);
+    }
+  }
+};
 
 // The state of the rows of a thread: the largest score so far in units of log2, and the sum of the weights relative to it,
 // of this thread's columns only.
@@ -263,7 +322,7 @@ struct Consumer {
   WS_INLINE void hide_absent() {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i)
-      if (absent >> (i / 4 * 8 / Pages::kRows) & 1) scores[i] = minus_infinity();
+      if (absent >> (i / 4 * 8 / kPageRows) & 1) scores[i] = minus_infinity();
   }
 #endif
   // Whether some row of this warpgroup does not see all of block n.
@@ -304,7 +363,7 @@ struct Consumer {
   // The next tile that the producer has chosen; false when there is none.
   WS_INLINE bool next(Tile& tile) {
     mbarrier_wait(q_ring.full(), q_ring.parity);
-    tile.take(shared + kTileAt + q_ring.stage * kTileBytes);
+    tile.take(p.attention, shared + kTileAt + q_ring.stage * kTileBytes);
     return tile.end > 0;
   }
 
@@ -317,14 +376,11 @@ struct Consumer {
   }
 
   // One product of keys runs ahead of the values, over the end of a tile too: the tensor cores have work while the next
-  // tile's first weights are computed. Results go to shared memory at the end of their tile and from there to their
-  // place at the end of the next, where the tensor cores are busy meanwhile.
+  // tile's first weights are computed.
   WS_INLINE void run() {
     Tile tile;
     if (!next(tile)) return;
-    bool pending = false;
     Rows rows;
-    Results results;
     float factor[2];
     start(rows, tile);
     mbarrier_wait(k_ring.full(), k_ring.parity);
@@ -364,15 +420,15 @@ struct Consumer {
       const bool accumulate = end - tile.block > 1;
       release(q_ring.empty());
       q_ring.next();
-      Results done = destination(tile);
+      const Results done = results_of(tile);
       const Rows ended = rows;
       if (!next(tile)) {
-        if (OUT_WHOLE && pending) store(results);
         mbarrier_wait(v_ring.full(), v_ring.parity);
         multiply_values(accumulate);
         finish_values();
         finish(done, ended);
-        if (OUT_WHOLE) store(done);
+        // The copy engine reads shared memory of a block only while there is one.
+        if (kCopied) tma_store_wait_read<0>();
         return;
       }
       start(rows, tile);
@@ -382,7 +438,6 @@ struct Consumer {
       mbarrier_wait(v_ring.full(), v_ring.parity);
       multiply_values(accumulate);
       end_turn();
-      if (OUT_WHOLE && pending) store(results);
       wgmma_wait<1>();
       release_keys();
       weigh<true>(rows, factor, tile, tile.block);
@@ -393,13 +448,11 @@ struct Consumer {
       }
       pack_weights();
       finish(done, ended);
-      results = done;
-      pending = true;
     }
   }
 
   WS_INLINE void release_keys() {
-    if (PAGED) absent = load_shared_word(shared + kAbsentAt + k_ring.stage * 4);
+    if (PAGED) absent = take_word(shared + kAbsentAt + k_ring.stage * 4);
     release(k_ring.empty());
     k_ring.next();
   }
@@ -413,20 +466,20 @@ struct Consumer {
     release_values();
   }
 
-  // The results of a warp that lie in shared memory, on their way out.
+  // Where the results of a warp go.
   struct Results {
-    T* out;           // of the warp's first row
-    float* lse;
-    int rows;         // to be stored
+    int batch, head, first;  // query of all in the tensor
+    int rows;                // of the request, from there on
   };
 
-  WS_INLINE Results destination(const Tile& tile) const {
+  WS_INLINE Results results_of(const Tile& tile) const {
+    const Request& r = tile.request;
     const int first = tile.first_query + index * 64 + warp * 16;
-    return {out_at(p.attention, tile, first), HAS_LSE ? lse_at(p.attention, tile, first) : nullptr, tile.request.q_len - first};
+    return {r.batch, tile.head, r.first_query + first, r.q_len - first};
   }
 
-  // Brings the results of a tile to shared memory.
-  WS_INLINE void finish(Results& results, const Rows& rows) {
+  // Brings the results of a tile to shared memory and on to their place.
+  WS_INLINE void finish(const Results& results, const Rows& rows) const {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -436,13 +489,32 @@ struct Consumer {
       inverse[h] = sum == 0.0f ? 0.0f : reciprocal(sum);
       const int row = lane / 4 + 8 * h;
       if (HAS_LSE && lane % 4 == 0 && row < results.rows)
-        results.lse[row * p.attention.lse_at.query] = sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+        *lse_at(p.attention, results.batch, results.head, results.first + row) =
+            sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+    }
+    if (kCopied) {
+      tma_store_wait_read<0>();
+      __syncwarp();
     }
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       stage(chunk, inverse);
-      if (!OUT_WHOLE) copy(chunk, results);
+      if (!kCopied) copy(chunk, results);
     }
+    if (!kCopied) return;
+    // Of packed requests, the rows behind the last one's are another's.
+    // A vote, for the compiler to know that lanes agree.
+    const bool whole = !VARLEN || __all_sync(0xffffffffu, results.rows >= 16);
+    if (!whole) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
+    }
+    async_proxy_fence();
+    __syncwarp();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      tma_store_if(whole, &p.out_map, slice(chunk), chunk * 64, results.first, results.head, results.batch);
+    tma_store_commit();
   }
   WS_INLINE u32 slice(int chunk) const {
     return shared + kOutAt + (index * 4 + warp) * (kSlices * kSliceBytes) + (OUT_WHOLE ? chunk * kSliceBytes : 0);
@@ -463,19 +535,15 @@ struct Consumer {
     __syncwarp();
   }
   WS_INLINE void copy(int chunk, const Results& results) const {
+    T* out = out_at(p.attention, results.batch, results.head, results.first);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;
       u32 words[4];
       load_shared_words(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
-      if (row < results.rows && at < HEAD_DIM) store_words(results.out + (row * p.attention.out_at.token + at), words);
+      if (row < results.rows && at < HEAD_DIM) store_words(out + (row * p.attention.out_at.token + at), words);
     }
     __syncwarp();
-  }
-
-  WS_INLINE void store(const Results& results) const {
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
   }
 };
 
@@ -503,14 +571,15 @@ WS_INLINE void attend(const Sm90Params& p) {
     tma_prefetch(&p.q_map);
     tma_prefetch(&p.k_map);
     tma_prefetch(&p.v_map);
+    if (kCopied) tma_prefetch(&p.out_map);
   }
   __syncthreads();
   // Nothing above touches memory that another kernel writes.
   begin_kernel();
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x / 32 == 0) produce(p, shared);
-    if (threadIdx.x / 32 == 1) store_empty(p);
+    if (threadIdx.x / 32 < kProducers) Producer(p, shared).run();
+    if (threadIdx.x / 32 == 3) store_empty(p);
   } else {
     take_registers<kConsumerRegisters>();
     consume(p, shared, warpgroup - 1);

@@ -10,6 +10,17 @@ constexpr int kBlockM = 64 * CONSUMERS, kThreads = 128 * (1 + CONSUMERS);
 constexpr int kChunks = (HEAD_DIM + 63) / 64;
 constexpr u32 kQChunk = kBlockM * 128, kChunk = BLOCK_N * 128, kQBytes = kChunks * kQChunk, kBlockBytes = kChunks * kChunk;
 
+#if PAGED
+// Keys of a page, or of the block if that is smaller, and how many such make a block.
+constexpr int kPageRows = PAGE_SIZE < BLOCK_N ? PAGE_SIZE : BLOCK_N, kPages = BLOCK_N / kPageRows;
+#else
+constexpr int kPages = 1;
+#endif
+
+// Warps that hand the copy engine its work, of the three that have no other. Lanes do so one after the other, at some 50
+// cycles a box: for the boxes of small pages one warp takes longer than the tensor cores take for the block.
+constexpr int kBoxes = kPages * kChunks, kProducers = !PAGED ? 1 : kBoxes < 3 ? kBoxes : 3;
+
 WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -23,6 +34,19 @@ WS_INLINE void load_shared_words(u32 (&w)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
 }
 
+// What the producer has told, to all lanes of a warp. Only the lane that arrives at barriers for the warp reads it: so the
+// read is before the arrival without the help of another barrier, for racecheck too.
+WS_INLINE u32 take_word(u32 at) {
+  u32 word = 0;
+  if (threadIdx.x % 32 == 0) word = load_shared_word(at);
+  return __shfl_sync(0xffffffffu, word, 0);
+}
+WS_INLINE void take_words(u32 (&w)[4], u32 at) {
+  if (threadIdx.x % 32 == 0) load_shared_words(w, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = __shfl_sync(0xffffffffu, w[i], 0);
+}
+
 // A tile of queries of one head, and the blocks of keys it sees any of.
 struct Tile {
   Request request;
@@ -31,15 +55,19 @@ struct Tile {
 
   // To the consumers, which do not need to know where the keys are.
   WS_INLINE void put(u32 at) const {
-    store_shared_words(at, request.batch, request.first_query, request.q_len, request.kv_len);
-    store_shared_words(at + 16, head, first_query, block, end);
+    store_shared_words(at, head, first_query, block, end);
+    store_shared_words(at + 16, request.batch, request.first_query, request.q_len, request.kv_len);
   }
-  WS_INLINE void take(u32 at) {
-    u32 a[4], b[4];
-    load_shared_words(a, at);
-    load_shared_words(b, at + 16);
-    request.batch = a[0], request.first_query = a[1], request.q_len = a[2], request.kv_len = a[3];
-    head = b[0], first_query = b[1], block = b[2], end = b[3];
+  WS_INLINE void take(const AttentionParams& p, u32 at) {
+    u32 a[4] = {}, b[4] = {};
+    take_words(a, at);
+    head = a[0], first_query = a[1], block = a[2], end = a[3];
+    if (VARLEN) {
+      take_words(b, at + 16);
+      request = {(int)b[0], (int)b[1], (int)b[2], 0, (int)b[3]};
+    } else {
+      request = {(int)take_word(at + 16), 0, p.q_len, 0, p.kv_len};
+    }
   }
 
   // The position of query 0 among the keys.
@@ -125,34 +153,35 @@ struct TileScheduler {
 // The pages of a block of keys: lane l holds the number of the l-th. A page that does not exist is read as zeros, past
 // the end of all pages, and so are those behind the last key.
 struct Pages {
-  // Of a page, or of the block if that is smaller.
-  static constexpr int kRows = PAGE_SIZE < BLOCK_N ? PAGE_SIZE : BLOCK_N, kCount = BLOCK_N / kRows;
-  static_assert(BLOCK_N % kRows == 0 && PAGE_SIZE % kRows == 0 && kRows % 8 == 0, "pages divide blocks, or blocks pages");
-  static_assert(kCount <= 32, "a page a lane");
+  static_assert(BLOCK_N % kPageRows == 0 && PAGE_SIZE % kPageRows == 0 && kPageRows % 8 == 0, "pages divide blocks, or blocks pages");
+  static_assert(kPages <= 32, "a page a lane");
 
   int page, first_slot;
   u32 absent;  // bits of pages that should be there
 
-  WS_INLINE Pages(const Sm90Params& p, const Request& request, int n) : page(p.paged.num_pages), first_slot(n * BLOCK_N % PAGE_SIZE) {
-    const int key = n * BLOCK_N + threadIdx.x % 32 * kRows;
-    bool lacks = false;
-    if (threadIdx.x % 32 < kCount && key < request.kv_len) {
-      const i64 row = (i64)request.first_key * p.paged.table_row;
-      const int found = ((const i32*)p.paged.page_table)[row + key / PAGE_SIZE * p.paged.table_col];
-      lacks = found < 0 || found >= p.paged.num_pages;
-      if (!lacks) page = found;
-    }
-    absent = __ballot_sync(0xffffffffu, lacks);
+  // What the table says of this lane's page of block n; the number of pages where there are no more keys.
+  static WS_INLINE int find(const Sm90Params& p, const Request& request, int n) {
+    const int key = n * BLOCK_N + threadIdx.x % 32 * kPageRows;
+    if (threadIdx.x % 32 >= kPages || key >= request.kv_len) return p.paged.num_pages;
+    return ((const i32*)p.paged.page_table)[(i64)request.first_key * p.paged.table_row + key / PAGE_SIZE * p.paged.table_col];
+  }
+  // Goes to block n, for which `find` has returned `found`.
+  WS_INLINE void take(const Sm90Params& p, const Request& request, int n, int found) {
+    const bool exists = (u32)found < (u32)p.paged.num_pages;
+    const bool wanted = threadIdx.x % 32 < kPages && n * BLOCK_N + (int)threadIdx.x % 32 * kPageRows < request.kv_len;
+    absent = __ballot_sync(0xffffffffu, wanted && !exists);
+    page = exists ? found : p.paged.num_pages;
+    first_slot = n * BLOCK_N % PAGE_SIZE;
   }
 
-  // Every lane loads its page, after the barrier knows what to expect.
+  // Every lane loads its page, or what of it is this warp's.
   WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head) const {
     __syncwarp();
-    const u32 lane = threadIdx.x % 32;
-    if (lane < kCount)
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c)
-        tma_load(to + c * kChunk + lane * (kRows * 128), map, barrier, c * 64, first_slot, kv_head, page);
+    for (int c = 0; c < kChunks; ++c)
+      if (lane < kPages && (lane * kChunks + c) % kProducers == warp)
+        tma_load(to + c * kChunk + lane * (kPageRows * 128), map, barrier, c * 64, first_slot, kv_head, page);
   }
 };
 #endif

@@ -39,6 +39,14 @@ WS_INLINE void tma_store(const void* map, u32 shared, int c0, int c1, int c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                ::"l"((u64)map), "r"(shared), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
+// The same for a converged warp, one lane of which stores if `wanted`, which is the same in all. Predicates in place of a
+// branch: around a branch the compiler gives up uniform registers, also those of loops far away.
+WS_INLINE void tma_store_if(bool wanted, const void* map, u32 shared, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "{\n.reg .pred one, p;\nelect.sync _|one, 0xffffffff;\nsetp.ne.and.b32 p, %6, 0, one;\n"
+      "@p cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n}"
+      ::"l"((u64)map), "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"((int)wanted) : "memory");
+}
 // Ends a group of the calling thread's stores.
 WS_INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most kPending of the calling thread's groups still read shared memory.

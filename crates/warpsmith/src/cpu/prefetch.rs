@@ -29,12 +29,12 @@ impl<T> Ahead<T> {
         Ahead(if worth { p } else { std::ptr::null() })
     }
 
-    /// Asks for the elements of the vector of `S` at `i`: for every other cache line of them, from the first (0) or the
-    /// second (1) on. Two passes over a row that ask for half of the next row each keep memory busy for longer than one.
+    /// Asks for the elements of the vector of `S` at `i`. Best in the pass that stores: it reads what is in the cache
+    /// already, and memory can read beside its writes.
     #[inline(always)]
-    pub fn fetch_half<S: Simd>(self, i: usize, half: usize) {
+    pub fn fetch<S: Simd>(self, i: usize) {
         if !self.0.is_null() {
-            fetch_lines::<S, T>(self.0.wrapping_add(i), half, 2);
+            fetch::<S, T>(self.0.wrapping_add(i));
         }
     }
 }
@@ -42,12 +42,7 @@ impl<T> Ahead<T> {
 /// Asks for the cache lines of the vector of `S` at `p`; any address will do.
 #[inline(always)]
 pub fn fetch<S: Simd, T>(p: *const T) {
-    fetch_lines::<S, T>(p, 0, 1);
-}
-
-#[inline(always)]
-fn fetch_lines<S: Simd, T>(p: *const T, first: usize, step: usize) {
-    for line in (first..(S::N * size_of::<T>()).div_ceil(LINE)).step_by(step) {
+    for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
         let p = p.cast::<i8>().wrapping_add(line * LINE);
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a hint; any address will do.

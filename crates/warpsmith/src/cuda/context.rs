@@ -182,7 +182,7 @@ pub struct MemoryStats {
     pub pool_reserved: u64,
     /// In use by buffers.
     pub pool_used: u64,
-    /// The most that was ever in use by buffers.
+    /// The most that was in use by buffers at once, since the last [`Context::reset_pool_high`].
     pub pool_high: u64,
 }
 
@@ -321,6 +321,13 @@ impl Context {
             pool_used: self.pool_value(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
             pool_high: self.pool_value(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
         })
+    }
+
+    /// Starts [`MemoryStats::pool_high`] anew, from what is in use now.
+    pub fn reset_pool_high(&self) -> Result<()> {
+        let (attribute, mut zero) = (PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64);
+        // SAFETY: the attribute is 64-bit, and zero is the one value it takes.
+        unsafe { cu!(self, cuMemPoolSetAttribute(self.pool, attribute, (&raw mut zero).cast())) }
     }
 
     fn pool_value(&self, attribute: CUmemPool_attribute) -> Result<u64> {

@@ -1,4 +1,7 @@
 //! Plain Rust on arrays of 8, for every target; the compiler vectorises it with what the target always has.
+//!
+//! Where that is not what the machine has, as on x86-64, operations are calls: kernels made of copies of them would be most
+//! of the library's code and of the time to build it, for processors of more than ten years ago.
 
 use super::Simd;
 use crate::cpu::tier::Tier;
@@ -17,7 +20,8 @@ impl Portable {
 
 const N: usize = 8;
 
-#[inline(always)]
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
 fn map<A: Copy, R: Copy + Default>(a: [A; N], f: impl Fn(A) -> R) -> [R; N] {
     let mut out = [R::default(); N];
     for i in 0..N {
@@ -26,7 +30,8 @@ fn map<A: Copy, R: Copy + Default>(a: [A; N], f: impl Fn(A) -> R) -> [R; N] {
     out
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
 fn zip<A: Copy, B: Copy, R: Copy + Default>(a: [A; N], b: [B; N], f: impl Fn(A, B) -> R) -> [R; N] {
     let mut out = [R::default(); N];
     for i in 0..N {
@@ -35,11 +40,22 @@ fn zip<A: Copy, B: Copy, R: Copy + Default>(a: [A; N], b: [B; N], f: impl Fn(A, 
     out
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
 fn pick<A: Copy + Default>(m: [bool; N], a: [A; N], b: [A; N]) -> [A; N] {
     let mut out = [A::default(); N];
     for i in 0..N {
         out[i] = if m[i] { a[i] } else { b[i] };
+    }
+    out
+}
+
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
+fn fused_lanes(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
+    let mut out = c;
+    for i in 0..N {
+        out[i] = fused(a[i], b[i], c[i]);
     }
     out
 }
@@ -62,25 +78,6 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let step = ((error.to_bits() ^ bits) as i64 >> 63) as u64 | 1;
     let wanted = ((error.abs() > 0.0) as u64 & !bits).wrapping_neg();
     f64::from_bits(bits.wrapping_add(step & wanted)) as f32
-}
-
-/// [`fused`] of every lane. Where it has to be emulated, copies of it at every use would be most of the library's code and
-/// of the time to build it.
-#[cfg_attr(target_arch = "x86_64", inline(never))]
-#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-fn fused_lanes(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
-    let mut out = c;
-    for i in 0..N {
-        out[i] = fused(a[i], b[i], c[i]);
-    }
-    out
-}
-
-/// [`map`] with a conversion that the target may lack an instruction for: not copied either.
-#[cfg_attr(target_arch = "x86_64", inline(never))]
-#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
-fn convert<A: Copy, R: Copy + Default>(a: [A; N], f: impl Fn(A) -> R) -> [R; N] {
-    map(a, f)
 }
 
 /// The nearest integer, ties to even, for `|x| < 2^31`: the low bits of `x` where one unit is the last bit. The library
@@ -115,7 +112,8 @@ unsafe fn write<T: Copy>(p: *mut T, lanes: [T; N], n: usize) {
 }
 
 /// Folds lane `i` with lane `i + N/2`, then the halves again, as the vector tiers do.
-#[inline(always)]
+#[cfg_attr(target_arch = "x86_64", inline(never))]
+#[cfg_attr(not(target_arch = "x86_64"), inline(always))]
 fn tree(mut v: [f32; N], f: impl Fn(f32, f32) -> f32) -> f32 {
     for half in [4, 2, 1] {
         for i in 0..half {
@@ -177,8 +175,8 @@ impl Simd for Portable {
         fn i_to_h(i: [i32; N]) -> [u16; N] = map(i, |x| x as u16);
         fn b_to_i(b: [u8; N]) -> [i32; N] = map(b, i32::from);
         fn i_to_b(i: [i32; N]) -> [u8; N] = map(i, |x| x as u8);
-        fn f16_to_f32(h: [u16; N]) -> [f32; N] = convert(h, |x| f16::from_bits(x).to_f32());
-        fn f32_to_f16(v: [f32; N]) -> [u16; N] = convert(v, |x| f16::from_f32(x).to_bits());
+        fn f16_to_f32(h: [u16; N]) -> [f32; N] = map(h, |x| f16::from_bits(x).to_f32());
+        fn f32_to_f16(v: [f32; N]) -> [u16; N] = map(v, |x| f16::from_f32(x).to_bits());
 
         fn splat(x: f32) -> [f32; N] = [x; N];
         fn add(a: [f32; N], b: [f32; N]) -> [f32; N] = zip(a, b, |a, b| a + b);
@@ -190,8 +188,8 @@ impl Simd for Portable {
         fn sqrt(a: [f32; N]) -> [f32; N] = map(a, f32::sqrt);
         fn max(a: [f32; N], b: [f32; N]) -> [f32; N] = zip(a, b, |a, b| if a > b { a } else { b });
         fn min(a: [f32; N], b: [f32; N]) -> [f32; N] = zip(a, b, |a, b| if a < b { a } else { b });
-        fn floor(a: [f32; N]) -> [f32; N] = convert(a, f32::floor);
-        fn round(a: [f32; N]) -> [f32; N] = convert(a, f32::round_ties_even);
+        fn floor(a: [f32; N]) -> [f32; N] = map(a, f32::floor);
+        fn round(a: [f32; N]) -> [f32; N] = map(a, f32::round_ties_even);
 
         fn lt(a: [f32; N], b: [f32; N]) -> [bool; N] = zip(a, b, |a, b| a < b);
         fn le(a: [f32; N], b: [f32; N]) -> [bool; N] = zip(a, b, |a, b| a <= b);
@@ -217,7 +215,7 @@ impl Simd for Portable {
         fn bits_of(v: [f32; N]) -> [i32; N] = map(v, |x| x.to_bits() as i32);
         fn of_bits(i: [i32; N]) -> [f32; N] = map(i, |x| f32::from_bits(x as u32));
         fn i_to_f32(i: [i32; N]) -> [f32; N] = map(i, |x| x as f32);
-        fn f32_to_i(v: [f32; N]) -> [i32; N] = convert(v, nearest);
+        fn f32_to_i(v: [f32; N]) -> [i32; N] = map(v, nearest);
 
         fn reduce_add(v: [f32; N]) -> f32 = tree(v, |a, b| a + b);
         fn reduce_max(v: [f32; N]) -> f32 = {

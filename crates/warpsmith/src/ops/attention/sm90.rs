@@ -6,7 +6,7 @@ mod tests;
 
 use super::cuda::{AttentionParams, addressable};
 use super::problem::{HEAD_DIMS, Heads, Problem};
-use super::{K, Q, V};
+use super::{K, OUT, Q, V};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
 use crate::device::DeviceInfo;
@@ -15,20 +15,26 @@ use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
-use deal::{Deal, head_group};
+use deal::{Deal, plan};
 use std::f32::consts::LOG2_E;
 
 /// Queries of a warpgroup, and its threads.
 const ROWS: usize = 64;
 const WARPGROUP: usize = 128;
+/// Results of a warp.
+pub(in crate::ops) const WARP_ROWS: usize = 16;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 pub(in crate::ops) const CHUNK: usize = 64;
+/// Elements of the heads that three consumers can share a block's registers for, and the time they take for a block of keys
+/// in terms of what two take.
+const WIDE_HEAD_DIM: usize = 64;
+const WIDE_COST: f64 = 1.35;
 /// Limits beyond this lose digits on the way through the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 
 kernel_params! {
     struct Sm90Params {
-        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap,
+        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, out_map: TensorMap,
         attention: AttentionParams,
         tiles: u32, m_tiles: u32, head_group: u32,
         /// What scores are multiplied with on the way into a power of two, and on the way into the softcap.
@@ -51,14 +57,27 @@ impl Tile {
     pub fn of(head_dim: usize, paged: bool) -> Tile {
         let tile = Tile { consumers: 2, keys: 128, stages: 2, q_stages: 2, out_whole: true };
         match head_dim {
-            // Short heads keep the tensor cores busy for less time than the exponentials take: three warpgroups hide
-            // more of them. To look pages up takes the registers that a third would need.
-            64 if !paged => Tile { consumers: 3, out_whole: false, ..tile },
             ..=128 => tile,
             // Sizes of pages divide 64, or 64 divides them.
             ..=192 if !paged => Tile { keys: 96, q_stages: 1, out_whole: false, ..tile },
             _ => Tile { keys: 64, q_stages: 1, out_whole: false, ..tile },
         }
+    }
+
+    /// For a call. Short heads keep the tensor cores busy for less time than the exponentials take: three warpgroups hide
+    /// more of them, if there are enough of their larger tiles to go round. Some options need the registers of a third.
+    fn of_call(p: &Problem, units: usize) -> Tile {
+        let tile = Tile::of(p.head_dim, false);
+        if p.head_dim != WIDE_HEAD_DIM || p.packed.is_some() || p.softcap_bits != 0 {
+            return tile;
+        }
+        let wide = tile.wide();
+        let time = |tile: &Tile| plan(&Deal::of(p, tile, units)).longest as f64;
+        if time(&wide) * WIDE_COST < time(&tile) { wide } else { tile }
+    }
+
+    fn wide(self) -> Tile {
+        Tile { consumers: 3, ..self }
     }
 
     /// Queries of a tile.
@@ -98,10 +117,11 @@ pub(in crate::ops) struct Config {
     pub packed: bool,
     /// Tokens of a page, where keys and values lie in pages.
     pub page_size: Option<usize>,
+    pub tile: Tile,
 }
 
 impl Config {
-    fn of(p: &Problem) -> Config {
+    fn of(p: &Problem, tile: Tile) -> Config {
         Config {
             dtype: p.dtype,
             head_dim: p.head_dim,
@@ -112,11 +132,12 @@ impl Config {
             lse: p.has_lse,
             packed: p.packed.is_some(),
             page_size: None,
+            tile,
         }
     }
 
     pub fn defines(&self) -> Defines {
-        let tile = Tile::of(self.head_dim, self.page_size.is_some());
+        let tile = &self.tile;
         let mut defines = vec![
             ("T", self.dtype.name().into()),
             ("HEAD_DIM", self.head_dim.to_string()),
@@ -153,11 +174,22 @@ impl Config {
                 lse: false,
                 packed,
                 page_size,
+                tile: Tile::of(head_dim, page_size.is_some()),
             };
             for head_dim in HEAD_DIMS {
                 all.extend([false, true].map(|causal| plain(head_dim, causal)));
             }
             for causal in [false, true] {
+                if page_size.is_none() && !packed {
+                    let plain = plain(WIDE_HEAD_DIM, causal);
+                    all.push(Config {
+                        sinks: true,
+                        lse: true,
+                        window: true,
+                        tile: plain.tile.wide(),
+                        ..plain
+                    });
+                }
                 let plain = plain(128, causal);
                 all.push(Config { window: true, softcap: true, ..plain });
                 all.push(Config { sinks: true, lse: true, ..plain });
@@ -216,8 +248,8 @@ pub(super) const SM90: Kernel<Problem> =
         unsafe { run(launch) }
     })
     .when(supports)
-    .configured(|p, _| {
-        let tile = Tile::of(p.head_dim, false);
+    .configured(|p, info| {
+        let tile = Tile::of_call(p, info.units);
         format!("{} rows by {} keys, {} consumers", tile.rows(), tile.keys, tile.consumers)
     });
 
@@ -270,7 +302,8 @@ fn map(
 /// The tensors of the call must live until the work on the stream is done.
 unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tile = Tile::of(p.head_dim, false);
+    let units = launch.info.units;
+    let tile = Tile::of_call(p, units);
     let m_tiles = p.q_len.div_ceil(tile.rows());
     let tiles = p.num_heads
         * match p.packed {
@@ -291,15 +324,15 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         map(launch.args.address(index), p, at, sizes, rows)
     };
     let [scale_log2, softcap_in] = factors(p.scale(), p.softcap());
-    let units = launch.info.units;
     let params = Sm90Params {
         q_map: map(Q, &p.q, [p.q_len, p.num_heads], tile.rows())?,
         k_map: map(K, &p.k, [p.kv_len, p.num_kv_heads], tile.keys)?,
         v_map: map(V, &p.v, [p.kv_len, p.num_kv_heads], tile.keys)?,
+        out_map: map(OUT, &p.out, [p.q_len, p.num_heads], WARP_ROWS)?,
         attention: AttentionParams::new(p, launch.args, tile.rows()),
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: if p.packed.is_some() { 1 } else { head_group(&Deal::of(p, units)) as u32 },
+        head_group: if p.packed.is_some() { 1 } else { plan(&Deal::of(p, &tile, units)).head_group as u32 },
         scale_log2,
         softcap_in,
     };
@@ -308,5 +341,5 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([tiles.min(units) as u32, 1, 1], [threads, 1, 1], shared);
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks share
     // all tiles among them.
-    unsafe { kernel::run(launch, &Config::of(p).defines(), &config, &params) }
+    unsafe { kernel::run(launch, &Config::of(p, tile).defines(), &config, &params) }
 }

@@ -83,9 +83,9 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                             T::rounded(s, s.add(load_unordered_at(s, x, i, count), r))
                         },
                         #[inline(always)]
-                        |i, half| {
-                            ahead.fetch_half::<Pair<Pair<S>>>(i, half);
-                            residual_ahead.fetch_half::<Pair<Pair<S>>>(i, half);
+                        |i| {
+                            ahead.fetch::<Pair<Pair<S>>>(i);
+                            residual_ahead.fetch::<Pair<Pair<S>>>(i);
                         },
                         #[inline(always)]
                         |i, count, v| put_unordered_at(s, sum, i, count, v, stream),
@@ -100,7 +100,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                         #[inline(always)]
                         |i, count| load_unordered_at(s, x, i, count),
                         #[inline(always)]
-                        |i, half| ahead.fetch_half::<Pair<Pair<S>>>(i, half),
+                        |i| ahead.fetch::<Pair<Pair<S>>>(i),
                         #[inline(always)]
                         |_, _, _| {},
                     );
@@ -120,8 +120,7 @@ struct Affine<T> {
     bias: *const T,
 }
 
-/// One row: `load` gives its vectors, in any order of lanes; `ahead` asks for half of what the next row needs, in each of
-/// the last two passes; `also` sees the vectors before the result is stored, streamed if asked and possible.
+/// One row: `load` gives its vectors, in any order of lanes; `ahead` asks for what the next row needs; `also` sees the vectors before the result is stored, streamed if asked and possible.
 ///
 /// # Safety
 /// `out` must be writable for `hidden` elements; weight and bias, unless null, readable for as many.
@@ -132,18 +131,11 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
     affine: &Affine<T>,
     (out, stream): (*mut T, bool),
     load: impl Fn(usize, usize) -> S::V,
-    ahead: impl Fn(usize, usize),
+    ahead: impl Fn(usize),
     also: impl Fn(usize, usize, S::V),
 ) {
     let n = p.hidden;
-    let (mean, squares) = moments(
-        s,
-        n,
-        p.center,
-        &load,
-        #[inline(always)]
-        |i| ahead(i, 0),
-    );
+    let (mean, squares) = moments(s, n, p.center, &load);
     let (mean, scale) =
         (s.splat(mean), s.splat(1.0 / (squares / n as f32 + f32::from_bits(p.eps_bits)).sqrt()));
     let stream = stream && can_stream::<S, T>(out);
@@ -151,7 +143,7 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
         n,
         #[inline(always)]
         |i, count| {
-            ahead(i, 1);
+            ahead(i);
             let v = load(i, count);
             also(i, count, v);
             let mut y = s.mul(if p.center { s.sub(v, mean) } else { v }, scale);
@@ -170,15 +162,9 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
 }
 
 /// The mean (zero unless `center`) and the sum of squared distances from it, in two passes: the textbook formula
-/// in one would lose everything to cancellation when the mean is large. `ahead` is called for each vector of the last.
+/// in one would lose everything to cancellation when the mean is large.
 #[inline(always)]
-fn moments<S: Simd>(
-    s: S,
-    n: usize,
-    center: bool,
-    load: &impl Fn(usize, usize) -> S::V,
-    ahead: impl Fn(usize),
-) -> (f32, f32) {
+fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
     let mut mean = 0.0;
     if center {
         let [total] = sum_vectors(
@@ -195,7 +181,6 @@ fn moments<S: Simd>(
         n,
         #[inline(always)]
         |i, count, sums: &mut [S::V; 1]| {
-            ahead(i);
             let v = load(i, count);
             let v = if center { keep_first(s, s.sub(v, means), count) } else { v };
             sums[0] = s.fma(v, v, sums[0]);
@@ -295,14 +280,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         #[inline(always)]
                         |i, count| load_at(s, x, i, count),
                     );
-                    let (mean, squares) = moments(
-                        s,
-                        n,
-                        p.center,
-                        &load,
-                        #[inline(always)]
-                        |_| {},
-                    );
+                    let (mean, squares) = moments(s, n, p.center, &load);
                     let means = s.splat(mean);
                     let centered = inlined(
                         #[inline(always)]
@@ -314,8 +292,6 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         n,
                         #[inline(always)]
                         |i, count, sums: &mut [[S::V; 2]; 2]| {
-                            x_ahead.fetch_half::<Pair<S>>(i, 0);
-                            dout_ahead.fetch_half::<Pair<S>>(i, 0);
                             let g = gradient(i, count);
                             sums[0] = s.fma(centered(i, count), g, sums[0]);
                             sums[1] = s.add(sums[1], g);
@@ -329,8 +305,8 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         n,
                         #[inline(always)]
                         |i, count| {
-                            x_ahead.fetch_half::<Pair<S>>(i, 1);
-                            dout_ahead.fetch_half::<Pair<S>>(i, 1);
+                            x_ahead.fetch::<Pair<S>>(i);
+                            dout_ahead.fetch::<Pair<S>>(i);
                             let y = s.mul(centered(i, count), scale);
                             let d = load_at(s, dout, i, count);
                             let g = s.fnma(y, mean_gy, gradient(i, count));

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
-use crate::ops::attention::sm90::deal::{Deal, head_group};
-use crate::ops::attention::sm90::{CHUNK, Config, Tile, factors, supports_options};
+use crate::ops::attention::sm90::deal::{Deal, plan};
+use crate::ops::attention::sm90::{CHUNK, Config, Tile, WARP_ROWS, factors, supports_options};
 use crate::registry::{CudaKernel, Kernel, Launch};
 
 kernel_params! {
@@ -33,7 +33,7 @@ kernel_params! {
 
 kernel_params! {
     struct Sm90Params {
-        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap,
+        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, out_map: TensorMap,
         attention: AttentionParams,
         paged: PagedKeys,
         tiles: u32, m_tiles: u32, head_group: u32,
@@ -107,6 +107,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     let caches = [p.num_pages, p.page_size, p.num_kv_heads];
     for (name, strides, sizes) in [
         ("q", &p.q[..2], &[p.num_tokens, p.num_heads][..]),
+        ("out", &p.out[..2], &[p.num_tokens, p.num_heads]),
         ("k_pages", &p.k[..3], &caches),
         ("v_pages", &p.v[..3], &caches),
     ] {
@@ -150,17 +151,21 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
             swizzle: Swizzle::B128,
         })
     };
-    let params = Sm90Params {
-        q_map: TensorMap::encode(&Tiled {
-            address: args.address(Q) as u64,
+    let tokens = |index: usize, [token, head]: [isize; 2], rows: usize| {
+        TensorMap::encode(&Tiled {
+            address: args.address(index) as u64,
             dtype: p.dtype,
             sizes: &[p.head_dim, p.num_tokens, p.num_heads, 1].map(|n| n as u64),
-            strides: &[bytes(p.q[0], p.num_tokens), bytes(p.q[1], p.num_heads), 16],
-            extents: &[CHUNK as u32, tile.rows() as u32, 1, 1],
+            strides: &[bytes(token, p.num_tokens), bytes(head, p.num_heads), 16],
+            extents: &[CHUNK as u32, rows as u32, 1, 1],
             swizzle: Swizzle::B128,
-        })?,
+        })
+    };
+    let params = Sm90Params {
+        q_map: tokens(Q, [p.q[0], p.q[1]], tile.rows())?,
         k_map: pages(K_PAGES, p.k)?,
         v_map: pages(V_PAGES, p.v)?,
+        out_map: tokens(OUT, [p.out[0], p.out[1]], WARP_ROWS)?,
         attention: attention_params(launch),
         paged: PagedKeys {
             page_table: args.address(PAGE_TABLE) as u64,
@@ -175,7 +180,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         },
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: p.queries.map_or(1, |queries| head_group(&deal(p, queries, tile, launch.info.units)))
+        head_group: p.queries.map_or(1, |queries| plan(&deal(p, queries, tile, launch.info.units)).head_group)
             as u32,
         scale_log2,
         softcap_in,
@@ -190,6 +195,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         lse: p.lse.is_some(),
         packed: true,
         page_size: Some(p.page_size),
+        tile,
     };
     let shared = (tile.shared_bytes(p.head_dim) + tile.paged_bytes()) as u32;
     let blocks = tiles.min(launch.info.units) as u32;

@@ -173,7 +173,7 @@ impl Piece {
 }
 
 /// The pieces of a row of `n` elements, their largest pivot, and the sum of all exponentials relative to that. `see` is
-/// given the exponentials, relative to their piece's pivot; `ahead` is called for each vector of the last piece.
+/// given the exponentials, relative to their piece's pivot.
 ///
 /// # Safety
 /// `x` must be readable for `n` elements; `pieces` are as many as the row has.
@@ -183,7 +183,6 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
     (x, n): (*const T, usize),
     scale: &Scale<S>,
     pieces: &mut [Piece],
-    ahead: impl Fn(usize),
     see: impl Fn(usize, usize, S::V),
 ) -> (f32, f32) {
     let mut top = f32::MIN;
@@ -201,9 +200,7 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
-                    if is_last {
-                        ahead(i);
-                    } else {
+                    if !is_last {
                         fetch::<S, T>(x.wrapping_add(PIECE).wrapping_add(i));
                     }
                     let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
@@ -241,8 +238,6 @@ unsafe fn row_in_cache<S: Simd, T: CpuElement>(
             scale,
             pieces,
             #[inline(always)]
-            |i| ahead.fetch_half::<S>(i, 0),
-            #[inline(always)]
             |i, count, e| {
                 if powers == out.cast() {
                     put_unordered_at(s, powers, i, count, e, false);
@@ -260,7 +255,7 @@ unsafe fn row_in_cache<S: Simd, T: CpuElement>(
                 #[inline(always)]
                 |i, count| {
                     if start == 0 {
-                        ahead.fetch_half::<S>(i, 1);
+                        ahead.fetch::<S>(i);
                     }
                     let e = load_at(s, powers, i, count);
                     put_unordered_at(s, out, i, count, s.mul(e, factor), stream);
@@ -290,8 +285,6 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
             (x, n),
             scale,
             pieces,
-            #[inline(always)]
-            |_| {},
             #[inline(always)]
             |_, _, _| {},
         );
@@ -354,8 +347,6 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                     p.hidden,
                     #[inline(always)]
                     |i, count, sums: &mut [[S::V; 2]; 1]| {
-                        y_ahead.fetch_half::<Pair<S>>(i, 0);
-                        dout_ahead.fetch_half::<Pair<S>>(i, 0);
                         let dout = load_unordered_at(s, dout, i, count);
                         sums[0] = s.fma(load_unordered_at(s, y, i, count), dout, sums[0]);
                     },
@@ -366,8 +357,8 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                     p.hidden,
                     #[inline(always)]
                     |i, count| {
-                        y_ahead.fetch_half::<Pair<S>>(i, 1);
-                        dout_ahead.fetch_half::<Pair<S>>(i, 1);
+                        y_ahead.fetch::<Pair<S>>(i);
+                        dout_ahead.fetch::<Pair<S>>(i);
                         let slope = s.mul(scale, load_unordered_at(s, y, i, count));
                         let v = s.mul(slope, s.sub(load_unordered_at(s, dout, i, count), dot));
                         put_unordered_at(s, dx, i, count, v, stream);

@@ -20,8 +20,7 @@ pub(in crate::ops) struct Deal {
 }
 
 impl Deal {
-    pub(super) fn of(p: &Problem, units: usize) -> Deal {
-        let tile = Tile::of(p.head_dim, false);
+    pub(super) fn of(p: &Problem, tile: &Tile, units: usize) -> Deal {
         Deal {
             q_len: p.q_len,
             kv_len: p.kv_len,
@@ -43,9 +42,9 @@ impl Deal {
         until.saturating_sub(self.q_len).min(self.kv_len).div_ceil(self.keys) + 1
     }
 
-    /// The share of the time in which a block has work, if heads are dealt out in groups of `group`: as the device
-    /// does, the longest tiles of a group first, to the blocks forwards and backwards in turn.
-    pub fn evenness(&self, group: usize) -> f64 {
+    /// The work of the block that gets most of it, if heads are dealt out in groups of `group`: as the device does, the
+    /// longest tiles of a group first, to the blocks forwards and backwards in turn.
+    fn longest(&self, group: usize) -> usize {
         let mut loads = vec![0; self.units];
         let mut dealt = 0;
         for first in (0..self.heads).step_by(group) {
@@ -59,8 +58,12 @@ impl Deal {
                 }
             }
         }
-        let (sum, most) = (loads.iter().sum::<usize>(), loads.into_iter().max().unwrap_or(0));
-        sum as f64 / (most * self.units).max(1) as f64
+        loads.into_iter().max().unwrap_or(0)
+    }
+
+    /// The work of all blocks.
+    pub(super) fn sum(&self) -> usize {
+        self.heads * (0..self.m_tiles()).map(|m| self.cost(m)).sum::<usize>()
     }
 }
 
@@ -69,31 +72,44 @@ const MANY_TILES: usize = 1 << 14;
 /// What a smaller group, whose keys and values are in L2 at the same time, is worth.
 const LOCALITY: f64 = 0.02;
 
-/// Heads whose tiles are dealt out together: few, so that the blocks that work on one head at the same time find its keys
-/// and values in L2; but if tiles differ in length, enough for all blocks to get about the same.
-pub(in crate::ops) fn head_group(deal: &Deal) -> usize {
+/// How a call is dealt out.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Plan {
+    /// Heads whose tiles are dealt out together.
+    pub head_group: usize,
+    /// The work of the block that gets most of it.
+    pub longest: usize,
+}
+
+/// Few heads are dealt out together, so that the blocks that work on one head at the same time find its keys and values in
+/// L2; but if tiles differ in length, enough for all blocks to get about the same.
+pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
     let fill = units.div_ceil(m_tiles).min(heads);
-    if !deal.causal || heads * m_tiles > MANY_TILES {
-        return fill;
+    if heads * m_tiles > MANY_TILES {
+        return Plan { head_group: fill, longest: deal.sum().div_ceil(units) };
     }
-    static KNOWN: LazyLock<Mutex<HashMap<Deal, usize>>> = LazyLock::new(Default::default);
+    if !deal.causal {
+        return Plan { head_group: fill, longest: (heads * m_tiles).div_ceil(units) * deal.cost(0) };
+    }
+    static KNOWN: LazyLock<Mutex<HashMap<Deal, Plan>>> = LazyLock::new(Default::default);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(&group) = known.get(deal) {
-        return group;
+    if let Some(&plan) = known.get(deal) {
+        return plan;
     }
     // Parts of the number of blocks, so that rounds and groups end together.
     let mut groups: Vec<usize> = (1..=12).map(|part| (units * part).div_ceil(12)).collect();
     groups.retain(|&group| group < heads);
     groups.push(heads.min(units));
-    let evenness: Vec<f64> = groups.iter().map(|&group| deal.evenness(group)).collect();
-    let best = evenness.iter().copied().fold(0.0, f64::max);
-    let group =
-        groups.into_iter().zip(&evenness).find(|&(_, &e)| e >= best - LOCALITY).map_or(fill, |(g, _)| g);
+    let plans: Vec<Plan> =
+        groups.into_iter().map(|group| Plan { head_group: group, longest: deal.longest(group) }).collect();
+    let best = plans.iter().map(|plan| plan.longest).min().unwrap_or(0) as f64;
+    let good = |plan: &&Plan| plan.longest as f64 <= best * (1.0 + LOCALITY);
+    let plan = plans.iter().find(good).copied().unwrap_or(plans[0]);
     // Calls have few shapes, but a server with chunks of all lengths has many.
     if known.len() >= 1 << 12 {
         known.clear();
     }
-    known.insert(*deal, group);
-    group
+    known.insert(*deal, plan);
+    plan
 }

@@ -1,7 +1,7 @@
 //! Tiles and how they are dealt out.
 
 use super::Tile;
-use super::deal::{Deal, head_group};
+use super::deal::{Deal, plan};
 use crate::ops::attention::problem::HEAD_DIMS;
 
 #[test]
@@ -24,9 +24,10 @@ fn long_causal_calls_are_dealt_out_evenly() {
     ] {
         let heads = batch * heads;
         let deal = Deal { q_len, kv_len, heads, rows: 128, keys: 128, causal: true, units: 132 };
-        let group = head_group(&deal);
-        assert!((1..=heads).contains(&group), "{deal:?}");
-        assert!(deal.evenness(group) > 0.95, "{deal:?}: groups of {group} give {}", deal.evenness(group));
+        let plan = plan(&deal);
+        assert!((1..=heads).contains(&plan.head_group), "{deal:?}");
+        let evenness = deal.sum() as f64 / (plan.longest * deal.units) as f64;
+        assert!(evenness > 0.95, "{deal:?}: groups of {} give {evenness}", plan.head_group);
     }
 }
 
