@@ -37,6 +37,7 @@ fn a_tile_costs_the_blocks_it_sees() {
     // Queries 256 to 299 end at key 1000; queries 0 to 127 at key 828.
     assert_eq!(deal.cost(2), 8 + 1);
     assert_eq!(deal.cost(0), 7 + 1);
+    assert_eq!(Deal { causal: false, ..deal }.cost(0), 8 + 1);
     let beyond = Deal { q_len: 300, kv_len: 100, ..deal };
     assert_eq!(beyond.cost(0), 1);
 }
