@@ -85,6 +85,9 @@ pub(in crate::ops) struct Plan {
 /// L2; but if tiles differ in length, enough for all blocks to get about the same.
 pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
+    if heads * m_tiles == 0 {
+        return Plan { head_group: 1, longest: 0 };
+    }
     let fill = units.div_ceil(m_tiles).min(heads);
     if heads * m_tiles > MANY_TILES {
         return Plan { head_group: fill, longest: deal.sum().div_ceil(units) };

@@ -41,3 +41,10 @@ fn a_tile_costs_the_blocks_it_sees() {
     let beyond = Deal { q_len: 300, kv_len: 100, ..deal };
     assert_eq!(beyond.cost(0), 1);
 }
+
+#[test]
+fn a_call_without_work_has_a_plan() {
+    let deal = Deal { q_len: 0, kv_len: 5, heads: 2, rows: 128, keys: 128, causal: true, units: 132 };
+    assert_eq!(plan(&deal).longest, 0);
+    assert_eq!(plan(&Deal { q_len: 5, heads: 0, ..deal }).longest, 0);
+}
