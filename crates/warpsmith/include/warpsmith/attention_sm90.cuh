@@ -153,9 +153,9 @@ struct Producer {
   }
 
   WS_INLINE void run() {
-    // No tile, as if it were at its end; `ahead` is the one behind it, as soon as `known`.
+    // No tile, as if it were at its end; `ahead` is the one behind it, looked for after `look` blocks or at the end.
     Walk walk{}, ahead{};
-    bool known = false;
+    int look = 0;
 #if PAGED
     Pages pages;
 #endif
@@ -176,20 +176,21 @@ struct Producer {
         load_keys(load_block, absent);
         load_values(load_block, walk.request.kv_len - n * BLOCK_N);
         ring.next();
+        --look;
 #if PAGED
         pages.take(p, walk.request, n + 1, found);
 #endif
       }
-      // The queries of the next tile are asked for after the first block of this one, when those of the tile before are
-      // used: asked for at the end, they are waited for.
-      if (!known && (Q_STAGES > 1 || walk.block == walk.end)) {
+      if (look == 0 || (look > 0 && walk.block == walk.end)) {
         ahead = next();
-        known = true;
+        look = -1;
       }
       if (walk.block == walk.end) {
         if (ahead.block == ahead.end) return;
         walk = ahead;
-        known = false;
+        // Queries that are asked for at the end of the tile before are waited for. But their place is only free when that
+        // tile's first block has been used, and so is a stage's for the third.
+        look = Q_STAGES > 1 ? STAGES : 0x7fffffff;
 #if PAGED
         pages.take(p, walk.request, walk.block, Pages::find(p, walk.request, walk.block));
 #endif

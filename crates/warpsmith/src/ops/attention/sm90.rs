@@ -28,7 +28,7 @@ pub(in crate::ops) const CHUNK: usize = 64;
 /// Elements of the heads that three consumers can share a block's registers for, and the time they take for a block of keys
 /// in terms of what two take.
 const WIDE_HEAD_DIM: usize = 64;
-const WIDE_COST: f64 = 1.35;
+const WIDE_COST: f64 = 1.27;
 /// Limits beyond this lose digits on the way through the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 

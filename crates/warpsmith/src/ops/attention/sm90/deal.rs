@@ -38,8 +38,8 @@ impl Deal {
 
     /// Blocks of keys that tile `m` sees, and one for the work that every tile is.
     pub fn cost(&self, m: usize) -> usize {
-        let until = ((m + 1) * self.rows).min(self.q_len) + self.kv_len;
-        until.saturating_sub(self.q_len).min(self.kv_len).div_ceil(self.keys) + 1
+        let rows = if self.causal { ((m + 1) * self.rows).min(self.q_len) } else { self.q_len };
+        (rows + self.kv_len).saturating_sub(self.q_len).min(self.kv_len).div_ceil(self.keys) + 1
     }
 
     /// The work of the block that gets most of it, if heads are dealt out in groups of `group`: as the device does, the
@@ -85,6 +85,9 @@ pub(in crate::ops) struct Plan {
 /// L2; but if tiles differ in length, enough for all blocks to get about the same.
 pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
+    if heads * m_tiles == 0 {
+        return Plan { head_group: 1, longest: 0 };
+    }
     let fill = units.div_ceil(m_tiles).min(heads);
     if heads * m_tiles > MANY_TILES {
         return Plan { head_group: fill, longest: deal.sum().div_ceil(units) };

@@ -37,6 +37,14 @@ fn a_tile_costs_the_blocks_it_sees() {
     // Queries 256 to 299 end at key 1000; queries 0 to 127 at key 828.
     assert_eq!(deal.cost(2), 8 + 1);
     assert_eq!(deal.cost(0), 7 + 1);
+    assert_eq!(Deal { causal: false, ..deal }.cost(0), 8 + 1);
     let beyond = Deal { q_len: 300, kv_len: 100, ..deal };
     assert_eq!(beyond.cost(0), 1);
+}
+
+#[test]
+fn a_call_without_work_has_a_plan() {
+    let deal = Deal { q_len: 0, kv_len: 5, heads: 2, rows: 128, keys: 128, causal: true, units: 132 };
+    assert_eq!(plan(&deal).longest, 0);
+    assert_eq!(plan(&Deal { q_len: 5, heads: 0, ..deal }).longest, 0);
 }
