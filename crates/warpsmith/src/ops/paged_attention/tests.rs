@@ -29,6 +29,11 @@ fn kernels(device: Device) -> Vec<(&'static str, DType)> {
     kernels.map(|k| (k.name, if k.name.ends_with("generic") { DType::F32 } else { DType::BF16 })).collect()
 }
 
+/// Those that do not leave requests with few rows to another.
+fn kernels_for_all(device: Device) -> Vec<(&'static str, DType)> {
+    kernels(device).into_iter().filter(|(name, _)| !name.ends_with("sm90")).collect()
+}
+
 fn normal(count: usize, seed: u64) -> Vec<f64> {
     let mut rng = Random::new(seed);
     (0..count).map(|_| rng.normal()).collect()
@@ -158,28 +163,43 @@ fn rows(out: &Tensor, lse: &Tensor) -> Vec<Vec<u64>> {
     out.chunks(HEADS * DIM).zip(lse.chunks(HEADS)).map(|(out, lse)| [out, lse].concat()).collect()
 }
 
+/// Asserts that each of some requests, the last `counts` tokens of it, has the same bits alone and in chunks.
+fn assert_same_alone_and_in_chunks(
+    pool: &Pool,
+    counts: &[usize],
+    chunks: &[usize],
+    device: Device,
+    (kernel, dtype): (&str, DType),
+) {
+    let together = pool.run(counts, dtype, device, kernel);
+    let mut first = 0;
+    for (r, &count) in counts.iter().enumerate() {
+        let (len, want) = (pool.lens[r], &together[first..first + count]);
+        assert!(pool.cut(r, len).run(&[count], dtype, device, kernel) == want, "{kernel}: request {r} alone");
+        for &chunk in chunks {
+            let parts = (0..count).step_by(chunk).flat_map(|start| {
+                let end = (start + chunk).min(count);
+                pool.cut(r, len - count + end).run(&[end - start], dtype, device, kernel)
+            });
+            assert!(parts.collect::<Vec<_>>() == want, "{kernel}: request {r} by {chunk}");
+        }
+        first += count;
+    }
+}
+
 #[test]
 fn bits_depend_neither_on_neighbours_nor_on_chunks() {
     let pool = Pool::new(&[700, 1, 2100, 40, 513]);
     for device in devices() {
-        for (kernel, dtype) in kernels(device) {
-            let together = pool.run(&[100, 1, 30, 40, 1], dtype, device, kernel);
-            let mut first = 0;
-            for (r, count) in [100, 1, 30, 40, 1].into_iter().enumerate() {
-                let len = pool.lens[r];
-                let alone = pool.cut(r, len).run(&[count], dtype, device, kernel);
-                assert_eq!(alone, together[first..first + count], "{kernel}: request {r} alone");
-                for chunk in [1, 7, 64] {
-                    let mut chunks = Vec::new();
-                    for start in (0..count).step_by(chunk) {
-                        let end = (start + chunk).min(count);
-                        let pool = pool.cut(r, len - count + end);
-                        chunks.extend(pool.run(&[end - start], dtype, device, kernel));
-                    }
-                    assert!(chunks == together[first..first + count], "{kernel}: request {r} by {chunk}");
-                }
-                first += count;
-            }
+        for kernel in kernels_for_all(device) {
+            assert_same_alone_and_in_chunks(&pool, &[100, 1, 30, 40, 1], &[1, 7, 64], device, kernel);
+        }
+    }
+    // Rows enough in every chunk for the kernel that is for them.
+    let long = Pool::new(&[700, 2100, 513]);
+    for device in devices() {
+        for kernel in kernels(device).into_iter().filter(|(name, _)| name.ends_with("sm90")) {
+            assert_same_alone_and_in_chunks(&long, &[300, 180, 120], &[60], device, kernel);
         }
     }
 }
@@ -203,7 +223,7 @@ fn sharing_prefixes_changes_no_bit() {
         pool.share(groups);
         for device in devices() {
             // On Hopper, requests with many rows are another kernel's unless prefixes are shared.
-            for (kernel, dtype) in kernels(device).into_iter().filter(|(name, _)| !name.ends_with("sm90")) {
+            for (kernel, dtype) in kernels_for_all(device) {
                 let apart = pool.run(&counts, dtype, device, kernel);
                 let shared = pool.run_with(&counts, dtype, device, kernel, Some(groups));
                 assert!(shared == apart, "{kernel}, tree {tree}");
@@ -274,7 +294,7 @@ fn slots_without_keys_are_not_read() {
 fn layouts_of_the_cache_do_not_matter() {
     let pool = Pool::new(&[100, 33]);
     for device in devices() {
-        for (kernel, dtype) in kernels(device) {
+        for (kernel, dtype) in kernels_for_all(device) {
             let [k, v, table, lens] = pool.tensors(dtype, device);
             let (q, _) = pool.queries(&[2, 2], dtype, device);
             let run = |k: TensorView<'_>, v: TensorView<'_>| {
@@ -356,7 +376,7 @@ fn wrong_numbers_are_moved_into_the_tensors_on_a_device() {
     let Device::Cuda(_) = Device::best() else { return eprintln!("skipped: no GPU") };
     let device = Device::best();
     let pool = Pool::new(&[100, 40]);
-    for (kernel, dtype) in kernels(device) {
+    for (kernel, dtype) in kernels_for_all(device) {
         let counts = [2, 1];
         let want = pool.run(&counts, dtype, device, kernel);
         // Nothing of these can be reached by a key of the second request.
