@@ -158,6 +158,7 @@ struct Producer {
     int look = 0;
 #if PAGED
     Pages pages;
+    int first = 0;  // what the table says of the first block of `ahead`
 #endif
     while (true) {
       if (walk.block < walk.end) {
@@ -184,15 +185,18 @@ struct Producer {
       if (look == 0 || (look > 0 && walk.block == walk.end)) {
         ahead = next();
         look = -1;
+#if PAGED
+        first = Pages::find(p, ahead.request, ahead.block);
+#endif
       }
       if (walk.block == walk.end) {
         if (ahead.block == ahead.end) return;
         walk = ahead;
-        // Queries that are asked for at the end of the tile before are waited for. But their place is only free when that
-        // tile's first block has been used, and so is a stage's for the third.
+        // Queries that are asked for at the end of the tile before theirs are waited for. But their place is free only after
+        // the first block of that tile has been used, as is the stage that its third block goes to.
         look = Q_STAGES > 1 ? STAGES : 0x7fffffff;
 #if PAGED
-        pages.take(p, walk.request, walk.block, Pages::find(p, walk.request, walk.block));
+        pages.take(p, walk.request, walk.block, first);
 #endif
       }
     }
