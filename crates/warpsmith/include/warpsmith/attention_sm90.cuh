@@ -1,12 +1,12 @@
 #pragma once
 // out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it, or one of each of its warps where a block
-// is many boxes, copies tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of a tile: it
-// multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers, and
-// multiplies those, still in registers, by the values. While the weights of block n are computed, the tensor cores work
-// on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's exponentials run under the
-// other's products.
+// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it, or some of three of its warps where a block
+// is many boxes, copies tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS
+// other warpgroups owns 64 queries of a tile: it multiplies them by a block of keys (q from shared memory), turns the scores
+// into weights in its registers, and multiplies those, still in registers, by the values. While the weights of block n are
+// computed, the tensor cores work on the values of block n - 1; and the warpgroups take turns in handing them work, so that
+// one's exponentials run under the other's products.
 //
 // Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
 //
@@ -14,10 +14,11 @@
 // its bits. BLOCK_N depends on nothing but the head and the options: so a row's bits do not depend on the number of
 // queries, their tile or the batch.
 //
-// Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM; BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL;
-// WINDOW, whether old keys are hidden; SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are
-// packed one after the other, as those over pages always are; OUT_WHOLE, whether there is shared memory for all results of
-// a tile, which the copy engine then stores, or only for 64 columns at a time.
+// Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM;
+// BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL; WINDOW, whether old keys are hidden;
+// SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are packed one after the other, as those over
+// pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which the copy engine then stores,
+// or only for 64 columns at a time.
 
 #include "warpsmith/attention_tiles.cuh"
 #include "warpsmith/vec.cuh"
@@ -158,6 +159,7 @@ struct Producer {
     int look = 0;
 #if PAGED
     Pages pages;
+    int first = 0;  // what the table says of the first block of `ahead`
 #endif
     while (true) {
       if (walk.block < walk.end) {
@@ -184,15 +186,18 @@ struct Producer {
       if (look == 0 || (look > 0 && walk.block == walk.end)) {
         ahead = next();
         look = -1;
+#if PAGED
+        first = Pages::find(p, ahead.request, ahead.block);
+#endif
       }
       if (walk.block == walk.end) {
         if (ahead.block == ahead.end) return;
         walk = ahead;
-        // Queries that are asked for at the end of the tile before are waited for. But their place is only free when that
-        // tile's first block has been used, and so is a stage's for the third.
+        // Queries that are asked for at the end of the tile before theirs are waited for. But their place is free only after
+        // the first block of that tile has been used, as is the stage that its third block goes to.
         look = Q_STAGES > 1 ? STAGES : 0x7fffffff;
 #if PAGED
-        pages.take(p, walk.request, walk.block, Pages::find(p, walk.request, walk.block));
+        pages.take(p, walk.request, walk.block, first);
 #endif
       }
     }

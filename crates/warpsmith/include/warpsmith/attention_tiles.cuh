@@ -96,8 +96,9 @@ WS_INLINE int least_queries(const Sm90Params& p) {
 #endif
 }
 
-// The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups whose keys and values stay in L2 together; in
-// a group the tiles with most keys come first, dealt out forwards and backwards in turn, so that all blocks get about the same.
+// The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups
+// whose keys and values stay in L2 together; in a group the tiles with most keys come first, dealt out forwards and backwards
+// in turn, so that all blocks get about the same.
 struct TileScheduler {
   u32 round = 0;
 
