@@ -665,7 +665,7 @@ def _paged_attention(case: Case, device: str) -> Work | None:
     heads, kv_heads, dim = case.size("num_heads"), case.size("num_kv_heads"), case.size("head_dim")
     page, prefix = case.size("page_size"), case.size("prefix_len")
     normal = _normal(case, device)
-    library = flashinfer(device)
+    library = flashinfer(device) if case.dtype != "f32" else None
     pages = -(-kv_len // page)
     shared = prefix // page
     own = pages - shared
