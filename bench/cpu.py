@@ -22,6 +22,8 @@ import torch
 
 # As Warpsmith: as many copies of the tensors, results too, and samples long enough for the clock.
 ROTATION_BYTES = 512 << 20
+# A case may touch little of large tensors, such as a cache: copies of those must still fit into memory.
+MOST_BYTES = 4 << 30
 SAMPLE_SECONDS = 2e-4
 SECONDS = 0.3
 FEWEST_SAMPLES = 20
@@ -69,7 +71,10 @@ def prepare(case: peers.Case, with_compile: bool) -> tuple[dict, list[tuple]]:
     if with_compile and work.compile:
         torch._dynamo.reset()
         calls["torch.compile"] = torch.compile(work.compile, dynamic=False)
-    return calls, [work.fresh() for _ in range(count)]
+    sets = [work.fresh()]
+    held = sum(x.numel() * x.element_size() for x in sets[0] if isinstance(x, torch.Tensor))
+    count = min(count, max(MOST_BYTES // max(held, 1), 1))
+    return calls, sets + [work.fresh() for _ in range(count - 1)]
 
 
 def size_names() -> dict[str, list[str]]:
