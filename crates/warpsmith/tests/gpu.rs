@@ -461,7 +461,7 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     const DIM: usize = 128;
     let scores = (HEADS * LEN * LEN * DType::BF16.size()) as u64;
     if gpu.ctx.memory().unwrap().free < 2 * scores {
-        return eprintln!("skipped: less than {} GB of memory free", 2 * scores >> 30);
+        return eprintln!("skipped: less than {} GB of memory free", (2 * scores) >> 30);
     }
     let random = |seed| Tensor::randn(&[1, LEN, HEADS, DIM], DType::BF16, Device::Cuda(0), seed).unwrap();
     let (q, k, v) = (random(1), random(2), random(3));
