@@ -1,7 +1,7 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Load, Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
+use super::plan::{Extent, Load, Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -18,8 +18,8 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 /// Threads of a block of the generic kernel.
 const GENERIC_THREADS: u32 = 128;
-/// Rows of a block of the merge, a warp each.
-const MERGE_ROWS: usize = 4;
+/// Warps of a block of the merge.
+const MERGE_WARPS: usize = 4;
 
 /// Where the keys of a request lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -186,6 +186,19 @@ fn sm80_variants() -> Vec<Defines> {
 fn merge_batch(head_dim: usize) -> usize {
     let spans = 3072 / head_dim / SEGMENTS;
     32.min(spans * SEGMENTS)
+}
+
+/// The launch of the merge. A warp has the states of some ranges in shared memory, and, if they are segments, those of
+/// the spans they make up; then a block has one row.
+fn merge_config(p: &Problem, ranges: usize, extent: Extent) -> LaunchConfig {
+    let batch = ranges.min(merge_batch(p.head_dim));
+    let rows = p.num_tokens * p.num_heads;
+    let (states, blocks) = match extent {
+        Extent::Round => (batch + (batch / SEGMENTS).max(1), rows),
+        _ => (batch, rows.div_ceil(MERGE_WARPS)),
+    };
+    let shared = MERGE_WARPS * states * (p.head_dim + 2) * size_of::<f32>();
+    LaunchConfig::new([blocks as u32, 1, 1], [32 * MERGE_WARPS as u32, 1, 1], shared as u32)
 }
 
 fn merge_defines(dtype: DType, head_dim: usize, dense: bool) -> Defines {
@@ -367,9 +380,7 @@ pub(in crate::ops) unsafe fn run<P>(
                 0 => params,
                 _ => PagedParams { min_queries: 0, max_queries: i32::MAX, ..params },
             };
-            let shared = MERGE_ROWS * ranges.min(merge_batch(p.head_dim)) * p.head_dim * size_of::<f32>();
-            let blocks = (p.num_tokens * p.num_heads).div_ceil(MERGE_ROWS) as u32;
-            let config = LaunchConfig::new([blocks, 1, 1], [32 * MERGE_ROWS as u32, 1, 1], shared as u32);
+            let config = merge_config(p, ranges, extent);
             let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense);
             // SAFETY: as above.
             unsafe { kernel::run_part(launch, &MERGE, &defines, &config, &params)? };

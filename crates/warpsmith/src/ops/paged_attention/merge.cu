@@ -1,8 +1,9 @@
 // The second half of `paged_attention` where the keys of a request were shared out over blocks or launches: the states of
 // a row are folded in order, those of segments first to spans.
 //
-// A warp has one row, and a lane the elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared
-// memory, up to kBatch at once; lane i works out how the i-th of them is taken up.
+// A warp has one row, or, where states are those of segments, a block has, whose warps share its spans. A lane has the
+// elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared memory, up to kBatch at once; lane i
+// works out how the i-th of them is taken up.
 //
 // ELEM: type of out, whose heads are dense. HEAD_DIM, DENSE.
 
@@ -53,7 +54,6 @@ WS_INLINE Fold fold_of_lane(float before, float m, bool segments) {
 struct Merge {
   const PagedParams& p;
   int token, head, batch;
-  float4* staged;  // this warp's
   // The keys up to here; and of the span that is not finished, those after them.
   Total total, open;
 
@@ -71,50 +71,74 @@ struct Merge {
     const float4* from = sums(slot);
     open.take(fold_of(open.m, next.x), next.y, [&](int i) { return from[piece(i)]; });
   }
-  // The states in the slots from `first` to below `last`: spans, or segments from the first of a span on. There are none
-  // before `present`.
-  WS_INLINE void take_slots(int first, int present, int last, bool segments) {
-    const int lane = threadIdx.x % 32;
-    for (int base = first; base < last; base += batch) {
-      const int count = min(last - base, batch), own = base + lane;
-      for (int i = lane; i < count * kPieces; i += 32) {
-        const int slot = base + i / kPieces;
-        copy_async(shared_address(staged + i), sums(slot) + i % kPieces, slot >= present);
-      }
-      commit_copies();
-      const float2 next = own >= present && own < last ? weight(own) : float2{minus_infinity(), 0.0f};
-      const Fold f = fold_of_lane(segments ? minus_infinity() : total.m, next.x, segments);
-      wait_copies<0>();
-      __syncwarp();
+  // Goes through the states in the slots from `first` to below `last`, at most `batch`; there are none before `present`.
+  // Gives each to `take`, with how it is taken up.
+  template <class Take> WS_INLINE void go_through(int first, int present, int last, float before, bool segments, Take take) {
+    const int lane = threadIdx.x % 32, count = last - first, own = first + lane;
+    float4* staged = values + threadIdx.x / 32 * batch * kPieces;
+    for (int i = lane; i < count * kPieces; i += 32) {
+      const int slot = first + i / kPieces;
+      copy_async(shared_address(staged + i), sums(slot) + i % kPieces, slot >= present);
+    }
+    commit_copies();
+    const float2 next = own >= present && own < last ? weight(own) : float2{minus_infinity(), 0.0f};
+    const Fold f = fold_of_lane(before, next.x, segments);
+    wait_copies<0>();
+    __syncwarp();
 #pragma unroll 4
-      for (int i = 0; i < count; ++i) {
-        const Fold taken = {__shfl_sync(0xffffffffu, f.m, i), __shfl_sync(0xffffffffu, f.keep, i), __shfl_sync(0xffffffffu, f.add, i)};
-        const float l = __shfl_sync(0xffffffffu, next.y, i);
-        (segments ? open : total).take(taken, l, [&](int j) { return staged[i * kPieces + piece(j)]; });
-        if (segments && (i % kSegments == kSegments - 1 || i == count - 1)) close();
-      }
-      // The next states take the place of these.
-      __syncwarp();
+    for (int i = 0; i < count; ++i) {
+      const Fold taken = {__shfl_sync(0xffffffffu, f.m, i), __shfl_sync(0xffffffffu, f.keep, i), __shfl_sync(0xffffffffu, f.add, i)};
+      take(i, taken, __shfl_sync(0xffffffffu, next.y, i), [&](int j) { return staged[i * kPieces + piece(j)]; });
+    }
+    // Other states take the place of these.
+    __syncwarp();
+  }
+  WS_INLINE void take_spans(int first, int last) {
+    for (int base = first; base < last; base += batch)
+      go_through(base, base, min(base + batch, last), total.m, false,
+                 [&](int, const Fold& f, float l, auto next) { total.take(f, l, next); });
+  }
+  // Every warp folds some spans; all take up what all have folded.
+  WS_INLINE void take_segments(Keys keys) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, each = max(batch / kSegments, 1);
+    float4* spans = values + kWarps * batch * kPieces;
+    float2* weights = (float2*)(spans + kWarps * each * kPieces);
+    const int end = keys.lo < keys.hi ? (keys.hi + kSpan - 1) / kSpan : 0;
+    for (int base = keys.lo / kSpan; base < end; base += kWarps * each) {
+      const int first = base + warp * each, last = min((first + each) * kSegments, (keys.hi + kSegment - 1) / kSegment);
+      if (first < end)
+        go_through(first * kSegments, keys.lo / kSegment, last, minus_infinity(), true, [&](int i, const Fold& f, float l, auto next) {
+          open.take(f, l, next);
+          if (i % kSegments < kSegments - 1 && first * kSegments + i < last - 1) return;
+          const int span = warp * each + i / kSegments;
+#pragma unroll
+          for (int j = 0; j < kEach; ++j)
+            if (lane + 32 * j < kPieces) spans[span * kPieces + lane + 32 * j] = open.o[j];
+          if (lane == 0) weights[span] = {open.m, open.l};
+          open.clear();
+        });
+      __syncthreads();
+      for (int i = 0; i < min(end - base, kWarps * each); ++i)
+        total.take(fold_of(total.m, weights[i].x), weights[i].y, [&](int j) { return spans[i * kPieces + piece(j)]; });
+      __syncthreads();
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_merge(const PagedParams p) {
   begin_kernel();
-  const int warp = threadIdx.x / 32;
-  const i64 index = (i64)blockIdx.x * kWarps + warp;
+  const bool segments = p.range_keys == kSegment;
+  const i64 index = segments ? (i64)blockIdx.x : (i64)blockIdx.x * kWarps + threadIdx.x / 32;
   if (index >= (i64)p.num_tokens * p.num_heads) return;
   const int token = (int)(index / p.num_heads), head = (int)(index % p.num_heads);
   int r;
   Request request;
   if (!find_request<32>(p, token, r, request)) return;
-  const int batch = min(p.ranges, kBatch);
-  Merge row = {p, token, head, batch, values + warp * batch * kPieces};
+  Merge row = {p, token, head, min(p.ranges, kBatch)};
   row.total.clear(), row.open.clear();
-  if (p.range_keys == kSegment) {
-    const Keys keys = keys_of(p, request, token - request.first);
-    const int first = keys.lo / kSpan * kSegments, present = keys.lo / kSegment;
-    row.take_slots(first, present, keys.lo < keys.hi ? (keys.hi + kSegment - 1) / kSegment : first, true);
+  if (segments) {
+    row.take_segments(keys_of(p, request, token - request.first));
+    if (threadIdx.x >= 32) return;
   } else {
     // What each level has of the row, and then what is the request's own.
     int from = 0;
@@ -130,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_mer
         if (last == first * kSegments) row.close();
       }
       const int whole = level < p.levels ? keys.hi / kSpan : (keys.hi + kSpan - 1) / kSpan;
-      row.take_slots(slot_of_span(level, first), 0, slot_of_span(level, whole), false);
+      row.take_spans(slot_of_span(level, first), slot_of_span(level, whole));
       if (first <= whole && whole * kSpan < keys.hi) row.go_on(slot_of_span(level, whole));
     }
     row.close();
