@@ -72,7 +72,7 @@ def prepare(case: peers.Case, with_compile: bool) -> tuple[dict, list[tuple]]:
         torch._dynamo.reset()
         calls["torch.compile"] = torch.compile(work.compile, dynamic=False)
     sets = [work.fresh()]
-    held = sum(x.numel() * x.element_size() for x in sets[0] if isinstance(x, torch.Tensor))
+    held = sum(x.numel() * x.element_size() for x in peers.tensors(sets[0]))
     count = min(count, max(MOST_BYTES // max(held, 1), 1))
     return calls, sets + [work.fresh() for _ in range(count - 1)]
 

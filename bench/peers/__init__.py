@@ -1,0 +1,47 @@
+"""What other libraries call the ops: from a Warpsmith benchmark row to callables that do the same work.
+
+A row names its case as Warpsmith does, `num_tokens=8192 hidden=4096 +weight eps=0.5`: sizes and options as
+`name=value`, optional arguments with a plus sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import attention, memory, products
+from .common import BINARY, ROOT, Case, Work, build, steps, tensors, warpsmith
+
+__all__ = ["BINARY", "MAKERS", "ROOT", "Case", "Work", "build", "of", "steps", "tensors", "warpsmith"]
+
+MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
+    "rms_norm": memory.norm,
+    "rms_norm_backward": memory.norm_backward,
+    "layer_norm": memory.norm,
+    "layer_norm_backward": memory.norm_backward,
+    "softmax": memory.softmax,
+    "softmax_backward": memory.softmax_backward,
+    "activation": memory.activation,
+    "activation_backward": memory.activation_backward,
+    "add_gelu": memory.add_gelu,
+    "add_gelu_backward": memory.add_gelu_backward,
+    "mul_add": memory.mul_add,
+    "mul_add_backward": memory.mul_add_backward,
+    "gated_act": memory.gated_act,
+    "gated_act_backward": memory.gated_act_backward,
+    "paged_attention": attention.paged_attention,
+    "rope": memory.rope,
+    "rope_backward": memory.rope,
+    "cast": memory.cast,
+    "kv_store": attention.kv_store,
+    "kv_copy": attention.kv_copy,
+    "merge_states": attention.merge_states,
+    "linear": products.linear,
+    "linear_backward": products.linear_backward,
+    "attention": attention.attention,
+}
+
+
+def of(case: Case, device: str) -> Work | None:
+    """The same work in other libraries, or `None` if no library has it."""
+    maker = MAKERS.get(case.op)
+    return maker(case, device) if maker else None

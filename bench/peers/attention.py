@@ -1,0 +1,225 @@
+"""Attention and the operations on its cache in other libraries."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .common import DTYPES, Case, Work, flashinfer, random_like
+from .memory import rotated
+
+
+def kv_store(case: Case, device: str) -> Work | None:
+    if "cos" in case.given or case.option("rotary_dim", "0") != "0":
+        return None
+    names = ("num_tokens", "num_kv_heads", "head_dim", "page_size", "num_pages")
+    tokens, heads, dim, page_size, pages = (case.size(name) for name in names)
+    normal = random_like(case, device)
+    to = DTYPES.get(case.option("to", "auto"), DTYPES[case.dtype])
+    rope, eight_bit = "positions" in case.given, to.itemsize == 1
+    interleaved = case.option("layout", "half") == "interleaved"
+    theta, limit = case.number("theta", 10000.0), torch.finfo(to).max
+    frequencies = theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    # Torch cannot index 8-bit floats; bytes are moved in their place.
+    stored = torch.uint8 if eight_bit else to
+
+    def fresh():
+        slots = torch.randperm(pages * page_size, device=device)[:tokens]
+        caches = [torch.zeros(pages * page_size, heads, dim, device=device, dtype=stored) for _ in range(2)]
+        scale = torch.rand(1, device=device) + 0.5
+        return (
+            normal(tokens, heads, dim),
+            normal(tokens, heads, dim),
+            slots,
+            torch.arange(tokens, device=device),
+            scale,
+            *caches,
+        )
+
+    def cast(x, scale):
+        return (x.float() / scale).clamp(-limit, limit).to(to).view(torch.uint8) if eight_bit else x
+
+    def call(k, v, slots, positions, scale, k_cache, v_cache):
+        if rope:
+            k = rotated(k, positions, frequencies, interleaved)
+        k_cache[slots] = cast(k, scale)
+        v_cache[slots] = cast(v, scale)
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and not rope and not eight_bit and case.dtype != "f32":
+        # It finds a token's page by request and position: one request whose pages are in random order.
+        count = -(-tokens // page_size)
+        indices = torch.randperm(pages, device=device)[:count].int()
+        indptr = torch.tensor([0, count], device=device, dtype=torch.int32)
+        last = torch.tensor([tokens - (count - 1) * page_size], device=device, dtype=torch.int32)
+        batch = torch.zeros(tokens, device=device, dtype=torch.int32)
+        at = torch.arange(tokens, device=device, dtype=torch.int32)
+
+        def append(k, v, slots, positions, scale, k_cache, v_cache):
+            paged = tuple(cache.view(pages, page_size, heads, dim) for cache in (k_cache, v_cache))
+            library.append_paged_kv_cache(k, v, batch, at, paged, indices, indptr, last)
+
+        calls["flashinfer"] = append
+    return Work(fresh, calls, call)
+
+
+def kv_copy(case: Case, device: str) -> Work:
+    names = ("num_pairs", "num_layers", "num_pages", "page_size", "num_kv_heads", "head_dim")
+    pairs, layers, pages, page_size, heads, dim = (case.size(name) for name in names)
+    eight_bit = DTYPES[case.dtype].itemsize == 1
+    dtype = torch.uint8 if eight_bit else DTYPES[case.dtype]
+
+    def fresh():
+        chosen = torch.randperm(pages, device=device)[: 2 * pairs]
+        cache = torch.zeros(layers, pages, page_size, heads, dim, device=device, dtype=dtype)
+        return cache, chosen[:pairs], chosen[pairs:]
+
+    def call(cache, source, target):
+        cache[:, target] = cache[:, source]
+
+    def copy(cache, source, target):
+        cache.index_copy_(1, target, cache.index_select(1, source))
+
+    return Work(fresh, {"torch": call, "torch.index_copy_": copy}, call)
+
+
+def merge_states(case: Case, device: str) -> Work | None:
+    if "counts" in case.given:
+        return None
+    tokens, parts, heads, dim = (case.size(name) for name in ("num_tokens", "num_parts", "num_heads", "head_dim"))
+    normal = random_like(case, device)
+    to = DTYPES.get(case.option("to", "auto"), DTYPES[case.dtype])
+
+    def fresh():
+        return normal(parts, tokens, heads, dim), torch.randn(parts, tokens, heads, device=device)
+
+    def call(outs, lses):
+        lse = torch.logsumexp(lses, 0)
+        weights = torch.exp(lses - lse)
+        return (weights[..., None] * outs.float()).sum(0).to(to), lse
+
+    calls = {"torch": call}
+    library = flashinfer(device)
+    if library and to == DTYPES[case.dtype] and parts == 2:
+        calls["flashinfer"] = lambda outs, lses: library.merge_state(outs[0], lses[0], outs[1], lses[1])
+    return Work(fresh, calls, call)
+
+
+def attention(case: Case, device: str) -> Work | None:
+    batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
+    heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    causal = case.option("causal", "false") == "true" and q_len > 1
+    others = {"window", "softcap", "scale"} & case.values.keys()
+    # Elsewhere the first query is at the first key.
+    if case.given or others or (causal and q_len != kv_len):
+        return None
+    normal = random_like(case, device)
+
+    def fresh():
+        return normal(batch, q_len, heads, dim), *(normal(batch, kv_len, kv_heads, dim) for _ in range(2))
+
+    def call(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+        return out.transpose(1, 2)
+
+    if device == "cpu":
+        return Work(fresh, {"torch": call})
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def on(backend):
+        def chosen(q, k, v):
+            with sdpa_kernel(backend):
+                return call(q, k, v)
+
+        return chosen
+
+    if case.dtype == "f32":
+        return Work(
+            fresh, {"torch (efficient)": on(SDPBackend.EFFICIENT_ATTENTION)} if heads == kv_heads else {"torch": call}
+        )
+    calls = {"torch (flash)": on(SDPBackend.FLASH_ATTENTION), "torch (cudnn)": on(SDPBackend.CUDNN_ATTENTION)}
+    library = flashinfer(device)
+    if library and batch == 1 and q_len > 1 and dim in (64, 128, 256):
+
+        def prefill(q, k, v):
+            return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
+
+        calls["flashinfer (fa3)"] = prefill
+    return Work(fresh, calls)
+
+
+def paged_attention(case: Case, device: str) -> Work | None:
+    if "k_scale" in case.given:
+        return None
+    requests, q_len, kv_len = case.size("requests"), case.size("q_len"), case.size("kv_len")
+    heads, kv_heads, dim = case.size("num_heads"), case.size("num_kv_heads"), case.size("head_dim")
+    page, prefix = case.size("page_size"), case.size("prefix_len")
+    normal = random_like(case, device)
+    library = flashinfer(device) if case.dtype != "f32" else None
+    pages = -(-kv_len // page)
+    shared = prefix // page
+    own = pages - shared
+
+    def ints(values) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int32, device=device)
+
+    def evenly(count: int) -> torch.Tensor:
+        return ints(range(requests + 1)) * count
+
+    def plans(kv: torch.Tensor) -> dict[str, object]:
+        """FlashInfer's wrappers, planned for this cache; planning is not timed."""
+        last = ints([(kv_len - 1) % page + 1] * requests)
+        table = torch.cat(
+            [ints(range(shared)).expand(requests, -1), ints(range(shared, len(kv))).view(requests, own)], 1
+        )
+        space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+        sizes, types = (heads, kv_heads, dim, page), {"q_data_type": kv.dtype, "kv_data_type": kv.dtype}
+        made = {}
+        for backend in ("fa2", "fa3"):
+            if q_len == 1:
+                wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+                    space, "NHD", use_tensor_cores=True, backend=backend
+                )
+                wrapper.plan(evenly(pages), table.flatten(), last, *sizes, **types)
+            else:
+                wrapper = library.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", backend=backend)
+                wrapper.plan(evenly(q_len), evenly(pages), table.flatten(), last, *sizes, causal=True, **types)
+            made[f"flashinfer {backend}"] = wrapper
+        if "group_starts" in case.given:
+            wrapper = library.MultiLevelCascadeAttentionWrapper(2, space, "NHD")
+            wrapper.plan(
+                [ints([0, requests * q_len]), evenly(q_len)],
+                [ints([0, shared]), evenly(own)],
+                [ints(range(shared)), ints(range(shared, len(kv)))],
+                [ints([page]), last],
+                *sizes,
+                q_data_type=kv.dtype,
+            )
+            made["flashinfer cascade"] = wrapper
+        return made
+
+    def fresh():
+        q = normal(requests * q_len, heads, dim)
+        kv = normal(shared + requests * own, 2, page, kv_heads, dim)
+        if shared:
+            return q, None, None, kv, plans(kv)
+        # PyTorch has no pages: it gets the same keys and values side by side.
+        k, v = kv.view(requests, pages, 2, page, kv_heads, dim).unbind(2)
+        k, v = (x.reshape(requests, pages * page, kv_heads, dim)[:, :kv_len].transpose(1, 2) for x in (k, v))
+        return q, k.contiguous(), v.contiguous(), kv, plans(kv) if library else {}
+
+    def attend(q, k, v, *_):
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(q_len, kv_len) if q_len > 1 else None
+        queries = q.view(requests, q_len, heads, dim).transpose(1, 2)
+        return F.scaled_dot_product_attention(queries, k, v, mask, enable_gqa=heads != kv_heads)
+
+    calls = {} if shared else {"torch": attend}
+    names = ["flashinfer fa2", "flashinfer fa3"] if library else []
+    names += ["flashinfer cascade"] if library and "group_starts" in case.given else []
+    calls |= {name: lambda q, k, v, kv, made, name=name: made[name].run(q, kv) for name in names}
+    return Work(fresh, calls) if calls else None

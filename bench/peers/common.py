@@ -1,0 +1,139 @@
+"""A row of a benchmark, the binary that prints them, and what peers are made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BINARY = ROOT / "target" / "release" / "warpsmith"
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "mish": F.mish,
+}
+
+
+def build() -> None:
+    """Builds the binary that is measured; a machine without Cargo must have been given it."""
+    if shutil.which("cargo"):
+        subprocess.run(["cargo", "build", "--release", "-p", "warpsmith-cli"], cwd=ROOT, check=True)
+
+
+def warpsmith(*words: str) -> list[dict]:
+    """Runs the command line and returns the JSON objects it prints."""
+    done = subprocess.run([BINARY, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def steps(*words: str) -> Iterator[dict]:
+    """Runs the command line with `--step`: its next result is made when it is asked for."""
+    with subprocess.Popen([BINARY, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        while True:
+            run.stdin.write("\n")
+            run.stdin.flush()
+            line = run.stdout.readline()
+            if not line:
+                break
+            if line.startswith("{"):
+                yield json.loads(line)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, words)
+
+
+@dataclass
+class Case:
+    """One row of `warpsmith bench --json`, taken apart."""
+
+    op: str
+    name: str
+    dtype: str
+    row: dict
+    values: dict[str, str] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(row: dict) -> Case:
+        case = Case(row["op"], row["case"], row["dtype"], row)
+        for word in case.name.split():
+            if word.startswith("+"):
+                case.given.add(word[1:])
+            elif "=" in word:
+                name, value = word.split("=", 1)
+                case.values[name] = value
+        return case
+
+    def size(self, name: str) -> int:
+        return int(self.values[name])
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.values.get(name, default))
+
+    def option(self, name: str, default: str) -> str:
+        return self.values.get(name, default)
+
+    def words(self, sizes: list[str]) -> list[str]:
+        """The command-line words that select this case alone."""
+        words = [self.op, "--dtype", self.dtype]
+        words += ["--shape", *(f"{name}={self.values[name]}" for name in sizes)]
+        for name in self.values:
+            if name not in sizes:
+                words += ["--set", f"{name}={self.values[name]}"]
+        for name in sorted(self.given):
+            words += ["--with", name]
+        return words
+
+
+@dataclass
+class Work:
+    """One op on one set of tensors. `fresh` makes another set; `calls` are given the tensors of a set."""
+
+    fresh: Callable[[], tuple]
+    calls: dict[str, Callable]
+    # Functions torch.compile can improve on; the others are single library kernels.
+    compile: Callable | None = None
+
+
+def flashinfer(device: str):
+    """The library, if it is installed and has a GPU to run on."""
+    if device == "cpu":
+        return None
+    try:
+        import flashinfer as library
+    except ImportError:
+        return None
+    return library
+
+
+def random_like(case: Case, device: str) -> Callable[..., torch.Tensor]:
+    dtype = DTYPES[case.dtype]
+    return lambda *shape: torch.randn(*shape, device=device).to(dtype)
+
+
+def row_sizes(case: Case) -> tuple[int, int]:
+    return case.size("num_tokens"), case.size("hidden")
+
+
+def tensors(found) -> Iterator[torch.Tensor]:
+    """All tensors in what a call took or returned."""
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for item in found:
+            yield from tensors(item)
