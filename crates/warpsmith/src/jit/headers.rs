@@ -27,6 +27,7 @@ pub static HEADERS: &[Header] = headers![
     "elementwise.cuh",
     "fp8.cuh",
     "group.cuh",
+    "l2.cuh",
     "linear.cuh",
     "linear_output.cuh",
     "math.cuh",
