@@ -28,6 +28,7 @@ mod epilogue;
 mod isa;
 mod matrix;
 mod panel;
+mod rate;
 mod stream;
 mod vector;
 
@@ -37,6 +38,7 @@ pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;
 pub use panel::PackedWeights;
+pub use rate::{bf16_rate, f32_rate};
 
 use crate::dtype::DType;
 use matrix::Unit;
