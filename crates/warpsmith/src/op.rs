@@ -11,6 +11,7 @@ use crate::infer::{self, Form};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
+use std::any::Any;
 use std::fmt;
 use std::hash::Hash;
 
@@ -224,12 +225,13 @@ impl fmt::Display for AttrKind {
 pub struct Args<'a> {
     spec: &'static OpSpec,
     slots: [Option<TensorView<'a>>; MAX_ARGS],
+    prepared: Option<&'a (dyn Any + Sync)>,
 }
 
 impl<'a> Args<'a> {
     /// No tensors yet.
     pub fn new(spec: &'static OpSpec) -> Self {
-        Args { spec, slots: [None; MAX_ARGS] }
+        Args { spec, slots: [None; MAX_ARGS], prepared: None }
     }
 
     /// Sets an input.
@@ -266,6 +268,17 @@ impl<'a> Args<'a> {
         self.slots[input] = Some(view.raw());
         self.slots[output] = Some(view.raw());
         self
+    }
+
+    /// Hands kernels what was made of an input beforehand. Only a hint: those that cannot use it take the input as it is.
+    pub(crate) fn with_prepared<T: Any + Sync>(mut self, prepared: &'a T) -> Self {
+        self.prepared = Some(prepared);
+        self
+    }
+
+    /// What was made of an input beforehand, if it is of this type.
+    pub(crate) fn prepared<T: Any>(&self) -> Option<&'a T> {
+        (self.prepared? as &dyn Any).downcast_ref()
     }
 
     /// The op's description.

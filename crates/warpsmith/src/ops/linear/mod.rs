@@ -33,6 +33,7 @@ mod cpu;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod packed;
 mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
@@ -41,6 +42,7 @@ mod sm90;
 mod tests;
 
 pub use backward::{Backward, BackwardProblem, LinearBackward};
+pub use packed::PackedWeight;
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;
