@@ -363,8 +363,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| rms_norm | n=2 | bf16 | 4.00 ms | 100 | 50 % | torch, 6.00 ms | 1.50x |",
-                "| layer_norm | n=1 | f32 | 1.00 ms | 100 | 50 % | torch, 1.50 ms | 1.50x |",
+                "| rms_norm | n=2 | bf16 | 4.00 ms | 100 GB/s | 50 % | torch, 6.00 ms | 1.50x |",
+                "| layer_norm | n=1 | f32 | 1.00 ms | 100 GB/s | 50 % | torch, 1.50 ms | 1.50x |",
             ]
         );
         assert!(summary.starts_with("**GPU** · copy 4281 GB/s\n"));
