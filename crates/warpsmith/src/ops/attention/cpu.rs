@@ -1,7 +1,7 @@
 //! `attention` on the CPU, one source for all tiers.
 //!
 //! The queries that share a KV head, those of all its query heads, are cut into *jobs* of some [`JOB_ROWS`] rows. A job
-//! walks through the keys in blocks of [`KEYS`]: each block is packed once for all its rows, which go through it in *bands*
+//! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through it in *bands*
 //! of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache.
 //!
 //! # The order of sums
@@ -12,11 +12,12 @@
 mod band;
 mod plan;
 
-use super::problem::{Heads, Problem};
+use super::problem::{BLOCKS_KV, BLOCKS_Q, Heads, Problem};
 use super::{K, OUT, Q, V};
 use crate::cpu::gemm::{BlockProduct, Blocks, Isa, Matrix, Slot, with_scratch};
 use crate::cpu::rows::with_float;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, num_threads, parallel_for};
+use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -25,10 +26,18 @@ use plan::{JOBS_PER_THREAD, Job, SPLIT_ROWS, jobs, keys_of, requests};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Keys of a block.
+/// Keys of a block, unless the caller wants fewer: all [`BLOCKS_KV`] are whole panels.
 const KEYS: usize = 128;
 /// Keys of a segment.
 const SEGMENT: usize = 8 * KEYS;
+
+pub(super) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), String> {
+    p.admits(&BLOCKS_Q, &BLOCKS_KV)?;
+    if p.block_q != 0 && p.num_heads > 0 && p.group() > p.block_q {
+        return Err(format!("a query of {} heads to a KV head is more than {} rows", p.group(), p.block_q));
+    }
+    Ok(())
+}
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
@@ -112,10 +121,13 @@ struct Space {
     panels: usize,
     units: usize,
     value_units: usize,
+    /// Keys of a block.
+    keys: usize,
 }
 
 impl Space {
     fn new(blocks: &Blocks, p: &Problem, job: &Job) -> Space {
+        let keys = if p.block_kv == 0 { KEYS } else { p.block_kv };
         let head_bands = (job.queries.len() * p.group()).div_ceil(blocks.rows());
         Space {
             rows: blocks.rows(),
@@ -123,7 +135,8 @@ impl Space {
             bands: head_bands * job.kv_heads.len(),
             panels: p.head_dim.div_ceil(Blocks::PANEL),
             units: blocks.units(p.head_dim),
-            value_units: KEYS / blocks.per_unit(),
+            value_units: keys / blocks.per_unit(),
+            keys,
         }
     }
 
@@ -142,7 +155,7 @@ impl Space {
     }
 
     fn keys(&self) -> usize {
-        KEYS * self.units
+        self.keys * self.units
     }
 
     fn values(&self) -> usize {
@@ -224,8 +237,8 @@ impl<T: CpuElement> Compute<'_, T> {
                 unsafe { band.begin() };
             }
             let end = ((segment + 1) * SEGMENT).min(seen.end);
-            for first in (segment * SEGMENT..end).step_by(KEYS) {
-                let block = first..(first + KEYS).min(kv_len);
+            for first in (segment * SEGMENT..end).step_by(space.keys) {
+                let block = first..(first + space.keys).min((segment + 1) * SEGMENT).min(kv_len);
                 if block.end <= seen.start {
                     continue;
                 }
@@ -303,7 +316,7 @@ impl<T: CpuElement> Compute<'_, T> {
         let p = self.launch.problem;
         // The next head of the block is needed next, or the first of the next block.
         let ahead = |heads: &Heads| match job.kv_heads.end - kv_head {
-            1 => KEYS as isize * heads.token - (job.kv_heads.len() - 1) as isize * heads.head,
+            1 => space.keys as isize * heads.token - (job.kv_heads.len() - 1) as isize * heads.head,
             _ => heads.head,
         };
         let size = size_of::<T>() as isize;

@@ -8,7 +8,7 @@ use crate::ops::attention::{KV_STARTS, Q_STARTS};
 use crate::registry::Launch;
 use std::ops::Range;
 
-/// Rows of a job: their sums fit the second cache, and pay for packing the keys.
+/// Rows of a job, unless the caller wants another number: their sums fit the second cache, and pay for packing the keys.
 const JOB_ROWS: usize = 256;
 /// Heads of at most this many rows are split over segments where there are few jobs.
 pub(super) const SPLIT_ROWS: usize = 64;
@@ -81,7 +81,10 @@ pub(super) fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
 /// The jobs of all requests, those that see the most keys first.
 pub(super) fn jobs(p: &Problem, requests: &[Request]) -> Vec<Job> {
     let mut jobs = Vec::new();
-    let queries = (JOB_ROWS / p.group()).max(8);
+    let queries = match p.block_q {
+        0 => (JOB_ROWS / p.group()).max(8),
+        rows => rows / p.group(),
+    };
     for request in requests {
         for block in (0..request.q_len.div_ceil(queries)).rev() {
             let queries = block * queries..((block + 1) * queries).min(request.q_len);
