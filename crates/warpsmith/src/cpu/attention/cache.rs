@@ -38,7 +38,7 @@ pub(super) struct Block<'a> {
     pub next_key: usize,
 }
 
-/// Where a block is packed: keys and values as panels, and copies of either.
+/// Where a block is packed: keys and values as panels, and copies of some of them.
 #[derive(Clone, Copy)]
 pub(super) struct Packed {
     pub keys: *mut f32,
@@ -88,6 +88,10 @@ impl Cache {
     /// # Safety
     /// As for [`Self::find`].
     unsafe fn ahead(&self, heads: &Heads, block: &Block<'_>, key: usize, address: usize) -> isize {
+        if block.next_key == block.keys.start {
+            let heads_on = block.next_head as isize - block.kv_head as isize;
+            return heads_on * heads.head * self.dtype.size() as isize;
+        }
         let next = block.next_key + (key - block.keys.start);
         if next >= block.request.kv_len {
             return 0;
@@ -109,75 +113,57 @@ impl Cache {
         block: &Block<'_>,
         to: Packed,
     ) {
-        // Keys are columns of panels, elements of a head units. Of the values elements are columns.
-        let columns = block.keys.len().next_multiple_of(Blocks::PANEL);
-        let pack_keys = |data, count, token, dim, at: usize, ahead| {
-            let k = Matrix {
-                data,
-                dtype: self.dtype,
-                rows: count,
-                k: head_dim,
-                row_stride: token,
-                k_stride: dim,
-            };
-            let end = if at + count == block.keys.len() { columns } else { at + count };
-            let place = Place { columns: at..end, units: 0..space.units, panel: space.units };
-            // SAFETY: the block's keys are readable, and all columns are inside the panels.
-            unsafe { blocks.pack_panels(&k, ahead, &place, to.keys.cast()) };
-        };
-        let pack_values = |data, count, token, dim, at: usize, ahead| {
-            let v = Matrix {
-                data,
-                dtype: self.dtype,
-                rows: head_dim,
-                k: count,
-                row_stride: dim,
-                k_stride: token,
-            };
-            let from = at / blocks.per_unit();
-            let end = if at + count == block.keys.len() { KEYS } else { at + count };
-            let units = from..end / blocks.per_unit();
-            let place = Place { columns: 0..space.panels * Blocks::PANEL, units, panel: space.value_units };
-            // SAFETY: as above.
-            unsafe { blocks.pack_panels(&v, ahead, &place, to.values.cast()) };
-        };
+        let packing = Packing { blocks, space, head_dim, dtype: self.dtype, count: block.keys.len() };
         // SAFETY: passed on.
         unsafe {
-            if self.is_gathered() {
-                let dense = head_dim as isize;
-                self.gather(&self.k, head_dim, block, to.gathered.cast());
-                pack_keys(to.gathered.cast(), block.keys.len(), dense, 1, 0, 0);
-                self.gather(&self.v, head_dim, block, to.gathered.cast());
-                pack_values(to.gathered.cast(), block.keys.len(), dense, 1, 0, 0);
-                return;
-            }
             let mut key = block.keys.start;
             while key < block.keys.end {
-                let (k, evenly) = self.find(&self.k, block.request, key, block.kv_head);
-                let (v, _) = self.find(&self.v, block.request, key, block.kv_head);
-                let (count, at) = (evenly.min(block.keys.end - key), key - block.keys.start);
-                let ahead = self.ahead(&self.k, block, key, k);
-                pack_keys(k as *const u8, count, self.k.token, self.k.dim, at, ahead);
-                let ahead = self.ahead(&self.v, block, key, v);
-                if space.in_place {
-                    let rows =
-                        (0..count).map(|i| v.wrapping_add_signed(ahead + i as isize * self.v.token * 4));
-                    rows.for_each(|row| fetch_near(row as *const u8, head_dim * size_of::<f32>()));
+                let [keys, values] = if self.is_gathered() {
+                    let copies = to.gathered.wrapping_add(Blocks::TILE * head_dim);
+                    let keys = self.gather(&self.k, head_dim, block, key, to.gathered.cast());
+                    [keys, self.gather(&self.v, head_dim, block, key, copies.cast())]
                 } else {
-                    pack_values(v as *const u8, count, self.v.token, self.v.dim, at, ahead);
+                    [&self.k, &self.v].map(|heads| self.run(heads, block, key))
+                };
+                key += keys.at.len();
+                packing.keys(&keys, to.keys);
+                if space.in_place {
+                    values.fetch_next(head_dim);
+                } else {
+                    packing.values(&values, to.values);
                 }
-                key += count;
             }
         }
     }
 
-    /// Copies the keys or values of a block one after the other.
+    /// The keys or values of a block from `key` on that lie evenly.
     ///
     /// # Safety
-    /// The keys must be the request's, and `to` hold a block.
-    unsafe fn gather(&self, heads: &Heads, head_dim: usize, block: &Block<'_>, to: *mut u8) {
+    /// The key must be the block's.
+    unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize) -> Run {
+        // SAFETY: passed on.
+        let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
+        let at = key - block.keys.start..evenly.min(block.keys.end - key) + key - block.keys.start;
+        // SAFETY: as above.
+        let ahead = unsafe { self.ahead(heads, block, key, data) };
+        Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }
+    }
+
+    /// Copies some keys or values of a block from `key` on, so that they lie evenly, and asks for those of the next.
+    ///
+    /// # Safety
+    /// The key must be the block's, and `to` hold [`Blocks::TILE`] heads.
+    unsafe fn gather(
+        &self,
+        heads: &Heads,
+        head_dim: usize,
+        block: &Block<'_>,
+        key: usize,
+        to: *mut u8,
+    ) -> Run {
         let size = self.dtype.size();
-        for (i, key) in block.keys.clone().enumerate() {
+        let keys = key..block.keys.end.min(key + Blocks::TILE);
+        for (i, key) in keys.clone().enumerate() {
             // SAFETY: the elements of the key's head, and room for them.
             unsafe {
                 let (from, _) = self.find(heads, block.request, key, block.kv_head);
@@ -194,5 +180,84 @@ impl Cache {
                 }
             }
         }
+        let at = keys.start - block.keys.start..keys.end - block.keys.start;
+        Run { data: to, token: head_dim as isize, dim: 1, at, ahead: 0 }
+    }
+}
+
+/// Keys or values of a block that lie evenly in memory.
+struct Run {
+    data: *const u8,
+    /// Distances in elements.
+    token: isize,
+    dim: isize,
+    /// Where in the block they are.
+    at: Range<usize>,
+    /// Bytes to those in their place in the next block.
+    ahead: isize,
+}
+
+impl Run {
+    /// Asks for f32 values of the next block.
+    fn fetch_next(&self, head_dim: usize) {
+        for i in 0..self.at.len() as isize {
+            let row = self.data.wrapping_offset(self.ahead + i * self.token * size_of::<f32>() as isize);
+            fetch_near(row, head_dim * size_of::<f32>());
+        }
+    }
+}
+
+/// What is the same for all runs of a block.
+struct Packing<'a> {
+    blocks: &'a Blocks,
+    space: &'a Space,
+    head_dim: usize,
+    dtype: DType,
+    /// Keys of the block.
+    count: usize,
+}
+
+impl Packing<'_> {
+    /// Keys are columns, elements of a head units.
+    ///
+    /// # Safety
+    /// The run must be readable, and `to` hold a block's keys.
+    unsafe fn keys(&self, run: &Run, to: *mut f32) {
+        let matrix = Matrix {
+            data: run.data,
+            dtype: self.dtype,
+            rows: run.at.len(),
+            k: self.head_dim,
+            row_stride: run.token,
+            k_stride: run.dim,
+        };
+        let last = run.at.end == self.count;
+        let end = if last { run.at.end.next_multiple_of(Blocks::PANEL) } else { run.at.end };
+        let units = self.space.units;
+        let place = Place { columns: run.at.start..end, units: 0..units, panel: units };
+        // SAFETY: passed on.
+        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
+    }
+
+    /// Elements of a head are columns, keys units.
+    ///
+    /// # Safety
+    /// The run must be readable, and `to` hold a block's values.
+    unsafe fn values(&self, run: &Run, to: *mut f32) {
+        let matrix = Matrix {
+            data: run.data,
+            dtype: self.dtype,
+            rows: self.head_dim,
+            k: run.at.len(),
+            row_stride: run.dim,
+            k_stride: run.token,
+        };
+        let end = if run.at.end == self.count { KEYS } else { run.at.end };
+        let per_unit = self.blocks.per_unit();
+        let units = run.at.start / per_unit..end / per_unit;
+        let columns = 0..self.space.panels * Blocks::PANEL;
+        let place = Place { columns, units, panel: self.space.value_units };
+        // SAFETY: passed on.
+        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
     }
 }

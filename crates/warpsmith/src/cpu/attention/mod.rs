@@ -191,7 +191,7 @@ struct Space {
     value_units: usize,
     /// Whether values are used where they are.
     in_place: bool,
-    /// Copies of the keys or values of a block, where they are not packed from where they are.
+    /// Copies of some keys and values, where they are not packed from where they are.
     gathered: usize,
 }
 
@@ -206,7 +206,7 @@ impl Space {
             units: blocks.units(call.head_dim),
             value_units: KEYS / blocks.per_unit(),
             in_place: call.cache.has_values_for(blocks, call.head_dim, head_bands),
-            gathered: if call.cache.is_gathered() { KEYS * call.head_dim } else { 0 },
+            gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
         }
     }
 
