@@ -32,7 +32,7 @@ mod rate;
 mod stream;
 mod vector;
 
-pub use block::{BlockProduct, Blocks};
+pub use block::{BlockProduct, Blocks, Place};
 pub(crate) use buffer::{Slot, with_scratch};
 pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
