@@ -1,7 +1,9 @@
 //! The cases of `attention`: what every kernel must pass, and what is timed.
 
-use super::problem::HEAD_DIMS;
-use super::{BIAS, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW};
+use super::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
+use super::{
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW,
+};
 use crate::dtype::DType;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, Lengths, Values};
 use crate::ops::FLOATS;
@@ -109,6 +111,16 @@ pub(super) fn cases() -> Vec<Case> {
         }
         // Long enough for decoding to be split.
         cases.push(causal([1, 1, 5000, 2, 1, 32]).give(LSE).give(SINKS));
+        for block_q in BLOCKS_Q {
+            for block_kv in BLOCKS_KV {
+                // Several blocks of either, all sizes of which some kernel has for this head.
+                let blocks = |case: Case| case.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64);
+                cases.push(blocks(causal([1, 300, 300, 2, 1, 64])).give(LSE));
+            }
+        }
+        for (head_dim, block_kv) in [(128, 64.0), (192, 96.0), (192, 64.0)] {
+            cases.push(case([1, 150, 290, 2, 2, head_dim]).attr(BLOCK_KV, block_kv));
+        }
         for window in [1.0, 16.0, 64.0, 1e9] {
             cases.push(causal([2, 70, 150, 2, 1, 32]).attr(WINDOW, window).give(LSE));
             cases.push(case([1, 130, 70, 1, 1, 32]).attr(WINDOW, window));

@@ -29,6 +29,8 @@ pub(in crate::ops) const CHUNK: usize = 64;
 /// in terms of what two take.
 const WIDE_HEAD_DIM: usize = 64;
 const WIDE_COST: f64 = 1.27;
+/// Keys of a block, where the caller wants fewer than are best.
+const FEWER_KEYS: usize = 64;
 /// Limits beyond this lose digits on the way through the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 
@@ -64,16 +66,32 @@ impl Tile {
         }
     }
 
-    /// For a call. Short heads keep the tensor cores busy for less time than the exponentials take: three warpgroups hide
-    /// more of them, if there are enough of their larger tiles to go round. Some options need the registers of a third.
+    /// For a call, of what it may want. Short heads keep the tensor cores busy for less time than the exponentials take:
+    /// three warpgroups hide more of them, if there are enough of their larger tiles to go round.
     fn of_call(p: &Problem, units: usize) -> Tile {
-        let tile = Tile::of(p.head_dim, false);
-        if p.head_dim != WIDE_HEAD_DIM || p.packed.is_some() || p.softcap_bits != 0 {
-            return tile;
+        let mut tile = Tile::of(p.head_dim, false);
+        if p.block_kv != 0 {
+            tile.keys = p.block_kv;
         }
         let wide = tile.wide();
         let time = |tile: &Tile| plan(&Deal::of(p, tile, units)).longest as f64;
-        if time(&wide) * WIDE_COST < time(&tile) { wide } else { tile }
+        let wider = match p.block_q {
+            0 => Tile::may_be_wide(p) && time(&wide) * WIDE_COST < time(&tile),
+            rows => rows == wide.rows(),
+        };
+        if wider { wide } else { tile }
+    }
+
+    /// Whether three warpgroups can share the registers of a block: some options need those of a third.
+    fn may_be_wide(p: &Problem) -> bool {
+        p.head_dim == WIDE_HEAD_DIM && p.packed.is_none() && p.softcap_bits == 0
+    }
+
+    /// Whether there are tiles of the size that a call wants.
+    fn admits(p: &Problem) -> std::result::Result<(), String> {
+        let tile = Tile::of(p.head_dim, false);
+        let rows = [tile.rows(), tile.wide().rows()];
+        p.admits(if Tile::may_be_wide(p) { &rows } else { &rows[..1] }, &[tile.keys, FEWER_KEYS])
     }
 
     fn wide(self) -> Tile {
@@ -191,6 +209,9 @@ impl Config {
                     });
                 }
                 let plain = plain(128, causal);
+                if page_size.is_none() {
+                    all.push(Config { tile: Tile { keys: FEWER_KEYS, ..plain.tile }, ..plain });
+                }
                 all.push(Config { window: true, softcap: true, ..plain });
                 all.push(Config { sinks: true, lse: true, ..plain });
                 all.push(Config { packed: true, ..plain });
@@ -261,6 +282,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.kv_len == 0 {
         return Err("there is nothing to load".into());
     }
+    Tile::admits(p)?;
     for (name, heads, tokens, count) in [
         ("q", &p.q, p.q_len, p.num_heads),
         ("k", &p.k, p.kv_len, p.num_kv_heads),

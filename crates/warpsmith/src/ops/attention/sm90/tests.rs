@@ -2,7 +2,9 @@
 
 use super::Tile;
 use super::deal::{Deal, plan};
-use crate::ops::attention::problem::HEAD_DIMS;
+use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
+use crate::ops::attention::tests::problem;
+use crate::ops::attention::{BLOCK_KV, BLOCK_Q, SOFTCAP};
 
 #[test]
 fn tiles_fit_shared_memory_and_the_copy_engine() {
@@ -29,6 +31,26 @@ fn long_causal_calls_are_dealt_out_evenly() {
         let evenness = deal.sum() as f64 / (plan.longest * deal.units) as f64;
         assert!(evenness > 0.95, "{deal:?}: groups of {} give {evenness}", plan.head_group);
     }
+}
+
+#[test]
+fn a_call_gets_the_blocks_it_wants_or_a_reason() {
+    // Heads of 64 elements, of which three warpgroups can share a tile.
+    for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
+        let wanted = [(BLOCK_Q, block_q as f64), (BLOCK_KV, block_kv as f64)];
+        let p = problem(5, 7, &wanted).unwrap();
+        let offered = [128, 192].contains(&block_q) && [64, 128].contains(&block_kv);
+        assert_eq!(Tile::admits(&p).is_ok(), offered, "{block_q} by {block_kv}");
+        if offered {
+            let tile = Tile::of_call(&p, 132);
+            assert_eq!((tile.rows(), tile.keys), (block_q, block_kv));
+        }
+    }
+    let capped = problem(5, 7, &[(BLOCK_Q, 192.0), (SOFTCAP, 5.0)]).unwrap();
+    assert_eq!(Tile::admits(&capped).unwrap_err(), "its blocks have 128 rows, not 192");
+    // Nothing but what is wanted is decided by the caller.
+    let p = problem(5, 7, &[(BLOCK_KV, 64.0)]).unwrap();
+    assert_eq!(Tile { keys: 64, ..Tile::of_call(&problem(5, 7, &[]).unwrap(), 132) }, Tile::of_call(&p, 132));
 }
 
 #[test]
