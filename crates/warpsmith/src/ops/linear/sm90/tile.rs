@@ -100,8 +100,6 @@ pub(super) const SKINNY: [usize; 8] = [128, 112, 96, 80, 64, 48, 32, 16];
 
 /// Cycles of the products of a stage over those of tensor cores that never wait.
 const PRODUCTS: f64 = 1.15;
-/// Cycles of a stage's ways out of shared memory, over those of reading every operand for every 64 rows.
-const READS: f64 = 0.95;
 /// Bytes that a multiprocessor gets from L2 in a cycle, and where the rows of an operand start at odd multiples of 16
 /// bytes, so that they straddle sectors; and bytes that all get from memory.
 const LOADED: f64 = 111.2;
@@ -235,7 +233,8 @@ impl Tile {
         let stages_in_all = stages * if rounds < 4.0 { rounds.ceil() } else { rounds };
         let loads =
             bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
-        let shared = x_rows + n + READS * m / 64.0 * (64.0 + n);
+        // Every 64 rows read both operands by themselves.
+        let shared = x_rows + n + m / 64.0 * (64.0 + n);
         let main = stages * products.max(loads).max(shared);
         let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
         let step = match p.activation {
