@@ -21,6 +21,7 @@
 // or only for 64 columns at a time.
 
 #include "warpsmith/attention_tiles.cuh"
+#include "warpsmith/attention_weights.cuh"
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
 
@@ -231,43 +232,6 @@ struct Producer {
   }
 };
 
-// The state of the rows of a thread: the largest score so far in units of log2, and the sum of the weights relative to it,
-// of this thread's columns only.
-struct Rows {
-  float top[2], sum[2];
-
-  // The weights of a block of scores, in place, and by what earlier sums are to be multiplied.
-  template <bool kFirst> WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Four chains, for the sake of latency.
-      float most[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) most[i] = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-#pragma unroll
-      for (int j = 4; j < BLOCK_N / 8; ++j) most[j % 4] = fmaxf(most[j % 4], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-      float top_here = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 1));
-      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 2));
-      const float before = top[h];
-      top[h] = kFirst && !HAS_SINKS ? top_here * scale : fmaxf(before, top_here * scale);
-      // Where nothing was seen yet, the scores stay -inf and the weights become zero.
-      const float shift = (CAUSAL || WINDOW || PAGED) && top[h] == minus_infinity() ? 0.0f : top[h];
-      factor[h] = exp2_flushed(before - shift);
-      float part[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < BLOCK_N / 8; ++j)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = s[4 * j + 2 * h + c];
-          x = exp2_flushed(fmaf(x, scale, -shift));
-          part[c] += x;
-        }
-      sum[h] = kFirst && !HAS_SINKS ? part[0] + part[1] : fmaf(sum[h], factor[h], part[0] + part[1]);
-    }
-  }
-};
-
 struct Consumer {
   const Sm90Params& p;
   u32 shared, index, warp, lane;
@@ -356,14 +320,15 @@ struct Consumer {
     }
   }
 
-  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
+  // As Rows::weigh.
+  template <bool kFirst> WS_INLINE bool weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
     hold(scores);
     if (SOFTCAP) cap();
     if (needs_mask(tile, n)) mask(tile, n);
 #if PAGED
     if (absent) hide_absent();
 #endif
-    rows.weigh<kFirst>(scores, factor, p.scale_log2);
+    return rows.weigh<kFirst>(scores, factor, p.scale_log2);
   }
 
   // The next tile that the producer has chosen; false when there is none.
@@ -411,10 +376,12 @@ struct Consumer {
         end_turn();
         wgmma_wait<1>();
         release_keys();
-        weigh<false>(rows, factor, tile, n);
+        const bool raised = weigh<false>(rows, factor, tile, n);
         finish_values();
+        if (raised) {
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+          for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+        }
         pack_weights();
       }
       if (misses) {

@@ -23,6 +23,7 @@ pub static HEADERS: &[Header] = headers![
     "attention.cuh",
     "attention_sm90.cuh",
     "attention_tiles.cuh",
+    "attention_weights.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",
