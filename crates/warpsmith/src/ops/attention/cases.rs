@@ -118,9 +118,21 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(blocks(causal([1, 300, 300, 2, 1, 64])).give(LSE));
             }
         }
-        for (head_dim, block_kv) in [(128, 64.0), (192, 96.0), (192, 64.0)] {
-            cases.push(case([1, 150, 290, 2, 2, head_dim]).attr(BLOCK_KV, block_kv));
+        for (head_dim, block_q, block_kv) in [
+            (128, 192.0, 80.0),
+            (128, 192.0, 64.0),
+            (128, 128.0, 80.0),
+            (128, 128.0, 64.0),
+            (128, 128.0, 128.0),
+            (192, 128.0, 96.0),
+            (192, 128.0, 64.0),
+        ] {
+            let blocks = |case: Case| case.attr(BLOCK_Q, block_q).attr(BLOCK_KV, block_kv);
+            cases.push(blocks(case([1, 250, 290, 2, 2, head_dim])));
         }
+        // Many keys of a long head, with few rows and with many.
+        cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));
+        cases.push(causal([1, 600, 1100, 1, 1, 128]));
         for window in [1.0, 16.0, 64.0, 1e9] {
             cases.push(causal([2, 70, 150, 2, 1, 32]).attr(WINDOW, window).give(LSE));
             cases.push(case([1, 130, 70, 1, 1, 32]).attr(WINDOW, window));

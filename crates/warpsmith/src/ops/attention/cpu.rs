@@ -12,7 +12,7 @@
 mod band;
 mod plan;
 
-use super::problem::{BLOCKS_KV, BLOCKS_Q, Heads, Problem};
+use super::problem::{BLOCKS_Q, Heads, Problem};
 use super::{K, OUT, Q, V};
 use crate::cpu::gemm::{BlockProduct, Blocks, Isa, Matrix, Slot, with_scratch};
 use crate::cpu::rows::with_float;
@@ -26,8 +26,9 @@ use plan::{JOBS_PER_THREAD, Job, SPLIT_ROWS, jobs, keys_of, requests};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Keys of a block, unless the caller wants fewer: all [`BLOCKS_KV`] are whole panels.
+/// Keys of a block, unless the caller wants fewer, and the numbers it may want: whole panels.
 const KEYS: usize = 128;
+const BLOCKS_KV: [usize; 4] = [32, 64, 96, KEYS];
 /// Keys of a segment.
 const SEGMENT: usize = 8 * KEYS;
 

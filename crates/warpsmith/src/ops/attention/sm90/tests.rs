@@ -10,8 +10,17 @@ use crate::ops::attention::{BLOCK_KV, BLOCK_Q, SOFTCAP};
 fn tiles_fit_shared_memory_and_the_copy_engine() {
     for (head_dim, paged) in HEAD_DIMS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
         let tile = Tile::of(head_dim, paged);
-        assert!(tile.shared_bytes(head_dim) + tile.paged_bytes() <= 232_448, "{head_dim}: {tile:?}");
-        assert!(tile.rows() <= 256 && tile.keys <= 256, "{head_dim}: {tile:?}");
+        let mut tiles = vec![tile, tile.with_keys(64)];
+        if head_dim == 128 {
+            tiles.extend([tile.with_keys(80), tile.with_keys(80).wide(), tile.with_keys(64).wide()]);
+        }
+        if head_dim == 64 {
+            tiles.extend([tile.wide(), tile.with_keys(64).wide()]);
+        }
+        for tile in tiles {
+            assert!(tile.shared_bytes(head_dim) + tile.paged_bytes() <= 232_448, "{head_dim}: {tile:?}");
+            assert!(tile.rows() <= 256 && tile.keys <= 256, "{head_dim}: {tile:?}");
+        }
     }
 }
 
@@ -50,7 +59,7 @@ fn a_call_gets_the_blocks_it_wants_or_a_reason() {
     assert_eq!(Tile::admits(&capped).unwrap_err(), "its blocks have 128 rows, not 192");
     // Nothing but what is wanted is decided by the caller.
     let p = problem(5, 7, &[(BLOCK_KV, 64.0)]).unwrap();
-    assert_eq!(Tile { keys: 64, ..Tile::of_call(&problem(5, 7, &[]).unwrap(), 132) }, Tile::of_call(&p, 132));
+    assert_eq!(Tile::of_call(&problem(5, 7, &[]).unwrap(), 132).with_keys(64), Tile::of_call(&p, 132));
 }
 
 #[test]
