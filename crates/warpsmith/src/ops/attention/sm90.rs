@@ -231,6 +231,7 @@ impl Config {
                     for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
                         all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
                     }
+                    all.extend([third, third.wide()].map(|tile| Config { tile, ..long }));
                     all.push(Config { softcap: true, tile: third.wide(), ..long });
                     all.push(Config { packed: true, tile: third, ..long });
                     all.push(Config { tile: long.tile.with_keys(LEAST_KEYS), ..long });
