@@ -56,7 +56,9 @@ use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::infer::{self, Form};
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::op::{
+    ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, Products, SizeSpec,
+};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
@@ -182,7 +184,8 @@ impl Op for Forward {
             + given(p.mask.map(|m| m.elements))
             + given(p.bias.map(|b| b.grid.elements * b.dtype.size()))
             + if p.has_lse { 4.0 * queries * p.num_heads as f64 } else { 0.0 };
-        Cost { bytes, flops: 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs() }
+        let flops = 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs();
+        Cost::multiplying(bytes, flops, Products::of(p.dtype))
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
