@@ -205,7 +205,7 @@ impl Space {
             panels: call.head_dim.div_ceil(Blocks::PANEL),
             units: blocks.units(call.head_dim),
             value_units: KEYS / blocks.per_unit(),
-            in_place: call.cache.has_values_for(blocks, call.head_dim, head_bands),
+            in_place: call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands),
             gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
         }
     }
