@@ -8,7 +8,10 @@
 
 constexpr int kThreads = 32 * ROW_WARPS * KEY_WARPS, kGroupThreads = 32 * ROW_WARPS, kRows = 16 * ROW_WARPS;
 // The longest heads leave no registers for the scores of more keys.
-constexpr int kStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64, kUnitKeys = kRows < kStep ? kRows : kStep, kUnits = kStep / kUnitKeys;
+constexpr int kStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64;
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+// Units of narrow caches have as many keys again, which are as many bytes.
+constexpr int kUnitKeys = smaller(sizeof(KV) == 1 && kRows < 32 ? 32 : kRows, kStep), kUnits = kStep / kUnitKeys;
 // Pieces of 16 bytes of a row. Rows of eight or a multiple are swizzled, others padded to an odd number: either way the
 // eight rows that one ldmatrix reads lie in different banks.
 constexpr int pitch_of(int pieces) { return pieces % 8 == 0 ? pieces : pieces | 1; }
@@ -44,22 +47,27 @@ WS_INLINE u32 multiplied(u32 pair, bf16) {
   return kNarrow ? pack_pair(bits_float(pair << 16), bits_float(pair & 0xffff0000u), f16()) : pair;
 }
 WS_INLINE u32 multiplied(u32 pair, f16) { return pair; }
-// Two 8-bit elements in the lower half of a word.
-WS_INLINE u32 widen(u32 codes, f8e5m2) { return __byte_perm(codes, 0, 0x1404); }
-WS_INLINE u32 widen(u32 codes, f8e4m3) {
-  u32 y;
-#if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((u16)codes));
-#else
-  const u32 spread = __byte_perm(codes, 0, 0x1404), magnitude = (spread & 0x7f007f00u) >> 1;
-  // The biases differ by 8; the largest code is NaN.
-  asm("mul.f16x2 %0, %1, %2;" : "=r"(y) : "r"(magnitude), "r"(0x5c005c00u));
-  y |= (spread & 0x80008000u) | (((magnitude + 0x00800080u) >> 14 & 0x00010001u) * 0x7fffu);
-#endif
-  return y;
+// Four 8-bit elements, two and two.
+WS_INLINE void widen(u32 (&y)[2], u32 codes, f8e5m2) {
+  y[0] = __byte_perm(codes, 0, 0x1404), y[1] = __byte_perm(codes, 0, 0x3424);
 }
-WS_INLINE u32 widen(u32, bf16) { return 0; }
-WS_INLINE u32 widen(u32, f16) { return 0; }
+WS_INLINE void widen(u32 (&y)[2], u32 codes, f8e4m3) {
+#if __CUDA_ARCH__ >= 890
+  asm("{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, %2;\ncvt.rn.f16x2.e4m3x2 %0, lo;\ncvt.rn.f16x2.e4m3x2 %1, hi;\n}"
+      : "=r"(y[0]), "=r"(y[1]) : "r"(codes));
+#else
+  widen(y, codes, f8e5m2());
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 spread = y[i], magnitude = (spread & 0x7f007f00u) >> 1;
+    // The biases differ by 8; the largest code is NaN.
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(y[i]) : "r"(magnitude), "r"(0x5c005c00u));
+    y[i] |= (spread & 0x80008000u) | (((magnitude + 0x00800080u) >> 14 & 0x00010001u) * 0x7fffu);
+  }
+#endif
+}
+WS_INLINE void widen(u32 (&y)[2], u32, bf16) { y[0] = y[1] = 0; }
+WS_INLINE void widen(u32 (&y)[2], u32, f16) { y[0] = y[1] = 0; }
 
 // A thread's elements of a row come in pairs: where pair i begins, and the place of its element e in the fragments.
 WS_INLINE int pair_dim(int i) {

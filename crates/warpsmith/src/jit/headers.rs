@@ -37,6 +37,7 @@ pub static HEADERS: &[Header] = headers![
     "mma.cuh",
     "paged_attention.cuh",
     "paged_fragments.cuh",
+    "paged_pieces.cuh",
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",

@@ -1,7 +1,7 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Load, Part, Plan, ROUND, SEGMENTS, Shape, WAVES};
+use super::plan::{Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, states};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -9,6 +9,7 @@ use super::{
 };
 use crate::cuda::rows::{element, flag};
 use crate::cuda::{LaunchConfig, kernel};
+use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
@@ -18,8 +19,8 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 /// Threads of a block of the generic kernel.
 const GENERIC_THREADS: u32 = 128;
-/// Rows of a block of the merge, a warp each.
-const MERGE_ROWS: usize = 4;
+/// Rows for each multiprocessor up to which they are few: keys are shared out, and a block merges one row.
+const FEW_BLOCKS: usize = 8;
 
 /// Where the keys of a request lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,8 +86,9 @@ pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
     variants: || {
-        let each = |dtype| HEAD_DIMS.map(|head_dim| merge_defines(dtype, head_dim, head_dim % 64 == 0));
-        [DType::F16, DType::BF16].into_iter().flat_map(each).collect()
+        let few = HEAD_DIMS.map(|head_dim| merge_defines(DType::BF16, head_dim, head_dim % 64 == 0, true));
+        let many = HEAD_DIMS.map(|head_dim| merge_defines(DType::F16, head_dim, head_dim % 64 != 0, false));
+        few.into_iter().chain(many).chain([merge_defines(DType::F32, 128, false, true)]).collect()
     },
 };
 
@@ -125,7 +127,12 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
 /// Any types, any layout, any device.
 pub(super) const GENERIC: Kernel<Problem> =
     Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, run_generic)
-        .configured(|_, _| "a block a row".into())
+        .and(&MERGE)
+        .with_workspace(|p, info| generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges)))
+        .configured(|p, info| match generic_ranges(p, info) {
+            Some((_, keys)) => format!("a block a row and {keys} keys"),
+            None => "a block a row".into(),
+        })
         .when(|p, _| addressable(p));
 
 /// Rows and pieces of work are counted in 32 bits.
@@ -182,14 +189,33 @@ fn sm80_variants() -> Vec<Defines> {
     all
 }
 
-/// States of a row that are merged at once, as in the device code.
-fn merge_batch(head_dim: usize) -> usize {
-    let spans = 3072 / head_dim / SEGMENTS;
-    32.min(spans * SEGMENTS)
+/// Whether the blocks of the merge have one row each: the best for few rows, and the only way for any layout.
+fn merges_rows(p: &Problem, info: &DeviceInfo, levels: usize) -> bool {
+    levels == 0 && p.num_tokens * p.num_heads <= FEW_BLOCKS * info.units
 }
 
-fn merge_defines(dtype: DType, head_dim: usize, dense: bool) -> Defines {
-    vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense)]
+/// The launch of the merge, with the states of some ranges of each row in shared memory.
+fn merge_config(p: &Problem, info: &DeviceInfo, one_row: bool, ranges: usize) -> LaunchConfig {
+    let rows = p.num_tokens * p.num_heads;
+    let row = p.head_dim * size_of::<f32>();
+    let (blocks, threads, shared) = if one_row {
+        const THREADS: usize = 256;
+        // With so much shared memory no multiprocessor holds two: otherwise the blocks, which come while the kernel before
+        // still runs, gather where there is room.
+        let most = info.shared_per_block / 2 + 1024;
+        let states = ranges.next_multiple_of(SEGMENTS).min(THREADS) * (row + 16) + THREADS / SEGMENTS * 20;
+        (rows, THREADS, if rows <= info.units { most } else { states.min(most) })
+    } else {
+        const ROWS: usize = 4;
+        // As many whole spans as every device has room for, as in the device code.
+        let fits = 32.min(3072 / p.head_dim / SEGMENTS * SEGMENTS);
+        (rows.div_ceil(ROWS), 32 * ROWS, ROWS * ranges.min(fits) * row)
+    };
+    LaunchConfig::new([blocks as u32, 1, 1], [threads as u32, 1, 1], shared as u32)
+}
+
+fn merge_defines(dtype: DType, head_dim: usize, dense: bool, one_row: bool) -> Defines {
+    vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense), flag("ONE_ROW", one_row)]
 }
 
 fn generic_defines(dtype: DType, cache: DType, head_dim: usize, softcap: bool) -> Defines {
@@ -356,8 +382,8 @@ pub(in crate::ops) unsafe fn run<P>(
         };
         let types = [p.dtype, p.cache_dtype];
         let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys);
-        let blocks = part.pieces.min(WAVES * part.slots) as u32;
-        let config = LaunchConfig::new([blocks, 1, 1], [shape.threads() as u32, 1, 1], part.shared(p) as u32);
+        let [blocks, threads] = [part.blocks(), shape.threads()].map(|count| count as u32);
+        let config = LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], part.shared(p) as u32);
         // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
         unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
         // The states of all levels are merged at once, after the last.
@@ -367,12 +393,8 @@ pub(in crate::ops) unsafe fn run<P>(
                 0 => params,
                 _ => PagedParams { min_queries: 0, max_queries: i32::MAX, ..params },
             };
-            let shared = MERGE_ROWS * ranges.min(merge_batch(p.head_dim)) * p.head_dim * size_of::<f32>();
-            let blocks = (p.num_tokens * p.num_heads).div_ceil(MERGE_ROWS) as u32;
-            let config = LaunchConfig::new([blocks, 1, 1], [32 * MERGE_ROWS as u32, 1, 1], shared as u32);
-            let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense);
             // SAFETY: as above.
-            unsafe { kernel::run_part(launch, &MERGE, &defines, &config, &params)? };
+            unsafe { run_merge(launch, p, &params, keys)? };
         }
         if levels == 0 {
             partial += part.workspace(p, 0) as u64;
@@ -381,11 +403,48 @@ pub(in crate::ops) unsafe fn run<P>(
     Ok(())
 }
 
+/// Ranges of keys that the generic kernel shares out over blocks, and their length: spans, or segments, where rows are too
+/// few to keep the device busy. The merge is not for the oldest devices.
+fn generic_ranges(p: &Problem, info: &DeviceInfo) -> Option<(usize, usize)> {
+    let (rows, enough) = (p.num_tokens * p.num_heads, FEW_BLOCKS * info.units);
+    if rows >= enough || info.arch.is_none_or(|arch| arch < MERGE.min_arch) {
+        return None;
+    }
+    let ranges = |keys: usize| p.max_keys().div_ceil(keys);
+    let keys = if rows * ranges(SPAN) < enough { SEGMENT } else { SPAN };
+    (ranges(keys) > 1 && states(p, ranges(keys)) <= MOST_WORKSPACE).then(|| (ranges(keys), keys))
+}
+
 fn run_generic(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let defines = generic_defines(p.dtype, p.cache_dtype, p.head_dim, p.softcap() != 0.0);
-    let rows = (p.num_tokens * p.num_heads) as u32;
-    let config = LaunchConfig::new([rows, 1, 1], [GENERIC_THREADS, 1, 1], 0);
-    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
-    unsafe { kernel::run(launch, &defines, &config, &params(launch)) }
+    let (ranges, range_keys) = generic_ranges(p, launch.info).unwrap_or_default();
+    let params = PagedParams {
+        partial: launch.workspace as u64,
+        ranges: ranges as i32,
+        range_keys: range_keys as i32,
+        ..params(launch)
+    };
+    let blocks = p.num_tokens * p.num_heads * ranges.max(1);
+    let config = LaunchConfig::new([blocks as u32, 1, 1], [GENERIC_THREADS, 1, 1], 0);
+    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them; the workspace
+    // holds the states of every range.
+    unsafe { kernel::run(launch, &defines, &config, &params)? };
+    if ranges > 0 {
+        // SAFETY: as above.
+        unsafe { run_merge(launch, p, &params, Keys::Pages)? };
+    }
+    Ok(())
+}
+
+/// Launches the merge of all states that the kernels before it have left.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn run_merge<P>(launch: &Launch<'_, P>, p: &Problem, params: &PagedParams, keys: Keys) -> Result<()> {
+    let one_row = merges_rows(p, launch.info, params.levels as usize);
+    let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense, one_row);
+    let config = merge_config(p, launch.info, one_row, params.ranges as usize);
+    // SAFETY: passed on.
+    unsafe { kernel::run_part(launch, &MERGE, &defines, &config, params) }
 }

@@ -2,7 +2,8 @@
 //
 // A block of 4 warps has one row. It goes through the keys in segments: a warp works out the score of a key at a time, its
 // lanes sharing the elements of the head, a quarter of the segment each; then thread d sums up element d of the
-// weighted values, and those a block further on. Segments are folded to spans, and spans to the whole.
+// weighted values, and those a block further on. Segments are folded to spans, and spans to the whole. Where rows are too
+// few for the device, a block has one of p.ranges ranges of keys of its row, and leaves its state for the merge.
 //
 // ELEM: type of q and out; KV: type of the cache. HEAD_DIM. SOFTCAP: whether scores are capped.
 
@@ -37,12 +38,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
   __shared__ i64 rows[2][kSegment];
   __shared__ float scratch[2][kWarps];
   begin_kernel();
-  const int token = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads, kv_head = head / p.group;
+  const int rows_of_all = p.num_tokens * p.num_heads, range = blockIdx.x / rows_of_all, number = blockIdx.x % rows_of_all;
+  const int token = number / p.num_heads, head = number % p.num_heads, kv_head = head / p.group;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int index;
   Request request;
   if (!find_request<kThreads>(p, token, index, request)) return;
-  const Keys keys = keys_of(p, request, token - request.first);
+  Keys keys = keys_of(p, request, token - request.first);
+  if (p.ranges) keys = {max(keys.lo, range * p.range_keys), min(keys.hi, (range + 1) * p.range_keys)};
+  // The merge does not ask for what the row does not see.
+  if (p.ranges && keys.lo >= keys.hi) return;
   const i32* table = (const i32*)p.page_table + request.row * p.table_row;
   const KV* k = (const KV*)p.k + kv_head * p.k_head;
   const KV* v = (const KV*)p.v + kv_head * p.v_head;
@@ -107,12 +112,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
         if (rows[0][key] >= 0) segment.o[i] = fmaf(weights[key], to_f32(v[rows[1][key] + d * p.v_dim]), segment.o[i]);
     }
     span.take(segment);
-    if ((start + kSegment) % kSpan == 0 || start + kSegment >= keys.hi) {
+    if (!p.ranges && ((start + kSegment) % kSpan == 0 || start + kSegment >= keys.hi)) {
       total.take(span);
       span.clear();
     }
     // The rows are overwritten next.
     __syncthreads();
+  }
+  if (p.ranges) {
+    const i64 slot = partial_row(p, range, token, head);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (threadIdx.x + i * kThreads < HEAD_DIM) partial_sums(p, slot)[threadIdx.x + i * kThreads] = span.o[i];
+    if (threadIdx.x == 0) *partial_weights(p, slot) = {span.m, span.l};
+    return;
   }
   const Finish finish = finish_of(p, head, total.m, total.l);
 #pragma unroll

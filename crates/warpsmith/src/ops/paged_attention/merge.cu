@@ -1,14 +1,146 @@
 // The second half of `paged_attention` where the keys of a request were shared out over blocks or launches: the states of
 // a row are folded in order, those of segments first to spans.
 //
-// A warp has one row, and a lane the elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared
-// memory, up to kBatch at once; lane i works out how the i-th of them is taken up.
-//
-// ELEM: type of out, whose heads are dense. HEAD_DIM, DENSE.
+// ELEM: type of out. HEAD_DIM, DENSE. ONE_ROW: whether a block has one row, for few rows and many states, or four, whose
+// heads are dense then.
 
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
 
+#if ONE_ROW
+// Lanes work out how states are taken up, eight times 32 at once; then thread d folds element d of all. There are no shared
+// prefixes.
+
+constexpr int kThreads = 256, kWarps = kThreads / 32, kPieces = HEAD_DIM / 4;
+static_assert(HEAD_DIM <= kThreads && kThreads / kSegments == 32, "an element a thread, and a span a lane");
+
+// How a state is taken up, and its sum of weights.
+struct __align__(16) Step {
+  float keep, add, l, unused;
+};
+
+extern __shared__ __align__(16) u8 shared_bytes[];
+
+// States that there is room for in shared memory: whole spans. What is kept of spans takes kBesides bytes.
+constexpr int kBesides = 32 * (sizeof(Step) + sizeof(float));
+WS_INLINE int room() {
+  u32 bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return min((int)(bytes - kBesides) / (HEAD_DIM * 4 + (int)sizeof(Step)) / kSegments * kSegments, kThreads);
+}
+
+// A sum of weights, and of this thread's element. States without weight are zeros, and their factors change nothing.
+struct Sum {
+  float l, o;
+  WS_INLINE void take(const Step& step, float next_l, float next_o) {
+    const Fold f = {0.0f, step.keep, step.add};
+    l = folded(f, l, next_l), o = folded(f, o, next_o);
+  }
+};
+
+// The largest of what the lanes up to this one hold, of each kLanes; and of those before it.
+template <int kLanes> WS_INLINE float2 largest_upto(float m) {
+  const int place = threadIdx.x % kLanes;
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, m, offset);
+    if (place >= offset) m = fmaxf(m, other);
+  }
+  const float before = __shfl_up_sync(0xffffffffu, m, 1);
+  return {m, place == 0 ? minus_infinity() : before};
+}
+
+struct Merge {
+  const PagedParams& p;
+  int token, head, most;
+  // The states in slots from `first` to below `last`, but for those before `present`.
+  int first, present, last;
+  float m;  // the largest score so far
+  Sum total;
+
+  WS_INLINE float* sums() const { return (float*)shared_bytes; }
+  WS_INLINE Step* steps() const { return (Step*)(sums() + most * HEAD_DIM); }
+  // Of every span of segments.
+  WS_INLINE Step* span_steps() const { return steps() + most; }
+  // Of every span of segments, or of every 32 states.
+  WS_INLINE float* largest() const { return (float*)(span_steps() + kThreads / kSegments); }
+
+  // Brings `count` states from slot `base` on, and works out how they are taken up.
+  template <bool kSpans> WS_INLINE void load(int base, int count) {
+    const int own = threadIdx.x, lane = own % 32, warp = own / 32;
+    const i64 row = partial_row(p, base, token, head), step = (i64)p.num_tokens * p.num_heads;
+    float2 weight = {minus_infinity(), 0.0f};
+    if (own < count && base + own >= present && base + own < last) weight = *partial_weights(p, row + own * step);
+    const float* from = partial_sums(p, row);
+#pragma unroll 4
+    for (int i = own; i < count * kPieces; i += kThreads) {
+      const int state = i / kPieces;
+      const bool exists = base + state >= present && base + state < last;
+      copy_async(shared_address(sums() + 4 * i), from + (exists ? state * step * HEAD_DIM + i % kPieces * 4 : 0), exists);
+    }
+    commit_copies();
+    const float2 upto = largest_upto<kSpans ? kSegments : 32>(weight.x);
+    if (kSpans ? own % kSegments == kSegments - 1 : lane == 31) largest()[kSpans ? own / kSegments : warp] = upto.x;
+    __syncthreads();
+    float before = kSpans ? minus_infinity() : m;
+    if (!kSpans)
+      for (int w = 0; w < warp; ++w) before = fmaxf(before, largest()[w]);
+    const Fold f = fold_of(fmaxf(before, upto.y), weight.x);
+    if (own < count) steps()[own] = {f.keep, f.add, weight.y, 0.0f};
+    if (kSpans && warp == 0) {
+      const float span = largest()[lane];
+      const Fold f = fold_of(fmaxf(m, largest_upto<32>(span).y), span);
+      span_steps()[lane] = {f.keep, f.add, 0.0f, 0.0f};
+    }
+    const int parts = kSpans ? count / kSegments : kWarps;
+    for (int i = 0; i < parts; ++i) m = fmaxf(m, largest()[i]);
+    wait_copies<0>();
+    __syncthreads();
+  }
+  template <bool kSpans> WS_INLINE void take() {
+    const float* o = sums() + min((int)threadIdx.x, HEAD_DIM - 1);
+#pragma unroll 1
+    for (int base = first; base < last; base += most) {
+      // Whole spans; states that do not exist are without weight.
+      const int count = min((last - base + kSegments - 1) / kSegments * kSegments, most);
+      load<kSpans>(base, count);
+#pragma unroll 2
+      for (int i = 0; i < count; i += kSegments) {
+        Sum sum = total;
+        if (kSpans) sum = {};
+#pragma unroll
+        for (int j = i; j < i + kSegments; ++j) sum.take(steps()[j], steps()[j].l, o[j * HEAD_DIM]);
+        if (kSpans) total.take(span_steps()[i / kSegments], sum.l, sum.o);
+        else total = sum;
+      }
+      // The next states take the place of these.
+      __syncthreads();
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 3) paged_attention_merge(const PagedParams p) {
+  const int token = blockIdx.x / p.num_heads, head = blockIdx.x - token * p.num_heads;
+  int r;
+  Request request;
+  // The kernel before this one has waited for all before it: what it does not write can be read while it still runs.
+  if (!find_request<32>(p, token, r, request)) return begin_kernel();
+  const Keys keys = keys_of(p, request, token - request.first);
+  const bool segments = p.range_keys == kSegment;
+  const int first = segments ? keys.lo / kSpan * kSegments : keys.lo / kSpan;
+  const int last = keys.lo < keys.hi ? (keys.hi - 1) / p.range_keys + 1 : first;
+  Merge row = {p, token, head, room(), first, keys.lo / p.range_keys, last, minus_infinity(), {}};
+  begin_kernel();
+  if (segments) row.take<true>();
+  else row.take<false>();
+  const Finish finish = finish_of(p, head, row.m, row.total.l);
+  ELEM* out = (ELEM*)p.out + token_at(p, token, p.out_batch, p.out_token) + head * p.out_head;
+  if (threadIdx.x < HEAD_DIM) out[threadIdx.x * p.out_dim] = from_f32<ELEM>(row.total.o * finish.factor);
+  if (threadIdx.x == 0) write_lse(p, token, head, finish.lse);
+}
+#else
+// A warp has one row, and a lane the elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared
+// memory, up to kBatch at once; lane i works out how the i-th of them is taken up.
 constexpr int kWarps = 4, kPieces = HEAD_DIM / 4, kEach = (kPieces + 31) / 32;
 // As many whole spans as the states of which every device has room for.
 constexpr int kFits = 3072 / HEAD_DIM / kSegments * kSegments, kBatch = kFits < 32 ? kFits : 32;
@@ -150,3 +282,4 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_mer
   }
   if (threadIdx.x % 32 == 0) write_lse(p, token, head, finish.lse);
 }
+#endif

@@ -8,18 +8,20 @@ use crate::dtype::DType;
 use std::fmt;
 
 /// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
-const SEGMENT: usize = 128;
-const SPAN: usize = 1024;
+pub(super) const SEGMENT: usize = 128;
+pub(super) const SPAN: usize = 1024;
 pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
 pub(in crate::ops) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
-pub(super) const WAVES: usize = 4;
+const WAVES: usize = 4;
+/// Keys up to which the lengths of requests are taken not to differ by much.
+const EVEN: usize = 4096;
 /// Shared memory that every block has besides: numbers of pages and pieces.
 const STATIC_SHARED: usize = 6 << 10;
 /// More scratch memory than this is not asked for, without shared prefixes and with them.
-const MOST_WORKSPACE: usize = 256 << 20;
+pub(super) const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
 
 /// What blocks are made for.
@@ -56,9 +58,11 @@ impl Shape {
         let long = head_dim > 128;
         let blocks = if long { 1 } else { 2 };
         // Enough on the way to keep the memory busy.
+        let narrow = cache.size() == 1;
         let rings: &[usize] = match (load, head_dim * cache.size()) {
+            (Load::Few | Load::FewAndShort, ..=128) if narrow => &[5],
             (Load::Few | Load::FewAndShort, ..=128) => &[8],
-            (Load::Few, ..=256) => &[if cache.size() == 1 { 6 } else { 5 }, 4],
+            (Load::Few, ..=256) => &[if narrow && head_dim > 160 { 6 } else { 5 }, 4],
             (Load::FewAndShort, ..=256) => &[6],
             (Load::Few | Load::FewAndShort, _) => &[4, 3],
             (Load::Many, _) => &[4, 2],
@@ -88,7 +92,8 @@ impl Shape {
             128 => 32,
             _ => 64,
         };
-        let unit = self.rows().min(step) * row(head_dim * cache.size());
+        let keys = if cache.size() == 1 { self.rows().max(32) } else { self.rows() };
+        let unit = keys.min(step) * row(head_dim * cache.size());
         let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
         // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
         let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
@@ -126,6 +131,11 @@ impl Extent {
     }
 }
 
+/// Bytes of the states of all rows over so many ranges of keys.
+pub(super) fn states(p: &Problem, ranges: usize) -> usize {
+    ranges * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
+}
+
 /// One launch, for the requests with some numbers of queries, or for the groups of a level of shared prefixes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ops) struct Part {
@@ -152,20 +162,26 @@ impl Part {
         let part = Part::spans(p, info, load, tiles);
         let whole = part.pieces / p.max_keys().div_ceil(SPAN).max(1);
         // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
-        // long enough to do without that.
-        let enough = if load == Load::Many { part.slots } else { WAVES * part.slots };
+        // long enough to do without that, and lengths that differ by little have nothing to even out. Half the blocks that
+        // run at once keep the memory busy, but not with narrow caches, which are as much work for half the bytes.
         let busy = |pieces: usize| pieces >= 3 * part.slots / 4;
-        let pairs = whole * p.max_keys().div_ceil(2 * SPAN);
+        let few = if p.cache_dtype.size() == 1 { part.slots } else { part.slots / 2 };
+        let enough = match load {
+            Load::Many => part.slots,
+            _ if p.max_keys() <= EVEN => 3 * few / 4,
+            _ => WAVES * part.slots,
+        };
+        let pieces_of = |spans: usize| whole * p.max_keys().div_ceil(spans * SPAN);
         let (extent, pieces) = if whole >= enough || p.max_keys() <= ROUND {
             (Extent::All, whole)
         } else if !busy(part.pieces) {
             (Extent::Round, whole * p.max_keys().div_ceil(ROUND))
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
-        } else if busy(pairs) {
-            (Extent::Spans(2), pairs)
         } else {
-            (Extent::Spans(1), part.pieces)
+            // As long as there are as many as run at once.
+            let spans = [4, 2].into_iter().find(|&spans| busy(pieces_of(spans))).unwrap_or(1);
+            (Extent::Spans(spans), pieces_of(spans))
         };
         let [min_queries, max_queries] = queries;
         let part = Part { extent, pieces, min_queries, max_queries, ..part };
@@ -207,7 +223,14 @@ impl Part {
     }
 
     pub fn workspace(&self, p: &Problem, levels: usize) -> usize {
-        self.ranges(p, levels) * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
+        states(p, self.ranges(p, levels))
+    }
+
+    /// Blocks of the launch. With all keys of their rows there are none without work, and those that wait are given to
+    /// multiprocessors as they become free.
+    pub fn blocks(&self) -> usize {
+        let waves = if self.extent == Extent::All { 4 * WAVES } else { WAVES };
+        self.pieces.min(waves * self.slots)
     }
 
     pub fn shared(&self, p: &Problem) -> usize {
@@ -404,6 +427,17 @@ mod tests {
         for none in [[0, 1], [1, 0]] {
             assert_eq!(plan([64, 1, 8320], none, true).levels, 0);
         }
+    }
+
+    #[test]
+    fn keys_are_shared_out_where_blocks_are_few() {
+        let extent = |sizes| plan(sizes, [0, 1], false).parts[0].extent;
+        assert_eq!(extent([1, 1, 8192]), Extent::Round);
+        assert_eq!(extent([4, 1, 8192]), Extent::Spans(1));
+        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4), "one wave of blocks");
+        assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
+        assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
+        assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");
     }
 
     #[test]

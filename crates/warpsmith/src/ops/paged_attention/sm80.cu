@@ -15,9 +15,9 @@
 // of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
 // hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request.
 
-#include "warpsmith/paged_fragments.cuh"
+#include "warpsmith/paged_pieces.cuh"
 
-constexpr int kRound = 4 * kSegment, kSteps = kSegment / kStep;
+constexpr int kSteps = kSegment / kStep;
 static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
 
 // Where the keys of a segment are. If pages hold multiples of 16 keys: of every 16, how far the first row is from where
@@ -32,6 +32,8 @@ struct Places {
 };
 struct Shared {
   i64 starts[kThreads + 1];
+  // Of each group, whether it may fold.
+  u64 turns[KEY_WARPS];
   // Of two segments of each warp.
   Places places[kThreads / 32][2];
 };
@@ -44,83 +46,32 @@ WS_INLINE void group_sync(int group) {
   else
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupThreads) : "memory");
 }
-// Lets the next group fold, and waits until the one before has.
-WS_INLINE void pass_turn(int group) {
-  if (KEY_WARPS > 1) asm volatile("bar.arrive %0, 64;" ::"r"(1 + (group + 1) % KEY_WARPS) : "memory");
-}
-WS_INLINE void take_turn(int group) {
-  if (KEY_WARPS > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + group) : "memory");
-}
+// Whose turn it is to fold: every group waits for the one before. Barriers that count, because the checker of races does
+// not follow named barriers at which one warp waits and the other does not.
+struct Turns {
+  u64* barriers;
+  u32 taken;  // by this group: whether an odd number of times
 
-// The range that a request begins in, and the number of those it has.
-WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
-WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
-}
-WS_INLINE i64 pieces_of(const PagedParams& p, const Request& request) {
-  if (request.count < p.min_queries || request.count > p.max_queries) return 0;
-  return (i64)((request.count * p.group + kRows - 1) / kRows) * ranges_of(p, request);
-}
-// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all, which has no bound
-// where requests overlap because their starts are wrong.
-WS_INLINE i64 count_pieces(const PagedParams& p, i64* starts) {
-  const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  i64 sum = 0;
-  for (int i = 0; i < each; ++i) {
-    const int r = threadIdx.x * each + i;
-    if (r < p.requests) sum += pieces_of(p, request_at(p, r));
+  WS_INLINE u32 barrier_of(int group) const { return shared_address(barriers + group % KEY_WARPS); }
+  WS_INLINE void begin() const {
+    if (KEY_WARPS == 1) return;
+    if (threadIdx.x < KEY_WARPS)
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier_of(threadIdx.x)), "r"(kGroupThreads) : "memory");
+    __syncthreads();
   }
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const i64 other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
+  WS_INLINE void pass(int group) const {
+    if (KEY_WARPS > 1)
+      asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier_of(group + 1)) : "memory");
   }
-  starts[threadIdx.x + 1] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += starts[32 * w + 32];
-  __syncthreads();
-  starts[threadIdx.x + 1] = sum;
-  if (threadIdx.x == 0) starts[0] = 0;
-  __syncthreads();
-  return starts[kThreads];
-}
-// Where all requests have the same number of tiles and pieces are short, they are numbered as if all were as long as can
-// be: nothing need be counted.
-WS_INLINE bool is_direct(const PagedParams& p) { return p.piece_keys == kRound && p.queries >= 0; }
-WS_INLINE int direct_ranges(const PagedParams& p) { return (p.max_keys + kRound - 1) / kRound; }
-WS_INLINE int direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
-WS_INLINE i64 num_pieces(const PagedParams& p, i64* starts) {
-  const i64 each = is_direct(p) ? (i64)p.requests * direct_tiles(p) * direct_ranges(p) : count_pieces(p, starts);
-  return each * p.num_kv_heads;
-}
-WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
-  Piece piece;
-  i64 left = index / p.num_kv_heads;
-  piece.head = (int)(index - left * p.num_kv_heads);
-  if (is_direct(p)) {
-    const int tiles = (int)(left / direct_ranges(p));
-    piece.range = (int)(left - (i64)tiles * direct_ranges(p));
-    const int r = tiles / direct_tiles(p);
-    piece.tile = tiles - r * direct_tiles(p);
-    piece.request = request_at(p, r);
-    return piece;
+  WS_INLINE void take(int group) {
+    if (KEY_WARPS == 1) return;
+    u32 done = 0;
+    while (!done)
+      asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                   : "=r"(done) : "r"(barrier_of(group)), "r"(taken) : "memory");
+    taken ^= 1;
   }
-  int lo = 0;
-#pragma unroll
-  for (int half = kThreads / 2; half > 0; half /= 2)
-    if (starts[lo + half] <= left) lo += half;
-  left -= starts[lo];
-  for (int r = lo * ((p.requests + kThreads - 1) / kThreads);; ++r) {
-    piece.request = request_at(p, r);
-    const i64 pieces = pieces_of(p, piece.request);
-    if (left < pieces) break;
-    left -= pieces;
-  }
-  const int ranges = ranges_of(p, piece.request);
-  piece.tile = (int)(left / ranges);
-  piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(p, piece.request);
-  return piece;
-}
+};
 
 // The units of a group: of every KEY_WARPS-th segment from its first on, the keys of a step, then its values. Steps are
 // counted by t.
@@ -275,8 +226,12 @@ template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q,
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
           if (k + next >= kDims) break;
-          multiply(sums[2 * i], query[next], widen(keys[next], KV()), widen(keys[next] >> 16, KV()), MUL());
-          multiply(sums[2 * i + 1], query[next], widen(keys[2 + next], KV()), widen(keys[2 + next] >> 16, KV()), MUL());
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            u32 wide[2];
+            widen(wide, keys[2 * half + next], KV());
+            multiply(sums[2 * i + half], query[next], wide[0], wide[1], MUL());
+          }
         }
       }
     }
@@ -307,9 +262,11 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
         for (int next = 0; next < 2; ++next) {
           if (d + next >= kDims) break;
           // A word has two neighbours of one key, and of the next key: first those of even, then those of odd place.
-          const u32 lower = __byte_perm(values[2 * next], 0, 0x3120), upper = __byte_perm(values[2 * next + 1], 0, 0x3120);
-          multiply(state.o[2 * (d + next)], weights, widen(lower, KV()), widen(upper, KV()), MUL());
-          multiply(state.o[2 * (d + next) + 1], weights, widen(lower >> 16, KV()), widen(upper >> 16, KV()), MUL());
+          u32 lower[2], upper[2];
+          widen(lower, __byte_perm(values[2 * next], 0, 0x3120), KV());
+          widen(upper, __byte_perm(values[2 * next + 1], 0, 0x3120), KV());
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) multiply(state.o[2 * (d + next) + odd], weights, lower[odd], upper[odd], MUL());
         }
       }
     }
@@ -354,109 +311,103 @@ WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[2
   multiply_values(state, s, units, t, group);
 }
 
-// Leaves the state of a row over a range of keys for the merge; `sum` gives the element of a place in the fragments.
-template <class Sum>
-WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, int half, float m, float l, Sum sum) {
-  const Row row = row_of(p, piece, thread_row(half));
-  if (!row.exists) return;
-  const i64 slot = partial_row(p, range, row.token, row.head);
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i)
-    *(float2*)(partial_sums(p, slot) + pair_dim(i)) = {sum(pair_place(i, half, 0)), sum(pair_place(i, half, 1))};
-  if (threadIdx.x % 4 == 0) *partial_weights(p, slot) = {m, l};
-}
+// Leaves the states of a thread's rows over a range of keys for the merge.
 WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const State& state) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    leave(p, piece, range, half, state.m[half], state.l[half], [&](int place) { return state.at(place); });
-}
-
-// Sums in shared memory: what a thread has of its rows, where the threads of every group have the same.
-struct Level {
-  float* at;
-  static constexpr int kPlaces = 4 * kTiles, kFloats = (kPlaces + 4) * kGroupThreads;
-
-  static WS_INLINE Level of(int index) {
-    return {(float*)ring_of(KEY_WARPS) + index * kFloats + threadIdx.x % kGroupThreads};
-  }
-  WS_INLINE float& m(int half) const { return at[(kPlaces + half) * kGroupThreads]; }
-  WS_INLINE float& l(int half) const { return at[(kPlaces + 2 + half) * kGroupThreads]; }
-  // Sums that are not begun are not read.
-  WS_INLINE float sum(int place) const { return l(place % 4 / 2) == 0.0f ? 0.0f : at[place * kGroupThreads]; }
-  WS_INLINE void clear() const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) m(half) = minus_infinity(), l(half) = 0.0f;
-  }
-  // `next` gives the element of a place in the fragments.
-  template <class Next> WS_INLINE void take(const float (&next_m)[2], const float (&next_l)[2], Next next) const {
-    bool some[2], fresh[2];
-    Fold f[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      f[half] = fold_of(m(half), next_m[half]);
-      some[half] = next_l[half] != 0.0f;
-      fresh[half] = l(half) == 0.0f;
-      if (some[half]) m(half) = f[half].m, l(half) = folded(f[half], l(half), next_l[half]);
-    }
-    // Volatile, and four at a time: the registers hold a state, and no more than that many sums besides.
-    volatile float* sums = at;
-#pragma unroll
-    for (int first = 0; first < kPlaces; first += 4) {
-      float old[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) old[i] = sums[(first + i) * kGroupThreads];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int half = i / 2;
-        if (some[half]) sums[(first + i) * kGroupThreads] = folded(f[half], fresh[half] ? 0.0f : old[i], next(first + i));
-      }
-    }
-  }
-  WS_INLINE void take(const Level& next) const {
-    const float next_m[2] = {next.m(0), next.m(1)}, next_l[2] = {next.l(0), next.l(1)};
-    take(next_m, next_l, [&](int place) { return next.at[place * kGroupThreads]; });
-  }
-};
-
-// The results of a thread's rows.
-WS_INLINE void write(const PagedParams& p, const Piece& piece, const Level& total) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Row row = row_of(p, piece, thread_row(half));
     if (!row.exists) continue;
-    const Finish finish = finish_of(p, row.head, total.m(half), total.l(half));
-    ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
+    const i64 slot = partial_row(p, range, row.token, row.head);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
-      *(u32*)(to + pair_dim(i)) = pack_pair(total.sum(pair_place(i, half, 0)) * finish.factor,
-                                            total.sum(pair_place(i, half, 1)) * finish.factor, ELEM());
+      *(float2*)(partial_sums(p, slot) + pair_dim(i)) = {state.at(pair_place(i, half, 0)), state.at(pair_place(i, half, 1))};
+    if (threadIdx.x % 4 == 0) *partial_weights(p, slot) = {state.m[half], state.l[half]};
+  }
+}
+
+// A state in shared memory: what a thread has of its rows, where the threads of every group have the same.
+struct Level {
+  u32 at;
+  static constexpr int kBytes = (kTiles + 1) * kGroupThreads * 16;
+
+  static WS_INLINE Level of(int index) {
+    return {shared_address(ring_of(KEY_WARPS)) + index * kBytes + threadIdx.x % kGroupThreads * 16};
+  }
+  WS_INLINE void put(int i, float a, float b, float c, float d) const {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * kGroupThreads * 16), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  }
+  WS_INLINE void get(float (&x)[4], int i) const {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at + i * kGroupThreads * 16) : "memory");
+  }
+  WS_INLINE void put(const State& state) const {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) put(i, state.o[i][0], state.o[i][1], state.o[i][2], state.o[i][3]);
+    put(kTiles, state.m[0], state.m[1], state.l[0], state.l[1]);
+  }
+  // Makes a state that of all keys, those here before its own.
+  WS_INLINE void fold_into(State& state) const {
+    float weights[4];
+    get(weights, kTiles);
+    Fold f[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Sums without weight are passed over.
+      if (state.l[half] == 0.0f) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) state.o[i][2 * half] = state.o[i][2 * half + 1] = 0.0f;
+      }
+      f[half] = fold_of(weights[half], state.m[half]);
+      state.m[half] = f[half].m, state.l[half] = folded(f[half], weights[2 + half], state.l[half]);
+    }
+    // So many at a time: the registers hold a state, and no more than that besides.
+    constexpr int kBatch = 4;
+#pragma unroll
+    for (int first = 0; first < kTiles; first += kBatch) {
+      float before[kBatch][4];
+#pragma unroll
+      for (int i = first; i < first + kBatch && i < kTiles; ++i) get(before[i - first], i);
+#pragma unroll
+      for (int i = first; i < first + kBatch && i < kTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state.o[i][e] = folded(f[e / 2], before[i - first][e], state.o[i][e]);
+    }
+  }
+};
+
+// The results of a thread's rows, from the state of all keys.
+WS_INLINE void write(const PagedParams& p, const Piece& piece, const State& state) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Row row = row_of(p, piece, thread_row(half));
+    if (!row.exists) continue;
+    const Finish finish = finish_of(p, row.head, state.m[half], state.l[half]);
+    ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
+    // A zero comes without its sign, as from the merge, where everything is added to zero.
+    const auto result = [&](int place) { return fmaf(state.at(place), finish.factor, 0.0f); };
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      *(u32*)(to + pair_dim(i)) = pack_pair(result(pair_place(i, half, 0)), result(pair_place(i, half, 1)), ELEM());
     if (threadIdx.x % 4 == 0) write_lse(p, row.token, row.head, finish.lse);
   }
 }
 
-// Folds the state of a segment into the sums, and finishes what ends with it.
-WS_INLINE void fold(const PagedParams& p, const Piece& piece, const State& state, int segment, Keys keys, int group) {
+// Folds the state of a segment into those of its span and of all keys, and finishes what ends with it.
+WS_INLINE void fold(const PagedParams& p, const Piece& piece, State& state, int segment, Keys keys, Turns& turns, int group) {
   const Level span = Level::of(0), total = Level::of(1);
   const bool first = segment == keys.lo / kSegment, last = (segment + 1) * kSegment >= keys.hi;
-  if (first) {
-    span.clear();
-    if (!p.ranges) total.clear();
+  if (!first) turns.take(group);
+  if (!first && segment % kSegments != 0) span.fold_into(state);
+  if (!last && (segment + 1) % kSegments != 0) {
+    span.put(state);
+  } else if (p.ranges) {
+    leave(p, piece, slot_of_span(p.level, segment / kSegments), state);
   } else {
-    take_turn(group);
+    if (segment / kSegments > keys.lo / kSpan) total.fold_into(state);
+    if (last) write(p, piece, state);
+    else total.put(state);
   }
-  span.take(state.m, state.l, [&](int place) { return state.at(place); });
-  if (last || (segment + 1) % (kSpan / kSegment) == 0) {
-    if (p.ranges) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        leave(p, piece, slot_of_span(p.level, segment / kSegments), half, span.m(half), span.l(half), [&](int place) { return span.sum(place); });
-    } else {
-      total.take(span);
-      if (last) write(p, piece, total);
-    }
-    span.clear();
-  }
-  if (!last) pass_turn(group);
+  if (!last) turns.pass(group);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_sm80(const PagedParams p) {
@@ -467,6 +418,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
   units.places = shared.places[threadIdx.x / 32];
   units.base = shared_address(ring_of(group));
   const i64 pieces = num_pieces(p, shared.starts);
+  Turns turns = {shared.turns, 0};
+  turns.begin();
 #pragma unroll 1
   for (i64 index = blockIdx.x; index < pieces; index += gridDim.x) {
     const Piece piece = piece_at(p, shared.starts, index);
@@ -483,14 +436,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
     units.begin(piece);
-    units.segment = keys.lo / kSegment + group;
+    // Without a window the first key does not depend on the length: the table is read while that is on its way.
+    const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
+    units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
     bool absent_next = units.find(0);
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
       if (!p.ranges && group == 0) {
-        const Level total = Level::of(1);
-        total.clear();
-        write(p, piece, total);
+        State none;
+        clear(none);
+        write(p, piece, none);
       }
       continue;
     }
@@ -520,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
       if (p.piece_keys == kRound || cut)
         leave(p, piece, cut ? slot_of_segment(p.level, segment) : segment, state);
       else
-        fold(p, piece, state, segment, keys, group);
+        fold(p, piece, state, segment, keys, turns, group);
     }
     // Before the next piece takes over: queries, sums, and the ring of a group of several warps.
     if (!kKeepQuery || KEY_WARPS == 1 || p.piece_keys != kRound) __syncthreads();
