@@ -501,6 +501,8 @@ pub struct Case {
     pub in_place: bool,
     /// Timed on GPUs alone: on a CPU it would take minutes.
     pub gpu_only: bool,
+    /// It asks for what only some kernels have, on some devices none.
+    pub selective: bool,
 }
 
 impl Case {
@@ -515,6 +517,7 @@ impl Case {
             values: Values::Typical,
             in_place: false,
             gpu_only: false,
+            selective: false,
         }
     }
 
@@ -539,6 +542,12 @@ impl Case {
     /// Timed on GPUs alone.
     pub fn gpu_only(mut self) -> Self {
         self.gpu_only = true;
+        self
+    }
+
+    /// For the kernels that have what it asks for, if there are any on the device.
+    pub fn selective(mut self) -> Self {
+        self.selective = true;
         self
     }
 

@@ -21,8 +21,10 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "attention.cuh",
+    "attention_producer.cuh",
     "attention_sm90.cuh",
     "attention_tiles.cuh",
+    "attention_weights.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",

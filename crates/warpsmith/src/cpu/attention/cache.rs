@@ -55,7 +55,7 @@ impl Cache {
 
     /// Whether products can use values where they are: heads are whole panels of f32, and long runs of keys lie evenly or
     /// are used once.
-    pub(super) fn has_values_for(&self, blocks: &Blocks, head_dim: usize, bands: usize) -> bool {
+    pub(super) fn multiplies_values_in_place(&self, blocks: &Blocks, head_dim: usize, bands: usize) -> bool {
         let panels = self.v.dim == 1 && head_dim.is_multiple_of(Blocks::PANEL);
         let evenly = self.pages.is_none() || (bands == 1 && !self.is_gathered());
         self.dtype == DType::F32 && blocks.dtype() == DType::F32 && panels && evenly

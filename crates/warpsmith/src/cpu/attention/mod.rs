@@ -212,7 +212,7 @@ impl Space {
             units: blocks.units(call.head_dim),
             value_units: call.block_keys / blocks.per_unit(),
             block_keys: call.block_keys,
-            in_place: call.cache.has_values_for(blocks, call.head_dim, head_bands),
+            in_place: call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands),
             gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
         }
     }

@@ -1,11 +1,14 @@
 //! `attention` on the CPU: the call in the words of [`crate::cpu::attention`], which does the work.
 
-use super::problem::{self, BLOCKS_KV, BLOCKS_Q, Problem};
+use super::problem::{self, BLOCKS_Q, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
 use crate::cpu::attention::{self, Cache, Call, Grid, Heads, PerHead, Request};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::registry::Launch;
+
+/// Keys of a block: whole panels.
+const BLOCKS_KV: [usize; 4] = [32, 64, 96, attention::KEYS];
 
 pub(super) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), String> {
     p.admits(&BLOCKS_Q, &BLOCKS_KV)?;

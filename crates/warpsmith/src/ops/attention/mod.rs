@@ -27,10 +27,11 @@
 //!   `v` must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
 //!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call. CUDA
-//!   devices make one difference: without mask and bias, 16-bit requests that are not packed and have up to 32 rows of a
-//!   KV head, a query having a row for each head that shares it, are added up in other blocks than those of more.
+//!   devices make two differences, both for 16-bit requests that are not packed and have neither mask nor bias: with up to
+//!   32 rows of a KV head, a query having a row for each head that shares it, they are added up in other blocks than with
+//!   more; and those whose queries see all keys, without `causal` and `window`, in others with more than 1024 keys.
 //! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and `block_kv`, 32,
-//!   64, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
+//!   64, 80, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
 //!   size refuse the call. The number of rows does not change bits; that of the keys does.
 //! - Memory is linear in the lengths.
 
@@ -132,7 +133,7 @@ const SPEC: OpSpec = OpSpec {
         AttrSpec {
             name: "block_kv",
             kind: AttrKind::Int(0),
-            doc: "keys that are worked on at a time: 32, 64, 96 or 128; 0 to let the kernel choose",
+            doc: "keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose",
         },
     ],
     sizes: &[

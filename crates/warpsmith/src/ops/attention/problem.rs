@@ -16,7 +16,7 @@ use std::ops::Range;
 pub(in crate::ops) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
 /// The numbers of rows and of keys of a block that some kernel offers.
 pub(super) const BLOCKS_Q: [usize; 5] = [16, 64, 128, 192, 256];
-pub(super) const BLOCKS_KV: [usize; 4] = [32, 64, 96, 128];
+pub(super) const BLOCKS_KV: [usize; 5] = [32, 64, 80, 96, 128];
 /// The types of a mask.
 pub(super) const MASKS: [DType; 2] = [DType::Bool, DType::U8];
 

@@ -14,6 +14,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod transpose;
 
 use super::problem::{Matrix, Part, check_options};
 use super::{Activation, Precision, Problem, reference};
@@ -72,6 +74,12 @@ impl BackwardProblem {
     /// Whether `dout` must be gone over before the products.
     fn has_pass(&self) -> bool {
         self.stores_dz || self.has_dbias
+    }
+
+    /// The products that are asked for.
+    #[cfg(feature = "cuda")]
+    fn products(&self) -> impl Iterator<Item = &Problem> {
+        [&self.dx, &self.dw].into_iter().flatten()
     }
 
     /// The addresses of the products that are asked for; `dz` is at `workspace` or is `dout`.
