@@ -129,8 +129,8 @@ template <class T, int kIn, int kOut> struct Elementwise {
 
   static WS_INLINE void fetch_flat(const ElementwiseParams& p) {
     const i64 tile = flat_tile(), column = tile + threadIdx.x * kUnit;
-    // Several large tensors are faster without.
-    if ((kIn > 1 && p.is_large) || tile + kThreads * ITEMS * kUnit > p.columns) return;
+    // Large tensors are faster without.
+    if (p.is_large || tile + kThreads * ITEMS * kUnit > p.columns) return;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) fetch_inputs(p, Place(p, 0, column + i * (kThreads * kUnit)));
   }

@@ -126,8 +126,7 @@ pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
     })
 }
 
-/// Whether a result of this size has left L2 again by the time it is complete, as the flag kernels take: see
-/// `load_policy` in `l2.cuh`.
+/// Whether a tensor of this size cannot be found in L2 as a whole, as the flag kernels take: see `l2.cuh`.
 pub fn is_large(info: &DeviceInfo, elements: usize, dtype: DType) -> i32 {
     (elements * dtype.size() > info.cache_bytes) as i32
 }

@@ -1,7 +1,7 @@
 //! `cast` on CUDA devices: host half.
 
 use super::{OUT, Problem, SCALE, Scaling, TYPES, X, group};
-use crate::cuda::rows::{Rows, flag, grid_blocks};
+use crate::cuda::rows::{Rows, flag, grid_blocks, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
@@ -31,6 +31,7 @@ kernel_params! {
         x: u64, scale: u64, out: u64,
         num_rows: i64, num_cols: i64, x_step: i64, out_step: i64,
         lane_bits: i32, col_tiles: u32,
+        is_large: i32,
         rows: Rows,
     }
 }
@@ -120,6 +121,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         lane_bits: tiling.lanes.trailing_zeros() as i32,
         // No more than the number of blocks, which was checked.
         col_tiles: tiling.col_tiles as u32,
+        is_large: is_large(launch.info, p.num_rows * p.num_cols, p.from),
         rows: Rows::new(&p.rows),
     };
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);

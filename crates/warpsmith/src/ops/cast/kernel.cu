@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const Cas
   OUT* out = (OUT*)p.out + start[1];
   const i64 first = (((i64)tile * ITEMS << p.lane_bits) + lane) * K;
   const i64 stride = (i64)K << p.lane_bits;
-  if (VECTOR) {
+  // Large tensors are faster without.
+  if (VECTOR && !p.is_large) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
       if (first + i * stride + K <= p.num_cols) fetch_ahead(x + first + i * stride);

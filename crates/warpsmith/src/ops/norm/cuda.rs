@@ -16,14 +16,25 @@ const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_st
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
 /// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
-/// each are faster; with two, the fewer warps there are to join the better.
-const fn limits(center: bool) -> RowLimits {
-    RowLimits {
-        wanted_items: if center { 4 } else { 2 },
-        max_items: 4,
-        // With a mean to subtract, larger blocks have too few registers.
-        max_lanes: if center { 512 } else { 1024 },
+/// each are faster; with two, the fewer warps there are to join the better, but for the rows that eight warps hold.
+fn limits(hidden: usize, dtype: DType, center: bool) -> RowLimits {
+    let eight_warps = (EIGHT_WARPS / 2 + 1..=EIGHT_WARPS).contains(&(hidden * dtype.size()));
+    if center && !eight_warps { CENTERED } else { PLAIN }
+}
+
+/// Bytes of a row of eight warps with two chunks a thread.
+const EIGHT_WARPS: usize = 8 * 32 * 2 * 16;
+const PLAIN: RowLimits = RowLimits { wanted_items: 2, max_items: 4, max_lanes: 1024 };
+/// With a mean to subtract, larger blocks have too few registers.
+const CENTERED: RowLimits = RowLimits { wanted_items: 4, max_items: 4, max_lanes: 512 };
+
+/// Every tiling of the forward pass.
+fn tilings(center: bool) -> Vec<RowTiling> {
+    let mut all = RowTiling::all(if center { CENTERED } else { PLAIN });
+    if center {
+        all.extend(RowTiling::new(EIGHT_WARPS / 4, DType::F32, PLAIN));
     }
+    all
 }
 
 /// Backward: x, dout, weight and two sums in f32, so fewer elements a thread; as many for each type.
@@ -129,24 +140,26 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
 }
 
 static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(false, &RowTiling::all(limits(false)), &[1, 2], &[false, true])
+    variants(false, &tilings(false), &[1, 2], &[false, true])
 }));
 static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &RowTiling::all(limits(true)), &[1, 2], &[false, true])
+    variants(true, &tilings(true), &[1, 2], &[false, true])
 }));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(false, &long_tilings(limits(false)), &[0, 1], &[false])
+    variants(false, &long_tilings(PLAIN), &[0, 1], &[false])
 });
 static LAYER_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(true, &long_tilings(limits(true)), &[0, 1], &[false])
+    variants(true, &long_tilings(CENTERED), &[0, 1], &[false])
 });
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, limits(p.center)))
+        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, limits(p.hidden, p.dtype, p.center)))
         .configured(|p, _| {
-            RowTiling::new(p.hidden, p.dtype, limits(p.center)).map(|t| t.to_string()).unwrap_or_default()
+            RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
+                .map(|t| t.to_string())
+                .unwrap_or_default()
         })
 }
 
@@ -155,7 +168,10 @@ pub(in crate::ops) const fn long(name: &'static str, center: bool) -> Kernel<Pro
     Kernel::cuda(name, if center { &LAYER_LONG } else { &RMS_LONG }, run_long)
         .when(|p, _| addressable(p.hidden, p.num_rows))
         .configured(|p, _| {
-            format!("{} threads a row", long_tiling(p.hidden, p.dtype, limits(p.center)).lanes)
+            format!(
+                "{} threads a row",
+                long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)).lanes
+            )
         })
 }
 
@@ -212,14 +228,20 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.center)).expect("`supports` has passed");
+    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
+        .expect("`supports` has passed");
     let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
     run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(launch, &long_tiling(p.hidden, p.dtype, limits(p.center)), p.vector_rows as u8, false)
+    run_tiled(
+        launch,
+        &long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)),
+        p.vector_rows as u8,
+        false,
+    )
 }
 
 fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
@@ -413,4 +435,24 @@ fn run_backward(
     let targets = [target(back::DWEIGHT, p.steps[5]), target(back::DBIAS, p.steps[6])];
     // SAFETY: as above; the workspace holds the partial sums of `num_partials` gradients.
     unsafe { column_sum::cuda::add(launch, groups, p.hidden, p.dtype, &targets[..num_partials(p)]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tiling_of_every_row_is_listed() {
+        for center in [false, true] {
+            let (all, long) = (tilings(center), long_tilings(if center { CENTERED } else { PLAIN }));
+            for hidden in (1..3000).chain([4096, 8192, 12345, 16384, 32768]) {
+                for dtype in FLOATS {
+                    let limits = limits(hidden, dtype, center);
+                    let tiling = RowTiling::new(hidden, dtype, limits);
+                    assert!(tiling.is_none_or(|t| all.contains(&t)), "{tiling:?} for {hidden} {dtype}");
+                    assert!(long.contains(&long_tiling(hidden, dtype, limits)), "{hidden} {dtype}");
+                }
+            }
+        }
+    }
 }
