@@ -156,14 +156,6 @@ struct Consumer {
     return tile.end > 0;
   }
 
-  WS_INLINE void start(Rows& rows, const Tile& tile) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows.top[h] = HAS_SINKS ? sink_of(p.attention, tile.head) * kLog2E : minus_infinity();
-      rows.sum[h] = HAS_SINKS && lane % 4 == 0 ? 1.0f : 0.0f;
-    }
-  }
-
   // One product of keys runs ahead of the values, over the end of a tile too: the tensor cores have work while the next
   // tile's first weights are computed.
   WS_INLINE void run() {
@@ -171,7 +163,6 @@ struct Consumer {
     if (!next(tile)) return;
     Rows rows;
     float factor[2];
-    start(rows, tile);
     mbarrier_wait(k_ring.full(), k_ring.parity);
     await_turn();
     multiply_keys();
@@ -222,7 +213,6 @@ struct Consumer {
         if (kCopied) tma_store_wait_read<0>();
         return;
       }
-      start(rows, tile);
       mbarrier_wait(k_ring.full(), k_ring.parity);
       await_turn();
       multiply_keys();
@@ -277,11 +267,19 @@ struct Consumer {
       float sum = rows.sum[h];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      inverse[h] = sum == 0.0f ? 0.0f : reciprocal(sum);
+      float top = rows.top[h], share = 1.0f;
+      if (HAS_SINKS) {
+        // Last, because what is relative to a sink far below the scores would lose their digits.
+        const float sink = sink_of(p.attention, results.head) * kLog2E, most = fmaxf(top, sink);
+        share = top == most ? 1.0f : exp2_flushed(top - most);
+        sum = fmaf(sum, share, sink == most ? 1.0f : exp2_flushed(sink - most));
+        top = most;
+      }
+      inverse[h] = sum == 0.0f ? 0.0f : share * reciprocal(sum);
       const int row = lane / 4 + 8 * h;
       if (HAS_LSE && lane % 4 == 0 && row < results.rows)
         *lse_at(p.attention, results.batch, results.head, results.first + row) =
-            sum == 0.0f ? minus_infinity() : (rows.top[h] + log2f(sum)) * 0.6931471805599453f;
+            sum == 0.0f ? minus_infinity() : (top + log2f(sum)) * 0.6931471805599453f;
     }
     if (kCopied) {
       tma_store_wait_read<0>();

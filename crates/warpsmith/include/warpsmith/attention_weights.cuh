@@ -9,8 +9,8 @@
 #include "warpsmith/attention_tiles.cuh"
 
 constexpr float kSlack = 8.0f;
-// Whether a block may hide all its keys from a row, or a sink be minus infinity, so that the row has no base yet.
-constexpr bool kMayLackBase = CAUSAL || WINDOW || PAGED || HAS_SINKS;
+// Whether a block may hide all its keys from a row, so that the row has no base yet.
+constexpr bool kMayLackBase = CAUSAL || WINDOW || PAGED;
 
 // The state of the rows of a thread: what weights are relative to, in units of log2, and the sums of the weights of this
 // thread's columns only.
@@ -19,15 +19,14 @@ struct Rows {
 
   // The weights of a block of scores, in place. Returns whether some earlier sums of the warp are to be multiplied by `factor`.
   template <bool kFirst> WS_INLINE bool weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale) {
-    constexpr bool kFresh = kFirst && !HAS_SINKS;
-    if (kFresh) {
+    if (kFirst) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) top[h] = largest(s, h) * scale;
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = fmaf(s[i], scale, -base(i / 2 % 2));
     bool raised = false;
-    if (!kFresh) {
+    if (!kFirst) {
       raised = __any_sync(0xffffffffu, above_slack(s) || (kMayLackBase && fminf(top[0], top[1]) == minus_infinity()));
       if (raised) raise(s, factor);
     }
@@ -42,7 +41,7 @@ struct Rows {
           x = exp2_flushed(x);
           part[c] += x;
         }
-      sum[h] = kFresh ? part[0] + part[1] : sum[h] + (part[0] + part[1]);
+      sum[h] = kFirst ? part[0] + part[1] : sum[h] + (part[0] + part[1]);
     }
     return raised;
   }

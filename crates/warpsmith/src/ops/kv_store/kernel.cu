@@ -75,9 +75,9 @@ WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&val
 }
 
 // A template so that what is not for these types is not compiled.
-template <class Cache>
-WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<T>& piece, const Divisor& divided) {
-  if constexpr (sizeof(T) != sizeof(Cache)) {
+template <class Cache, class From>
+WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<From>& piece, const Divisor& divided) {
+  if constexpr (sizeof(From) != sizeof(Cache)) {
     float values[V];
     if constexpr (VECTOR) unpack_words(values, piece);
     else values[0] = to_f32(piece.items[0]);
