@@ -36,15 +36,13 @@ impl Variant {
 
 /// Every variant of the device functions of a kernel; none for CPU kernels.
 pub fn variants(kernel: &KernelInfo) -> Vec<Variant> {
-    let of = |device: &'static CudaKernel| {
-        let prelude = (device.prelude)();
-        (device.variants)().into_iter().map(move |defines| Variant {
-            device,
-            defines,
-            prelude: prelude.clone(),
-        })
-    };
-    kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten()).flat_map(of).collect()
+    kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten()).flat_map(device_variants).collect()
+}
+
+/// Every variant of a device function.
+pub fn device_variants(device: &'static CudaKernel) -> impl Iterator<Item = Variant> {
+    let prelude = (device.prelude)();
+    (device.variants)().into_iter().map(move |defines| Variant { device, defines, prelude: prelude.clone() })
 }
 
 /// Whether a device function can be compiled for an architecture. One written for an `a` architecture uses

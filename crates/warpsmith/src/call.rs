@@ -37,6 +37,11 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
+    pub(crate) fn prepared<T: std::any::Any + Sync>(mut self, prepared: &'a T) -> Self {
+        self.args = self.args.with_prepared(prepared);
+        self
+    }
+
     pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
         self.attrs = self.attrs.with(index, value);
         self

@@ -11,6 +11,7 @@ use crate::infer::{self, Form};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
+use std::any::Any;
 use std::fmt;
 use std::hash::Hash;
 
@@ -224,12 +225,13 @@ impl fmt::Display for AttrKind {
 pub struct Args<'a> {
     spec: &'static OpSpec,
     slots: [Option<TensorView<'a>>; MAX_ARGS],
+    prepared: Option<&'a (dyn Any + Sync)>,
 }
 
 impl<'a> Args<'a> {
     /// No tensors yet.
     pub fn new(spec: &'static OpSpec) -> Self {
-        Args { spec, slots: [None; MAX_ARGS] }
+        Args { spec, slots: [None; MAX_ARGS], prepared: None }
     }
 
     /// Sets an input.
@@ -266,6 +268,17 @@ impl<'a> Args<'a> {
         self.slots[input] = Some(view.raw());
         self.slots[output] = Some(view.raw());
         self
+    }
+
+    /// Hands kernels what was made of an input beforehand. Only a hint: those that cannot use it take the input as it is.
+    pub(crate) fn with_prepared<T: Any + Sync>(mut self, prepared: &'a T) -> Self {
+        self.prepared = Some(prepared);
+        self
+    }
+
+    /// What was made of an input beforehand, if it is of this type.
+    pub(crate) fn prepared<T: Any>(&self) -> Option<&'a T> {
+        (self.prepared? as &dyn Any).downcast_ref()
     }
 
     /// The op's description.
@@ -376,6 +389,44 @@ pub struct Cost {
     pub bytes: f64,
     /// Arithmetic operations.
     pub flops: f64,
+    /// What the operations are, where they can take longer than moving the bytes.
+    pub products: Option<Products>,
+}
+
+impl Cost {
+    /// Of an op that moving its bytes limits.
+    pub fn moving(bytes: f64, flops: f64) -> Cost {
+        Cost { bytes, flops, products: None }
+    }
+
+    /// Of an op that multiplies matrices.
+    pub fn multiplying(bytes: f64, flops: f64, products: Products) -> Cost {
+        Cost { bytes, flops, products: Some(products) }
+    }
+}
+
+/// Products of matrices by what a machine has units for; sums are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// f32 in full precision.
+    F32,
+    /// f32 whose mantissa may be cut to 10 bits.
+    Tf32,
+    /// f16 or bf16.
+    Half,
+    /// 8-bit floats.
+    Fp8,
+}
+
+impl Products {
+    /// Of operands of a type.
+    pub fn of(dtype: DType) -> Products {
+        match dtype.size() {
+            1 => Products::Fp8,
+            2 => Products::Half,
+            _ => Products::F32,
+        }
+    }
 }
 
 /// How a case lays out the tensors in memory.
@@ -450,6 +501,8 @@ pub struct Case {
     pub in_place: bool,
     /// Timed on GPUs alone: on a CPU it would take minutes.
     pub gpu_only: bool,
+    /// It asks for what only some kernels have, on some devices none.
+    pub selective: bool,
 }
 
 impl Case {
@@ -464,6 +517,7 @@ impl Case {
             values: Values::Typical,
             in_place: false,
             gpu_only: false,
+            selective: false,
         }
     }
 
@@ -488,6 +542,12 @@ impl Case {
     /// Timed on GPUs alone.
     pub fn gpu_only(mut self) -> Self {
         self.gpu_only = true;
+        self
+    }
+
+    /// For the kernels that have what it asks for, if there are any on the device.
+    pub fn selective(mut self) -> Self {
+        self.selective = true;
         self
     }
 

@@ -121,13 +121,14 @@ fn nvrtc(major: i32) -> Option<Nvrtc> {
     Some(nvrtc::open(found?.path()).unwrap())
 }
 
-/// Every device function of every op, once.
+/// Every device function of every op, once, and those that measure the machine.
 fn kernels() -> Vec<&'static CudaKernel> {
     let mut seen = BTreeSet::new();
     let of = |kernel: warpsmith::registry::KernelInfo| {
         kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten())
     };
     let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(of);
+    let all = all.chain(warpsmith::bench::device_functions());
     all.filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
 }
 

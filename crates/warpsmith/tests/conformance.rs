@@ -21,7 +21,8 @@ fn prove(op: &'static dyn AnyOp, device: Device) {
                 failures.push(format!("{} [{} {}]: {why}", kernel.name, case.name(op.spec()), case.dtype));
             }
         }
-        assert!(supported > 0, "{name}: no kernel on {device} runs {} {}", case.name(op.spec()), case.dtype);
+        let runs = supported > 0 || case.selective;
+        assert!(runs, "{name}: no kernel on {device} runs {} {}", case.name(op.spec()), case.dtype);
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let idle: Vec<_> = op

@@ -15,8 +15,9 @@ use warpsmith::{Device, Error, Result};
 /// Time kernels, and say how far they are from the machine's limit
 ///
 /// The median of many runs on random data. Tensors that do not fit easily into the cache are found in memory: calls
-/// rotate over several copies of them. On a GPU, calls are replayed from a graph. The ceiling is the bandwidth of a
-/// plain copy measured in the same run, for the fewest bytes the op can be done with.
+/// rotate over several copies of them. On a GPU, calls are replayed from a graph. The ceiling is the slower
+/// of two things measured in the same run: a plain copy of the fewest bytes the op can be done with, and its products if
+/// operands need not be moved.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -94,7 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             println!("{}", json_line(Some(m)));
         }
     } else {
-        println!("{}: copy {:.1} GB/s", device.info()?.name, ceilings.copy_gbps);
+        println!("{}: {ceilings}", device.info()?.name);
         print_table(&measured, device, baseline.as_ref(), &peers);
     }
     if let Some(folder) = folder {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use warpsmith::jit::cache::{Cache, EntryId};
 use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Compiler, Output, Request, pack};
-use warpsmith::{Error, Result, ops};
+use warpsmith::{Error, Result, bench, ops};
 
 /// Compile all CUDA kernels ahead of time into a pack
 ///
@@ -91,14 +91,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every variant of the ops named, or of all.
+/// Every variant of the ops named; without names, of all ops and of what measures the machine's limits.
 fn variants_of(names: &[String]) -> Result<Vec<Variant>> {
     let chosen = match names {
         [] => ops::ALL.to_vec(),
         names => names.iter().map(|name| find_op(name)).collect::<Result<_>>()?,
     };
     let kernels = chosen.iter().flat_map(|op| op.kernels());
-    Ok(kernels.flat_map(|kernel| kernels::variants(&kernel)).collect())
+    let mut variants: Vec<Variant> = kernels.flat_map(|kernel| kernels::variants(&kernel)).collect();
+    if names.is_empty() {
+        variants.extend(bench::device_functions().into_iter().flat_map(kernels::device_variants));
+    }
+    Ok(variants)
 }
 
 /// NVRTC behind the disk cache, so that a pack built again after a small change compiles only what changed.

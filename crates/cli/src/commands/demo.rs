@@ -14,7 +14,7 @@ use warpsmith::{DType, Device, Error, Result, cpu, ops};
 /// See the kernels verified and timed on this machine, with or without a GPU
 ///
 /// Checks every op on a handful of its cases with every kernel that runs here, times it on a large case and on one
-/// of your size, and shows how near each comes to the speed of a plain copy. Under a minute; --quick under fifteen
+/// of your size, and shows how near each comes to what the machine can do. Under a minute; --quick under fifteen
 /// seconds. `warpsmith check` and `warpsmith bench` do the same in full.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     bar.set_message("copy");
     let ceilings = Ceilings::measure(device, &settings)?;
     bar.inc(1);
-    let headings = ["op", "checked", "case", "dtype", "kernel", "time", "GB/s", "of the copy"];
+    let headings = ["op", "checked", "case", "dtype", "kernel", "time", "rate", "of the limit"];
     let mut table = table::new(&headings.map(String::from), 5);
     let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
     for op in ops::ALL {
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 measured.dtype,
                 measured.kernel,
                 table::time(measured.median_ms),
-                format!("{:.1}", measured.gbps),
+                measured.bound.rate(measured.gbps, measured.tflops),
                 if cached { "in cache".into() } else { format!("{:.0} %", measured.percent_of_ceiling) },
             ]);
             first = false;
@@ -98,10 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    println!(
-        "A plain copy runs at {:.1} GB/s here: the limit for ops that only move memory.\n",
-        ceilings.copy_gbps
-    );
+    println!("The limits here: {ceilings}.\n");
     println!("{table}");
     for failure in &failures {
         println!("{failure}");
@@ -116,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     shares.sort_by(f64::total_cmp);
     let speed = match shares.get(shares.len() / 2) {
-        Some(median) => format!("; the median op runs at {median:.0} % of the copy"),
+        Some(median) => format!("; the median op runs at {median:.0} % of its limit"),
         None => String::new(),
     };
     println!(

@@ -120,7 +120,7 @@ fn print_tables(records: &[Record]) {
             continue;
         }
         let headings =
-            ["op", "case", "dtype", "kernel", "time", "GB/s", "of limit", "fastest peer", "speed-up"];
+            ["op", "case", "dtype", "kernel", "time", "rate", "of limit", "fastest peer", "speed-up"];
         let mut timings = table::new(&headings.map(String::from), 4);
         for t in &record.timings {
             let peer = t.best_peer();
@@ -130,7 +130,7 @@ fn print_tables(records: &[Record]) {
                 t.dtype.clone(),
                 t.kernel.clone(),
                 table::time(t.ms),
-                format!("{:.1}", t.gbps),
+                t.bound.rate(t.gbps, t.tflops),
                 table::percent(t.limit_ms / t.ms),
                 peer.map_or("-".into(), |(name, ms)| format!("{name} {}", table::time(ms))),
                 peer.map_or("-".into(), |(_, ms)| format!("{:.2}x", ms / t.ms)),

@@ -90,7 +90,7 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         let elements = problem.count as f64;
-        Cost { bytes: 2.0 * elements * problem.dtype.size() as f64, flops: elements }
+        Cost::moving(2.0 * elements * problem.dtype.size() as f64, elements)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -1,12 +1,12 @@
 #pragma once
 // out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it, or some of three of its warps where a block
-// is many boxes, copies tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS
-// other warpgroups owns 64 queries of a tile: it multiplies them by a block of keys (q from shared memory), turns the scores
-// into weights in its registers, and multiplies those, still in registers, by the values. While the weights of block n are
-// computed, the tensor cores work on the values of block n - 1; and the warpgroups take turns in handing them work, so that
-// one's exponentials run under the other's products.
+// Persistent and warp-specialised. Warpgroup 0 is the producer (attention_producer.cuh): it has the copy engine bring tiles of q
+// and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of
+// a tile: it multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers
+// (attention_weights.cuh), and multiplies those, still in registers, by the values. While the weights of block n are computed,
+// the tensor cores work on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's
+// exponentials run under the other's products.
 //
 // Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
 //
@@ -20,53 +20,10 @@
 // pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which the copy engine then stores,
 // or only for 64 columns at a time.
 
-#include "warpsmith/attention_tiles.cuh"
+#include "warpsmith/attention_producer.cuh"
+#include "warpsmith/attention_weights.cuh"
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
-
-// A warp's results leave through slices of 16 rows of 128 bytes.
-constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
-// Whether there is one for every chunk, for the copy engine to take while the warp goes on.
-constexpr bool kCopied = kSlices == kChunks;
-
-// Where things lie in shared memory.
-constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
-constexpr u32 kOutAt = kVAt + STAGES * kBlockBytes, kBarriersAt = kOutAt + CONSUMERS * 4 * kSlices * kSliceBytes;
-constexpr u32 kKBarriers = kBarriersAt + Q_STAGES * 16, kVBarriers = kKBarriers + STAGES * 16;
-constexpr u32 kTileAt = kVBarriers + STAGES * 16 + 16, kTileBytes = 32, kAbsentAt = kTileAt + Q_STAGES * kTileBytes;
-constexpr u32 kSharedBytes = kAbsentAt + (PAGED ? STAGES * 4 : 0);
-static_assert(kSharedBytes <= 232448, "shared memory");
-static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
-
-// Registers of a thread of the producer and of the consumers. A block of 384 threads has only 504 for each three of them.
-constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : VARLEN ? 56 : 40;
-constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
-
-// Named barriers: a warpgroup's turn to use the tensor cores, and the warps of the producer.
-constexpr u32 kTurnBarrier = 1, kProducerBarrier = kTurnBarrier + CONSUMERS;
-
-// A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
-// which the warps of the consumers do.
-template <int kStages> struct Ring {
-  u32 barriers, stage = 0, parity = 0;
-
-  WS_INLINE Ring(u32 barriers) : barriers(barriers) {}
-  WS_INLINE u32 full() const { return barriers + stage * 8; }
-  WS_INLINE u32 empty() const { return full() + kStages * 8; }
-  WS_INLINE void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-  WS_INLINE void init() {
-    for (int i = 0; i < kStages; ++i, next()) {
-      mbarrier_init(full(), 1);
-      mbarrier_init(empty(), 4 * CONSUMERS);
-    }
-  }
-};
-WS_INLINE void release(u32 barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
-}
 
 WS_INLINE float* lse_at(const AttentionParams& p, int batch, int head, int query) {
   return (float*)p.lse + (batch * p.lse_at.batch + head * p.lse_at.head + query * p.lse_at.query);
@@ -92,181 +49,6 @@ WS_INLINE void store_empty(const Sm90Params& p) {
     }
   }
 }
-
-// Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
-// Executed by all warps of the producer; afterwards any of them may announce the block.
-WS_INLINE void clear_values(u32 values, int valid) {
-  const u32 lane = threadIdx.x % 32;
-  for (int row = valid + threadIdx.x / 8; row < BLOCK_N; row += 4 * kProducers)
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(values + c * kChunk + row * 128 + lane % 8 * 16), "r"(0) : "memory");
-  async_proxy_fence();
-  if (kProducers > 1) named_barrier_sync(kProducerBarrier, 32 * kProducers);
-  __syncwarp();
-}
-
-// Executed by kProducers warps. They all find the same tiles and wait for the same empty stages, and each loads its boxes:
-// every block has some of every warp, so none falls a whole ring behind. One thread speaks for them.
-struct Producer {
-  const Sm90Params& p;
-  u32 shared;
-  Ring<Q_STAGES> q_ring;
-  Ring<STAGES> ring;  // of keys; that of values keeps step
-  u32 raw_parity = 0;
-  TileScheduler tiles;
-
-  // The keys of a tile whose queries are on their way; none at the end of all tiles.
-  struct Walk {
-    Request request;
-    int kv_head, block, end;
-  };
-
-  WS_INLINE Producer(const Sm90Params& p, u32 shared)
-      : p(p), shared(shared), q_ring(shared + kBarriersAt), ring(shared + kKBarriers) {}
-
-  static WS_INLINE bool leader() { return threadIdx.x == 0; }
-
-  // Goes to the next tile that sees any keys: loads its queries and tells the consumers.
-  WS_INLINE Walk next() {
-    Tile tile{};
-    bool found = false;
-    for (; !found && !tiles.done(p); tiles.advance()) found = tiles.get(p, tile) && tile.block < tile.end;
-    if (leader()) {
-      mbarrier_wait(q_ring.empty(), q_ring.parity ^ 1);
-      if (!found) tile.end = 0;
-      tile.put(shared + kTileAt + q_ring.stage * kTileBytes);
-      if (found) {
-        mbarrier_arrive_expect(q_ring.full(), kQBytes);
-        load(shared + kQAt + q_ring.stage * kQBytes, kQChunk, &p.q_map, q_ring.full(),
-             tile.request.first_query + tile.first_query, tile.head, tile.request.batch);
-      } else {
-        mbarrier_arrive(q_ring.full());
-      }
-    }
-    __syncwarp();
-    q_ring.next();
-    return {tile.request, tile.head / p.attention.group, tile.block, found ? tile.end : tile.block};
-  }
-  WS_INLINE void load(u32 to, u32 chunk_bytes, const void* map, u32 barrier, int row, int head, int batch) const {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) tma_load(to + c * chunk_bytes, map, barrier, c * 64, row, head, batch);
-  }
-
-  WS_INLINE void run() {
-    // No tile, as if it were at its end; `ahead` is the one behind it, looked for after `look` blocks or at the end.
-    Walk walk{}, ahead{};
-    int look = 0;
-#if PAGED
-    Pages pages;
-    int first = 0;  // what the table says of the first block of `ahead`
-#endif
-    while (true) {
-      if (walk.block < walk.end) {
-        const int n = walk.block++;
-#if PAGED
-        // Looked up before the wait, to be there after it.
-        const int found = Pages::find(p, walk.request, n + 1);
-        auto load_block = [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, walk.kv_head); };
-        const u32 absent = pages.absent;
-#else
-        auto load_block = [&](u32 to, const void* map, u32 barrier) {
-          if (leader()) load(to, kChunk, map, barrier, walk.request.first_key + n * BLOCK_N, walk.kv_head, walk.request.batch);
-        };
-        const u32 absent = 0;
-#endif
-        load_keys(load_block, absent);
-        load_values(load_block, walk.request.kv_len - n * BLOCK_N);
-        ring.next();
-        --look;
-#if PAGED
-        pages.take(p, walk.request, n + 1, found);
-#endif
-      }
-      if (look == 0 || (look > 0 && walk.block == walk.end)) {
-        ahead = next();
-        look = -1;
-#if PAGED
-        first = Pages::find(p, ahead.request, ahead.block);
-#endif
-      }
-      if (walk.block == walk.end) {
-        if (ahead.block == ahead.end) return;
-        walk = ahead;
-        // Queries that are asked for at the end of the tile before theirs are waited for. But their place is free only after
-        // the first block of that tile has been used, as is the stage that its third block goes to.
-        look = Q_STAGES > 1 ? STAGES : 0x7fffffff;
-#if PAGED
-        pages.take(p, walk.request, walk.block, first);
-#endif
-      }
-    }
-  }
-
-  template <class Load> WS_INLINE void load_keys(const Load& load_block, u32 absent) {
-    mbarrier_wait(ring.empty(), ring.parity ^ 1);
-    if (leader()) {
-      if (PAGED) store_shared_word(shared + kAbsentAt + ring.stage * 4, absent);
-      mbarrier_arrive_expect(ring.full(), kBlockBytes);
-    }
-    load_block(shared + kKAt + ring.stage * kBlockBytes, &p.k_map, ring.full());
-  }
-
-  // Of which `valid` rows are the request's.
-  template <class Load> WS_INLINE void load_values(const Load& load_block, int valid) {
-    const u32 raw_barrier = shared + kVBarriers + STAGES * 16;
-    constexpr u32 kToValues = kVBarriers - kKBarriers;
-    mbarrier_wait(ring.empty() + kToValues, ring.parity ^ 1);
-    const u32 values = shared + kVAt + ring.stage * kBlockBytes;
-    const bool clear = VARLEN && valid < BLOCK_N;
-    const u32 barrier = clear ? raw_barrier : ring.full() + kToValues;
-    if (leader()) mbarrier_arrive_expect(barrier, kBlockBytes);
-    load_block(values, &p.v_map, barrier);
-    if (clear) {
-      mbarrier_wait(raw_barrier, raw_parity);
-      raw_parity ^= 1;
-      clear_values(values, valid);
-      if (leader()) mbarrier_arrive(ring.full() + kToValues);
-    }
-  }
-};
-
-// The state of the rows of a thread: the largest score so far in units of log2, and the sum of the weights relative to it,
-// of this thread's columns only.
-struct Rows {
-  float top[2], sum[2];
-
-  // The weights of a block of scores, in place, and by what earlier sums are to be multiplied.
-  template <bool kFirst> WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      // Four chains, for the sake of latency.
-      float most[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) most[i] = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-#pragma unroll
-      for (int j = 4; j < BLOCK_N / 8; ++j) most[j % 4] = fmaxf(most[j % 4], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-      float top_here = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 1));
-      top_here = fmaxf(top_here, __shfl_xor_sync(0xffffffffu, top_here, 2));
-      const float before = top[h];
-      top[h] = kFirst && !HAS_SINKS ? top_here * scale : fmaxf(before, top_here * scale);
-      // Where nothing was seen yet, the scores stay -inf and the weights become zero.
-      const float shift = (CAUSAL || WINDOW || PAGED) && top[h] == minus_infinity() ? 0.0f : top[h];
-      factor[h] = exp2_flushed(before - shift);
-      float part[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < BLOCK_N / 8; ++j)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = s[4 * j + 2 * h + c];
-          x = exp2_flushed(fmaf(x, scale, -shift));
-          part[c] += x;
-        }
-      sum[h] = kFirst && !HAS_SINKS ? part[0] + part[1] : fmaf(sum[h], factor[h], part[0] + part[1]);
-    }
-  }
-};
 
 struct Consumer {
   const Sm90Params& p;
@@ -356,14 +138,15 @@ struct Consumer {
     }
   }
 
-  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
+  // As Rows::weigh.
+  template <bool kFirst> WS_INLINE bool weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
     hold(scores);
     if (SOFTCAP) cap();
     if (needs_mask(tile, n)) mask(tile, n);
 #if PAGED
     if (absent) hide_absent();
 #endif
-    rows.weigh<kFirst>(scores, factor, p.scale_log2);
+    return rows.weigh<kFirst>(scores, factor, p.scale_log2);
   }
 
   // The next tile that the producer has chosen; false when there is none.
@@ -411,10 +194,12 @@ struct Consumer {
         end_turn();
         wgmma_wait<1>();
         release_keys();
-        weigh<false>(rows, factor, tile, n);
+        const bool raised = weigh<false>(rows, factor, tile, n);
         finish_values();
+        if (raised) {
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+          for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+        }
         pack_weights();
       }
       if (misses) {
@@ -584,7 +369,7 @@ WS_INLINE void attend(const Sm90Params& p) {
   begin_kernel();
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x / 32 < kProducers) Producer(p, shared).run();
+    produce(p, shared);
     if (threadIdx.x / 32 == 3) store_empty(p);
   } else {
     take_registers<kConsumerRegisters>();

@@ -11,8 +11,8 @@
 // Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR; SHARED, the last input is the same in every row; PAIRED,
 // the first two inputs, and the first two outputs if there are two, are the even and odd elements of one tensor.
 
+#include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 constexpr int kThreads = 256;
 
@@ -58,19 +58,31 @@ template <class T, int kIn, int kOut> struct Elementwise {
     }
   };
 
+  // The unit at `place` of input t. Of a pair, two neighbouring chunks hold the elements of both.
+  static WS_INLINE const T* input(const ElementwiseParams& p, const Place& place, int t) {
+    const bool second = kPairs && t == 1;
+    const int stream = second ? 0 : t;
+    return (const T*)p.streams[stream] + place.at[stream] + (second ? kUnit : 0);
+  }
+  static constexpr bool is_shared(int t) { return SHARED && !FLAT && t == kIn - 1; }
+
   // The units at `place` of every input but a shared one (`shared` false) or of that (true).
   static WS_INLINE void load_inputs(Chunk<T> (&in)[kIn], const ElementwiseParams& p, const Place& place, int count,
                                     bool shared) {
 #pragma unroll
     for (int t = 0; t < kIn; ++t) {
-      if ((SHARED && !FLAT && t == kIn - 1) != shared) continue;
-      // Of a pair, two neighbouring chunks hold the elements of both.
-      const bool second = kPairs && t == 1;
-      const int stream = second ? 0 : t;
-      const T* at = (const T*)p.streams[stream] + place.at[stream] + (second ? kUnit : 0);
+      if (is_shared(t) != shared) continue;
+      const T* at = input(p, place, t);
       if (shared) load_cached_chunk<VECTOR>(in[t], at, 0, 0, kUnit);
       else load(in[t], at, count);
     }
+  }
+
+  // Asks for what load_inputs will load.
+  static WS_INLINE void fetch_inputs(const ElementwiseParams& p, const Place& place) {
+#pragma unroll
+    for (int t = 0; t < kIn; ++t)
+      if (!is_shared(t)) fetch_ahead(input(p, place, t));
   }
 
   static WS_INLINE void store_outputs(const Chunk<T> (&out)[kOut], const ElementwiseParams& p, const Place& place,
@@ -113,8 +125,18 @@ template <class T, int kIn, int kOut> struct Elementwise {
     else c.items[0] = from_f32<T>(y[0]);
   }
 
+  static WS_INLINE i64 flat_tile() { return (i64)blockIdx.x * (kThreads * ITEMS * kUnit); }
+
+  static WS_INLINE void fetch_flat(const ElementwiseParams& p) {
+    const i64 tile = flat_tile(), column = tile + threadIdx.x * kUnit;
+    // Several large tensors are faster without.
+    if ((kIn > 1 && p.is_large) || tile + kThreads * ITEMS * kUnit > p.columns) return;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) fetch_inputs(p, Place(p, 0, column + i * (kThreads * kUnit)));
+  }
+
   template <class F> static WS_INLINE void run_flat(const ElementwiseParams& p, F f) {
-    const i64 tile = (i64)blockIdx.x * (kThreads * ITEMS * kUnit);
+    const i64 tile = flat_tile();
     const i64 column = tile + threadIdx.x * kUnit;
     const i64 left = p.columns - column;
     Chunk<T> in[ITEMS][kIn], out[kOut];
@@ -142,11 +164,33 @@ template <class T, int kIn, int kOut> struct Elementwise {
     }
   }
 
+  // What a thread takes without FLAT: the unit of columns from `column` on of ITEMS rows, `down` apart.
+  struct Tile {
+    u32 down;
+    i64 column, row;
+    WS_INLINE explicit Tile(const ElementwiseParams& p) {
+      const u32 row_tile = blockIdx.x / p.column_tiles, column_tile = blockIdx.x - row_tile * p.column_tiles;
+      const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1);
+      down = kThreads >> p.lanes_log2;
+      column = (((i64)column_tile << p.lanes_log2) + lane) * kUnit;
+      row = (i64)row_tile * (down * ITEMS) + (threadIdx.x >> p.lanes_log2);
+    }
+  };
+
+  static WS_INLINE void fetch_rows(const ElementwiseParams& p) {
+    // Large tensors are faster without, and where rows lie is only found out ahead if that takes no division.
+    if (p.is_large || p.rows.rank > 1) return;
+    const Tile tile(p);
+    if (tile.column >= p.columns) return;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      if (tile.row + i * tile.down < p.num_rows) fetch_inputs(p, Place(p, tile.row + i * tile.down, tile.column));
+  }
+
   template <class F> static WS_INLINE void run_rows(const ElementwiseParams& p, F f) {
-    const u32 row_tile = blockIdx.x / p.column_tiles, column_tile = blockIdx.x - row_tile * p.column_tiles;
-    const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1), down = kThreads >> p.lanes_log2;
-    const i64 column = (((i64)column_tile << p.lanes_log2) + lane) * kUnit;
-    const i64 row = (i64)row_tile * (down * ITEMS) + (threadIdx.x >> p.lanes_log2);
+    const Tile tile(p);
+    const u32 down = tile.down;
+    const i64 column = tile.column, row = tile.row;
     if (column >= p.columns) return;
     Chunk<T> in[ITEMS][kIn], out[kOut];
     Place place[ITEMS];
@@ -170,6 +214,12 @@ template <class T, int kIn, int kOut> struct Elementwise {
     }
   }
 };
+
+// Before `begin_kernel`: asks for the inputs.
+template <class T, int kIn, int kOut> WS_INLINE void fetch_elements(const ElementwiseParams& p) {
+  if constexpr (FLAT && VECTOR) Elementwise<T, kIn, kOut>::fetch_flat(p);
+  else if constexpr (VECTOR) Elementwise<T, kIn, kOut>::fetch_rows(p);
+}
 
 // f(const float (&inputs)[kIn], float (&outputs)[kOut]) is the expression of one element.
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise(const ElementwiseParams& p, F f) {

@@ -134,6 +134,7 @@ mod tests {
             gbps: 1.0,
             tflops: 1.0,
             limit_ms: 1.0,
+            bound: crate::bench::Bound::Memory,
             percent_of_ceiling: 100.0,
             l2: Cache::Cold,
         }

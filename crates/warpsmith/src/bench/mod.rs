@@ -2,19 +2,24 @@
 //!
 //! A measurement is a median over samples with its spread, on random normal data, after warm-up. Unless the whole
 //! case fits easily into the cache, calls rotate over several copies of the tensors, so that each finds them in
-//! memory and not in the cache. On a GPU, calls are replayed from a graph between two events. The ceiling, a plain
-//! copy, is measured in the same run.
+//! memory and not in the cache. On a GPU, calls are replayed from a graph between two events. The ceilings, a plain
+//! copy and products of nearby operands, are measured in the same run.
 
 mod baseline;
+mod ceilings;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+#[cfg(feature = "cuda")]
+mod products;
 mod samples;
 
 pub use baseline::{Baseline, Peer, Peers};
+pub use ceilings::{Bound, Ceilings};
+#[cfg(feature = "cuda")]
+pub use products::device_functions;
 pub use samples::Samples;
 
-use crate::cpu;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::op::Case;
@@ -55,36 +60,6 @@ impl Settings {
             }
             Device::Cuda(_) => Settings { seconds: 0.02, samples: 10, copy_bytes: 1 << 30, host_rotation: 0 },
         }
-    }
-}
-
-/// What the machine can do, measured.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Ceilings {
-    /// Copy bandwidth in GB/s, counting bytes read and bytes written.
-    pub copy_gbps: f64,
-}
-
-impl Ceilings {
-    /// Measures a device.
-    pub fn measure(device: Device, settings: &Settings) -> Result<Ceilings> {
-        // Two buffers of this size, and as much again left alone.
-        let bytes = settings.copy_bytes.min((free_memory(device)? / 4) as usize);
-        let copy_gbps = match device {
-            Device::Cpu => cpu::measure_copy(bytes, cpu::num_threads()),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => {
-                crate::cuda::measure_copy(crate::cuda::Context::get(ordinal)?, bytes.max(1))?
-            }
-            #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => return Err(crate::device::no_cuda_feature()),
-        };
-        Ok(Ceilings { copy_gbps })
-    }
-
-    /// The least milliseconds in which this many bytes can be moved.
-    pub fn limit_ms(&self, bytes: f64) -> f64 {
-        bytes / (self.copy_gbps * 1e6)
     }
 }
 
@@ -133,8 +108,11 @@ pub struct Measurement {
     pub gbps: f64,
     /// `flops` over the median.
     pub tflops: f64,
-    /// The time a copy of `bytes` would take at the rate measured in this run.
+    /// The least time, by the ceilings measured in this run.
     pub limit_ms: f64,
+    /// Which of them it is.
+    #[serde(default)]
+    pub bound: Bound,
     /// `limit_ms` over the median. Above 100 is possible in a warm cache.
     pub percent_of_ceiling: f64,
     /// State of the L2 (on the CPU, of all caches).
@@ -232,7 +210,7 @@ impl Bench {
         let source_hash = self.op.kernels().into_iter().find(|k| k.name == chosen.kernel);
         let source_hash = source_hash.map(|kernel| kernel.source_hash(name)).unwrap_or_default();
         let median_ms = samples.quantile(0.5);
-        let limit_ms = self.ceilings.limit_ms(cost.bytes);
+        let (limit_ms, bound) = self.ceilings.limit_ms(&cost);
         Ok(Measurement {
             op: name.into(),
             case: self.case.name(self.op.spec()),
@@ -251,6 +229,7 @@ impl Bench {
             gbps: cost.bytes / (median_ms * 1e6),
             tflops: cost.flops / (median_ms * 1e9),
             limit_ms,
+            bound,
             percent_of_ceiling: 100.0 * limit_ms / median_ms,
             l2: self.cache,
         })
@@ -352,7 +331,7 @@ mod tests {
         let op = ops::find("rms_norm").unwrap();
         let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
         let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
-        let bench = Bench::new(op, &case, Device::Cpu, Ceilings { copy_gbps: 10.0 }, settings).unwrap();
+        let bench = Bench::new(op, &case, Device::Cpu, Ceilings::copy(10.0), settings).unwrap();
         let chosen = bench.measure(None).unwrap();
         assert!(bench.kernels().contains(&chosen.kernel.as_str()));
         assert_eq!(chosen.bytes, 2.0 * 64.0 * 256.0 * 4.0);

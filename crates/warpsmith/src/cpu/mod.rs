@@ -27,6 +27,7 @@
 //! Split work over threads *outside* and dispatch *inside* each part: code that runs on another thread's stack is
 //! not inlined into the tier's entry function and would call every intrinsic out of line (correct, but slow).
 
+pub(crate) mod attention;
 mod bandwidth;
 pub mod bf16;
 pub mod coarse;

@@ -54,11 +54,30 @@ pub fn fetch<S: Simd, T>(p: *const T) {
     }
 }
 
+/// Asks for `len` bytes at `p` to be brought into the second cache: for what is needed only after other work.
+#[inline(always)]
+pub fn fetch_near(p: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..len.div_ceil(LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint; any address will do.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(line * LINE).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (p, len);
+}
+
 /// Asks to own the cache lines [`CLAIM_AHEAD`] of the vector of `S` at `p`, which will be written.
 #[inline(always)]
 pub fn claim_ahead<S: Simd, T>(p: *mut T) {
-    for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
-        let address = (p as usize).wrapping_add(CLAIM_AHEAD + line * LINE);
+    claim(p.wrapping_byte_add(CLAIM_AHEAD).cast(), S::N * size_of::<T>());
+}
+
+/// Asks to own the cache lines of `len` bytes at `p`, which will be written.
+#[inline(always)]
+pub fn claim(p: *mut u8, len: usize) {
+    for line in 0..len.div_ceil(LINE) {
+        let address = (p as usize).wrapping_add(line * LINE);
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a hint, and no operation on processors without it; any address will do. Spelt out, because the
         // intrinsic asks for a shared line unless the function is compiled for PRFCHW.

@@ -73,7 +73,22 @@ pub unsafe fn run_part<P, T: CType>(
     config: &LaunchConfig,
     params: &T,
 ) -> Result<()> {
-    let device::Stream::Cuda(stream) = launch.stream else {
+    // SAFETY: passed on.
+    unsafe { run_on(launch.stream, kernel, defines, config, params) }
+}
+
+/// Launches a device function.
+///
+/// # Safety
+/// As [`run`].
+pub unsafe fn run_on<T: CType>(
+    stream: &device::Stream,
+    kernel: &'static CudaKernel,
+    defines: &Defines,
+    config: &LaunchConfig,
+    params: &T,
+) -> Result<()> {
+    let device::Stream::Cuda(stream) = stream else {
         return Err(Error::parse("stream", "a CUDA stream", "the host stream"));
     };
     let stream: &Stream = stream;

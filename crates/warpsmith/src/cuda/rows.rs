@@ -1,6 +1,7 @@
 //! What the CUDA row kernels share on the host: where rows are, and how threads are shared out over one.
 
 use super::LaunchConfig;
+use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel_params;
@@ -123,6 +124,12 @@ pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
         got: blocks as u64,
         limit: limit as u64,
     })
+}
+
+/// Whether a result of this size has left L2 again by the time it is complete, as the flag kernels take: see
+/// `load_policy` in `l2.cuh`.
+pub fn is_large(info: &DeviceInfo, elements: usize, dtype: DType) -> i32 {
+    (elements * dtype.size() > info.cache_bytes) as i32
 }
 
 /// The define for an element type.

@@ -10,7 +10,7 @@ mod text;
 pub use machine::{Clocks, Cpu, Machine};
 pub use report::{Detail, Problem, Row, embed, markdown, rows, unproven};
 
-use crate::bench::{Cache, Ceilings, Measurement};
+use crate::bench::{Bound, Cache, Ceilings, Measurement};
 use crate::error::{Error, Result};
 use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
@@ -86,8 +86,11 @@ pub struct Timing {
     pub gbps: f64,
     /// Operations over the median.
     pub tflops: f64,
-    /// What a copy of the fewest bytes would have taken in the same run.
+    /// The least time by the ceilings of the same run.
     pub limit_ms: f64,
+    /// What would have taken it.
+    #[serde(default)]
+    pub bound: Bound,
     /// State of the cache.
     pub l2: Cache,
     /// Milliseconds of other libraries in the same run.
@@ -109,6 +112,7 @@ impl Timing {
             gbps: significant(m.gbps, 4),
             tflops: significant(m.tflops, 4),
             limit_ms: significant(m.limit_ms, 4),
+            bound: m.bound,
             l2: m.l2,
             peers: peers.into_iter().map(|(name, ms)| (name, significant(ms, 4))).collect(),
         }
@@ -208,7 +212,7 @@ impl Record {
 
     /// Sets the ceilings of the run that the timings added now come from.
     pub fn set_ceilings(&mut self, ceilings: Ceilings) {
-        self.ceilings = Some(Ceilings { copy_gbps: significant(ceilings.copy_gbps, 4) });
+        self.ceilings = Some(ceilings.map(|rate| significant(rate, 4)));
     }
 
     fn drop_stale_timings(&mut self, kernel: &str, source_hash: &str) {
@@ -318,6 +322,7 @@ mod tests {
             gbps: 1.0,
             tflops: 1.0,
             limit_ms: 1.0,
+            bound: Bound::Memory,
             l2: Cache::Cold,
             peers: BTreeMap::from([("torch".into(), 3.0), ("flash".into(), 2.0)]),
         }

@@ -180,11 +180,11 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
         facts.extend(record.machine.driver.iter().map(|version| format!("driver {version}")));
         facts.extend(record.machine.nvrtc.iter().map(|version| format!("NVRTC {version}")));
         facts.extend(record.machine.cpu.iter().map(|cpu| format!("{} threads, {}", cpu.threads, cpu.tier)));
-        facts.extend(record.ceilings.iter().map(|ceilings| format!("copy {} GB/s", ceilings.copy_gbps)));
+        facts.extend(record.ceilings.iter().map(|ceilings| ceilings.to_string()));
         let separator = if out.is_empty() { "" } else { "\n" };
         let _ = writeln!(out, "{separator}{}", facts.join(" · "));
         let _ =
-            writeln!(out, "\n| op | case | dtype | time | GB/s | of the copy | fastest peer | speed-up |");
+            writeln!(out, "\n| op | case | dtype | time | rate | of the limit | fastest peer | speed-up |");
         let _ = writeln!(out, "|---|---|---|---:|---:|---:|---|---:|");
         for t in timings {
             let (peer, gain) = match t.best_peer() {
@@ -192,12 +192,12 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
                 None => ("-".into(), "-".into()),
             };
             let Timing { op, case, dtype, .. } = t;
-            let gbps = if t.gbps < 100.0 { format!("{:.1}", t.gbps) } else { format!("{:.0}", t.gbps) };
+            let rate = t.bound.rate(t.gbps, t.tflops);
             let share = 100.0 * t.limit_ms / t.ms;
             let cached = if t.l2 == crate::bench::Cache::Warm { " (in cache)" } else { "" };
             let _ = writeln!(
                 out,
-                "| {op} | {case} | {dtype} | {} | {gbps} | {share:.0} %{cached} | {peer} | {gain} |",
+                "| {op} | {case} | {dtype} | {} | {rate} | {share:.0} %{cached} | {peer} | {gain} |",
                 time(t.ms),
             );
         }
@@ -255,7 +255,7 @@ pub fn embed(document: &str, table: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Cache, Ceilings};
+    use crate::bench::{Bound, Cache, Ceilings};
     use crate::evidence::{CaseRecord, Cpu, Machine};
 
     fn record(kernel: &str, hash: &str, ok: bool) -> Record {
@@ -278,6 +278,7 @@ mod tests {
             gbps: 100.0,
             tflops: 1.0,
             limit_ms,
+            bound: Bound::Memory,
             l2: Cache::Cold,
             peers: BTreeMap::from([("torch".to_string(), 3.0 * limit_ms)]),
         }
@@ -348,7 +349,7 @@ mod tests {
     #[test]
     fn the_summary_shows_the_largest_case_in_bf16() {
         let mut record = Record::new(Machine { device: "GPU".into(), ..Machine::default() });
-        record.ceilings = Some(Ceilings { copy_gbps: 4281.0 });
+        record.ceilings = Some(Ceilings::copy(4281.0));
         for (op, case, dtype, limit) in [
             ("layer_norm", "n=1", "f32", 0.5),
             ("rms_norm", "n=9", "f32", 9.0),
@@ -362,8 +363,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| rms_norm | n=2 | bf16 | 4.00 ms | 100 | 50 % | torch, 6.00 ms | 1.50x |",
-                "| layer_norm | n=1 | f32 | 1.00 ms | 100 | 50 % | torch, 1.50 ms | 1.50x |",
+                "| rms_norm | n=2 | bf16 | 4.00 ms | 100 GB/s | 50 % | torch, 6.00 ms | 1.50x |",
+                "| layer_norm | n=1 | f32 | 1.00 ms | 100 GB/s | 50 % | torch, 1.50 ms | 1.50x |",
             ]
         );
         assert!(summary.starts_with("**GPU** · copy 4281 GB/s\n"));

@@ -21,12 +21,15 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "attention.cuh",
+    "attention_producer.cuh",
     "attention_sm90.cuh",
     "attention_tiles.cuh",
+    "attention_weights.cuh",
     "base.cuh",
     "elementwise.cuh",
     "fp8.cuh",
     "group.cuh",
+    "l2.cuh",
     "linear.cuh",
     "linear_output.cuh",
     "math.cuh",

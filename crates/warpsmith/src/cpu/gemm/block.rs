@@ -6,10 +6,11 @@
 
 use super::amx::{self, Tiles};
 use super::isa::Isa;
-use super::matrix::{Block, Columnwise, Matrix, Unit, ask_for, copy_panels, copy_rows};
+use super::matrix::{Block, Columnwise, Matrix, Unit, copy_panels, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
+use crate::cpu::prefetch::fetch_near;
 use crate::dtype::DType;
 use std::ops::Range;
 
@@ -27,11 +28,13 @@ pub struct BlockProduct {
     pub left: *const u32,
     /// Number of rows.
     pub rows: usize,
-    /// A panel.
+    /// A panel, or columns of units that lie `right_width` apart.
     pub right: *const u32,
+    /// [`Blocks::PANEL`]; something else only where a unit is an f32.
+    pub right_width: isize,
     /// Columns of the panel that count.
     pub cols: usize,
-    /// Units to multiply; a multiple of [`Blocks::STEP`].
+    /// Units to multiply; a multiple of [`Blocks::STEP`], but where a unit is an f32.
     pub units: usize,
     /// Rows of [`Blocks::PANEL`] sums.
     pub out: *mut f32,
@@ -39,11 +42,24 @@ pub struct BlockProduct {
     pub resume: bool,
 }
 
+/// Where in the panels of a right operand a matrix goes.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The columns that its rows become; those past the last row become zero. From a multiple of [`Blocks::TILE`] to one.
+    pub columns: Range<usize>,
+    /// The units that its k becomes, the first in the first of them; what is past it becomes zero.
+    pub units: Range<usize>,
+    /// Units of a panel.
+    pub panel: usize,
+}
+
 impl Blocks {
     /// Units from one row of a left operand to the next.
     pub const ROW: usize = LEFT_STRIDE;
     /// Columns of a panel.
     pub const PANEL: usize = PANEL;
+    /// Columns that are packed together.
+    pub const TILE: usize = HALF;
     /// Units that tiles consume at once: rows and panels are padded with zeros to whole steps.
     pub const STEP: usize = amx::STEP;
 
@@ -89,37 +105,35 @@ impl Blocks {
         unsafe { copy_rows(self.isa.tier(), self.unit, block, dst, Self::ROW, self.units(matrix.k)) }
     }
 
-    /// Packs the rows of a matrix from `panel * PANEL` on as the columns of a panel of `units` units.
+    /// Packs all rows of a matrix as columns of panels, and asks for the matrix that is `ahead` bytes from it, which is
+    /// needed next.
     ///
     /// # Safety
-    /// The matrix must be readable and `dst` hold the panel.
-    unsafe fn pack_panel(&self, matrix: &Matrix, panel: usize, units: usize, dst: *mut u32) {
-        let panels = Panels { data: dst, unit: self.unit, units, width: PANEL };
-        let side = Side::one(*matrix);
-        for g in 0..2 {
-            // SAFETY: passed on.
-            unsafe { panels.pack_half(self.isa.tier(), &side, panel, g, 0, units, dst) };
-        }
-    }
-
-    /// Packs all rows of a matrix as the columns of panels of `units` units each, one after the other, and asks for the
-    /// matrix that is `ahead` bytes from it, which is needed next.
-    ///
-    /// # Safety
-    /// The matrix must be readable and `dst` hold the panels.
-    pub unsafe fn pack_panels(&self, matrix: &Matrix, ahead: isize, units: usize, dst: *mut u32) {
+    /// The matrix must be readable and `dst` hold all panels.
+    pub unsafe fn pack_panels(&self, matrix: &Matrix, ahead: isize, place: &Place, dst: *mut u32) {
+        let Place { columns, units, panel } = place;
+        let target = |column: usize| dst.wrapping_add((column / PANEL * panel + units.start) * PANEL);
         // SAFETY: passed on.
         unsafe {
-            if matrix.row_stride == 1 {
-                let panels = Columnwise { matrix, unit: self.unit, dst, width: PANEL, units, ahead };
+            if matrix.row_stride == 1 && columns.start.is_multiple_of(PANEL) {
+                let (dst, units) = (target(columns.start), units.len());
+                let panels =
+                    Columnwise { matrix, unit: self.unit, dst, width: PANEL, units, panel: *panel, ahead };
                 return copy_panels(self.isa.tier(), panels);
             }
-            for panel in 0..matrix.rows.div_ceil(PANEL) {
-                for row in panel * PANEL..matrix.rows.min((panel + 1) * PANEL) {
+            // Rows are counted as if the first one made the first column of all.
+            let shift = -(columns.start as isize) * matrix.row_bytes();
+            let rows = columns.start + matrix.rows;
+            let side = Side::one(Matrix { data: matrix.data.wrapping_offset(shift), rows, ..*matrix });
+            for half in columns.start / HALF..columns.end / HALF {
+                for row in half * HALF..rows.min((half + 1) * HALF) {
                     let bytes = if matrix.k_stride == 1 { matrix.k * matrix.dtype.size() } else { 0 };
-                    ask_for(matrix.at(row, 0).wrapping_offset(ahead), bytes);
+                    fetch_near(side.halves[0].at(row, 0).wrapping_offset(ahead), bytes);
                 }
-                self.pack_panel(matrix, panel, units, dst.wrapping_add(panel * units * PANEL));
+                let dst = target(half * HALF);
+                let panels = Panels { data: dst, unit: self.unit, units: *panel, width: PANEL };
+                let (index, g) = (half * HALF / PANEL, half % 2);
+                panels.pack_half(self.isa.tier(), &side, index, g, 0, units.len(), dst);
             }
         }
     }
@@ -129,9 +143,9 @@ impl Blocks {
     /// # Safety
     /// The memory of `p` must be as its fields say.
     pub unsafe fn multiply(&mut self, p: &BlockProduct) {
-        let BlockProduct { left, rows, right, cols, units, out, resume } = *p;
+        let BlockProduct { left, rows, right, right_width, cols, units, out, resume } = *p;
         if !self.on_tiles() {
-            let product = vector::Product { rows, units, left, right, out, resume };
+            let product = vector::Product { rows, units, left, right, right_width, out, resume };
             // SAFETY: passed on; `Blocks::new` chose a supported instruction set.
             return unsafe { vector::multiply(self.isa, self.unit, product) };
         }

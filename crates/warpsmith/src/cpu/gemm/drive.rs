@@ -239,6 +239,7 @@ impl<E: Epilogue> Blocked<'_, E> {
                                     units: len,
                                     left: space.left,
                                     right,
+                                    right_width: PANEL as isize,
                                     out: sums,
                                     resume: from > 0,
                                 },

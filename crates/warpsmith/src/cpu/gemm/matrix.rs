@@ -3,6 +3,7 @@
 //! A *unit* is 32 bits: one f32, two neighbouring bf16 or four neighbouring int8 of a row. The dot-product
 //! instructions consume pairs and quads as one lane, so in units all types pack the same way.
 
+use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -303,6 +304,8 @@ pub(super) struct Columnwise<'a> {
     /// Columns of a panel.
     pub width: usize,
     pub units: usize,
+    /// Units from one panel to the next.
+    pub panel: usize,
     /// Bytes from an element to one that is needed soon.
     pub ahead: isize,
 }
@@ -311,7 +314,7 @@ pub(super) struct Columnwise<'a> {
 /// elements past `k` are zero.
 ///
 /// # Safety
-/// The matrix must be readable, `dst` hold the panels one after the other, and the unit be `F32` or `Bf16`.
+/// The matrix must be readable, `dst` hold the units of all panels, and the unit be `F32` or `Bf16`.
 pub(super) unsafe fn copy_panels(tier: Tier, panels: Columnwise<'_>) {
     use std::marker::PhantomData as P;
     debug_assert_eq!(panels.matrix.row_stride, 1);
@@ -319,6 +322,8 @@ pub(super) unsafe fn copy_panels(tier: Tier, panels: Columnwise<'_>) {
         DType::F32 => dispatch(tier, Interleave::<f32>(panels, P)),
         DType::F16 => dispatch(tier, Interleave::<f16>(panels, P)),
         DType::BF16 => dispatch(tier, Interleave::<bf16>(panels, P)),
+        DType::F8E4M3 => dispatch(tier, Interleave::<F8E4M3>(panels, P)),
+        DType::F8E5M2 => dispatch(tier, Interleave::<F8E5M2>(panels, P)),
         other => unreachable!("no panels of {other}"),
     }
 }
@@ -348,14 +353,17 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Columnwise { matrix, unit, dst, width, units, ahead } = self.0;
+        let Columnwise { matrix, unit, dst, width, units, panel, ahead } = self.0;
         let per_unit = unit.elements();
-        let panel_len = units.wrapping_mul(width);
+        let panel_len = panel.wrapping_mul(width);
         for index in 0..units {
             let k = index.wrapping_mul(per_unit);
             let row = |i: usize| matrix.at(0, k.wrapping_add(i)).cast::<T>();
             for i in 0..per_unit {
-                ask_for(row(i).wrapping_byte_offset(ahead).cast(), matrix.rows.wrapping_mul(size_of::<T>()));
+                fetch_near(
+                    row(i).wrapping_byte_offset(ahead).cast(),
+                    matrix.rows.wrapping_mul(size_of::<T>()),
+                );
             }
             let mut to = dst.wrapping_add(index.wrapping_mul(width)).cast::<f32>();
             let mut column = 0usize;
@@ -385,19 +393,6 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
             }
         }
     }
-}
-
-/// Asks for `len` bytes at `p`, which need not exist, to be brought near.
-#[inline(always)]
-pub(super) fn ask_for(p: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..len.div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint; any address will do.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(line * 64).cast()) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (p, len);
 }
 
 /// [`copy_rows`] for bytes.

@@ -28,15 +28,17 @@ mod epilogue;
 mod isa;
 mod matrix;
 mod panel;
+mod rate;
 mod stream;
 mod vector;
 
-pub use block::{BlockProduct, Blocks};
+pub use block::{BlockProduct, Blocks, Place};
 pub(crate) use buffer::{Slot, with_scratch};
 pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;
 pub use panel::PackedWeights;
+pub use rate::{bf16_rate, f32_rate};
 
 use crate::dtype::DType;
 use matrix::Unit;

@@ -51,8 +51,9 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                                 panels.pack_half(isa.tier(), w, panel, g, from, len, right);
                             }
                             let (left, out) = (left.at(at).cast_const(), sums);
+                            let (right_width, resume) = (PANEL as isize, from > 0);
                             let product =
-                                vector::Product { rows, units: len, left, right, out, resume: from > 0 };
+                                vector::Product { rows, units: len, left, right, right_width, out, resume };
                             vector::multiply(isa, unit, product);
                         }
                         from += len;

@@ -19,6 +19,8 @@ pub(super) struct Product {
     pub units: usize,
     pub left: *const u32,
     pub right: *const u32,
+    /// Units from one unit of the panel to the next: [`PANEL`], but for columns that are used from where they lie.
+    pub right_width: isize,
     pub out: *mut f32,
     /// Whether `out` holds the sum over the units before.
     pub resume: bool,
@@ -201,7 +203,7 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
                     sums[r] = [d.step(sums[r][0], a, b[0]), d.step(sums[r][1], a, b[1])];
                 }
                 left = left.add(1);
-                right = right.add(PANEL);
+                right = right.wrapping_offset(p.right_width);
             }
             for r in 0..R {
                 d.store(out.add(r * PANEL), sums[r][0]);
@@ -228,7 +230,7 @@ impl Task for PlainInt8 {
                 let mut sums = if p.resume { *out } else { [0; PANEL] };
                 for unit in 0..p.units {
                     let a = (*p.left.add(r * LEFT_STRIDE + unit)).to_le_bytes();
-                    let b = &*p.right.add(unit * PANEL).cast::<[u32; PANEL]>();
+                    let b = &*p.right.offset(unit as isize * p.right_width).cast::<[u32; PANEL]>();
                     for c in 0..PANEL {
                         let b = b[c].to_le_bytes();
                         for i in 0..4 {

@@ -74,7 +74,7 @@ fn check<const N: usize>(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Resul
 
 fn cost(problem: &Problem, tensors: usize) -> Cost {
     let elements = problem.grid.len() as f64;
-    Cost { bytes: elements * (tensors * problem.grid.dtype.size()) as f64, flops: elements }
+    Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, elements)
 }
 
 /// Every function in every case.

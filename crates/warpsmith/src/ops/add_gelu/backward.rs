@@ -79,7 +79,7 @@ impl Op for Backward {
         let elements = (p.num_rows * p.hidden) as f64;
         let vectors = p.hidden as f64 * (1 + p.has_dbias as u8) as f64;
         let flops = if p.has_dbias { 4.0 } else { 3.0 };
-        Cost { bytes: (3.0 * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+        Cost::moving((3.0 * elements + vectors) * p.dtype.size() as f64, flops * elements)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

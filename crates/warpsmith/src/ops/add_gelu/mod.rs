@@ -129,7 +129,7 @@ impl Op for Forward {
 
     fn cost(p: &Problem) -> Cost {
         let elements = p.grid.len() as f64;
-        Cost { bytes: (2.0 * elements + p.hidden as f64) * p.grid.dtype.size() as f64, flops: 2.0 * elements }
+        Cost::moving((2.0 * elements + p.hidden as f64) * p.grid.dtype.size() as f64, 2.0 * elements)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -1,7 +1,9 @@
 //! The cases of `attention`: what every kernel must pass, and what is timed.
 
-use super::problem::HEAD_DIMS;
-use super::{BIAS, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW};
+use super::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
+use super::{
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW,
+};
 use crate::dtype::DType;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, Lengths, Values};
 use crate::ops::FLOATS;
@@ -109,6 +111,25 @@ pub(super) fn cases() -> Vec<Case> {
         }
         // Long enough for decoding to be split.
         cases.push(causal([1, 1, 5000, 2, 1, 32]).give(LSE).give(SINKS));
+        // Several blocks of either: each size that some kernel has, of the heads that have most of them.
+        let blocks = |case: Case, block_q: usize, block_kv: usize| {
+            case.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64).selective()
+        };
+        if dtype != DType::F16 {
+            for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
+                cases.push(blocks(causal([1, 300, 300, 2, 1, 64]), block_q, block_kv));
+            }
+        }
+        if dtype == DType::BF16 {
+            for (head_dim, block_q, block_kv) in
+                [(128, 192, 80), (128, 128, 128), (128, 128, 64), (192, 128, 64)]
+            {
+                cases.push(blocks(causal([1, 300, 300, 2, 2, head_dim]), block_q, block_kv));
+            }
+        }
+        // Many keys of a long head, with few rows and with many.
+        cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));
+        cases.push(causal([1, 600, 1100, 1, 1, 128]));
         for window in [1.0, 16.0, 64.0, 1e9] {
             cases.push(causal([2, 70, 150, 2, 1, 32]).attr(WINDOW, window).give(LSE));
             cases.push(case([1, 130, 70, 1, 1, 32]).attr(WINDOW, window));

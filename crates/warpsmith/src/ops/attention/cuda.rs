@@ -166,6 +166,8 @@ fn blocks(p: &Problem, tile_rows: usize) -> Result<u32> {
 const GENERIC_SOURCE: Source = Source { name: "attention_generic", code: include_str!("generic.cu") };
 const SM80_SOURCE: Source = Source { name: "attention_sm80", code: include_str!("sm80.cu") };
 const GENERIC_THREADS: u32 = 256;
+/// Keys of a block, as in the device code.
+const GENERIC_KEYS: usize = 64;
 const SM80_THREADS: u32 = 128;
 /// Rows of a block of `sm80`.
 const SM80_ROWS: usize = 64;
@@ -192,9 +194,14 @@ fn generic_defines(scores: &Scores, dtype: DType, head_dim: usize, tile: usize) 
     defines
 }
 
-/// Rows of a block. Each row has the same bits in tiles of either size.
+/// The numbers of rows of a block. Each row has the same bits in tiles of either size.
+const GENERIC_ROWS: [usize; 2] = [16, 64];
+
 fn generic_tile(p: &Problem) -> usize {
-    if p.q_len * p.group() <= 32 { 16 } else { 64 }
+    match p.block_q {
+        0 => GENERIC_ROWS[usize::from(p.q_len * p.group() > 32)],
+        rows => rows,
+    }
 }
 
 /// Any type and layout, on any device, without tensor cores.
@@ -207,8 +214,11 @@ pub(super) const GENERIC: Kernel<Problem> =
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
         unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, tile)) }
     })
-    .when(|p, _| addressable(p))
-    .configured(|p, _| format!("{} rows by 64 keys", generic_tile(p)));
+    .when(|p, _| {
+        p.admits(&GENERIC_ROWS, &[GENERIC_KEYS])?;
+        addressable(p)
+    })
+    .configured(|p, _| format!("{} rows by {GENERIC_KEYS} keys", generic_tile(p)));
 
 static SM80_DEVICE: CudaKernel = CudaKernel {
     source: SM80_SOURCE,
@@ -219,16 +229,31 @@ static SM80_DEVICE: CudaKernel = CudaKernel {
     variants: || {
         let mut all = Vec::new();
         for dtype in [DType::F16, DType::BF16] {
-            all.extend(HEAD_DIMS.map(|head_dim| Scores::PLAIN.defines(dtype, head_dim)));
-            all.extend(Scores::covering(dtype)[1..].iter().map(|scores| scores.defines(dtype, 128)));
+            let plain = |head_dim| sm80_defines(&Scores::PLAIN, dtype, head_dim, sm80_keys(head_dim)[0]);
+            all.extend(HEAD_DIMS.map(plain));
+            all.extend(
+                Scores::covering(dtype)[1..].iter().map(|scores| sm80_defines(scores, dtype, 128, 64)),
+            );
+            all.push(sm80_defines(&Scores::PLAIN, dtype, 128, 32));
         }
         all
     },
 };
 
-/// Keys of a block, as in the device code.
-fn sm80_keys(head_dim: usize) -> usize {
-    if head_dim > 128 { 32 } else { 64 }
+fn sm80_defines(scores: &Scores, dtype: DType, head_dim: usize, keys: usize) -> Defines {
+    let mut defines = scores.defines(dtype, head_dim);
+    defines.push(("KEYS", keys.to_string()));
+    defines
+}
+
+/// The numbers of keys of a block for heads of one size, the best first. Larger heads leave no registers for more.
+fn sm80_keys(head_dim: usize) -> &'static [usize] {
+    if head_dim > 128 { &[32] } else { &[64, 32] }
+}
+
+/// Keys of a block of a call.
+fn sm80_block(p: &Problem) -> usize {
+    if p.block_kv == 0 { sm80_keys(p.head_dim)[0] } else { p.block_kv }
 }
 
 /// Tensor cores through `mma.sync`.
@@ -236,10 +261,11 @@ pub(super) const SM80: Kernel<Problem> =
     Kernel::cuda("attention_sm80", &SM80_DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
         // Queries, and two stages of keys and of values, in lines of a head and 16 bytes more.
-        let lines = SM80_ROWS + 4 * sm80_keys(p.head_dim);
+        let keys = sm80_block(p);
+        let lines = SM80_ROWS + 4 * keys;
         let shared = lines * (p.head_dim * 2 + 16);
         let config = LaunchConfig::new([blocks(p, SM80_ROWS)?, 1, 1], [SM80_THREADS, 1, 1], shared as u32);
-        let defines = Scores::of(p).defines(p.dtype, p.head_dim);
+        let defines = sm80_defines(&Scores::of(p), p.dtype, p.head_dim, keys);
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
         unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
     })
@@ -247,10 +273,11 @@ pub(super) const SM80: Kernel<Problem> =
         if p.dtype == DType::F32 {
             return Err("f32 needs no tensor cores".into());
         }
+        p.admits(&[SM80_ROWS], sm80_keys(p.head_dim))?;
         let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
         match dense.iter().find(|(_, heads)| !heads.vectors) {
             Some((name, _)) => Err(format!("heads of {name} do not begin at multiples of 16 bytes")),
             None => addressable(p),
         }
     })
-    .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_keys(p.head_dim)));
+    .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_block(p)));

@@ -27,8 +27,12 @@
 //!   `v` must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
 //!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call. CUDA
-//!   devices make one difference: without mask and bias, 16-bit requests that are not packed and have up to 32 rows of a
-//!   KV head, a query having a row for each head that shares it, are added up in other blocks than those of more.
+//!   devices make two differences, both for 16-bit requests that are not packed and have neither mask nor bias: with up to
+//!   32 rows of a KV head, a query having a row for each head that shares it, they are added up in other blocks than with
+//!   more; and those whose queries see all keys, without `causal` and `window`, in others with more than 1024 keys.
+//! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and `block_kv`, 32,
+//!   64, 80, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
+//!   size refuse the call. The number of rows does not change bits; that of the keys does.
 //! - Memory is linear in the lengths.
 
 mod cases;
@@ -52,7 +56,9 @@ use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::infer::{self, Form};
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::op::{
+    ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, Products, SizeSpec,
+};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
@@ -72,6 +78,8 @@ const CAUSAL: usize = 0;
 const WINDOW: usize = 1;
 const SOFTCAP: usize = 2;
 const SCALE: usize = 3;
+const BLOCK_Q: usize = 4;
+const BLOCK_KV: usize = 5;
 
 const SPEC: OpSpec = OpSpec {
     name: "attention",
@@ -116,6 +124,16 @@ const SPEC: OpSpec = OpSpec {
             name: "scale",
             kind: AttrKind::Float(0.0),
             doc: "factor of the scores; 0 for 1 / sqrt(head_dim)",
+        },
+        AttrSpec {
+            name: "block_q",
+            kind: AttrKind::Int(0),
+            doc: "rows of queries that are worked on at a time: 16, 64, 128, 192 or 256; 0 to let the kernel choose",
+        },
+        AttrSpec {
+            name: "block_kv",
+            kind: AttrKind::Int(0),
+            doc: "keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose",
         },
     ],
     sizes: &[
@@ -166,7 +184,8 @@ impl Op for Forward {
             + given(p.mask.map(|m| m.elements))
             + given(p.bias.map(|b| b.grid.elements * b.dtype.size()))
             + if p.has_lse { 4.0 * queries * p.num_heads as f64 } else { 0.0 };
-        Cost { bytes, flops: 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs() }
+        let flops = 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs();
+        Cost::multiplying(bytes, flops, Products::of(p.dtype))
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
@@ -193,9 +212,9 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
-    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run),
-    Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run),
-    Kernel::cpu("attention_portable", Tier::Portable, cpu::run),
+    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run).when(cpu::supports),
+    Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run).when(cpu::supports),
+    Kernel::cpu("attention_portable", Tier::Portable, cpu::run).when(cpu::supports),
 ];
 
 /// A call of `attention`.
@@ -239,6 +258,24 @@ impl<'a> Call<'a, Forward> {
     /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
     pub fn scale(self, scale: f32) -> Self {
         self.attr(SCALE, scale.into())
+    }
+
+    /// How many rows of queries, and how many keys, are worked on at a time. Zero lets the kernel choose.
+    ///
+    /// A row is a query of one head; some kernels take the heads that share a KV head together. Kernels that have no such
+    /// blocks for the call are passed over.
+    ///
+    /// ```
+    /// use warpsmith::{ops::Attention, DType, Device, Tensor};
+    /// let x = Tensor::randn(&[1, 300, 2, 64], DType::F32, Device::Cpu, 0)?;
+    /// let out = Attention::new(&x, &x, &x).blocks(64, 32).run()?;
+    /// assert_eq!(out.shape(), x.shape());
+    /// let error = Attention::new(&x, &x, &x).blocks(100, 0).run().unwrap_err();
+    /// assert!(error.to_string().contains("block_q"));
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn blocks(self, block_q: usize, block_kv: usize) -> Self {
+        self.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64)
     }
 
     /// The tensors hold several requests one after the other, which begin at these tokens.

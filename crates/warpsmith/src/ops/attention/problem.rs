@@ -1,7 +1,8 @@
 //! The checked call of `attention`: sizes, strides, types and options.
 
 use super::{
-    BIAS, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V, WINDOW,
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
+    V, WINDOW,
 };
 use crate::check::Matcher;
 use crate::dtype::DType;
@@ -13,6 +14,9 @@ use std::ops::Range;
 
 /// The sizes of a head that kernels are written for.
 pub(in crate::ops) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
+/// The numbers of rows and of keys of a block that some kernel offers.
+pub(super) const BLOCKS_Q: [usize; 5] = [16, 64, 128, 192, 256];
+pub(super) const BLOCKS_KV: [usize; 5] = [32, 64, 80, 96, 128];
 /// The types of a mask.
 pub(super) const MASKS: [DType; 2] = [DType::Bool, DType::U8];
 
@@ -88,6 +92,9 @@ pub struct Problem {
     /// Zero for none.
     pub(in crate::ops) softcap_bits: u32,
     pub(in crate::ops) scale_bits: u32,
+    /// Rows and keys of the blocks that the caller wants; zero for any.
+    pub(in crate::ops) block_q: usize,
+    pub(in crate::ops) block_kv: usize,
 }
 
 /// Requests packed along the length.
@@ -109,6 +116,16 @@ impl Problem {
     /// What scores approach; zero for none.
     pub(in crate::ops) fn softcap(&self) -> f32 {
         f32::from_bits(self.softcap_bits)
+    }
+
+    /// Whether a kernel whose blocks have one of these numbers of rows and of keys has what the caller wants.
+    pub(super) fn admits(&self, rows: &[usize], keys: &[usize]) -> std::result::Result<(), String> {
+        for (what, wanted, offered) in [("rows", self.block_q, rows), ("keys", self.block_kv, keys)] {
+            if wanted != 0 && !offered.contains(&wanted) {
+                return Err(format!("its blocks have {} {what}, not {wanted}", listed(offered, " or ")));
+            }
+        }
+        Ok(())
     }
 
     /// Query heads that share a KV head.
@@ -141,6 +158,10 @@ impl Problem {
     }
 }
 
+fn listed(numbers: &[usize], separator: &str) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(separator)
+}
+
 fn heads(view: &TensorView<'_>) -> Heads {
     let layout = view.layout();
     let &[batch, token, head, dim] = layout.strides() else { unreachable!("four dimensions were checked") };
@@ -166,7 +187,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] =
         ["batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));
     if !HEAD_DIMS.contains(&head_dim) {
-        let known = HEAD_DIMS.map(|d| d.to_string()).join(", ");
+        let known = listed(&HEAD_DIMS, ", ");
         return Err(Error::argument(op, "q", format!("a head_dim out of {known}"), head_dim.to_string()));
     }
     if num_heads > 0 && (num_kv_heads == 0 || num_heads % num_kv_heads != 0) {
@@ -202,6 +223,13 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
     sizes.option("scale", scale, "a finite number", within(scale))?;
+    let blocks =
+        [("block_q", attrs.f64(BLOCK_Q), &BLOCKS_Q[..]), ("block_kv", attrs.f64(BLOCK_KV), &BLOCKS_KV)];
+    for (name, block, known) in blocks {
+        let expected = format!("{}, or 0 to let the kernel choose", listed(known, ", "));
+        let ok = block == 0.0 || known.iter().any(|&n| n as f64 == block);
+        sizes.option(name, block, &expected, ok)?;
+    }
     let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
     Ok(Problem {
         dtype,
@@ -225,6 +253,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         window: window as usize,
         softcap_bits: (softcap as f32).to_bits(),
         scale_bits: (scale as f32).to_bits(),
+        block_q: attrs.f64(BLOCK_Q) as usize,
+        block_kv: attrs.f64(BLOCK_KV) as usize,
     })
 }
 

@@ -6,11 +6,11 @@
 // values. Keys are summed in ascending order, 16 an mma. Lines of shared memory are 16 bytes longer than a head, an odd
 // number of pieces, so that eight lines' pieces, read by one ldmatrix, lie in different banks.
 //
-// T: the type. HEAD_DIM. And those of attention.cuh.
+// T: the type. HEAD_DIM. KEYS: keys of a block, 32 or 64. And those of attention.cuh.
 
 #include "warpsmith/attention.cuh"
 
-constexpr int kThreads = 128, kTileM = 64, kKeys = HEAD_DIM > 128 ? 32 : 64;
+constexpr int kThreads = 128, kTileM = 64, kKeys = KEYS;
 constexpr int kSteps = HEAD_DIM / 16, kPieces = HEAD_DIM / 8, kLine = (kPieces + 1) * 16;
 constexpr int kKeyBlocks = kKeys / 8, kColumnBlocks = HEAD_DIM / 8;
 // Larger heads leave no registers for the queries: they are read from shared memory each time.

@@ -25,10 +25,15 @@ const WARPGROUP: usize = 128;
 pub(in crate::ops) const WARP_ROWS: usize = 16;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 pub(in crate::ops) const CHUNK: usize = 64;
-/// Elements of the heads that three consumers can share a block's registers for, and the time they take for a block of keys
-/// in terms of what two take.
-const WIDE_HEAD_DIM: usize = 64;
-const WIDE_COST: f64 = 1.27;
+/// Elements of the heads for which three consumers can share the registers of a block, with as many keys as two; and of those for
+/// which they can with [`THIRD_KEYS`].
+const SHORT_HEAD: usize = 64;
+const LONG_HEAD: usize = 128;
+const THIRD_KEYS: usize = 80;
+/// Keys of a call up to which larger blocks are better for a long head, if all its rows see all of them.
+const FEW_KEYS: usize = 1024;
+/// Keys of a block, where the caller wants few.
+const LEAST_KEYS: usize = 64;
 /// Limits beyond this lose digits on the way through the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 
@@ -42,7 +47,7 @@ kernel_params! {
     }
 }
 
-/// How a block works on heads of one size. None of it depends on lengths: a row's bits would too.
+/// How a block works on heads of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ops) struct Tile {
     pub consumers: usize,
@@ -64,20 +69,60 @@ impl Tile {
         }
     }
 
-    /// For a call. Short heads keep the tensor cores busy for less time than the exponentials take: three warpgroups hide
-    /// more of them, if there are enough of their larger tiles to go round. Some options need the registers of a third.
+    /// For a call, of what it may want. Three warpgroups hide more of the exponentials than two, and load keys for more queries,
+    /// if there are enough of their larger tiles to go round.
     fn of_call(p: &Problem, units: usize) -> Tile {
-        let tile = Tile::of(p.head_dim, false);
-        if p.head_dim != WIDE_HEAD_DIM || p.packed.is_some() || p.softcap_bits != 0 {
-            return tile;
-        }
+        let tile = Tile::of(p.head_dim, false).with_keys(Tile::keys_of(p));
+        let Some(cost) = Tile::wide_cost(p) else { return tile };
         let wide = tile.wide();
         let time = |tile: &Tile| plan(&Deal::of(p, tile, units)).longest as f64;
-        if time(&wide) * WIDE_COST < time(&tile) { wide } else { tile }
+        let wider = match p.block_q {
+            0 => time(&wide) * cost < time(&tile),
+            rows => rows == wide.rows(),
+        };
+        if wider { wide } else { tile }
+    }
+
+    /// Keys of a block: a row's bits depend on them. Where a row sees only some of the keys, nothing may depend on how many there
+    /// are: it has the same bits in a call with those behind it.
+    fn keys_of(p: &Problem) -> usize {
+        let some = p.causal || p.window > 0;
+        match p.block_kv {
+            0 if p.head_dim == LONG_HEAD && (some || (p.packed.is_none() && p.kv_len > FEW_KEYS)) => {
+                THIRD_KEYS
+            }
+            0 => Tile::of(p.head_dim, false).keys,
+            keys => keys,
+        }
+    }
+
+    /// The time that three warpgroups take for a block of keys in terms of what two take, if they can share the registers of a
+    /// block: some options need those of a third.
+    fn wide_cost(p: &Problem) -> Option<f64> {
+        match p.head_dim {
+            _ if p.packed.is_some() => None,
+            SHORT_HEAD if p.softcap_bits == 0 => Some(1.27),
+            LONG_HEAD if Tile::keys_of(p) <= THIRD_KEYS => Some(1.33),
+            _ => None,
+        }
+    }
+
+    /// Whether there are tiles of the size that a call wants.
+    fn admits(p: &Problem) -> std::result::Result<(), String> {
+        let tile = Tile::of(p.head_dim, false);
+        let third = (p.head_dim == LONG_HEAD).then_some(THIRD_KEYS);
+        let keys: Vec<usize> = [tile.keys].into_iter().chain(third).chain([LEAST_KEYS]).collect();
+        let rows = [tile.rows(), tile.wide().rows()];
+        p.admits(&rows[..if Tile::wide_cost(p).is_some() { 2 } else { 1 }], &keys)
+    }
+
+    /// With blocks of so many keys, and one more of them in memory if they are smaller.
+    fn with_keys(self, keys: usize) -> Tile {
+        Tile { keys, stages: if keys < self.keys { 3 } else { self.stages }, ..self }
     }
 
     fn wide(self) -> Tile {
-        Tile { consumers: 3, ..self }
+        Tile { consumers: 3, stages: 2, ..self }
     }
 
     /// Queries of a tile.
@@ -160,7 +205,7 @@ impl Config {
         defines
     }
 
-    /// Of both types, each size of head with and without a causal mask, and each option with one size.
+    /// Of both types, each size of head with and without a causal mask, each option with one size, and each tile.
     pub fn covering(packed: bool, page_size: Option<usize>) -> Vec<Config> {
         let mut all = Vec::new();
         for dtype in [DType::BF16, DType::F16] {
@@ -181,16 +226,17 @@ impl Config {
             }
             for causal in [false, true] {
                 if page_size.is_none() && !packed {
-                    let plain = plain(WIDE_HEAD_DIM, causal);
-                    all.push(Config {
-                        sinks: true,
-                        lse: true,
-                        window: true,
-                        tile: plain.tile.wide(),
-                        ..plain
-                    });
+                    let (short, long) = (plain(SHORT_HEAD, causal), plain(LONG_HEAD, causal));
+                    let third = long.tile.with_keys(THIRD_KEYS);
+                    for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
+                        all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
+                    }
+                    all.extend([third, third.wide()].map(|tile| Config { tile, ..long }));
+                    all.push(Config { softcap: true, tile: third.wide(), ..long });
+                    all.push(Config { packed: true, tile: third, ..long });
+                    all.push(Config { tile: long.tile.with_keys(LEAST_KEYS), ..long });
                 }
-                let plain = plain(128, causal);
+                let plain = plain(LONG_HEAD, causal);
                 all.push(Config { window: true, softcap: true, ..plain });
                 all.push(Config { sinks: true, lse: true, ..plain });
                 all.push(Config { packed: true, ..plain });
@@ -261,6 +307,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.kv_len == 0 {
         return Err("there is nothing to load".into());
     }
+    Tile::admits(p)?;
     for (name, heads, tokens, count) in [
         ("q", &p.q, p.q_len, p.num_heads),
         ("k", &p.k, p.kv_len, p.num_kv_heads),

@@ -66,6 +66,9 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if let Some((name, _)) = dense.iter().find(|(_, heads)| !heads.vectors) {
         return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
     }
+    if p.block_q != 0 || p.block_kv != 0 {
+        return Err("its blocks follow from the lengths".into());
+    }
     addressable(p)?;
     let paged = paged(p);
     cuda::addressable(&paged)?;

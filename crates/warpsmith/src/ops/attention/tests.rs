@@ -1,5 +1,6 @@
-//! What the cases cannot show: that a row's bits are its own however it is called, and what bad starts get.
+//! What the cases cannot show: that a row's bits are its own however it is called, and what bad starts and blocks get.
 
+use super::problem::{BLOCKS_Q, Problem};
 use super::{Attention, Forward};
 use crate::cpu::{Tier, with_threads};
 use crate::op::{Args, Attrs, Op};
@@ -155,19 +156,68 @@ fn sizes_that_no_kernel_has_are_named() {
     assert!(error.contains("`k`") && error.contains("num_heads=4") && error.contains('3'), "{error}");
 }
 
+/// The checked call of some queries and keys with these options.
+pub(super) fn problem(q_len: usize, kv_len: usize, options: &[(usize, f64)]) -> crate::Result<Problem> {
+    let Tensors { q, k, v } = tensors(DType::BF16, q_len, kv_len);
+    let mut out = Tensor::zeros(q.shape(), DType::BF16, Device::Cpu).unwrap();
+    let args = Args::new(const { &Forward::SPEC })
+        .input(super::Q, q.view())
+        .input(super::K, k.view())
+        .input(super::V, v.view())
+        .output(super::OUT, out.view_mut());
+    let defaults = Attrs::defaults(&Forward::SPEC);
+    let attrs = options.iter().fold(defaults, |attrs, &(index, value)| attrs.with(index, value));
+    Forward::check(&args, &attrs)
+}
+
+#[test]
+fn rows_of_a_block_do_not_change_bits() {
+    for_kernels(|kernel, dtype| {
+        let Tensors { q, k, v } = tensors(dtype, 300, 1100);
+        let run = |block_q: usize, block_kv: usize| {
+            let call = Attention::new(&q, &k, &v).causal().blocks(block_q, block_kv).kernel(kernel);
+            call.run().unwrap().view().to_bytes().unwrap()
+        };
+        let chosen = run(0, 0);
+        for block_q in BLOCKS_Q {
+            assert!(run(block_q, 0) == chosen, "{kernel} {dtype}: {block_q} rows");
+        }
+        assert!(run(0, 128) == chosen && run(0, 32) != chosen, "{kernel} {dtype}: keys");
+    });
+}
+
+#[test]
+fn blocks_that_no_kernel_has_are_named() {
+    for (index, name, known) in [
+        (super::BLOCK_Q, "block_q", "16, 64, 128, 192, 256"),
+        (super::BLOCK_KV, "block_kv", "32, 64, 80, 96, 128"),
+    ] {
+        for bad in [-1.0, 1.0, 100.0, 512.0] {
+            let error = problem(5, 5, &[(index, bad)]).unwrap_err();
+            assert!(matches!(error, Error::Argument { ref arg, .. } if arg == name), "{error}");
+            let message = error.to_string();
+            let parts = ["attention", known, &format!("got {bad}")];
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_kernel_without_the_blocks_says_so() {
+    let zeros = |heads| Tensor::zeros(&[1, 2, heads, 64], DType::F32, Device::Cpu).unwrap();
+    let (q, k) = (zeros(20), zeros(1));
+    let error = Attention::new(&q, &k, &k).blocks(16, 0).run().unwrap_err();
+    let Error::Unsupported { refusals, .. } = &error else { panic!("{error}") };
+    let refused = refusals.iter().filter(|(_, why)| why.contains("20 heads") && why.contains("16 rows"));
+    assert_eq!(refused.count(), Tier::available().len(), "{error}");
+    Attention::new(&q, &k, &k).blocks(64, 96).run().unwrap();
+}
+
 #[test]
 fn only_pairs_that_see_each_other_are_counted() {
     let flops = |q_len: usize, kv_len: usize, causal: bool, window: f64| {
-        let Tensors { q, k, v } = tensors(DType::F32, q_len, kv_len);
-        let mut out = Tensor::zeros(q.shape(), DType::F32, Device::Cpu).unwrap();
-        let args = Args::new(const { &Forward::SPEC })
-            .input(super::Q, q.view())
-            .input(super::K, k.view())
-            .input(super::V, v.view())
-            .output(super::OUT, out.view_mut());
-        let attrs =
-            Attrs::defaults(&Forward::SPEC).with(super::CAUSAL, causal.into()).with(super::WINDOW, window);
-        Forward::cost(&Forward::check(&args, &attrs).unwrap()).flops / (4 * HEADS * DIM) as f64
+        let options = [(super::CAUSAL, causal.into()), (super::WINDOW, window)];
+        Forward::cost(&problem(q_len, kv_len, &options).unwrap()).flops / (4 * HEADS * DIM) as f64
     };
     assert_eq!(flops(5, 7, false, 0.0), 35.0);
     assert_eq!(flops(5, 7, true, 0.0), (3 + 4 + 5 + 6 + 7) as f64);

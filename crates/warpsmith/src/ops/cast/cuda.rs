@@ -14,10 +14,12 @@ const SOURCE: Source = Source { name: "cast", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
 /// Groups of a thread, where there are enough for all multiprocessors. Many threads of one group each are fastest where
-/// that is all there is to load and results are as wide; others take more, at most 64 bytes to be loaded at once.
+/// that is all there is to load and results are as wide, two groups where they are wider; others take more, at most 64
+/// bytes to be loaded at once.
 fn most_items(from: DType, to: DType, scaling: Scaling) -> usize {
     match scaling {
-        Scaling::None if from.size() <= to.size() => 1,
+        Scaling::None if from.size() == to.size() => 1,
+        Scaling::None if from.size() < to.size() => 2,
         _ => 4.min(64 / (group(from, to) * from.size())),
     }
 }

@@ -8,6 +8,7 @@
 // groups can be moved at once), ITEMS.
 
 #include "warpsmith/group.cuh"
+#include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
 
 constexpr int kThreads = 256;
@@ -25,7 +26,6 @@ WS_INLINE float scaled(float x, float scale) {
 constexpr int kResident = SCALE == 2 ? 3 : 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const CastParams p) {
-  begin_kernel();
   const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
   const u32 row_block = blockIdx.x / p.col_tiles, tile = blockIdx.x - row_block * p.col_tiles;
   const i64 row = (i64)row_block * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
@@ -34,9 +34,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const Cas
   row_offsets<0>(start, p.rows, row);
   const IN* x = (const IN*)p.x + start[0];
   OUT* out = (OUT*)p.out + start[1];
-  const float scale = SCALE ? ((const float*)p.scale)[start[SCALE ? 2 : 0]] : 1.0f;
   const i64 first = (((i64)tile * ITEMS << p.lane_bits) + lane) * K;
   const i64 stride = (i64)K << p.lane_bits;
+  if (VECTOR) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      if (first + i * stride + K <= p.num_cols) fetch_ahead(x + first + i * stride);
+  }
+  begin_kernel();
+  const float scale = SCALE ? ((const float*)p.scale)[start[SCALE ? 2 : 0]] : 1.0f;
 
   // Whole groups are all loaded before the first is stored; the end of a row goes element by element.
   Group<IN, K> groups[ITEMS];

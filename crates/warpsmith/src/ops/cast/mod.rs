@@ -203,7 +203,7 @@ impl Op for Forward {
         let elements = (p.num_rows * p.num_cols) as f64;
         let flops = if p.scaling == Scaling::None { 0.0 } else { elements };
         let scales = (p.num_scales * size_of::<f32>()) as f64;
-        Cost { bytes: elements * (p.from.size() + p.to.size()) as f64 + scales, flops }
+        Cost::moving(elements * (p.from.size() + p.to.size()) as f64 + scales, flops)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

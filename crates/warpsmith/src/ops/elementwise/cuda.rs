@@ -1,7 +1,7 @@
 //! The engine on CUDA devices: host half. The device half is `elementwise.cuh`.
 
 use super::{Grid, MAX_STREAMS};
-use crate::cuda::rows::{element, flag};
+use crate::cuda::rows::{element, flag, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
@@ -33,6 +33,7 @@ kernel_params! {
         num_rows: i64,
         column_tiles: u32,
         lanes_log2: u32,
+        is_large: i32,
         rows: ElementwiseRows,
     }
 }
@@ -210,6 +211,7 @@ pub(in crate::ops) unsafe fn run<P>(
         num_rows: grid.num_rows as i64,
         column_tiles: plan.column_tiles as u32,
         lanes_log2: plan.lanes_log2,
+        is_large: is_large(launch.info, grid.num_rows * grid.columns, grid.dtype),
         rows: ElementwiseRows::of(grid),
     };
     let defines = [plan.mode.defines(), vec![element(grid.dtype)], own].concat();

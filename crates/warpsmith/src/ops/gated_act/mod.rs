@@ -122,7 +122,7 @@ fn check(
 fn cost(problem: &Problem, tensors: usize) -> Cost {
     let elements = problem.grid.len() as f64;
     let flops = if tensors == 3 { 2.0 } else { 5.0 };
-    Cost { bytes: elements * (tensors * problem.grid.dtype.size()) as f64, flops: flops * elements }
+    Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, flops * elements)
 }
 
 fn plan(case: &Case, packed: &[bool]) -> Vec<Option<ArgPlan>> {

@@ -14,7 +14,7 @@ const SOURCE: Source = Source { name: "kv_copy", code: include_str!("kernel.cu")
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
 /// Accesses a thread has in flight where there is enough to do for all multiprocessors.
-const ITEMS: usize = 4;
+const ITEMS: usize = 2;
 /// Blocks on a multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 /// Fewest threads for a run, so that neighbouring threads touch whole sectors.

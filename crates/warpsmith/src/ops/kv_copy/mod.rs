@@ -146,7 +146,7 @@ impl Op for Forward {
     fn cost(p: &Problem) -> Cost {
         let pairs = p.num_pairs * 2 * p.pair_dtype.size();
         let pages = p.num_pairs as f64 * p.runs.len() as f64 * p.run_bytes() as f64;
-        Cost { bytes: 2.0 * pages + pairs as f64, flops: 0.0 }
+        Cost::moving(2.0 * pages + pairs as f64, 0.0)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -9,13 +9,13 @@ use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::FLOATS;
-use crate::ops::rope::cuda::{Heads, MAX_PAIRS, Rotary, Shape, THREADS};
+use crate::ops::rope::cuda::{Heads, ITEMS as ROTATED_ITEMS, MAX_PAIRS, Rotary, Shape, THREADS};
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "kv_store", code: include_str!("kernel.cu") };
-/// Tokens of a thread that has more to do than to copy, where there are enough for all multiprocessors. Threads that only
-/// copy are fastest with one each.
-const ITEMS: usize = 2;
+/// Tokens of a thread that casts, where there are enough for all multiprocessors. Threads that only copy are fastest with
+/// one each.
+const ITEMS: usize = 4;
 /// Blocks on a multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 
@@ -36,7 +36,10 @@ kernel_params! {
         slots: u64, positions: u64,
         slot_stride: i64, position_stride: i64,
         num_tokens: i64, num_slots: u64,
-        page_size: u32, v_per_k: u32,
+        page_size: u32,
+        /// The page of a slot is `slot * page_factor >> page_shift`.
+        page_factor: u32, page_shift: u32,
+        v_per_k: u32,
         wide_slots: i32, wide_positions: i32,
         /// Keys, then values.
         sides: [KvSide; 2],
@@ -84,8 +87,14 @@ fn variants() -> Vec<Defines> {
         for to in [from, DType::F8E4M3, DType::F8E5M2] {
             for vector in [false, true] {
                 for (rope, interleaved) in [(0, false), (1, false), (1, true), (2, false), (2, true)] {
-                    let most = if rope == 0 && from == to { 1 } else { ITEMS };
-                    for items in 1..=most {
+                    let many = match rope {
+                        0 if from == to => 1,
+                        0 => ITEMS,
+                        _ => ROTATED_ITEMS,
+                    };
+                    let mut choices = vec![1, many];
+                    choices.dedup();
+                    for items in choices {
                         all.push(Variant { from, to, vector, rope, interleaved, items }.defines());
                     }
                 }
@@ -98,9 +107,9 @@ fn variants() -> Vec<Defines> {
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     Kernel::cuda(name, &DEVICE, run).configured(|p, info| Tiling::new(p, info).to_string()).when(|p, _| {
         let most = i32::MAX as usize;
-        if p.num_pages.saturating_mul(p.page_size) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2
-        {
-            return Err(format!("more than {most} slots or {} elements of a token", most / 2));
+        let slots = p.num_pages.saturating_mul(p.page_size);
+        if p.num_tokens.max(slots) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2 {
+            return Err(format!("more than {most} tokens or slots, or {} elements of a token", most / 2));
         }
         match p.rotation.is_some_and(|rotation| rotation.pairs() > MAX_PAIRS) {
             true => Err(format!("more than {} elements of a head are rotated", 2 * MAX_PAIRS)),
@@ -179,6 +188,14 @@ impl std::fmt::Display for Tiling {
     }
 }
 
+/// The factor and the shift that divide numbers below 2^31 by `divisor`, which is not larger: `n * factor >> shift`. The
+/// factor is too large by less than 2^-31 of it, the quotient therefore by less than `1 / divisor`, which changes no whole
+/// part.
+fn division(divisor: usize) -> (u32, u32) {
+    let shift = 31 + divisor.max(1).next_power_of_two().trailing_zeros();
+    ((1u64 << shift).div_ceil(divisor.max(1) as u64) as u32, shift)
+}
+
 fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     if p.num_tokens == 0 {
@@ -207,6 +224,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
             unused: 0,
         }
     };
+    let (page_factor, page_shift) = division(p.page_size);
     let tables = [COS, SIN].map(|index| launch.args.address(index));
     let params = KvStoreParams {
         slots: at(SLOTS),
@@ -216,6 +234,8 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         num_tokens: p.num_tokens as i64,
         num_slots: (p.num_pages * p.page_size) as u64,
         page_size: p.page_size as u32,
+        page_factor,
+        page_shift,
         v_per_k: tiling.v_per_k() as u32,
         wide_slots: (p.slot_dtype == DType::I64) as i32,
         wide_positions: p.positions.is_some_and(|(dtype, _)| dtype == DType::I64) as i32,
@@ -236,4 +256,23 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     // SAFETY: `check` bound shapes and strides to the parameters, `supports` the numbers that are narrowed here; the
     // kernel skips slots out of range, and shared memory holds both factors of every pair of a block's tokens.
     unsafe { kernel::run(launch, &variant.defines(), &config, &params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_found_by_multiplication() {
+        for divisor in (1..=300).chain([1000, 4095, 4096, 65537, (1 << 30) - 1, 1 << 30, i32::MAX as usize]) {
+            let (factor, shift) = division(divisor);
+            let multiples = (0..).map(|k| k * divisor).take_while(|&n| n <= i32::MAX as usize);
+            let near = multiples
+                .step_by(1 + (i32::MAX as usize / divisor) / 500)
+                .flat_map(|n| [n.wrapping_sub(1), n]);
+            for n in near.chain([i32::MAX as usize]).filter(|&n| n <= i32::MAX as usize) {
+                assert_eq!((n as u64 * factor as u64) >> shift, (n / divisor) as u64, "{n} / {divisor}");
+            }
+        }
+    }
 }

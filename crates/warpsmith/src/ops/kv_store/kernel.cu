@@ -10,6 +10,8 @@
 // size), ROPE (0: none, 1: angles, 2: tables), INTERLEAVED, ITEMS.
 
 #include "warpsmith/group.cuh"
+#include "warpsmith/l2.cuh"
+#include "warpsmith/math.cuh"
 #include "warpsmith/rope.cuh"
 
 using T = ELEM;
@@ -23,45 +25,50 @@ WS_INLINE i64 index_at(u64 base, bool wide, i64 offset) {
   return wide ? ((const i64*)base)[offset] : ((const i32*)base)[offset];
 }
 
-// Elements from the start of a cache to a token's first head, or -1 if it goes nowhere. As unsigned numbers negative ones
-// are large.
-WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 token) {
-  const u64 slot = (u64)index_at(p.slots, p.wide_slots, token * p.slot_stride);
-  if (slot >= p.num_slots) return -1;
-  const u32 page = (u32)slot / p.page_size;
+// Where the slot of a token is found. Its number is loaded long before it is used, and for tokens past the end as well.
+WS_INLINE i64 slot_of(const KvStoreParams& p, u32 token) {
+  return index_at(p.slots, p.wide_slots, min(token, (u32)p.num_tokens - 1) * p.slot_stride);
+}
+
+// Elements from the start of a cache to the first head of a slot, or -1 if there is no such slot. As unsigned numbers
+// negative ones are large.
+WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 slot) {
+  if ((u64)slot >= p.num_slots) return -1;
+  const u32 page = (u32)(((u64)(u32)slot * p.page_factor) >> p.page_shift);
   return page * side.page_stride + ((u32)slot - page * p.page_size) * side.place_stride;
 }
 
-// Divides many numbers by one, rounded as __fdiv_rn does it wherever that shows in 8 bits, without the cases it tells
-// apart for each element.
+// Divides many numbers by one. A quotient is right to 2^-44 of itself before it is rounded, so that in 8 bits it is that of
+// __fdiv_rn, without the cases that tells apart for each element.
 struct Divisor {
   float scale, inverse, factor;
 
   WS_INLINE explicit Divisor(float given) {
-    // A power of two on both sides keeps inverse and corrections in range. What it makes overflow saturates anyway, what
-    // it makes underflow is zero in 8 bits.
+    // A power of two on both sides keeps inverse and correction in range. What it makes overflow saturates anyway, what
+    // it makes underflow is zero in 8 bits. The sign goes with it: the correction keeps that of zero if scale has none.
     factor = fabsf(given) < 1e-15f ? 0x1p100f : fabsf(given) > 1e15f ? 0x1p-100f : 1.0f;
+    factor = copysignf(factor, given);
     scale = given * factor;
-    inverse = __frcp_rn(scale);
+    inverse = reciprocal(scale);
+    // Infinity times the zero it leaves would be NaN.
+    if (inverse == 0.0f) scale = 0.0f;
   }
   WS_INLINE float operator()(float x) const {
     x *= factor;
     const float first = x * inverse;
-    float q = fmaf(fmaf(-scale, first, x), inverse, first);
-    q = fmaf(fmaf(-scale, q, x), inverse, q);
-    // Of zero and infinity the corrections would make NaN.
-    return fabsf(first) < 1e30f && first != 0.0f ? q : first;
+    const float q = fmaf(-fmaf(scale, first, -x), inverse, first);
+    // Of infinity the correction would make NaN.
+    return fabsf(first) < 1e30f ? q : first;
   }
 };
 
 // What a head of the cache is divided by; one without scales.
-WS_INLINE float scale_of(const KvSide& side, int head) {
-  return kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f;
+WS_INLINE Divisor divisor_of(const KvSide& side, int head) {
+  return Divisor(kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f);
 }
 
-WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], float scale) {
+WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], const Divisor& divided) {
   float scaled[V];
-  const Divisor divided(scale);
 #pragma unroll
   for (int j = 0; j < V; ++j) scaled[j] = kCasts ? divided(values[j]) : values[j];
   store_values<VECTOR>(head, at, side.cache_step, scaled);
@@ -69,12 +76,12 @@ WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&val
 
 // A template so that what is not for these types is not compiled.
 template <class Cache>
-WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<T>& piece, float scale) {
+WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<T>& piece, const Divisor& divided) {
   if constexpr (sizeof(T) != sizeof(Cache)) {
     float values[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) values[j] = to_f32(piece.items[j]);
-    put_values(side, head, at, values, scale);
+    if constexpr (VECTOR) unpack_words(values, piece);
+    else values[0] = to_f32(piece.items[0]);
+    put_values(side, head, at, values, divided);
   } else if (VECTOR) {
     store_words(head + at, piece.words);
   } else {
@@ -82,62 +89,72 @@ WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<T>
   }
 }
 
-WS_INLINE void store_tokens(const KvStoreParams& p, const KvSide& side, i64 block) {
+WS_INLINE void store_tokens(const KvStoreParams& p, const KvSide& side, u32 block) {
   const u32 lane = threadIdx.x & ((1u << side.lane_bits) - 1);
-  const int at_once = kThreads >> side.lane_bits;
-  const i64 first = block * (ITEMS * at_once) + (threadIdx.x >> side.lane_bits);
-  i64 places[ITEMS];
+  const u32 at_once = kThreads >> side.lane_bits, num_tokens = (u32)p.num_tokens;
+  const u32 first = block * (ITEMS * at_once) + (threadIdx.x >> side.lane_bits);
   const u32 units = side.heads * side.columns;
+  if (lane >= units) return;
+  if (VECTOR && side.heads == 1) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const u32 token = first + i * at_once;
+      if (token < num_tokens) fetch_ahead((const T*)side.x + token * side.token_stride + lane * V);
+    }
+  }
+  begin_kernel();
+  i64 places[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) places[i] = slot_of(p, first + i * at_once);
   for (u32 unit = lane; unit < units; unit += 1u << side.lane_bits) {
     const u32 head = side.heads == 1 ? 0 : unit / side.columns;
     const i64 at = (i64)(unit - head * side.columns) * V;
     Chunk<T> pieces[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const i64 token = first + i * at_once;
-      if (token >= p.num_tokens) continue;
+      const u32 token = first + i * at_once;
+      if (token >= num_tokens) continue;
       const T* x = (const T*)side.x + token * side.token_stride + head * side.head_stride;
       if (VECTOR) load_words(pieces[i].words, x + at);
       else pieces[i].items[0] = x[at * side.step];
     }
-    const float scale = scale_of(side, head);
+    const Divisor divided = divisor_of(side, head);
     if (unit == lane) {
 #pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-        const i64 token = first + i * at_once;
-        places[i] = token < p.num_tokens ? place_of(p, side, token) : -1;
-      }
+      for (int i = 0; i < ITEMS; ++i)
+        places[i] = first + i * at_once < num_tokens ? place_of(p, side, places[i]) : -1;
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      if (places[i] >= 0) put_piece(side, (U*)side.cache + places[i] + head * side.cache_head_stride, at, pieces[i], scale);
+      if (places[i] >= 0) put_piece(side, (U*)side.cache + places[i] + head * side.cache_head_stride, at, pieces[i], divided);
   }
 }
 
 // A head's place in the cache.
 struct Target {
   U* head;
-  float scale;
+  Divisor divided;
   WS_INLINE explicit operator bool() const { return head != nullptr; }
 };
 
 struct Io {
   const KvStoreParams& p;
   const KvSide& side;
-  i64 places[ITEMS];
+  i64 slots[ITEMS];
 
   WS_INLINE const T* source(i64 token) const { return (const T*)side.x + token * side.token_stride; }
   WS_INLINE i64 position(i64 token) const { return index_at(p.positions, p.wide_positions, token * p.position_stride); }
-  WS_INLINE void expect(int item, i64 token) { places[item] = place_of(p, side, token); }
+  WS_INLINE void expect(int item, i64 token) { slots[item] = slot_of(p, (u32)token); }
   WS_INLINE Target target(int item, i64, int head) const {
-    if (places[item] < 0) return {nullptr, 1.0f};
-    return {(U*)side.cache + places[item] + head * side.cache_head_stride, scale_of(side, head)};
+    const i64 place = place_of(p, side, slots[item]);
+    if (place < 0) return {nullptr, Divisor(1.0f)};
+    return {(U*)side.cache + place + head * side.cache_head_stride, divisor_of(side, head)};
   }
   WS_INLINE void put(Target target, i64 at, const float (&values)[V]) const {
-    put_values(side, target.head, at, values, target.scale);
+    put_values(side, target.head, at, values, target.divided);
   }
   WS_INLINE void put(Target target, i64 at, const Chunk<T>& piece) const {
-    put_piece(side, target.head, at, piece, target.scale);
+    put_piece(side, target.head, at, piece, target.divided);
   }
 };
 
@@ -145,13 +162,14 @@ struct Io {
 constexpr int kResident = ROPE ? 3 : 5;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) kv_store(const KvStoreParams p) {
-  begin_kernel();
-  const u32 group = blockIdx.x / (p.v_per_k + 1), member = blockIdx.x - group * (p.v_per_k + 1);
+  const u32 sides = p.v_per_k + 1, group = sides == 2 ? blockIdx.x / 2 : blockIdx.x / sides;
+  const u32 member = blockIdx.x - group * sides;
   const bool keys = member == 0;
   // Past the last value there may be blocks without work.
-  const i64 block = keys ? group : (i64)group * p.v_per_k + member - 1;
+  const u32 block = keys ? group : group * p.v_per_k + member - 1;
   if constexpr (ROPE != 0) {
     if (keys) {
+      begin_kernel();
       Io io{p, p.sides[0]};
       rotate_tokens<T, ITEMS, VECTOR, INTERLEAVED, ROPE == 2>(p.rotary, io, block);
       return;

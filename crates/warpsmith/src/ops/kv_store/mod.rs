@@ -236,11 +236,9 @@ impl Op for Forward {
         let scales = (p.num_scales[0] + p.num_scales[1]) * size_of::<f32>();
         let rotations = p.rotation.map_or(0, |r| p.num_tokens * p.num_heads * r.pairs()) as f64;
         let quotients = if scales > 0 { 2.0 * elements } else { 0.0 };
-        Cost {
-            bytes: 2.0 * elements * (p.from.size() + p.to.size()) as f64
-                + (p.num_tokens * indices + tables + scales) as f64,
-            flops: 6.0 * rotations + quotients,
-        }
+        let tokens = 2.0 * elements * (p.from.size() + p.to.size()) as f64;
+        let others = (p.num_tokens * indices + tables + scales) as f64;
+        Cost::moving(tokens + others, 6.0 * rotations + quotients)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -6,8 +6,8 @@
 //! of K. So the order of a sum, and its bits, depend on K and the tier alone.
 
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
-use super::{Gate, Problem};
-use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, Tile, Weights};
+use super::{Gate, PackedWeight, Problem};
+use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
@@ -58,50 +58,79 @@ const PANEL: usize = 32;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
+    let prepared = launch.args.prepared::<PackedWeight>();
     // SAFETY: the parts are those of the call's own tensors.
-    p.parts(launch.args).for_each(|part| unsafe { multiply(p, &part, launch.tier) });
+    p.parts(launch.args).for_each(|part| unsafe { multiply(p, &part, launch.tier, prepared) });
     Ok(())
 }
 
 /// Computes one part of a problem.
 ///
 /// # Safety
-/// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile.
-pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier) {
+/// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile. `prepared` must be
+/// of the weight.
+pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, prepared: Option<&PackedWeight>) {
     if p.dequant != Dequant::Blocks {
-        // SAFETY: passed on.
-        (0..p.batch).for_each(|batch| unsafe { multiply_matrix(p, &part_of_batch(p, part, batch), tier) });
+        let isa = Isa::of_tier(tier);
+        let packed = prepared.and_then(|weight| weight.matching(isa, p.gate));
+        for batch in 0..p.batch {
+            // SAFETY: passed on.
+            unsafe { multiply_matrix(p, &part_of_batch(p, part, batch), isa, packed) };
+        }
         return;
     }
     parallel_for(p.batch * p.n.div_ceil(PANEL), 1, |panels| dispatch(tier, Panels { p, part, panels }));
+}
+
+/// A matrix of weights in memory.
+pub(super) struct Weight {
+    pub data: usize,
+    pub dtype: DType,
+    /// Columns of the result; with a gate, half the rows.
+    pub n: usize,
+    pub k: usize,
+    pub row: isize,
+    pub col: isize,
+}
+
+impl Weight {
+    /// As the engine takes it.
+    pub fn matrices(&self, gate: Gate) -> Weights<'static> {
+        let rows = |first: usize, row_stride: isize| Matrix {
+            data: self.data.wrapping_add_signed(first as isize * self.row * self.dtype.size() as isize)
+                as *const u8,
+            dtype: self.dtype,
+            rows: self.n,
+            k: self.k,
+            row_stride,
+            k_stride: self.col,
+        };
+        match gate {
+            Gate::None => Weights::Plain(rows(0, self.row)),
+            Gate::Halves => Weights::Gated { gate: rows(0, self.row), up: rows(self.n, self.row) },
+            Gate::Interleaved => Weights::Gated { gate: rows(0, 2 * self.row), up: rows(1, 2 * self.row) },
+        }
+    }
 }
 
 /// Computes one matrix of a batch with the engine.
 ///
 /// # Safety
 /// As [`multiply`].
-unsafe fn multiply_matrix(p: &Problem, part: &Part, tier: Tier) {
-    let matrix = |data: usize, dtype: DType, rows: usize, row_stride: isize, k_stride: isize| Matrix {
-        data: data as *const u8,
-        dtype,
-        rows,
+unsafe fn multiply_matrix(p: &Problem, part: &Part, isa: Isa, packed: Option<&PackedWeights>) {
+    let weight = Weight { data: part.w, dtype: p.w_dtype, n: p.n, k: p.k, row: p.w.row, col: p.w.col };
+    let weights = packed.map_or_else(|| weight.matrices(p.gate), Weights::Packed);
+    let x = Matrix {
+        data: part.x as *const u8,
+        dtype: p.x_dtype,
+        rows: p.m,
         k: p.k,
-        row_stride,
-        k_stride,
+        row_stride: p.x.row,
+        k_stride: p.x.col,
     };
-    let w = |first: usize, row_stride: isize| {
-        let start = part.w.wrapping_add_signed(first as isize * p.w.row * p.w_dtype.size() as isize);
-        matrix(start, p.w_dtype, p.n, row_stride, p.w.col)
-    };
-    let weights = match p.gate {
-        Gate::None => Weights::Plain(w(0, p.w.row)),
-        Gate::Halves => Weights::Gated { gate: w(0, p.w.row), up: w(p.n, p.w.row) },
-        Gate::Interleaved => Weights::Gated { gate: w(0, 2 * p.w.row), up: w(1, 2 * p.w.row) },
-    };
-    let x = matrix(part.x, p.x_dtype, p.m, p.x.row, p.x.col);
     // SAFETY: `check` bound all shapes to these sizes and strides; `out` overlaps `residual` only element for element,
     // and each is read before it is written.
-    unsafe { gemm::run(&Gemm { x, weights, isa: Isa::of_tier(tier) }, &Finish::new(p, part)) }
+    unsafe { gemm::run(&Gemm { x, weights, isa }, &Finish::new(p, part)) }
 }
 
 /// The last steps of every sum, and what they need of rows and columns, in f32.

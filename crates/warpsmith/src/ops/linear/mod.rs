@@ -33,6 +33,7 @@ mod cpu;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod packed;
 mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
@@ -41,6 +42,7 @@ mod sm90;
 mod tests;
 
 pub use backward::{Backward, BackwardProblem, LinearBackward};
+pub use packed::PackedWeight;
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;
@@ -50,7 +52,9 @@ use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::infer::{self, Form};
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::op::{
+    ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, Products, SizeSpec,
+};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{TensorView, TensorViewMut};
@@ -259,7 +263,8 @@ impl Op for Forward {
         let bytes = matrices * m * k * p.x_dtype.size() as f64
             + weights * rows * k * p.w_dtype.size() as f64
             + results * p.out_dtype.size() as f64;
-        Cost { bytes, flops: 2.0 * matrices * m * rows * k }
+        let products = if p.tf32 { Products::Tf32 } else { Products::of(p.x_dtype) };
+        Cost::multiplying(bytes, 2.0 * matrices * m * rows * k, products)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -12,11 +12,12 @@
 // or M: the bits of a row depend on nothing but that row and w.
 //
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
-// small; STAGES; CONSUMERS, warpgroups (1 to 3); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which
-// share what they load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead
-// of K; those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up,
-// and a tile has BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and
-// interleaved rows are loaded alike.
+// small; STAGES; PIECES of 128 bytes of K in a stage, of which K must have a whole number of stages if it is not one;
+// CONSUMERS, warpgroups (1 to 3); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
+// load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead of K; those of
+// linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
+// BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and interleaved rows are
+// loaded alike.
 
 #include "warpsmith/linear_output.cuh"
 #include "warpsmith/mbarrier.cuh"
@@ -25,7 +26,7 @@
 
 constexpr int kThreads = (1 + CONSUMERS) * 128;
 constexpr int kCluster = CLUSTER_M * CLUSTER_N;
-constexpr int kRowBytes = 128;  // of K in a stage
+constexpr int kRowBytes = 128;  // of K in a piece
 constexpr int kBlockK = kRowBytes / (int)sizeof(X_T);
 constexpr int kSteps = 4;
 // Rows of a tile that one consumer computes, in blocks of 64.
@@ -33,13 +34,15 @@ constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
 typedef Output<kRowBlocks> TileOutput;
 
 // Rows of x past X_ROWS are whatever lies there: the rows of the result that they give are not stored.
-constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes;
+constexpr u32 kXPiece = X_ROWS * kRowBytes, kWPiece = BLOCK_N * kRowBytes;
+constexpr u32 kXBytes = PIECES * kXPiece, kWBytes = PIECES * kWPiece;
 
 static_assert(sizeof(X_T) == sizeof(W_T), "types");
 // One scale of w for all gate columns of a tile, and one for its up columns (the host sees to n with a gate in halves);
 // and sums beside partial sums.
 static_assert(SCALING != 2 || (kBlockK == kScaleBlock && kScaleBlock % (GATE == 2 ? BLOCK_N : kOutN) == 0), "scales");
 static_assert(SCALING != 2 || kRowBlocks * BLOCK_N <= 128, "accumulators fit the registers");
+static_assert(PIECES == 1 || (SCALING != 2 && !X_MAJOR_MN && !W_MAJOR_MN), "pieces");
 static_assert(CONSUMERS >= 1 && CONSUMERS <= 3, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
@@ -56,7 +59,7 @@ constexpr u32 kTermsAt = kStoreAt + CONSUMERS * TileOutput::kBufferBytes;
 constexpr u32 kBarriersAt = kTermsAt + CONSUMERS * TileOutput::kTermBytes;
 constexpr u32 kSharedBytes = kBarriersAt + STAGES * 16;
 static_assert(kSharedBytes <= 232448, "shared memory");
-static_assert((STAGES - 1) * kXBytes + BLOCK_M * kRowBytes <= kSharedBytes, "rows of x past X_ROWS exist");
+static_assert(STAGES * kXBytes - kXPiece + BLOCK_M * kRowBytes <= kSharedBytes, "rows of x past X_ROWS exist");
 
 // Named barriers: one to synchronise each consumer, one to give each its turn.
 constexpr u32 kConsumerBarrier = 1, kTurnBarrier = kConsumerBarrier + CONSUMERS;
@@ -130,7 +133,7 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
     box_rows = left > 0 ? edge.box_rows : 0;
   }
 
-  WS_INLINE u32 bytes() const { return kParts * kShare * box_rows * kRowBytes; }
+  WS_INLINE u32 bytes() const { return PIECES * kParts * kShare * box_rows * kRowBytes; }
 
   // Loads the k-th stage of columns; the blocks that share the operand load a part each, into all of them. kParts: the
   // tile is made of as many boxes of rows, from the parts of the third dimension (gate and up).
@@ -149,8 +152,11 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
     } else if (box_rows > 0) {
       const int skipped = (int)rank * box_rows;
 #pragma unroll
-      for (int i = 0; i < kParts; ++i)
-        load_box(to + (i * kPartRows + skipped) * kRowBytes, k * kBlockK, row + skipped, i);
+      for (int piece = 0; piece < PIECES; ++piece)
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+          load_box(to + (piece * kRows + i * kPartRows + skipped) * kRowBytes, (k * PIECES + piece) * kBlockK,
+                   row + skipped, i);
     }
   }
 };
@@ -205,11 +211,14 @@ template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int
       const u64 w = wgmma_descriptor<W_MAJOR_MN, kBlockK>(ring.w());
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < PIECES * kSteps; ++step) {
+        const int piece = step / kSteps, inside = step % kSteps;
 #pragma unroll
         for (int r = 0; r < kBlocks; ++r)
           Wgmma<X_T, W_T, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
-              acc.d[r], x + (step * kXStep + r * (kBlockBytes >> 4)), w + step * kWStep, step > 0 || k > 0);
+              acc.d[r], x + (piece * (kXPiece >> 4) + inside * kXStep + r * (kBlockBytes >> 4)),
+              w + (piece * (kWPiece >> 4) + inside * kWStep), step > 0 || k > 0);
+      }
       wgmma_commit();
       // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
       wgmma_wait<1>();

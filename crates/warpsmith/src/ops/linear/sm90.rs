@@ -18,7 +18,7 @@ use crate::ops::elementwise::function::Kind;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 use tile::{BLOCKS, Cluster, SKINNY, Schedule, TILES, Tile};
 
-/// Bytes of K in a stage, which the copy engine swizzles.
+/// Bytes of K in a piece of a stage, which the copy engine swizzles.
 const STAGE_ROW: usize = 128;
 /// Bytes of the slices of the output, one of each warp, between a consumer and the copy engine.
 const SLICES: usize = 4 * SLICE_ROWS * 128;
@@ -108,7 +108,7 @@ impl Config {
 
     fn stage_bytes(&self) -> usize {
         // Two barriers beside the operands.
-        (self.tile.x_rows + self.tile.n) * STAGE_ROW + 16
+        (self.tile.x_rows + self.tile.n) * self.tile.pieces * STAGE_ROW + 16
     }
 
     fn stages(&self) -> usize {
@@ -127,6 +127,7 @@ impl Config {
             ("BLOCK_M", self.tile.m.to_string()),
             ("BLOCK_N", self.tile.n.to_string()),
             ("STAGES", self.stages().to_string()),
+            ("PIECES", self.tile.pieces.to_string()),
             ("CONSUMERS", self.tile.consumers().to_string()),
             flag("PINGPONG", self.tile.schedule == Schedule::PingPong),
             ("X_ROWS", self.tile.x_rows.to_string()),
@@ -145,7 +146,7 @@ impl Config {
 
     /// For people.
     fn describe(&self) -> String {
-        let Tile { schedule, m, n, x_rows, cluster, blocks_per_unit } = self.tile;
+        let Tile { schedule, m, n, x_rows, pieces, cluster, blocks_per_unit } = self.tile;
         let mut text = format!(
             "tiles of {} x {n}, {}",
             m.min(x_rows),
@@ -163,7 +164,11 @@ impl Config {
         if blocks_per_unit > 1 {
             text += &format!(", {blocks_per_unit} blocks per multiprocessor");
         }
-        text + &format!(", {} stages", self.stages())
+        text += &format!(", {} stages", self.stages());
+        if pieces > 1 {
+            text += &format!(" of {} bytes of K", pieces * STAGE_ROW);
+        }
+        text
     }
 }
 
@@ -201,9 +206,9 @@ fn variants() -> Vec<Defines> {
         if dtype == DType::BF16 {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
             for m in [8, 16, 32, 64] {
-                let tiles = SKINNY.map(|n| Tile::skinny(m, n, false));
-                all.extend(tiles.map(|tile| Config { tile, ..plain }.defines()));
+                all.extend(SKINNY.map(|n| Config { tile: Tile::skinny(m, n, 4), ..plain }.defines()));
             }
+            all.extend([16, 32].map(|n| Config { tile: Tile::skinny(8, n, 1), ..plain }.defines()));
         }
         all.push(Config { tma_store: false, residual_rows: false, ..plain }.defines());
         all.push(Config { scale: true, ..plain }.defines());
@@ -391,7 +396,7 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         w_edge,
         out_map: if config.tma_store { out_map(p, part, columns)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
-        k_tiles: p.k.div_ceil(STAGE_ROW / p.x_dtype.size()) as i32,
+        k_tiles: p.k.div_ceil(tile.pieces * STAGE_ROW / p.x_dtype.size()) as i32,
         tiles: tiles as u32,
         per_batch: Divisor::new(m_tiles * n_tiles),
         per_band: Divisor::new(band * n_tiles),

@@ -146,3 +146,54 @@ fn what_auto_chose_is_explained() {
     let explained = Forward.explain(&args, &attrs, &info, &Select::default()).unwrap();
     assert_eq!((explained.kernel, explained.config.as_str()), ("linear_portable", "f32 in full precision"));
 }
+
+#[test]
+fn packed_weights_give_the_same_bits() {
+    use crate::ops::PackedWeight;
+    let data =
+        |tensor: &Tensor| tensor.to_vec::<f32>().unwrap().iter().map(|y| y.to_bits()).collect::<Vec<_>>();
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F8E4M3] {
+        for (rows, k, gate) in [(34, 70, Gate::None), (66, 33, Gate::Halves), (6, 129, Gate::Interleaved)] {
+            let weight = PackedWeight::gated(tensor(&[rows, k], dtype), gate).unwrap();
+            assert!(weight.packed_bytes() >= rows * k * dtype.size(), "{weight:?}");
+            for m in [1, 5, 40] {
+                let x = tensor(&[m, k], dtype);
+                let plain = Linear::new(&x, weight.tensor()).gated(gate, Activation::Silu);
+                let packed = Linear::packed(&x, &weight).silu();
+                for kernel in ["linear_avx512", "linear_avx2", "linear_portable"] {
+                    let run = |call: &Linear<'_>| call.clone().kernel(kernel).out_dtype(DType::F32).run();
+                    let Ok(expected) = run(&plain) else { continue };
+                    let got = run(&packed).unwrap();
+                    assert_eq!(data(&got), data(&expected), "{dtype} {kernel} {m}x{rows}x{k} {gate:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_weight_packed_with_another_gate_is_taken_as_it_is() {
+    use crate::ops::PackedWeight;
+    let (x, w) = (tensor(&[3, 16], DType::F32), || tensor(&[8, 16], DType::F32));
+    let weight = PackedWeight::gated(w(), Gate::Halves).unwrap();
+    let call = Linear::packed(&x, &weight).gated(Gate::Interleaved, Activation::Relu);
+    let expected = Linear::new(&x, &w()).gated(Gate::Interleaved, Activation::Relu).run().unwrap();
+    assert_eq!(call.run().unwrap().to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
+}
+
+#[test]
+fn weights_that_cannot_be_packed_are_named() {
+    use crate::ops::PackedWeight;
+    let refused = |shape: &[usize], dtype, gate| {
+        let w = Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
+        PackedWeight::gated(w, gate).unwrap_err().to_string()
+    };
+    let rank = refused(&[2, 3, 4], DType::F32, Gate::None);
+    assert_eq!(rank, "linear: argument `w`: expected shape [rows, k], got [2, 3, 4]");
+    assert!(refused(&[3, 4], DType::I32, Gate::None).contains("expected dtype f32, f16, bf16"));
+    assert!(refused(&[3, 4], DType::F32, Gate::Halves).contains("an even number of rows"));
+    // Nothing to pack, and nothing wrong with that.
+    let empty = PackedWeight::new(Tensor::zeros(&[0, 4], DType::F32, Device::Cpu).unwrap()).unwrap();
+    let x = tensor(&[3, 4], DType::F32);
+    assert_eq!(Linear::packed(&x, &empty).run().unwrap().shape(), [3, 0]);
+}

@@ -175,10 +175,8 @@ impl Op for Forward {
         let (parts, dim) = (p.num_parts as f64, p.head_dim as f64);
         let lses = (parts + p.has_lse as u8 as f64) * rows * size_of::<f32>() as f64;
         let counts = if p.counts.is_some() { (p.num_tokens * size_of::<i32>()) as f64 } else { 0.0 };
-        Cost {
-            bytes: rows * dim * (parts * p.from.size() as f64 + p.to.size() as f64) + lses + counts,
-            flops: rows * dim * (2.0 * parts + 1.0),
-        }
+        let states = rows * dim * (parts * p.from.size() as f64 + p.to.size() as f64);
+        Cost::moving(states + lses + counts, rows * dim * (2.0 * parts + 1.0))
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

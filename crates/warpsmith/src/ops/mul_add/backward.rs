@@ -88,7 +88,7 @@ impl Op for Backward {
     fn cost(problem: &Problem) -> Cost {
         let (elements, tensors) = (problem.grid.len() as f64, problem.wanted.operands().len());
         let flops = if problem.wanted == Wanted::Both { 2.0 } else { 1.0 };
-        Cost { bytes: elements * (tensors * problem.grid.dtype.size()) as f64, flops: flops * elements }
+        Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, flops * elements)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -101,7 +101,7 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         let elements = problem.grid.len() as f64;
-        Cost { bytes: 4.0 * elements * problem.grid.dtype.size() as f64, flops: 2.0 * elements }
+        Cost::moving(4.0 * elements * problem.grid.dtype.size() as f64, 2.0 * elements)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -81,7 +81,7 @@ pub(in crate::ops) fn cost(p: &Problem) -> Cost {
     let passes = if p.has_dsum { 4.0 } else { 3.0 };
     let vectors = p.hidden as f64 * (p.has_weight as usize + p.num_sums()) as f64;
     let flops = if p.center { 16.0 } else { 12.0 };
-    Cost { bytes: (passes * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+    Cost::moving((passes * elements + vectors) * p.dtype.size() as f64, flops * elements)
 }
 
 pub(in crate::ops) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {

@@ -2,7 +2,7 @@
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
 use crate::cuda::kernel;
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag};
+use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -37,6 +37,7 @@ kernel_params! {
         x: u64, weight: u64, bias: u64, residual: u64, out: u64, sum: u64,
         num_rows: i64, hidden: i32, eps: f32,
         x_step: i64, out_step: i64, residual_step: i64, sum_step: i64, weight_step: i64, bias_step: i64,
+        is_large: i32,
         rows: Rows,
     }
 }
@@ -204,6 +205,7 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
         sum_step,
         weight_step,
         bias_step,
+        is_large: is_large(launch.info, p.num_rows * p.hidden, p.dtype),
         rows: Rows::new(&p.rows),
     }
 }

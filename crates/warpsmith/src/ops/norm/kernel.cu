@@ -11,9 +11,10 @@
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread), VECTOR (kAny,
 // kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight and bias are loaded with the row).
 
+#include "warpsmith/group.cuh"
+#include "warpsmith/l2.cuh"
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 using T = ELEM;
 constexpr int V = kVec<T>;
@@ -22,8 +23,8 @@ constexpr int kWarps = LANES / 32;
 // s for one chunk, rounded as it is stored, so that fusing the addition changes nothing.
 WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
   float a[V], b[V];
-  unpack(a, c);
-  unpack(b, residual);
+  unpack_words(a, c);
+  unpack_words(b, residual);
 #pragma unroll
   for (int j = 0; j < V; ++j) a[j] += b[j];
   pack(c, a);
@@ -32,7 +33,7 @@ WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
 // The squares of a chunk's elements around `mean`, added up; those past the end of the row count for nothing.
 WS_INLINE float squares(const Chunk<T>& c, float mean, int count, float sum) {
   float a[V];
-  unpack(a, c);
+  unpack_words(a, c);
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     float d = !CENTER ? a[j] : VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
@@ -94,16 +95,21 @@ struct Affine {
 
 WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine, const Moments& m, float scale) {
   float a[V], b[V];
-  unpack(a, c);
+  unpack_words(a, c);
 #pragma unroll
   for (int j = 0; j < V; ++j) a[j] = (CENTER ? a[j] - m.mean : a[j]) * scale;
-  if (p.weight) {
-    unpack(b, affine.weight);
+  if (CENTER && p.weight && p.bias) {
+    float d[V];
+    unpack_words(b, affine.weight);
+    unpack_words(d, affine.bias);
+#pragma unroll
+    for (int j = 0; j < V; ++j) a[j] = fmaf(a[j], b[j], d[j]);
+  } else if (p.weight) {
+    unpack_words(b, affine.weight);
 #pragma unroll
     for (int j = 0; j < V; ++j) a[j] *= b[j];
-  }
-  if (CENTER && p.bias) {
-    unpack(b, affine.bias);
+  } else if (CENTER && p.bias) {
+    unpack_words(b, affine.bias);
 #pragma unroll
     for (int j = 0; j < V; ++j) a[j] += b[j];
   }
@@ -114,28 +120,38 @@ WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine,
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[2][kWarps];
-  begin_kernel();
   const int lane = threadIdx.x % LANES;
   const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
-  if (ROWS > 1 && index >= p.num_rows) return;
-  const T zero = from_f32<T>(0.0f);
-
-  Chunk<T> row[ITEMS];
-  {
-    const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  const bool exists = ROWS == 1 || index < p.num_rows;
+  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  const T* residual = HAS_RESIDUAL ? (const T*)p.residual + row_offset(p.rows, 2, index) : nullptr;
+  // Rows of large tensors come faster without.
+  if (exists && !p.is_large) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V;
-      load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), zero);
+      const int k = (i * LANES + lane) * V;
+      if (VECTOR != kExact && k >= p.hidden) break;
+      fetch_ahead(x + k);
+      if (HAS_RESIDUAL) fetch_ahead(residual + k);
     }
+  }
+  begin_kernel();
+  if (!exists) return;
+  const T zero = from_f32<T>(0.0f);
+  const u64 policy = load_policy(p.is_large);
+
+  Chunk<T> row[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    int k = (i * LANES + lane) * V;
+    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), zero, policy);
   }
   Chunk<T> other[HAS_RESIDUAL ? ITEMS : 1];
   if (HAS_RESIDUAL) {
-    const T* residual = (const T*)p.residual + row_offset(p.rows, 2, index);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * LANES + lane) * V;
-      load_chunk<VECTOR>(other[i], residual, k, p.residual_step, min(V, p.hidden - k), zero);
+      load_chunk<VECTOR>(other[i], residual, k, p.residual_step, min(V, p.hidden - k), zero, policy);
     }
   }
   Affine affine[PREFETCH ? ITEMS : 1];
@@ -161,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       float a[V];
-      unpack(a, row[i]);
+      unpack_words(a, row[i]);
 #pragma unroll
       for (int j = 0; j < V; ++j) total += a[j];
     }
@@ -211,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
     }
     if (CENTER) {
       float a[V];
-      unpack(a, c);
+      unpack_words(a, c);
 #pragma unroll
       for (int j = 0; j < V; ++j) total += a[j];
     } else {

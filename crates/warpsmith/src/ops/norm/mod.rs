@@ -83,7 +83,7 @@ pub(super) fn cost(p: &Problem) -> Cost {
     let passes = if p.has_residual { 4.0 } else { 2.0 };
     let vectors = p.hidden as f64 * (p.has_weight as u8 + p.has_bias as u8) as f64;
     let flops = if p.center { 6.0 } else { 4.0 } + if p.has_residual { 1.0 } else { 0.0 };
-    Cost { bytes: (passes * elements + vectors) * p.dtype.size() as f64, flops: flops * elements }
+    Cost::moving((passes * elements + vectors) * p.dtype.size() as f64, flops * elements)
 }
 
 pub(super) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {

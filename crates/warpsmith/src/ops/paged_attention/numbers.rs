@@ -2,18 +2,10 @@
 
 use super::problem::Shared;
 use super::{GROUP_STARTS, KV_LENS, PAGE_TABLE, PREFIX_LENS, Problem, Q_STARTS};
+use crate::cpu::attention::Request;
 use crate::error::{Error, Result};
 use crate::registry::Launch;
 use std::ops::Range;
-
-/// The queries and keys of a request.
-pub(super) struct Request {
-    pub index: usize,
-    /// Its first token.
-    pub first: usize,
-    pub count: usize,
-    pub kv_len: usize,
-}
 
 /// Reads and judges all numbers, before anything is written.
 pub(super) fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
@@ -49,7 +41,13 @@ pub(super) fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
                 );
             }
         }
-        requests.push(Request { index, first: first as usize, count: (last - first) as usize, kv_len });
+        requests.push(Request {
+            batch: index,
+            first_query: first as usize,
+            q_len: (last - first) as usize,
+            first_key: 0,
+            kv_len,
+        });
     }
     numbers.judge_groups(&requests)?;
     Ok(requests)
@@ -112,19 +110,19 @@ impl Numbers<'_> {
         let members = &requests[range.clone()];
         let Some(leader) = members.first() else { return Ok((range, 0)) };
         let len = self.at(PREFIX_LENS, shared.lens, [level, group]);
-        let most = members.iter().map(|r| r.kv_len.saturating_sub(r.count)).min().unwrap_or(0);
+        let most = members.iter().map(|r| r.kv_len.saturating_sub(r.q_len)).min().unwrap_or(0);
         if len < 0 || len as usize > most {
             let expected = format!("lengths from 0 to the {most} keys before the queries of its requests");
             return self.wrong("prefix_lens", expected, format!("{len} for {place}"));
         }
         for page in 0..(len as usize).div_ceil(p.page_size) {
-            let id = |r: &Request| self.at(PAGE_TABLE, p.page_table, [r.index, page]);
+            let id = |r: &Request| self.at(PAGE_TABLE, p.page_table, [r.batch, page]);
             if let Some(other) = members.iter().find(|r| id(r) != id(leader)) {
-                let expected = format!("page {page} to be that of request {} too", leader.index);
+                let expected = format!("page {page} to be that of request {} too", leader.batch);
                 return self.wrong(
                     "page_table",
                     expected,
-                    format!("{} for request {}", id(other), other.index),
+                    format!("{} for request {}", id(other), other.batch),
                 );
             }
         }

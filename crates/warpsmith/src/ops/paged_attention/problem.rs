@@ -7,7 +7,7 @@ use super::{
 use crate::check::Matcher;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs, Cost};
+use crate::op::{Args, Attrs, Cost, Products};
 use crate::ops::FLOATS;
 use crate::tensor::TensorView;
 use std::ops::Range;
@@ -119,7 +119,7 @@ impl Problem {
         let tokens = 2 * self.num_tokens * self.num_heads * self.head_dim * self.dtype.size();
         let pairs: f64 = (0..count).map(|i| self.keys(i, count, keys).len() as f64).sum();
         let flops = 4.0 * (self.requests * self.num_heads * self.head_dim) as f64 * pairs;
-        Cost { bytes: (cache + tokens) as f64, flops }
+        Cost::multiplying((cache + tokens) as f64, flops, Products::of(self.dtype))
     }
 }
 

@@ -290,50 +290,52 @@ fn slots_without_keys_are_not_read() {
     }
 }
 
+/// Asserts that the last `count` tokens of each request have the same bits however the cache lies in memory.
+fn assert_same_in_all_layouts(pool: &Pool, count: usize, device: Device, (kernel, dtype): (&str, DType)) {
+    let [k, v, table, lens] = pool.tensors(dtype, device);
+    let (q, _) = pool.queries(&vec![count; pool.lens.len()], dtype, device);
+    let run = |k: TensorView<'_>, v: TensorView<'_>| {
+        let call = PagedAttention::new(&q, k, v, &table, &lens).kernel(kernel);
+        let (out, lse) = call.run_with_lse().unwrap();
+        rows(&out, &lse)
+    };
+    let want = run(k.view(), v.view());
+    // [page][key or value][slot][head], and [page][key or value][head][slot].
+    for order in [[0, 1, 2, 3, 4], [0, 1, 3, 2, 4]] {
+        let memory =
+            Shape::new(&[pool.pages, 2, [PAGE, KV_HEADS][order[2] - 2], [PAGE, KV_HEADS][order[3] - 2], DIM]);
+        // Both orders are their own inverses.
+        let both = Layout::contiguous(memory.unwrap()).permute(&order);
+        assert_eq!(both.shape()[2..], pool.shape()[1..]);
+        let mut values = vec![0.0; both.numel()];
+        let page = PAGE * KV_HEADS * DIM;
+        for (which, source) in [&pool.k, &pool.v].into_iter().enumerate() {
+            for (i, &value) in source.iter().enumerate() {
+                values[both.offset_of((i / page * 2 + which) * page + i % page)] = value;
+            }
+        }
+        let shared = Tensor::from_f64(&values, &[values.len()], dtype, device).unwrap();
+        let half = |which: usize| {
+            let [page, kind, slot, head, step] = both.strides().try_into().unwrap();
+            let layout =
+                Layout::strided(Shape::new(&pool.shape()).unwrap(), &[page, slot, head, step]).unwrap();
+            let address = shared.view().address() + which * kind as usize * dtype.size();
+            // SAFETY: the elements lie inside `shared`, which outlives the view.
+            unsafe { TensorView::from_raw(address, dtype, layout, device) }
+        };
+        assert!(run(half(0), half(1)) == want, "{kernel} {order:?}");
+    }
+}
+
 #[test]
 fn layouts_of_the_cache_do_not_matter() {
-    let pool = Pool::new(&[100, 33]);
+    let (few, many) = (Pool::new(&[100, 33]), Pool::new(&[300, 133]));
     for device in devices() {
-        for (kernel, dtype) in kernels_for_all(device) {
-            let [k, v, table, lens] = pool.tensors(dtype, device);
-            let (q, _) = pool.queries(&[2, 2], dtype, device);
-            let run = |k: TensorView<'_>, v: TensorView<'_>| {
-                let call = PagedAttention::new(&q, k, v, &table, &lens).kernel(kernel);
-                let (out, lse) = call.run_with_lse().unwrap();
-                rows(&out, &lse)
-            };
-            let want = run(k.view(), v.view());
-            // [page][key or value][slot][head], and [page][key or value][head][slot].
-            for order in [[0, 1, 2, 3, 4], [0, 1, 3, 2, 4]] {
-                let memory = Shape::new(&[
-                    pool.pages,
-                    2,
-                    [PAGE, KV_HEADS][order[2] - 2],
-                    [PAGE, KV_HEADS][order[3] - 2],
-                    DIM,
-                ]);
-                // Both orders are their own inverses.
-                let both = Layout::contiguous(memory.unwrap()).permute(&order);
-                assert_eq!(both.shape()[2..], pool.shape()[1..]);
-                let mut values = vec![0.0; both.numel()];
-                let page = PAGE * KV_HEADS * DIM;
-                for (which, source) in [&pool.k, &pool.v].into_iter().enumerate() {
-                    for (i, &value) in source.iter().enumerate() {
-                        values[both.offset_of((i / page * 2 + which) * page + i % page)] = value;
-                    }
-                }
-                let shared = Tensor::from_f64(&values, &[values.len()], dtype, device).unwrap();
-                let half = |which: usize| {
-                    let [page, kind, slot, head, step] = both.strides().try_into().unwrap();
-                    let layout =
-                        Layout::strided(Shape::new(&pool.shape()).unwrap(), &[page, slot, head, step])
-                            .unwrap();
-                    let address = shared.view().address() + which * kind as usize * dtype.size();
-                    // SAFETY: the elements lie inside `shared`, which outlives the view.
-                    unsafe { TensorView::from_raw(address, dtype, layout, device) }
-                };
-                assert!(run(half(0), half(1)) == want, "{kernel} {order:?}");
-            }
+        for kernel in kernels_for_all(device) {
+            assert_same_in_all_layouts(&few, 2, device, kernel);
+        }
+        for kernel in kernels(device) {
+            assert_same_in_all_layouts(&many, 60, device, kernel);
         }
     }
 }
@@ -371,42 +373,54 @@ fn wrong_numbers_are_errors_on_the_cpu() {
     }
 }
 
+/// Asserts that wrong numbers in the last `counts` tokens of two requests neither reach the other's rows nor give NaN.
+fn assert_wrong_numbers_are_moved(
+    pool: &Pool,
+    counts: [usize; 2],
+    device: Device,
+    (kernel, dtype): (&str, DType),
+) {
+    let want = pool.run(&counts, dtype, device, kernel);
+    // Nothing of these can be reached by a key of the second request.
+    let [k, v, _, _] = pool.tensors(dtype, device);
+    let (q, _) = pool.queries(&counts, dtype, device);
+    let mut table = pool.table.clone();
+    table[1] = -5;
+    table[2] = i32::MAX;
+    let (first, lens) = (counts[0], [pool.lens[0] as i32, pool.lens[1] as i32]);
+    let starts = [0, first as i32, (first + counts[1]) as i32];
+    let run = |table: &[i32], lens: [i32; 2], starts: [i32; 3]| {
+        let table = ints(table, &[2, pool.width], device);
+        let (lens, starts) = (ints(&lens, &[2], device), ints(&starts, &[3], device));
+        let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+        let (out, lse) = call.run_with_lse().unwrap();
+        rows(&out, &lse)
+    };
+    let absent = run(&table, lens, starts);
+    assert!(
+        absent[first..] == want[first..] && absent[0] != want[0],
+        "{kernel}: pages that do not exist hold no keys"
+    );
+    assert!(absent.iter().flatten().all(|&bits| f64::from_bits(bits).is_finite()), "{kernel}");
+    let long = run(&pool.table, [lens[0], i32::MAX], starts);
+    assert!(long[..first] == want[..first], "{kernel}: a length past the table");
+    let negative = run(&pool.table, [-7, lens[1]], starts);
+    let nothing = |row: &Vec<u64>| row[..HEADS * DIM].iter().all(|&bits| f64::from_bits(bits) == 0.0);
+    assert!(negative[first..] == want[first..] && negative[..first].iter().all(nothing), "{kernel}");
+    let far = run(&pool.table, lens, [0, starts[1], 1000]);
+    assert!(far[..first] == want[..first], "{kernel}: an end past the tokens");
+}
+
 #[test]
 fn wrong_numbers_are_moved_into_the_tensors_on_a_device() {
     let Device::Cuda(_) = Device::best() else { return eprintln!("skipped: no GPU") };
     let device = Device::best();
-    let pool = Pool::new(&[100, 40]);
-    for (kernel, dtype) in kernels_for_all(device) {
-        let counts = [2, 1];
-        let want = pool.run(&counts, dtype, device, kernel);
-        // Nothing of these can be reached by a key of the second request.
-        let [k, v, _, _] = pool.tensors(dtype, device);
-        let (q, _) = pool.queries(&counts, dtype, device);
-        let mut table = pool.table.clone();
-        table[1] = -5;
-        table[2] = i32::MAX;
-        let run = |table: &[i32], lens: &[i32], starts: &[i32]| {
-            let table = ints(table, &[2, pool.width], device);
-            let (lens, starts) = (ints(lens, &[2], device), ints(starts, &[3], device));
-            let call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
-            let (out, lse) = call.run_with_lse().unwrap();
-            rows(&out, &lse)
-        };
-        let absent = run(&table, &[100, 40], &[0, 2, 3]);
-        assert!(
-            absent[2] == want[2] && absent[0] != want[0],
-            "{kernel}: pages that do not exist hold no keys"
-        );
-        assert!(absent.iter().flatten().all(|&bits| f64::from_bits(bits).is_finite()), "{kernel}");
-        let long = run(&pool.table, &[100, i32::MAX], &[0, 2, 3]);
-        assert!(long[..2] == want[..2], "{kernel}: a length past the table");
-        let negative = run(&pool.table, &[-7, 40], &[0, 2, 3]);
-        let nothing = |row: &[u64]| row[..HEADS * DIM].iter().all(|&bits| f64::from_bits(bits) == 0.0);
-        assert!(negative[2] == want[2] && nothing(&negative[0]) && nothing(&negative[1]), "{kernel}");
-        assert!(
-            run(&pool.table, &[100, 40], &[0, 2, 1000])[..2] == want[..2],
-            "{kernel}: an end past the tokens"
-        );
+    let (few, many) = (Pool::new(&[100, 40]), Pool::new(&[300, 130]));
+    for kernel in kernels_for_all(device) {
+        assert_wrong_numbers_are_moved(&few, [2, 1], device, kernel);
+    }
+    for kernel in kernels(device) {
+        assert_wrong_numbers_are_moved(&many, [60, 50], device, kernel);
     }
 }
 

@@ -215,7 +215,7 @@ impl Op for Forward {
     fn cost(p: &Problem) -> Cost {
         let pages = (p.total / p.page_size).min(p.batch * p.max_pages) + p.batch * p.max_pages;
         let numbers = 2 * p.total + pages + 3 * p.batch;
-        Cost { bytes: (numbers * size_of::<i32>()) as f64, flops: p.total as f64 }
+        Cost::moving((numbers * size_of::<i32>()) as f64, p.total as f64)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

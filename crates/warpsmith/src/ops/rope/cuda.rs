@@ -21,7 +21,7 @@ pub(in crate::ops) const MAX_PAIRS: usize = 256;
 /// more loads in flight.
 const FULL_BLOCKS: usize = 8;
 /// Tokens a thread takes then.
-const ITEMS: usize = 2;
+pub(in crate::ops) const ITEMS: usize = 2;
 
 kernel_params! {
     /// What `rotate_tokens` of `rope.cuh` is told: heads, how threads share them out, and angles.

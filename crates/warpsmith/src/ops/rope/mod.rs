@@ -138,7 +138,7 @@ fn cost(p: &Problem) -> Cost {
     let positions = (p.num_tokens * p.position_dtype.size()) as f64;
     let tables = p.rotation.table_bytes(p.num_tokens) as f64;
     let rotations = (p.num_tokens * p.num_heads * p.rotation.pairs()) as f64;
-    Cost { bytes: 2.0 * elements * p.dtype.size() as f64 + positions + tables, flops: 6.0 * rotations }
+    Cost::moving(2.0 * elements * p.dtype.size() as f64 + positions + tables, 6.0 * rotations)
 }
 
 /// Rows of the tables of a case.

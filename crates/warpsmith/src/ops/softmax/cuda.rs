@@ -3,7 +3,7 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cuda::kernel;
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag};
+use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -41,6 +41,7 @@ kernel_params! {
         /// Of the scale, times log2(e).
         magnitude: f32,
         x_step: i64, out_step: i64,
+        is_large: i32,
         rows: Rows,
     }
 }
@@ -54,18 +55,18 @@ kernel_params! {
     }
 }
 
-fn defines(dtype: DType, vector: bool, tiling: &RowTiling) -> Defines {
+fn defines(dtype: DType, vector: u8, tiling: &RowTiling) -> Defines {
     let mut defines = tiling.defines();
     let long = [LONG, LONG_BACKWARD].contains(tiling);
-    defines.extend([element(dtype), flag("VECTOR", vector), flag("LONG", long)]);
+    defines.extend([element(dtype), ("VECTOR", vector.to_string()), flag("LONG", long)]);
     defines
 }
 
-fn variants(tilings: impl Fn(DType) -> Vec<RowTiling>) -> Vec<Defines> {
+fn variants(vectors: &[u8], tilings: impl Fn(DType) -> Vec<RowTiling>) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for tiling in tilings(dtype) {
-            all.extend([false, true].map(|vector| defines(dtype, vector, &tiling)));
+            all.extend(vectors.iter().map(|&vector| defines(dtype, vector, &tiling)));
         }
     }
     all
@@ -80,17 +81,18 @@ const fn device(
     CudaKernel { source, prelude, function, min_arch: Arch::new(6, 0, false), fast_math: false, variants }
 }
 
-static ROW_DEVICE: CudaKernel =
-    device(SOURCE, SoftmaxParams::prelude, "softmax_row", || variants(|dtype| RowTiling::all(limits(dtype))));
+static ROW_DEVICE: CudaKernel = device(SOURCE, SoftmaxParams::prelude, "softmax_row", || {
+    variants(&[0, 1, 2], |dtype| RowTiling::all(limits(dtype)))
+});
 static LONG_DEVICE: CudaKernel =
-    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(|_| vec![LONG]));
+    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1], |_| vec![LONG]));
 static BACKWARD_ROW_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_row", || {
-        variants(|dtype| RowTiling::all(backward_limits(dtype)))
+        variants(&[0, 1], |dtype| RowTiling::all(backward_limits(dtype)))
     });
 static BACKWARD_LONG_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
-        variants(|_| vec![LONG_BACKWARD])
+        variants(&[0, 1], |_| vec![LONG_BACKWARD])
     });
 
 /// A row in the registers of a block or warp.
@@ -156,6 +158,7 @@ fn params(launch: &Launch<'_, Problem>, cached: usize) -> SoftmaxParams {
         magnitude: (p.scale().abs() * std::f64::consts::LOG2_E) as f32,
         x_step: p.steps[0] as i64,
         out_step: p.steps[1] as i64,
+        is_large: is_large(launch.info, p.num_rows * p.hidden, p.dtype),
         rows: Rows::new(&p.rows),
     }
 }
@@ -164,9 +167,9 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.dtype)).expect("`supports` has passed");
     let config = tiling.launch(p.num_rows)?;
-    let defines = defines(p.dtype, p.vector_rows, &tiling);
+    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines, &config, &params(launch, 0)) }
+    unsafe { kernel::run(launch, &defines(p.dtype, vector, &tiling), &config, &params(launch, 0)) }
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -175,7 +178,9 @@ fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let mut config = LONG.launch(p.num_rows)?;
     config.shared_bytes = (cached * LONG.lanes * 16) as u32;
     // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
-    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows, &LONG), &config, &params(launch, cached)) }
+    unsafe {
+        kernel::run(launch, &defines(p.dtype, p.vector_rows as u8, &LONG), &config, &params(launch, cached))
+    }
 }
 
 fn run_backward_row(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -206,5 +211,5 @@ fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> 
     };
     let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows, tiling), &config, &params) }
+    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows as u8, tiling), &config, &params) }
 }

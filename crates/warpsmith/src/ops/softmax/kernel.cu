@@ -11,12 +11,13 @@
 // row's bits are the same in any batch.
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread has in flight),
-// VECTOR (rows are dense, 16-byte aligned and whole chunks), LONG (the kernel for rows of any length, else the one
+// VECTOR (kAny, kAligned or kExact), LONG (the kernel for rows of any length, else the one
 // that keeps a row in registers).
 
+#include "warpsmith/group.cuh"
+#include "warpsmith/l2.cuh"
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 using T = ELEM;
 constexpr int V = kVec<T>;
@@ -27,17 +28,26 @@ struct Pivot {
   static WS_INLINE float join(float a, float b) { return fmaxf(a, b); }
 };
 
-// Keeps subnormal results: they can still matter in f32 and bf16.
+// Keeps subnormal results: they can still matter in f32.
 WS_INLINE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
+// 2^(x magnitude) for an element, up to a factor that is the same for all. For 16-bit results the factor is 2^64, which
+// keeps what can still matter normal: a single instruction then does. The error of the sum is too large for f32.
+WS_INLINE float power(float x, float magnitude) {
+  if (sizeof(T) == 4) return exp2_approx(x * magnitude);
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, magnitude, 64.0f)));
+  return y;
+}
+
 // The pivot of `pivot` and the elements of a chunk, of which `count` are in the row.
 WS_INLINE float raise_pivot(float pivot, const Chunk<T>& c, float sign, int count) {
   float a[V];
-  unpack(a, c);
+  unpack_words(a, c);
 #pragma unroll
   for (int j = 0; j < V; ++j)
     if (j < (VECTOR ? V : count)) pivot = fmaxf(pivot, a[j] * sign);
@@ -47,11 +57,11 @@ WS_INLINE float raise_pivot(float pivot, const Chunk<T>& c, float sign, int coun
 // Powers of the elements of a chunk, zero past the end of the row; returns their sum.
 WS_INLINE float powers(float (&e)[V], const Chunk<T>& c, const SoftmaxParams& p, float pivot, int count) {
   float sum = 0.0f;
-  unpack(e, c);
+  unpack_words(e, c);
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    float power = exp2_approx(fmaf(e[j], p.sign, -pivot) * p.magnitude);
-    e[j] = j < (VECTOR ? V : count) ? power : 0.0f;
+    const float power_j = power(fmaf(e[j], p.sign, -pivot), p.magnitude);
+    e[j] = j < (VECTOR ? V : count) ? power_j : 0.0f;
     sum += e[j];
   }
   return sum;
@@ -69,26 +79,34 @@ WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], f
 
 // A row in registers: memory is read once and each power computed once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
-  begin_kernel();
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[2][LANES / 32];
   const int lane = threadIdx.x % LANES;
   const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
-  if (ROWS > 1 && index >= p.num_rows) return;
+  const bool exists = ROWS == 1 || index < p.num_rows;
   const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  // Rows of large tensors come faster without.
+  if (VECTOR && exists && !p.is_large) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) fetch_ahead(x + (i * LANES + lane) * V);
+  }
+  begin_kernel();
+  if (!exists) return;
+  const u64 policy = load_policy(p.is_large);
   T* out = (T*)p.out + row_offset(p.rows, 1, index);
 
   Chunk<T> row[ITEMS];
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V;
-    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f));
+    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f), policy);
   }
   float pivot = kLowest;
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int count = p.hidden - (i * LANES + lane) * V;
-    if (count > 0) pivot = raise_pivot(pivot, row[i], p.sign, count);
+    if (VECTOR == kExact || count > 0) pivot = raise_pivot(pivot, row[i], p.sign, count);
   }
   pivot = warp_reduce<Pivot>(pivot);
 
@@ -96,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int count = p.hidden - (i * LANES + lane) * V;
-    if (count > 0) total += powers(e[i], row[i], p, pivot, count);
+    if (VECTOR == kExact || count > 0) total += powers(e[i], row[i], p, pivot, count);
   }
   total = warp_reduce<Sum>(total);
   float inverse = 1.0f / total;
@@ -118,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-    if (count > 0) store_scaled(out, k, p.out_step, count, e[i], inverse);
+    if (VECTOR == kExact || count > 0) store_scaled(out, k, p.out_step, count, e[i], inverse);
   }
 }
 

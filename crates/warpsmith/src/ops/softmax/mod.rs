@@ -93,7 +93,7 @@ impl Problem {
     /// The cost of moving each of `tensors` once and doing `flops` operations on each element.
     fn cost(&self, tensors: f64, flops: f64) -> Cost {
         let bytes = tensors * self.tensor_bytes() as f64;
-        Cost { bytes, flops: flops * (self.num_rows * self.hidden) as f64 }
+        Cost::moving(bytes, flops * (self.num_rows * self.hidden) as f64)
     }
 }
 

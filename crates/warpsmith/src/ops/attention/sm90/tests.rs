@@ -2,14 +2,25 @@
 
 use super::Tile;
 use super::deal::{Deal, plan};
-use crate::ops::attention::problem::HEAD_DIMS;
+use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS, Problem};
+use crate::ops::attention::tests::problem;
+use crate::ops::attention::{BLOCK_KV, BLOCK_Q, CAUSAL, SOFTCAP, WINDOW};
 
 #[test]
 fn tiles_fit_shared_memory_and_the_copy_engine() {
     for (head_dim, paged) in HEAD_DIMS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
         let tile = Tile::of(head_dim, paged);
-        assert!(tile.shared_bytes(head_dim) + tile.paged_bytes() <= 232_448, "{head_dim}: {tile:?}");
-        assert!(tile.rows() <= 256 && tile.keys <= 256, "{head_dim}: {tile:?}");
+        let mut tiles = vec![tile, tile.with_keys(64)];
+        if head_dim == 128 {
+            tiles.extend([tile.with_keys(80), tile.with_keys(80).wide(), tile.with_keys(64).wide()]);
+        }
+        if head_dim == 64 {
+            tiles.extend([tile.wide(), tile.with_keys(64).wide()]);
+        }
+        for tile in tiles {
+            assert!(tile.shared_bytes(head_dim) + tile.paged_bytes() <= 232_448, "{head_dim}: {tile:?}");
+            assert!(tile.rows() <= 256 && tile.keys <= 256, "{head_dim}: {tile:?}");
+        }
     }
 }
 
@@ -29,6 +40,46 @@ fn long_causal_calls_are_dealt_out_evenly() {
         let evenness = deal.sum() as f64 / (plan.longest * deal.units) as f64;
         assert!(evenness > 0.95, "{deal:?}: groups of {} give {evenness}", plan.head_group);
     }
+}
+
+#[test]
+fn a_call_gets_the_blocks_it_wants_or_a_reason() {
+    // Heads of 64 elements, of which three warpgroups can share a tile.
+    for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
+        let wanted = [(BLOCK_Q, block_q as f64), (BLOCK_KV, block_kv as f64)];
+        let p = problem(5, 7, &wanted).unwrap();
+        let offered = [128, 192].contains(&block_q) && [64, 128].contains(&block_kv);
+        assert_eq!(Tile::admits(&p).is_ok(), offered, "{block_q} by {block_kv}");
+        if offered {
+            let tile = Tile::of_call(&p, 132);
+            assert_eq!((tile.rows(), tile.keys), (block_q, block_kv));
+        }
+    }
+    let capped = problem(5, 7, &[(BLOCK_Q, 192.0), (SOFTCAP, 5.0)]).unwrap();
+    assert_eq!(Tile::admits(&capped).unwrap_err(), "its blocks have 128 rows, not 192");
+    // Nothing but what is wanted is decided by the caller.
+    let p = problem(5, 7, &[(BLOCK_KV, 64.0)]).unwrap();
+    assert_eq!(Tile::of_call(&problem(5, 7, &[]).unwrap(), 132).with_keys(64), Tile::of_call(&p, 132));
+}
+
+#[test]
+fn keys_of_a_block_do_not_depend_on_more_than_a_row_sees() {
+    let long = |p: Problem, q_len, kv_len, batch| Problem { head_dim: 128, q_len, kv_len, batch, ..p };
+    let keys = |p: Problem, units| Tile::of_call(&p, units).keys;
+    let [all, causal, window] =
+        [&[][..], &[(CAUSAL, 1.0)], &[(WINDOW, 9.0)]].map(|options| problem(5, 7, options).unwrap());
+    for (q_len, batch, units) in [(1, 1, 132), (300, 2, 132), (20_000, 1, 132), (20_000, 32, 10)] {
+        for kv_len in [1, 1024, 1025, 100_000] {
+            let expected = if kv_len > 1024 { 80 } else { 128 };
+            assert_eq!(keys(long(all, q_len, kv_len, batch), units), expected, "{q_len} by {kv_len}");
+            for some in [causal, window] {
+                assert_eq!(keys(long(some, q_len, kv_len, batch), units), 80, "{q_len} by {kv_len}");
+            }
+        }
+    }
+    // Three warpgroups where there are many tiles, two where a larger tile would leave blocks of the device idle.
+    assert_eq!(Tile::of_call(&long(causal, 8192, 8192, 2), 132).consumers, 3);
+    assert_eq!(Tile::of_call(&long(causal, 512, 512, 1), 132).consumers, 2);
 }
 
 #[test]

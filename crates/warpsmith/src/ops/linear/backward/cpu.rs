@@ -27,7 +27,7 @@ fn run(launch: &Launch<'_, BackwardProblem>) -> Result<()> {
     }
     // SAFETY: `check` made the products of these tensors, and `dz` is complete.
     p.parts(launch.args, launch.workspace)
-        .for_each(|(product, part)| unsafe { multiply(product, &part, launch.tier) });
+        .for_each(|(product, part)| unsafe { multiply(product, &part, launch.tier, None) });
     Ok(())
 }
 

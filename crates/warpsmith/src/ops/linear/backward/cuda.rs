@@ -4,7 +4,7 @@ use super::super::Problem;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
 use super::super::problem::{Matrix, Part};
 use super::super::sm90;
-use super::{BackwardProblem, DBIAS, DOUT, Z};
+use super::{BackwardProblem, DBIAS, DOUT, Z, transpose};
 use crate::cuda::rows::{element, flag};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
@@ -108,12 +108,27 @@ fn is_vector(p: &BackwardProblem) -> bool {
     whole(p.n) && dense(&p.dout) && (p.activation.is_none() || dense(&p.z))
 }
 
-/// The products on Hopper's tensor cores.
-pub(super) const SM90: Kernel<BackwardProblem> =
-    Kernel::cuda("linear_backward_sm90", &PASS, |launch| run(launch, sm90::run::<BackwardProblem>))
-        .and(&sm90::DEVICE)
-        .with_workspace(workspace)
-        .when(|p, info| supports(p, info, sm90::supports));
+/// The products on Hopper's tensor cores, with copies of what they cannot transpose, which follow the rest of the
+/// scratch memory.
+pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_sm90", &PASS, |launch| {
+    let p = launch.problem;
+    go_over(launch)?;
+    let copies_at = launch.workspace + copies_at(p, launch.info);
+    // SAFETY: `check` made the products of these tensors, and the stream has `dz` complete before them; the scratch memory
+    // has the size that was asked for.
+    unsafe {
+        let products = transpose::run(launch, p.parts(launch.args, launch.workspace), copies_at)?;
+        products.iter().try_for_each(|(product, part)| sm90::run(launch, product, part))
+    }
+})
+.and(&sm90::DEVICE)
+.and(&transpose::DEVICE)
+.with_workspace(|p, info| copies_at(p, info) + p.products().map(transpose::bytes).sum::<usize>())
+.when(|p, info| supports(p, info, |product, info| sm90::supports(&transpose::straight(product), info)));
+
+fn copies_at(p: &BackwardProblem, info: &DeviceInfo) -> usize {
+    workspace(p, info).next_multiple_of(256)
+}
 
 /// The products on tensor cores.
 pub(super) const SM80: Kernel<BackwardProblem> =
@@ -132,24 +147,25 @@ pub(super) const GENERIC: Kernel<BackwardProblem> =
 type Supports = fn(&Problem, &DeviceInfo) -> std::result::Result<(), String>;
 
 fn supports(p: &BackwardProblem, info: &DeviceInfo, product: Supports) -> std::result::Result<(), String> {
-    [&p.dx, &p.dw].into_iter().flatten().try_for_each(|problem| product(problem, info))
+    p.products().try_for_each(|problem| product(problem, info))
 }
 
 type Multiply = unsafe fn(&Launch<'_, BackwardProblem>, &Problem, &Part) -> Result<()>;
 
 fn run(launch: &Launch<'_, BackwardProblem>, multiply: Multiply) -> Result<()> {
     let p = launch.problem;
-    if p.has_pass() && p.n > 0 {
-        go_over(launch)?;
-    }
+    go_over(launch)?;
     // SAFETY: `check` made the products of these tensors, and the stream has `dz` complete before them.
     p.parts(launch.args, launch.workspace)
         .try_for_each(|(product, part)| unsafe { multiply(launch, product, &part) })
 }
 
-/// The pass over `dout`, and the sum of its sums.
+/// The pass over `dout`, and the sum of its sums, where there is a use for them.
 fn go_over(launch: &Launch<'_, BackwardProblem>) -> Result<()> {
     let p = launch.problem;
+    if !p.has_pass() || p.n == 0 {
+        return Ok(());
+    }
     let at = |index| launch.args.address(index) as u64;
     let blocks = Blocks::of(p);
     let params = LinearPassParams {

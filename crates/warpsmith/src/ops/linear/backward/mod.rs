@@ -14,6 +14,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod transpose;
 
 use super::problem::{Matrix, Part, check_options};
 use super::{Activation, Precision, Problem, reference};
@@ -24,7 +26,7 @@ use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec};
-use crate::op::{SizeSpec, Values};
+use crate::op::{Products, SizeSpec, Values};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::reference::{Array, Inputs, Real};
@@ -72,6 +74,12 @@ impl BackwardProblem {
     /// Whether `dout` must be gone over before the products.
     fn has_pass(&self) -> bool {
         self.stores_dz || self.has_dbias
+    }
+
+    /// The products that are asked for.
+    #[cfg(feature = "cuda")]
+    fn products(&self) -> impl Iterator<Item = &Problem> {
+        [&self.dx, &self.dw].into_iter().flatten()
     }
 
     /// The addresses of the products that are asked for; `dz` is at `workspace` or is `dout`.
@@ -230,10 +238,10 @@ impl Op for Backward {
             + given(p.dx.is_some(), n * k + lines * k)
             + given(p.dw.is_some(), lines * k + n * k)
             + given(p.has_dbias, n);
-        Cost {
-            bytes: elements * p.dtype.size() as f64,
-            flops: 2.0 * f64::from(products) * lines * n * k + given(p.has_pass(), 3.0 * lines * n),
-        }
+        let flops = 2.0 * f64::from(products) * lines * n * k + given(p.has_pass(), 3.0 * lines * n);
+        let tf32 = [&p.dx, &p.dw].into_iter().flatten().any(|product| product.tf32);
+        let units = if tf32 { Products::Tf32 } else { Products::of(p.dtype) };
+        Cost::multiplying(elements * p.dtype.size() as f64, flops, units)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

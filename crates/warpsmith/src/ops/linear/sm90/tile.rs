@@ -39,12 +39,14 @@ pub(super) struct Tile {
     pub n: usize,
     /// Rows of `x` that are loaded: fewer than `m` where M is.
     pub x_rows: usize,
+    /// Pieces of 128 bytes of K in a stage.
+    pub pieces: usize,
     pub cluster: Cluster,
     pub blocks_per_unit: usize,
 }
 
 const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile {
-    Tile { schedule, m, n, x_rows: m, cluster, blocks_per_unit: 1 }
+    Tile { schedule, m, n, x_rows: m, pieces: 1, cluster, blocks_per_unit: 1 }
 }
 
 use Schedule::{Cooperative, PingPong, Single};
@@ -91,15 +93,13 @@ pub(super) const TILES: [Tile; 34] = [
 pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
 
 /// Columns of the tiles for M <= 64, whose time is that of reading `w`: multiprocessors must get equal shares of it.
-pub(super) const SKINNY: [usize; 7] = [128, 112, 96, 64, 48, 32, 16];
+pub(super) const SKINNY: [usize; 8] = [128, 112, 96, 80, 64, 48, 32, 16];
 
 // What the estimate of a tile's cycles knows of the device. Fitted to the times of all tiles on some fifty shapes, so that
 // the choice is near the best; no figure is exact by itself.
 
 /// Cycles of the products of a stage over those of tensor cores that never wait.
 const PRODUCTS: f64 = 1.15;
-/// Cycles of a stage's ways out of shared memory, over those of reading every operand for every 64 rows.
-const READS: f64 = 0.817;
 /// Bytes that a multiprocessor gets from L2 in a cycle, and where the rows of an operand start at odd multiples of 16
 /// bytes, so that they straddle sectors; and bytes that all get from memory.
 const LOADED: f64 = 111.2;
@@ -117,12 +117,29 @@ const WIDE: f64 = 1.1;
 const WIDE_BYTES: usize = 1 << 17;
 
 impl Tile {
-    /// A tile for M <= 64, of `n` rows of `w`. The rows of a `transposed` x are always loaded in blocks of 64.
-    pub(super) fn skinny(m: usize, n: usize, transposed: bool) -> Tile {
-        let x_rows = if transposed { 64 } else { m.next_power_of_two().clamp(8, 64) };
+    /// A tile for M <= 64, of `n` rows of `w`, with up to `pieces` in a stage.
+    pub(super) fn skinny(m: usize, n: usize, pieces: usize) -> Tile {
+        let x_rows = m.next_power_of_two().clamp(8, 64);
+        // A consumer waits for a barrier in every stage, and the products of a small tile take no longer than that.
+        let most = match n {
+            ..=16 => 4,
+            17..=64 => 2,
+            _ => 1,
+        };
         // Where tiles are small two rings of stages keep more loads in flight than one, which waits for its products.
-        let blocks_per_unit = if n == 32 && x_rows < 64 { 2 } else { 1 };
-        Tile { x_rows, blocks_per_unit, ..tile(Single, 64, n, Cluster::None) }
+        let blocks_per_unit = if n == 32 && x_rows <= 16 { 2 } else { 1 };
+        Tile { x_rows, pieces: pieces.min(most), blocks_per_unit, ..tile(Single, 64, n, Cluster::None) }
+    }
+
+    /// A tile for a problem with M <= 64, of `n` rows of `w`.
+    fn skinny_for(p: &Problem, n: usize) -> Tile {
+        // The rows of a transposed x are always loaded in blocks of 64.
+        let rows = if p.x_order == Order::Columns { 64 } else { p.m };
+        let along_k = p.x_order == Order::Rows && p.w_order == Order::Rows && p.dequant != Dequant::Blocks;
+        // Stages are whole: no tile loads or adds anything past the end of K that another does not.
+        let whole = |&pieces: &usize| (p.k * p.x_dtype.size()).is_multiple_of(pieces * STAGE_ROW);
+        let pieces = [4, 2].into_iter().find(|pieces| along_k && whole(pieces)).unwrap_or(1);
+        Tile::skinny(rows, n, pieces)
     }
 
     pub(super) fn consumers(self) -> usize {
@@ -216,7 +233,8 @@ impl Tile {
         let stages_in_all = stages * if rounds < 4.0 { rounds.ceil() } else { rounds };
         let loads =
             bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
-        let shared = x_rows + n + READS * m / 64.0 * (64.0 + n);
+        // Every 64 rows read both operands by themselves.
+        let shared = x_rows + n + m / 64.0 * (64.0 + n);
         let main = stages * products.max(loads).max(shared);
         let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
         let step = match p.activation {
@@ -245,8 +263,7 @@ impl Tile {
         };
         if p.m <= 64 {
             let parts = if p.gate == Gate::None { 1 } else { 2 };
-            let transposed = p.x_order == Order::Columns;
-            cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny(p.m, parts * columns, transposed)))
+            cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny_for(p, parts * columns)))
         } else {
             cheapest(&mut TILES.into_iter())
         }

@@ -1,14 +1,12 @@
 //! A band: the rows that go through one product together, and their softmax.
 
 use super::plan::Job;
-use super::{KEYS, Space, result_of};
+use super::{Call, Grid, KEYS, Space};
 use crate::cpu::gemm::Blocks;
-use crate::cpu::rows::{for_vectors, load_at};
+use crate::cpu::prefetch::claim;
+use crate::cpu::rows::for_vectors;
 use crate::cpu::{CpuElement, Simd, bf16, math};
 use crate::dtype::DType;
-use crate::ops::attention::problem::{Grid, Problem};
-use crate::ops::attention::{BIAS, LSE, MASK, SINKS};
-use crate::registry::Launch;
 use half::{bf16 as Bf16, f16};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -18,6 +16,8 @@ const ROWS: usize = Blocks::PANEL;
 /// Lanes of the widest vectors that are summed in.
 const LANES: usize = 16;
 const PANEL: usize = Blocks::PANEL;
+/// Rows of results whose memory is asked for ahead.
+const CLAIMED: usize = 2;
 
 /// Lane numbers, for choosing keys.
 static INDICES: [f32; LANES] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
@@ -71,6 +71,10 @@ pub(super) struct Band<'a> {
     first: usize,
     rows: usize,
     group: usize,
+    /// Factor of the scores.
+    scale: f32,
+    /// Factor of the values.
+    value_scale: f32,
     /// The keys that each row sees, masks aside.
     seen: [(usize, usize); ROWS],
     /// The keys that some row sees.
@@ -104,7 +108,7 @@ impl<'a> Band<'a> {
     /// # Safety
     /// The states must be memory of the caller's.
     pub unsafe fn new(
-        p: &Problem,
+        call: &Call<'_>,
         space: &Space,
         job: &'a Job,
         index: usize,
@@ -112,25 +116,31 @@ impl<'a> Band<'a> {
         current: State,
     ) -> Band<'a> {
         let first = index % space.head_bands * space.rows;
-        let rows = first..(first + space.rows).min(job.queries.len() * p.group());
+        let rows = first..(first + space.rows).min(job.queries.len() * call.group);
         let mut seen = [(0, 0); ROWS];
         let (mut start, mut end) = (usize::MAX, 0);
         for (slot, row) in seen.iter_mut().zip(rows.clone()) {
             let query = job.queries.start + row % job.queries.len();
-            let range = p.keys(query, job.request.q_len, job.request.kv_len);
+            let range = (call.keys)(query, &job.request);
             if !range.is_empty() {
                 (start, end) = (start.min(range.start), end.max(range.end));
             }
             *slot = (range.start, range.end);
         }
-        // SAFETY: passed on.
-        unsafe { total.clear() };
+        let kv_head = job.kv_heads.start + index / space.head_bands;
+        // SAFETY: the states are the caller's; the scales of the KV head are there.
+        let [k_scale, v_scale] = unsafe {
+            total.clear();
+            [call.cache.k_scale, call.cache.v_scale].map(|scale| scale.map_or(1.0, |scale| scale.at(kv_head)))
+        };
         Band {
             job,
-            kv_head: job.kv_heads.start + index / space.head_bands,
+            kv_head,
             first,
             rows: rows.len(),
-            group: p.group(),
+            group: call.group,
+            scale: call.scale * k_scale,
+            value_scale: v_scale,
             seen,
             keys: start.min(end)..end,
             total,
@@ -201,15 +211,14 @@ impl<'a> Band<'a> {
     pub unsafe fn softmax<T: CpuElement, S: Simd>(
         &mut self,
         s: S,
-        launch: &Launch<'_, Problem>,
+        call: &Call<'_>,
         narrow: bool,
         first: usize,
         panels: &Range<usize>,
         scratch: *mut f32,
     ) {
-        let p = launch.problem;
-        let plain = p.softcap_bits == 0 && p.mask.is_none() && p.bias.is_none() && p.scale() > 0.0;
-        let factor = if plain { p.scale() } else { 1.0 };
+        let plain = call.softcap == 0.0 && call.mask.is_none() && call.bias.is_none() && self.scale > 0.0;
+        let factor = if plain { self.scale } else { 1.0 };
         let columns = panels.start * PANEL..panels.end * PANEL;
         let score = |r: usize, column: usize| {
             Self::scores(scratch, column / PANEL).wrapping_add(r * PANEL + column % PANEL)
@@ -223,7 +232,7 @@ impl<'a> Band<'a> {
                 let (from, to) = (from.saturating_sub(first), to.saturating_sub(first));
                 if !plain {
                     let visible = from.max(columns.start)..to.min(columns.end);
-                    self.transform(s, launch, r, first, &columns, visible, score);
+                    self.transform(s, call, r, first, &columns, visible, score);
                 }
                 let whole = from <= columns.start && to >= columns.end;
                 let lowest = s.splat(f32::NEG_INFINITY);
@@ -281,7 +290,7 @@ impl<'a> Band<'a> {
                 }
                 s.store(lanes, sum);
                 if self.has_sums && scales[r] != 1.0 {
-                    self.scale_row(s, self.current, r, scale, p.head_dim);
+                    self.scale_row(s, self.current, r, scale, call.head_dim);
                 }
             }
         }
@@ -309,15 +318,14 @@ impl<'a> Band<'a> {
     unsafe fn transform<S: Simd>(
         &self,
         s: S,
-        launch: &Launch<'_, Problem>,
+        call: &Call<'_>,
         r: usize,
         first: usize,
         columns: &Range<usize>,
         visible: Range<usize>,
         score: impl Fn(usize, usize) -> *mut f32,
     ) {
-        let p = launch.problem;
-        let (scale, cap) = (s.splat(p.scale()), s.splat(p.softcap()));
+        let (scale, cap) = (s.splat(self.scale), s.splat(call.softcap));
         let (head, query) = self.place(r);
         // Offset of the element of a mask or bias for a column of the block.
         let at = |grid: &Grid, column: usize| {
@@ -332,26 +340,25 @@ impl<'a> Band<'a> {
             while column < columns.end {
                 let slot = score(r, column);
                 let mut x = s.mul(s.load(slot), scale);
-                if p.softcap_bits != 0 {
+                if call.softcap != 0.0 {
                     x = s.mul(cap, math::tanh(s, s.div(x, cap)));
                 }
                 s.store(slot, x);
                 column = column.wrapping_add(S::N);
             }
             for column in visible {
-                if let Some(bias) = &p.bias {
-                    let (data, offset) = (launch.args.address(BIAS), at(&bias.grid, column));
-                    *score(r, column) += match bias.dtype {
+                if let Some((bias, dtype)) = &call.bias {
+                    let (data, offset) = (bias.data, at(bias, column));
+                    *score(r, column) += match dtype {
                         DType::F16 => (*(data as *const f16).offset(offset)).to_f32(),
                         DType::BF16 => (*(data as *const Bf16).offset(offset)).to_f32(),
                         _ => *(data as *const f32).offset(offset),
                     };
                 }
-                if let Some(mask) = &p.mask {
-                    let data = launch.args.address(MASK) as *const u8;
-                    if *data.offset(at(mask, column)) == 0 {
-                        *score(r, column) = f32::NEG_INFINITY;
-                    }
+                if let Some(mask) = &call.mask
+                    && *(mask.data as *const u8).offset(at(mask, column)) == 0
+                {
+                    *score(r, column) = f32::NEG_INFINITY;
                 }
             }
         }
@@ -417,60 +424,56 @@ impl<'a> Band<'a> {
     /// # Safety
     /// The rows must be this band's alone, and `scratch` a band's.
     #[inline(always)]
-    pub unsafe fn finish<T: CpuElement, S: Simd>(
-        &self,
-        s: S,
-        launch: &Launch<'_, Problem>,
-        scratch: *mut f32,
-    ) {
-        let p = launch.problem;
+    pub unsafe fn finish<T: CpuElement, S: Simd>(&self, s: S, call: &Call<'_>, scratch: *mut f32) {
         let row = scratch;
-        for r in 0..self.rows {
+        let out = |r: usize| {
             let (head, query) = self.place(r);
+            let place = [self.job.request.batch, self.job.request.first_query + query, head];
+            (place, call.out.at(size_of::<T>(), place) as *mut T)
+        };
+        for r in 0..self.rows {
+            if r + CLAIMED < self.rows && call.out.dim == 1 {
+                claim(out(r + CLAIMED).1.cast(), call.head_dim * size_of::<T>());
+            }
+            let (place, out) = out(r);
             // SAFETY: the total holds the row, the scratch one more, and the tensors have the query.
             unsafe {
                 let (mut most, mut sum) = (*self.total.most.add(r), *self.total.sum.add(r));
                 let empty = sum == 0.0;
-                let mut scale = 1.0;
-                if let Some(step) = p.sinks {
-                    let sink = *(launch.args.address(SINKS) as *const f32).offset(head as isize * step);
+                let mut scale = self.value_scale;
+                if let Some(sinks) = call.sinks {
+                    let sink = sinks.at(place[2]);
                     let before = most;
                     most = if sink.is_nan() { sink } else { most.max(sink) };
-                    scale = exp(s, before - base(most));
-                    sum = sum * scale + exp(s, sink - base(most));
+                    let kept = exp(s, before - base(most));
+                    scale *= kept;
+                    sum = sum * kept + exp(s, sink - base(most));
                 }
-                for_vectors::<S>(
-                    p.head_dim,
-                    #[inline(always)]
-                    |i, count| {
-                        // Where there are no values, a sum that is NaN must show nevertheless.
-                        let value = match empty {
-                            true if sum == 0.0 => s.zero(),
-                            true => s.div(s.zero(), s.splat(sum)),
-                            false => s.div(s.mul(s.load(self.total.row(r, i)), s.splat(scale)), s.splat(sum)),
-                        };
-                        s.store_partial(row.add(i), value, count);
-                    },
-                );
-                let out = result_of(launch, self.job, head, query) as *mut T;
-                if p.out.dim == 1 {
-                    for_vectors::<S>(
-                        p.head_dim,
-                        #[inline(always)]
-                        |i, count| T::store_partial(s, out.add(i), load_at(s, row, i, count), count),
-                    );
-                } else {
-                    for i in 0..p.head_dim {
-                        *out.offset(i as isize * p.out.dim) = T::from_f32(*row.add(i));
+                // Where there are no values, a sum that is NaN must show nevertheless.
+                let factor = s.splat(match (empty, sum) {
+                    (true, 0.0) => 0.0,
+                    (true, sum) => 1.0 / sum,
+                    (false, sum) => scale / sum,
+                });
+                let mut column = 0;
+                while column < call.head_dim {
+                    let values = if empty { s.zero() } else { s.load(self.total.row(r, column)) };
+                    let value = s.mul(values, factor);
+                    if call.out.dim == 1 {
+                        T::store(s, out.add(column), value);
+                    } else {
+                        s.store(row.add(column), value);
+                    }
+                    column = column.wrapping_add(S::N);
+                }
+                if call.out.dim != 1 {
+                    for i in 0..call.head_dim {
+                        *out.offset(i as isize * call.out.dim) = T::from_f32(*row.add(i));
                     }
                 }
-                if p.has_lse {
-                    let token = self.job.request.first_query + query;
-                    let at = self.job.request.batch as isize * p.lse.batch
-                        + head as isize * p.lse.head
-                        + token as isize * p.lse.query;
+                if let Some(heads) = &call.lse {
                     let lse = if sum == 0.0 { f32::NEG_INFINITY } else { most + sum.ln() };
-                    *(launch.args.address(LSE) as *mut f32).offset(at) = lse;
+                    *(heads.at(size_of::<f32>(), place) as *mut f32) = lse;
                 }
             }
         }

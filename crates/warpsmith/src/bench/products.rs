@@ -1,0 +1,141 @@
+//! How fast a GPU multiplies when operands need not be moved.
+
+use super::{Settings, cuda};
+use crate::cuda::{Context, DeviceBuffer, LaunchConfig, Stream, kernel};
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+use crate::kernel_params;
+use crate::op::Products;
+use crate::registry::{CudaKernel, Defines};
+
+const SOURCE: Source = Source { name: "products", code: include_str!("products.cu") };
+/// Threads of a block, as in the device code.
+const THREADS: usize = 256;
+const WARPS: usize = THREADS / 32;
+/// Operations of a launch for each multiprocessor: half a millisecond for the fastest units there are.
+const OPERATIONS: f64 = 4e9;
+
+kernel_params! {
+    struct ProductsParams {
+        out: u64,
+        rounds: i32,
+    }
+}
+
+/// Instructions that multiply.
+struct Way {
+    device: CudaKernel,
+    /// Blocks a multiprocessor is given: enough to keep its units busy.
+    blocks: usize,
+    /// Bytes of K that a round of a block multiplies, and rows times columns.
+    round_bytes: usize,
+    round_tile: usize,
+}
+
+const fn device(function: &'static str, min_arch: Arch, variants: fn() -> Vec<Defines>) -> CudaKernel {
+    CudaKernel {
+        source: SOURCE,
+        prelude: ProductsParams::prelude,
+        function,
+        min_arch,
+        fast_math: false,
+        variants,
+    }
+}
+
+/// Each thread multiplies single numbers: sixteen sums, one product each.
+static FMA: Way = Way {
+    device: device("fma_rate", Arch::new(6, 0, false), || vec![defines(0, "f32")]),
+    blocks: 8,
+    round_bytes: 4,
+    round_tile: 16 * THREADS,
+};
+/// Each warp adds to eight tiles of 16 x 8.
+static MMA: Way = Way {
+    device: device("mma_rate", Arch::new(8, 0, false), || ["bf16", "f32"].map(|e| defines(1, e)).into()),
+    blocks: 4,
+    round_bytes: 32,
+    round_tile: 8 * 16 * 8 * WARPS,
+};
+/// Two warpgroups, tiles of 64 x 256, four steps.
+static WGMMA: Way = Way {
+    device: device("wgmma_rate", Arch::new(9, 0, true), || {
+        ["bf16", "f32", "f8e4m3"].map(|e| defines(2, e)).into()
+    }),
+    blocks: 1,
+    round_bytes: 128,
+    round_tile: 2 * 64 * 256,
+};
+
+/// The device functions that measure: part of a pack, and compiled by the tests.
+pub fn device_functions() -> [&'static CudaKernel; 3] {
+    [&FMA.device, &MMA.device, &WGMMA.device]
+}
+
+fn defines(way: usize, element: &str) -> Defines {
+    vec![("WAY", way.to_string()), ("ELEM", element.to_string())]
+}
+
+/// How products are made on an architecture: the way, its number and the element type; `None` where there is none, or
+/// one that is known not to be the fastest.
+fn way(products: Products, arch: Arch) -> Option<(&'static Way, Defines)> {
+    let element = match products {
+        Products::F32 => return Some((&FMA, defines(0, "f32"))),
+        Products::Tf32 => "f32",
+        Products::Half => "bf16",
+        Products::Fp8 => "f8e4m3",
+    };
+    // Later data-centre parts have instructions of their own, which a measurement of these would call slower than they are.
+    match arch.number() {
+        90 => Some((&WGMMA, defines(2, element))),
+        80..90 | 120.. if products != Products::Fp8 => Some((&MMA, defines(1, element))),
+        _ => None,
+    }
+}
+
+/// TFLOP/s of a device.
+pub(super) fn rate(
+    context: &'static Context,
+    settings: &Settings,
+    products: Products,
+) -> Result<Option<f64>> {
+    let props = context.info();
+    let arch = Arch::for_device(props.major as u8, props.minor as u8);
+    let Some((way, defines)) = way(products, arch) else { return Ok(None) };
+    let element_bytes = match products {
+        Products::F32 | Products::Tf32 => 4,
+        Products::Half => 2,
+        Products::Fp8 => 1,
+    };
+    let blocks = way.blocks * props.sm_count as usize;
+    let per_round = (2 * way.round_tile * way.round_bytes / element_bytes) as f64;
+    let rounds = (OPERATIONS / (per_round * way.blocks as f64)).ceil();
+    let stream = Stream::new(context)?;
+    let out = DeviceBuffer::alloc(&stream, blocks * THREADS * size_of::<f32>())?;
+    stream.synchronize()?;
+    let params = ProductsParams { out: out.ptr(), rounds: rounds as i32 };
+    let config = LaunchConfig::new([blocks as u32, 1, 1], [THREADS as u32, 1, 1], 0);
+    let samples = cuda::sample(context, 1, settings, |_, stream| {
+        // SAFETY: a thread writes one f32 of `out`, which has room for all and outlives the samples.
+        unsafe { kernel::run_on(stream, &way.device, &defines, &config, &params) }
+    })?;
+    Ok(Some(per_round * rounds * blocks as f64 / (samples.quantile(0.5) * 1e9)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_is_among_the_variants_of_its_function() {
+        for number in [60, 75, 80, 86, 89, 90, 100, 120] {
+            let arch = Arch::for_device(number / 10, number % 10);
+            for products in [Products::F32, Products::Tf32, Products::Half, Products::Fp8] {
+                let Some((way, defines)) = way(products, arch) else { continue };
+                assert!(way.device.is_for(arch), "{} for {arch}", way.device.function);
+                assert!((way.device.variants)().contains(&defines), "{defines:?}");
+            }
+        }
+        assert!(way(Products::Half, Arch::for_device(7, 5)).is_none());
+    }
+}

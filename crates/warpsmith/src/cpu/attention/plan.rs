@@ -1,0 +1,108 @@
+//! What there is to do: requests, and the jobs they are cut into.
+
+use super::{Call, SEGMENT};
+use crate::cpu::num_threads;
+use std::ops::Range;
+
+/// The fewest rows of a job that pay for packing the keys.
+const LEAST_ROWS: usize = 256;
+/// Sums of a job that fit the second cache.
+const JOB_SUMS: usize = 1 << 16;
+/// Heads of at most this many rows are split over segments where there are few jobs.
+pub(super) const SPLIT_ROWS: usize = 64;
+/// Jobs for each thread that even out what the threads do.
+pub(super) const JOBS_PER_THREAD: usize = 4;
+
+/// Where the tokens of a request are.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    /// Index of the batch, or of the row of the page table.
+    pub batch: usize,
+    pub first_query: usize,
+    pub q_len: usize,
+    pub first_key: usize,
+    pub kv_len: usize,
+}
+
+/// Consecutive queries of all heads of some KV heads, and the segments to compute.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub request: Request,
+    /// One, unless there are so few rows that memory is the limit: a block of keys of all heads is then read in the order
+    /// in which it lies there.
+    pub kv_heads: Range<usize>,
+    pub queries: Range<usize>,
+    pub segments: Range<usize>,
+    /// Where the results of the segments go, instead of the tensors, if they are merged later: an index of partials.
+    pub partial: Option<usize>,
+}
+
+/// The jobs of all requests, those that see the most keys first.
+pub(super) fn jobs(call: &Call<'_>, requests: &[Request], band: usize) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    let queries = match call.block_rows {
+        0 => (rows_of_job(call, requests) / band * band / call.group).max(8),
+        rows => rows / call.group,
+    };
+    for request in requests {
+        for block in (0..request.q_len.div_ceil(queries)).rev() {
+            let queries = block * queries..((block + 1) * queries).min(request.q_len);
+            let keys = keys_of(call, request, &queries);
+            let first = keys.start / SEGMENT;
+            let segments = first..keys.end.div_ceil(SEGMENT).max(first);
+            jobs.push(Job {
+                request: *request,
+                kv_heads: 0..call.num_kv_heads,
+                queries,
+                segments,
+                partial: None,
+            });
+        }
+    }
+    let few = |job: &&Job| job.queries.len() * call.group <= SPLIT_ROWS / 4;
+    let heads = heads_of_job(call, jobs.iter().filter(few));
+    let mut parts = Vec::new();
+    for first in 0..call.num_kv_heads {
+        for job in &jobs {
+            let heads = if few(&job) { heads } else { 1 };
+            if first % heads == 0 {
+                let kv_heads = first..(first + heads).min(call.num_kv_heads);
+                parts.push(Job { kv_heads, ..job.clone() });
+            }
+        }
+    }
+    parts
+}
+
+/// How many rows go into one job: many, as long as all threads have something to do.
+fn rows_of_job(call: &Call<'_>, requests: &[Request]) -> usize {
+    let mut rows = (JOB_SUMS / call.head_dim).max(LEAST_ROWS);
+    let jobs = |rows: usize| -> usize {
+        let of_heads = requests.iter().map(|request| (request.q_len * call.group).div_ceil(rows));
+        of_heads.sum::<usize>() * call.num_kv_heads
+    };
+    while rows > LEAST_ROWS && jobs(rows) < JOBS_PER_THREAD * num_threads() {
+        rows = (rows / 2).max(LEAST_ROWS);
+    }
+    rows
+}
+
+/// How many KV heads go into one job of few rows.
+fn heads_of_job<'a>(call: &Call<'_>, jobs: impl Iterator<Item = &'a Job>) -> usize {
+    if [call.cache.k, call.cache.v].iter().any(|heads| heads.head > heads.token) {
+        return 1;
+    }
+    let segments: usize = jobs.map(|job| job.segments.len().max(1)).sum();
+    let mut heads = call.num_kv_heads;
+    while heads > 1 && segments * call.num_kv_heads.div_ceil(heads) < JOBS_PER_THREAD * num_threads() {
+        heads = heads.div_ceil(2);
+    }
+    heads
+}
+
+/// All keys that some of the queries see.
+pub(super) fn keys_of(call: &Call<'_>, request: &Request, queries: &Range<usize>) -> Range<usize> {
+    let keys = |i: usize| (call.keys)(i, request);
+    // Both ends of what is seen ascend with the query.
+    keys(queries.start).start..keys(queries.end - 1).end
+}
