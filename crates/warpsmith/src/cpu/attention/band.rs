@@ -206,7 +206,7 @@ impl<'a> Band<'a> {
     /// before if some maximum grew.
     ///
     /// # Safety
-    /// The scores must be in `scratch`, the tensors be as `launch` says. `narrow` only if `T` is bf16.
+    /// The scores must be in `scratch`, the tensors be as `call` says. `narrow` only if `T` is bf16.
     #[inline(always)]
     pub unsafe fn softmax<T: CpuElement, S: Simd>(
         &mut self,

@@ -53,12 +53,12 @@ impl Cache {
         self.pages.is_some_and(|pages| !pages.size.is_multiple_of(Blocks::TILE) || !dense)
     }
 
-    /// Whether products can use values where they are: heads are whole panels of f32, and long runs of keys lie evenly or
-    /// are used once.
+    /// Whether products use values where they are: heads are whole panels of f32, and one band needs them. More bands
+    /// would not find them in the first cache, where tokens a power of two apart compete for the same lines.
     pub(super) fn multiplies_values_in_place(&self, blocks: &Blocks, head_dim: usize, bands: usize) -> bool {
         let panels = self.v.dim == 1 && head_dim.is_multiple_of(Blocks::PANEL);
-        let evenly = self.pages.is_none() || (bands == 1 && !self.is_gathered());
-        self.dtype == DType::F32 && blocks.dtype() == DType::F32 && panels && evenly
+        let f32 = self.dtype == DType::F32 && blocks.dtype() == DType::F32;
+        f32 && panels && bands == 1 && !self.is_gathered()
     }
 
     /// Address of a key or value of a request, and how many from it on lie evenly in memory.

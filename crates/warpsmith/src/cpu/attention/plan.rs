@@ -7,7 +7,7 @@ use std::ops::Range;
 /// The fewest rows of a job that pay for packing the keys.
 const LEAST_ROWS: usize = 256;
 /// Sums of a job that fit the second cache.
-const JOB_SUMS: usize = 1 << 16;
+const JOB_SUMS: usize = 1 << 17;
 /// Heads of at most this many rows are split over segments where there are few jobs.
 pub(super) const SPLIT_ROWS: usize = 64;
 /// Jobs for each thread that even out what the threads do.
