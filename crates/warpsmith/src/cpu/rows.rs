@@ -288,3 +288,21 @@ macro_rules! with_float {
     };
 }
 pub(crate) use with_float;
+
+/// [`with_float`] for the 8-bit floats too, which ops read and write.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F8E4M3 => {
+                type $T = $crate::dtype::F8E4M3;
+                $body
+            }
+            $crate::dtype::DType::F8E5M2 => {
+                type $T = $crate::dtype::F8E5M2;
+                $body
+            }
+            other => $crate::cpu::rows::with_float!(other, $T => $body),
+        }
+    };
+}
+pub(crate) use with_element;

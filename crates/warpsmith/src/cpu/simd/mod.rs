@@ -104,6 +104,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Orders streamed stores before what follows.
     fn fence(self);
 
+    /// Both vectors, computed here: neither earlier nor later than what is computed in step before and after. Compilers
+    /// save registers by finishing one chain of operations before they begin the next, and the processor then waits
+    /// for each result of the one chain.
+    #[inline(always)]
+    fn in_step(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [a, b]
+    }
+
     // ---- 16- and 8-bit storage ----
 
     /// [`Simd::load`] for 16-bit lanes.
@@ -435,6 +443,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn scale2_floor(self, v: Self::V, n: Self::V) -> Self::V {
         self.scale2(v, self.floor(self.max(self.splat(-200.0), n)))
+    }
+
+    /// [`Simd::scale2_floor`], but zero for `n` below -126: a result below the normal numbers would trap into microcode,
+    /// for some 150 cycles.
+    #[inline(always)]
+    fn scale2_floor_normal(self, v: Self::V, n: Self::V) -> Self::V {
+        let least = self.splat(-126.0);
+        let scaled = self.scale2_floor(v, self.max(least, n));
+        self.select(self.lt(n, least), self.zero(), scaled)
     }
 
     /// `2^n` for whole `n` in `-126..=127`.

@@ -22,6 +22,17 @@ macro_rules! both {
     )*};
 }
 
+/// Methods on values that results are waited for: the same for both halves, and kept side by side.
+macro_rules! in_step {
+    ($(fn $name:ident($($arg:ident),*);)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self::V),*) -> Self::V {
+            let s = self.0;
+            s.in_step(s.$name($($arg[0]),*), s.$name($($arg[1]),*))
+        }
+    )*};
+}
+
 /// Shifts by a constant.
 macro_rules! shifts {
     ($($name:ident)*) => {$(
@@ -105,8 +116,6 @@ impl<S: Simd> Simd for Pair<S> {
         fn sub(a: V, b: V) -> V;
         fn mul(a: V, b: V) -> V;
         fn div(a: V, b: V) -> V;
-        fn fma(a: V, b: V, c: V) -> V;
-        fn fnma(a: V, b: V, c: V) -> V;
         fn sqrt(a: V) -> V;
         fn max(a: V, b: V) -> V;
         fn min(a: V, b: V) -> V;
@@ -134,8 +143,14 @@ impl<S: Simd> Simd for Pair<S> {
         fn scale2(v: V, n: V) -> V;
         fn f32_to_bf16(v: V) -> H;
         fn interleave_bf16(low: V, high: V) -> I;
-        fn fraction(v: V) -> V;
-        fn scale2_floor(v: V, n: V) -> V;
+    }
+
+    in_step! {
+        fn fma(a, b, c);
+        fn fnma(a, b, c);
+        fn fraction(v);
+        fn scale2_floor(v, n);
+        fn scale2_floor_normal(v, n);
     }
 
     shifts! { shl shr sar }
@@ -172,6 +187,11 @@ impl<S: Simd> Simd for Pair<S> {
     #[inline(always)]
     fn swap_pairs_bf16_unordered(self, v: Self::V) -> Self::V {
         [v[1], v[0]]
+    }
+
+    #[inline(always)]
+    fn in_step(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [a, b]
     }
 
     #[inline(always)]
