@@ -116,32 +116,39 @@ const RAISED_SILU: f32 = 93.054_24;
 /// From here on `e^x / (1 + e^x)` and the like are 1, and before it nothing overflows. Operand orders let NaN through.
 const SATURATED: f32 = 40.0;
 
-/// `x sigmoid(y)`, given `y log2 e` and the logarithm of `raised` more.
+/// `2^x` up to [`SATURATED`], subnormal results too: `silu` and `mish` have some that bf16 can show.
 #[inline(always)]
-fn times_sigmoid<P: Precision, S: Simd>(s: S, x: S::V, binary: S::V, raised: f32) -> S::V {
-    let w = P::exp2(s, s.min(s.splat(SATURATED), binary));
+fn saturating_exp2<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.min(s.splat(SATURATED), x);
+    s.scale2_floor(P::significand(s, s.fraction(x)), x)
+}
+
+/// `x sigmoid(y)`, given `raised e^y`.
+#[inline(always)]
+fn times_sigmoid<P: Precision, S: Simd>(s: S, x: S::V, w: S::V, raised: f32) -> S::V {
     s.mul(s.mul(x, P::reciprocal(s, s.add(w, s.splat(raised)))), w)
 }
 
 /// [`super::math::silu`].
 #[inline(always)]
 pub fn silu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
-    times_sigmoid::<P, S>(s, x, s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU)), RAISED_SILU)
+    let w = saturating_exp2::<P, S>(s, s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU)));
+    times_sigmoid::<P, S>(s, x, w, RAISED_SILU)
 }
 
 /// [`super::math::gelu_tanh`].
 #[inline(always)]
 pub fn gelu_tanh<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     let slope = s.fma(s.mul(x, x), s.splat(GELU_TANH_B * LOG2_E), s.splat(GELU_TANH_A * LOG2_E));
-    times_sigmoid::<P, S>(s, x, s.fma(x, slope, s.splat(LIFT_GELU_TANH)), RAISED_GELU_TANH)
+    let binary = s.fma(x, slope, s.splat(LIFT_GELU_TANH));
+    times_sigmoid::<P, S>(s, x, P::exp2(s, s.min(s.splat(SATURATED), binary)), RAISED_GELU_TANH)
 }
 
 /// [`super::math::mish`].
 #[inline(always)]
 pub fn mish<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     // With w = e^x, tanh(softplus(x)) = n / (n + 2) for n = w (w + 2). Here w, n and the 2 are raised.
-    let binary = s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU));
-    let w = P::exp2(s, s.min(s.splat(SATURATED), binary));
+    let w = saturating_exp2::<P, S>(s, s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU)));
     let n = s.mul(w, s.fma(w, s.splat(1.0 / RAISED_SILU), s.splat(2.0)));
     s.mul(s.mul(x, P::reciprocal(s, s.add(n, s.splat(2.0 * RAISED_SILU)))), n)
 }

@@ -224,6 +224,12 @@ impl Simd for Avx512 {
             _mm512_maskz_scalef_ps(normal, v, n)
         };
 
+        fn interleave_bf16_near(low: __m512, high: __m512) -> __m512i = {
+            const ODD: __mmask32 = 0xaaaa_aaaa;
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
+            _mm512_mask_blend_epi16(ODD, low, _mm512_add_epi32(_mm512_castps_si512(high), half))
+        };
         fn unzip(a: __m512, b: __m512) -> (__m512, __m512) = {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));

@@ -367,6 +367,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.ior(bf16_bits(self, low), self.shl(bf16_bits(self, high), 16))
     }
 
+    /// [`Simd::interleave_bf16`] of approximations, in fewer instructions: halfway cases are rounded away from zero, and
+    /// NaN must have a lower half of zeros, as any has that comes of bf16 or of arithmetic.
+    #[inline(always)]
+    fn interleave_bf16_near(self, low: Self::V, high: Self::V) -> Self::I {
+        let half = self.isplat(0x8000);
+        let low = self.shr(self.iadd(self.bits_of(low), half), 16);
+        self.ior(low, self.iand(self.iadd(self.bits_of(high), half), self.isplat(-0x1_0000)))
+    }
+
     /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums and elementwise work, which
     /// do not ask.
     ///
@@ -411,6 +420,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_bf16_unordered(self, p: *mut u16, v: Self::V, stream: bool) {
         // SAFETY: passed on.
         unsafe { self.store_bf16(p, v, stream) }
+    }
+
+    /// [`Simd::store_bf16_unordered`] of approximations, whose halfway cases may be rounded away from zero.
+    ///
+    /// # Safety
+    /// As [`Simd::store_bf16`].
+    #[inline(always)]
+    unsafe fn store_bf16_near(self, p: *mut u16, v: Self::V, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { self.store_bf16_unordered(p, v, stream) }
     }
 
     /// Brings the lanes of a vector into the order of [`Simd::load_bf16_unordered`].

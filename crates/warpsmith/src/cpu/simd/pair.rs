@@ -90,6 +90,16 @@ macro_rules! memory {
     )*};
 }
 
+/// Writes `N` values, past the caches if `stream`.
+///
+/// # Safety
+/// As [`Simd::store`] or [`Simd::stream`].
+#[inline(always)]
+unsafe fn put<S: Simd>(s: S, p: *mut f32, v: S::V, stream: bool) {
+    // SAFETY: passed on.
+    unsafe { if stream { s.stream(p, v) } else { s.store(p, v) } }
+}
+
 impl<S: Simd> Simd for Pair<S> {
     type V = [S::V; 2];
     type I = [S::I; 2];
@@ -143,6 +153,7 @@ impl<S: Simd> Simd for Pair<S> {
         fn scale2(v: V, n: V) -> V;
         fn f32_to_bf16(v: V) -> H;
         fn interleave_bf16(low: V, high: V) -> I;
+        fn interleave_bf16_near(low: V, high: V) -> I;
     }
 
     in_step! {
@@ -172,10 +183,16 @@ impl<S: Simd> Simd for Pair<S> {
 
     #[inline(always)]
     unsafe fn store_bf16_unordered(self, p: *mut u16, v: Self::V, stream: bool) {
-        let (s, p) = (self.0, p.cast());
-        let both = s.of_bits(s.interleave_bf16(v[0], v[1]));
+        let s = self.0;
         // SAFETY: as for the load; `p` is as aligned as values of 32 bits must be.
-        unsafe { if stream { s.stream(p, both) } else { s.store(p, both) } }
+        unsafe { put(s, p.cast(), s.of_bits(s.interleave_bf16(v[0], v[1])), stream) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16_near(self, p: *mut u16, v: Self::V, stream: bool) {
+        let s = self.0;
+        // SAFETY: as above.
+        unsafe { put(s, p.cast(), s.of_bits(s.interleave_bf16_near(v[0], v[1])), stream) }
     }
 
     #[inline(always)]

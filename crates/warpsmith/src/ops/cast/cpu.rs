@@ -1,7 +1,7 @@
 //! `cast` on the CPU, one source for all tiers.
 
 use super::{OUT, Problem, SCALE, Scaling, X};
-use crate::cpu::rows::with_element;
+use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
 use crate::error::Result;
@@ -85,7 +85,8 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     n: usize,
     stream: bool,
 ) {
-    let scale = s.splat(scale);
+    // An 8-bit result is no quotient of those that may be off by a unit.
+    let (divide, scale) = (Divide::by(s, scale), s.splat(scale));
     // SAFETY: passed on.
     unsafe {
         match scaling {
@@ -114,7 +115,7 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
                 n,
                 stream,
                 #[inline(always)]
-                |v| s.div(v, scale),
+                |v| if size_of::<U>() == 1 { divide.quotient(s, v) } else { s.div(v, scale) },
             ),
         }
     }
