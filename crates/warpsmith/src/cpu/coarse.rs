@@ -9,12 +9,14 @@ use std::f32::consts::LOG2_E;
 
 /// What a result is rounded to: how many of the digits computed will show.
 pub trait Precision {
-    /// `2^x` for `x <= 127`.
+    /// `2^x` for `x` from 0 to 1.
+    fn significand<S: Simd>(s: S, x: S::V) -> S::V;
+    /// `2^x` for `x <= 127`; below -126 it may be zero.
     fn exp2<S: Simd>(s: S, x: S::V) -> S::V;
     /// `1 / b` for `b` in `2^-100 .. 2^100`.
     fn reciprocal<S: Simd>(s: S, b: S::V) -> S::V;
-    /// The binary logarithm of the upper tail of the normal distribution at `t >= 0`; from 14.5 on, where the tail is zero
-    /// in f32, any number below that of 14.5.
+    /// The binary logarithm of the upper tail of the normal distribution at `t >= 0`, and [`LIFT_GELU`] more; from 14.5
+    /// on, where the tail is zero in f32, any number below that of 14.5.
     fn log_tail<S: Simd>(s: S, t: S::V) -> S::V;
 }
 
@@ -27,9 +29,13 @@ pub struct F16;
 impl Precision for Bf16 {
     /// Relative error `2^-13`.
     #[inline(always)]
+    fn significand<S: Simd>(s: S, x: S::V) -> S::V {
+        poly(s, x, [0.999_925_26, 0.695_833_2, 0.226_067_92, 0.078_024_06])
+    }
+
+    #[inline(always)]
     fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
-        let p = poly(s, s.fraction(x), [0.999_925_26, 0.695_833_2, 0.226_067_92, 0.078_024_06]);
-        s.scale2_floor(p, x)
+        s.scale2_floor_normal(Self::significand(s, s.fraction(x)), x)
     }
 
     /// Relative error `2^-12`.
@@ -46,7 +52,7 @@ impl Precision for Bf16 {
     #[inline(always)]
     fn log_tail<S: Simd>(s: S, t: S::V) -> S::V {
         let c = [
-            -1.001_181_8,
+            -1.001_181_8 + LIFT_GELU,
             -1.139_472_8,
             -0.477_705_84,
             -0.042_007_115,
@@ -62,9 +68,13 @@ impl Precision for Bf16 {
 impl Precision for F16 {
     /// Relative error `2^-18`.
     #[inline(always)]
+    fn significand<S: Simd>(s: S, x: S::V) -> S::V {
+        poly(s, x, [1.000_002_6, 0.693_003_83, 0.241_442_67, 0.052_011_605, 0.013_534_096])
+    }
+
+    #[inline(always)]
     fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
-        let c = [1.000_002_6, 0.693_003_83, 0.241_442_67, 0.052_011_605, 0.013_534_096];
-        s.scale2_floor(poly(s, s.fraction(x), c), x)
+        s.scale2_floor(Self::significand(s, s.fraction(x)), x)
     }
 
     /// Relative error `2^-22`.
@@ -78,7 +88,7 @@ impl Precision for F16 {
     #[inline(always)]
     fn log_tail<S: Simd>(s: S, t: S::V) -> S::V {
         let c = [
-            -1.000_064_5,
+            -1.000_064_5 + LIFT_GELU,
             -1.150_528_6,
             -0.459_734_38,
             -0.053_201_154,
@@ -93,37 +103,54 @@ impl Precision for F16 {
     }
 }
 
+// Products with an exponential are normal numbers for longer than the exponential itself, which ends at 2^-126. So
+// exponentials are computed too large, by two to the power of these: what `x` is there. They end where the product does.
+const LIFT_GELU: f32 = 3.76;
+const LIFT_GELU_TANH: f32 = 3.36;
+const LIFT_SILU: f32 = 6.54;
+/// Two to the powers of these.
+const RAISED_GELU: f32 = 13.547_904;
+const RAISED_GELU_TANH: f32 = 10.267_407;
+const RAISED_SILU: f32 = 93.054_24;
+
 /// From here on `e^x / (1 + e^x)` and the like are 1, and before it nothing overflows. Operand orders let NaN through.
 const SATURATED: f32 = 40.0;
 
-/// `x sigmoid(y)`, given `y log2 e`.
+/// `2^x` up to [`SATURATED`], subnormal results too: `silu` and `mish` have some that bf16 can show.
 #[inline(always)]
-fn times_sigmoid<P: Precision, S: Simd>(s: S, x: S::V, binary: S::V) -> S::V {
-    let w = P::exp2(s, s.min(s.splat(SATURATED), binary));
-    s.mul(x, s.mul(w, P::reciprocal(s, s.add(w, s.splat(1.0)))))
+fn saturating_exp2<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.min(s.splat(SATURATED), x);
+    s.scale2_floor(P::significand(s, s.fraction(x)), x)
+}
+
+/// `x sigmoid(y)`, given `raised e^y`.
+#[inline(always)]
+fn times_sigmoid<P: Precision, S: Simd>(s: S, x: S::V, w: S::V, raised: f32) -> S::V {
+    s.mul(s.mul(x, P::reciprocal(s, s.add(w, s.splat(raised)))), w)
 }
 
 /// [`super::math::silu`].
 #[inline(always)]
 pub fn silu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
-    times_sigmoid::<P, S>(s, x, s.mul(x, s.splat(LOG2_E)))
+    let w = saturating_exp2::<P, S>(s, s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU)));
+    times_sigmoid::<P, S>(s, x, w, RAISED_SILU)
 }
 
 /// [`super::math::gelu_tanh`].
 #[inline(always)]
 pub fn gelu_tanh<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     let slope = s.fma(s.mul(x, x), s.splat(GELU_TANH_B * LOG2_E), s.splat(GELU_TANH_A * LOG2_E));
-    times_sigmoid::<P, S>(s, x, s.mul(x, slope))
+    let binary = s.fma(x, slope, s.splat(LIFT_GELU_TANH));
+    times_sigmoid::<P, S>(s, x, P::exp2(s, s.min(s.splat(SATURATED), binary)), RAISED_GELU_TANH)
 }
 
 /// [`super::math::mish`].
 #[inline(always)]
 pub fn mish<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
-    // With w = e^x, tanh(softplus(x)) = n / (n + 2) for n = w (w + 2).
-    let w = P::exp2(s, s.min(s.splat(SATURATED), s.mul(x, s.splat(LOG2_E))));
-    let two = s.splat(2.0);
-    let n = s.mul(w, s.add(w, two));
-    s.mul(x, s.mul(n, P::reciprocal(s, s.add(n, two))))
+    // With w = e^x, tanh(softplus(x)) = n / (n + 2) for n = w (w + 2). Here w, n and the 2 are raised.
+    let w = saturating_exp2::<P, S>(s, s.fma(x, s.splat(LOG2_E), s.splat(LIFT_SILU)));
+    let n = s.mul(w, s.fma(w, s.splat(1.0 / RAISED_SILU), s.splat(2.0)));
+    s.mul(s.mul(x, P::reciprocal(s, s.add(n, s.splat(2.0 * RAISED_SILU)))), n)
 }
 
 /// [`super::math::gelu`].
@@ -132,8 +159,9 @@ pub fn gelu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     // max(x, 0) - |x| tail(|x|). Only infinity itself must be kept from the product, and there is nothing to keep minus
     // infinity from: the formula gives NaN. The operand orders let NaN through.
     let magnitude = s.abs(s.min(s.splat(14.5), x));
-    let tail = P::exp2(s, P::log_tail(s, magnitude));
-    s.fnma(magnitude, tail, s.max(s.zero(), x))
+    let log = P::log_tail(s, magnitude);
+    let tail = s.scale2_floor_normal(P::significand(s, s.fraction(log)), log);
+    s.fnma(s.mul(magnitude, s.splat(1.0 / RAISED_GELU)), tail, s.max(s.zero(), x))
 }
 
 #[cfg(test)]

@@ -65,6 +65,22 @@ pub trait CpuElement: Element {
         }
     }
 
+    /// [`CpuElement::put_unordered`] of approximations, whose halfway cases may be rounded away from zero.
+    ///
+    /// # Safety
+    /// As [`CpuElement::put`].
+    #[inline(always)]
+    unsafe fn put_near<S: Simd>(s: S, p: *mut Self, v: S::V, stream: bool) {
+        // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+        unsafe {
+            if Self::DTYPE == DType::BF16 {
+                s.store_bf16_near(p.cast(), v, stream);
+            } else {
+                Self::put(s, p, v, stream);
+            }
+        }
+    }
+
     /// Brings the lanes of a vector into the order of [`CpuElement::load_unordered`].
     #[inline(always)]
     fn to_unordered<S: Simd>(s: S, v: S::V) -> S::V {

@@ -1,7 +1,8 @@
 //! Conversions against the scalar ones, bit for bit, and the elementwise loop at every length and alignment.
 
 use super::*;
-use crate::cpu::{Tier, dispatch, math, simd::Task};
+use crate::cpu::simd::{MAX_LANES, Pair, Task};
+use crate::cpu::{Tier, dispatch, math};
 
 /// `src` converted to `U` by one tier, through `map`.
 struct Convert<'a, T, U>(&'a [T], &'a mut [U]);
@@ -213,4 +214,39 @@ fn gelu_over_slices_of_every_length_alignment_type_and_tier() {
     check_gelu::<bf16>();
     check_gelu::<F8E4M3>();
     check_gelu::<F8E5M2>();
+}
+
+struct Near<'a>(&'a [f32], &'a mut [bf16]);
+
+impl Task for Near<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let s = Pair(s);
+        for (x, out) in self.0.iter().zip(self.1) {
+            let mut lanes = [bf16::ZERO; MAX_LANES];
+            // SAFETY: no vector has more lanes.
+            unsafe { bf16::put_near(s, lanes.as_mut_ptr(), s.splat(*x), false) };
+            *out = lanes[0];
+        }
+    }
+}
+
+#[test]
+fn approximations_are_rounded_to_a_nearest_number_on_every_tier() {
+    let steps = (0..=u32::MAX).step_by(65_521).map(f32::from_bits).filter(|x| !x.is_nan());
+    let halfway = (0..0x7f80u32).step_by(7).map(|bits| f32::from_bits((bits << 16) + 0x8000));
+    let nans = [0x7fc0_0000, 0xffc0_0000, 0x7fff_0000, 0xffff_0000].map(f32::from_bits);
+    let x: Vec<f32> = steps.chain(halfway).chain(nans).collect();
+    for tier in Tier::available() {
+        let mut out = vec![bf16::ZERO; x.len()];
+        dispatch(tier, Near(&x, &mut out));
+        for (x, got) in x.iter().zip(out) {
+            let tie = x.to_bits() & 0xffff == 0x8000 && !x.is_nan();
+            let want = if tie { bf16::from_bits((x.to_bits() >> 16) as u16 + 1) } else { bf16::from_f32(*x) };
+            let same = got.to_bits() == want.to_bits() || (x.is_nan() && got.is_nan());
+            assert!(same, "{tier} {x:e}: {got}, want {want}");
+        }
+    }
 }

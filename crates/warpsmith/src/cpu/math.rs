@@ -187,6 +187,9 @@ pub fn rsqrt<S: Simd>(s: S, x: S::V) -> S::V {
 /// From here on the upper tail of the normal distribution is zero in f32.
 pub(super) const TAIL_ENDS: f32 = 14.5;
 
+/// From here on the product of it and `t` is below the normal numbers, arithmetic on which traps into microcode.
+const NORMAL_TAIL_ENDS: f32 = 13.149;
+
 /// `(P(t), Q(t))` such that `P / Q = e^(t^2/2) (1 - Phi(t))` for the normal distribution `Phi` and
 /// `0 <= t <= TAIL_ENDS`; error 0.19 before rounding.
 #[inline(always)]
@@ -279,9 +282,13 @@ pub fn d_relu<S: Simd>(s: S, x: S::V) -> S::V {
 pub fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     // max(x, 0) - |x| (1 - Phi(|x|)). Infinity must be kept from the product; for minus infinity NaN is right.
     let magnitude = s.abs(s.min(s.splat(TAIL_ENDS), x));
-    let t = s.min(s.splat(TAIL_ENDS), magnitude);
-    let tail = s.mul(gauss(s, t, HALF_GAUSS), scaled_upper_tail(s, t));
-    s.fnma(magnitude, tail, relu(s, x))
+    let ends = s.splat(NORMAL_TAIL_ENDS);
+    let t = s.min(ends, magnitude);
+    // Raised by 2^4, because the tail ends before its product with `t` does.
+    let scaled = s.mul(s.splat(16.0), scaled_upper_tail(s, t));
+    let tail = s.mul(gauss(s, t, HALF_GAUSS), scaled);
+    let tail = s.select(s.lt(magnitude, ends), tail, s.zero());
+    s.fnma(s.mul(magnitude, s.splat(1.0 / 16.0)), tail, relu(s, x))
 }
 
 /// Derivative of [`gelu`]: `Phi(x) + x phi(x)`.

@@ -2,7 +2,7 @@
 
 use super::element::CpuElement;
 use super::prefetch::{LINE, claim_ahead};
-use super::simd::{MAX_LANES, Simd, Task, dispatch};
+use super::simd::{MAX_LANES, Pair, Simd, Task, dispatch};
 use super::tier::Tier;
 use crate::dtype::DType;
 
@@ -246,20 +246,53 @@ impl<U: CpuElement> Narrow<U> {
     }
 }
 
+/// Division of many values by one, with the bits of a division.
+pub struct Divide<S: Simd> {
+    divisor: S::V,
+    inverse: S::V,
+    /// Whether the inverse is good enough to correct a quotient by.
+    invertible: bool,
+}
+
+impl<S: Simd> Divide<S> {
+    /// By `divisor`.
+    #[inline(always)]
+    pub fn by(s: S, divisor: f32) -> Self {
+        const MANTISSA: u32 = 0x007f_ffff;
+        let moderate = (1e-18..1e18).contains(&divisor.abs());
+        let invertible = moderate && divisor.to_bits() & MANTISSA != MANTISSA;
+        Divide { divisor: s.splat(divisor), inverse: s.splat(1.0 / divisor), invertible }
+    }
+
+    /// `x / divisor`, correctly rounded but for quotients below `1e-18`, which may be off by a unit.
+    #[inline(always)]
+    pub fn quotient(&self, s: S, x: S::V) -> S::V {
+        if !self.invertible {
+            return s.div(x, self.divisor);
+        }
+        // The rest that a quotient leaves is exact, and with it the quotient is corrected. Infinity leaves NaN.
+        let quotient = s.mul(x, self.inverse);
+        let rest = s.fnma(quotient, self.divisor, x);
+        let corrected = s.fma(rest, self.inverse, quotient);
+        s.select(s.is_nan(corrected), quotient, corrected)
+    }
+}
+
 impl<U: CpuElement> Task for Narrow<U> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let divisor = s.splat(self.divisor);
-        let stream = self.stream && can_stream::<S, U>(self.out);
-        for_vectors::<S>(
+        let s = Pair(s);
+        let divide = Divide::by(s, self.divisor);
+        let stream = self.stream && can_stream::<Pair<S>, U>(self.out);
+        for_vectors::<Pair<S>>(
             self.n,
             #[inline(always)]
             |i, count| {
                 // SAFETY: [`Narrow::store`] asks its caller for this.
                 unsafe {
-                    let value = s.div(load_at(s, self.x, i, count), divisor);
+                    let value = divide.quotient(s, load_at(s, self.x, i, count));
                     put_at(s, self.out, i, count, value, stream);
                 }
             },
@@ -288,3 +321,58 @@ macro_rules! with_float {
     };
 }
 pub(crate) use with_float;
+
+/// [`with_float`] for the 8-bit floats too, which ops read and write.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::DType::F8E4M3 => {
+                type $T = $crate::dtype::F8E4M3;
+                $body
+            }
+            $crate::dtype::DType::F8E5M2 => {
+                type $T = $crate::dtype::F8E5M2;
+                $body
+            }
+            other => $crate::cpu::rows::with_float!(other, $T => $body),
+        }
+    };
+}
+pub(crate) use with_element;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Quotients<'a>(&'a [f32], &'a [f32]);
+
+    impl Task for Quotients<'_> {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            for &divisor in self.1 {
+                let divide = Divide::by(s, divisor);
+                for &x in self.0 {
+                    let mut lanes = [0f32; MAX_LANES];
+                    // SAFETY: no vector has more lanes.
+                    unsafe { s.store(lanes.as_mut_ptr(), divide.quotient(s, s.splat(x))) };
+                    let (got, want) = (lanes[0], x / divisor);
+                    let same = got == want || (got.is_nan() && want.is_nan()) || want.abs() < 1e-18;
+                    assert!(same, "{} {x:e} / {divisor:e}: {got:e}, want {want:e}", S::TIER);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn quotients_have_the_bits_of_divisions() {
+        let x: Vec<f32> = (0..=u32::MAX).step_by(1_000_003).map(f32::from_bits).collect();
+        let mut divisors: Vec<f32> = (0..400u32).map(|i| f32::from_bits(0x3f00_0000 + i * 104_729)).collect();
+        divisors.extend([0.0, -0.0, 1.0, -3.0, 1e-39, 1e-30, 3e38, f32::INFINITY, f32::NAN]);
+        divisors.extend([1.0f32.next_down(), 1.0f32.next_up(), 2.0f32.next_down()]);
+        for tier in Tier::available() {
+            dispatch(tier, Quotients(&x, &divisors));
+        }
+    }
+}

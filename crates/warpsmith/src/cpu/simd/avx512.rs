@@ -89,6 +89,17 @@ unsafe fn native_bf16_pair(low: __m512, high: __m512) -> __m512i {
     both
 }
 
+/// Nothing, at a place the compiler does not move: what the vectors hold is computed before, what uses them after.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pinned(mut a: __m512, mut b: __m512) -> [__m512; 2] {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!("/* {a} {b} */", a = inout(zmm_reg) a, b = inout(zmm_reg) b, options(nomem, nostack, preserves_flags));
+    }
+    [a, b]
+}
+
 /// Methods whose only hazard is the instruction set.
 macro_rules! value_methods {
     ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty = $body:expr;)*) => {$(
@@ -159,6 +170,7 @@ impl Simd for Avx512 {
 
     value_methods! {
         fn fence() -> () = _mm_sfence();
+        fn in_step(a: __m512, b: __m512) -> [__m512; 2] = pinned(a, b);
         fn h_to_i(h: __m256i) -> __m512i = _mm512_cvtepu16_epi32(h);
         fn i_to_h(i: __m512i) -> __m256i = _mm512_cvtepi32_epi16(i);
         fn b_to_i(b: __m128i) -> __m512i = _mm512_cvtepu8_epi32(b);
@@ -207,7 +219,17 @@ impl Simd for Avx512 {
         fn scale2(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
         fn fraction(v: __m512) -> __m512 = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(v);
         fn scale2_floor(v: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(v, n);
+        fn scale2_floor_normal(v: __m512, n: __m512) -> __m512 = {
+            let normal = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(n, _mm512_set1_ps(-126.0));
+            _mm512_maskz_scalef_ps(normal, v, n)
+        };
 
+        fn interleave_bf16_near(low: __m512, high: __m512) -> __m512i = {
+            const ODD: __mmask32 = 0xaaaa_aaaa;
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
+            _mm512_mask_blend_epi16(ODD, low, _mm512_add_epi32(_mm512_castps_si512(high), half))
+        };
         fn unzip(a: __m512, b: __m512) -> (__m512, __m512) = {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));

@@ -104,6 +104,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Orders streamed stores before what follows.
     fn fence(self);
 
+    /// Both vectors, computed here: neither earlier nor later than what is computed in step before and after. Compilers
+    /// save registers by finishing one chain of operations before they begin the next, and the processor then waits
+    /// for each result of the one chain.
+    #[inline(always)]
+    fn in_step(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [a, b]
+    }
+
     // ---- 16- and 8-bit storage ----
 
     /// [`Simd::load`] for 16-bit lanes.
@@ -359,6 +367,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.ior(bf16_bits(self, low), self.shl(bf16_bits(self, high), 16))
     }
 
+    /// [`Simd::interleave_bf16`] of approximations, in fewer instructions: halfway cases are rounded away from zero, and
+    /// NaN must have a lower half of zeros, as any has that comes of bf16 or of arithmetic.
+    #[inline(always)]
+    fn interleave_bf16_near(self, low: Self::V, high: Self::V) -> Self::I {
+        let half = self.isplat(0x8000);
+        let low = self.shr(self.iadd(self.bits_of(low), half), 16);
+        self.ior(low, self.iand(self.iadd(self.bits_of(high), half), self.isplat(-0x1_0000)))
+    }
+
     /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums and elementwise work, which
     /// do not ask.
     ///
@@ -405,6 +422,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.store_bf16(p, v, stream) }
     }
 
+    /// [`Simd::store_bf16_unordered`] of approximations, whose halfway cases may be rounded away from zero.
+    ///
+    /// # Safety
+    /// As [`Simd::store_bf16`].
+    #[inline(always)]
+    unsafe fn store_bf16_near(self, p: *mut u16, v: Self::V, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { self.store_bf16_unordered(p, v, stream) }
+    }
+
     /// Brings the lanes of a vector into the order of [`Simd::load_bf16_unordered`].
     #[inline(always)]
     fn to_bf16_unordered(self, v: Self::V) -> Self::V {
@@ -435,6 +462,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn scale2_floor(self, v: Self::V, n: Self::V) -> Self::V {
         self.scale2(v, self.floor(self.max(self.splat(-200.0), n)))
+    }
+
+    /// [`Simd::scale2_floor`], but zero for `n` below -126: a result below the normal numbers would trap into microcode,
+    /// for some 150 cycles.
+    #[inline(always)]
+    fn scale2_floor_normal(self, v: Self::V, n: Self::V) -> Self::V {
+        let least = self.splat(-126.0);
+        let scaled = self.scale2_floor(v, self.max(least, n));
+        self.select(self.lt(n, least), self.zero(), scaled)
     }
 
     /// `2^n` for whole `n` in `-126..=127`.

@@ -22,6 +22,17 @@ macro_rules! both {
     )*};
 }
 
+/// Methods on values that results are waited for: the same for both halves, and kept side by side.
+macro_rules! in_step {
+    ($(fn $name:ident($($arg:ident),*);)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: Self::V),*) -> Self::V {
+            let s = self.0;
+            s.in_step(s.$name($($arg[0]),*), s.$name($($arg[1]),*))
+        }
+    )*};
+}
+
 /// Shifts by a constant.
 macro_rules! shifts {
     ($($name:ident)*) => {$(
@@ -79,6 +90,16 @@ macro_rules! memory {
     )*};
 }
 
+/// Writes `N` values, past the caches if `stream`.
+///
+/// # Safety
+/// As [`Simd::store`] or [`Simd::stream`].
+#[inline(always)]
+unsafe fn put<S: Simd>(s: S, p: *mut f32, v: S::V, stream: bool) {
+    // SAFETY: passed on.
+    unsafe { if stream { s.stream(p, v) } else { s.store(p, v) } }
+}
+
 impl<S: Simd> Simd for Pair<S> {
     type V = [S::V; 2];
     type I = [S::I; 2];
@@ -105,8 +126,6 @@ impl<S: Simd> Simd for Pair<S> {
         fn sub(a: V, b: V) -> V;
         fn mul(a: V, b: V) -> V;
         fn div(a: V, b: V) -> V;
-        fn fma(a: V, b: V, c: V) -> V;
-        fn fnma(a: V, b: V, c: V) -> V;
         fn sqrt(a: V) -> V;
         fn max(a: V, b: V) -> V;
         fn min(a: V, b: V) -> V;
@@ -134,8 +153,15 @@ impl<S: Simd> Simd for Pair<S> {
         fn scale2(v: V, n: V) -> V;
         fn f32_to_bf16(v: V) -> H;
         fn interleave_bf16(low: V, high: V) -> I;
-        fn fraction(v: V) -> V;
-        fn scale2_floor(v: V, n: V) -> V;
+        fn interleave_bf16_near(low: V, high: V) -> I;
+    }
+
+    in_step! {
+        fn fma(a, b, c);
+        fn fnma(a, b, c);
+        fn fraction(v);
+        fn scale2_floor(v, n);
+        fn scale2_floor_normal(v, n);
     }
 
     shifts! { shl shr sar }
@@ -157,10 +183,16 @@ impl<S: Simd> Simd for Pair<S> {
 
     #[inline(always)]
     unsafe fn store_bf16_unordered(self, p: *mut u16, v: Self::V, stream: bool) {
-        let (s, p) = (self.0, p.cast());
-        let both = s.of_bits(s.interleave_bf16(v[0], v[1]));
+        let s = self.0;
         // SAFETY: as for the load; `p` is as aligned as values of 32 bits must be.
-        unsafe { if stream { s.stream(p, both) } else { s.store(p, both) } }
+        unsafe { put(s, p.cast(), s.of_bits(s.interleave_bf16(v[0], v[1])), stream) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16_near(self, p: *mut u16, v: Self::V, stream: bool) {
+        let s = self.0;
+        // SAFETY: as above.
+        unsafe { put(s, p.cast(), s.of_bits(s.interleave_bf16_near(v[0], v[1])), stream) }
     }
 
     #[inline(always)]
@@ -172,6 +204,11 @@ impl<S: Simd> Simd for Pair<S> {
     #[inline(always)]
     fn swap_pairs_bf16_unordered(self, v: Self::V) -> Self::V {
         [v[1], v[0]]
+    }
+
+    #[inline(always)]
+    fn in_step(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [a, b]
     }
 
     #[inline(always)]

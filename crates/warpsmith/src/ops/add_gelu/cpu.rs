@@ -19,6 +19,8 @@ const GRAIN: usize = 1 << 15;
 struct Value<F>(PhantomData<F>);
 
 impl<F: Function> Expression<2, 1> for Value<F> {
+    const NEAR: bool = true;
+
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [x, bias]: [S::V; 2]) -> [S::V; 1] {
         [F::value::<S, T>(s, s.add(x, bias))]

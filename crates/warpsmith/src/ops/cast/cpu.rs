@@ -1,51 +1,22 @@
 //! `cast` on the CPU, one source for all tiers.
 
 use super::{OUT, Problem, SCALE, Scaling, X};
+use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
-use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::Result;
 use crate::registry::Launch;
-use half::{bf16, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Elements a thread works on at least: less is not worth waking one.
 const GRAIN: usize = 1 << 15;
 
-/// Runs `$body` with `$T` set to the Rust type of one of [`super::TYPES`].
-macro_rules! with_type {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F16 => {
-                type $T = f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            DType::F8E4M3 => {
-                type $T = F8E4M3;
-                $body
-            }
-            DType::F8E5M2 => {
-                type $T = F8E5M2;
-                $body
-            }
-            _ => {
-                type $T = f32;
-                $body
-            }
-        }
-    };
-}
-
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let elements = p.num_rows * p.num_cols;
     let stream = should_stream(elements * p.to.size());
-    with_type!(p.from, T => with_type!(p.to, U => {
+    with_element!(p.from, T => with_element!(p.to, U => {
         parallel_for(elements, GRAIN, |range| {
             dispatch(launch.tier, Convert::<T, U> { launch, range, stream, types: PhantomData });
         });
@@ -114,7 +85,8 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     n: usize,
     stream: bool,
 ) {
-    let scale = s.splat(scale);
+    // An 8-bit result is no quotient of those that may be off by a unit.
+    let (divide, scale) = (Divide::by(s, scale), s.splat(scale));
     // SAFETY: passed on.
     unsafe {
         match scaling {
@@ -143,7 +115,7 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
                 n,
                 stream,
                 #[inline(always)]
-                |v| s.div(v, scale),
+                |v| if size_of::<U>() == 1 { divide.quotient(s, v) } else { s.div(v, scale) },
             ),
         }
     }

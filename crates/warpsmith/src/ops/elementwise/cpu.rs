@@ -1,7 +1,7 @@
 //! The engine on the CPU, one source for all tiers.
 
 use super::{Grid, MAX_STREAMS};
-use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::prefetch::{AHEAD, claim_ahead, fetch};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, put_unordered_at, with_float};
 use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
@@ -21,6 +21,8 @@ pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
     /// Whether the first two inputs may be the even and odd elements of one tensor; the code for that is only made
     /// where it can be needed.
     const PAIRS: bool = false;
+    /// Whether results are approximations, for which it does not matter how halfway cases are rounded.
+    const NEAR: bool = false;
 
     /// Implementations must be `#[inline(always)]`.
     fn apply<S: Simd, T: CpuElement>(self, s: S, x: [S::V; I]) -> [S::V; O];
@@ -135,7 +137,14 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                         }
                         let y = e.apply::<Pair<Pair<S>>, T>(s, x);
                         for (y, output) in y.into_iter().zip(to) {
-                            put_unordered_at(s, output, i, lanes, y, streamed);
+                            if !E::NEAR {
+                                put_unordered_at(s, output, i, lanes, y, streamed);
+                                continue;
+                            }
+                            if !streamed {
+                                claim_ahead::<Pair<Pair<S>>, T>(output.wrapping_add(i));
+                            }
+                            T::put_near(s, output.add(i), y, streamed);
                         }
                         i = i.wrapping_add(lanes);
                     }

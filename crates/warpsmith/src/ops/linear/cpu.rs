@@ -8,9 +8,9 @@
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, PackedWeight, Problem};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
-use crate::cpu::rows::{for_vectors, load_at, with_float};
+use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
-use crate::dtype::{DType, F8E4M3, F8E5M2};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::elementwise::function::{Function, with_function};
 use crate::registry::Launch;
@@ -18,36 +18,6 @@ use half::{bf16, f16};
 use panels::Panels;
 use std::ops::Range;
 
-/// Runs `$body` with `$T` set to the type of an input.
-macro_rules! with_input {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            DType::F16 => {
-                type $T = f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            DType::F8E4M3 => {
-                type $T = F8E4M3;
-                $body
-            }
-            DType::F8E5M2 => {
-                type $T = F8E5M2;
-                $body
-            }
-            other => unreachable!("`check` refuses {other}"),
-        }
-    };
-}
-
-// After the macro, which it uses.
 mod panels;
 
 /// Rows of `x` and rows of `w` whose products are summed at a time: their vectors and sums fit the registers.
@@ -296,5 +266,5 @@ fn part_of_batch(p: &Problem, part: &Part, batch: usize) -> Part {
 /// It must exist.
 unsafe fn value_at(base: usize, offset: isize, dtype: DType) -> f32 {
     // SAFETY: passed on.
-    with_input!(dtype, T => unsafe { (*(base as *const T).wrapping_offset(offset)).to_f32() })
+    with_element!(dtype, T => unsafe { (*(base as *const T).wrapping_offset(offset)).to_f32() })
 }

@@ -1,7 +1,7 @@
 //! Both norms on the CPU, one source for all tiers.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
-use crate::cpu::prefetch::Ahead;
+use crate::cpu::prefetch::{AHEAD, Ahead, fetch};
 use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at,
     put_unordered_at, store_at, sum_vectors, with_float,
@@ -42,74 +42,124 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     fn run<S: Simd>(self, s: S) {
         // Four sums at once: additions wait for one another.
         let s = Pair(Pair(s));
-        let p = self.launch.problem;
-        let args = self.launch.args;
-        let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
-        let mut scratch = Scratch::<T>::new(p.hidden, &p.steps);
-        let [x_step, out_step, residual_step, sum_step, weight_step, bias_step] = p.steps;
         // SAFETY: `check` bound all shapes to these sizes and strides, so every row lies in its tensor; threads get
         // disjoint rows; outputs overlap inputs only element for element, and each is read before it is written.
         unsafe {
-            let vector = |present: bool, t: usize, index: usize, step: isize, scratch: &mut Scratch<T>| {
-                if present { scratch.gather(t, at(index, 0), step) } else { std::ptr::null() }
-            };
-            let affine = Affine {
-                weight: vector(p.has_weight, 4, WEIGHT, weight_step, &mut scratch),
-                bias: vector(p.has_bias, 5, BIAS, bias_step, &mut scratch),
-            };
-            for row in self.rows {
-                let [x_at, out_at, residual_at, sum_at] = p.rows.offsets(row);
-                let [x_next, _, residual_next, _] = p.rows.offsets((row + 1).min(p.num_rows - 1));
-                let ahead = Ahead::new(at(X, x_next).cast_const(), p.hidden, x_step);
-                let x = scratch.gather(0, at(X, x_at), x_step);
-                let out = scratch.target(1, at(OUT, out_at), out_step);
-                if p.has_residual {
-                    let residual = scratch.gather(2, at(RESIDUAL, residual_at), residual_step);
-                    let sum = scratch.target(3, at(SUM, sum_at), sum_step);
-                    let residual_ahead =
-                        Ahead::new(at(RESIDUAL, residual_next).cast_const(), p.hidden, residual_step);
-                    let stream = self.stream && can_stream::<Pair<S>, T>(sum);
-                    // The sum is formed once a pass, first from memory and then from cache: that is cheaper than
-                    // writing it where it must be read back. Closures as arguments, because only there can they be
-                    // forced inline; out of line they would be compiled without the tier's instructions.
-                    normalise(
-                        s,
-                        p,
-                        &affine,
-                        (out, self.stream),
-                        #[inline(always)]
-                        |i, count| {
-                            let r = load_unordered_at(s, residual, i, count);
-                            T::rounded(s, s.add(load_unordered_at(s, x, i, count), r))
-                        },
-                        #[inline(always)]
-                        |i| {
-                            ahead.fetch::<Pair<Pair<S>>>(i);
-                            residual_ahead.fetch::<Pair<Pair<S>>>(i);
-                        },
-                        #[inline(always)]
-                        |i, count, v| put_unordered_at(s, sum, i, count, v, stream),
-                    );
-                    scratch.scatter(3, at(SUM, sum_at), sum_step);
-                } else {
-                    normalise(
-                        s,
-                        p,
-                        &affine,
-                        (out, self.stream),
-                        #[inline(always)]
-                        |i, count| load_unordered_at(s, x, i, count),
-                        #[inline(always)]
-                        |i| ahead.fetch::<Pair<Pair<S>>>(i),
-                        #[inline(always)]
-                        |_, _, _| {},
-                    );
-                }
-                scratch.scatter(1, at(OUT, out_at), out_step);
-            }
+            if self.launch.problem.has_residual { self.rows::<_, true>(s) } else { self.rows::<_, false>(s) }
         }
         if self.stream {
             s.fence();
+        }
+    }
+}
+
+impl<T: CpuElement> Forward<'_, T> {
+    /// The rows, each stored while the first sum of the next is made: memory is read and written at the same time, and
+    /// idle only for the second pass of a mean, which finds its row in the cache.
+    ///
+    /// # Safety
+    /// The rows must lie in their tensors, and be nobody else's.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const ADD: bool>(&self, s: S) {
+        let p = self.launch.problem;
+        let args = self.launch.args;
+        let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
+        let [x_step, out_step, residual_step, sum_step, weight_step, bias_step] = p.steps;
+        let mut vectors = Scratch::<T>::new(p.hidden, &[weight_step, bias_step]);
+        // For a row and the next.
+        let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..4]));
+        // SAFETY: passed on.
+        unsafe {
+            let mut vector = |present: bool, t: usize, index: usize, step: isize| {
+                if present { vectors.gather(t, at(index, 0), step) } else { std::ptr::null() }
+            };
+            let affine = Affine {
+                weight: vector(p.has_weight, 0, WEIGHT, weight_step),
+                bias: vector(p.has_bias, 1, BIAS, bias_step),
+            };
+            let terms_of = |row: usize, scratch: &mut Scratch<T>| {
+                let [x_at, _, residual_at, _] = p.rows.offsets(row);
+                let x = scratch.gather(0, at(X, x_at), x_step);
+                let residual =
+                    if ADD { scratch.gather(2, at(RESIDUAL, residual_at), residual_step) } else { x };
+                Terms::<T, ADD> { x, residual }
+            };
+            let Range { start, end } = self.rows;
+            let mut terms = terms_of(start, &mut scratch[start % 2]);
+            let mut first = first_sum(
+                s,
+                p.hidden,
+                p.center,
+                #[inline(always)]
+                |i, count| terms.load(s, i, count),
+            );
+            for row in start..end {
+                // The last row of all sums itself again, for nothing.
+                let next = if row + 1 < end { terms_of(row + 1, &mut scratch[(row + 1) % 2]) } else { terms };
+                let [_, out_at, _, sum_at] = p.rows.offsets(row);
+                let scratch = &mut scratch[row % 2];
+                let out = scratch.target(1, at(OUT, out_at), out_step);
+                let sum = if ADD { scratch.target(3, at(SUM, sum_at), sum_step) } else { out };
+                let sum_streams = self.stream && can_stream::<S, T>(sum);
+                // Closures as arguments, because only there can they be forced inline; out of line they would be
+                // compiled without the tier's instructions.
+                first = normalise(
+                    s,
+                    p,
+                    &affine,
+                    (out, self.stream),
+                    first,
+                    #[inline(always)]
+                    |i, count| terms.load(s, i, count),
+                    next,
+                    #[inline(always)]
+                    |i, count, v| {
+                        if ADD {
+                            put_unordered_at(s, sum, i, count, v, sum_streams);
+                        }
+                    },
+                );
+                scratch.scatter(1, at(OUT, out_at), out_step);
+                if ADD {
+                    scratch.scatter(3, at(SUM, sum_at), sum_step);
+                }
+                terms = next;
+            }
+        }
+    }
+}
+
+/// What a row is made of.
+#[derive(Clone, Copy)]
+struct Terms<T, const ADD: bool> {
+    x: *const T,
+    residual: *const T,
+}
+
+impl<T: CpuElement, const ADD: bool> Terms<T, ADD> {
+    /// A vector of the row, in any order of lanes. The sum with the residual is formed once a pass, first from memory and
+    /// then from cache: that is cheaper than writing it where it must be read back.
+    ///
+    /// # Safety
+    /// The elements must exist.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, s: S, i: usize, count: usize) -> S::V {
+        // SAFETY: passed on.
+        unsafe {
+            let x = load_unordered_at(s, self.x, i, count);
+            if !ADD {
+                return x;
+            }
+            T::rounded(s, s.add(x, load_unordered_at(s, self.residual, i, count)))
+        }
+    }
+
+    /// Asks for what is `ahead` bytes past the vector at `i`; it need not exist.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, i: usize, ahead: usize) {
+        fetch::<S, T>(self.x.wrapping_add(i).wrapping_byte_add(ahead));
+        if ADD {
+            fetch::<S, T>(self.residual.wrapping_add(i).wrapping_byte_add(ahead));
         }
     }
 }
@@ -120,30 +170,47 @@ struct Affine<T> {
     bias: *const T,
 }
 
-/// One row: `load` gives its vectors, in any order of lanes; `ahead` asks for what the next row needs; `also` sees the vectors before the result is stored, streamed if asked and possible.
+/// One row: `load` gives its vectors, in any order of lanes, and `first` is their [`first_sum`]; that of the `next` row is
+/// returned; `also` sees the vectors before the result is stored, streamed if asked and
+/// possible.
 ///
 /// # Safety
-/// `out` must be writable for `hidden` elements; weight and bias, unless null, readable for as many.
+/// `out` must be writable for `hidden` elements; weight and bias, unless null, and `next` readable for as many.
 #[inline(always)]
-unsafe fn normalise<S: Simd, T: CpuElement>(
+#[allow(clippy::too_many_arguments)]
+unsafe fn normalise<S: Simd, T: CpuElement, const ADD: bool>(
     s: S,
     p: &Problem,
     affine: &Affine<T>,
     (out, stream): (*mut T, bool),
+    first: f32,
     load: impl Fn(usize, usize) -> S::V,
-    ahead: impl Fn(usize),
+    next: Terms<T, ADD>,
     also: impl Fn(usize, usize, S::V),
-) {
+) -> f32 {
     let n = p.hidden;
-    let (mean, squares) = moments(s, n, p.center, &load);
+    let (mean, squares) = moments_after(
+        s,
+        n,
+        p.center,
+        first,
+        #[inline(always)]
+        |i, count| {
+            next.fetch::<S>(i, 0);
+            load(i, count)
+        },
+    );
     let (mean, scale) =
         (s.splat(mean), s.splat(1.0 / (squares / n as f32 + f32::from_bits(p.eps_bits)).sqrt()));
     let stream = stream && can_stream::<S, T>(out);
-    for_vectors::<S>(
+    let [first] = sum_vectors(
+        s,
         n,
         #[inline(always)]
-        |i, count| {
-            ahead(i);
+        |i, count, sums: &mut [S::V; 1]| {
+            next.fetch::<S>(i, AHEAD);
+            // SAFETY: `i + count <= n`.
+            sums[0] = add_first(s, p.center, sums[0], unsafe { next.load(s, i, count) });
             let v = load(i, count);
             also(i, count, v);
             let mut y = s.mul(if p.center { s.sub(v, mean) } else { v }, scale);
@@ -159,34 +226,57 @@ unsafe fn normalise<S: Simd, T: CpuElement>(
             }
         },
     );
+    first
 }
 
-/// The mean (zero unless `center`) and the sum of squared distances from it, in two passes: the textbook formula
-/// in one would lose everything to cancellation when the mean is large.
+/// What the first pass over a row sums: its elements if they are to be centered, else their squares.
 #[inline(always)]
-fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
-    let mut mean = 0.0;
-    if center {
-        let [total] = sum_vectors(
-            s,
-            n,
-            #[inline(always)]
-            |i, count, sums: &mut [S::V; 1]| sums[0] = s.add(sums[0], load(i, count)),
-        );
-        mean = total / n as f32;
+fn first_sum<S: Simd>(s: S, n: usize, center: bool, load: impl Fn(usize, usize) -> S::V) -> f32 {
+    let [sum] = sum_vectors(
+        s,
+        n,
+        #[inline(always)]
+        |i, count, sums: &mut [S::V; 1]| sums[0] = add_first(s, center, sums[0], load(i, count)),
+    );
+    sum
+}
+
+#[inline(always)]
+fn add_first<S: Simd>(s: S, center: bool, sum: S::V, v: S::V) -> S::V {
+    if center { s.add(sum, v) } else { s.fma(v, v, sum) }
+}
+
+/// The mean (zero unless `center`) and the sum of squared distances from it, given the [`first_sum`]. With a mean that
+/// takes a second pass: the textbook formula in one would lose everything to cancellation when the mean is large.
+#[inline(always)]
+fn moments_after<S: Simd>(
+    s: S,
+    n: usize,
+    center: bool,
+    first: f32,
+    load: impl Fn(usize, usize) -> S::V,
+) -> (f32, f32) {
+    if !center {
+        return (0.0, first);
     }
+    let mean = first / n as f32;
     let means = s.splat(mean);
     let [squares] = sum_vectors(
         s,
         n,
         #[inline(always)]
         |i, count, sums: &mut [S::V; 1]| {
-            let v = load(i, count);
-            let v = if center { keep_first(s, s.sub(v, means), count) } else { v };
+            let v = keep_first(s, s.sub(load(i, count), means), count);
             sums[0] = s.fma(v, v, sums[0]);
         },
     );
     (mean, squares)
+}
+
+/// [`moments_after`] the [`first_sum`].
+#[inline(always)]
+fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
+    moments_after(s, n, center, first_sum(s, n, center, load), load)
 }
 
 /// One partial sum of each summed gradient for each block of rows, in f32.

@@ -4,6 +4,7 @@
 use super::angles::{cos_sin, frequencies, reduced};
 use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
+use crate::cpu::prefetch::{AHEAD, fetch};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, put_at, store_at, with_float};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
@@ -237,6 +238,7 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
             |i, count| {
                 // SAFETY: inside the rotated part. Vectors have an even number of lanes, so none divides a pair.
                 unsafe {
+                    fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
                     let x = load_at(s, x, i, count);
                     let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
                     let y = s.fma(x, c, s.mul(s.swap_pairs(x), d));
@@ -254,6 +256,9 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
         |i, count| {
             // SAFETY: `i + count <= n`.
             unsafe {
+                for half in [x, x.add(n)] {
+                    fetch::<S, T>(half.wrapping_add(i).wrapping_byte_add(AHEAD));
+                }
                 let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
                 put_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);

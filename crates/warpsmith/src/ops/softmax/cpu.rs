@@ -50,33 +50,77 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
-        let mut scratch = Scratch::<T>::new(p.hidden, &p.steps[..2]);
-        // Half of L2 for the exponentials, the rest for the row itself and for what comes next.
-        let fits = p.hidden * size_of::<f32>() <= l2_bytes() / 2;
-        let mut powers = vec![0f32; if fits { p.hidden } else { 0 }];
+        // For a row and the one before it, which is stored meanwhile.
+        let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..2]));
+        // Half of L2 for the exponentials of two rows, the rest for the rows themselves and for what comes next.
+        let fits = 2 * p.hidden * size_of::<f32>() <= l2_bytes() / 2;
+        let mut powers = [0, 1].map(|_| vec![0f32; if fits { p.hidden } else { 0 }]);
         let mut pieces = vec![Piece::default(); p.hidden.div_ceil(PIECE)];
         let scale = Scale::new(s, p.scale());
+        let mut factors = vec![0f32; pieces.len()];
+        // Where the row before belongs, and what is left to do for it.
+        let mut before: Option<(usize, Pending<T>)> = None;
+        let last = self.rows.end.wrapping_sub(1);
         for row in self.rows {
             let [x_at, out_at, _, _] = p.rows.offsets(row);
+            let (this, other) = (row % 2, (row + 1) % 2);
             // SAFETY: `check` bound both shapes to these sizes and strides, so every row lies in its tensor; threads
             // get disjoint rows; out is x only element for element, and each is read for the last time before it is
             // written.
             unsafe {
-                let x = scratch.gather(0, at(X, x_at), p.steps[0]);
-                let out = scratch.target(1, at(OUT, out_at), p.steps[1]);
+                let x = scratch[this].gather(0, at(X, x_at), p.steps[0]);
+                let out = scratch[this].target(1, at(OUT, out_at), p.steps[1]);
                 let stream = self.stream && can_stream::<Pair<S>, T>(out);
-                let row_of = (x, out, p.hidden);
                 if fits {
                     let next = p.rows.offsets((row + 1).min(p.num_rows - 1))[0];
-                    let ahead = Ahead::new(at(X, next).cast_const(), p.hidden.min(PIECE), p.steps[0]);
+                    let soon = if p.steps[0] == 1 { at(X, next).cast_const() } else { x };
                     // A result of f32 that stays in cache has room for its exponentials.
                     let in_place = T::DTYPE == DType::F32 && !stream;
-                    let powers = if in_place { out.cast() } else { powers.as_mut_ptr() };
-                    row_in_cache(s, row_of, powers, &scale, &mut pieces, stream, ahead);
+                    let powers = if in_place { out.cast() } else { powers[this].as_mut_ptr() };
+                    let pending = before.map(|(_, pending)| pending);
+                    let (pivot, sum) = sum_pieces(
+                        s,
+                        (x, p.hidden),
+                        soon,
+                        &scale,
+                        &mut pieces,
+                        #[inline(always)]
+                        |piece, i, count, e| {
+                            if let Some(pending) = pending {
+                                pending.store(s, factors[piece], i, count);
+                            }
+                            if in_place {
+                                put_unordered_at(s, powers, i, count, e, false);
+                            } else {
+                                store_at(s, powers, i, count, e);
+                            }
+                        },
+                    );
+                    if let Some((at_before, _)) = before {
+                        scratch[other].scatter(1, at(OUT, at_before), p.steps[1]);
+                    }
+                    for (factor, piece) in factors.iter_mut().zip(&pieces) {
+                        *factor = piece.factor(s, pivot, &scale) / sum;
+                    }
+                    before = Some((out_at, Pending { powers, out, stream }));
                 } else {
-                    long_row(s, row_of, &scale, &mut pieces, stream);
+                    long_row(s, (x, out, p.hidden), &scale, &mut pieces, stream);
+                    scratch[this].scatter(1, at(OUT, out_at), p.steps[1]);
                 }
-                scratch.scatter(1, at(OUT, out_at), p.steps[1]);
+            }
+        }
+        if let Some((at_before, pending)) = before {
+            // SAFETY: as above.
+            unsafe {
+                for (piece, &factor) in factors.iter().enumerate() {
+                    let start = piece * PIECE;
+                    for_vectors::<Pair<Pair<S>>>(
+                        PIECE.min(p.hidden - start),
+                        #[inline(always)]
+                        |i, count| pending.store(s, factor, start.wrapping_add(i), count),
+                    );
+                }
+                scratch[last % 2].scatter(1, at(OUT, at_before), p.steps[1]);
             }
         }
         if self.stream {
@@ -172,8 +216,33 @@ impl Piece {
     }
 }
 
+/// A row whose exponentials stay in cache until it is stored, which is done while those of the next row are computed: so
+/// memory has something to do meanwhile. Each element is read from memory once, and each exponential computed once.
+#[derive(Clone, Copy)]
+struct Pending<T> {
+    /// The exponentials; may be `out`.
+    powers: *const f32,
+    out: *mut T,
+    stream: bool,
+}
+
+impl<T: CpuElement> Pending<T> {
+    /// Stores a vector of the row, given the factor of its piece.
+    ///
+    /// # Safety
+    /// The elements must exist; if streamed, they must be as [`can_stream`] says.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, s: S, factor: f32, i: usize, count: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            let e = load_at(s, self.powers, i, count);
+            put_unordered_at(s, self.out, i, count, s.mul(e, s.splat(factor)), self.stream);
+        }
+    }
+}
+
 /// The pieces of a row of `n` elements, their largest pivot, and the sum of all exponentials relative to that. `see` is
-/// given the exponentials, relative to their piece's pivot.
+/// given the piece's number, and the exponentials relative to its pivot. `soon` is what is read after the row.
 ///
 /// # Safety
 /// `x` must be readable for `n` elements; `pieces` are as many as the row has.
@@ -181,17 +250,19 @@ impl Piece {
 unsafe fn sum_pieces<S: Simd, T: CpuElement>(
     s: S,
     (x, n): (*const T, usize),
+    soon: *const T,
     scale: &Scale<S>,
     pieces: &mut [Piece],
-    see: impl Fn(usize, usize, S::V),
+    see: impl Fn(usize, usize, usize, S::V),
 ) -> (f32, f32) {
     let mut top = f32::MIN;
     for (index, piece) in pieces.iter_mut().enumerate() {
         let start = index * PIECE;
-        let (len, is_last) = (PIECE.min(n - start), n - start <= PIECE);
+        let len = PIECE.min(n - start);
         // SAFETY: all positions are below `n`.
         unsafe {
             let x = x.add(start);
+            let soon = if n - start <= PIECE { soon } else { x.wrapping_add(PIECE) };
             piece.pivot = largest(s, x, len, scale);
             top = top.max(piece.pivot);
             let pivot = s.splat(piece.pivot);
@@ -200,11 +271,9 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
-                    if !is_last {
-                        fetch::<S, T>(x.wrapping_add(PIECE).wrapping_add(i));
-                    }
+                    fetch::<S, T>(soon.wrapping_add(i));
                     let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
-                    see(start.wrapping_add(i), count, e);
+                    see(index, start.wrapping_add(i), count, e);
                     sums[0] = s.add(sums[0], keep_first(s, e, count));
                 },
             );
@@ -212,57 +281,6 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
     }
     let sum = pieces.iter().fold(0.0, |sum, piece| sum + piece.sum * piece.factor(s, top, scale));
     (top, sum)
-}
-
-/// A row whose exponentials stay in cache, in `powers`: each element is read from memory once, and each exponential
-/// computed once.
-///
-/// # Safety
-/// `x` must be readable and `out` and `powers` writable for `n` elements, and `powers` may be `out`; with `stream`, `out`
-/// must be aligned as [`can_stream`] says. `pieces` are as many as the row has.
-#[inline(always)]
-unsafe fn row_in_cache<S: Simd, T: CpuElement>(
-    s: S,
-    (x, out, n): (*const T, *mut T, usize),
-    powers: *mut f32,
-    scale: &Scale<S>,
-    pieces: &mut [Piece],
-    stream: bool,
-    ahead: Ahead<T>,
-) {
-    // SAFETY: all positions are below `n`.
-    unsafe {
-        let (pivot, sum) = sum_pieces(
-            s,
-            (x, n),
-            scale,
-            pieces,
-            #[inline(always)]
-            |i, count, e| {
-                if powers == out.cast() {
-                    put_unordered_at(s, powers, i, count, e, false);
-                } else {
-                    store_at(s, powers, i, count, e);
-                }
-            },
-        );
-        for (index, piece) in pieces.iter().enumerate() {
-            let start = index * PIECE;
-            let factor = s.splat(piece.factor(s, pivot, scale) / sum);
-            let (powers, out) = (powers.add(start).cast_const(), out.add(start));
-            for_vectors::<S>(
-                PIECE.min(n - start),
-                #[inline(always)]
-                |i, count| {
-                    if start == 0 {
-                        ahead.fetch::<S>(i);
-                    }
-                    let e = load_at(s, powers, i, count);
-                    put_unordered_at(s, out, i, count, s.mul(e, factor), stream);
-                },
-            );
-        }
-    }
 }
 
 /// A row of any length, read from memory twice: once for the sum and once for the result.
@@ -283,10 +301,11 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
         let (pivot, sum) = sum_pieces(
             s,
             (x, n),
+            x,
             scale,
             pieces,
             #[inline(always)]
-            |_, _, _| {},
+            |_, _, _, _| {},
         );
         let (pivot, inverse) = (s.splat(pivot), s.splat(1.0 / sum));
         for_vectors::<S>(

@@ -87,7 +87,7 @@ impl Work {
             let row = if half == 0 { p.gate_row(j) } else { p.up_row(j) };
             // SAFETY: the row exists, and `to` has room for `k` elements.
             unsafe {
-                with_input!(p.w_dtype, T => widen::<S, T>(s, part.w, row as isize * p.w.row, p.w.col, p.k, to));
+                with_element!(p.w_dtype, T => widen::<S, T>(s, part.w, row as isize * p.w.row, p.w.col, p.k, to));
                 if p.has_bias {
                     self.bias[slot] = value_at(part.bias, row as isize * p.bias_step, p.out_dtype);
                 }
@@ -114,7 +114,7 @@ impl Work {
             let offset = (first + r) as isize * p.x.row;
             // SAFETY: the row exists, and `to` has room for `k` elements.
             unsafe {
-                with_input!(p.x_dtype, T => widen::<S, T>(s, part.x, offset, p.x.col, p.k, to.as_mut_ptr()));
+                with_element!(p.x_dtype, T => widen::<S, T>(s, part.x, offset, p.x.col, p.k, to.as_mut_ptr()));
             }
         }
         let x_scale = |row: usize, block: usize| {
