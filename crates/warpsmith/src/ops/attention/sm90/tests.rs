@@ -78,7 +78,7 @@ fn keys_of_a_block_do_not_depend_on_more_than_a_row_sees() {
         }
     }
     // Three warpgroups where there are many tiles, two where a larger tile would leave blocks of the device idle.
-    assert_eq!(Tile::of_call(&long(causal, 8192, 8192, 2), 132).consumers, 3);
+    assert_eq!(Tile::of_call(&long(causal, 8192, 8192, 32), 132).consumers, 3);
     assert_eq!(Tile::of_call(&long(causal, 512, 512, 1), 132).consumers, 2);
 }
 

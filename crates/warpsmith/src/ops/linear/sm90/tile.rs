@@ -218,6 +218,19 @@ impl Tile {
         }
     }
 
+    /// Tiles of the block that has the most to do. Blocks take tiles in turn, those of a last row of tiles that counts for
+    /// less after the others, so that who has a whole one more may have one of those too.
+    fn longest(self, p: &Problem, resident: usize, rounds: f64) -> f64 {
+        let [rows, columns] = self.grid(p);
+        let share = self.row_tiles(p) + 1.0 - rows as f64;
+        if p.batch > 1 || share >= 1.0 {
+            return rounds.ceil();
+        }
+        let all = (rows * columns).div_ceil(resident);
+        let whole = ((rows - 1) * columns).div_ceil(resident);
+        whole as f64 + (all - whole) as f64 * share
+    }
+
     /// An estimate of the cycles that a problem takes.
     fn cost(self, p: &Problem, units: usize) -> f64 {
         let [m, n, x_rows] = [self.m, self.n, self.x_rows].map(|size| size as f64);
@@ -243,7 +256,7 @@ impl Tile {
         };
         let epilogue = step * elements + EPILOGUE_START;
         // Multiprocessors that wait for the last round of many leave the others their share of the power.
-        let waves = rounds + (rounds.ceil() - rounds) * (8.0 / rounds).min(1.0);
+        let waves = rounds + (self.longest(p, resident, rounds) - rounds).max(0.0) * (8.0 / rounds).min(1.0);
         let cycles = START
             + match self.schedule {
                 PingPong => waves * main.max((main + epilogue) / 2.0) + epilogue,
