@@ -9,11 +9,11 @@ use super::math::{GELU_TANH_A, GELU_TANH_B, INVERSE_SQRT_2PI, TAIL_ENDS, poly, u
 use super::simd::Simd;
 use std::f32::consts::LOG2_E;
 
-/// `2^x` for `x <= 127`, zero below -126; relative error `2^-22`.
+/// `2^x` for `x <= 127`; relative error `2^-22`.
 #[inline(always)]
 pub fn exp2_fine<S: Simd>(s: S, x: S::V) -> S::V {
     let c = [1.0, 0.693_151_3, 0.240_164_58, 0.055_799_585, 0.009_017_376, 0.001_867_001];
-    s.scale2_floor_normal(poly(s, s.fraction(x), c), x)
+    s.scale2_floor(poly(s, s.fraction(x), c), x)
 }
 
 /// `e^x` for `x` up to `2^limit`, given `x log2 e`: where functions have reached their limits for good, but the square of
