@@ -223,12 +223,13 @@ impl Tile {
     fn longest(self, p: &Problem, resident: usize, rounds: f64) -> f64 {
         let [rows, columns] = self.grid(p);
         let share = self.row_tiles(p) + 1.0 - rows as f64;
+        let even = rounds.ceil();
         if p.batch > 1 || share >= 1.0 {
-            return rounds.ceil();
+            return even;
         }
         let all = (rows * columns).div_ceil(resident);
         let whole = ((rows - 1) * columns).div_ceil(resident);
-        whole as f64 + (all - whole) as f64 * share
+        even.max(whole as f64 + (all - whole) as f64 * share)
     }
 
     /// An estimate of the cycles that a problem takes.
