@@ -305,6 +305,32 @@ fn bench_goes_step_by_step() {
 }
 
 #[test]
+fn bench_records_what_was_compared_when_the_other_side_ends() {
+    let cache = tempfile::tempdir().unwrap();
+    let (peers, evidence) = (cache.path().join("peers.jsonl"), cache.path().join("evidence"));
+    std::fs::create_dir(&evidence).unwrap();
+    std::fs::write(&peers, "").unwrap();
+    let mut command = warpsmith(cache.path());
+    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--quick", "--json", "--step"]);
+    command.args(["--record", "--evidence", evidence.to_str().unwrap(), "--peers", peers.to_str().unwrap()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"\n").unwrap();
+    let first = parse(&lines.next().unwrap().unwrap());
+    input.write_all(b"\n").unwrap();
+    lines.next().unwrap().unwrap();
+    // The second case was timed here, but its peers were not.
+    drop((input, lines));
+    assert!(child.wait().unwrap().success());
+    let file = std::fs::read_dir(&evidence).unwrap().next().unwrap().unwrap().path();
+    let record = parse(&std::fs::read_to_string(file).unwrap());
+    let timings = record["timings"].as_array().unwrap();
+    assert_eq!(timings.len(), 1);
+    assert_eq!(timings[0]["case"], first["case"]);
+}
+
+#[test]
 fn tune_remembers_what_later_calls_choose() {
     let cache = tempfile::tempdir().unwrap();
     let case = ["rms_norm", "--device", "cpu", "--dtype", "f32", "--shape", "num_tokens=3", "hidden=65"];

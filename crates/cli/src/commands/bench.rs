@@ -3,7 +3,9 @@
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
-use std::path::{Path, PathBuf};
+use std::cell::Cell;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
 use warpsmith::evidence::{self, Machine, Record, Timing};
@@ -76,19 +78,27 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut peers = if args.step { Peers::default() } else { read_peers()? };
     let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
     let cases = timed_cases(&args.select, device, args.quick)?;
-    let (ceilings, measured) = for_each_case(&cases, device, settings, |bench, _| {
+    // The peers of a case are complete when its line is answered.
+    let (answered, hung_up) = (Cell::new(true), Cell::new(false));
+    let (ceilings, mut measured) = for_each_case(&cases, device, settings, |bench, _| {
         if args.step {
-            wait_for_line()?;
+            hung_up.set(!wait_for_line());
+            if hung_up.get() {
+                return Ok(None);
+            }
         }
         let measured = bench.measure(args.select.kernel());
         if args.step {
-            // Whoever waits for the line of a case gets one if it fails, too.
-            println!("{}", json_line(measured.as_ref().ok()));
+            answered.set(measured.is_err());
+            // Whoever waits for the line of a case gets one if it fails, too. If nobody does, the next wait shows it.
+            let _ = writeln!(std::io::stdout(), "{}", json_line(measured.as_ref().ok()));
         }
-        measured
+        measured.map(Some)
     })?;
     if args.step {
-        wait_for_line()?;
+        if (hung_up.get() || !wait_for_line()) && !answered.get() {
+            measured.pop();
+        }
         peers = read_peers()?;
     } else if args.json {
         for m in &measured {
@@ -124,9 +134,9 @@ fn json_line(measurement: Option<&Measurement>) -> String {
     serde_json::to_string(&measurement).expect("measurements are plain data")
 }
 
-fn wait_for_line() -> Result<()> {
-    let read = std::io::stdin().read_line(&mut String::new());
-    read.map(|_| ()).map_err(|error| Error::io(Path::new("standard input"), "reading", &error))
+/// Whether a line came; not if whoever would write it has ended.
+fn wait_for_line() -> bool {
+    std::io::stdin().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0)
 }
 
 /// The cases to time, without the large ones if the run is to be `quick`.
@@ -153,12 +163,13 @@ pub fn timed_cases(
     Ok(cases)
 }
 
-/// Does `time` with the tensors of every case; one that does not fit or that no kernel supports is skipped with a word.
+/// Does `time` with the tensors of every case until it returns nothing; one that does not fit or that no kernel supports is
+/// skipped with a word.
 pub fn for_each_case<T>(
     cases: &[(&'static dyn AnyOp, Case)],
     device: Device,
     settings: Settings,
-    time: impl Fn(&Bench, &'static dyn AnyOp) -> Result<T>,
+    time: impl Fn(&Bench, &'static dyn AnyOp) -> Result<Option<T>>,
 ) -> Result<(Ceilings, Vec<T>)> {
     let bar = progress_bar(cases.len() + 1);
     bar.set_message("copy");
@@ -168,7 +179,8 @@ pub fn for_each_case<T>(
     for (op, case) in cases {
         bar.set_message(op.spec().name);
         match Bench::new(*op, case, device, ceilings, settings).and_then(|bench| time(&bench, *op)) {
-            Ok(result) => results.push(result),
+            Ok(Some(result)) => results.push(result),
+            Ok(None) => break,
             Err(error @ (Error::OutOfMemory { .. } | Error::Unsupported { .. })) => {
                 let name = case.name(op.spec());
                 bar.suspend(|| eprintln!("skipped: {} [{name} {}]: {error}", op.spec().name, case.dtype));

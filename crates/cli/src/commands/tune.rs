@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, tunings) = for_each_case(&cases, device, settings, |bench, op| {
         let candidates: Vec<&str> =
             args.select.kernels(op, device).iter().map(|kernel| kernel.name).collect();
-        bench.tune(&candidates)
+        bench.tune(&candidates).map(Some)
     })?;
     if args.json {
         for tuning in &tunings {
