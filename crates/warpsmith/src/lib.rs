@@ -13,6 +13,7 @@
 pub mod bench;
 pub mod call;
 pub mod check;
+mod cost;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
