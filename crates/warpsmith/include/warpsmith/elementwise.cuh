@@ -129,8 +129,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
 
   static WS_INLINE void fetch_flat(const ElementwiseParams& p) {
     const i64 tile = flat_tile(), column = tile + threadIdx.x * kUnit;
-    // Large tensors are faster without.
-    if (p.is_large || tile + kThreads * ITEMS * kUnit > p.columns) return;
+    if ((int)blockIdx.x >= p.blocks_ahead || tile + kThreads * ITEMS * kUnit > p.columns) return;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) fetch_inputs(p, Place(p, 0, column + i * (kThreads * kUnit)));
   }
@@ -178,8 +177,8 @@ template <class T, int kIn, int kOut> struct Elementwise {
   };
 
   static WS_INLINE void fetch_rows(const ElementwiseParams& p) {
-    // Large tensors are faster without, and where rows lie is only found out ahead if that takes no division.
-    if (p.is_large || p.rows.rank > 1) return;
+    // Where rows lie is only found out ahead if that takes no division.
+    if ((int)blockIdx.x >= p.blocks_ahead || p.rows.rank > 1) return;
     const Tile tile(p);
     if (tile.column >= p.columns) return;
 #pragma unroll

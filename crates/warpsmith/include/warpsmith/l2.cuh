@@ -5,10 +5,13 @@
 
 // Asks for the chunk at `p`, with its neighbours of 128 bytes, to be brought to L2: before `begin_kernel`, when the memory
 // is idle because the kernel before has little left to do. One thread of eight asks. Nothing is read: if that kernel still
-// writes this data, its writes and what was brought meet in L2, and the loads that follow find both.
-WS_INLINE void fetch_ahead(const void* p) {
+// writes this data, its writes and what was brought meet in L2, and the loads that follow find both. `streams`: the loads
+// will have the policy of that name. Of large tensors only the first blocks should ask: the host says how many.
+WS_INLINE void fetch_ahead(const void* p, bool streams = false) {
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x % 8 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+  if (threadIdx.x % 8 != 0) return;
+  if (streams) asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(p) : "memory");
+  else asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 #endif
 }
 

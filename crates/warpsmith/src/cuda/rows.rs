@@ -131,6 +131,17 @@ pub fn is_large(info: &DeviceInfo, elements: usize, dtype: DType) -> i32 {
     (elements * dtype.size() > info.cache_bytes) as i32
 }
 
+/// How many blocks of `block_bytes` of input each ask for it before they wait for the kernel before: see `fetch_ahead` in
+/// `l2.cuh`. Of a tensor that fits L2 all do. Of a large one those that start first: more would ask for what is evicted
+/// before they load it, or what they load at once.
+pub fn blocks_ahead(info: &DeviceInfo, is_large: i32, block_bytes: usize) -> i32 {
+    const BYTES_OF_UNIT: usize = 32 << 10;
+    if is_large == 0 {
+        return i32::MAX;
+    }
+    (info.units * BYTES_OF_UNIT / block_bytes.max(1)) as i32
+}
+
 /// The define for an element type.
 pub fn element(dtype: DType) -> (&'static str, String) {
     ("ELEM", dtype.name().into())

@@ -1,7 +1,7 @@
 //! `cast` on CUDA devices: host half.
 
 use super::{OUT, Problem, SCALE, Scaling, TYPES, X, group};
-use crate::cuda::rows::{Rows, flag, grid_blocks, is_large};
+use crate::cuda::rows::{Rows, blocks_ahead, flag, grid_blocks, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
@@ -31,7 +31,7 @@ kernel_params! {
         x: u64, scale: u64, out: u64,
         num_rows: i64, num_cols: i64, x_step: i64, out_step: i64,
         lane_bits: i32, col_tiles: u32,
-        is_large: i32,
+        blocks_ahead: i32,
         rows: Rows,
     }
 }
@@ -110,6 +110,8 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let at = |index| launch.args.address(index) as u64;
     let tiling = Tiling::new(p, launch.info);
     let blocks = grid_blocks("cast", tiling.blocks)?;
+    let large = is_large(launch.info, p.num_rows * p.num_cols, p.from);
+    let block_bytes = THREADS * tiling.items * group(p.from, p.to) * p.from.size();
     let params = CastParams {
         x: at(X),
         scale: at(SCALE),
@@ -121,7 +123,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         lane_bits: tiling.lanes.trailing_zeros() as i32,
         // No more than the number of blocks, which was checked.
         col_tiles: tiling.col_tiles as u32,
-        is_large: is_large(launch.info, p.num_rows * p.num_cols, p.from),
+        blocks_ahead: blocks_ahead(launch.info, large, block_bytes),
         rows: Rows::new(&p.rows),
     };
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);

@@ -36,8 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const Cas
   OUT* out = (OUT*)p.out + start[1];
   const i64 first = (((i64)tile * ITEMS << p.lane_bits) + lane) * K;
   const i64 stride = (i64)K << p.lane_bits;
-  // Large tensors are faster without.
-  if (VECTOR && !p.is_large) {
+  if (VECTOR && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
       if (first + i * stride + K <= p.num_cols) fetch_ahead(x + first + i * stride);

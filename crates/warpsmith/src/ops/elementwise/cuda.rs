@@ -1,7 +1,7 @@
 //! The engine on CUDA devices: host half. The device half is `elementwise.cuh`.
 
 use super::{Grid, MAX_STREAMS};
-use crate::cuda::rows::{element, flag, is_large};
+use crate::cuda::rows::{blocks_ahead, element, flag, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ kernel_params! {
         num_rows: i64,
         column_tiles: u32,
         lanes_log2: u32,
-        is_large: i32,
+        blocks_ahead: i32,
         rows: ElementwiseRows,
     }
 }
@@ -204,6 +204,7 @@ pub(in crate::ops) unsafe fn run<P>(
         limit: i32::MAX as u64,
     };
     let blocks = i32::try_from(plan.blocks).map_err(too_many)? as u32;
+    let large = is_large(launch.info, grid.num_rows * grid.columns, grid.dtype);
     let params = ElementwiseParams {
         streams: std::array::from_fn(|t| addresses.get(t).map_or(0, |&a| a as u64)),
         steps: grid.steps.map(|s| s as i64),
@@ -211,7 +212,7 @@ pub(in crate::ops) unsafe fn run<P>(
         num_rows: grid.num_rows as i64,
         column_tiles: plan.column_tiles as u32,
         lanes_log2: plan.lanes_log2,
-        is_large: is_large(launch.info, grid.num_rows * grid.columns, grid.dtype),
+        blocks_ahead: blocks_ahead(launch.info, large, THREADS * plan.mode.items * 16 * signature.inputs),
         rows: ElementwiseRows::of(grid),
     };
     let defines = [plan.mode.defines(), vec![element(grid.dtype)], own].concat();

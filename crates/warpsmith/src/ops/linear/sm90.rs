@@ -27,6 +27,8 @@ const SLICE_ROWS: usize = 16;
 const STORED_SLICES: usize = 2;
 /// Bytes of K from which on the products of a tile take longer than a long epilogue.
 const LONG_K: usize = 2048;
+/// Tiles from which on every consumer has several: the epilogue of its last is hidden by nothing.
+const MANY_TILES: usize = 512;
 /// Shared memory of a multiprocessor, of which every block takes some for the system.
 const SHARED: usize = 233_472;
 const SHARED_RESERVED: usize = 1024;
@@ -92,7 +94,8 @@ impl Config {
     }
 
     fn takes_small_steps(p: &Problem, tile: Tile) -> bool {
-        let hidden = tile.schedule == Schedule::PingPong && p.k * p.x_dtype.size() >= LONG_K;
+        let many = tile.grid(p).iter().product::<usize>() * p.batch >= MANY_TILES;
+        let hidden = tile.schedule == Schedule::PingPong && p.k * p.x_dtype.size() >= LONG_K && many;
         let long_gelu = hidden && p.activation == Some(Kind::Gelu);
         // What is loaded of a residual needs registers, which a gate and stores by themselves need too.
         let crowded = p.has_residual && (p.gate != Gate::None || p.out_order != Order::Rows);

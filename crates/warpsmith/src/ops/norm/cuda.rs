@@ -2,7 +2,7 @@
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
 use crate::cuda::kernel;
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag, is_large};
+use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -48,7 +48,7 @@ kernel_params! {
         x: u64, weight: u64, bias: u64, residual: u64, out: u64, sum: u64,
         num_rows: i64, hidden: i32, eps: f32,
         x_step: i64, out_step: i64, residual_step: i64, sum_step: i64, weight_step: i64, bias_step: i64,
-        is_large: i32,
+        is_large: i32, blocks_ahead: i32,
         rows: Rows,
     }
 }
@@ -69,6 +69,8 @@ struct Features {
     center: bool,
     residual: bool,
     prefetch: bool,
+    /// Rows of a group of threads.
+    together: usize,
 }
 
 fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
@@ -79,6 +81,7 @@ fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
         flag("CENTER", features.center),
         flag("HAS_RESIDUAL", features.residual),
         flag("PREFETCH", features.prefetch),
+        ("TOGETHER", features.together.to_string()),
     ]);
     defines
 }
@@ -90,7 +93,7 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
             for &vector in vectors {
                 for &prefetch in prefetches.iter().filter(|&&prefetch| !prefetch || can_prefetch(tiling)) {
                     all.extend([false, true].map(|residual| {
-                        defines(tiling, dtype, Features { vector, center, residual, prefetch })
+                        defines(tiling, dtype, Features { vector, center, residual, prefetch, together: 1 })
                     }));
                 }
             }
@@ -143,8 +146,15 @@ static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "n
     variants(false, &tilings(false), &[1, 2], &[false, true])
 }));
 static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &tilings(true), &[1, 2], &[false, true])
+    let mut all = variants(true, &tilings(true), &[1, 2], &[false, true]);
+    let eight_warps = RowTiling::new(EIGHT_WARPS / 4, DType::F32, PLAIN).expect("fits");
+    all.extend(FLOATS.map(|dtype| defines(&eight_warps, dtype, TWO_ROWS)));
+    all
 }));
+
+/// Two rows at once, which load weight and bias once: of many rows of eight warps.
+const TWO_ROWS: Features =
+    Features { vector: 2, center: true, residual: false, prefetch: false, together: 2 };
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
     variants(false, &long_tilings(PLAIN), &[0, 1], &[false])
 });
@@ -201,8 +211,10 @@ fn addressable(hidden: usize, num_rows: usize) -> std::result::Result<(), String
     }
 }
 
-fn params(launch: &Launch<'_, Problem>) -> NormParams {
+fn params(launch: &Launch<'_, Problem>, block_rows: usize) -> NormParams {
     let p = launch.problem;
+    let large = is_large(launch.info, p.num_rows * p.hidden, p.dtype);
+    let inputs = 1 + p.has_residual as usize;
     let at = |index| launch.args.address(index) as u64;
     let [x_step, out_step, residual_step, sum_step, weight_step, bias_step] = p.steps.map(|s| s as i64);
     NormParams {
@@ -221,7 +233,8 @@ fn params(launch: &Launch<'_, Problem>) -> NormParams {
         sum_step,
         weight_step,
         bias_step,
-        is_large: is_large(launch.info, p.num_rows * p.hidden, p.dtype),
+        is_large: large,
+        blocks_ahead: blocks_ahead(launch.info, large, inputs * block_rows * p.hidden * p.dtype.size()),
         rows: Rows::new(&p.rows),
     }
 }
@@ -230,27 +243,34 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
         .expect("`supports` has passed");
+    run_tiled(launch, &tiling, features(p, &tiling, launch.info))
+}
+
+fn features(p: &Problem, tiling: &RowTiling, info: &DeviceInfo) -> Features {
     let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
-    run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
+    let eight_warps = vector == 2 && p.hidden * p.dtype.size() == EIGHT_WARPS;
+    if p.center && eight_warps && !p.has_residual && is_large(info, p.num_rows * p.hidden, p.dtype) != 0 {
+        return TWO_ROWS;
+    }
+    let prefetch = prefetches(p, tiling, info.units);
+    Features { vector, center: p.center, residual: p.has_residual, prefetch, together: 1 }
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(
-        launch,
-        &long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)),
-        p.vector_rows as u8,
-        false,
-    )
+    let tiling = long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center));
+    let vector = p.vector_rows as u8;
+    let features =
+        Features { vector, center: p.center, residual: p.has_residual, prefetch: false, together: 1 };
+    run_tiled(launch, &tiling, features)
 }
 
-fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
+fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, features: Features) -> Result<()> {
     let p = launch.problem;
-    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch };
     let defines = defines(tiling, p.dtype, features);
-    let config = tiling.launch(p.num_rows)?;
+    let config = tiling.launch(p.num_rows.div_ceil(features.together))?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines, &config, &params(launch)) }
+    unsafe { kernel::run(launch, &defines, &config, &params(launch, tiling.rows * features.together)) }
 }
 
 // ---- backward ----

@@ -3,7 +3,7 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cuda::kernel;
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, element, flag, is_large};
+use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -42,6 +42,7 @@ kernel_params! {
         magnitude: f32,
         x_step: i64, out_step: i64,
         is_large: i32,
+        blocks_ahead: i32,
         rows: Rows,
     }
 }
@@ -146,8 +147,9 @@ fn cached_chunks(p: &Problem, info: &DeviceInfo) -> usize {
     (p.hidden * p.dtype.size()).div_ceil(LONG.lanes * 16).min(room)
 }
 
-fn params(launch: &Launch<'_, Problem>, cached: usize) -> SoftmaxParams {
+fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling, cached: usize) -> SoftmaxParams {
     let p = launch.problem;
+    let large = is_large(launch.info, p.num_rows * p.hidden, p.dtype);
     SoftmaxParams {
         x: launch.args.address(X) as u64,
         out: launch.args.address(OUT) as u64,
@@ -158,7 +160,8 @@ fn params(launch: &Launch<'_, Problem>, cached: usize) -> SoftmaxParams {
         magnitude: (p.scale().abs() * std::f64::consts::LOG2_E) as f32,
         x_step: p.steps[0] as i64,
         out_step: p.steps[1] as i64,
-        is_large: is_large(launch.info, p.num_rows * p.hidden, p.dtype),
+        is_large: large,
+        blocks_ahead: blocks_ahead(launch.info, large, tiling.rows * p.hidden * p.dtype.size()),
         rows: Rows::new(&p.rows),
     }
 }
@@ -169,7 +172,7 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = tiling.launch(p.num_rows)?;
     let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines(p.dtype, vector, &tiling), &config, &params(launch, 0)) }
+    unsafe { kernel::run(launch, &defines(p.dtype, vector, &tiling), &config, &params(launch, &tiling, 0)) }
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -179,7 +182,12 @@ fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     config.shared_bytes = (cached * LONG.lanes * 16) as u32;
     // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
     unsafe {
-        kernel::run(launch, &defines(p.dtype, p.vector_rows as u8, &LONG), &config, &params(launch, cached))
+        kernel::run(
+            launch,
+            &defines(p.dtype, p.vector_rows as u8, &LONG),
+            &config,
+            &params(launch, &LONG, cached),
+        )
     }
 }
 

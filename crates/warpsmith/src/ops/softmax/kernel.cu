@@ -85,11 +85,10 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
   const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
   const bool exists = ROWS == 1 || index < p.num_rows;
   const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
-  // Rows of large tensors come faster without.
-  if (VECTOR && exists && !p.is_large) {
+  if (VECTOR && exists && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) fetch_ahead(x + (i * LANES + lane) * V);
+      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) fetch_ahead(x + (i * LANES + lane) * V, p.is_large);
   }
   begin_kernel();
   if (!exists) return;

@@ -130,14 +130,17 @@ fn the_choice_is_among_the_fastest_measured() {
 
 #[test]
 fn long_products_hide_gelu_in_small_steps() {
-    let small_steps = |tile, activation, k| {
-        let p = Problem { activation, has_bias: true, ..problem(DType::BF16, [4096, 4096, k]) };
+    let small_steps_of = |tile, activation, size| {
+        let p = Problem { activation, has_bias: true, ..problem(DType::BF16, size) };
         Config::of(&p, tile).small_steps
     };
+    let small_steps = |tile, activation, k| small_steps_of(tile, activation, [4096, 4096, k]);
     let (in_turn, together) = (TILES[0], TILES[1]);
     assert!(small_steps(in_turn, Some(Kind::Gelu), 1024) && !small_steps(in_turn, Some(Kind::Gelu), 512));
     assert!(!small_steps(in_turn, Some(Kind::Silu), 4096) && !small_steps(in_turn, None, 4096));
     assert!(!small_steps(together, Some(Kind::Gelu), 4096));
+    // A tile for each consumer or none: the epilogue is not hidden.
+    assert!(!small_steps_of(in_turn, Some(Kind::Gelu), [512, 4096, 1024]));
 }
 
 #[test]
