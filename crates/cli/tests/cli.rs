@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 /// The program with its own cache and none of the caller's settings.
 fn warpsmith(cache: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warpsmith"));
-    for name in ["KERNEL_PACK", "DISABLE_JIT", "NUM_THREADS", "CPU_TIER"] {
+    for name in ["KERNEL_PACK", "DISABLE_JIT", "NUM_THREADS", "CPU_TIER", "CPU_MATRIX"] {
         command.env_remove(format!("WARPSMITH_{name}"));
     }
     command.env("WARPSMITH_CACHE_DIR", cache);
@@ -113,6 +113,12 @@ fn explain_chooses_for_machines_that_are_not_here() {
     assert!(text.contains("3 multiprocessors") && text.contains("groups of rows"), "{text}");
     let text = succeeds(&["explain", "rms_norm", "--device", "cpu", "--kernel", "rms_norm_portable"]);
     assert!(text.contains("named by the caller"), "{text}");
+    // Every function a kernel launches must be for the device, not only its first.
+    let text = succeeds(&["explain", "linear_backward", "--with", "dx", "--dtype", "bf16", "--arch", "75"]);
+    assert!(text.contains("runs linear_backward_generic"), "{text}");
+    assert!(text.contains("not linear_backward_sm80: needs sm_80"), "{text}");
+    let text = succeeds(&["explain", "paged_attention", "--arch", "60"]);
+    assert!(text.contains("runs paged_attention_generic"), "{text}");
 }
 
 #[test]
@@ -384,11 +390,12 @@ fn doctor_tells_broken_from_missing() {
     };
     let (code, healthy) = examine("UNRELATED", "x");
     assert_eq!(code, Some(0), "{healthy:#}");
-    for what in ["CPU", "CPU tiers", "CPU threads", "kernel cache"] {
+    for what in ["CPU", "CPU tiers", "CPU matrix products", "CPU threads", "kernel cache"] {
         assert_eq!(about(&healthy, what)["state"], "ok", "{what}");
     }
     let wrong = [
         ("WARPSMITH_CPU_TIER", "sse9", "CPU tiers"),
+        ("WARPSMITH_CPU_MATRIX", "sse9", "CPU matrix products"),
         ("WARPSMITH_NUM_THREADS", "many", "CPU threads"),
         ("WARPSMITH_CACHE_DIR", "/proc/nowhere", "kernel cache"),
         ("WARPSMITH_KERNEL_PACK", "/nowhere", "kernel pack"),

@@ -4,7 +4,7 @@ use crate::device::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Args, Attrs, Op};
-use crate::registry::{AnyOp, Select};
+use crate::registry::{AnyOp, Explanation, Select};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 use std::marker::PhantomData;
 
@@ -138,6 +138,13 @@ impl<'a, O: OneOutput> Call<'a, O> {
         let mut out = self.allocate(O::OUTPUT, &stream)?;
         self.run_into(&mut out, &stream)?;
         Ok(out)
+    }
+
+    /// Which kernel [`run`](Call::run) would take, in which configuration and precision, and why it takes no other.
+    pub fn explain(&self) -> Result<Explanation> {
+        let mut out = self.allocate(O::OUTPUT, &self.default_stream()?)?;
+        let args = self.args.clone().output(O::OUTPUT, out.view_mut());
+        O::default().explain(&args, &self.attrs, &args.device().info()?, &self.select)
     }
 
     /// Runs on `stream` into memory of the caller's.

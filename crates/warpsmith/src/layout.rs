@@ -169,15 +169,24 @@ impl Layout {
     /// # Panics
     /// If `order` is not a permutation of the dimensions.
     pub fn permute(&self, order: &[usize]) -> Layout {
-        assert_eq!(order.len(), self.rank(), "a permutation names each dimension once");
+        self.permuted(order).expect("a permutation names each dimension once")
+    }
+
+    /// Dimensions in another order; `None` if `order` is not a permutation of them.
+    pub fn permuted(&self, order: &[usize]) -> Option<Layout> {
+        if order.len() != self.rank() {
+            return None;
+        }
         let mut out = *self;
         let mut seen = [false; MAX_RANK];
         for (to, &from) in order.iter().enumerate() {
-            assert!(!std::mem::replace(&mut seen[from], true), "a permutation names each dimension once");
+            if from >= self.rank() || std::mem::replace(&mut seen[from], true) {
+                return None;
+            }
             out.shape.dims[to] = self.shape.dims[from];
             out.strides[to] = self.strides[from];
         }
-        out.canonical()
+        Some(out.canonical())
     }
 
     /// `len` indices of dimension `dim` from `start`, and the offset of the first element. `None` if out of range.

@@ -63,6 +63,8 @@ pub struct Kernel<P: 'static> {
     pub target: Target,
     /// Further device functions the kernel launches.
     pub also: [Option<&'static CudaKernel>; 2],
+    /// Whether it runs on devices too old for those: it then does without.
+    pub also_optional: bool,
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
@@ -83,6 +85,7 @@ impl<P> Kernel<P> {
             name,
             target: Target::Cpu(tier),
             also: [None; 2],
+            also_optional: false,
             batch_invariant: true,
             supports: |_, _| Ok(()),
             config: |_, info| format!("{} threads", info.units),
@@ -119,6 +122,7 @@ impl<P> Kernel<P> {
             name,
             target,
             also: [None; 2],
+            also_optional: false,
             batch_invariant,
             supports: |_, _| Ok(()),
             config: |_, _| String::new(),
@@ -149,6 +153,19 @@ impl<P> Kernel<P> {
         self
     }
 
+    /// Where the device is too old for the further functions, it does without them.
+    pub const fn or_without(mut self) -> Self {
+        self.also_optional = true;
+        self
+    }
+
+    /// The most demanding of the device functions that it cannot do without.
+    fn most_demanding(&self) -> Option<&'static CudaKernel> {
+        let Target::Cuda(cuda) = self.target else { return None };
+        let also = self.also.into_iter().flatten().filter(|_| !self.also_optional);
+        also.chain([cuda]).max_by_key(|kernel| (kernel.min_arch.accel, kernel.min_arch.number()))
+    }
+
     /// With scratch memory.
     pub const fn with_workspace(mut self, workspace: fn(&P, &DeviceInfo) -> usize) -> Self {
         self.workspace = workspace;
@@ -163,10 +180,12 @@ impl<P> Kernel<P> {
             (Target::Cpu(tier), None) if *tier > info.tier => {
                 Some(format!("needs {tier}, the best here is {}", info.tier))
             }
-            (Target::Cuda(kernel), Some(arch)) if !kernel.is_for(arch) => {
-                Some(format!("needs {}, the device is {arch}", kernel.min_arch))
-            }
-            _ => (self.supports)(problem, info).err(),
+            (_, arch) => match (self.most_demanding(), arch) {
+                (Some(kernel), Some(arch)) if !kernel.is_for(arch) => {
+                    Some(format!("needs {}, the device is {arch}", kernel.min_arch))
+                }
+                _ => (self.supports)(problem, info).err(),
+            },
         }
     }
 }
@@ -244,6 +263,8 @@ pub struct KernelInfo {
     pub also: [Option<&'static CudaKernel>; 2],
     /// The library it calls, if it is one of a vendor's library.
     pub library: Option<VendorLibrary>,
+    /// The oldest architecture it runs on, if it is a CUDA kernel.
+    pub min_arch: Option<Arch>,
     /// Whether results are independent of the rest of the batch.
     pub batch_invariant: bool,
 }
@@ -485,6 +506,7 @@ fn info_of<P>(kernel: &Kernel<P>) -> KernelInfo {
         cuda,
         also: kernel.also,
         library,
+        min_arch: kernel.most_demanding().map(|cuda| cuda.min_arch),
         batch_invariant: kernel.batch_invariant,
     }
 }

@@ -237,9 +237,9 @@ impl<'a> TensorView<'a> {
         Ok(unsafe { TensorView::from_raw(data.as_ptr() as usize, T::DTYPE, layout, Device::Cpu) })
     }
 
-    /// Dimensions in another order, without moving data.
-    pub fn permute(&self, order: &[usize]) -> TensorView<'a> {
-        TensorView { layout: self.layout.permute(order), ..*self }
+    /// Dimensions in another order, without moving data; `None` if `order` does not name each of them once.
+    pub fn permute(&self, order: &[usize]) -> Option<TensorView<'a>> {
+        Some(TensorView { layout: self.layout.permuted(order)?, ..*self })
     }
 
     /// `len` indices of dimension `dim` from `start`; `None` if out of range.
@@ -381,9 +381,9 @@ impl<'a> TensorViewMut<'a> {
         Ok(unsafe { TensorViewMut::from_raw(view.address, view.dtype, view.layout, Device::Cpu) })
     }
 
-    /// Dimensions in another order, without moving data.
-    pub fn permute(self, order: &[usize]) -> TensorViewMut<'a> {
-        TensorViewMut { view: self.view.permute(order), lifetime: PhantomData }
+    /// Dimensions in another order, without moving data; `None` if `order` does not name each of them once.
+    pub fn permute(self, order: &[usize]) -> Option<TensorViewMut<'a>> {
+        Some(TensorViewMut { view: self.view.permute(order)?, lifetime: PhantomData })
     }
 
     /// `len` indices of dimension `dim` from `start`; `None` if out of range.

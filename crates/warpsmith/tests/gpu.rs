@@ -468,10 +468,10 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     let stream = gpu.ctx.default_stream();
     let fused = peak(gpu.ctx, || Attention::new(&q, &k, &v).run().map(drop));
     let apart = peak(gpu.ctx, || {
-        let [q, k] = [&q, &k].map(|tensor| tensor.view().permute(&[0, 2, 1, 3]));
+        let [q, k] = [&q, &k].map(|tensor| tensor.view().permute(&[0, 2, 1, 3]).unwrap());
         let mut weights = Linear::new(q, k).scale((DIM as f32).sqrt().recip()).run()?;
         Softmax::in_place().run_in_place(&mut weights, &warpsmith::Stream::Cuda(stream.clone()))?;
-        Linear::new(&weights, v.view().permute(&[0, 2, 3, 1])).run().map(drop)
+        Linear::new(&weights, v.view().permute(&[0, 2, 3, 1]).unwrap()).run().map(drop)
     });
     println!("at once {} MB, apart {} MB", fused >> 20, apart >> 20);
     assert!(apart >= scores && fused * 10 <= apart, "{fused} and {apart} bytes");

@@ -119,6 +119,10 @@ proptest! {
         let model: Vec<_> = indices(permuted.shape()).iter().map(source).collect();
         prop_assert_eq!(listed(&permuted), model);
         prop_assert_eq!(permuted, Layout::strided(*permuted.shape(), permuted.strides()).unwrap(), "canonical");
+        // An order with a dimension too many, twice or that does not exist is refused.
+        for wrong in [[&order[..], &[0]].concat(), vec![0; 2.max(order.len())], vec![order.len(); order.len()]] {
+            prop_assert!(wrong.is_empty() || layout.permuted(&wrong).is_none(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
+use warpsmith::cpu::gemm::Isa;
 use warpsmith::jit::cache::{Cache, EntryId};
 use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Request, Source, inspect, pack::Pack};
@@ -118,7 +119,8 @@ impl Finding {
 }
 
 fn examine() -> Vec<Finding> {
-    let mut findings = vec![Finding::ok("CPU", cpu::cpu_name()), tiers(), threads(), amx()];
+    let mut findings =
+        vec![Finding::ok("CPU", cpu::cpu_name()), tiers(), matrix_products(), threads(), amx()];
     findings.extend(memory());
     findings.push(driver());
     let gpus: Vec<Device> = Device::all().into_iter().filter(|device| *device != Device::Cpu).collect();
@@ -147,6 +149,22 @@ fn tiers() -> Finding {
             error.to_string(),
             format!("the setting is ignored: kernels use {}", cpu::Tier::best()),
             format!("Set {} to one of {have}, or unset it", env::CPU_TIER),
+        ),
+    }
+}
+
+fn matrix_products() -> Finding {
+    const WHAT: &str = "CPU matrix products";
+    match Isa::configured() {
+        Ok(isa) => {
+            Finding::ok(WHAT, format!("up to {}; kernels use {}", Isa::supported().name(), isa.name()))
+        }
+        Err(error) => Finding::new(
+            WHAT,
+            State::Broken,
+            error.to_string(),
+            format!("the setting is ignored: kernels use {}", Isa::supported().name()),
+            format!("Set {} to one of {}, or unset it", env::CPU_MATRIX, Isa::ALL.map(Isa::name).join(", ")),
         ),
     }
 }
@@ -429,7 +447,14 @@ fn packs() -> Vec<Finding> {
 
 /// Settings in force; what is wrong with them is said where they matter.
 fn variables() -> Finding {
-    let names = [env::CACHE_DIR, env::KERNEL_PACK, env::DISABLE_JIT, env::NUM_THREADS, env::CPU_TIER];
+    let names = [
+        env::CACHE_DIR,
+        env::KERNEL_PACK,
+        env::DISABLE_JIT,
+        env::NUM_THREADS,
+        env::CPU_TIER,
+        env::CPU_MATRIX,
+    ];
     let set: Vec<String> =
         names.iter().filter_map(|name| Some(format!("{name}={}", env::path(name)?.display()))).collect();
     Finding::ok(

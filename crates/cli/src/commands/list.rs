@@ -83,9 +83,9 @@ fn default_of(attr: &AttrSpec) -> String {
 }
 
 fn runs_on(kernel: &KernelInfo) -> String {
-    match (kernel.cuda, kernel.tier, kernel.library) {
-        (Some(cuda), ..) if cuda.min_arch.accel => format!("CUDA, {} alone", cuda.min_arch),
-        (Some(cuda), ..) => format!("CUDA, {} or newer", cuda.min_arch),
+    match (kernel.min_arch, kernel.tier, kernel.library) {
+        (Some(arch), ..) if arch.accel => format!("CUDA, {arch} alone"),
+        (Some(arch), ..) => format!("CUDA, {arch} or newer"),
         (None, Some(tier), _) => format!("CPU, {tier}"),
         (None, None, library) => {
             format!("CUDA, with {}", library.map_or("a library", |library| library.name))
@@ -130,7 +130,7 @@ fn describe(op: &dyn AnyOp) -> Value {
             "name": kernel.name,
             "device": if kernel.is_cuda() { "cuda" } else { "cpu" },
             "tier": kernel.tier.map(|tier| tier.name()),
-            "min_arch": kernel.cuda.map(|cuda| cuda.min_arch.to_string()),
+            "min_arch": kernel.min_arch.map(|arch| arch.to_string()),
             "variants": crate::kernels::variants(&kernel).len(),
             "batch_invariant": kernel.batch_invariant,
             "source_hash": kernel.source_hash(spec.name),

@@ -1,6 +1,8 @@
 //! What the GEMM kernels run on: the tiers of the other kernels, and two that only matrix products know.
 
 use crate::cpu::Tier;
+use crate::env;
+use crate::error::{Error, Result};
 use std::sync::OnceLock;
 
 /// An instruction set of the GEMM kernels, lowest first. A machine that has one has all below it.
@@ -33,14 +35,42 @@ impl Isa {
         Isa::ALL.into_iter().filter(|&isa| isa <= Isa::supported())
     }
 
-    /// The highest this machine has that a kernel of `tier` may use.
+    /// The name used in [`env::CPU_MATRIX`].
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Dot => "avx512-dot",
+            Isa::Amx => "amx",
+        }
+    }
+
+    /// The one matrix products use in the highest tier: the highest supported one not above [`env::CPU_MATRIX`].
+    ///
+    /// # Errors
+    /// If the variable is set to something else than such a name.
+    pub fn configured() -> Result<Isa> {
+        match env::get(env::CPU_MATRIX) {
+            None => Ok(Isa::supported()),
+            Some(text) => Ok(text.parse::<Isa>()?.min(Isa::supported())),
+        }
+    }
+
+    /// [`Isa::configured`], read once; an unreadable setting counts as none.
+    fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Isa::configured().unwrap_or_else(|_| Isa::supported()))
+    }
+
+    /// The highest this machine has, and the user allows, that a kernel of `tier` may use.
     pub fn of_tier(tier: Tier) -> Isa {
         let wanted = match tier {
             Tier::Portable => Isa::Portable,
             Tier::Avx2 => Isa::Avx2,
             Tier::Avx512 => Isa::Amx,
         };
-        wanted.min(Isa::supported())
+        wanted.min(Isa::best())
     }
 
     /// The vector tier that goes with it.
@@ -50,6 +80,17 @@ impl Isa {
             Isa::Avx2 => Tier::Avx2,
             Isa::Avx512 | Isa::Avx512Dot | Isa::Amx => Tier::Avx512,
         }
+    }
+}
+
+impl std::str::FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let named = Isa::ALL.into_iter().find(|isa| isa.name() == text);
+        named.ok_or_else(|| {
+            Error::parse("instructions of matrix products", Isa::ALL.map(Isa::name).join(", "), text)
+        })
     }
 }
 

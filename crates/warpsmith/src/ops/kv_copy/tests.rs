@@ -34,7 +34,7 @@ fn moves_every_bit(shape: &[usize], order: &[usize], dtype: DType) {
                 }
             }
             let pairs = pairs(&moves, device);
-            let cache = memory.view_mut().permute(order);
+            let cache = memory.view_mut().permute(order).unwrap();
             KvCopy::new(&pairs).kernel(kernel.name).run(cache).unwrap();
             let now = memory.view().to_bytes().unwrap();
             assert!(now == want, "{} {shape:?} in order {order:?} of {dtype}", kernel.name);
@@ -61,7 +61,7 @@ fn a_page_is_one_run_in_any_order_and_moves_in_the_widest_accesses() {
     let found = |shape: &[usize], order: &[usize]| {
         let mut cache = Tensor::zeros(shape, DType::BF16, Device::Cpu).unwrap();
         let args = Args::new(&Forward::SPEC).input(PAIRS, pairs.view());
-        let p = check(&args.output(CACHE, cache.view_mut().permute(order))).unwrap();
+        let p = check(&args.output(CACHE, cache.view_mut().permute(order).unwrap())).unwrap();
         (p.run, p.runs.len(), p.width)
     };
     let page = 2 * 16 * 64;

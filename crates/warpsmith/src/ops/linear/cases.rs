@@ -62,6 +62,8 @@ const SIZES: [[usize; 4]; 13] = [
 ];
 /// More tiles than a GPU has multiprocessors, so that blocks go through several.
 const MANY_TILES: [usize; 4] = [700, 776, 24, 1];
+/// As many rows as a row's bits must not depend on.
+const MANY_ROWS: [usize; 4] = [4096, 40, 72, 1];
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -75,6 +77,9 @@ pub(super) fn cases() -> Vec<Case> {
             .attr(SCALE, -0.5);
         cases.extend(SIZES.map(|sizes| plain.clone().sizes(&sizes)));
         cases.push(plain.clone().sizes(&MANY_TILES));
+        if matches!(dtype, DType::BF16 | DType::F32) {
+            cases.push(plain.clone().sizes(&MANY_ROWS));
+        }
         let small = [[3, 5, 7, 2], [19, 40, 72, 1]];
         cases.extend(small.map(|sizes| full.clone().sizes(&sizes)));
         cases.extend((0..RESULTS.len()).map(|to| full.clone().sizes(&[17, 40, 64, 1]).attr(TO, to as f64)));
@@ -107,6 +112,7 @@ pub(super) fn cases() -> Vec<Case> {
                 Case::new(&SPEC, dtype).give(X_SCALE).give(W_SCALE).attr(SCALING, *scaling as u8 as f64);
             cases.push(case.clone().sizes(&[5, 9, 300, 1]));
             cases.push(case.clone().sizes(&[3, 5, 7, 2]));
+            cases.push(case.clone().sizes(&[3, 5, 0, 1]));
             cases.push(case.clone().give(BIAS).sizes(&[9, 70, 256, 1]).attr(GATE, Gate::Halves as u8 as f64));
             cases
                 .push(case.clone().give(RESIDUAL).sizes(&[9, 150, 136, 1]).arranged(Arrangement::Transposed));

@@ -76,7 +76,7 @@ fn any_leading_dimensions() {
     let memory = tensor(&[4, 3, 5, 7], DType::F32);
     let w = tensor(&[6, 7], DType::F32);
     // [3, 4, 5, 7] with leading strides that do not merge, and every second index of the first.
-    let x = memory.view().permute(&[1, 0, 2, 3]);
+    let x = memory.view().permute(&[1, 0, 2, 3]).unwrap();
     let mut strides = x.layout().strides().to_vec();
     strides[0] *= 2;
     let layout = Layout::strided(Shape::new(&[2, 4, 5, 7]).unwrap(), &strides).unwrap();
@@ -127,7 +127,7 @@ fn orders_say_what_can_be_moved_in_pieces() {
     use problem::Order;
     let x = tensor(&[16, 24], DType::BF16);
     assert_eq!(order(x.view()), Order::Rows);
-    assert_eq!(order(x.view().permute(&[1, 0])), Order::Columns);
+    assert_eq!(order(x.view().permute(&[1, 0]).unwrap()), Order::Columns);
     assert_eq!(order(x.view().narrow(1, 8, 8).unwrap()), Order::Rows);
     assert_eq!(order(x.view().narrow(1, 1, 8).unwrap()), Order::Any);
     assert_eq!(order(x.view().narrow(1, 0, 7).unwrap()), Order::Any);
@@ -196,4 +196,16 @@ fn weights_that_cannot_be_packed_are_named() {
     let empty = PackedWeight::new(Tensor::zeros(&[0, 4], DType::F32, Device::Cpu).unwrap()).unwrap();
     let x = tensor(&[3, 4], DType::F32);
     assert_eq!(Linear::packed(&x, &empty).run().unwrap().shape(), [3, 0]);
+}
+
+#[test]
+fn a_call_says_what_it_would_run() {
+    let (x, w) = (tensor(&[3, 64], DType::BF16), tensor(&[5, 64], DType::BF16));
+    let chosen = Linear::new(&x, &w).explain().unwrap();
+    assert!(chosen.kernel.starts_with("linear_") && !chosen.config.is_empty(), "{chosen}");
+    assert!(chosen.others.iter().any(|(kernel, _)| *kernel == "linear_portable"), "{chosen}");
+    let named = Linear::new(&x, &w).kernel("linear_portable").explain().unwrap();
+    assert_eq!((named.kernel, named.reason.as_str()), ("linear_portable", "named by the caller"));
+    let error = Linear::new(&x, &tensor(&[5, 63], DType::BF16)).explain().unwrap_err().to_string();
+    assert!(error.contains("`w`"), "{error}");
 }

@@ -69,8 +69,6 @@ struct Features {
     center: bool,
     residual: bool,
     prefetch: bool,
-    /// Rows of a group of threads.
-    together: usize,
 }
 
 fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
@@ -81,7 +79,6 @@ fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
         flag("CENTER", features.center),
         flag("HAS_RESIDUAL", features.residual),
         flag("PREFETCH", features.prefetch),
-        ("TOGETHER", features.together.to_string()),
     ]);
     defines
 }
@@ -93,7 +90,7 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
             for &vector in vectors {
                 for &prefetch in prefetches.iter().filter(|&&prefetch| !prefetch || can_prefetch(tiling)) {
                     all.extend([false, true].map(|residual| {
-                        defines(tiling, dtype, Features { vector, center, residual, prefetch, together: 1 })
+                        defines(tiling, dtype, Features { vector, center, residual, prefetch })
                     }));
                 }
             }
@@ -146,15 +143,8 @@ static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "n
     variants(false, &tilings(false), &[1, 2], &[false, true])
 }));
 static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    let mut all = variants(true, &tilings(true), &[1, 2], &[false, true]);
-    let eight_warps = RowTiling::new(EIGHT_WARPS / 4, DType::F32, PLAIN).expect("fits");
-    all.extend(FLOATS.map(|dtype| defines(&eight_warps, dtype, TWO_ROWS)));
-    all
+    variants(true, &tilings(true), &[1, 2], &[false, true])
 }));
-
-/// Two rows at once, which load weight and bias once: of many rows of eight warps.
-const TWO_ROWS: Features =
-    Features { vector: 2, center: true, residual: false, prefetch: false, together: 2 };
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
     variants(false, &long_tilings(PLAIN), &[0, 1], &[false])
 });
@@ -211,7 +201,7 @@ fn addressable(hidden: usize, num_rows: usize) -> std::result::Result<(), String
     }
 }
 
-fn params(launch: &Launch<'_, Problem>, block_rows: usize) -> NormParams {
+fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> NormParams {
     let p = launch.problem;
     let large = is_large(launch.info, p.num_rows * p.hidden, p.dtype);
     let inputs = 1 + p.has_residual as usize;
@@ -234,7 +224,7 @@ fn params(launch: &Launch<'_, Problem>, block_rows: usize) -> NormParams {
         weight_step,
         bias_step,
         is_large: large,
-        blocks_ahead: blocks_ahead(launch.info, large, inputs * block_rows * p.hidden * p.dtype.size()),
+        blocks_ahead: blocks_ahead(launch.info, large, inputs * tiling.rows * p.hidden * p.dtype.size()),
         rows: Rows::new(&p.rows),
     }
 }
@@ -243,34 +233,27 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
         .expect("`supports` has passed");
-    run_tiled(launch, &tiling, features(p, &tiling, launch.info))
-}
-
-fn features(p: &Problem, tiling: &RowTiling, info: &DeviceInfo) -> Features {
     let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
-    let eight_warps = vector == 2 && p.hidden * p.dtype.size() == EIGHT_WARPS;
-    if p.center && eight_warps && !p.has_residual && is_large(info, p.num_rows * p.hidden, p.dtype) != 0 {
-        return TWO_ROWS;
-    }
-    let prefetch = prefetches(p, tiling, info.units);
-    Features { vector, center: p.center, residual: p.has_residual, prefetch, together: 1 }
+    run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center));
-    let vector = p.vector_rows as u8;
-    let features =
-        Features { vector, center: p.center, residual: p.has_residual, prefetch: false, together: 1 };
-    run_tiled(launch, &tiling, features)
+    run_tiled(
+        launch,
+        &long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)),
+        p.vector_rows as u8,
+        false,
+    )
 }
 
-fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, features: Features) -> Result<()> {
+fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
     let p = launch.problem;
+    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch };
     let defines = defines(tiling, p.dtype, features);
-    let config = tiling.launch(p.num_rows.div_ceil(features.together))?;
+    let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines, &config, &params(launch, tiling.rows * features.together)) }
+    unsafe { kernel::run(launch, &defines, &config, &params(launch, tiling)) }
 }
 
 // ---- backward ----

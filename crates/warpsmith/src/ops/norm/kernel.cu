@@ -8,9 +8,8 @@
 // With CENTER each warp finds the mean of its own elements and the squares around that, without waiting for the other
 // warps; the block then joins the warps' moments, with a single barrier for both.
 //
-// Defines: ELEM (element type), LANES (threads a row), ROWS (groups of so many threads a block), TOGETHER (rows a group has
-// at once), ITEMS (chunks of a row a thread has), VECTOR (kAny, kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight
-// and bias are loaded with the row).
+// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread), VECTOR (kAny,
+// kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight and bias are loaded with the row).
 
 #include "warpsmith/group.cuh"
 #include "warpsmith/l2.cuh"
@@ -57,19 +56,21 @@ WS_INLINE float warp_mean(float total, int warp, int hidden) { return total / wa
 struct Moments {
   float mean, variance;
 };
-// Tells the other warps what this one knows of a row: the sum of its elements (unless CENTER, zero) and of the squares
-// around its own mean. A barrier must follow.
-WS_INLINE void tell_warps(float (&scratch)[2][kWarps], float total, float square) {
-  if (kWarps == 1 || threadIdx.x % 32 != 0) return;
-  if (CENTER) scratch[0][threadIdx.x / 32] = total;
-  scratch[1][threadIdx.x / 32] = square;
-}
-// Joins what the warps were told, or what the only one knows.
-WS_INLINE Moments join_warps(const float (&scratch)[2][kWarps], float total, float square, int hidden) {
+// Joins what the warps know: the sums of their elements (zero unless CENTER) and of the squares around their own means.
+WS_INLINE Moments join_warps(float total, float square, float (&scratch)[2][kWarps], int hidden) {
   const float n = (float)hidden;
   if (kWarps == 1) return {CENTER ? total / n : 0.0f, square / n};
+  if (!CENTER) {
+    float sum[1] = {square};
+    block_reduce<Sum, LANES, 1>(sum, scratch[0]);
+    return {0.0f, sum[0] / n};
+  }
+  if (threadIdx.x % 32 == 0) {
+    scratch[0][threadIdx.x / 32] = total;
+    scratch[1][threadIdx.x / 32] = square;
+  }
+  __syncthreads();
   const int warp = threadIdx.x % kWarps;
-  if (!CENTER) return {0.0f, warp_reduce<Sum, kWarps>(scratch[1][warp]) / n};
   total = scratch[0][warp];
   const float mean = warp_reduce<Sum, kWarps>(total) / n;
   const float elements = warp_elements(warp, hidden), off = total / elements - mean;
@@ -115,27 +116,21 @@ WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine,
   pack(c, a);
 }
 
-// Rows in registers: memory is read once. A group of LANES threads has TOGETHER rows, which share what it loads of weight
-// and bias, and the barrier; where the last group has a row too few, it does one twice.
+// A row in registers: memory is read once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
   static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
-  static_assert(TOGETHER == 1 || (ROWS == 1 && !HAS_RESIDUAL), "rows together");
-  __shared__ float scratch[TOGETHER][2][kWarps];
+  __shared__ float scratch[2][kWarps];
   const int lane = threadIdx.x % LANES;
-  const i64 first = ((i64)blockIdx.x * ROWS + threadIdx.x / LANES) * TOGETHER;
-  const bool exists = ROWS == 1 || first < p.num_rows;
-  auto index = [&](int r) { return TOGETHER == 1 ? first : min(first + r, p.num_rows - 1); };
-  const T* x[TOGETHER];
-#pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) x[r] = (const T*)p.x + row_offset(p.rows, 0, index(r));
-  const T* residual = HAS_RESIDUAL ? (const T*)p.residual + row_offset(p.rows, 2, first) : nullptr;
+  const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
+  const bool exists = ROWS == 1 || index < p.num_rows;
+  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  const T* residual = HAS_RESIDUAL ? (const T*)p.residual + row_offset(p.rows, 2, index) : nullptr;
   if (exists && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = (i * LANES + lane) * V;
       if (VECTOR != kExact && k >= p.hidden) break;
-#pragma unroll
-      for (int r = 0; r < TOGETHER; ++r) fetch_ahead(x[r] + k, p.is_large);
+      fetch_ahead(x + k, p.is_large);
       if (HAS_RESIDUAL) fetch_ahead(residual + k, p.is_large);
     }
   }
@@ -144,14 +139,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
   const T zero = from_f32<T>(0.0f);
   const u64 policy = load_policy(p.is_large);
 
-  Chunk<T> row[TOGETHER][ITEMS];
+  Chunk<T> row[ITEMS];
 #pragma unroll
-  for (int r = 0; r < TOGETHER; ++r)
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V;
-      load_chunk<VECTOR>(row[r][i], x[r], k, p.x_step, min(V, p.hidden - k), zero, policy);
-    }
+  for (int i = 0; i < ITEMS; ++i) {
+    int k = (i * LANES + lane) * V;
+    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), zero, policy);
+  }
   Chunk<T> other[HAS_RESIDUAL ? ITEMS : 1];
   if (HAS_RESIDUAL) {
 #pragma unroll
@@ -169,66 +162,40 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
     }
   }
   if (HAS_RESIDUAL) {
-    T* sum = (T*)p.sum + row_offset(p.rows, 3, first);
+    T* sum = (T*)p.sum + row_offset(p.rows, 3, index);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * LANES + lane) * V;
-      add_residual(row[0][i], other[i]);
-      store_chunk<VECTOR>(sum, k, p.sum_step, min(V, p.hidden - k), row[0][i]);
+      add_residual(row[i], other[i]);
+      store_chunk<VECTOR>(sum, k, p.sum_step, min(V, p.hidden - k), row[i]);
     }
   }
 
-  float total[TOGETHER], square[TOGETHER];
+  float total = 0.0f, square = 0.0f, own_mean = 0.0f;
+  if (CENTER) {
 #pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) {
-    total[r] = 0.0f;
-    if (CENTER) {
+    for (int i = 0; i < ITEMS; ++i) {
+      float a[V];
+      unpack_words(a, row[i]);
 #pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-        float a[V];
-        unpack_words(a, row[r][i]);
-#pragma unroll
-        for (int j = 0; j < V; ++j) total[r] += a[j];
-      }
+      for (int j = 0; j < V; ++j) total += a[j];
     }
+    total = warp_reduce<Sum>(total);
+    own_mean = warp_mean(total, lane / 32, p.hidden);
   }
 #pragma unroll
-  for (int r = 0; r < TOGETHER; ++r)
-    if (CENTER) total[r] = warp_reduce<Sum>(total[r]);
-#pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) {
-    const float own_mean = CENTER ? warp_mean(total[r], lane / 32, p.hidden) : 0.0f;
-    square[r] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i)
-      square[r] = squares(row[r][i], own_mean, p.hidden - (i * LANES + lane) * V, square[r]);
-  }
-#pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) {
-    square[r] = warp_reduce<Sum>(square[r]);
-    tell_warps(scratch[r], total[r], square[r]);
-  }
-  if (kWarps > 1) __syncthreads();
-  Moments moments[TOGETHER];
-  float scale[TOGETHER];
-#pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) {
-    moments[r] = join_warps(scratch[r], total[r], square[r], p.hidden);
-    scale[r] = inverse_sqrt(moments[r].variance + p.eps);
-  }
+  for (int i = 0; i < ITEMS; ++i) square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
+  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
+  const Moments moments = join_warps(total, square, scratch, p.hidden);
+  const float scale = inverse_sqrt(moments.variance + p.eps);
 
-  T* out[TOGETHER];
-#pragma unroll
-  for (int r = 0; r < TOGETHER; ++r) out[r] = (T*)p.out + row_offset(p.rows, 1, index(r));
+  T* out = (T*)p.out + row_offset(p.rows, 1, index);
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
     if (!PREFETCH) affine[0].load(p, k, count);
-#pragma unroll
-    for (int r = 0; r < TOGETHER; ++r) {
-      normalise(row[r][i], p, affine[PREFETCH ? i : 0], moments[r], scale[r]);
-      store_chunk<VECTOR>(out[r], k, p.out_step, count, row[r][i]);
-    }
+    normalise(row[i], p, affine[PREFETCH ? i : 0], moments, scale);
+    store_chunk<VECTOR>(out, k, p.out_step, count, row[i]);
   }
 }
 
@@ -276,10 +243,8 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
       square = squares(c, own_mean, count, square);
     }
   }
-  square = warp_reduce<Sum>(square);
-  tell_warps(scratch, total, square);
-  if (kWarps > 1) __syncthreads();
-  const Moments moments = join_warps(scratch, total, square, p.hidden);
+  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
+  const Moments moments = join_warps(total, square, scratch, p.hidden);
   const float scale = inverse_sqrt(moments.variance + p.eps);
   for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
     int count = min(V, p.hidden - k);

@@ -128,6 +128,7 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
 pub(super) const GENERIC: Kernel<Problem> =
     Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, run_generic)
         .and(&MERGE)
+        .or_without()
         .with_workspace(|p, info| generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges)))
         .configured(|p, info| match generic_ranges(p, info) {
             Some((_, keys)) => format!("a block a row and {keys} keys"),

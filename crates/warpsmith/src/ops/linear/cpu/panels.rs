@@ -42,7 +42,8 @@ struct Work {
     w: Vec<f32>,
     /// [`ROWS`] rows of `x`.
     x: Vec<f32>,
-    /// Scale of each of those rows of `w` in each block of K; one block unless scaled by block.
+    /// Scale of each of those rows of `w` in each block of K, of which there are none if K is empty; one block unless
+    /// scaled by block.
     w_scales: Vec<f32>,
     bias: [f32; 2 * PANEL],
     sums: [[f32; 2 * PANEL]; ROWS],
@@ -56,7 +57,7 @@ impl Work {
         let padded = p.k.next_multiple_of(64);
         let gates = if p.gate == Gate::None { 1 } else { 2 };
         let w_rows = gates * PANEL;
-        let blocks = if p.dequant == Dequant::Blocks { p.k.div_ceil(SCALE_BLOCK).max(1) } else { 1 };
+        let blocks = if p.dequant == Dequant::Blocks { p.k.div_ceil(SCALE_BLOCK) } else { 1 };
         Work {
             padded,
             w: vec![0.0; w_rows * padded],
