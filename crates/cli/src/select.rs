@@ -1,6 +1,6 @@
 //! Which ops, kernels and cases a command works on: the options that `check` and `bench` share.
 
-use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes};
+use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::kernels::find_kernel;
 use warpsmith::op::{Arrangement, AttrKind, Case, OpSpec, Values};
 use warpsmith::proof::kernels_on;
@@ -98,9 +98,10 @@ impl Selection {
         dtypes.dedup();
         let case = |dtype| {
             let case = Case { attrs, ..Case::new(spec, dtype).sizes(&sizes) };
-            given.iter().fold(case, |case, &index| case.give(index))
+            let case = given.iter().fold(case, |case, &index| case.give(index));
+            plan_case(op, &case).map(|_| case)
         };
-        Ok(dtypes.into_iter().map(case).collect())
+        dtypes.into_iter().map(case).collect()
     }
 
     /// The words that select the same again, on `device`.

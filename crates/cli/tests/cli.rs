@@ -74,6 +74,9 @@ fn usage_errors_are_status_2_and_help_teaches() {
         &["unknown"][..],
         &["explain"],
         &["explain", "rms_norm", "--dtype", "f99"],
+        &["explain", "rms_norm", "--arch", "99"],
+        &["explain", "rms_norm", "--arch", "90a", "--units", "0"],
+        &["explain", "rms_norm", "--arch", "90a", "--units", "9223372036854775808"],
         &["dump", "k", "--ptx", "--sass"],
     ];
     for args in wrong {
@@ -123,9 +126,36 @@ fn explain_refuses_what_makes_no_sense() {
     assert!(on_cpu(&["--set", "eps=-1"]).contains("eps"));
     assert!(on_cpu(&["--with", "x"]).contains("weight"));
     assert!(on_cpu(&["--kernel", "nothing"]).contains("no kernel is named"));
+    assert!(on_cpu(&["--shape", "num_tokens=281474976710656"]).contains("size `num_tokens`"));
     assert!(
-        on_cpu(&["--shape", "num_tokens=281474976710656", "hidden=281474976710656"]).contains("addressed")
+        on_cpu(&["--shape", "num_tokens=2147483648", "hidden=2147483648"])
+            .contains("`x`: expected a tensor of")
     );
+}
+
+#[test]
+fn the_largest_sizes_are_answered_at_once() {
+    for op in parse(&succeeds(&["list", "--json"])).as_array().unwrap() {
+        let name = op["name"].as_str().unwrap();
+        for size in op["sizes"].as_array().unwrap() {
+            let shape = format!("{}=2147483648", size["name"].as_str().unwrap());
+            for place in [["--device", "cpu"], ["--arch", "90a"]] {
+                let mut words = vec!["explain", name, "--dtype", "f32", "--shape", &shape];
+                words.extend(place);
+                let optional = op["args"].as_array().unwrap().iter().filter(|arg| arg["optional"] == true);
+                for with in [false, true] {
+                    if with {
+                        words.extend(
+                            optional.clone().flat_map(|arg| ["--with", arg["name"].as_str().unwrap()]),
+                        );
+                    }
+                    let output = run(&words);
+                    let message = String::from_utf8_lossy(&output.stderr);
+                    assert!(matches!(output.status.code(), Some(0 | 1)), "{words:?}: {message}");
+                }
+            }
+        }
+    }
 }
 
 type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
