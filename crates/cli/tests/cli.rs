@@ -158,6 +158,29 @@ fn the_largest_sizes_are_answered_at_once() {
     }
 }
 
+/// Where the reference of a call like that would have nothing to read.
+#[test]
+fn check_refuses_calls_the_op_does_not_define() {
+    for (op, shape, more, blamed) in [
+        ("cast", "num_tokens=17 hidden=2 num_scales=16", "--with scale", "`scale`"),
+        ("rope", "num_tokens=3 num_heads=2 head_dim=17", "--set rotary_dim=20", "`rotary_dim`"),
+        (
+            "kv_store",
+            "num_tokens=3 num_scales=0",
+            "--with k_scale --with v_scale --set to=f8e4m3",
+            "`k_scale`",
+        ),
+    ] {
+        let words: Vec<&str> = ["check", op, "--device", "cpu", "--dtype", "f32", "--shape"]
+            .into_iter()
+            .chain(shape.split(' '))
+            .chain(more.split(' '))
+            .collect();
+        let message = fails(&words);
+        assert!(message.contains(&format!("{op}: argument ")) && message.contains(blamed), "{message}");
+    }
+}
+
 type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
 
 fn store(path: &Path, tensors: &[Stored<'_>]) {
