@@ -142,19 +142,32 @@ pub fn parse_arrangement(text: &str) -> Result<Arrangement> {
         Arrangement::Misaligned,
         Arrangement::HeadsFirst,
     ];
-    let names = all.map(arrangement_name);
-    let found = names.iter().position(|name| *name == text);
-    found.map(|at| all[at]).ok_or_else(|| Error::parse("arrangement", names.join(", "), text))
+    parse_name("arrangement", all, arrangement_name, text)
+}
+
+/// The name of a kind of values on the command line.
+pub fn values_name(values: Values) -> &'static str {
+    match values {
+        Values::Typical => "typical",
+        Values::Large => "large",
+        Values::Special => "special",
+    }
 }
 
 /// Reads the name of a kind of values.
 pub fn parse_values(text: &str) -> Result<Values> {
-    match text {
-        "typical" => Ok(Values::Typical),
-        "large" => Ok(Values::Large),
-        "special" => Ok(Values::Special),
-        _ => Err(Error::parse("values", "typical, large, special", text)),
-    }
+    parse_name("values", [Values::Typical, Values::Large, Values::Special], values_name, text)
+}
+
+/// The one of `all` that has this name.
+fn parse_name<T: Copy, const N: usize>(
+    what: &str,
+    all: [T; N],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> Result<T> {
+    let found = all.into_iter().find(|one| name(*one) == text);
+    found.ok_or_else(|| Error::parse(what, all.map(name).join(", "), text))
 }
 
 /// The words that give `warpsmith check` this very case.
@@ -176,10 +189,8 @@ pub fn case_words(spec: &OpSpec, case: &Case) -> Vec<String> {
     if case.arrangement != Arrangement::Contiguous {
         words.extend(["--arrangement".into(), arrangement_name(case.arrangement).into()]);
     }
-    match case.values {
-        Values::Typical => {}
-        Values::Large => words.extend(["--values".into(), "large".into()]),
-        Values::Special => words.extend(["--values".into(), "special".into()]),
+    if case.values != Values::Typical {
+        words.extend(["--values".into(), values_name(case.values).into()]);
     }
     if case.in_place {
         words.push("--in-place".into());

@@ -181,6 +181,16 @@ fn check_refuses_calls_the_op_does_not_define() {
     }
 }
 
+#[test]
+fn some_cases_under_a_sanitizer_are_no_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let evidence = folder.path().to_str().unwrap();
+    let some = ["check", "rms_norm", "--device", "cpu", "--sanitizer", "all", "--dtype", "f32"];
+    let message = fails(&[&some[..], &["--record", "--evidence", evidence]].concat());
+    assert!(message.contains("all cases of an op"), "{message}");
+    assert!(fails(&some).contains("a CUDA device"), "without a record any part may be run");
+}
+
 type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
 
 fn store(path: &Path, tensors: &[Stored<'_>]) {
