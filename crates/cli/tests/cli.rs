@@ -280,6 +280,22 @@ fn dump_shows_sources_everywhere_and_code_where_it_can_be_made() {
     assert!(fails(&["dump", "nothing"]).contains("rms_norm_row"));
     assert!(fails(&["dump", "rms_norm_row", "--set", "ELEM=f64"]).contains("ELEM=bf16"));
     assert!(fails(&["dump", "rms_norm_row", "--variant", "100000"]).contains("a number below"));
+    for (kernel, arch, needed) in [
+        ("attention_sm90", "80", "sm_90a"),
+        ("attention_split", "75", "sm_80"),
+        ("linear_sm90", "100a", "sm_90a"),
+    ] {
+        for what in ["--resources", "--ptx", "--sass"] {
+            let message = fails(&["dump", kernel, "--arch", arch, what]);
+            assert!(message.contains(&format!("it needs {needed}")), "{message}");
+        }
+    }
+    assert!(succeeds(&["dump", "attention_sm90", "--arch", "80", "--source"]).contains("#define"));
+    for (kernel, why) in [("rms_norm_avx2", "runs on the CPU"), ("linear_cublaslt", "cuBLASLt's")] {
+        for what in ["--resources", "--ptx", "--sass"] {
+            assert!(fails(&["dump", kernel, what]).contains(why), "{kernel} {what}");
+        }
+    }
     if !has_nvrtc() {
         return;
     }
