@@ -483,6 +483,26 @@ fn doctor_tells_broken_from_missing() {
 }
 
 #[test]
+fn doctor_names_the_packages_of_a_missing_disassembler() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let mut command = warpsmith(nowhere.path());
+    for name in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH"] {
+        command.env_remove(name);
+    }
+    let output =
+        command.args(["doctor", "--json"]).env("HOME", nowhere.path()).current_dir(nowhere.path()).output();
+    let findings = parse(&String::from_utf8(output.unwrap().stdout).unwrap());
+    let mut findings = findings.as_array().unwrap().iter();
+    let finding = findings.find(|finding| finding["what"] == "disassembler").unwrap();
+    if finding["state"] == "ok" {
+        eprintln!("skipped: {}", finding["found"]);
+        return;
+    }
+    let fix = finding["fix"].as_str().unwrap();
+    assert!(fix.contains("nvidia-cuda-nvdisasm") && fix.contains("nvidia-cuda-cuobjdump"), "{fix}");
+}
+
+#[test]
 fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
     let folder = tempfile::tempdir().unwrap();
     let ops = folder.path().join("crates/warpsmith/src/ops");
