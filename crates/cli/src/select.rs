@@ -43,6 +43,11 @@ impl Selection {
         self.kernel.as_deref()
     }
 
+    /// The element type asked for.
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
+    }
+
     /// The ops asked for: the one named, the one of the named kernel, or all.
     pub fn ops(&self) -> Result<Vec<&'static dyn AnyOp>> {
         let of_kernel = self.kernel().map(find_kernel).transpose()?.map(|(op, _)| op);

@@ -78,6 +78,8 @@ fn usage_errors_are_status_2_and_help_teaches() {
         &["explain", "rms_norm", "--arch", "90a", "--units", "0"],
         &["explain", "rms_norm", "--arch", "90a", "--units", "9223372036854775808"],
         &["dump", "k", "--ptx", "--sass"],
+        &["bench", "--tolerance", "nan"],
+        &["bench", "--quick", "--record"],
     ];
     for args in wrong {
         assert_eq!(run(args).status.code(), Some(2), "{args:?}");
@@ -390,7 +392,7 @@ fn bench_records_what_was_compared_when_the_other_side_ends() {
     std::fs::create_dir(&evidence).unwrap();
     std::fs::write(&peers, "").unwrap();
     let mut command = warpsmith(cache.path());
-    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--quick", "--json", "--step"]);
+    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--json", "--step"]);
     command.args(["--record", "--evidence", evidence.to_str().unwrap(), "--peers", peers.to_str().unwrap()]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -407,6 +409,40 @@ fn bench_records_what_was_compared_when_the_other_side_ends() {
     let timings = record["timings"].as_array().unwrap();
     assert_eq!(timings.len(), 1);
     assert_eq!(timings[0]["case"], first["case"]);
+}
+
+#[test]
+fn bench_says_why_nothing_was_timed_and_records_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = ["--record", "--evidence", folder.path().to_str().unwrap()];
+    for (asked, why) in [
+        (&["rms_norm", "--dtype", "i32"][..], "none is of i32, only of f32, bf16"),
+        (&["--kernel", "rms_norm_row"], "no kernel that was asked for runs on cpu"),
+        // Found only on trying it.
+        (&["rms_norm", "--shape", "num_tokens=2147483648", "--dtype", "f32"], "nothing was timed"),
+    ] {
+        let output = run(&[&["bench", "--device", "cpu"], asked, &record].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(why), "{message}");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "no table without rows");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0, "{asked:?}");
+    }
+    assert!(fails(&["tune", "rms_norm", "--device", "cpu", "--dtype", "i32"]).contains("none is of i32"));
+}
+
+#[test]
+fn evidence_names_documents_that_are_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let evidence = folder.path().join("evidence");
+    std::fs::create_dir(&evidence).unwrap();
+    let update = ["evidence", "--update-readme", "--evidence", evidence.to_str().unwrap()];
+    assert!(fails(&update).contains("README.md"));
+    std::fs::write(folder.path().join("README.md"), "").unwrap();
+    assert!(fails(&update).contains("performance.md"));
+    std::fs::create_dir(folder.path().join("docs")).unwrap();
+    std::fs::write(folder.path().join("docs/performance.md"), "").unwrap();
+    succeeds(&update);
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let root = folder.parent().unwrap_or(&folder);
     for (file, detail) in [("README.md", Detail::Summary), ("docs/performance.md", Detail::Full)] {
         let path = root.join(file);
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, "reading", &e))?;
         let Some(updated) = evidence::embed(&text, &evidence::markdown(records, detail)) else {
             eprintln!("{file} has no evidence markers: left alone");
             continue;
