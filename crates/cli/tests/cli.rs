@@ -184,6 +184,24 @@ fn check_refuses_calls_the_op_does_not_define() {
 }
 
 #[test]
+fn check_says_how_much_memory_a_reference_takes_and_how_much_there_is() {
+    let message = fails(&[
+        "check",
+        "rms_norm",
+        "--device",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--shape",
+        "num_tokens=2147483648",
+    ]);
+    let numbers: Vec<u64> = message.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [requested, free, total] = numbers[..] else { panic!("{message}") };
+    // Both tensors, each element in several arithmetics.
+    assert!((1 << 46..1 << 60).contains(&requested) && free < total, "{message}");
+}
+
+#[test]
 fn some_cases_under_a_sanitizer_are_no_record() {
     let folder = tempfile::tempdir().unwrap();
     let evidence = folder.path().to_str().unwrap();

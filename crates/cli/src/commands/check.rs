@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::evidence::{self, CaseRecord, Machine, Record};
 use warpsmith::op::{Arrangement, Case, Values};
-use warpsmith::proof::{Bulk, Large, Outcome, Prepared, free_memory};
+use warpsmith::proof::{Bulk, Large, Outcome, Prepared};
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{Device, Error, Result};
 
@@ -195,16 +195,11 @@ fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(usize, Case)>> {
 /// Refuses a case whose reference would not fit into memory, which would end the process.
 fn check_memory(op: &dyn AnyOp, case: &Case) -> Result<()> {
     let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
-    let (needed, free) = (bytes.saturating_mul(REFERENCE_COST), free_memory(Device::Cpu)?);
-    if needed <= free {
-        return Ok(());
+    let (needed, memory) = (bytes.saturating_mul(REFERENCE_COST), Device::Cpu.memory()?);
+    match needed <= memory.free {
+        true => Ok(()),
+        false => Err(memory.exceeded("the host, where the reference is computed", needed)),
     }
-    Err(Error::OutOfMemory {
-        device: "the host, where the reference is computed".into(),
-        requested: needed,
-        free,
-        total: free,
-    })
 }
 
 fn report(args: &Args, results: &[Judged]) {

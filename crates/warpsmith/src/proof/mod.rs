@@ -6,7 +6,7 @@ mod generated;
 mod large;
 mod tensors;
 
-pub use bulk::{Bulk, free_memory};
+pub use bulk::Bulk;
 pub use compare::{Error as Deviation, Expectation, compare};
 pub use large::Large;
 pub use tensors::Tensors;
