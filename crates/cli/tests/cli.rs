@@ -86,6 +86,8 @@ fn usage_errors_are_status_2_and_help_teaches() {
     }
     assert!(succeeds(&["--version"]).starts_with("warpsmith "));
     assert!(succeeds(&["help", "run"]).contains("safetensors.torch.save_file"));
+    let packs = succeeds(&["help", "build-kernels"]);
+    assert!(packs.contains("covering set") && packs.contains("the call fails"), "{packs}");
 }
 
 #[test]

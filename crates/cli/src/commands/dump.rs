@@ -11,7 +11,8 @@ use warpsmith::{Device, Error, Result};
 /// Show a kernel: the resources of its variants, its source, its PTX or its machine code
 ///
 /// CUDA kernels are compiled in variants, one for each set of defines. Without an option the registers, shared
-/// memory and spills of all of them are listed with their numbers; --variant and --set choose among them.
+/// memory and spills of those that a kernel pack holds are listed with their numbers (all, or where there would be
+/// thousands a set with every type, tile and option); --variant and --set choose among them.
 /// No GPU is needed, only NVRTC (see `warpsmith doctor`).
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
