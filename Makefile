@@ -41,7 +41,7 @@ demo: ## Build, then show the kernels at work
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
 	scripts/test.sh "$(VENV)"
 
-build-kernels: setup build ## Compile all CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
+build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
 	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"
 
 bench: build ## Time every op on this machine

@@ -1,12 +1,14 @@
 //! What several commands read from their arguments: ops by name, `name=value` pairs, sizes, options.
 
 use warpsmith::jit::Profile;
-use warpsmith::op::{Attrs, OpSpec};
+use warpsmith::op::{ArgPlan, Attrs, Case, OpSpec};
 use warpsmith::registry::AnyOp;
 use warpsmith::{Error, Result, ops};
 
-/// No single size is larger: sums and small multiples of sizes cannot overflow.
-const MAX_SIZE: usize = 1 << 48;
+/// No single size is larger: products of two sizes cannot overflow, and loops over one end.
+const MAX_SIZE: usize = 1 << 31;
+/// No tensor has more bytes: nothing that is computed from shapes can overflow.
+const MAX_BYTES: usize = 1 << 46;
 
 /// The op of a name.
 pub fn find_op(name: &str) -> Result<&'static dyn AnyOp> {
@@ -42,6 +44,27 @@ pub fn parse_sizes(spec: &OpSpec, texts: &[String]) -> Result<Vec<usize>> {
         })?;
     }
     Ok(sizes)
+}
+
+/// The tensors of a case that was described on the command line, none of them beyond all memory.
+pub fn plan_case(op: &dyn AnyOp, case: &Case) -> Result<Vec<Option<ArgPlan>>> {
+    let plan = op.plan(case);
+    for (arg, plan) in op.spec().args.iter().zip(&plan) {
+        let Some(plan) = plan else { continue };
+        // Sizes of zero hide what the others amount to.
+        let sizes = plan.shape.iter().map(|&size| size.max(1));
+        let bytes = sizes.fold(plan.dtype.size(), usize::saturating_mul);
+        if bytes > MAX_BYTES {
+            let expected = format!("a tensor of at most {MAX_BYTES} bytes");
+            return Err(Error::argument(
+                op.spec().name,
+                arg.name,
+                expected,
+                format!("shape {:?} of {}", plan.shape, plan.dtype),
+            ));
+        }
+    }
+    Ok(plan)
 }
 
 /// The options of an op: those given, and the defaults of the others.
@@ -115,8 +138,32 @@ mod tests {
         assert_eq!(parse_sizes(spec, &texts(&["hidden=64"])).unwrap(), [8192, 64]);
         let error = parse_sizes(spec, &texts(&["width=64"])).unwrap_err().to_string();
         assert!(error.contains("num_tokens, hidden") && error.contains("width"), "{error}");
-        for bad in ["hidden=x", "hidden=-1", "hidden=18446744073709551615"] {
+        for bad in ["hidden=x", "hidden=-1", "hidden=2147483649", "hidden=18446744073709551615"] {
             assert!(parse_sizes(spec, &texts(&[bad])).unwrap_err().to_string().contains("hidden"), "{bad}");
+        }
+    }
+
+    /// Also of a shape that is empty, and with the largest sizes that can be given for everything.
+    #[test]
+    fn tensors_beyond_all_memory_are_named() {
+        let op = find_op("rms_norm").unwrap();
+        for (sizes, fits) in [
+            ([1 << 31, 1 << 13], true),
+            ([1 << 31, 1 << 14], false),
+            ([0, 1 << 31], true),
+            ([MAX_SIZE, MAX_SIZE], false),
+        ] {
+            let planned = plan_case(op, &Case::new(op.spec(), warpsmith::DType::F32).sizes(&sizes));
+            assert_eq!(planned.is_ok(), fits, "{sizes:?}");
+            assert!(planned.err().is_none_or(|error| error.to_string().contains("`x`")));
+        }
+        for op in ops::ALL {
+            for given in [0, u32::MAX] {
+                let mut case = Case::new(op.spec(), warpsmith::DType::F32);
+                case = case.sizes(&vec![MAX_SIZE; op.spec().sizes.len()]);
+                case.optional = given;
+                assert!(plan_case(*op, &case).is_err(), "{}", op.spec().name);
+            }
         }
     }
 

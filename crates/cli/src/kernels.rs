@@ -1,4 +1,4 @@
-//! The device code behind kernels: every variant that can be asked of the compiler.
+//! The device code behind kernels: the variants that packs hold.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::jit::{Arch, Profile, Request};
@@ -34,12 +34,12 @@ impl Variant {
     }
 }
 
-/// Every variant of the device functions of a kernel; none for CPU kernels.
+/// The variants of the device functions of a kernel; none for CPU kernels.
 pub fn variants(kernel: &KernelInfo) -> Vec<Variant> {
     kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten()).flat_map(device_variants).collect()
 }
 
-/// Every variant of a device function.
+/// The variants of a device function.
 pub fn device_variants(device: &'static CudaKernel) -> impl Iterator<Item = Variant> {
     let prelude = (device.prelude)();
     (device.variants)().into_iter().map(move |defines| Variant { device, defines, prelude: prelude.clone() })

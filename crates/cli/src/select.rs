@@ -1,6 +1,6 @@
 //! Which ops, kernels and cases a command works on: the options that `check` and `bench` share.
 
-use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes};
+use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::kernels::find_kernel;
 use warpsmith::op::{Arrangement, AttrKind, Case, OpSpec, Values};
 use warpsmith::proof::kernels_on;
@@ -41,6 +41,11 @@ impl Selection {
     /// The kernel asked for.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
+    }
+
+    /// The element type asked for.
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
     }
 
     /// The ops asked for: the one named, the one of the named kernel, or all.
@@ -98,9 +103,10 @@ impl Selection {
         dtypes.dedup();
         let case = |dtype| {
             let case = Case { attrs, ..Case::new(spec, dtype).sizes(&sizes) };
-            given.iter().fold(case, |case, &index| case.give(index))
+            let case = given.iter().fold(case, |case, &index| case.give(index));
+            plan_case(op, &case).map(|_| case)
         };
-        Ok(dtypes.into_iter().map(case).collect())
+        dtypes.into_iter().map(case).collect()
     }
 
     /// The words that select the same again, on `device`.
@@ -141,19 +147,32 @@ pub fn parse_arrangement(text: &str) -> Result<Arrangement> {
         Arrangement::Misaligned,
         Arrangement::HeadsFirst,
     ];
-    let names = all.map(arrangement_name);
-    let found = names.iter().position(|name| *name == text);
-    found.map(|at| all[at]).ok_or_else(|| Error::parse("arrangement", names.join(", "), text))
+    parse_name("arrangement", all, arrangement_name, text)
+}
+
+/// The name of a kind of values on the command line.
+pub fn values_name(values: Values) -> &'static str {
+    match values {
+        Values::Typical => "typical",
+        Values::Large => "large",
+        Values::Special => "special",
+    }
 }
 
 /// Reads the name of a kind of values.
 pub fn parse_values(text: &str) -> Result<Values> {
-    match text {
-        "typical" => Ok(Values::Typical),
-        "large" => Ok(Values::Large),
-        "special" => Ok(Values::Special),
-        _ => Err(Error::parse("values", "typical, large, special", text)),
-    }
+    parse_name("values", [Values::Typical, Values::Large, Values::Special], values_name, text)
+}
+
+/// The one of `all` that has this name.
+fn parse_name<T: Copy, const N: usize>(
+    what: &str,
+    all: [T; N],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> Result<T> {
+    let found = all.into_iter().find(|one| name(*one) == text);
+    found.ok_or_else(|| Error::parse(what, all.map(name).join(", "), text))
 }
 
 /// The words that give `warpsmith check` this very case.
@@ -175,10 +194,8 @@ pub fn case_words(spec: &OpSpec, case: &Case) -> Vec<String> {
     if case.arrangement != Arrangement::Contiguous {
         words.extend(["--arrangement".into(), arrangement_name(case.arrangement).into()]);
     }
-    match case.values {
-        Values::Typical => {}
-        Values::Large => words.extend(["--values".into(), "large".into()]),
-        Values::Special => words.extend(["--values".into(), "special".into()]),
+    if case.values != Values::Typical {
+        words.extend(["--values".into(), values_name(case.values).into()]);
     }
     if case.in_place {
         words.push("--in-place".into());

@@ -38,6 +38,22 @@ impl Device {
         }
     }
 
+    /// Its memory now.
+    pub fn memory(self) -> Result<Memory> {
+        match self {
+            Device::Cpu => Ok(Memory::of_host()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => {
+                let memory = crate::cuda::Context::get(ordinal)?.memory()?;
+                // What the pool caches can be had too.
+                let cached = memory.pool_reserved.saturating_sub(memory.pool_used);
+                Ok(Memory { free: memory.free + cached, total: memory.total })
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => Err(no_cuda_feature()),
+        }
+    }
+
     /// Waits for all work of the device.
     pub fn synchronize(self) -> Result<()> {
         match self {
@@ -60,6 +76,34 @@ impl Device {
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => Err(no_cuda_feature()),
         }
+    }
+}
+
+/// Bytes of a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// What can be had now.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}
+
+impl Memory {
+    /// The host's. Free is what the system says can be had without swapping; where it does not say, what nobody uses.
+    pub(crate) fn of_host() -> Memory {
+        // SAFETY: sysconf only reads its argument.
+        let pages = |which| unsafe { libc::sysconf(which) }.max(0) as u64;
+        let size = pages(libc::_SC_PAGESIZE);
+        let total = pages(libc::_SC_PHYS_PAGES) * size;
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+        let kib = kib.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+        Memory { free: kib.map_or(pages(libc::_SC_AVPHYS_PAGES) * size, |kib| kib << 10), total }
+    }
+
+    /// The error of asking for more of it than there is.
+    pub fn exceeded(self, device: impl Into<String>, requested: u64) -> Error {
+        Error::OutOfMemory { device: device.into(), requested, free: self.free, total: self.total }
     }
 }
 
@@ -212,5 +256,14 @@ mod tests {
     fn a_missing_gpu_is_an_error_not_a_panic() {
         assert!(Device::Cuda(4096).info().is_err());
         assert!(Device::Cuda(4096).synchronize().is_err());
+        assert!(Device::Cuda(4096).memory().is_err());
+    }
+
+    #[test]
+    fn memory_that_is_short_is_told_in_numbers() {
+        let memory = Device::Cpu.memory().unwrap();
+        assert!((1 << 20..memory.total).contains(&memory.free), "{memory:?}");
+        let told = Memory { free: 1, total: 2 }.exceeded("cpu", 3).to_string();
+        assert_eq!(told, "out of memory on cpu: asked for 3 bytes, 1 of 2 bytes are free");
     }
 }

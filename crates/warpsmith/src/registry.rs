@@ -29,7 +29,8 @@ pub struct CudaKernel {
     pub min_arch: Arch,
     /// Compile with fast math.
     pub fast_math: bool,
-    /// Every set of defines `run` may ask for: what a kernel pack holds and the compile tests build.
+    /// What a kernel pack holds and the compile tests build: every set of defines `run` may ask for or, where these are
+    /// thousands, some that together have each value of each define.
     pub variants: fn() -> Vec<Defines>,
 }
 

@@ -1,6 +1,6 @@
 //! The memory behind owned tensors.
 
-use crate::device::{Device, Stream};
+use crate::device::{Device, Memory, Stream};
 use crate::error::{Error, Result};
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -57,13 +57,7 @@ impl Drop for HostBuffer {
 
 /// The error of a host allocation of `bytes` that failed.
 pub(crate) fn host_out_of_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { device: "cpu".into(), requested: bytes as u64, free: 0, total: host_memory() }
-}
-
-fn host_memory() -> u64 {
-    // SAFETY: sysconf only reads its argument.
-    let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    pages.max(0) as u64 * size.max(0) as u64
+    Memory::of_host().exceeded(Device::Cpu.to_string(), bytes as u64)
 }
 
 impl Storage {

@@ -12,7 +12,7 @@ use warpsmith::evidence::{self, Machine, Record, Timing};
 use warpsmith::op::Case;
 use warpsmith::proof::Bulk;
 use warpsmith::registry::AnyOp;
-use warpsmith::{Device, Error, Result};
+use warpsmith::{DType, Device, Error, Result};
 
 /// Time kernels, and say how far they are from the machine's limit
 ///
@@ -25,14 +25,14 @@ use warpsmith::{Device, Error, Result};
 pub struct Args {
     #[command(flatten)]
     select: Selection,
-    /// A first look: fewer samples, and no cases of more than a few hundred megabytes
-    #[arg(long)]
+    /// A first look: fewer samples, and no cases of more than a few hundred megabytes; not for the record
+    #[arg(long, conflicts_with = "record")]
     quick: bool,
     /// Compare with an earlier run's --json output; exit with 1 if a case is slower than --tolerance allows
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// By how many percent a case may be slower than the baseline
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = parse_tolerance)]
     tolerance: f64,
     /// Show timings of other libraries, one JSON object per line: op, case, dtype, device, peer, ms
     #[arg(long, value_name = "FILE")]
@@ -104,11 +104,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for m in &measured {
             println!("{}", json_line(Some(m)));
         }
-    } else {
+    } else if !measured.is_empty() {
         println!("{}: {ceilings}", device.info()?.name);
         print_table(&measured, device, baseline.as_ref(), &peers);
     }
-    if let Some(folder) = folder {
+    if let Some(folder) = folder.filter(|_| !measured.is_empty()) {
         let mut record = Record::open(&folder, Machine::of(device)?)?;
         record.set_ceilings(ceilings);
         for m in &measured {
@@ -139,7 +139,13 @@ fn wait_for_line() -> bool {
     std::io::stdin().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0)
 }
 
-/// The cases to time, without the large ones if the run is to be `quick`.
+/// Reads a share that may be lost: one that nothing compares with would let everything pass.
+fn parse_tolerance(text: &str) -> Result<f64> {
+    let percent = text.parse().ok().filter(|percent: &f64| percent.is_finite() && *percent >= 0.0);
+    percent.ok_or_else(|| Error::parse("tolerance", "a finite number of zero or more", text))
+}
+
+/// The cases to time, at least one, without the large ones if the run is to be `quick`.
 pub fn timed_cases(
     select: &Selection,
     device: Device,
@@ -160,7 +166,29 @@ pub fn timed_cases(
             }
         }
     }
-    Ok(cases)
+    if cases.is_empty() { Err(no_case(select, device)?) } else { Ok(cases) }
+}
+
+/// Why [`timed_cases`] found none.
+fn no_case(select: &Selection, device: Device) -> Result<Error> {
+    let ops = select.ops()?;
+    let cases = ops.iter().flat_map(|op| op.bench_cases());
+    let cases = cases.filter(|case| !case.gpu_only || device != Device::Cpu);
+    let mut dtypes: Vec<DType> = cases.map(|case| case.dtype).collect();
+    dtypes.sort();
+    dtypes.dedup();
+    let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+    let (why, fix) = match select.dtype() {
+        _ if ops.iter().all(|op| select.kernels(*op, device).is_empty()) => {
+            (format!("no kernel that was asked for runs on {device}"), "See `warpsmith list OP`")
+        }
+        _ if dtypes.is_empty() => (format!("all are too large for {device}"), "Give one with --shape"),
+        Some(dtype) if !dtypes.contains(&dtype) => {
+            (format!("none is of {dtype}, only of {}", names.join(", ")), "Give one with --shape")
+        }
+        _ => ("all are too large for --quick".into(), "Give one with --shape, or leave --quick out"),
+    };
+    Ok(Error::Unavailable { what: "a case to time".into(), why, fix: fix.into() })
 }
 
 /// Does `time` with the tensors of every case until it returns nothing; one that does not fit or that no kernel supports is
@@ -229,5 +257,18 @@ fn print_table(measured: &[Measurement], device: Device, baseline: Option<&Basel
     }
     if !peers.names().is_empty() {
         println!("peers: their time, and in brackets how many times as long as ours");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tolerances_that_would_switch_the_comparison_off_are_refused() {
+        assert!([parse_tolerance("0"), parse_tolerance("2.5")].iter().all(|percent| percent.is_ok()));
+        for bad in ["nan", "inf", "-1", "-inf", "x", ""] {
+            assert!(matches!(parse_tolerance(bad), Err(Error::Parse { .. })), "{bad}");
+        }
     }
 }

@@ -11,12 +11,19 @@ use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Compiler, Output, Request, pack};
 use warpsmith::{Error, Result, bench, ops};
 
-/// Compile all CUDA kernels ahead of time into a pack
+/// Compile CUDA kernels ahead of time into a pack
 ///
-/// A pack is a folder of compiled kernels for machines that cannot or must not compile. Name it in
-/// WARPSMITH_KERNEL_PACK and nothing is compiled at run time. It also serves GPUs of the same major and a higher minor
-/// version: a pack for 80 works on 8.6 and 8.9. Building needs NVRTC but no GPU; kernels that are in the cache are
-/// not compiled again.
+/// A pack is a folder of compiled kernels for machines that cannot or should not compile. Name it in
+/// WARPSMITH_KERNEL_PACK.
+///
+/// It holds every configuration of the kernels of most ops. `linear` and its gradient, `attention` and
+/// `paged_attention` have thousands; of these it holds a covering set: every type, tile and option is there, but not
+/// every combination. A combination that is not there is compiled when it is first used, and kept in the cache on disk. With
+/// WARPSMITH_DISABLE_JIT=1 it is taken from that cache, and if it is not there the call fails with an error that names
+/// the kernel. `warpsmith dump KERNEL` lists the configurations of a kernel that a pack holds.
+///
+/// A pack also serves GPUs of the same major and a higher minor version: one for 80 works on 8.6 and 8.9. Building needs
+/// NVRTC but no GPU; kernels that are in the cache are not compiled again.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -1,14 +1,14 @@
 //! `warpsmith check`: kernels judged against the reference.
 
 use crate::kernels::progress_bar;
-use crate::select::{Selection, case_words, parse_arrangement, parse_values};
+use crate::select::{Selection, arrangement_name, case_words, parse_arrangement, parse_values, values_name};
 use crate::table;
 use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::evidence::{self, CaseRecord, Machine, Record};
 use warpsmith::op::{Arrangement, Case, Values};
-use warpsmith::proof::{Bulk, Large, Outcome, Prepared, free_memory};
+use warpsmith::proof::{Bulk, Large, Outcome, Prepared};
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{Device, Error, Result};
 
@@ -43,7 +43,8 @@ pub struct Args {
     /// Also run one case with more than 2^31 elements, where memory allows
     #[arg(long)]
     large: bool,
-    /// Run under this tool of compute-sanitizer: memcheck, racecheck, initcheck, synccheck or all
+    /// Run under this tool of compute-sanitizer: memcheck, racecheck, initcheck, synccheck or all; recorded only over all
+    /// cases of an op
     #[arg(long, value_name = "TOOL")]
     sanitizer: Option<String>,
     /// Record the results in the evidence folder
@@ -81,6 +82,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // Found before hours of work, not after.
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     if let Some(tool) = &args.sanitizer {
+        refuse_partial_sanitizer_record(args)?;
         return sanitize(args, device, tool, folder);
     }
     let mut results = Vec::new();
@@ -193,16 +195,11 @@ fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(usize, Case)>> {
 /// Refuses a case whose reference would not fit into memory, which would end the process.
 fn check_memory(op: &dyn AnyOp, case: &Case) -> Result<()> {
     let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
-    let (needed, free) = (bytes.saturating_mul(REFERENCE_COST), free_memory(Device::Cpu)?);
-    if needed <= free {
-        return Ok(());
+    let (needed, memory) = (bytes.saturating_mul(REFERENCE_COST), Device::Cpu.memory()?);
+    match needed <= memory.free {
+        true => Ok(()),
+        false => Err(memory.exceeded("the host, where the reference is computed", needed)),
     }
-    Err(Error::OutOfMemory {
-        device: "the host, where the reference is computed".into(),
-        requested: needed,
-        free,
-        total: free,
-    })
 }
 
 fn report(args: &Args, results: &[Judged]) {
@@ -263,8 +260,13 @@ fn kernels_of(results: &[Judged]) -> Vec<&'static str> {
     names
 }
 
+/// Whether every case of the ops asked for is run.
+fn is_full(args: &Args) -> bool {
+    !args.select.is_partial() && args.arrangement.is_none()
+}
+
 fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::Path) -> Result<()> {
-    let full = !args.select.is_partial() && args.arrangement.is_none();
+    let full = is_full(args);
     let mut record = Record::open(folder, Machine::of(device)?)?;
     let mut added = false;
     for name in kernels_of(results) {
@@ -286,6 +288,36 @@ fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::P
         eprintln!("recorded in {}", record.save(folder)?.display());
     }
     Ok(())
+}
+
+/// The record of a tool has one verdict for a kernel, which must stand for all its cases.
+fn refuse_partial_sanitizer_record(args: &Args) -> Result<()> {
+    if !args.record || is_full(args) {
+        return Ok(());
+    }
+    Err(Error::parse(
+        "--sanitizer with --record",
+        "all cases of an op, because what is recorded says that a kernel is clean on every one",
+        "some of them (--shape, --dtype, --set, --with or --arrangement)",
+    ))
+}
+
+/// The words after `warpsmith` that check under a sanitizer what was asked for.
+fn sanitized_words(args: &Args, device: Device) -> Vec<String> {
+    let mut words = vec!["check".to_string()];
+    words.extend(args.select.words(device));
+    if let Some(arrangement) = args.arrangement {
+        words.extend(["--arrangement".into(), arrangement_name(arrangement).into()]);
+    }
+    if let Some(values) = args.values {
+        words.extend(["--values".into(), values_name(values).into()]);
+    }
+    if let Some(seed) = args.seed {
+        words.extend(["--seed".into(), seed.to_string()]);
+    }
+    words.extend(args.in_place.then(|| "--in-place".into()));
+    words.extend(args.large.then(|| "--large".into()));
+    words
 }
 
 /// Runs this very check under compute-sanitizer, once for each tool, and records what the tools said.
@@ -314,8 +346,7 @@ fn sanitize(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) ->
         let status = std::process::Command::new(&sanitizer)
             .args(["--tool", tool, "--error-exitcode", &errors])
             .arg(&program)
-            .arg("check")
-            .args(args.select.words(device))
+            .args(sanitized_words(args, device))
             .status()
             .map_err(|e| Error::io(&sanitizer, "starting", &e))?;
         match status.code() {
@@ -346,4 +377,41 @@ fn sanitize(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) ->
         eprintln!("recorded in {}", record.save(&folder)?.display());
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(words: &str) -> Args {
+        Line::try_parse_from(["check"].into_iter().chain(words.split_whitespace())).unwrap().args
+    }
+
+    #[test]
+    fn a_sanitizer_sees_the_case_that_was_asked_for() {
+        let line = "rms_norm --device cpu --shape hidden=7 --arrangement padded --values special --seed 3 --in-place --large";
+        let words = sanitized_words(&parse(&format!("{line} --sanitizer all")), Device::Cpu);
+        assert_eq!(words.join(" "), format!("check {line}"));
+    }
+
+    #[test]
+    fn what_a_sanitizer_said_about_some_cases_is_not_recorded() {
+        for part in
+            ["--shape hidden=7", "--dtype f32", "--set eps=1", "--with weight", "--arrangement padded"]
+        {
+            let error = refuse_partial_sanitizer_record(&parse(&format!("rms_norm {part} --record")));
+            assert!(matches!(error, Err(Error::Parse { .. })), "{part}");
+            assert!(refuse_partial_sanitizer_record(&parse(&format!("rms_norm {part}"))).is_ok(), "{part}");
+        }
+        for whole in ["", "rms_norm", "--kernel rms_norm_row --large --seed 1"] {
+            assert!(refuse_partial_sanitizer_record(&parse(&format!("{whole} --record"))).is_ok(), "{whole}");
+        }
+    }
 }

@@ -363,7 +363,7 @@ fn disassembler() -> Finding {
             State::Missing,
             "neither nvdisasm nor cuobjdump was found",
             "`warpsmith dump --sass` does not work",
-            "`pip install nvidia-cuda-nvcc`, or set CUDA_HOME to a CUDA toolkit",
+            inspect::INSTALL_DISASSEMBLER,
         ),
     }
 }

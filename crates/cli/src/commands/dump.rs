@@ -5,12 +5,14 @@ use crate::kernels::{self, Variant};
 use rayon::prelude::*;
 use std::process::ExitCode;
 use warpsmith::jit::{self, Arch, inspect};
+use warpsmith::registry::{CudaKernel, KernelInfo};
 use warpsmith::{Device, Error, Result};
 
 /// Show a kernel: the resources of its variants, its source, its PTX or its machine code
 ///
 /// CUDA kernels are compiled in variants, one for each set of defines. Without an option the registers, shared
-/// memory and spills of all of them are listed with their numbers; --variant and --set choose among them.
+/// memory and spills of those that a kernel pack holds are listed with their numbers (all, or where there would be
+/// thousands a set with every type, tile and option); --variant and --set choose among them.
 /// No GPU is needed, only NVRTC (see `warpsmith doctor`).
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -49,6 +51,13 @@ struct What {
     resources: bool,
 }
 
+impl What {
+    /// Whether something is asked for that is made of device code.
+    fn compiled(&self) -> bool {
+        self.ptx || self.sass || self.resources
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   warpsmith dump rms_norm_row --set ELEM=bf16 --arch 90a   the resources of its bf16 variants
@@ -57,6 +66,13 @@ Examples:
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (op, kernel) = kernels::find_kernel(&args.kernel)?;
+    if let (true, Some(why)) = (args.what.compiled(), not_ours(&kernel)) {
+        return Err(Error::Unavailable {
+            what: format!("device code of {}", args.kernel),
+            why,
+            fix: "`warpsmith dump` without options says where its code is".into(),
+        });
+    }
     if let Some(tier) = kernel.tier {
         let folder = op.strip_suffix("_backward").unwrap_or(op);
         println!(
@@ -73,6 +89,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let arch = args.arch.unwrap_or_else(default_arch);
     let chosen = choose(&args.kernel, kernels::variants(&kernel), args.variant, &args.defines)?;
+    if !args.what.source {
+        for (_, variant) in &chosen {
+            can_compile(&args.kernel, variant.device, arch)?;
+        }
+    }
     let (number, first) = &chosen[0];
     let header =
         format!("variant {number} of {}: {}, {}", args.kernel, first.device.function, first.describe());
@@ -90,6 +111,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         resources(&chosen, arch, args)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why a kernel has no device code that this program compiles, if so.
+fn not_ours(kernel: &KernelInfo) -> Option<String> {
+    let library = kernel.library.map(|library| format!("its code is {}'s", library.name));
+    kernel.tier.map(|_| "it runs on the CPU and is part of this program".to_string()).or(library)
+}
+
+/// Refuses what the compiler would refuse at length.
+fn can_compile(kernel: &str, device: &CudaKernel, arch: Arch) -> Result<()> {
+    if kernels::compiles_for(device, arch) {
+        return Ok(());
+    }
+    let least = if device.min_arch.accel { "" } else { " or newer" };
+    Err(Error::Unavailable {
+        what: format!("{kernel} for {arch}"),
+        why: format!("it needs {}{least}", device.min_arch),
+        fix: format!("Give --arch {}", device.min_arch),
+    })
 }
 
 fn default_arch() -> Arch {

@@ -3,13 +3,14 @@
 use crate::table;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use warpsmith::evidence::{self, Detail, Record};
+use warpsmith::evidence::{self, Detail, PresentCode, Record};
 use warpsmith::{Error, Result};
 
 /// Show what was proven and measured on real machines
 ///
 /// Evidence is recorded by `warpsmith check --record` and `warpsmith bench --record`, one file per device, by the
-/// hash of each kernel's source. A kernel is proven if its present source passed every case.
+/// hash of each kernel's source. A kernel is proven if its present source passed every case. A dagger marks times of an
+/// earlier version of a kernel. The limit of a time is by the ceilings of the run that took it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -75,7 +76,7 @@ fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let root = folder.parent().unwrap_or(&folder);
     for (file, detail) in [("README.md", Detail::Summary), ("docs/performance.md", Detail::Full)] {
         let path = root.join(file);
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, "reading", &e))?;
         let Some(updated) = evidence::embed(&text, &evidence::markdown(records, detail)) else {
             eprintln!("{file} has no evidence markers: left alone");
             continue;
@@ -95,6 +96,7 @@ fn print_tables(records: &[Record]) {
         println!("nothing is recorded yet: run `warpsmith check --record` and `warpsmith bench --record`");
     }
     let rows = evidence::rows(records);
+    let present = PresentCode::new();
     for record in records {
         println!("{}", record.machine.device);
         let headings = ["op", "kernel", "cases", "worst", "sanitizer", "proven"].map(String::from);
@@ -129,7 +131,7 @@ fn print_tables(records: &[Record]) {
                 t.case.clone(),
                 t.dtype.clone(),
                 t.kernel.clone(),
-                table::time(t.ms),
+                table::time(t.ms) + present.mark(t),
                 t.bound.rate(t.gbps, t.tflops),
                 table::percent(t.limit_ms / t.ms),
                 peer.map_or("-".into(), |(name, ms)| format!("{name} {}", table::time(ms))),
@@ -137,5 +139,8 @@ fn print_tables(records: &[Record]) {
             ]);
         }
         println!("{timings}");
+        if record.timings.iter().any(|t| !present.mark(t).is_empty()) {
+            println!("{}", evidence::EARLIER);
+        }
     }
 }

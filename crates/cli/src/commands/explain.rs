@@ -1,6 +1,6 @@
 //! `warpsmith explain`: which kernel a call would run, and why.
 
-use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes};
+use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use std::process::ExitCode;
 use warpsmith::cpu::Tier;
 use warpsmith::device::DeviceInfo;
@@ -36,11 +36,11 @@ pub struct Args {
     #[arg(long, conflicts_with = "arch")]
     device: Option<Device>,
     /// A GPU architecture instead, such as 90a, whether this machine has it or not
-    #[arg(long)]
+    #[arg(long, value_parser = known_arch)]
     arch: Option<Arch>,
     /// Number of multiprocessors of the GPU of --arch [default: that of a typical card]
-    #[arg(long, requires = "arch")]
-    units: Option<usize>,
+    #[arg(long, requires = "arch", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    units: Option<u16>,
     /// Ask about this kernel
     #[arg(long)]
     kernel: Option<String>,
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(arch) => typical_gpu(arch, args.units),
         None => args.device.unwrap_or_else(Device::best).info()?,
     };
-    let call = imagine(spec, &op.plan(&case), info.device)?;
+    let call = imagine(spec, &plan_case(op, &case)?, info.device)?;
     let select = Select { kernel: args.kernel.clone(), allow_batch_variant: args.allow_batch_variant };
     let cost = op.cost(&call, &case.attrs)?;
     let explanation = op.explain(&call, &case.attrs, &info, &select)?;
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The call a plan describes, with tensors that have addresses but no memory.
+/// The call a plan describes, with tensors that have addresses but no memory. What [`plan_case`] allows can be addressed.
 fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> Result<OpArgs<'static>> {
     // As far apart and as aligned as an allocator would place them.
     const ALIGN: usize = 256;
@@ -99,10 +99,7 @@ fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> R
     for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
         let Some(plan) = plan else { continue };
         let layout = Layout::contiguous(Shape::new(&plan.shape)?);
-        let next = layout.span().checked_mul(plan.dtype.size()).and_then(|bytes| address.checked_add(bytes));
-        let next = next.and_then(|end| end.checked_next_multiple_of(ALIGN)).ok_or_else(|| {
-            Error::argument(spec.name, arg.name, "a shape that can be addressed", format!("{:?}", plan.shape))
-        })?;
+        let next = (address + layout.span() * plan.dtype.size()).next_multiple_of(ALIGN);
         call = if arg.is_output() {
             // SAFETY: the call is only checked and explained, which looks at shapes and addresses and never at
             // what lies there.
@@ -131,11 +128,27 @@ const CARDS: [(i32, &str, usize, usize, usize); 11] = [
     (120, "GeForce RTX 5090", 170, 99, 96),
 ];
 
-/// A GPU of this architecture as one usually meets it; unknown ones are like the newest known before them.
-fn typical_gpu(arch: Arch, units: Option<usize>) -> DeviceInfo {
+/// Architectures without a card above; each is like the one before it.
+const OTHERS: [i32; 6] = [62, 72, 87, 88, 110, 121];
+
+/// Reads an architecture that exists.
+fn known_arch(text: &str) -> Result<Arch> {
+    let arch: Arch = text.parse()?;
+    let mut known: Vec<i32> = CARDS.iter().map(|card| card.0).chain(OTHERS).collect();
+    known.sort();
+    if known.contains(&arch.number()) && (arch.major >= 9 || !arch.accel) {
+        return Ok(arch);
+    }
+    let known: Vec<String> = known.iter().map(i32::to_string).collect();
+    let expected = format!("one of {}, from 90 on also with an `a`", known.join(", "));
+    Err(Error::parse("GPU architecture", expected, text))
+}
+
+/// A GPU of this architecture as one usually meets it.
+fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
     let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
     let &(_, card, typical_units, shared_kib, l2_mib) = known;
-    let units = units.unwrap_or(typical_units);
+    let units = units.map_or(typical_units, usize::from);
     DeviceInfo {
         device: Device::Cuda(0),
         // Not the name of a device: choices tuned on one must not answer for an imagined one.
@@ -187,12 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_memory_are_errors_not_panics() {
-        let op = find_op("rms_norm").unwrap();
-        let case = Case::new(op.spec(), DType::F32).sizes(&[1 << 48, 1 << 48]);
-        assert!(imagine(op.spec(), &op.plan(&case), Device::Cpu).is_err());
-        let case = Case::new(op.spec(), DType::F32).sizes(&[1 << 30, 1 << 29]).give(1).give(2).give(4);
-        assert!(imagine(op.spec(), &op.plan(&case), Device::Cpu).is_ok());
-        assert_eq!(typical_gpu("52".parse().unwrap(), Some(7)).units, 7);
+    fn only_architectures_that_exist_are_imagined() {
+        for text in ["60", "sm_80", "8.7", "90", "90a", "120a"] {
+            assert!(known_arch(text).is_ok(), "{text}");
+        }
+        for text in ["52", "99", "80a", "x"] {
+            assert!(matches!(known_arch(text), Err(Error::Parse { .. })), "{text}");
+        }
+        assert_eq!(typical_gpu(known_arch("87").unwrap(), Some(7)).units, 7);
     }
 }

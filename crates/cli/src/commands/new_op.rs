@@ -183,6 +183,17 @@ mod tests {
         assert_eq!(register("no ops here", "a"), None);
     }
 
+    /// A suite gives every op NaN for each of its options, and it must be refused.
+    #[test]
+    fn the_template_judges_its_options() {
+        let template = FILES[0].1;
+        let options: Vec<&str> = template.split("AttrSpec { name: \"").skip(1).collect();
+        assert!(!options.is_empty());
+        for name in options.iter().map(|rest| rest.split('"').next().unwrap()) {
+            assert!(template.contains(&format!("sizes.option(\"{name}\"")), "{name}");
+        }
+    }
+
     /// A copy of the real folder, so that the scaffold keeps working as the list grows.
     #[test]
     fn scaffolds_beside_the_real_ops() {

@@ -2,6 +2,7 @@
 
 use crate::inputs::{find_args, find_op, parse_attrs};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView as StoredView};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -103,6 +104,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn read(path: &Path, device: Device) -> Result<Vec<(String, Tensor)>> {
     let bytes = std::fs::read(path).map_err(|error| Error::io(path, "read", &error))?;
     let bad = |what: String| Error::Io { path: path.into(), what };
+    if let Some(name) = repeated_name(&bytes) {
+        return Err(bad(format!("it has two tensors named `{name}`")));
+    }
     let file =
         SafeTensors::deserialize(&bytes).map_err(|error| bad(format!("not a safetensors file: {error}")))?;
     let mut tensors = Vec::new();
@@ -115,6 +119,43 @@ fn read(path: &Path, device: Device) -> Result<Vec<(String, Tensor)>> {
         tensors.push((name, Tensor::from_bytes(stored.data(), stored.shape(), dtype, device)?));
     }
     Ok(tensors)
+}
+
+/// The first name that the header of a file has twice: readers take the last of the two without a word. `None` also if it
+/// has no header that could be read.
+fn repeated_name(file: &[u8]) -> Option<String> {
+    let (length, rest) = file.split_first_chunk()?;
+    let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    let Keys(mut names) = serde_json::from_slice(header).ok()?;
+    names.sort();
+    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone())
+}
+
+/// The keys of a map, all of them, whatever its values.
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Keys, D::Error> {
+        deserializer.deserialize_map(KeysVisitor)
+    }
+}
+
+struct KeysVisitor;
+
+impl<'de> Visitor<'de> for KeysVisitor {
+    type Value = Keys;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Keys, A::Error> {
+        let mut keys = Vec::new();
+        while let Some((key, IgnoredAny)) = map.next_entry()? {
+            keys.push(key);
+        }
+        Ok(Keys(keys))
+    }
 }
 
 fn write<'a>(
@@ -187,5 +228,24 @@ mod tests {
         std::fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
         let error = read(&path, Device::Cpu).unwrap_err().to_string();
         assert!(error.contains("F64") && error.contains("bf16"), "{error}");
+    }
+
+    #[test]
+    fn a_name_for_two_tensors_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let tensor = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+        for (second, refused) in [("x", true), ("y", false)] {
+            // Padded to a multiple of eight, and the data.
+            let mut header = format!(r#"{{"x":{tensor},"{second}":{tensor}}}"#);
+            header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+            let length = (header.len() as u64).to_le_bytes();
+            std::fs::write(&path, [&length[..], header.as_bytes(), &[0; 4]].concat()).unwrap();
+            let error = read(&path, Device::Cpu).err().map(|error| error.to_string()).unwrap_or_default();
+            assert_eq!(error.contains("two tensors named `x`"), refused, "{error}");
+        }
+        for bytes in [&b""[..], &[0xff; 8], &[0xff; 99], b"\x02\0\0\0\0\0\0\0[]"] {
+            assert_eq!(repeated_name(bytes), None);
+        }
     }
 }

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for tuning in &tunings {
             println!("{}", serde_json::to_string(tuning).expect("measurements are plain data"));
         }
-    } else {
+    } else if !tunings.is_empty() {
         println!("{}", tunings_table(&tunings));
         println!(
             "gain: how many times as fast as the kernel that ran until now; fastest: of all that can run the case"

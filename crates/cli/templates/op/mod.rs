@@ -2,7 +2,7 @@
 //!
 //! - Shapes: `x` and `out` are `[..., hidden]`; any strides.
 //! - Types: f32, f16 or bf16, the same for both tensors. The product is computed in f32 and rounded once.
-//! - NaN and infinity go the way the formula says.
+//! - NaN and infinity in `x` go the way the formula says; `alpha` must be finite.
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 
 mod cpu;
@@ -67,6 +67,8 @@ impl Op for Forward {
         sizes.dtype("out", args.at(OUT), &[dtype])?;
         sizes.shape("x", args.at(X), "... hidden")?;
         sizes.shape("out", args.at(OUT), "... hidden")?;
+        let alpha = attrs.f64(ALPHA);
+        sizes.option("alpha", alpha, "a finite number", (alpha as f32).is_finite())?;
         let (x, out) = (args.at(X).layout(), args.at(OUT).layout());
         let elements = Space::new(x.rank(), [x, out, x, out]);
         let dense = elements.rank == 1 && elements.strides.iter().all(|strides| strides[0] == 1);
@@ -76,7 +78,7 @@ impl Op for Forward {
             elements,
             dense,
             vector: dense && args.have_vector_rows(),
-            alpha_bits: (attrs.f64(ALPHA) as f32).to_bits(),
+            alpha_bits: (alpha as f32).to_bits(),
         })
     }
 
@@ -188,5 +190,7 @@ mod tests {
         let mut narrow = Tensor::zeros(&[2, 8], DType::F16, Device::Cpu).unwrap();
         let error = NewOp::new(&x).run_into(&mut narrow, &stream).unwrap_err().to_string();
         assert_eq!(error, "new_op: argument `out`: expected dtype f32, got f16");
+        let error = NewOp::new(&x).alpha(f32::NAN).run().unwrap_err().to_string();
+        assert_eq!(error, "new_op: argument `alpha`: expected a finite number, got NaN");
     }
 }

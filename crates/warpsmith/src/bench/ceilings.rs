@@ -6,7 +6,6 @@ use crate::cpu::gemm::{self, Isa};
 use crate::device::Device;
 use crate::error::Result;
 use crate::op::{Cost, Products};
-use crate::proof::free_memory;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -59,7 +58,7 @@ impl Ceilings {
     /// Measures a device.
     pub fn measure(device: Device, settings: &Settings) -> Result<Ceilings> {
         // Two buffers of this size, and as much again left alone.
-        let bytes = settings.copy_bytes.min((free_memory(device)? / 4) as usize);
+        let bytes = settings.copy_bytes.min((device.memory()?.free / 4) as usize);
         match device {
             Device::Cpu => {
                 let (threads, isa) = (cpu::num_threads(), Isa::of_tier(cpu::Tier::best()));

@@ -21,9 +21,9 @@ pub use products::device_functions;
 pub use samples::Samples;
 
 use crate::device::{Device, DeviceInfo, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::Case;
-use crate::proof::{Bulk, free_memory, kernels_on};
+use crate::proof::{Bulk, kernels_on};
 use crate::registry::{AnyOp, Select};
 use serde::{Deserialize, Serialize};
 
@@ -164,7 +164,7 @@ impl Bench {
     /// Allocates and fills as many copies of the tensors as it takes.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if not even one copy fits with room to spare.
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if not even one copy fits with room to spare.
     pub fn new(
         op: &'static dyn AnyOp,
         case: &Case,
@@ -175,17 +175,13 @@ impl Bench {
         let info = device.info()?;
         let plan = op.plan(case);
         let bytes = Bulk::bytes(&plan, case.arrangement)?;
-        let free = free_memory(device)?;
-        if bytes as u64 > free / 10 * 8 {
-            return Err(Error::OutOfMemory {
-                device: device.to_string(),
-                requested: bytes as u64,
-                free,
-                total: free,
-            });
+        let memory = device.memory()?;
+        let usable = memory.free / 10 * 8;
+        if bytes as u64 > usable {
+            return Err(memory.exceeded(device.to_string(), bytes as u64));
         }
         let (cache, wanted) = rotation(bytes, &info, &settings);
-        let fitting = (free / 10 * 8 / (bytes.max(1) as u64)) as usize;
+        let fitting = (usable / (bytes.max(1) as u64)) as usize;
         let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
         Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache })
     }

@@ -6,7 +6,8 @@ use super::context::{Context, cu, lock};
 use super::driver::OUT_OF_MEMORY;
 use super::graph::Resource;
 use super::stream::{Event, RelaxedCapture, Stream};
-use crate::error::{Error, Result};
+use crate::device::Memory;
+use crate::error::Result;
 use cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -180,12 +181,7 @@ impl Pending {
 
 impl PinnedPool {
     fn take(&self, ctx: &Context, len: usize) -> Result<Block> {
-        let out_of_memory = || Error::OutOfMemory {
-            device: "page-locked host memory".into(),
-            requested: len as u64,
-            free: 0,
-            total: 0,
-        };
+        let out_of_memory = || Memory::of_host().exceeded("page-locked host memory", len as u64);
         let size = size_class(len).ok_or_else(out_of_memory)?;
         // Event queries and allocations are forbidden during somebody's capture, unless the thread says it knows.
         let _relaxed = RelaxedCapture::enter(ctx)?;

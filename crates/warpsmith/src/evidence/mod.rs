@@ -8,7 +8,7 @@ mod report;
 mod text;
 
 pub use machine::{Clocks, Cpu, Machine};
-pub use report::{Detail, Problem, Row, embed, markdown, rows, unproven};
+pub use report::{Detail, EARLIER, PresentCode, Problem, Row, embed, markdown, rows, unproven};
 
 use crate::bench::{Bound, Cache, Ceilings, Measurement};
 use crate::error::{Error, Result};

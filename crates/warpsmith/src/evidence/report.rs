@@ -1,6 +1,7 @@
 //! What the evidence amounts to: rows for programs, a table for people, and the kernels that lack it.
 
 use super::{Record, Timing, UNPROVEN};
+use crate::bench::Bound;
 use crate::error::{Error, Result};
 use crate::ops;
 use serde::Serialize;
@@ -39,22 +40,45 @@ pub struct Row {
     pub proven: bool,
 }
 
-/// The hash of every registered kernel's code, by name.
-fn current_hashes() -> BTreeMap<&'static str, String> {
-    let kernels = ops::ALL.iter().flat_map(|op| {
-        op.kernels().into_iter().map(|kernel| (kernel.name, kernel.source_hash(op.spec().name)))
-    });
-    kernels.collect()
+/// The present code of every registered kernel: its hash, by name.
+pub struct PresentCode(BTreeMap<&'static str, String>);
+
+impl PresentCode {
+    /// Of this program.
+    pub fn new() -> PresentCode {
+        let kernels = ops::ALL.iter().flat_map(|op| {
+            op.kernels().into_iter().map(|kernel| (kernel.name, kernel.source_hash(op.spec().name)))
+        });
+        PresentCode(kernels.collect())
+    }
+
+    /// Whether that hash is the present code of the kernel.
+    pub fn is(&self, kernel: &str, source_hash: &str) -> bool {
+        self.0.get(kernel).is_some_and(|now| now == source_hash)
+    }
+
+    /// What marks the time of a timing: nothing, or a dagger if the kernel has changed since.
+    pub fn mark(&self, timing: &Timing) -> &'static str {
+        if self.is(&timing.kernel, &timing.source_hash) { "" } else { " †" }
+    }
 }
+
+impl Default for PresentCode {
+    fn default() -> Self {
+        PresentCode::new()
+    }
+}
+
+/// What the dagger of a timing says.
+pub const EARLIER: &str = "† timed with an earlier version of the kernel";
 
 /// Everything recorded: the cases, then the timings, device by device.
 pub fn rows(records: &[Record]) -> Vec<Row> {
-    let hashes = current_hashes();
+    let present = PresentCode::new();
     let mut rows = Vec::new();
     for record in records {
-        let proven = |kernel: &str, hash: &str| {
-            hashes.get(kernel).is_some_and(|now| now == hash) && record.proves(kernel, hash).is_ok()
-        };
+        let proven =
+            |kernel: &str, hash: &str| present.is(kernel, hash) && record.proves(kernel, hash).is_ok();
         for (name, kernel) in &record.kernels {
             rows.extend(kernel.cases.iter().map(|case| Row {
                 op: kernel.op.clone(),
@@ -120,9 +144,10 @@ pub fn unproven(folder: &Path) -> Result<Vec<Problem>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(Error::io(&path, "reading", &error)),
     };
-    let hashes = current_hashes();
+    let present = PresentCode::new();
     let cuda = ops::ALL.iter().flat_map(|op| op.kernels()).filter(|kernel| kernel.is_cuda());
-    let kernels: Vec<(&str, &str)> = cuda.map(|kernel| (kernel.name, hashes[kernel.name].as_str())).collect();
+    let kernels: Vec<(&str, &str)> =
+        cuda.map(|kernel| (kernel.name, present.0[kernel.name].as_str())).collect();
     Ok(judge(&kernels, &super::load(folder)?, &excuses))
 }
 
@@ -168,8 +193,12 @@ pub enum Detail {
     Full,
 }
 
-/// The timings as Markdown, a table for each device.
+/// The timings as Markdown, a table for each device. Those of code that has changed since are marked.
 pub fn markdown(records: &[Record], detail: Detail) -> String {
+    tables(records, detail, &PresentCode::new())
+}
+
+fn tables(records: &[Record], detail: Detail, present: &PresentCode) -> String {
     let mut out = String::new();
     for record in records {
         let timings = table(record, detail);
@@ -180,13 +209,19 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
         facts.extend(record.machine.driver.iter().map(|version| format!("driver {version}")));
         facts.extend(record.machine.nvrtc.iter().map(|version| format!("NVRTC {version}")));
         facts.extend(record.machine.cpu.iter().map(|cpu| format!("{} threads, {}", cpu.threads, cpu.tier)));
-        facts.extend(record.ceilings.iter().map(|ceilings| ceilings.to_string()));
+        facts.extend(record.ceilings.iter().map(|latest| match copy_range(&timings) {
+            None => latest.to_string(),
+            Some(range) => format!("{latest} in the latest run; each row by its own run's, copy {range}"),
+        }));
         let separator = if out.is_empty() { "" } else { "\n" };
         let _ = writeln!(out, "{separator}{}", facts.join(" · "));
         let _ =
             writeln!(out, "\n| op | case | dtype | time | rate | of the limit | fastest peer | speed-up |");
         let _ = writeln!(out, "|---|---|---|---:|---:|---:|---|---:|");
+        let mut marked = false;
         for t in timings {
+            let mark = present.mark(t);
+            marked |= !mark.is_empty();
             let (peer, gain) = match t.best_peer() {
                 Some((name, ms)) => (format!("{name}, {}", time(ms)), format!("{:.2}x", ms / t.ms)),
                 None => ("-".into(), "-".into()),
@@ -197,12 +232,25 @@ pub fn markdown(records: &[Record], detail: Detail) -> String {
             let cached = if t.l2 == crate::bench::Cache::Warm { " (in cache)" } else { "" };
             let _ = writeln!(
                 out,
-                "| {op} | {case} | {dtype} | {} | {rate} | {share:.0} %{cached} | {peer} | {gain} |",
+                "| {op} | {case} | {dtype} | {}{mark} | {rate} | {share:.0} %{cached} | {peer} | {gain} |",
                 time(t.ms),
             );
         }
+        if marked {
+            let _ = writeln!(out, "\n{EARLIER}");
+        }
     }
     out
+}
+
+/// The rates of a copy that timings limited by memory are compared with, lowest and highest, if they differ by more than
+/// a hundredth: timings of several runs, each with the ceilings of its own.
+fn copy_range(timings: &[&Timing]) -> Option<String> {
+    let limited = timings.iter().filter(|t| t.bound == Bound::Memory && t.limit_ms > 0.0);
+    let rates = limited.map(|t| t.gbps * t.ms / t.limit_ms);
+    let (low, high) = rates.fold((f64::INFINITY, 0.0), |(low, high), r| (r.min(low), r.max(high)));
+    let rate = |gbps| Bound::Memory.rate(gbps, 0.0);
+    (high > 1.01 * low).then(|| format!("{} to {}", rate(low), rate(high)))
 }
 
 fn time(ms: f64) -> String {
@@ -255,7 +303,7 @@ pub fn embed(document: &str, table: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Bound, Cache, Ceilings};
+    use crate::bench::{Cache, Ceilings};
     use crate::evidence::{CaseRecord, Cpu, Machine};
 
     fn record(kernel: &str, hash: &str, ok: bool) -> Record {
@@ -358,7 +406,8 @@ mod tests {
         ] {
             record.add_timing(timing(op, case, dtype, limit));
         }
-        let summary = markdown(std::slice::from_ref(&record), Detail::Summary);
+        let present = PresentCode(BTreeMap::from([("k", "h".to_string())]));
+        let summary = tables(std::slice::from_ref(&record), Detail::Summary, &present);
         let lines: Vec<_> = summary.lines().skip(4).collect();
         assert_eq!(
             lines,
@@ -368,8 +417,29 @@ mod tests {
             ]
         );
         assert!(summary.starts_with("**GPU** · copy 4281 GB/s\n"));
-        assert_eq!(markdown(&[record], Detail::Full).lines().count(), 4 + 4);
+        assert_eq!(tables(&[record], Detail::Full, &present).lines().count(), 4 + 4);
         assert_eq!(markdown(&[], Detail::Full), "");
+    }
+
+    #[test]
+    fn timings_of_other_code_and_of_other_ceilings_are_told_apart() {
+        let mut record = Record::new(Machine { device: "GPU".into(), ..Machine::default() });
+        record.ceilings = Some(Ceilings::copy(100.0));
+        record.add_timing(timing("rms_norm", "n=1", "bf16", 1.0));
+        // 100 GB/s that were 80 % of the ceiling then.
+        let changed = Timing { kernel: "l".into(), ms: 1.25, ..timing("layer_norm", "n=1", "bf16", 1.0) };
+        record.add_timing(changed);
+        let present = PresentCode(BTreeMap::from([("k", "h".to_string()), ("l", "new".to_string())]));
+        let text = tables(&[record], Detail::Full, &present);
+        assert!(text.contains("| 2.00 ms | 100 GB/s | 50 % |"), "{text}");
+        assert!(text.contains("| 1.25 ms † | 100 GB/s | 80 % |"), "{text}");
+        assert!(text.ends_with(&format!("|\n\n{EARLIER}\n")), "{text}");
+        assert!(
+            text.contains(
+                "copy 100 GB/s in the latest run; each row by its own run's, copy 125 GB/s to 200 GB/s\n"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

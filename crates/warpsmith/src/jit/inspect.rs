@@ -122,6 +122,10 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     Surroundings::of_process().tool(name)
 }
 
+/// How to get a disassembler.
+pub const INSTALL_DISASSEMBLER: &str =
+    "`pip install nvidia-cuda-nvdisasm` or `nvidia-cuda-cuobjdump`, or set CUDA_HOME to a CUDA toolkit";
+
 /// A cubin's machine code as text, by `nvdisasm` or `cuobjdump`, whichever is found.
 pub fn sass(cubin: &[u8]) -> Result<String> {
     let with = |name: &str, option: &'static str| tool(name).map(|path| (path, option));
@@ -129,7 +133,7 @@ pub fn sass(cubin: &[u8]) -> Result<String> {
         with("nvdisasm", "-c").or_else(|| with("cuobjdump", "-sass")).ok_or_else(|| Error::Unavailable {
             what: "a disassembler".into(),
             why: "neither nvdisasm nor cuobjdump is in CUDA_HOME, on PATH or in a Python environment".into(),
-            fix: "Install one with `pip install nvidia-cuda-nvcc` or set CUDA_HOME to a CUDA toolkit".into(),
+            fix: INSTALL_DISASSEMBLER.into(),
         })?;
     let file = Temporary::write(cubin)?;
     let output = Command::new(&tool)

@@ -38,8 +38,8 @@ pub struct Expectation<'a> {
 }
 
 impl Expectation<'_> {
-    fn allowed(&self, i: usize) -> f64 {
-        let truth = self.truth[i];
+    /// The error that element `i` may have if it should be `truth`.
+    fn allowed(&self, i: usize, truth: f64) -> f64 {
         let naive = (self.dtype.round(self.naive[i]) - truth).abs();
         let random = DEVIATIONS * self.deviation[i];
         // A naive result that overflowed bounds nothing, and says so.
@@ -64,17 +64,19 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> 
     let (mut out_error, mut naive_error, mut norm) = (0.0, 0.0, 0.0);
     let mut first_bad = None;
     for (i, ((&t, &n), &o)) in truth.iter().zip(naive).zip(out).enumerate() {
-        let rounded = dtype.round(t);
-        if !rounded.is_finite() {
-            let agrees = if t.is_nan() { o.is_nan() } else { o == rounded || o.abs() == dtype.max_finite() };
+        let (rounded, most) = (dtype.round(t), dtype.max_finite());
+        if !(t.is_finite() && rounded.is_finite()) {
+            let agrees = if t.is_nan() { o.is_nan() } else { o == rounded || o == most.copysign(t) };
             if !agrees && !naive_agrees(n, o, dtype) {
                 first_bad.get_or_insert_with(|| format!("element {i}: expected {t}, got {o}"));
             }
             continue;
         }
+        // Types without infinity saturate: what is beyond them must be their largest, not anything as far away.
+        let t = t.clamp(-most, most);
         let error = (o - t).abs();
-        let allowed = expected.allowed(i);
-        if error.is_nan() && allowed.is_finite() {
+        let allowed = expected.allowed(i, t);
+        if error.is_nan() {
             first_bad.get_or_insert_with(|| format!("element {i}: expected {t:e}, got {o}"));
             continue;
         }
@@ -161,5 +163,26 @@ mod tests {
         let inf = [f64::INFINITY];
         assert!(judge(&inf, &inf, &[f64::NEG_INFINITY], DType::F32).is_err());
         assert!(judge(&inf, &inf, &inf, DType::F32).is_ok());
+    }
+
+    #[test]
+    fn nan_does_not_pass_where_the_naive_result_overflowed() {
+        for naive in [f64::INFINITY, f64::NAN] {
+            assert!(judge(&[1.0], &[naive], &[f64::NAN], DType::F32).is_err(), "{naive}");
+            assert!(judge(&[1.0], &[naive], &[2.0], DType::F32).is_ok(), "{naive}");
+        }
+    }
+
+    #[test]
+    fn what_saturates_keeps_its_sign() {
+        for dtype in [DType::F16, DType::F8E4M3, DType::F8E5M2] {
+            let most = dtype.max_finite();
+            for truth in [f64::INFINITY, f64::NEG_INFINITY, 1e9, -1e9] {
+                let right = most.copysign(truth);
+                assert!(judge(&[truth], &[truth], &[right], dtype).is_ok(), "{truth} in {dtype}");
+                assert!(judge(&[truth], &[truth], &[-right], dtype).is_err(), "{truth} in {dtype}");
+                assert!(judge(&[truth], &[truth], &[0.0], dtype).is_err(), "{truth} in {dtype}");
+            }
+        }
     }
 }

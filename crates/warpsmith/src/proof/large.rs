@@ -1,7 +1,7 @@
 //! Cases past 2^31 elements: too large for a reference, so some rows of the large call are compared, bit for bit,
 //! with a small call on the same rows.
 
-use super::bulk::{Bulk, free_memory};
+use super::bulk::Bulk;
 use super::{Outcome, failed};
 use crate::device::{Device, Stream};
 use crate::dtype::DType;
@@ -38,7 +38,7 @@ impl Large {
             fix: "Run it on a device with more memory".into(),
         };
         let (case, plan) = grow(op).ok_or_else(|| unavailable("the op has no batch to grow".into()))?;
-        let (needed, free) = (Bulk::bytes(&plan, case.arrangement)? as u64, free_memory(device)?);
+        let (needed, free) = (Bulk::bytes(&plan, case.arrangement)? as u64, device.memory()?.free);
         // Some memory is left for workspaces and for the rest of the machine.
         if needed > free / 10 * 9 {
             return Err(unavailable(format!(

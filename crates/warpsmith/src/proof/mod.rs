@@ -6,7 +6,7 @@ mod generated;
 mod large;
 mod tensors;
 
-pub use bulk::{Bulk, free_memory};
+pub use bulk::Bulk;
 pub use compare::{Error as Deviation, Expectation, compare};
 pub use large::Large;
 pub use tensors::Tensors;
@@ -51,9 +51,13 @@ pub struct Prepared {
 
 impl Prepared {
     /// Draws the inputs of a case and evaluates the reference.
+    ///
+    /// # Errors
+    /// What [`AnyOp::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
     pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
         let plan = op.plan(case);
         let tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
+        op.check(&tensors.args(&plan, None), &case.attrs)?;
         let expected = op.expected(case.dtype, &tensors.inputs, tensors.present(), &case.attrs);
         Ok(Prepared { op, case: case.clone(), plan, tensors, expected })
     }

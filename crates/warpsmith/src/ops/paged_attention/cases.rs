@@ -6,6 +6,7 @@ use super::{
     SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
 };
 use crate::dtype::DType;
+use crate::fill::sum_repeating;
 use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
 use crate::ops::FLOATS;
 use crate::random::Random;
@@ -14,16 +15,16 @@ use crate::random::Random;
 /// queries than keys.
 const MIXED: [[usize; 2]; 8] = [[1, 65], [0, 9], [63, 1000], [1, 0], [1000, 1000], [5, 129], [0, 0], [7, 3]];
 
-/// Queries and keys of each request of a case.
-fn lengths(case: &Case) -> Vec<[usize; 2]> {
-    let (requests, q_len, kv_len) = (case.sizes[0], case.sizes[1], case.sizes[2]);
+/// Queries and keys of request `r` of a case.
+fn length(case: &Case, r: usize) -> [usize; 2] {
+    let (q_len, kv_len) = (case.sizes[1], case.sizes[2]);
+    if !case.gives(Q_STARTS) {
+        return [q_len, kv_len];
+    }
     let shared = if case.gives(GROUP_STARTS) { levels(case) * case.sizes[7] } else { 0 };
-    let mixed = |r: usize| {
-        let [queries, keys] = MIXED[r % MIXED.len()];
-        let queries = queries.min(q_len);
-        [queries, keys.max(if shared > 0 { shared + queries } else { 0 }).min(kv_len)]
-    };
-    (0..requests).map(|r| if case.gives(Q_STARTS) { mixed(r) } else { [q_len, kv_len] }).collect()
+    let [queries, keys] = MIXED[r % MIXED.len()];
+    let queries = queries.min(q_len);
+    [queries, keys.max(if shared > 0 { shared + queries } else { 0 }).min(kv_len)]
 }
 
 /// Pages of a request in the table, and pages of the pool: some more than are used.
@@ -45,7 +46,7 @@ fn groups(case: &Case) -> usize {
 
 /// Lengths, where requests begin, and pages in random order.
 fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
-    let lengths = lengths(case);
+    let lengths: Vec<[usize; 2]> = (0..case.sizes[0]).map(|r| length(case, r)).collect();
     let (each, pool) = pages(case);
     let mut rng = Random::new(seed);
     let mut table: Vec<f64> = (0..pool).map(|page| page as f64).collect();
@@ -81,7 +82,7 @@ pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         unreachable!("eight sizes")
     };
     let groups = groups(case);
-    let num_tokens: usize = lengths(case).iter().map(|[q, _]| q).sum();
+    let num_tokens = sum_repeating(requests, MIXED.len(), |r| length(case, r)[0]);
     let (each, pool) = pages(case);
     // One query of each request: then tokens and requests are the same batch.
     let by_request = (q_len == 1 && !case.gives(Q_STARTS) && !case.gives(GROUP_STARTS)).then_some(0);

@@ -1,5 +1,7 @@
 //! The commands end to end, as a user runs them.
 
+mod refusals;
+
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -50,6 +52,23 @@ fn has_nvrtc() -> bool {
     found
 }
 
+type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
+
+fn store(path: &Path, tensors: &[Stored<'_>]) {
+    let view = |(name, dtype, shape, data): &'_ Stored<'_>| -> (String, (Dtype, Vec<usize>, Vec<u8>)) {
+        (name.to_string(), (*dtype, shape.to_vec(), data.clone()))
+    };
+    let owned: Vec<_> = tensors.iter().map(view).collect();
+    let views = owned.iter().map(|(name, (dtype, shape, data))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
 #[test]
 fn list_shows_ops_in_text_and_json() {
     let overview = succeeds(&["list"]);
@@ -74,13 +93,20 @@ fn usage_errors_are_status_2_and_help_teaches() {
         &["unknown"][..],
         &["explain"],
         &["explain", "rms_norm", "--dtype", "f99"],
+        &["explain", "rms_norm", "--arch", "99"],
+        &["explain", "rms_norm", "--arch", "90a", "--units", "0"],
+        &["explain", "rms_norm", "--arch", "90a", "--units", "9223372036854775808"],
         &["dump", "k", "--ptx", "--sass"],
+        &["bench", "--tolerance", "nan"],
+        &["bench", "--quick", "--record"],
     ];
     for args in wrong {
         assert_eq!(run(args).status.code(), Some(2), "{args:?}");
     }
     assert!(succeeds(&["--version"]).starts_with("warpsmith "));
     assert!(succeeds(&["help", "run"]).contains("safetensors.torch.save_file"));
+    let packs = succeeds(&["help", "build-kernels"]);
+    assert!(packs.contains("covering set") && packs.contains("the call fails"), "{packs}");
 }
 
 #[test]
@@ -119,36 +145,6 @@ fn explain_chooses_for_machines_that_are_not_here() {
     assert!(text.contains("not linear_backward_sm80: needs sm_80"), "{text}");
     let text = succeeds(&["explain", "paged_attention", "--arch", "60"]);
     assert!(text.contains("runs paged_attention_generic"), "{text}");
-}
-
-#[test]
-fn explain_refuses_what_makes_no_sense() {
-    let on_cpu = |more: &[&str]| fails(&[&["explain", "rms_norm", "--device", "cpu"], more].concat());
-    assert!(on_cpu(&["--dtype", "i64"]).contains("dtype f32 or f16"));
-    assert!(on_cpu(&["--shape", "rows=3"]).contains("num_tokens, hidden"));
-    assert!(on_cpu(&["--set", "eps=-1"]).contains("eps"));
-    assert!(on_cpu(&["--with", "x"]).contains("weight"));
-    assert!(on_cpu(&["--kernel", "nothing"]).contains("no kernel is named"));
-    assert!(
-        on_cpu(&["--shape", "num_tokens=281474976710656", "hidden=281474976710656"]).contains("addressed")
-    );
-}
-
-type Stored<'a> = (&'a str, Dtype, &'a [usize], Vec<u8>);
-
-fn store(path: &Path, tensors: &[Stored<'_>]) {
-    let view = |(name, dtype, shape, data): &'_ Stored<'_>| -> (String, (Dtype, Vec<usize>, Vec<u8>)) {
-        (name.to_string(), (*dtype, shape.to_vec(), data.clone()))
-    };
-    let owned: Vec<_> = tensors.iter().map(view).collect();
-    let views = owned.iter().map(|(name, (dtype, shape, data))| {
-        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
-    });
-    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
-}
-
-fn floats(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 #[test]
@@ -194,26 +190,6 @@ fn run_computes_what_the_formula_says() {
 }
 
 #[test]
-fn run_names_tensors_that_do_not_fit() {
-    let folder = tempfile::tempdir().unwrap();
-    let [input, output] = ["in", "out"].map(|name| folder.path().join(format!("{name}.safetensors")));
-    let message = |tensors: &[Stored<'_>]| {
-        store(&input, tensors);
-        let [from, to] = [&input, &output].map(|path| path.to_str().unwrap());
-        let message = fails(&["run", "rms_norm", "--input", from, "--output", to, "--device", "cpu"]);
-        assert!(!output.exists(), "nothing is written after an error");
-        message
-    };
-    let x = || ("x", Dtype::F32, &[1, 2][..], floats(&[1.0, 2.0]));
-    assert!(message(&[]).contains("`x`: expected a tensor"));
-    assert!(message(&[x(), ("y", Dtype::F32, &[1], floats(&[1.0]))]).contains("x, weight, residual"));
-    assert!(message(&[x(), ("weight", Dtype::F32, &[1], floats(&[1.0]))]).contains("[hidden=2], got [1]"));
-    assert!(message(&[("x", Dtype::I32, &[1, 2], floats(&[1.0, 2.0]))]).contains("got i32"));
-    assert!(message(&[("x", Dtype::F64, &[1], vec![0; 8])]).contains("F64"));
-    assert!(message(&[("x", Dtype::F32, &[], floats(&[1.0]))]).contains("[..., hidden]"));
-}
-
-#[test]
 fn dump_shows_sources_everywhere_and_code_where_it_can_be_made() {
     let source = succeeds(&["dump", "rms_norm_row", "--source", "--set", "ELEM=f16"]);
     for text in ["#define ELEM f16", "struct NormParams", "norm_row("] {
@@ -223,6 +199,22 @@ fn dump_shows_sources_everywhere_and_code_where_it_can_be_made() {
     assert!(fails(&["dump", "nothing"]).contains("rms_norm_row"));
     assert!(fails(&["dump", "rms_norm_row", "--set", "ELEM=f64"]).contains("ELEM=bf16"));
     assert!(fails(&["dump", "rms_norm_row", "--variant", "100000"]).contains("a number below"));
+    for (kernel, arch, needed) in [
+        ("attention_sm90", "80", "sm_90a"),
+        ("attention_split", "75", "sm_80"),
+        ("linear_sm90", "100a", "sm_90a"),
+    ] {
+        for what in ["--resources", "--ptx", "--sass"] {
+            let message = fails(&["dump", kernel, "--arch", arch, what]);
+            assert!(message.contains(&format!("it needs {needed}")), "{message}");
+        }
+    }
+    assert!(succeeds(&["dump", "attention_sm90", "--arch", "80", "--source"]).contains("#define"));
+    for (kernel, why) in [("rms_norm_avx2", "runs on the CPU"), ("linear_cublaslt", "cuBLASLt's")] {
+        for what in ["--resources", "--ptx", "--sass"] {
+            assert!(fails(&["dump", kernel, what]).contains(why), "{kernel} {what}");
+        }
+    }
     if !has_nvrtc() {
         return;
     }
@@ -317,7 +309,7 @@ fn bench_records_what_was_compared_when_the_other_side_ends() {
     std::fs::create_dir(&evidence).unwrap();
     std::fs::write(&peers, "").unwrap();
     let mut command = warpsmith(cache.path());
-    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--quick", "--json", "--step"]);
+    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--json", "--step"]);
     command.args(["--record", "--evidence", evidence.to_str().unwrap(), "--peers", peers.to_str().unwrap()]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -408,6 +400,26 @@ fn doctor_tells_broken_from_missing() {
     }
     let text = String::from_utf8(warpsmith(cache.path()).arg("doctor").output().unwrap().stdout).unwrap();
     assert!(text.starts_with("ok       CPU"), "{text}");
+}
+
+#[test]
+fn doctor_names_the_packages_of_a_missing_disassembler() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let mut command = warpsmith(nowhere.path());
+    for name in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH"] {
+        command.env_remove(name);
+    }
+    let output =
+        command.args(["doctor", "--json"]).env("HOME", nowhere.path()).current_dir(nowhere.path()).output();
+    let findings = parse(&String::from_utf8(output.unwrap().stdout).unwrap());
+    let mut findings = findings.as_array().unwrap().iter();
+    let finding = findings.find(|finding| finding["what"] == "disassembler").unwrap();
+    if finding["state"] == "ok" {
+        eprintln!("skipped: {}", finding["found"]);
+        return;
+    }
+    let fix = finding["fix"].as_str().unwrap();
+    assert!(fix.contains("nvidia-cuda-nvdisasm") && fix.contains("nvidia-cuda-cuobjdump"), "{fix}");
 }
 
 #[test]
