@@ -61,8 +61,8 @@ kernel_params! {
         min_queries: i32, max_queries: i32,
         /// Ranges of keys whose states are kept for the merge; zero where a block has all keys of its rows.
         ranges: i32,
-        /// Keys of such a range, and keys that a block takes at once.
-        range_keys: i32, piece_keys: i32,
+        /// Keys of such a range, and keys that a block takes at once; behind so many long pieces, it takes a span.
+        range_keys: i32, piece_keys: i32, long_pieces: i32,
         causal: i32, window: i32,
         /// Levels of shared prefixes: `requests` are the groups of level `level`, or, at the last, the requests.
         all_requests: i32, groups: i32, levels: i32, level: i32,
@@ -88,11 +88,12 @@ pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     variants: || {
         let few = HEAD_DIMS.map(|head_dim| merge_defines(DType::BF16, head_dim, head_dim % 64 == 0, true));
         let many = HEAD_DIMS.map(|head_dim| merge_defines(DType::F16, head_dim, head_dim % 64 != 0, false));
-        few.into_iter().chain(many).chain([merge_defines(DType::F32, 128, false, true)]).collect()
+        let dense = merge_defines(DType::F32, 128, true, true);
+        few.into_iter().chain(many).chain([merge_defines(DType::F32, 128, false, true), dense]).collect()
     },
 };
 
-static GENERIC_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_generic", code: include_str!("generic.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_generic",
@@ -101,10 +102,13 @@ static GENERIC_DEVICE: CudaKernel = CudaKernel {
     variants: || {
         let types = types(&FLOATS);
         let dims = types.flat_map(|(dtype, cache)| HEAD_DIMS.map(|head_dim| (dtype, cache, head_dim)));
-        dims.flat_map(|(dtype, cache, head_dim)| {
-            [false, true].map(|softcap| generic_defines(dtype, cache, head_dim, softcap))
-        })
-        .collect()
+        let pages = dims.flat_map(|(dtype, cache, head_dim)| {
+            [false, true].map(|softcap| generic_defines([dtype, cache], head_dim, softcap, Keys::Pages))
+        });
+        let dense = HEAD_DIMS.map(|head_dim| {
+            generic_defines([DType::F32; 2], head_dim, head_dim % 64 == 0, Keys::Dense)
+        });
+        pages.chain(dense).collect()
     },
 };
 
@@ -126,14 +130,25 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
 
 /// Any types, any layout, any device.
 pub(super) const GENERIC: Kernel<Problem> =
-    Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, run_generic)
-        .and(&MERGE)
-        .with_workspace(|p, info| generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges)))
-        .configured(|p, info| match generic_ranges(p, info) {
-            Some((_, keys)) => format!("a block a row and {keys} keys"),
-            None => "a block a row".into(),
-        })
-        .when(|p, _| addressable(p));
+    Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
+        // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
+        unsafe { run_generic(launch, launch.problem, Keys::Pages, &params(launch)) }
+    })
+    .and(&MERGE)
+    .with_workspace(generic_workspace)
+    .configured(generic_config)
+    .when(|p, _| addressable(p));
+
+pub(in crate::ops) fn generic_workspace(p: &Problem, info: &DeviceInfo) -> usize {
+    generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges))
+}
+
+pub(in crate::ops) fn generic_config(p: &Problem, info: &DeviceInfo) -> String {
+    match generic_ranges(p, info) {
+        Some((_, keys)) => format!("a block a row and {keys} keys"),
+        None => "a block a row".into(),
+    }
+}
 
 /// Rows and pieces of work are counted in 32 bits.
 pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String> {
@@ -218,12 +233,13 @@ fn merge_defines(dtype: DType, head_dim: usize, dense: bool, one_row: bool) -> D
     vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense), flag("ONE_ROW", one_row)]
 }
 
-fn generic_defines(dtype: DType, cache: DType, head_dim: usize, softcap: bool) -> Defines {
+fn generic_defines([dtype, cache]: [DType; 2], head_dim: usize, softcap: bool, keys: Keys) -> Defines {
     vec![
         element(dtype),
         ("KV", cache.name().into()),
         ("HEAD_DIM", head_dim.to_string()),
         flag("SOFTCAP", softcap),
+        flag("DENSE", keys == Keys::Dense),
     ]
 }
 
@@ -305,6 +321,7 @@ impl PagedParams {
             ranges: 0,
             range_keys: 0,
             piece_keys: 0,
+            long_pieces: i32::MAX,
             causal: p.causal as i32,
             window: p.window as i32,
             all_requests: p.requests as i32,
@@ -374,6 +391,7 @@ pub(in crate::ops) unsafe fn run<P>(
             ranges: ranges as i32,
             range_keys: extent.range_keys() as i32,
             piece_keys: extent.piece_keys() as i32,
+            long_pieces: extent.long_pieces() as i32,
             // All shared keys come before all queries.
             causal: (p.causal && part.level == levels) as i32,
             levels: levels as i32,
@@ -415,24 +433,31 @@ fn generic_ranges(p: &Problem, info: &DeviceInfo) -> Option<(usize, usize)> {
     (ranges(keys) > 1 && states(p, ranges(keys)) <= MOST_WORKSPACE).then(|| (ranges(keys), keys))
 }
 
-fn run_generic(launch: &Launch<'_, Problem>) -> Result<()> {
-    let p = launch.problem;
-    let defines = generic_defines(p.dtype, p.cache_dtype, p.head_dim, p.softcap() != 0.0);
+/// Launches the generic kernel, and the merge if keys are shared out, on the workspace of the call.
+///
+/// # Safety
+/// The tensors of `of_all` must be as `p` says, and the workspace as large as `generic_workspace` says.
+pub(in crate::ops) unsafe fn run_generic<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    keys: Keys,
+    of_all: &PagedParams,
+) -> Result<()> {
+    let defines = generic_defines([p.dtype, p.cache_dtype], p.head_dim, p.softcap() != 0.0, keys);
     let (ranges, range_keys) = generic_ranges(p, launch.info).unwrap_or_default();
     let params = PagedParams {
         partial: launch.workspace as u64,
         ranges: ranges as i32,
         range_keys: range_keys as i32,
-        ..params(launch)
+        ..*of_all
     };
     let blocks = p.num_tokens * p.num_heads * ranges.max(1);
     let config = LaunchConfig::new([blocks as u32, 1, 1], [GENERIC_THREADS, 1, 1], 0);
-    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them; the workspace
-    // holds the states of every range.
+    // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
     unsafe { kernel::run(launch, &defines, &config, &params)? };
     if ranges > 0 {
         // SAFETY: as above.
-        unsafe { run_merge(launch, p, &params, Keys::Pages)? };
+        unsafe { run_merge(launch, p, &params, keys)? };
     }
     Ok(())
 }

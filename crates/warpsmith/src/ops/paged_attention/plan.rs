@@ -16,6 +16,8 @@ pub(super) const ROUND: usize = 512;
 pub(in crate::ops) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 const WAVES: usize = 4;
+/// Most spans of a piece that has not all: requests may be shorter than they can be.
+const MOST_SPANS: usize = 4;
 /// Keys up to which the lengths of requests are taken not to differ by much.
 const EVEN: usize = 4096;
 /// Shared memory that every block has besides: numbers of pages and pieces.
@@ -108,6 +110,9 @@ pub(in crate::ops) enum Extent {
     Round,
     /// A block takes so many spans, and leaves their states.
     Spans(usize),
+    /// The same for the first so many blocks of a row; further ones take a span, those that are done first. Some
+    /// multiprocessors are a tenth faster than others.
+    SpansThenOne { each: usize, long: usize },
     /// A block takes all keys of its rows.
     All,
 }
@@ -117,7 +122,7 @@ impl Extent {
     pub fn range_keys(self) -> usize {
         match self {
             Extent::Round => SEGMENT,
-            Extent::Spans(_) => SPAN,
+            Extent::Spans(_) | Extent::SpansThenOne { .. } => SPAN,
             Extent::All => 0,
         }
     }
@@ -125,8 +130,16 @@ impl Extent {
     pub fn piece_keys(self) -> usize {
         match self {
             Extent::Round => ROUND,
-            Extent::Spans(count) => count * SPAN,
+            Extent::Spans(each) | Extent::SpansThenOne { each, .. } => each * SPAN,
             Extent::All => 0,
+        }
+    }
+
+    /// Pieces of a row that have so many keys.
+    pub fn long_pieces(self) -> usize {
+        match self {
+            Extent::SpansThenOne { long, .. } => long,
+            _ => i32::MAX as usize,
         }
     }
 }
@@ -181,7 +194,7 @@ impl Part {
         } else {
             // As long as there are as many as run at once.
             let spans = [4, 2].into_iter().find(|&spans| busy(pieces_of(spans))).unwrap_or(1);
-            (Extent::Spans(spans), pieces_of(spans))
+            part.spans_then_one(p, whole).unwrap_or((Extent::Spans(spans), pieces_of(spans)))
         };
         let [min_queries, max_queries] = queries;
         let part = Part { extent, pieces, min_queries, max_queries, ..part };
@@ -190,6 +203,17 @@ impl Part {
         } else {
             Part { extent: Extent::All, pieces: whole, ..part }
         }
+    }
+
+    /// Long pieces for most of the time, and in the end a span for each block that runs, with `whole` pieces if they had all
+    /// keys of their rows; and the number of pieces. If that is not too many to be given out as blocks end.
+    fn spans_then_one(&self, p: &Problem, whole: usize) -> Option<(Extent, usize)> {
+        let spans = p.max_keys().div_ceil(SPAN);
+        let each = (whole * spans / self.slots).min(MOST_SPANS);
+        let long = spans.saturating_sub(self.slots.div_ceil(whole)) / each.max(1);
+        let pieces = whole * (long + spans - long * each);
+        let pays = each > 1 && long > 0 && p.queries.is_some() && pieces <= WAVES * self.slots;
+        pays.then_some((Extent::SpansThenOne { each, long }, pieces))
     }
 
     /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
@@ -236,7 +260,7 @@ impl Part {
     pub fn shared(&self, p: &Problem) -> usize {
         let levels = match self.extent {
             Extent::Round => 0,
-            Extent::Spans(_) => 1,
+            Extent::Spans(_) | Extent::SpansThenOne { .. } => 1,
             Extent::All => 2,
         };
         self.shape.shared(p.head_dim, p.cache_dtype, levels)
@@ -252,6 +276,9 @@ impl fmt::Display for Part {
         let Shape { row_warps, key_warps, ring, .. } = self.shape;
         let rows = self.shape.rows();
         write!(f, "tiles of {rows} rows, {keys} keys a block of {row_warps} x {key_warps} warps, ")?;
+        if let Extent::SpansThenOne { long, .. } = self.extent {
+            write!(f, "{SPAN} after {long} of them, ")?;
+        }
         write!(f, "rings of {ring}, {} pieces", self.pieces)
     }
 }
@@ -434,9 +461,15 @@ mod tests {
         let extent = |sizes| plan(sizes, [0, 1], false).parts[0].extent;
         assert_eq!(extent([1, 1, 8192]), Extent::Round);
         assert_eq!(extent([4, 1, 8192]), Extent::Spans(1));
-        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4), "one wave of blocks");
+        assert_eq!(extent([8, 1, 8192]), Extent::Spans(2), "one wave of blocks");
+        assert_eq!(extent([1, 1, 131_072]), Extent::SpansThenOne { each: 3, long: 31 }, "35 spans for the quick");
         assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
-        assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
+        assert_eq!(
+            extent([16, 1, 16_384]),
+            Extent::SpansThenOne { each: 4, long: 3 },
+            "lengths may differ"
+        );
+        assert_eq!(extent([64, 1, 16_384]), Extent::Spans(4), "too many to be given out as blocks end");
         assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");
     }
 
