@@ -30,9 +30,10 @@ constexpr u32 kTurnBarrier = 1;
 // A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
 // which the warps that read do.
 template <int kStages> struct Ring {
-  u32 barriers, stage = 0, parity = 0;
+  u32 barriers, stage, parity;
 
-  WS_INLINE Ring(u32 barriers) : barriers(barriers) {}
+  // The place after `count` others.
+  WS_INLINE Ring(u32 barriers, u32 count = 0) : barriers(barriers), stage(count % kStages), parity(count / kStages % 2) {}
   WS_INLINE u32 full() const { return barriers + stage * 8; }
   WS_INLINE u32 empty() const { return full() + kStages * 8; }
   WS_INLINE void next() {
@@ -106,12 +107,7 @@ WS_INLINE void announce_tiles(const Sm90Params& p, u32 shared) {
 template <bool kKeys> struct Loader {
   const Sm90Params& p;
   u32 shared;
-  Ring<Q_STAGES> q_ring;
-  Ring<STAGES> ring;
-  u32 raw_parity = 0;
-
-  WS_INLINE Loader(const Sm90Params& p, u32 shared)
-      : p(p), shared(shared), q_ring(shared + kBarriersAt), ring(shared + (kKeys ? kKBarriers : kVBarriers)) {}
+  u32 tiles = 0, blocks = 0, cleared = 0;  // so far: there are no registers for more
 
   WS_INLINE void run() {
     Tile tile;
@@ -127,7 +123,7 @@ template <bool kKeys> struct Loader {
 #if PAGED
         // Looked up before the wait, to be there after it.
         const int found = Pages::find(p, tile.request, n + 1);
-        load(valid, pages.absent, [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head); });
+        load(valid, pages.absent, [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head, n); });
         pages.take(p, tile.request, n + 1, found);
 #else
         load(valid, 0, [&](u32 to, const void* map, u32 barrier) {
@@ -141,15 +137,16 @@ template <bool kKeys> struct Loader {
 
   // The next tile that was announced; false when there is none. Its queries may still be on their way.
   WS_INLINE bool next(Tile& tile) {
+    const Ring<Q_STAGES> q_ring(shared + kBarriersAt, tiles++);
     mbarrier_wait(shared + kTileBarriers + q_ring.stage * 8, q_ring.parity);
     tile.take(p.attention, shared + kTileAt + q_ring.stage * kTileBytes);
     release(q_ring.empty());
-    q_ring.next();
     return tile.end > 0;
   }
 
   // A block, of which `valid` rows are the request's.
   template <class LoadBlock> WS_INLINE void load(int valid, u32 absent, const LoadBlock& load_block) {
+    const Ring<STAGES> ring(shared + (kKeys ? kKBarriers : kVBarriers), blocks++);
     const u32 to = shared + (kKeys ? kKAt : kVAt) + ring.stage * kBlockBytes;
     const bool clear = !kKeys && VARLEN && valid < BLOCK_N;
     const u32 barrier = clear ? shared + kRawBarrier : ring.full();
@@ -160,12 +157,10 @@ template <bool kKeys> struct Loader {
     }
     load_block(to, kKeys ? &p.k_map : &p.v_map, barrier);
     if (clear) {
-      mbarrier_wait(barrier, raw_parity);
-      raw_parity ^= 1;
+      mbarrier_wait(barrier, cleared++ % 2);
       clear_values(to, valid);
       if (is_leader()) mbarrier_arrive(ring.full());
     }
-    ring.next();
   }
 };
 
@@ -173,6 +168,6 @@ template <bool kKeys> struct Loader {
 WS_INLINE void produce(const Sm90Params& p, u32 shared) {
   const u32 warp = threadIdx.x / 32;
   if (warp == 0) announce_tiles(p, shared);
-  if (warp == 1) Loader<true>(p, shared).run();
-  if (warp == 2) Loader<false>(p, shared).run();
+  if (warp == 1) Loader<true>{p, shared}.run();
+  if (warp == 2) Loader<false>{p, shared}.run();
 }

@@ -154,7 +154,7 @@ struct Pages {
   static_assert(kPageRows % 8 == 0, "what is swizzled together is of one run");
   static_assert(kPages <= 32, "a run a lane");
 
-  int page, first_slot;
+  int page;
   u32 absent;  // bits of pages that should be there
 
   // The first key of this lane's run of block n.
@@ -171,16 +171,25 @@ struct Pages {
     const bool wanted = threadIdx.x % 32 < kPages && first_key(n) < request.kv_len;
     absent = __ballot_sync(0xffffffffu, wanted && !exists);
     page = exists ? found : p.paged.num_pages;
-    first_slot = first_key(n) % PAGE_SIZE;
   }
 
-  // Every lane loads its run.
-  WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head) const {
-    __syncwarp();
-    const u32 lane = threadIdx.x % 32;
+  // Loads all runs of block n. By one lane: if each handed over its own, the others would wait for it, some 50 cycles.
+  WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head, int n) const {
+    // As many at a time as there are registers for.
+    constexpr int kBatch = 3;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      if (lane < kPages) tma_load(to + c * kChunk + lane * (kPageRows * 128), map, barrier, c * 64, first_slot, kv_head, page);
+    for (int first = 0; first < kPages; first += kBatch) {
+      int pages[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) pages[i] = __shfl_sync(0xffffffffu, page, first + i);
+      if (!elect_one()) continue;
+#pragma unroll
+      for (int i = first; i < first + kBatch && i < kPages; ++i)
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c)
+          tma_load(to + c * kChunk + i * (kPageRows * 128), map, barrier, c * 64, (n * BLOCK_N + i * kPageRows) % PAGE_SIZE, kv_head, pages[i - first]);
+    }
+    __syncwarp();
   }
 };
 #endif

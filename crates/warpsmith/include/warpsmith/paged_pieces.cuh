@@ -6,20 +6,10 @@
 
 constexpr int kRound = 4 * kSegment;
 
-// Where the keys of a range begin: p.long_pieces ranges of p.piece_keys keys come first, then spans, for blocks that are done
-// before others.
-WS_INLINE int range_start(const PagedParams& p, int range) {
-  const int spans = max(range - p.long_pieces, 0);
-  return (range - spans) * p.piece_keys + spans * kSpan;
-}
-WS_INLINE int ranges_upto(const PagedParams& p, int keys) {
-  const int pieces = (keys + p.piece_keys - 1) / p.piece_keys;
-  return pieces <= p.long_pieces ? pieces : p.long_pieces + (keys - p.long_pieces * p.piece_keys + kSpan - 1) / kSpan;
-}
-// The range that a request begins in, and the number of those it has. With shared prefixes, all are spans.
+// The range that a request begins in, and the number of those it has.
 WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
 WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max(ranges_upto(p, request.kv_len) - first_range(p, request), 1) : 1;
+  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
 }
 WS_INLINE i64 pieces_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
@@ -49,9 +39,8 @@ WS_INLINE i64 count_pieces(const PagedParams& p, i64* starts) {
   return starts[kThreads];
 }
 // Where all requests have the same number of tiles, they are numbered as if all were as long as can be, and nothing need be
-// counted: if pieces are short, or if there is a block for each, which ends at once where there are no keys. The first ranges
-// of all requests come first, because they are the longest.
-WS_INLINE u32 direct_ranges(const PagedParams& p) { return p.ranges ? ranges_upto(p, p.max_keys) : 1; }
+// counted: if pieces are short, or if there is a block for each, which ends at once where there are no keys.
+WS_INLINE u32 direct_ranges(const PagedParams& p) { return p.ranges ? (p.max_keys + p.piece_keys - 1) / p.piece_keys : 1; }
 WS_INLINE u32 direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
 WS_INLINE i64 direct_pieces(const PagedParams& p) {
   return (i64)p.requests * direct_tiles(p) * direct_ranges(p) * p.num_kv_heads;
@@ -65,9 +54,9 @@ WS_INLINE i64 num_pieces(const PagedParams& p, i64* starts) {
 WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
   Piece piece;
   if (is_direct(p)) {
-    const u32 tiles = direct_tiles(p), all = p.requests * tiles;
-    const u32 left = (u32)index / p.num_kv_heads, range = left / all, tile = left - range * all, request = tile / tiles;
-    return {request_at(p, request), (int)(tile - request * tiles), (int)range, (int)((u32)index - left * p.num_kv_heads)};
+    const u32 ranges = direct_ranges(p), tiles = direct_tiles(p);
+    const u32 left = (u32)index / p.num_kv_heads, tile = left / ranges, request = tile / tiles;
+    return {request_at(p, request), (int)(tile - request * tiles), (int)(left - tile * ranges), (int)((u32)index - left * p.num_kv_heads)};
   }
   i64 left = index / p.num_kv_heads;
   piece.head = (int)(index - left * p.num_kv_heads);

@@ -61,8 +61,8 @@ kernel_params! {
         min_queries: i32, max_queries: i32,
         /// Ranges of keys whose states are kept for the merge; zero where a block has all keys of its rows.
         ranges: i32,
-        /// Keys of such a range, and keys that a block takes at once; behind so many long pieces, it takes a span.
-        range_keys: i32, piece_keys: i32, long_pieces: i32,
+        /// Keys of such a range, and keys that a block takes at once.
+        range_keys: i32, piece_keys: i32,
         causal: i32, window: i32,
         /// Levels of shared prefixes: `requests` are the groups of level `level`, or, at the last, the requests.
         all_requests: i32, groups: i32, levels: i32, level: i32,
@@ -321,7 +321,6 @@ impl PagedParams {
             ranges: 0,
             range_keys: 0,
             piece_keys: 0,
-            long_pieces: i32::MAX,
             causal: p.causal as i32,
             window: p.window as i32,
             all_requests: p.requests as i32,
@@ -391,7 +390,6 @@ pub(in crate::ops) unsafe fn run<P>(
             ranges: ranges as i32,
             range_keys: extent.range_keys() as i32,
             piece_keys: extent.piece_keys() as i32,
-            long_pieces: extent.long_pieces() as i32,
             // All shared keys come before all queries.
             causal: (p.causal && part.level == levels) as i32,
             levels: levels as i32,

@@ -110,9 +110,6 @@ pub(in crate::ops) enum Extent {
     Round,
     /// A block takes so many spans, and leaves their states.
     Spans(usize),
-    /// The same for the first so many blocks of a row; further ones take a span, those that are done first. Some
-    /// multiprocessors are a tenth faster than others.
-    SpansThenOne { each: usize, long: usize },
     /// A block takes all keys of its rows.
     All,
 }
@@ -122,7 +119,7 @@ impl Extent {
     pub fn range_keys(self) -> usize {
         match self {
             Extent::Round => SEGMENT,
-            Extent::Spans(_) | Extent::SpansThenOne { .. } => SPAN,
+            Extent::Spans(_) => SPAN,
             Extent::All => 0,
         }
     }
@@ -130,16 +127,8 @@ impl Extent {
     pub fn piece_keys(self) -> usize {
         match self {
             Extent::Round => ROUND,
-            Extent::Spans(each) | Extent::SpansThenOne { each, .. } => each * SPAN,
+            Extent::Spans(count) => count * SPAN,
             Extent::All => 0,
-        }
-    }
-
-    /// Pieces of a row that have so many keys.
-    pub fn long_pieces(self) -> usize {
-        match self {
-            Extent::SpansThenOne { long, .. } => long,
-            _ => i32::MAX as usize,
         }
     }
 }
@@ -192,9 +181,9 @@ impl Part {
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
         } else {
-            // As long as there are as many as run at once.
-            let spans = [4, 2].into_iter().find(|&spans| busy(pieces_of(spans))).unwrap_or(1);
-            part.spans_then_one(p, whole).unwrap_or((Extent::Spans(spans), pieces_of(spans)))
+            // As long as there are as many as run at once: then all of them do.
+            let spans = (1..=MOST_SPANS).rev().find(|&spans| busy(pieces_of(spans))).unwrap_or(1);
+            (Extent::Spans(spans), pieces_of(spans))
         };
         let [min_queries, max_queries] = queries;
         let part = Part { extent, pieces, min_queries, max_queries, ..part };
@@ -203,17 +192,6 @@ impl Part {
         } else {
             Part { extent: Extent::All, pieces: whole, ..part }
         }
-    }
-
-    /// Long pieces for most of the time, and in the end a span for each block that runs, with `whole` pieces if they had all
-    /// keys of their rows; and the number of pieces. If that is not too many to be given out as blocks end.
-    fn spans_then_one(&self, p: &Problem, whole: usize) -> Option<(Extent, usize)> {
-        let spans = p.max_keys().div_ceil(SPAN);
-        let each = (whole * spans / self.slots).min(MOST_SPANS);
-        let long = spans.saturating_sub(self.slots.div_ceil(whole)) / each.max(1);
-        let pieces = whole * (long + spans - long * each);
-        let pays = each > 1 && long > 0 && p.queries.is_some() && pieces <= WAVES * self.slots;
-        pays.then_some((Extent::SpansThenOne { each, long }, pieces))
     }
 
     /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
@@ -260,7 +238,7 @@ impl Part {
     pub fn shared(&self, p: &Problem) -> usize {
         let levels = match self.extent {
             Extent::Round => 0,
-            Extent::Spans(_) | Extent::SpansThenOne { .. } => 1,
+            Extent::Spans(_) => 1,
             Extent::All => 2,
         };
         self.shape.shared(p.head_dim, p.cache_dtype, levels)
@@ -276,9 +254,6 @@ impl fmt::Display for Part {
         let Shape { row_warps, key_warps, ring, .. } = self.shape;
         let rows = self.shape.rows();
         write!(f, "tiles of {rows} rows, {keys} keys a block of {row_warps} x {key_warps} warps, ")?;
-        if let Extent::SpansThenOne { long, .. } = self.extent {
-            write!(f, "{SPAN} after {long} of them, ")?;
-        }
         write!(f, "rings of {ring}, {} pieces", self.pieces)
     }
 }
@@ -461,15 +436,10 @@ mod tests {
         let extent = |sizes| plan(sizes, [0, 1], false).parts[0].extent;
         assert_eq!(extent([1, 1, 8192]), Extent::Round);
         assert_eq!(extent([4, 1, 8192]), Extent::Spans(1));
-        assert_eq!(extent([8, 1, 8192]), Extent::Spans(2), "one wave of blocks");
-        assert_eq!(extent([1, 1, 131_072]), Extent::SpansThenOne { each: 3, long: 31 }, "35 spans for the quick");
+        assert_eq!(extent([1, 1, 98_304]), Extent::Spans(3), "one wave of blocks");
+        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4));
         assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
-        assert_eq!(
-            extent([16, 1, 16_384]),
-            Extent::SpansThenOne { each: 4, long: 3 },
-            "lengths may differ"
-        );
-        assert_eq!(extent([64, 1, 16_384]), Extent::Spans(4), "too many to be given out as blocks end");
+        assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
         assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");
     }
 

@@ -433,12 +433,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     const int i0 = piece.tile * kRows / p.group, i1 = min(((piece.tile + 1) * kRows - 1) / p.group, piece.request.count - 1);
     const Keys early = keys_of(p, piece.request, i0), late = keys_of(p, piece.request, i1);
     Keys keys = {early.lo, late.hi};
-    const int start = p.ranges ? range_start(p, piece.range) : 0;
-    if (p.ranges) keys = {max(keys.lo, start), min(keys.hi, range_start(p, piece.range + 1))};
+    if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
     units.begin(piece);
     // Without a window the first key does not depend on the length: the table is read while that is on its way.
-    units.segment = (p.window > 0 ? keys.lo : max(piece.request.from, start)) / kSegment + group;
+    const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
+    units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
     bool absent_next = units.find(0);
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
