@@ -164,7 +164,7 @@ struct Consumer {
     if (!next(tile)) return;
     Rows rows;
     float factor[2];
-    await_keys();
+    mbarrier_wait(k_ring.full(), k_ring.parity);
     await_turn();
     multiply_keys();
     end_turn();
@@ -178,7 +178,7 @@ struct Consumer {
       // The keys of block n, and the values of the block before it.
 #pragma unroll 1
       for (int n = tile.block + 1; n < end; ++n) {
-        await_keys();
+        mbarrier_wait(k_ring.full(), k_ring.parity);
         await_turn();
         multiply_keys();
         mbarrier_wait(v_ring.full(), v_ring.parity);
@@ -195,7 +195,7 @@ struct Consumer {
         pack_weights();
       }
       if (misses) {
-        await_keys();
+        mbarrier_wait(k_ring.full(), k_ring.parity);
         await_turn();
         end_turn();
         release_keys();
@@ -214,7 +214,7 @@ struct Consumer {
         if (kCopied) tma_store_wait_read<0>();
         return;
       }
-      await_keys();
+      mbarrier_wait(k_ring.full(), k_ring.parity);
       await_turn();
       multiply_keys();
       mbarrier_wait(v_ring.full(), v_ring.parity);
@@ -233,11 +233,8 @@ struct Consumer {
     }
   }
 
-  WS_INLINE void await_keys() {
-    mbarrier_wait(k_ring.full(), k_ring.parity);
-    if (PAGED) absent = take_word(shared + kAbsentAt + k_ring.stage * 4);
-  }
   WS_INLINE void release_keys() {
+    if (PAGED) absent = take_word(shared + kAbsentAt + k_ring.stage * 4);
     release(k_ring.empty());
     k_ring.next();
   }
