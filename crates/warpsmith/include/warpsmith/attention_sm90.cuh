@@ -41,6 +41,7 @@ WS_INLINE void store_empty(const Sm90Params& p) {
     if (!tiles.get(p, tile) || tile.block < tile.end) continue;
     const Request& r = tile.request;
     const int end = r.first_query + min(r.q_len, tile.first_query + kBlockM);
+#pragma unroll 1
     for (int query = r.first_query + tile.first_query; query < end; ++query) {
       const u32 zero[4] = {0, 0, 0, 0};
       if (lane < HEAD_DIM / 8) store_words(out_at(p.attention, r.batch, tile.head, query) + lane * 8, zero);
@@ -352,11 +353,7 @@ WS_INLINE void attend(const Sm90Params& p) {
   // The same in all lanes of a warp, and known to be.
   const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
-    Ring<Q_STAGES>(shared + kBarriersAt).init();
-    Ring<STAGES>(shared + kKBarriers).init();
-    Ring<STAGES>(shared + kVBarriers).init();
-    mbarrier_init(shared + kVBarriers + STAGES * 16, 1);
-    mbarrier_init_fence();
+    init_barriers(shared);
     tma_prefetch(&p.q_map);
     tma_prefetch(&p.k_map);
     tma_prefetch(&p.v_map);

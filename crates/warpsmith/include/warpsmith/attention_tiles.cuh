@@ -11,15 +11,12 @@ constexpr int kChunks = (HEAD_DIM + 63) / 64;
 constexpr u32 kQChunk = kBlockM * 128, kChunk = BLOCK_N * 128, kQBytes = kChunks * kQChunk, kBlockBytes = kChunks * kChunk;
 
 #if PAGED
-// Keys of a page, or of the block if that is smaller, and how many such make a block.
-constexpr int kPageRows = PAGE_SIZE < BLOCK_N ? PAGE_SIZE : BLOCK_N, kPages = BLOCK_N / kPageRows;
+// Blocks and pages are both made of runs of kPageRows keys, of which a block has kPages.
+constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+constexpr int kPageRows = common_divisor(PAGE_SIZE, BLOCK_N), kPages = BLOCK_N / kPageRows;
 #else
 constexpr int kPages = 1;
 #endif
-
-// Warps that hand the copy engine its work, of the three that have no other. Lanes do so one after the other, at some 50
-// cycles a box: for the boxes of small pages one warp takes longer than the tensor cores take for the block.
-constexpr int kBoxes = kPages * kChunks, kProducers = !PAGED ? 1 : kBoxes < 3 ? kBoxes : 3;
 
 WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -51,12 +48,12 @@ WS_INLINE void take_words(u32 (&w)[4], u32 at) {
 struct Tile {
   Request request;
   int head, first_query;  // of the tile, in its request
-  int block, end;
+  int block, end;         // zero where there are no more tiles
 
-  // To the consumers, which do not need to know where the keys are.
+  // To the other warps. Packed requests are of batch 0, others begin with key 0.
   WS_INLINE void put(u32 at) const {
     store_shared_words(at, head, first_query, block, end);
-    store_shared_words(at + 16, request.batch, request.first_query, request.q_len, request.kv_len);
+    store_shared_words(at + 16, VARLEN ? request.first_key : request.batch, request.first_query, request.q_len, request.kv_len);
   }
   WS_INLINE void take(const AttentionParams& p, u32 at) {
     u32 a[4] = {}, b[4] = {};
@@ -64,7 +61,7 @@ struct Tile {
     head = a[0], first_query = a[1], block = a[2], end = a[3];
     if (VARLEN) {
       take_words(b, at + 16);
-      request = {(int)b[0], (int)b[1], (int)b[2], 0, (int)b[3]};
+      request = {0, (int)b[1], (int)b[2], (int)b[0], (int)b[3]};
     } else {
       request = {(int)take_word(at + 16), 0, p.q_len, 0, p.kv_len};
     }
@@ -96,7 +93,7 @@ WS_INLINE int least_queries(const Sm90Params& p) {
 #endif
 }
 
-// The tiles of a block, one after the other; the producer asks for them and tells the consumers. Heads are taken in groups
+// The tiles of a block, one after the other; one warp asks for them and tells the others. Heads are taken in groups
 // whose keys and values stay in L2 together; in a group the tiles with most keys come first, dealt out forwards and backwards
 // in turn, so that all blocks get about the same.
 struct TileScheduler {
@@ -151,38 +148,48 @@ struct TileScheduler {
 };
 
 #if PAGED
-// The pages of a block of keys: lane l holds the number of the l-th. A page that does not exist is read as zeros, past
-// the end of all pages, and so are those behind the last key.
+// The pages of a block of keys: lane l holds the number of that of the l-th run. A page that does not exist is read as zeros,
+// past the end of all pages, and so are those behind the last key.
 struct Pages {
-  static_assert(BLOCK_N % kPageRows == 0 && PAGE_SIZE % kPageRows == 0 && kPageRows % 8 == 0, "pages divide blocks, or blocks pages");
-  static_assert(kPages <= 32, "a page a lane");
+  static_assert(kPageRows % 8 == 0, "what is swizzled together is of one run");
+  static_assert(kPages <= 32, "a run a lane");
 
-  int page, first_slot;
+  int page;
   u32 absent;  // bits of pages that should be there
 
+  // The first key of this lane's run of block n.
+  static WS_INLINE int first_key(int n) { return n * BLOCK_N + (int)(threadIdx.x % 32) * kPageRows; }
   // What the table says of this lane's page of block n; the number of pages where there are no more keys.
   static WS_INLINE int find(const Sm90Params& p, const Request& request, int n) {
-    const int key = n * BLOCK_N + threadIdx.x % 32 * kPageRows;
+    const int key = first_key(n);
     if (threadIdx.x % 32 >= kPages || key >= request.kv_len) return p.paged.num_pages;
     return ((const i32*)p.paged.page_table)[(i64)request.first_key * p.paged.table_row + key / PAGE_SIZE * p.paged.table_col];
   }
   // Goes to block n, for which `find` has returned `found`.
   WS_INLINE void take(const Sm90Params& p, const Request& request, int n, int found) {
     const bool exists = (u32)found < (u32)p.paged.num_pages;
-    const bool wanted = threadIdx.x % 32 < kPages && n * BLOCK_N + (int)threadIdx.x % 32 * kPageRows < request.kv_len;
+    const bool wanted = threadIdx.x % 32 < kPages && first_key(n) < request.kv_len;
     absent = __ballot_sync(0xffffffffu, wanted && !exists);
     page = exists ? found : p.paged.num_pages;
-    first_slot = n * BLOCK_N % PAGE_SIZE;
   }
 
-  // Every lane loads its page, or what of it is this warp's.
-  WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head) const {
-    __syncwarp();
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // Loads all runs of block n. By one lane: if each handed over its own, the others would wait for it, some 50 cycles.
+  WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head, int n) const {
+    // As many at a time as there are registers for.
+    constexpr int kBatch = 3;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-      if (lane < kPages && (lane * kChunks + c) % kProducers == warp)
-        tma_load(to + c * kChunk + lane * (kPageRows * 128), map, barrier, c * 64, first_slot, kv_head, page);
+    for (int first = 0; first < kPages; first += kBatch) {
+      int pages[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) pages[i] = __shfl_sync(0xffffffffu, page, first + i);
+      if (!elect_one()) continue;
+#pragma unroll
+      for (int i = first; i < first + kBatch && i < kPages; ++i)
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c)
+          tma_load(to + c * kChunk + i * (kPageRows * 128), map, barrier, c * 64, (n * BLOCK_N + i * kPageRows) % PAGE_SIZE, kv_head, pages[i - first]);
+    }
+    __syncwarp();
   }
 };
 #endif

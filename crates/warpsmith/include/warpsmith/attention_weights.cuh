@@ -19,15 +19,19 @@ struct Rows {
 
   // The weights of a block of scores, in place. Returns whether some earlier sums of the warp are to be multiplied by `factor`.
   template <bool kFirst> WS_INLINE bool weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale) {
-    if (kFirst) {
+    // Whether a base is found in the first block of the tile or later makes no difference, in no bit.
+    if (kFirst || (kMayLackBase && __any_sync(0xffffffffu, fminf(top[0], top[1]) == minus_infinity()))) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) top[h] = largest(s, h) * scale;
+      for (int h = 0; h < 2; ++h) {
+        const float most = largest(s, h) * scale;
+        if (kFirst || top[h] == minus_infinity()) top[h] = most;
+      }
     }
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = fmaf(s[i], scale, -base(i / 2 % 2));
     bool raised = false;
     if (!kFirst) {
-      raised = __any_sync(0xffffffffu, above_slack(s) || (kMayLackBase && fminf(top[0], top[1]) == minus_infinity()));
+      raised = __any_sync(0xffffffffu, above_slack(s));
       if (raised) raise(s, factor);
     }
 #pragma unroll
@@ -74,19 +78,19 @@ private:
     return max(max(most[0], most[1]), max(most[2], most[3])) > (int)float_bits(kSlack);
   }
 
-  // Raises the bases that are too low, or not there yet, to the largest of the scores, which are relative to them.
+  // Raises the bases that are too low to the largest of the scores, which are relative to them.
   WS_INLINE void raise(float (&s)[BLOCK_N / 2], float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float more = largest(s, h), before = top[h];
-      const bool low = more > kSlack || (before == minus_infinity() && more > before);
-      if (low) top[h] = base(h) + more;
-      factor[h] = low ? exp2_flushed(before - top[h]) : 1.0f;
+      if (more > kSlack) top[h] += more;
+      const float by = more > kSlack ? top[h] - before : 0.0f;
+      factor[h] = exp2_flushed(-by);
       sum[h] *= factor[h];
 #pragma unroll
       for (int j = 0; j < BLOCK_N / 8; ++j)
 #pragma unroll
-        for (int c = 0; c < 2; ++c) s[4 * j + 2 * h + c] -= low ? more : 0.0f;
+        for (int c = 0; c < 2; ++c) s[4 * j + 2 * h + c] -= by;
     }
   }
 };

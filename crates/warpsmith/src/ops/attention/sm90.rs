@@ -62,6 +62,8 @@ impl Tile {
     pub fn of(head_dim: usize, paged: bool) -> Tile {
         let tile = Tile { consumers: 2, keys: 128, stages: 2, q_stages: 2, out_whole: true };
         match head_dim {
+            // How many keys there are is not known here, so nothing may depend on it.
+            LONG_HEAD if paged => tile.with_keys(THIRD_KEYS),
             ..=128 => tile,
             // Sizes of pages divide 64, or 64 divides them.
             ..=192 if !paged => Tile { keys: 96, q_stages: 1, out_whole: false, ..tile },
@@ -69,18 +71,31 @@ impl Tile {
         }
     }
 
-    /// For a call, of what it may want. Three warpgroups hide more of the exponentials than two, and load keys for more queries,
-    /// if there are enough of their larger tiles to go round.
+    /// For a call, of what it may want.
     fn of_call(p: &Problem, units: usize) -> Tile {
         let tile = Tile::of(p.head_dim, false).with_keys(Tile::keys_of(p));
-        let Some(cost) = Tile::wide_cost(p) else { return tile };
-        let wide = tile.wide();
-        let time = |tile: &Tile| plan(&Deal::of(p, tile, units)).longest as f64;
-        let wider = match p.block_q {
-            0 => time(&wide) * cost < time(&tile),
-            rows => rows == wide.rows(),
-        };
-        if wider { wide } else { tile }
+        let Some(cost) = tile.wide_cost(p.head_dim, p.softcap_bits != 0) else { return tile };
+        match (p.block_q, p.packed) {
+            (0, None) => tile.wide_if(cost, |tile| plan(&Deal::of(p, tile, units)).longest),
+            (0, Some(packed)) => {
+                tile.wide_if(cost, |tile| tile.rounds([packed.requests, p.q_len], p.num_heads, units))
+            }
+            (rows, _) if rows == tile.wide().rows() => tile.wide(),
+            _ => tile,
+        }
+    }
+
+    /// With three warpgroups, if the `work` of the block that gets most of it is not too much more for their larger tiles. They
+    /// take `cost` times as long for a block of keys, hide more of the exponentials and load keys for more queries.
+    pub fn wide_if(self, cost: f64, work: impl Fn(&Tile) -> usize) -> Tile {
+        let wide = self.wide();
+        if work(&wide) as f64 * cost < work(&self) as f64 { wide } else { self }
+    }
+
+    /// Tiles of the block that gets most of them, if requests of packed tokens are equally long.
+    pub fn rounds(&self, [requests, tokens]: [usize; 2], heads: usize, units: usize) -> usize {
+        let each = tokens.div_ceil(requests.max(1)).div_ceil(self.rows());
+        (each * requests * heads).div_ceil(units)
     }
 
     /// Keys of a block: a row's bits depend on them. Where a row sees only some of the keys, nothing may depend on how many there
@@ -97,12 +112,11 @@ impl Tile {
     }
 
     /// The time that three warpgroups take for a block of keys in terms of what two take, if they can share the registers of a
-    /// block: some options need those of a third.
-    fn wide_cost(p: &Problem) -> Option<f64> {
-        match p.head_dim {
-            _ if p.packed.is_some() => None,
-            SHORT_HEAD if p.softcap_bits == 0 => Some(1.27),
-            LONG_HEAD if Tile::keys_of(p) <= THIRD_KEYS => Some(1.33),
+    /// block: a softcap needs those of a third.
+    pub fn wide_cost(&self, head_dim: usize, softcap: bool) -> Option<f64> {
+        match head_dim {
+            SHORT_HEAD if !softcap => Some(1.27),
+            LONG_HEAD if self.keys <= THIRD_KEYS => Some(1.33),
             _ => None,
         }
     }
@@ -113,7 +127,9 @@ impl Tile {
         let third = (p.head_dim == LONG_HEAD).then_some(THIRD_KEYS);
         let keys: Vec<usize> = [tile.keys].into_iter().chain(third).chain([LEAST_KEYS]).collect();
         let rows = [tile.rows(), tile.wide().rows()];
-        p.admits(&rows[..if Tile::wide_cost(p).is_some() { 2 } else { 1 }], &keys)
+        let can_be_wide =
+            tile.with_keys(Tile::keys_of(p)).wide_cost(p.head_dim, p.softcap_bits != 0).is_some();
+        p.admits(&rows[..if can_be_wide { 2 } else { 1 }], &keys)
     }
 
     /// With blocks of so many keys, and one more of them in memory if they are smaller.
@@ -139,8 +155,13 @@ impl Tile {
         let chunks = head_dim.div_ceil(CHUNK);
         let operands = (self.q_stages * self.rows() + 2 * self.stages * self.keys) * chunks * 128;
         let results = self.rows() * 128 * if self.out_whole { chunks } else { 1 };
-        let barriers = 16 * (self.q_stages + 2 * self.stages) + 16;
+        let barriers = 16 * (self.q_stages + 2 * self.stages) + 32;
         operands + results + barriers + 32 * self.q_stages
+    }
+
+    /// Keys that blocks and pages of some size are both made of: the copy engine brings as many at once.
+    pub fn page_rows(&self, page_size: usize) -> usize {
+        page_size.min(1 << self.keys.trailing_zeros())
     }
 
     /// What numbers of pages that do not exist take besides.
@@ -206,7 +227,8 @@ impl Config {
     }
 
     /// Of both types, each size of head with and without a causal mask, each option with one size, and each tile.
-    pub fn covering(packed: bool, page_size: Option<usize>) -> Vec<Config> {
+    pub fn covering(page_size: Option<usize>) -> Vec<Config> {
+        let packed = page_size.is_some();
         let mut all = Vec::new();
         for dtype in [DType::BF16, DType::F16] {
             let plain = |head_dim, causal| Config {
@@ -225,21 +247,21 @@ impl Config {
                 all.extend([false, true].map(|causal| plain(head_dim, causal)));
             }
             for causal in [false, true] {
-                if page_size.is_none() && !packed {
-                    let (short, long) = (plain(SHORT_HEAD, causal), plain(LONG_HEAD, causal));
-                    let third = long.tile.with_keys(THIRD_KEYS);
-                    for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
-                        all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
-                    }
-                    all.extend([third, third.wide()].map(|tile| Config { tile, ..long }));
+                let (short, long) = (plain(SHORT_HEAD, causal), plain(LONG_HEAD, causal));
+                let third = long.tile.with_keys(THIRD_KEYS);
+                for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
+                    all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
+                }
+                all.push(Config { tile: third.wide(), ..long });
+                if page_size.is_none() {
+                    all.push(Config { tile: third, ..long });
                     all.push(Config { softcap: true, tile: third.wide(), ..long });
-                    all.push(Config { packed: true, tile: third, ..long });
+                    all.extend([third, third.wide()].map(|tile| Config { packed: true, tile, ..long }));
                     all.push(Config { tile: long.tile.with_keys(LEAST_KEYS), ..long });
                 }
-                let plain = plain(LONG_HEAD, causal);
-                all.push(Config { window: true, softcap: true, ..plain });
-                all.push(Config { sinks: true, lse: true, ..plain });
-                all.push(Config { packed: true, ..plain });
+                all.push(Config { window: true, softcap: true, ..long });
+                all.push(Config { sinks: true, lse: true, ..long });
+                all.push(Config { packed: true, ..long });
             }
         }
         all
@@ -284,7 +306,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "attention_sm90",
     min_arch: Arch::new(9, 0, true),
     fast_math: false,
-    variants: || Config::covering(false, None).iter().map(Config::defines).collect(),
+    variants: || Config::covering(None).iter().map(Config::defines).collect(),
 };
 
 /// Tensor cores through `wgmma`, fed by the copy engine.

@@ -9,7 +9,7 @@ use super::{K, LSE, OUT, Q, SINKS, V};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
 use crate::ops::paged_attention::Problem as Paged;
-use crate::ops::paged_attention::cuda::{self, Keys, MERGE, PagedParams, SM80_DEVICE};
+use crate::ops::paged_attention::cuda::{self, GENERIC_DEVICE, Keys, MERGE, PagedParams, SM80_DEVICE};
 use crate::ops::paged_attention::plan::{FEW_ROWS, Plan};
 use crate::ops::paged_attention::problem::MOST_KEYS;
 use crate::registry::{Kernel, Launch};
@@ -21,24 +21,10 @@ const PAGE: usize = 16;
 /// on how many there are.
 pub(super) const SPLIT: Kernel<Problem> =
     Kernel::cuda("attention_split", &SM80_DEVICE, |launch: &Launch<'_, Problem>| {
-        let p = launch.problem;
-        let paged = paged(p);
-        let at = |index: usize| launch.args.address(index) as u64;
-        let params = PagedParams {
-            q: at(Q),
-            k: at(K),
-            v: at(V),
-            sinks: at(SINKS),
-            out: at(OUT),
-            lse: at(LSE),
-            q_batch: p.q.batch as i64,
-            out_batch: p.out.batch as i64,
-            lse_batch: p.lse.batch as i64,
-            max_keys: p.kv_len as i32,
-            ..PagedParams::of(&paged)
-        };
+        let paged = paged(launch.problem);
+        let plan = Plan::new(&paged, launch.info);
         // SAFETY: the addresses are those of the checked tensors, whose sizes and strides the problem has.
-        unsafe { cuda::run(launch, &paged, &Plan::new(&paged, launch.info), Keys::Dense, &params) }
+        unsafe { cuda::run(launch, &paged, &plan, Keys::Dense, &params(launch)) }
     })
     .and(&MERGE)
     .with_workspace(|p, info| {
@@ -48,10 +34,35 @@ pub(super) const SPLIT: Kernel<Problem> =
     .when(supports)
     .configured(|p, info| Plan::new(&paged(p), info).to_string());
 
+/// No tensor cores, any type and strides, and keys shared out over blocks.
+pub(super) const SPLIT_GENERIC: Kernel<Problem> =
+    Kernel::cuda("attention_split_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
+        // SAFETY: the addresses are those of the checked tensors, whose sizes and strides the problem has.
+        unsafe { cuda::run_generic(launch, &paged(launch.problem), Keys::Dense, &params(launch)) }
+    })
+    .and(&MERGE)
+    .with_workspace(|p, info| cuda::generic_workspace(&paged(p), info))
+    .when(|p, _| supports_rows(p, ROWS_ALONE))
+    .configured(|p, info| cuda::generic_config(&paged(p), info));
+
+/// Rows of a KV head up to which a block a row is better than tiles of 16 of which some are empty.
+const ROWS_ALONE: usize = 8;
+
 fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.dtype == DType::F32 {
         return Err("f32 needs no tensor cores".into());
     }
+    supports_rows(p, FEW_ROWS)?;
+    let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
+    if let Some((name, _)) = dense.iter().find(|(_, heads)| !heads.vectors) {
+        return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
+    }
+    let paged = paged(p);
+    Plan::new(&paged, info).fits(&paged, info)
+}
+
+/// Whether a request has at most so many rows of a KV head, and nothing else that is not for keys that are shared out.
+fn supports_rows(p: &Problem, most: usize) -> std::result::Result<(), String> {
     if p.mask.is_some() || p.bias.is_some() {
         return Err("it knows no mask and no bias".into());
     }
@@ -59,20 +70,32 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
         return Err("packed requests may have many queries".into());
     }
     let rows = p.q_len.saturating_mul(p.group());
-    if rows > FEW_ROWS {
-        return Err(format!("{rows} rows of a KV head are more than {FEW_ROWS}"));
-    }
-    let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
-    if let Some((name, _)) = dense.iter().find(|(_, heads)| !heads.vectors) {
-        return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
+    if rows > most {
+        return Err(format!("{rows} rows of a KV head are more than {most}"));
     }
     if p.block_q != 0 || p.block_kv != 0 {
         return Err("its blocks follow from the lengths".into());
     }
     addressable(p)?;
-    let paged = paged(p);
-    cuda::addressable(&paged)?;
-    Plan::new(&paged, info).fits(&paged, info)
+    cuda::addressable(&paged(p))
+}
+
+fn params(launch: &Launch<'_, Problem>) -> PagedParams {
+    let p = launch.problem;
+    let at = |index: usize| launch.args.address(index) as u64;
+    PagedParams {
+        q: at(Q),
+        k: at(K),
+        v: at(V),
+        sinks: at(SINKS),
+        out: at(OUT),
+        lse: at(LSE),
+        q_batch: p.q.batch as i64,
+        out_batch: p.out.batch as i64,
+        lse_batch: p.lse.batch as i64,
+        max_keys: p.kv_len as i32,
+        ..PagedParams::of(&paged(p))
+    }
 }
 
 /// The same problem with keys in pages.

@@ -145,6 +145,12 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(mixed([8, 1000, 1000, 1, 1, 32, 16]));
         cases.push(mixed([9, 65, 1000, 4, 2, 64, 32]).give(SINKS));
         cases.push(mixed([5, 40, 600, 2, 1, 128, 16]).attr(CAUSAL, 0.0));
+        if dtype != DType::F32 {
+            // Tiles enough for the largest: of requests that are all alike, and of one with many queries among others.
+            cases.push(case([10, 150, 300, 8, 4, 128, 16]).give(LSE));
+            cases.push(case([12, 150, 200, 6, 3, 64, 32]));
+            cases.push(mixed([16, 170, 200, 36, 36, 128, 64]).give(SINKS).attr(WINDOW, 90.0));
+        }
         for window in [1.0, 64.0, 1e9] {
             cases.push(case([2, 1, 700, 4, 2, 32, 16]).attr(WINDOW, window).give(LSE));
             cases.push(

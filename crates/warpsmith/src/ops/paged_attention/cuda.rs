@@ -88,11 +88,12 @@ pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     variants: || {
         let few = HEAD_DIMS.map(|head_dim| merge_defines(DType::BF16, head_dim, head_dim % 64 == 0, true));
         let many = HEAD_DIMS.map(|head_dim| merge_defines(DType::F16, head_dim, head_dim % 64 != 0, false));
-        few.into_iter().chain(many).chain([merge_defines(DType::F32, 128, false, true)]).collect()
+        let dense = merge_defines(DType::F32, 128, true, true);
+        few.into_iter().chain(many).chain([merge_defines(DType::F32, 128, false, true), dense]).collect()
     },
 };
 
-static GENERIC_DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "paged_attention_generic", code: include_str!("generic.cu") },
     prelude: PagedParams::prelude,
     function: "paged_attention_generic",
@@ -101,10 +102,12 @@ static GENERIC_DEVICE: CudaKernel = CudaKernel {
     variants: || {
         let types = types(&FLOATS);
         let dims = types.flat_map(|(dtype, cache)| HEAD_DIMS.map(|head_dim| (dtype, cache, head_dim)));
-        dims.flat_map(|(dtype, cache, head_dim)| {
-            [false, true].map(|softcap| generic_defines(dtype, cache, head_dim, softcap))
-        })
-        .collect()
+        let pages = dims.flat_map(|(dtype, cache, head_dim)| {
+            [false, true].map(|softcap| generic_defines([dtype, cache], head_dim, softcap, Keys::Pages))
+        });
+        let dense = HEAD_DIMS
+            .map(|head_dim| generic_defines([DType::F32; 2], head_dim, head_dim % 64 == 0, Keys::Dense));
+        pages.chain(dense).collect()
     },
 };
 
@@ -126,15 +129,26 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
 
 /// Any types, any layout, any device.
 pub(super) const GENERIC: Kernel<Problem> =
-    Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, run_generic)
-        .and(&MERGE)
-        .or_without()
-        .with_workspace(|p, info| generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges)))
-        .configured(|p, info| match generic_ranges(p, info) {
-            Some((_, keys)) => format!("a block a row and {keys} keys"),
-            None => "a block a row".into(),
-        })
-        .when(|p, _| addressable(p));
+    Kernel::cuda("paged_attention_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
+        // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them.
+        unsafe { run_generic(launch, launch.problem, Keys::Pages, &params(launch)) }
+    })
+    .and(&MERGE)
+    .or_without()
+    .with_workspace(generic_workspace)
+    .configured(generic_config)
+    .when(|p, _| addressable(p));
+
+pub(in crate::ops) fn generic_workspace(p: &Problem, info: &DeviceInfo) -> usize {
+    generic_ranges(p, info).map_or(0, |(ranges, _)| states(p, ranges))
+}
+
+pub(in crate::ops) fn generic_config(p: &Problem, info: &DeviceInfo) -> String {
+    match generic_ranges(p, info) {
+        Some((_, keys)) => format!("a block a row and {keys} keys"),
+        None => "a block a row".into(),
+    }
+}
 
 /// Rows and pieces of work are counted in 32 bits.
 pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String> {
@@ -219,12 +233,13 @@ fn merge_defines(dtype: DType, head_dim: usize, dense: bool, one_row: bool) -> D
     vec![element(dtype), ("HEAD_DIM", head_dim.to_string()), flag("DENSE", dense), flag("ONE_ROW", one_row)]
 }
 
-fn generic_defines(dtype: DType, cache: DType, head_dim: usize, softcap: bool) -> Defines {
+fn generic_defines([dtype, cache]: [DType; 2], head_dim: usize, softcap: bool, keys: Keys) -> Defines {
     vec![
         element(dtype),
         ("KV", cache.name().into()),
         ("HEAD_DIM", head_dim.to_string()),
         flag("SOFTCAP", softcap),
+        flag("DENSE", keys == Keys::Dense),
     ]
 }
 
@@ -416,24 +431,31 @@ fn generic_ranges(p: &Problem, info: &DeviceInfo) -> Option<(usize, usize)> {
     (ranges(keys) > 1 && states(p, ranges(keys)) <= MOST_WORKSPACE).then(|| (ranges(keys), keys))
 }
 
-fn run_generic(launch: &Launch<'_, Problem>) -> Result<()> {
-    let p = launch.problem;
-    let defines = generic_defines(p.dtype, p.cache_dtype, p.head_dim, p.softcap() != 0.0);
+/// Launches the generic kernel, and the merge if keys are shared out, on the workspace of the call.
+///
+/// # Safety
+/// The tensors of `of_all` must be as `p` says, and the workspace as large as `generic_workspace` says.
+pub(in crate::ops) unsafe fn run_generic<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    keys: Keys,
+    of_all: &PagedParams,
+) -> Result<()> {
+    let defines = generic_defines([p.dtype, p.cache_dtype], p.head_dim, p.softcap() != 0.0, keys);
     let (ranges, range_keys) = generic_ranges(p, launch.info).unwrap_or_default();
     let params = PagedParams {
         partial: launch.workspace as u64,
         ranges: ranges as i32,
         range_keys: range_keys as i32,
-        ..params(launch)
+        ..*of_all
     };
     let blocks = p.num_tokens * p.num_heads * ranges.max(1);
     let config = LaunchConfig::new([blocks as u32, 1, 1], [GENERIC_THREADS, 1, 1], 0);
-    // SAFETY: `check` bound shapes and strides to the parameters, and the kernel moves all numbers into them; the workspace
-    // holds the states of every range.
+    // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
     unsafe { kernel::run(launch, &defines, &config, &params)? };
     if ranges > 0 {
         // SAFETY: as above.
-        unsafe { run_merge(launch, p, &params, Keys::Pages)? };
+        unsafe { run_merge(launch, p, &params, keys)? };
     }
     Ok(())
 }

@@ -5,7 +5,8 @@
 // weighted values, and those a block further on. Segments are folded to spans, and spans to the whole. Where rows are too
 // few for the device, a block has one of p.ranges ranges of keys of its row, and leaves its state for the merge.
 //
-// ELEM: type of q and out; KV: type of the cache. HEAD_DIM. SOFTCAP: whether scores are capped.
+// ELEM: type of q and out; KV: type of the cache. HEAD_DIM. SOFTCAP: whether scores are capped. DENSE: whether there are no
+// pages; then what is one here is a request.
 
 #include "warpsmith/fp8.cuh"
 #include "warpsmith/paged_attention.cuh"
@@ -49,15 +50,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
   // The merge does not ask for what the row does not see.
   if (p.ranges && keys.lo >= keys.hi) return;
   const i32* table = (const i32*)p.page_table + request.row * p.table_row;
-  const KV* k = (const KV*)p.k + kv_head * p.k_head;
-  const KV* v = (const KV*)p.v + kv_head * p.v_head;
+  const KV* k = (const KV*)p.k + kv_head * p.k_head + (DENSE ? request.row * p.k_page : 0);
+  const KV* v = (const KV*)p.v + kv_head * p.v_head + (DENSE ? request.row * p.v_page : 0);
   const float scale = p.scale * scale_of(p.k_scale, p.k_scale_step, kv_head);
 
+  const ELEM* query = (const ELEM*)p.q + token_at(p, token, p.q_batch, p.q_token) + head * p.q_head;
   float q[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
     const int d = lane + 32 * i;
-    q[i] = d < HEAD_DIM ? to_f32(((const ELEM*)p.q)[token * p.q_token + head * p.q_head + d * p.q_dim]) : 0.0f;
+    q[i] = d < HEAD_DIM ? to_f32(query[d * p.q_dim]) : 0.0f;
   }
   Sums span, total;
   span.clear(), total.clear();
@@ -65,9 +67,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
     const int own = start + threadIdx.x;
     i64 at = -1;
     if (own >= keys.lo && own < keys.hi) {
-      const int page = page_of(p, own), slot = own - page * p.page_size;
-      const i32 id = table[page * p.table_col];
-      if (id >= 0 && id < p.num_pages) {
+      const int page = DENSE ? 0 : page_of(p, own), slot = own - page * p.page_size;
+      const i32 id = DENSE ? 0 : table[page * p.table_col];
+      if (DENSE || (id >= 0 && id < p.num_pages)) {
         at = id * p.k_page + slot * p.k_slot;
         rows[1][threadIdx.x] = id * p.v_page + slot * p.v_slot;
       }
@@ -128,11 +130,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
     return;
   }
   const Finish finish = finish_of(p, head, total.m, total.l);
+  ELEM* out = (ELEM*)p.out + token_at(p, token, p.out_batch, p.out_token) + head * p.out_head;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int d = threadIdx.x + i * kThreads;
-    if (d < HEAD_DIM)
-      ((ELEM*)p.out)[token * p.out_token + head * p.out_head + d * p.out_dim] = from_f32<ELEM>(total.o[i] * finish.factor);
+    if (d < HEAD_DIM) out[d * p.out_dim] = from_f32<ELEM>(total.o[i] * finish.factor);
   }
   if (threadIdx.x == 0) write_lse(p, token, head, finish.lse);
 }

@@ -16,6 +16,8 @@ pub(super) const ROUND: usize = 512;
 pub(in crate::ops) const FEW_ROWS: usize = 32;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 const WAVES: usize = 4;
+/// Most spans of a piece that has not all: some of many requests may be shorter than they can be.
+const MOST_SPANS: usize = 4;
 /// Keys up to which the lengths of requests are taken not to differ by much.
 const EVEN: usize = 4096;
 /// Shared memory that every block has besides: numbers of pages and pieces.
@@ -179,8 +181,10 @@ impl Part {
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
         } else {
-            // As long as there are as many as run at once.
-            let spans = [4, 2].into_iter().find(|&spans| busy(pieces_of(spans))).unwrap_or(1);
+            // So that blocks end together, and of those numbers the one with fewest blocks.
+            let most = if p.requests == 1 { 2 * MOST_SPANS } else { MOST_SPANS };
+            let time = |&spans: &usize| pieces_of(spans).div_ceil(part.slots) * spans;
+            let spans = (1..=most).rev().min_by_key(time).unwrap_or(1);
             (Extent::Spans(spans), pieces_of(spans))
         };
         let [min_queries, max_queries] = queries;
@@ -434,7 +438,9 @@ mod tests {
         let extent = |sizes| plan(sizes, [0, 1], false).parts[0].extent;
         assert_eq!(extent([1, 1, 8192]), Extent::Round);
         assert_eq!(extent([4, 1, 8192]), Extent::Spans(1));
-        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4), "one wave of blocks");
+        assert_eq!(extent([1, 1, 98_304]), Extent::Spans(3), "one wave of blocks");
+        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4));
+        assert_eq!(extent([1, 1, 147_456]), Extent::Spans(5));
         assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
         assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
         assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");

@@ -51,7 +51,7 @@ static DEVICE: CudaKernel = CudaKernel {
     min_arch: Arch::new(9, 0, true),
     fast_math: false,
     variants: || {
-        let mut all = Config::covering(true, Some(PAGE_SIZES[0]));
+        let mut all = Config::covering(Some(PAGE_SIZES[0]));
         let plain = all[0];
         all.extend(PAGE_SIZES[1..].iter().map(|&size| Config { page_size: Some(size), ..plain }));
         let mut all: Vec<_> = all.iter().map(Config::defines).collect();
@@ -78,7 +78,7 @@ pub(super) const SM90: Kernel<Problem> =
     .with_workspace(|p, info| Plan::few(p, info).workspace(p))
     .when(supports)
     .configured(|p, info| {
-        let tile = Tile::of(p.head_dim, true);
+        let tile = tile_of(p, info.units);
         let many = format!("{} rows by {} keys, {} consumers", tile.rows(), tile.keys, tile.consumers);
         Plan::few(p, info).parts.first().map_or(many.clone(), |part| format!("{part}; {many}"))
     });
@@ -122,7 +122,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
 /// The tensors of the call must live until the work on the stream is done.
 unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     let (p, args) = (launch.problem, launch.args);
-    let tile = Tile::of(p.head_dim, true);
+    let tile = tile_of(p, launch.info.units);
     let m_tiles = p.queries.unwrap_or(0).div_ceil(tile.rows());
     let tiles = p.num_heads
         * match p.queries {
@@ -147,7 +147,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
             dtype: p.dtype,
             sizes: &[p.head_dim, p.page_size, p.num_kv_heads, p.num_pages].map(|n| n as u64),
             strides: &[bytes(slot, p.page_size), bytes(head, p.num_kv_heads), bytes(page, p.num_pages)],
-            extents: &[CHUNK as u32, p.page_size.min(tile.keys) as u32, 1, 1],
+            extents: &[CHUNK as u32, tile.page_rows(p.page_size) as u32, 1, 1],
             swizzle: Swizzle::B128,
         })
     };
@@ -180,7 +180,9 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         },
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
-        head_group: p.queries.map_or(1, |queries| plan(&deal(p, queries, tile, launch.info.units)).head_group)
+        head_group: p
+            .queries
+            .map_or(1, |queries| plan(&deal(p, queries, &tile, launch.info.units)).head_group)
             as u32,
         scale_log2,
         softcap_in,
@@ -205,8 +207,26 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     unsafe { kernel::run(launch, &config.defines(), &launch_config, &params) }
 }
 
+/// The tile of a call: one of three warpgroups, where there are enough of those.
+fn tile_of(p: &Problem, units: usize) -> Tile {
+    let tile = Tile::of(p.head_dim, true);
+    // Numbers of pages that do not exist take the registers that a softcap needs.
+    if p.softcap_bits != 0 {
+        return tile;
+    }
+    let Some(cost) = tile.wide_cost(p.head_dim, false) else { return tile };
+    match p.queries {
+        Some(queries) => tile.wide_if(cost, |tile| plan(&deal(p, queries, tile, units)).longest),
+        None => {
+            // Where most requests have few queries, which are not for this kernel, the others are taken to be one.
+            let requests = if p.num_tokens > few(p) * p.requests { p.requests } else { 1 };
+            tile.wide_if(cost, |tile| tile.rounds([requests, p.num_tokens], p.num_heads, units))
+        }
+    }
+}
+
 /// How the tiles of requests with the same number of queries are dealt out, if each fills its table.
-fn deal(p: &Problem, queries: usize, tile: Tile, units: usize) -> Deal {
+fn deal(p: &Problem, queries: usize, tile: &Tile, units: usize) -> Deal {
     Deal {
         q_len: queries,
         kv_len: p.max_keys(),

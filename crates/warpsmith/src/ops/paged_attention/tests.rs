@@ -202,6 +202,13 @@ fn bits_depend_neither_on_neighbours_nor_on_chunks() {
             assert_same_alone_and_in_chunks(&long, &[300, 180, 120], &[60], device, kernel);
         }
     }
+    // Together they have enough of the largest tiles, alone they have not.
+    let many = Pool::new(&[190; 20]);
+    for device in devices() {
+        for kernel in kernels(device).into_iter().filter(|(name, _)| name.ends_with("sm90")) {
+            assert_same_alone_and_in_chunks(&many, &[150; 20], &[], device, kernel);
+        }
+    }
 }
 
 #[test]

@@ -81,6 +81,10 @@ pub(in crate::ops) struct Plan {
     pub longest: usize,
 }
 
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
 /// Few heads are dealt out together, so that the blocks that work on one head at the same time find its keys and values in
 /// L2; but if tiles differ in length, enough for all blocks to get about the same.
 pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
@@ -100,10 +104,14 @@ pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     if let Some(&plan) = known.get(deal) {
         return plan;
     }
-    // Parts of the number of blocks, so that rounds and groups end together.
-    let mut groups: Vec<usize> = (1..=12).map(|part| (units * part).div_ceil(12)).collect();
+    // Parts of the number of blocks, and what has as many tiles as some rounds: so that rounds and groups end together.
+    let round = units / common_divisor(units, m_tiles);
+    let parts = (1..=12).map(|part| (units * part).div_ceil(12));
+    let mut groups: Vec<usize> = parts.chain((round..=units).step_by(round)).collect();
     groups.retain(|&group| group < heads);
     groups.push(heads.min(units));
+    groups.sort_unstable();
+    groups.dedup();
     let plans: Vec<Plan> =
         groups.into_iter().map(|group| Plan { head_group: group, longest: deal.longest(group) }).collect();
     let best = plans.iter().map(|plan| plan.longest).min().unwrap_or(0) as f64;

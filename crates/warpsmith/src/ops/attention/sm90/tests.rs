@@ -40,6 +40,9 @@ fn long_causal_calls_are_dealt_out_evenly() {
         let evenness = deal.sum() as f64 / (plan.longest * deal.units) as f64;
         assert!(evenness > 0.95, "{deal:?}: groups of {} give {evenness}", plan.head_group);
     }
+    // Three rounds of blocks are eleven tiles of 36 heads.
+    let wide = Deal { q_len: 2048, kv_len: 2048, heads: 128, rows: 192, keys: 80, causal: true, units: 132 };
+    assert!(plan(&wide).head_group.is_multiple_of(12));
 }
 
 #[test]
