@@ -11,8 +11,9 @@ use warpsmith::bench::{Settings, Tuning};
 ///
 /// Without tuning, a call gets the first kernel in rank that supports it. Choices are kept per device and problem (sizes,
 /// types, layout and options), and hold until the kernel's source changes or another run of this command. A kernel whose
-/// results depend on the rest of the batch is remembered only for calls that allow this. Cases are timed as `warpsmith
-/// bench` times them.
+/// results depend on the rest of the batch is remembered only for calls that allow this. A choice holds for the sizes it was
+/// made for: where another kernel serves other batch sizes, a row's bits may differ between them, which they do not
+/// without tuning. Cases are timed as `warpsmith bench` times them.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
