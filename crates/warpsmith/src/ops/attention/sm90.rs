@@ -127,7 +127,8 @@ impl Tile {
         let third = (p.head_dim == LONG_HEAD).then_some(THIRD_KEYS);
         let keys: Vec<usize> = [tile.keys].into_iter().chain(third).chain([LEAST_KEYS]).collect();
         let rows = [tile.rows(), tile.wide().rows()];
-        let can_be_wide = tile.with_keys(Tile::keys_of(p)).wide_cost(p.head_dim, p.softcap_bits != 0).is_some();
+        let can_be_wide =
+            tile.with_keys(Tile::keys_of(p)).wide_cost(p.head_dim, p.softcap_bits != 0).is_some();
         p.admits(&rows[..if can_be_wide { 2 } else { 1 }], &keys)
     }
 

@@ -105,9 +105,8 @@ pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
         let pages = dims.flat_map(|(dtype, cache, head_dim)| {
             [false, true].map(|softcap| generic_defines([dtype, cache], head_dim, softcap, Keys::Pages))
         });
-        let dense = HEAD_DIMS.map(|head_dim| {
-            generic_defines([DType::F32; 2], head_dim, head_dim % 64 == 0, Keys::Dense)
-        });
+        let dense = HEAD_DIMS
+            .map(|head_dim| generic_defines([DType::F32; 2], head_dim, head_dim % 64 == 0, Keys::Dense));
         pages.chain(dense).collect()
     },
 };
