@@ -126,6 +126,7 @@ pub(super) fn cases() -> Vec<Case> {
             {
                 cases.push(blocks(causal([1, 300, 300, 2, 2, head_dim]), block_q, block_kv));
             }
+            cases.push(blocks(packed([5, 300, 300, 2, 1, 128]).attr(CAUSAL, 1.0), 192, 80));
         }
         // Many keys of a long head, with few rows and with many.
         cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));

@@ -427,7 +427,8 @@ fn generic_ranges(p: &Problem, info: &DeviceInfo) -> Option<(usize, usize)> {
         return None;
     }
     let ranges = |keys: usize| p.max_keys().div_ceil(keys);
-    let keys = if rows * ranges(SPAN) < enough { SEGMENT } else { SPAN };
+    // Blocks of one or two waves do not end together.
+    let keys = if rows * ranges(SPAN) < 4 * enough { SEGMENT } else { SPAN };
     (ranges(keys) > 1 && states(p, ranges(keys)) <= MOST_WORKSPACE).then(|| (ranges(keys), keys))
 }
 

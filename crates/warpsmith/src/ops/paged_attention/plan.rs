@@ -389,9 +389,10 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use super::super::problem::check;
     use super::super::{
-        ALWAYS_SHARE, GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES, problem,
+        ALWAYS_SHARE, GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES,
     };
     use super::*;
     use crate::cpu::Tier;
@@ -399,8 +400,12 @@ mod tests {
     use crate::op::{Args, Attrs};
     use crate::tensor::Tensor;
 
-    /// The plan for requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads, on 132 multiprocessors.
-    fn plan([requests, queries, keys]: [usize; 3], [levels, groups]: [usize; 2], always_share: bool) -> Plan {
+    /// Requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads.
+    pub(in super::super) fn problem(
+        [requests, queries, keys]: [usize; 3],
+        [levels, groups]: [usize; 2],
+        always_share: bool,
+    ) -> Problem {
         let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
         let q = zeros(&[requests * queries, 32, 128], DType::BF16);
         let mut out = zeros(&[requests * queries, 32, 128], DType::BF16);
@@ -412,9 +417,14 @@ mod tests {
         let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
         let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
         let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
         let attrs = Attrs::defaults(&SPEC).with(ALWAYS_SHARE, always_share.into());
-        Plan::new(&problem::check(&args, &attrs).unwrap(), &info)
+        check(&args, &attrs).unwrap()
+    }
+
+    /// The plan for 132 multiprocessors.
+    fn plan(sizes: [usize; 3], groups: [usize; 2], always_share: bool) -> Plan {
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        Plan::new(&problem(sizes, groups, always_share), &info)
     }
 
     #[test]

@@ -280,3 +280,25 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
         softcap: p.softcap(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::tests::problem;
+    use super::*;
+
+    #[test]
+    fn three_warpgroups_share_a_tile_where_there_are_many() {
+        let rows = |p: &Problem| tile_of(p, 132).rows();
+        let even = |sizes| problem(sizes, [0, 1], false);
+        assert_eq!(rows(&even([2, 8192, 8192])), 192);
+        assert_eq!(rows(&even([1, 512, 1024])), 128, "there is a block for each of the smaller tiles");
+        assert_eq!(rows(&Problem { softcap_bits: 1.0f32.to_bits(), ..even([2, 8192, 8192]) }), 128);
+        let packed = |sizes| Problem { queries: None, ..even(sizes) };
+        assert_eq!(rows(&packed([16, 1000, 1000])), 192);
+        assert_eq!(rows(&packed([64, 100, 1000])), 128, "a tile of the larger kind would be half empty");
+        // One prompt among requests that decode.
+        assert_eq!(rows(&Problem { num_tokens: 2000, ..packed([500, 1, 4000]) }), 192);
+        // The bits of a row are the same in either.
+        assert_eq!(tile_of(&even([2, 8192, 8192]), 132).keys, tile_of(&even([1, 512, 1024]), 132).keys);
+    }
+}

@@ -54,6 +54,8 @@ struct Pool {
     table: Vec<i32>,
     width: usize,
     pages: usize,
+    /// Zero for none.
+    window: usize,
 }
 
 impl Pool {
@@ -65,7 +67,8 @@ impl Pool {
         let size = pages * PAGE * KV_HEADS * DIM;
         let table = (0..lens.len() * width).map(|i| ((i * 7 + 3) % pages) as i32).collect();
         let seeds = (0..lens.len() as u64).map(|r| 100 + r).collect();
-        Pool { lens: lens.to_vec(), seeds, k: normal(size, 1), v: normal(size, 2), table, width, pages }
+        let (k, v) = (normal(size, 1), normal(size, 2));
+        Pool { lens: lens.to_vec(), seeds, k, v, table, width, pages, window: 0 }
     }
 
     fn shape(&self) -> [usize; 4] {
@@ -110,6 +113,9 @@ impl Pool {
         let [k, v, table, lens] = self.tensors(dtype, device);
         let (q, starts) = self.queries(counts, dtype, device);
         let mut call = PagedAttention::new(&q, &k, &v, &table, &lens).q_starts(&starts).kernel(kernel);
+        if self.window > 0 {
+            call = call.window(self.window);
+        }
         let shared = groups.map(|groups| groups.tensors(device));
         if let Some([starts, lens]) = &shared {
             call = call.cascade(starts, lens).always_share();
@@ -195,17 +201,16 @@ fn bits_depend_neither_on_neighbours_nor_on_chunks() {
             assert_same_alone_and_in_chunks(&pool, &[100, 1, 30, 40, 1], &[1, 7, 64], device, kernel);
         }
     }
-    // Rows enough in every chunk for the kernel that is for them.
+    // Rows enough in every chunk for the kernel that is for them; a window that begins in other blocks for each of a tile's
+    // rows; and requests that have enough of the largest tiles together, but not alone.
     let long = Pool::new(&[700, 2100, 513]);
-    for device in devices() {
-        for kernel in kernels(device).into_iter().filter(|(name, _)| name.ends_with("sm90")) {
-            assert_same_alone_and_in_chunks(&long, &[300, 180, 120], &[60], device, kernel);
-        }
-    }
-    // Together they have enough of the largest tiles, alone they have not.
+    let window = Pool { window: 90, ..Pool::new(&[700, 2100, 513]) };
     let many = Pool::new(&[190; 20]);
     for device in devices() {
         for kernel in kernels(device).into_iter().filter(|(name, _)| name.ends_with("sm90")) {
+            for pool in [&long, &window] {
+                assert_same_alone_and_in_chunks(pool, &[300, 180, 120], &[60], device, kernel);
+            }
             assert_same_alone_and_in_chunks(&many, &[150; 20], &[], device, kernel);
         }
     }
