@@ -29,7 +29,7 @@ struct Subject {
 }
 
 macro_rules! apply {
-    ($f:ident) => {{
+    ($f:path) => {{
         struct Run<'a>(&'a [f32], &'a mut [f32]);
         impl Task for Run<'_> {
             type Out = ();
@@ -145,6 +145,23 @@ fn subjects() -> Vec<Subject> {
     ]
 }
 
+/// The functions in pieces, whose bits are those of the others only on tiers without.
+fn in_pieces() -> Vec<Subject> {
+    use crate::cpu::pieces::for_f32;
+    let mut found = subjects();
+    found.retain_mut(|subject| {
+        subject.apply = match subject.name {
+            "gelu" => apply!(for_f32::gelu),
+            "gelu_tanh" => apply!(for_f32::gelu_tanh),
+            "silu" => apply!(for_f32::silu),
+            "mish" => apply!(for_f32::mish),
+            _ => return false,
+        };
+        true
+    });
+    found
+}
+
 /// All magnitudes evenly in the exponent, then the interesting range evenly, then the edges.
 fn sweep() -> Vec<f32> {
     let mut x: Vec<f32> = (0..0x7f80_0000u32).step_by(19_961).map(f32::from_bits).collect();
@@ -198,7 +215,7 @@ fn error(got: f32, want: f64) -> f64 {
 #[test]
 fn errors_stay_within_the_promised_ulps() {
     let x = sweep();
-    for subject in subjects() {
+    for subject in subjects().into_iter().chain(in_pieces()) {
         for tier in Tier::available() {
             let (mut worst, mut at) = (0.0, 0.0);
             for (&x, y) in x.iter().zip((subject.apply)(tier, &x)) {
@@ -230,7 +247,7 @@ fn errors_are_at_most_twice_those_of_the_naive_formula() {
     /// single binades there hold too few values to show the naive formula's error.
     const NEAR_ZERO: f64 = 1e-3;
     let x = sweep();
-    for subject in subjects() {
+    for subject in subjects().into_iter().chain(in_pieces()) {
         let ys = (subject.apply)(Tier::supported(), &x);
         let promised = subject.ulps.unwrap_or(2.0);
         // Band: our largest error beyond the promise, where it is, and the naive formula's largest.
@@ -254,7 +271,7 @@ fn errors_are_at_most_twice_those_of_the_naive_formula() {
 #[test]
 fn special_values_follow_the_formulas() {
     let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
-    for subject in subjects() {
+    for subject in subjects().into_iter().chain(in_pieces()) {
         for tier in Tier::available() {
             for (&x, y) in specials.iter().zip((subject.apply)(tier, &specials)) {
                 let want = (subject.exact)(x as f64) as f32;

@@ -35,6 +35,7 @@ mod copy;
 mod element;
 pub mod gemm;
 pub mod math;
+pub mod pieces;
 pub mod prefetch;
 pub mod rows;
 pub mod simd;

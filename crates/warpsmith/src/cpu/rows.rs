@@ -98,6 +98,31 @@ pub unsafe fn put_unordered_at<S: Simd, T: CpuElement>(
     }
 }
 
+/// [`put_unordered_at`] of approximations, whose halfway cases may be rounded away from zero.
+///
+/// # Safety
+/// As [`put_at`].
+#[inline(always)]
+pub unsafe fn put_near_at<S: Simd, T: CpuElement>(
+    s: S,
+    p: *mut T,
+    i: usize,
+    count: usize,
+    v: S::V,
+    stream: bool,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        if count != S::N || T::DTYPE != DType::BF16 {
+            return put_unordered_at(s, p, i, count, v, stream);
+        }
+        if !stream {
+            claim_ahead::<S, T>(p.wrapping_add(i));
+        }
+        T::put_near(s, p.add(i), v, stream);
+    }
+}
+
 /// The whole number `offset` elements past the address `base` of a tensor of i64 or i32.
 ///
 /// # Safety

@@ -1,6 +1,6 @@
 //! AVX-512: 16 lanes, tails by mask registers.
 
-use super::{Simd, Task};
+use super::{Simd, TABLE, Task};
 use crate::cpu::tier::Tier;
 use std::arch::x86_64::*;
 
@@ -149,6 +149,7 @@ impl Simd for Avx512 {
     type M = __mmask16;
     const N: usize = 16;
     const TIER: Tier = Tier::Avx512;
+    const LOOKS_UP_IN_REGISTERS: bool = true;
 
     memory_methods! {
         fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
@@ -230,6 +231,11 @@ impl Simd for Avx512 {
             let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
             _mm512_mask_blend_epi16(ODD, low, _mm512_add_epi32(_mm512_castps_si512(high), half))
         };
+        fn look_up(table: &[f32; TABLE], index: __m512i) -> __m512 = {
+            let (low, high) = (_mm512_loadu_ps(table.as_ptr()), _mm512_loadu_ps(table.as_ptr().add(16)));
+            _mm512_permutex2var_ps(low, index, high)
+        };
+        fn any_bits(i: __m512i, bits: i32) -> bool = _mm512_test_epi32_mask(i, _mm512_set1_epi32(bits)) != 0;
         fn unzip(a: __m512, b: __m512) -> (__m512, __m512) = {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));

@@ -28,6 +28,9 @@ const SIGN: i32 = i32::MIN;
 /// Lanes of the widest vectors: a pair of pairs of AVX-512's.
 pub const MAX_LANES: usize = 64;
 
+/// Entries of a table that vectors are looked up in.
+pub const TABLE: usize = 32;
+
 /// A kernel body, generic over the tier.
 pub trait Task {
     /// What the body returns.
@@ -68,6 +71,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const N: usize;
     /// The tier this token stands for.
     const TIER: Tier;
+    /// Whether [`Simd::look_up`] finds its table in registers.
+    const LOOKS_UP_IN_REGISTERS: bool = false;
 
     // ---- f32: memory ----
 
@@ -231,6 +236,20 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Lanes `2i` and `2i + 1` in each other's place.
     fn swap_pairs(self, v: Self::V) -> Self::V;
 
+    /// The entry that the lowest bits of each lane number.
+    #[inline(always)]
+    fn look_up(self, table: &[f32; TABLE], index: Self::I) -> Self::V {
+        let (mut bits, mut entries) = ([0f32; MAX_LANES], [0f32; MAX_LANES]);
+        // SAFETY: the arrays hold the lanes of a vector; stores leave all bits as they are.
+        unsafe {
+            self.store(bits.as_mut_ptr(), self.of_bits(index));
+            for (entry, bits) in entries.iter_mut().zip(bits).take(Self::N) {
+                *entry = table[bits.to_bits() as usize % TABLE];
+            }
+            self.load(entries.as_ptr())
+        }
+    }
+
     // ---- i32 ----
 
     /// `x` in every lane.
@@ -257,6 +276,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn igt(self, a: Self::I, b: Self::I) -> Self::M;
     /// `a` where the mask says yes, else `b`.
     fn iselect(self, m: Self::M, a: Self::I, b: Self::I) -> Self::I;
+
+    /// Whether any lane has any of these bits.
+    #[inline(always)]
+    fn any_bits(self, i: Self::I, bits: i32) -> bool {
+        let found = self.iand(i, self.isplat(bits));
+        let zero = self.isplat(0);
+        self.any(self.igt(found, zero)) || self.any(self.igt(zero, found))
+    }
 
     /// The bits of floats.
     fn bits_of(self, v: Self::V) -> Self::I;

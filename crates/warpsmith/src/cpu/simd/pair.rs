@@ -4,7 +4,7 @@
 //! looks ahead by too few instructions to reach the next vector of a loop; with two independent chains instruction by
 //! instruction, it need not.
 
-use super::Simd;
+use super::{Simd, TABLE};
 use crate::cpu::tier::Tier;
 
 /// Vectors of twice the lanes of `S`, which may be a pair itself. Elementwise results have the bits of `S`.
@@ -108,6 +108,7 @@ impl<S: Simd> Simd for Pair<S> {
     type M = [S::M; 2];
     const N: usize = 2 * S::N;
     const TIER: Tier = S::TIER;
+    const LOOKS_UP_IN_REGISTERS: bool = S::LOOKS_UP_IN_REGISTERS;
 
     memory! {
         f32, V: load load_partial store store_partial stream;
@@ -236,6 +237,16 @@ impl<S: Simd> Simd for Pair<S> {
     fn zip(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V) {
         let ((a, b), (c, d)) = (self.0.zip(even[0], odd[0]), self.0.zip(even[1], odd[1]));
         ([a, b], [c, d])
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[f32; TABLE], index: Self::I) -> Self::V {
+        [self.0.look_up(table, index[0]), self.0.look_up(table, index[1])]
+    }
+
+    #[inline(always)]
+    fn any_bits(self, i: Self::I, bits: i32) -> bool {
+        self.0.any_bits(self.0.ior(i[0], i[1]), bits)
     }
 
     #[inline(always)]

@@ -320,6 +320,47 @@ fn pairs_touch_only_the_lanes_asked_for() {
     }
 }
 
+struct Lookup;
+
+impl Task for Lookup {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let s = Pair(s);
+        let mut table = [0f32; TABLE];
+        for (i, entry) in table.iter_mut().enumerate() {
+            *entry = i as f32 + 0.5;
+        }
+        for start in [0, 7, 1000, -3] {
+            // Every lane another number, of which the upper bits do not count.
+            let numbers: Vec<i32> = (0..MAX_LANES as i32).map(|i| (start + i * 5) ^ (i << 9)).collect();
+            let mut out = [0f32; MAX_LANES];
+            // SAFETY: both hold the lanes of a vector.
+            unsafe {
+                let index = s.bits_of(s.load(numbers.as_ptr().cast()));
+                s.store(out.as_mut_ptr(), s.look_up(&table, index));
+                assert_eq!(s.any_bits(index, i32::MIN), numbers[..<Pair<S>>::N].iter().any(|&n| n < 0));
+            }
+            for (n, got) in numbers.iter().zip(out).take(<Pair<S>>::N) {
+                assert_eq!(got, table[*n as usize % TABLE], "{} {n}", S::TIER);
+            }
+        }
+        for (bits, asked, any) in
+            [(0b0110, 0b1001, false), (0b0110, 0b0010, true), (i32::MIN, i32::MIN, true)]
+        {
+            assert_eq!(s.any_bits(s.isplat(bits), asked), any, "{}", S::TIER);
+        }
+    }
+}
+
+#[test]
+fn tables_are_looked_up_by_the_lowest_bits_and_any_bit_is_found() {
+    for tier in Tier::available() {
+        dispatch(tier, Lookup);
+    }
+}
+
 #[test]
 fn an_unavailable_tier_falls_back() {
     struct Which;

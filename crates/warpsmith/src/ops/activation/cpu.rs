@@ -24,6 +24,8 @@ impl<F: Function> Expression<1, 1> for Value<F> {
 struct Gradient<F>(PhantomData<F>);
 
 impl<F: Function> Expression<2, 1> for Gradient<F> {
+    const NEAR: bool = true;
+
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [x, dout]: [S::V; 2]) -> [S::V; 1] {
         [s.mul(dout, F::derivative::<_, T>(s, x))]

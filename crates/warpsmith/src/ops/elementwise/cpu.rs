@@ -1,8 +1,10 @@
 //! The engine on the CPU, one source for all tiers.
 
 use super::{Grid, MAX_STREAMS};
-use crate::cpu::prefetch::{AHEAD, claim_ahead, fetch};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, put_unordered_at, with_float};
+use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::rows::{
+    Scratch, can_stream, for_vectors, load_at, put_at, put_near_at, put_unordered_at, with_float,
+};
 use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use std::marker::PhantomData;
@@ -137,14 +139,11 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                         }
                         let y = e.apply::<Pair<Pair<S>>, T>(s, x);
                         for (y, output) in y.into_iter().zip(to) {
-                            if !E::NEAR {
+                            if E::NEAR {
+                                put_near_at(s, output, i, lanes, y, streamed);
+                            } else {
                                 put_unordered_at(s, output, i, lanes, y, streamed);
-                                continue;
                             }
-                            if !streamed {
-                                claim_ahead::<Pair<Pair<S>>, T>(output.wrapping_add(i));
-                            }
-                            T::put_near(s, output.add(i), y, streamed);
                         }
                         i = i.wrapping_add(lanes);
                     }

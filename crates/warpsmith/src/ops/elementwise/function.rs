@@ -1,6 +1,7 @@
 //! The activation functions the elementwise ops share: which there are, what they mean, and how the CPU computes them.
 
-use crate::cpu::coarse::{self, Bf16, F16};
+use crate::cpu::coarse::{self, F16};
+use crate::cpu::pieces::{for_bf16, for_f32};
 use crate::cpu::{CpuElement, Simd, bf16, math};
 use crate::dtype::DType;
 use crate::reference::Real;
@@ -133,11 +134,11 @@ macro_rules! functions {
     )*};
 }
 functions! {
-    Gelu: math::gelu, coarse::gelu::<F16, _>, coarse::gelu::<Bf16, _>; math::d_gelu, bf16::d_gelu;
-    GeluTanh: math::gelu_tanh, coarse::gelu_tanh::<F16, _>, coarse::gelu_tanh::<Bf16, _>; math::d_gelu_tanh, bf16::d_gelu_tanh;
-    Silu: math::silu, coarse::silu::<F16, _>, coarse::silu::<Bf16, _>; math::d_silu, bf16::d_silu;
+    Gelu: for_f32::gelu, coarse::gelu::<F16, _>, for_bf16::gelu; math::d_gelu, bf16::d_gelu;
+    GeluTanh: for_f32::gelu_tanh, coarse::gelu_tanh::<F16, _>, for_bf16::gelu_tanh; math::d_gelu_tanh, bf16::d_gelu_tanh;
+    Silu: for_f32::silu, coarse::silu::<F16, _>, for_bf16::silu; math::d_silu, bf16::d_silu;
     Relu: math::relu, math::relu, math::relu; math::d_relu, math::d_relu;
-    Mish: math::mish, coarse::mish::<F16, _>, coarse::mish::<Bf16, _>; math::d_mish, bf16::d_mish;
+    Mish: for_f32::mish, coarse::mish::<F16, _>, for_bf16::mish; math::d_mish, bf16::d_mish;
 }
 
 /// Runs `$body` with `$F` set to the [`Function`] of a [`Kind`], which must be one of those listed: code is made for

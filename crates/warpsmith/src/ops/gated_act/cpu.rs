@@ -14,6 +14,7 @@ struct Value<F>(PhantomData<F>);
 
 impl<F: Function> Expression<2, 1> for Value<F> {
     const PAIRS: bool = true;
+    const NEAR: bool = true;
 
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [gate, up]: [S::V; 2]) -> [S::V; 1] {
@@ -26,6 +27,7 @@ struct Gradients<F>(PhantomData<F>);
 
 impl<F: Function> Expression<3, 2> for Gradients<F> {
     const PAIRS: bool = true;
+    const NEAR: bool = true;
 
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [gate, up, dout]: [S::V; 3]) -> [S::V; 2] {

@@ -3,10 +3,10 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cpu::coarse::{Bf16, F16, Precision};
-use crate::cpu::prefetch::{AHEAD, Ahead, fetch};
+use crate::cpu::prefetch::{AHEAD, Ahead, fetch, fetch_near};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_unordered_at, replace_rest,
-    store_at, sum_vectors, with_float,
+    Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_near_at, put_unordered_at,
+    replace_rest, store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
@@ -52,9 +52,10 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         // For a row and the one before it, which is stored meanwhile.
         let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..2]));
-        // Half of L2 for the exponentials of two rows, the rest for the rows themselves and for what comes next.
-        let fits = 2 * p.hidden * size_of::<f32>() <= l2_bytes() / 2;
-        let mut powers = [0, 1].map(|_| vec![0f32; if fits { p.hidden } else { 0 }]);
+        // A quarter of L2 for the exponentials of a row, the rest for the row itself and for what comes next. Those of the
+        // next row take their place one by one: rows of usual length then leave room in L1.
+        let fits = p.hidden * size_of::<f32>() <= l2_bytes() / 4;
+        let mut powers = vec![0f32; if fits { p.hidden } else { 0 }];
         let mut pieces = vec![Piece::default(); p.hidden.div_ceil(PIECE)];
         let scale = Scale::new(s, p.scale());
         let mut factors = vec![0f32; pieces.len()];
@@ -76,7 +77,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                     let soon = if p.steps[0] == 1 { at(X, next).cast_const() } else { x };
                     // A result of f32 that stays in cache has room for its exponentials.
                     let in_place = T::DTYPE == DType::F32 && !stream;
-                    let powers = if in_place { out.cast() } else { powers[this].as_mut_ptr() };
+                    let powers = if in_place { out.cast() } else { powers.as_mut_ptr() };
                     let pending = before.map(|(_, pending)| pending);
                     let (pivot, sum) = sum_pieces(
                         s,
@@ -236,7 +237,7 @@ impl<T: CpuElement> Pending<T> {
         // SAFETY: passed on.
         unsafe {
             let e = load_at(s, self.powers, i, count);
-            put_unordered_at(s, self.out, i, count, s.mul(e, s.splat(factor)), self.stream);
+            put_near_at(s, self.out, i, count, s.mul(e, s.splat(factor)), self.stream);
         }
     }
 }
@@ -271,7 +272,7 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
-                    fetch::<S, T>(soon.wrapping_add(i));
+                    fetch_near(soon.wrapping_add(i).cast(), S::N * size_of::<T>());
                     let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
                     see(index, start.wrapping_add(i), count, e);
                     sums[0] = s.add(sums[0], keep_first(s, e, count));
@@ -314,7 +315,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
             |i, count| {
                 fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
                 let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
-                put_unordered_at(s, out, i, count, s.mul(e, inverse), stream);
+                put_near_at(s, out, i, count, s.mul(e, inverse), stream);
             },
         );
     }
@@ -380,7 +381,7 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                         dout_ahead.fetch::<Pair<S>>(i);
                         let slope = s.mul(scale, load_unordered_at(s, y, i, count));
                         let v = s.mul(slope, s.sub(load_unordered_at(s, dout, i, count), dot));
-                        put_unordered_at(s, dx, i, count, v, stream);
+                        put_near_at(s, dx, i, count, v, stream);
                     },
                 );
                 scratch.scatter(2, at(DX, dx_at), p.steps[2]);
