@@ -36,6 +36,16 @@ pub(super) struct Product {
     pub resume: bool,
 }
 
+/// Rows of the left operand that a product may ask for while it runs.
+pub(super) const AHEAD: usize = 4;
+
+/// [`AHEAD`] rows that are needed next, `stride` bytes apart: as many bytes of each as the product has steps of 64.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Ahead {
+    pub start: *const u8,
+    pub stride: isize,
+}
+
 /// The tile registers of this thread, configured for one shape at a time; released when dropped.
 pub(super) struct Tiles {
     shape: Shape,
@@ -107,6 +117,30 @@ impl Tiles {
                 (Unit::Int8, false, true) => int8_1x2(product),
                 (Unit::Int8, false, false) => int8_1x1(product),
                 (Unit::F32, ..) => unreachable!("tiles do not multiply f32"),
+            }
+        }
+    }
+
+    /// [`Tiles::multiply`] for a left operand that comes from far away and is used by few products: neither operand is kept in
+    /// the first cache, and rows that are needed next are asked for.
+    ///
+    /// # Safety
+    /// As for [`Tiles::multiply`]. What is asked for need not exist.
+    pub unsafe fn stream(&mut self, unit: Unit, product: &Product, ahead: Option<Ahead>) {
+        let Shape { rows, cols } = product.shape;
+        // SAFETY: passed on.
+        unsafe {
+            if rows[1] == 0 || cols[1] == 0 || product.right_width != PANEL {
+                return self.multiply(unit, product);
+            }
+            self.configure(product.shape);
+            let ahead = ahead.unwrap_or(Ahead { start: product.left[0], stride: 0 });
+            match unit {
+                #[cfg(target_arch = "x86_64")]
+                Unit::Bf16 => bf16_streamed(product, ahead),
+                #[cfg(target_arch = "x86_64")]
+                Unit::Int8 => int8_streamed(product, ahead),
+                _ => unreachable!("{unit:?} with {ahead:?} on tiles"),
             }
         }
     }
@@ -255,3 +289,72 @@ macro_rules! kernels {
 kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
 #[cfg(target_arch = "x86_64")]
 kernels!("tdpbssd", int8_2x2, int8_2x1, int8_1x2, int8_1x1);
+
+/// The kernel of two by two tiles that stream from the second cache, of panels of full width.
+#[cfg(target_arch = "x86_64")]
+macro_rules! streamed {
+    ($dot:literal, $name:ident) => {
+        /// # Safety
+        /// As for the other kernels.
+        unsafe fn $name(p: &Product, ahead: Ahead) {
+            // SAFETY: tile loads and stores touch the rows of the configured shape, which the caller promised; prefetches
+            // are hints, and never a fault.
+            unsafe {
+                asm!(
+                    "test {resume:e}, {resume:e}",
+                    "jnz 2f",
+                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                    "jmp 3f",
+                    "2:",
+                    "tileloadd tmm0, [{out} + {width}]", "tileloadd tmm1, [{out} + {width} + 64]",
+                    "tileloadd tmm2, [{out} + {width} + 2048]", "tileloadd tmm3, [{out} + {width} + 2112]",
+                    "3:",
+                    "test {steps}, {steps}",
+                    "jz 5f",
+                    "4:",
+                    "tileloaddt1 tmm4, [{l0} + {ls}]",
+                    "prefetcht0 [{a0}]",
+                    "tileloaddt1 tmm6, [{r} + {width}]",
+                    concat!($dot, " tmm0, tmm4, tmm6"),
+                    "prefetcht0 [{a0} + {ahead_stride}]",
+                    "tileloaddt1 tmm7, [{r} + {width} + 64]",
+                    concat!($dot, " tmm1, tmm4, tmm7"),
+                    "prefetcht0 [{a0} + 2*{ahead_stride}]",
+                    "tileloaddt1 tmm5, [{l1} + {ls}]",
+                    concat!($dot, " tmm2, tmm5, tmm6"),
+                    "prefetcht0 [{a3}]",
+                    concat!($dot, " tmm3, tmm5, tmm7"),
+                    "add {l0}, 64",
+                    "add {l1}, 64",
+                    "add {a0}, 64",
+                    "add {a3}, 64",
+                    "add {r}, 2048",
+                    "dec {steps}",
+                    "jnz 4b",
+                    "5:",
+                    "tilestored [{out} + {width}], tmm0", "tilestored [{out} + {width} + 64], tmm1",
+                    "tilestored [{out} + {width} + 2048], tmm2", "tilestored [{out} + {width} + 2112], tmm3",
+                    resume = in(reg) u32::from(p.resume),
+                    steps = inout(reg) p.steps => _,
+                    l0 = inout(reg) p.left[0] => _,
+                    l1 = inout(reg) p.left[1] => _,
+                    ls = in(reg) p.left_stride,
+                    r = inout(reg) p.right => _,
+                    width = in(reg) PANEL * size_of::<u32>(),
+                    a0 = inout(reg) ahead.start => _,
+                    a3 = inout(reg) ahead.start.wrapping_offset(3 * ahead.stride) => _,
+                    ahead_stride = in(reg) ahead.stride,
+                    out = in(reg) p.out,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+streamed!("tdpbf16ps", bf16_streamed);
+#[cfg(target_arch = "x86_64")]
+streamed!("tdpbssd", int8_streamed);

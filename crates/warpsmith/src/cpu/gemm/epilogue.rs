@@ -1,8 +1,11 @@
 //! What becomes of a finished sum: the caller's last steps, on a tile that is still in the first cache.
 
 use super::panel::{HALF, PANEL};
+use crate::cpu::prefetch::claim;
 use crate::cpu::rows::load_at;
+use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd};
+use std::ops::Range;
 
 /// A tile of finished sums: rows `row .. row + rows` and columns `col .. col + cols` of the product.
 #[derive(Copy, Clone)]
@@ -26,7 +29,7 @@ impl Tile {
         for r in 0..self.rows {
             let mut c = 0usize;
             while c < self.cols {
-                // SAFETY: a tile holds whole rows of PANEL sums, a multiple of every tier's lanes.
+                // SAFETY: a tile holds whole rows of PANEL sums, a multiple of the lanes of every tier and of its pairs.
                 let sums = unsafe { s.load(self.sums.add(r * PANEL + c)) };
                 f(
                     self.row.wrapping_add(r),
@@ -68,6 +71,11 @@ pub trait Epilogue: Sync {
     /// # Safety
     /// What the implementation writes to must hold the tile's rows and columns.
     unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile);
+
+    /// Told before the sums of a tile are made: a chance to ask for the memory that it will be written to.
+    fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
+        let _ = (rows, cols);
+    }
 }
 
 /// Where results go: elements of `T` with any strides.
@@ -99,16 +107,16 @@ impl<T: CpuElement> Output<T> {
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, count: usize, v: S::V) {
         let p = self.at(row, col);
-        // SAFETY: the elements are the caller's promise; no tier has more than 16 lanes.
+        // SAFETY: the elements are the caller's promise.
         unsafe {
             if self.col_stride != 1 {
-                let mut lanes = [0f32; 16];
+                let mut lanes = [0f32; MAX_LANES];
                 s.store(lanes.as_mut_ptr(), v);
                 for (i, &x) in lanes.iter().take(count).enumerate() {
                     *p.wrapping_offset(self.col_stride.wrapping_mul(i as isize)) = T::from_f32(x);
                 }
             } else if count == S::N {
-                T::store(s, p, v);
+                T::put(s, p, v, false);
             } else {
                 T::store_partial(s, p, v, count);
             }
@@ -122,10 +130,10 @@ impl<T: CpuElement> Output<T> {
     #[inline(always)]
     pub unsafe fn load<S: Simd>(&self, s: S, row: usize, col: usize, count: usize) -> S::V {
         let p = self.at(row, col);
-        // SAFETY: the elements are the caller's promise; no tier has more than 16 lanes.
+        // SAFETY: the elements are the caller's promise.
         unsafe {
             if self.col_stride != 1 {
-                let mut lanes = [0f32; 16];
+                let mut lanes = [0f32; MAX_LANES];
                 for (i, x) in lanes.iter_mut().take(count).enumerate() {
                     *x = (*p.wrapping_offset(self.col_stride.wrapping_mul(i as isize))).to_f32();
                 }
@@ -134,6 +142,15 @@ impl<T: CpuElement> Output<T> {
                 T::load(s, p)
             } else {
                 T::load_partial(s, p, count)
+            }
+        }
+    }
+
+    /// Asks for the memory of some elements, which will be written.
+    pub fn claim(&self, rows: Range<usize>, cols: Range<usize>) {
+        if self.col_stride == 1 {
+            for row in rows {
+                claim(self.at(row, cols.start).cast(), cols.len() * size_of::<T>());
             }
         }
     }
@@ -149,12 +166,17 @@ impl<T: CpuElement> Output<T> {
 impl<T: CpuElement> Epilogue for Output<T> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
+        let s = Pair(s);
         tile.for_vectors(
             s,
             #[inline(always)]
             // SAFETY: the caller promised the tile's elements.
             |row, col, count, sums| unsafe { self.store(s, row, col, count, sums) },
         );
+    }
+
+    fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
+        self.claim(rows, cols);
     }
 }
 

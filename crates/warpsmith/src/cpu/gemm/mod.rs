@@ -30,6 +30,7 @@ mod matrix;
 mod panel;
 mod rate;
 mod stream;
+mod tiles;
 mod vector;
 
 pub use block::{BlockProduct, Blocks, Place};

@@ -39,7 +39,7 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
         parallel_for(w.panels(), grain, |range| {
             Workspace::with(STREAM_BLOCK * PANEL / TILE, |space| {
                 let right = space.sums.cast::<u32>();
-                let sums = space.turned;
+                let sums = space.spare;
                 for panel in range {
                     let mut from = 0;
                     loop {

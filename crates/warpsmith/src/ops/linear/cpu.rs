@@ -9,6 +9,7 @@ use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, PackedWeight, Problem};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
+use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -168,18 +169,13 @@ impl<'a> Finish<'a> {
     unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, count: usize, y: S::V) {
         let (p, factor) = (self.p, s.splat(self.p.scale()));
         with_float!(p.out_dtype, T => {
-            let matrix = |data: usize, strides: &Strides| Output {
-                data: data as *mut T,
-                row_stride: strides.row,
-                col_stride: strides.col,
-            };
             // SAFETY: passed on.
             unsafe {
                 let y = match p.has_residual {
-                    true => s.fma(factor, y, matrix(self.residual, &p.residual).load(s, row, col, count)),
+                    true => s.fma(factor, y, matrix::<T>(self.residual, &p.residual).load(s, row, col, count)),
                     false => s.mul(factor, y),
                 };
-                matrix(self.out, &p.out).store(s, row, col, count, y);
+                matrix::<T>(self.out, &p.out).store(s, row, col, count, y);
             }
         });
     }
@@ -188,41 +184,58 @@ impl<'a> Finish<'a> {
     unsafe fn with<S: Simd>(&self, s: S, tile: &Tile, act: impl Fn(S::V) -> S::V) {
         // SAFETY: the engine gives tiles of the matrix.
         unsafe {
-            match self.p.gate {
-                Gate::None => tile.for_vectors(
-                    s,
-                    #[inline(always)]
-                    |row, col, count, sums| {
-                        let y = act(self.scaled(s, 0, row, col, count, sums));
-                        self.store(s, row, col, count, y);
-                    },
-                ),
-                _ => tile.for_pairs(
-                    s,
-                    #[inline(always)]
-                    |row, col, count, gate, up| {
-                        let y = act(self.scaled(s, 0, row, col, count, gate));
-                        let y = s.mul(y, self.scaled(s, 1, row, col, count, up));
-                        self.store(s, row, col, count, y);
-                    },
-                ),
-            }
+            tile.for_vectors(
+                s,
+                #[inline(always)]
+                |row, col, count, sums| {
+                    let y = act(self.scaled(s, 0, row, col, count, sums));
+                    self.store(s, row, col, count, y);
+                },
+            );
+        }
+    }
+
+    /// [`Finish::with`] of a gated product.
+    #[inline(always)]
+    unsafe fn with_gate<S: Simd>(&self, s: S, tile: &Tile, act: impl Fn(S::V) -> S::V) {
+        // SAFETY: the engine gives tiles of the matrix.
+        unsafe {
+            tile.for_pairs(
+                s,
+                #[inline(always)]
+                |row, col, count, gate, up| {
+                    let y = act(self.scaled(s, 0, row, col, count, gate));
+                    let y = s.mul(y, self.scaled(s, 1, row, col, count, up));
+                    self.store(s, row, col, count, y);
+                },
+            );
         }
     }
 
     #[inline(always)]
     unsafe fn activated<S: Simd, T: CpuElement>(&self, s: S, tile: &Tile) {
+        // Rows of a gate hold half as many results: too few for pairs of vectors.
+        let pair = Pair(s);
         // SAFETY: passed on.
         unsafe {
-            match self.p.activation {
-                None => self.with(
+            match (self.p.activation, self.p.gate) {
+                (None, Gate::None) => self.with(
+                    pair,
+                    tile,
+                    #[inline(always)]
+                    |z| z,
+                ),
+                (None, _) => self.with_gate(
                     s,
                     tile,
                     #[inline(always)]
                     |z| z,
                 ),
-                Some(kind) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                    self.with(s, tile, #[inline(always)] |z| F::value::<S, T>(s, z))
+                (Some(kind), Gate::None) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
+                    self.with(pair, tile, #[inline(always)] |z| F::value::<Pair<S>, T>(pair, z))
+                }),
+                (Some(kind), _) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
+                    self.with_gate(s, tile, #[inline(always)] |z| F::value::<S, T>(s, z))
                 }),
             }
         }
@@ -242,6 +255,16 @@ impl Epilogue for Finish<'_> {
             }
         }
     }
+
+    fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
+        with_float!(self.p.out_dtype, T => matrix::<T>(self.out, &self.p.out).claim(rows, cols));
+    }
+}
+
+/// Results, or what is added to them, as the engine takes them.
+#[inline(always)]
+fn matrix<T>(data: usize, strides: &Strides) -> Output<T> {
+    Output { data: data as *mut T, row_stride: strides.row, col_stride: strides.col }
 }
 
 /// The addresses of one matrix of the batch.

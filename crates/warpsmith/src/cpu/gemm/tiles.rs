@@ -1,0 +1,459 @@
+//! Products on AMX tiles: a strip of the right operand stays in the second cache while the left one streams past it.
+//!
+//! Tiles of the left operand are loaded from the matrix itself wherever its rows lie as the unit wants them, and each
+//! product asks for rows of the block after it. A strip is packed by the thread that uses it, so that it never leaves
+//! that thread's cache; where there are too few strips for the threads, all of them pack together and share the blocks
+//! of the left operand out instead.
+
+use super::amx::{self, Ahead, Shape, Tiles};
+use super::buffer::{LINE, Slot, with_scratch};
+use super::drive::{TILE, finish, grid, share};
+use super::epilogue::{Epilogue, Tile};
+use super::isa::Isa;
+use super::matrix::{Block, Matrix, Unit, copy_rows};
+use super::panel::{HALF, PANEL, PackedWeights, Panels, Side, transpose_sums};
+use crate::cpu::{num_threads, parallel_for};
+use std::ops::Range;
+
+/// Units of all panels of a strip: 1 MiB, half of a second cache.
+const STRIP: usize = 1 << 13;
+/// Panels of a strip that make it worth reading the left operand again for the next one.
+const FULL: usize = 8;
+/// Units of k in a block where the left operand is copied.
+const COPIED_DEPTH: usize = 512;
+/// Up to how many panels use rows from where they are even if they do not start on cache lines: each row of a tile is then
+/// two loads, and a copy costs as much as a few of them.
+const FEW: usize = 4;
+/// Blocks of the left operand whose sums are kept while k is cut: with a full strip 1 MiB.
+const KEPT_BLOCKS: usize = 32;
+/// Bytes of a left operand that all threads may as well read in full.
+const SMALL: usize = 1 << 20;
+/// Bytes of the right operand that are packed before they are used, per thread, where threads share them.
+const CHUNK: usize = 4 << 20;
+/// Rows of the next block that a product asks for.
+const AHEAD: usize = amx::AHEAD;
+
+/// The product with packed weights.
+///
+/// # Safety
+/// As for [`super::run`], with AMX.
+pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
+    let panel_len = if w.is_gated() { HALF } else { PANEL };
+    let panels = w.n().div_ceil(panel_len);
+    let direct = is_direct(w.unit(), x, panels);
+    let product = Tiled { unit: w.unit(), left: x, direct, len: w.n(), panel_len, swapped: false, epilogue };
+    let right = Right { panels: w.panels(), panel: 0, unit: 0 };
+    // SAFETY: passed on.
+    unsafe { product.shared(&right, 0..panels) }
+}
+
+/// The product with weights as they are.
+///
+/// # Safety
+/// As for [`super::run`], with AMX.
+pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilogue: &E) {
+    let swapped = is_swapped(x, w);
+    let (left, right) = if swapped { (w, x) } else { (x, w) };
+    let (panels, panel_len) = (right.panels(), right.panel_len());
+    let direct = is_direct(unit, left, panels);
+    let product = Tiled { unit, left, direct, len: right.len(), panel_len, swapped, epilogue };
+    let units = unit.packed_len(right.k());
+    let threads = num_threads();
+    let left_bytes = left.len() * left.k() * left.halves[0].dtype.size();
+    let own = panels >= threads && (left_bytes <= SMALL || panels >= FULL * threads);
+    // SAFETY: passed on; the scratch holds `at_once` panels, which nobody reads while they are packed.
+    unsafe {
+        if own {
+            return product.strips(right);
+        }
+        let width = if swapped && right.len() <= HALF { right.len() } else { PANEL };
+        let mut to = Panels { data: std::ptr::null_mut(), unit, units, width };
+        let at_once = (CHUNK * threads / to.bytes(1).max(1)).clamp(1, panels.max(1));
+        with_scratch(Slot::Shared, to.bytes(at_once), |scratch| {
+            to.data = scratch.cast();
+            for first in (0..panels).step_by(at_once) {
+                let count = at_once.min(panels - first);
+                to.pack(Isa::Amx.tier(), right, first, count);
+                product.shared(&Right { panels: to, panel: first, unit: 0 }, first..first + count);
+            }
+        });
+    }
+}
+
+/// Whether the weights are the left operand.
+///
+/// Rows are best left where they are if they are contiguous. If both are, or neither, it is a matter of turning round: the
+/// right operand, once for each row of the left, or the sums, once for each unit of k. Both in blocks of 16 x 16 units.
+fn is_swapped(x: &Side, w: &Side) -> bool {
+    let contiguous = |side: &Side| side.halves.iter().all(|m| m.k_stride == 1);
+    match (contiguous(x), contiguous(w)) {
+        (true, false) => false,
+        (false, true) => true,
+        _ => {
+            let share = |n: usize| 1.0 / n.max(1) as f64;
+            share(w.panels() * PANEL) + 2.0 * share(x.k()) < share(x.len())
+        }
+    }
+}
+
+/// Whether tiles are loaded from the left operand itself, for products with `panels` panels.
+fn is_direct(unit: Unit, left: &Side, panels: usize) -> bool {
+    let lines = |m: &Matrix| (m.data as usize).is_multiple_of(LINE) && m.row_bytes() % LINE as isize == 0;
+    left.k() > 0 && left.halves.iter().all(|m| m.is_units(unit) && (panels <= FEW || lines(m)))
+}
+
+/// A product of a left operand with panels of a right one of `len` outputs.
+struct Tiled<'a, E> {
+    unit: Unit,
+    left: &'a Side,
+    /// Whether tiles are loaded from the left operand itself.
+    direct: bool,
+    len: usize,
+    panel_len: usize,
+    /// Whether the left operand is the weights.
+    swapped: bool,
+    epilogue: &'a E,
+}
+
+/// Packed panels of the right operand: the first is `panel`, and its first unit `unit`.
+#[derive(Copy, Clone)]
+struct Right {
+    panels: Panels,
+    panel: usize,
+    unit: usize,
+}
+
+impl Right {
+    fn at(&self, panel: usize, unit: usize) -> *const u32 {
+        self.panels.at(panel - self.panel, unit - self.unit)
+    }
+}
+
+/// The memory one thread works in.
+struct Workspace {
+    /// The last, partial step of a block of rows.
+    tail: *mut u32,
+    /// A tile, transposed.
+    turned: *mut f32,
+    /// A block of rows, where they cannot be used from where they are.
+    copy: *mut u32,
+    /// The panels of a strip that is packed by its thread.
+    strip: *mut u32,
+    /// The sums of a task: one tile for each block and panel, or two in turn where k is not cut.
+    sums: *mut f32,
+}
+
+impl Workspace {
+    const TAIL: usize = PANEL * amx::STEP;
+    /// Units from one copied row to the next.
+    const ROW: usize = COPIED_DEPTH + 16;
+    const COPY: usize = PANEL * Self::ROW;
+
+    /// Calls `f` with this thread's workspace, with room for a strip of `strip` units and the sums of `tiles` tiles.
+    fn with<R>(strip: usize, tiles: usize, f: impl FnOnce(Workspace) -> R) -> R {
+        let units = Self::TAIL + TILE + Self::COPY + strip * PANEL + tiles * TILE;
+        with_scratch(Slot::Own, units * size_of::<u32>(), |scratch| {
+            let tail = scratch.cast::<u32>();
+            let turned = tail.wrapping_add(Self::TAIL);
+            let copy = turned.wrapping_add(TILE);
+            let strip_at = copy.wrapping_add(Self::COPY);
+            let sums = strip_at.wrapping_add(strip * PANEL);
+            f(Workspace { tail, turned: turned.cast(), copy, strip: strip_at, sums: sums.cast() })
+        })
+    }
+}
+
+/// A part of the product: some panels and some blocks.
+struct Part {
+    blocks: Range<usize>,
+    panels: Range<usize>,
+}
+
+/// A block of k, in units.
+#[derive(Copy, Clone)]
+struct Depth {
+    from: usize,
+    len: usize,
+    last: bool,
+}
+
+/// Rows of the left operand, ready for tiles.
+struct LeftTiles {
+    rows: [usize; 2],
+    /// First rows and bytes between rows, for `steps` steps.
+    start: [*const u8; 2],
+    stride: isize,
+    steps: usize,
+    /// Whether one more step is in the workspace's tail.
+    tail: bool,
+}
+
+impl<E: Epilogue> Tiled<'_, E> {
+    fn units(&self) -> usize {
+        self.unit.packed_len(self.left.k())
+    }
+
+    /// Units of k in a block, for strips of at most `panels` panels: all, or a part of about the same size as the others.
+    fn depth(&self, panels: usize) -> usize {
+        let most = if self.direct { STRIP / panels.clamp(1, FULL) } else { COPIED_DEPTH };
+        let units = self.units().max(1);
+        units.div_ceil(units.div_ceil(most)).next_multiple_of(amx::STEP)
+    }
+
+    /// The blocks of k.
+    fn depths(&self, depth: usize) -> impl Iterator<Item = Depth> {
+        let units = self.units();
+        (0..units.max(1)).step_by(depth).map(move |from| {
+            let len = depth.min(units - from);
+            Depth { from, len, last: from + len == units }
+        })
+    }
+
+    /// Each thread packs its own strips.
+    ///
+    /// # Safety
+    /// As for [`unpacked`].
+    unsafe fn strips(&self, right: &Side) {
+        let (blocks, panels, threads) = (self.left.panels(), right.panels(), num_threads());
+        let depth = self.depth(panels);
+        let largest = (STRIP / depth).clamp(1, panels);
+        // Two for each thread, if they stay full, so that one that is slowed by others does less.
+        let across = panels.div_ceil(largest).max((2 * threads).min(panels / FULL));
+        let across = across.next_multiple_of(threads).min(panels);
+        let cuts = self.units() > depth;
+        let kept = if cuts { KEPT_BLOCKS.min(blocks) } else { blocks };
+        let width = panels.div_ceil(across);
+        parallel_for(across, 1, |strips| {
+            Workspace::with(width * depth, if cuts { kept * width } else { 2 }, |space| {
+                // SAFETY: the caller promised AMX.
+                let mut tiles = unsafe { Tiles::new() };
+                for strip in strips {
+                    let panels = share(panels, strip, across);
+                    for first in (0..blocks).step_by(kept.max(1)) {
+                        let blocks = first..blocks.min(first + kept);
+                        let part = Part { blocks, panels: panels.clone() };
+                        for k in self.depths(depth) {
+                            let to =
+                                Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
+                            // SAFETY: the strip has room for its panels, and parts are disjoint.
+                            unsafe {
+                                for panel in panels.clone() {
+                                    let dst = to.at(panel - panels.start, 0);
+                                    for g in 0..2 {
+                                        to.pack_half(Isa::Amx.tier(), right, panel, g, k.from, k.len, dst);
+                                    }
+                                }
+                                let right = Right { panels: to, panel: panels.start, unit: k.from };
+                                self.sweep(&mut tiles, &right, &part, k, &space);
+                            }
+                        }
+                    }
+                }
+            });
+        });
+    }
+
+    /// Threads share out blocks of the left operand and panels that are packed already.
+    ///
+    /// # Safety
+    /// As for [`unpacked`], with `panels` packed.
+    unsafe fn shared(&self, right: &Right, panels: Range<usize>) {
+        let blocks = self.left.panels();
+        if blocks == 0 || panels.is_empty() {
+            return;
+        }
+        let depth = self.depth(panels.len());
+        let cuts = self.units() > depth;
+        let largest = (if cuts { KEPT_BLOCKS } else { blocks }, (STRIP / depth).max(1));
+        let (down, across) = grid(blocks, panels.len(), self.units(), largest);
+        let tiles_of_task = blocks.div_ceil(down) * panels.len().div_ceil(across);
+        parallel_for(down * across, 1, |tasks| {
+            Workspace::with(0, if cuts { tiles_of_task } else { 2 }, |space| {
+                // SAFETY: the caller promised AMX.
+                let mut tiles = unsafe { Tiles::new() };
+                for task in tasks {
+                    // Down first: the panels stay in the cache.
+                    let columns = share(panels.len(), task / down, across);
+                    let part = Part {
+                        blocks: share(blocks, task % down, down),
+                        panels: panels.start + columns.start..panels.start + columns.end,
+                    };
+                    for k in self.depths(depth) {
+                        // SAFETY: tasks are disjoint, and the workspace is this thread's.
+                        unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
+                    }
+                }
+            });
+        });
+    }
+
+    /// Multiplies all blocks of a part with all its panels over one block of k.
+    ///
+    /// # Safety
+    /// The panels must be packed; the workspace must hold the sums of the part.
+    unsafe fn sweep(&self, tiles: &mut Tiles, right: &Right, part: &Part, k: Depth, space: &Workspace) {
+        let whole = k.from == 0 && k.last;
+        // A tile is finished while the next one is multiplied: what was stored a moment ago cannot be loaded at once.
+        let mut pending = None;
+        for block in part.blocks.clone() {
+            // SAFETY: the block is inside the left operand, the workspace holds it.
+            let left = unsafe { self.load_left(block, k, space) };
+            for (index, panel) in part.panels.clone().enumerate() {
+                let tile = (block - part.blocks.start) * part.panels.len() + index;
+                let sums = space.sums.wrapping_add(TILE * if whole { tile % 2 } else { tile });
+                let ahead = if block + 1 < part.blocks.end { self.ahead(block + 1, index, k) } else { None };
+                if k.last {
+                    self.expect(block, panel);
+                }
+                // SAFETY: the operands hold `k.len` units and the sums a tile; each tile is finished once.
+                unsafe {
+                    self.multiply(tiles, &left, panel, right, sums, k.from, ahead, space);
+                    if k.last
+                        && let Some((block, panel, sums)) = pending.replace((block, panel, sums))
+                    {
+                        self.finish(block, panel, sums, space);
+                    }
+                }
+            }
+        }
+        if let Some((block, panel, sums)) = pending {
+            // SAFETY: as above.
+            unsafe { self.finish(block, panel, sums, space) };
+        }
+    }
+
+    /// The rows of a block that its predecessor's product with panel `index` asks for.
+    fn ahead(&self, block: usize, index: usize, k: Depth) -> Option<Ahead> {
+        let row = index * AHEAD;
+        if row >= PANEL || !self.left.halves[0].is_units(self.unit) {
+            return None;
+        }
+        let (matrix, first, _) = self.left.half(block, row / HALF);
+        let start = matrix.at(first + row % HALF, k.from * self.unit.elements());
+        Some(Ahead { start, stride: matrix.row_bytes() })
+    }
+
+    /// Brings units of a block of the left operand where the kernels want them.
+    ///
+    /// # Safety
+    /// The block must be inside the left operand; the workspace must be this thread's.
+    unsafe fn load_left(&self, block: usize, depth: Depth, space: &Workspace) -> LeftTiles {
+        let unit = self.unit;
+        let k = depth.from * unit.elements();
+        let elements = (depth.len * unit.elements()).min(self.left.k() - k.min(self.left.k()));
+        let copy = |matrix: &Matrix, row, rows, k, count, dst: *mut u32, stride, padded| {
+            let block = Block { matrix, row, rows, k, len: count };
+            // SAFETY: rows and elements are inside the matrix; the workspace holds them.
+            unsafe { copy_rows(Isa::Amx.tier(), unit, block, dst, stride, padded) }
+        };
+        let halves = [self.left.half(block, 0), self.left.half(block, 1)];
+        let rows = [halves[0].2, halves[1].2];
+        let per_step = amx::STEP * unit.elements();
+        if self.direct {
+            let steps = elements / per_step;
+            let rest = elements % per_step;
+            if rest > 0 {
+                for (g, (matrix, row, rows)) in halves.into_iter().enumerate() {
+                    let dst = space.tail.wrapping_add(g * HALF * amx::STEP);
+                    copy(matrix, row, rows, k + steps * per_step, rest, dst, amx::STEP, amx::STEP);
+                }
+            }
+            let start =
+                halves.map(|(matrix, row, rows)| if rows > 0 { matrix.at(row, k) } else { matrix.data });
+            return LeftTiles { rows, start, stride: halves[0].0.row_bytes(), steps, tail: rest > 0 };
+        }
+        let start = [0, 1].map(|g| space.copy.wrapping_add(g * HALF * Workspace::ROW));
+        for (g, (matrix, row, rows)) in halves.into_iter().enumerate() {
+            copy(matrix, row, rows, k, elements, start[g], Workspace::ROW, depth.len);
+        }
+        let stride = (Workspace::ROW * size_of::<u32>()) as isize;
+        let start = start.map(|p| p.cast_const().cast());
+        LeftTiles { rows, start, stride, steps: depth.len / amx::STEP, tail: false }
+    }
+
+    /// # Safety
+    /// `left` and `right` must hold what they say, `sums` a tile.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn multiply(
+        &self,
+        tiles: &mut Tiles,
+        left: &LeftTiles,
+        panel: usize,
+        right: &Right,
+        sums: *mut f32,
+        from: usize,
+        ahead: Option<Ahead>,
+        space: &Workspace,
+    ) {
+        let (_, count) = self.columns(panel);
+        let width = right.panels.width;
+        let right = right.at(panel, from);
+        let paired = self.panel_len == HALF;
+        let second = if paired { count } else { count.saturating_sub(HALF) };
+        let product = amx::Product {
+            shape: Shape { rows: left.rows, cols: [count.min(HALF), second] },
+            steps: left.steps,
+            left: left.start,
+            left_stride: left.stride,
+            right,
+            right_width: width,
+            out: sums,
+            resume: from > 0,
+        };
+        // SAFETY: the caller's promise; the tail lies in the workspace.
+        unsafe {
+            tiles.stream(self.unit, &product, ahead);
+            if left.tail {
+                let start = [0, 1].map(|g| space.tail.wrapping_add(g * HALF * amx::STEP).cast_const().cast());
+                let product = amx::Product {
+                    steps: 1,
+                    left: start,
+                    left_stride: (amx::STEP * size_of::<u32>()) as isize,
+                    right: right.wrapping_add(left.steps * amx::STEP * width),
+                    resume: true,
+                    ..product
+                };
+                tiles.multiply(self.unit, &product);
+            }
+        }
+    }
+
+    /// The first output of a panel, and how many it has.
+    fn columns(&self, panel: usize) -> (usize, usize) {
+        let first = panel * self.panel_len;
+        (first, (self.len - first).min(self.panel_len))
+    }
+
+    /// Rows and columns of the left and right operand that a tile is made of.
+    fn extent(&self, block: usize, panel: usize) -> [Range<usize>; 2] {
+        let row = block * self.left.panel_len();
+        let rows = self.left.panel_len().min(self.left.len() - row);
+        let (col, cols) = self.columns(panel);
+        [row..row + rows, col..col + cols]
+    }
+
+    /// Tells the epilogue which tile comes next.
+    fn expect(&self, block: usize, panel: usize) {
+        let [left, right] = self.extent(block, panel);
+        if self.swapped { self.epilogue.expect(right, left) } else { self.epilogue.expect(left, right) }
+    }
+
+    /// Hands a finished tile to the epilogue.
+    ///
+    /// # Safety
+    /// `sums` must hold the tile.
+    unsafe fn finish(&self, block: usize, panel: usize, sums: *mut f32, space: &Workspace) {
+        let [left, right] = self.extent(block, panel);
+        // SAFETY: the tile's memory is the caller's promise; each tile is finished once.
+        unsafe {
+            let tile = if self.swapped {
+                transpose_sums(Isa::Amx.tier(), sums, right.len(), space.turned);
+                let (rows, cols) = (right.len(), left.len());
+                Tile { sums: space.turned, row: right.start, col: left.start, rows, cols }
+            } else {
+                Tile { sums, row: left.start, col: right.start, rows: left.len(), cols: right.len() }
+            };
+            finish(Isa::Amx, tile, self.unit == Unit::Int8, self.epilogue);
+        }
+    }
+}
