@@ -324,17 +324,21 @@ impl Sums {
         if !center {
             return (0.0, self.squares);
         }
-        let off = self.distances / n as f32;
-        let common = off * self.distances;
-        let rest = self.squares - common;
+        let (mean, common, rest) = self.about_mean(n);
         // Two bits lost at most; no comparison with NaN is true.
         if common <= 3.0 * rest {
-            return (self.shift + off, rest);
+            return (mean, rest);
         }
-        let mean = self.shift + off;
-        let again = Sums::of(s, n, true, mean, load);
-        // What the mean was rounded by counts for little in their squares.
-        (mean, again.squares)
+        let (mean, _, rest) = Sums::of(s, n, true, mean, load).about_mean(n);
+        (mean, rest)
+    }
+
+    /// The mean, and what of the sum of squares is its distance from `shift` and what the elements' from it.
+    #[inline(always)]
+    fn about_mean(self, n: usize) -> (f32, f32, f32) {
+        let off = self.distances / n as f32;
+        let common = off * self.distances;
+        (self.shift + off, common, self.squares - common)
     }
 }
 
@@ -491,3 +495,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "cpu_tests.rs"]
+mod tests;
