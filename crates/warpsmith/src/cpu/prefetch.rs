@@ -7,6 +7,8 @@ use super::simd::Simd;
 
 /// How many bytes ahead of its loads a loop asks for what it reads: past the end of the page.
 pub const AHEAD: usize = 4096;
+/// How many bytes ahead a loop asks for what it reads to be brought into the second cache, with [`fetch_near`].
+pub const FAR_AHEAD: usize = 8192;
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 /// How many bytes ahead of a store its cache line is asked for. A plain store waits in the store buffer until the core

@@ -97,6 +97,10 @@ impl<T: CpuElement> Task for Store<'_, T> {
                 unsafe {
                     let position = index_at(args.address(POSITIONS), dtype, token * stride as usize);
                     row.fill(s, factors, position);
+                    // Heads that become 8-bit floats are rotated in f32.
+                    if p.from == p.to {
+                        row.arrange::<_, T>(s);
+                    }
                 }
             }
             for (t, x, cache, scale) in [(0, K, K_CACHE, K_SCALE), (1, V, V_CACHE, V_SCALE)] {

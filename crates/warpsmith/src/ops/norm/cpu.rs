@@ -1,10 +1,10 @@
 //! Both norms on the CPU, one source for all tiers.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
-use crate::cpu::prefetch::{AHEAD, Ahead, fetch};
+use crate::cpu::prefetch::{Ahead, FAR_AHEAD, fetch_near};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at,
-    put_unordered_at, store_at, sum_vectors, with_float,
+    Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at, put_near_at,
+    store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
@@ -54,8 +54,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 }
 
 impl<T: CpuElement> Forward<'_, T> {
-    /// The rows, each stored while the first sum of the next is made: memory is read and written at the same time, and
-    /// idle only for the second pass of a mean, which finds its row in the cache.
+    /// The rows, each stored while the next is summed: memory is read and written at the same time.
     ///
     /// # Safety
     /// The rows must lie in their tensors, and be nobody else's.
@@ -68,6 +67,8 @@ impl<T: CpuElement> Forward<'_, T> {
         let mut vectors = Scratch::<T>::new(p.hidden, &[weight_step, bias_step]);
         // For a row and the next.
         let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..4]));
+        // A row with its residual added, which the next takes the place of element by element.
+        let mut held = vec![T::from_f32(0.0); if ADD { p.hidden } else { 0 }];
         // SAFETY: passed on.
         unsafe {
             let mut vector = |present: bool, t: usize, index: usize, step: isize| {
@@ -77,90 +78,141 @@ impl<T: CpuElement> Forward<'_, T> {
                 weight: vector(p.has_weight, 0, WEIGHT, weight_step),
                 bias: vector(p.has_bias, 1, BIAS, bias_step),
             };
-            let terms_of = |row: usize, scratch: &mut Scratch<T>| {
-                let [x_at, _, residual_at, _] = p.rows.offsets(row);
+            let held = held.as_mut_ptr();
+            let row_at = |row: usize, scratch: &mut Scratch<T>| {
+                let [x_at, _, residual_at, sum_at] = p.rows.offsets(row);
                 let x = scratch.gather(0, at(X, x_at), x_step);
-                let residual =
-                    if ADD { scratch.gather(2, at(RESIDUAL, residual_at), residual_step) } else { x };
-                Terms::<T, ADD> { x, residual }
+                if !ADD {
+                    return Row::<T, ADD> { x, residual: x, sum: std::ptr::null_mut(), held, stream: false };
+                }
+                let residual = scratch.gather(2, at(RESIDUAL, residual_at), residual_step);
+                let sum = scratch.target(3, at(SUM, sum_at), sum_step);
+                Row { x, residual, sum, held, stream: self.stream && can_stream::<S, T>(sum) }
             };
             let Range { start, end } = self.rows;
-            let mut terms = terms_of(start, &mut scratch[start % 2]);
-            let mut first = first_sum(
+            let mut row = row_at(start, &mut scratch[start % 2]);
+            let mut sums = row.sums(
                 s,
-                p.hidden,
-                p.center,
+                p,
                 #[inline(always)]
-                |i, count| terms.load(s, i, count),
+                |_, _| {},
             );
-            for row in start..end {
-                // The last row of all sums itself again, for nothing.
-                let next = if row + 1 < end { terms_of(row + 1, &mut scratch[(row + 1) % 2]) } else { terms };
-                let [_, out_at, _, sum_at] = p.rows.offsets(row);
-                let scratch = &mut scratch[row % 2];
-                let out = scratch.target(1, at(OUT, out_at), out_step);
-                let sum = if ADD { scratch.target(3, at(SUM, sum_at), sum_step) } else { out };
-                let sum_streams = self.stream && can_stream::<S, T>(sum);
-                // Closures as arguments, because only there can they be forced inline; out of line they would be
-                // compiled without the tier's instructions.
-                first = normalise(
+            for index in start..end {
+                let [_, out_at, _, sum_at] = p.rows.offsets(index);
+                if ADD {
+                    scratch[index % 2].scatter(3, at(SUM, sum_at), sum_step);
+                }
+                let out = scratch[index % 2].target(1, at(OUT, out_at), out_step);
+                let stream = self.stream && can_stream::<S, T>(out);
+                let normal = Normal::new(
                     s,
                     p,
-                    &affine,
-                    (out, self.stream),
-                    first,
+                    sums,
                     #[inline(always)]
-                    |i, count| terms.load(s, i, count),
-                    next,
+                    |i, count| row.load(s, i, count),
+                );
+                let this = row;
+                let store = inlined(
                     #[inline(always)]
-                    |i, count, v| {
-                        if ADD {
-                            put_unordered_at(s, sum, i, count, v, sum_streams);
-                        }
+                    |i, count| {
+                        let y = normal.of(s, p.center, &affine, this.load(s, i, count), i, count);
+                        put_near_at(s, out, i, count, y, stream);
                     },
                 );
-                scratch.scatter(1, at(OUT, out_at), out_step);
-                if ADD {
-                    scratch.scatter(3, at(SUM, sum_at), sum_step);
+                if index + 1 < end {
+                    row = row_at(index + 1, &mut scratch[(index + 1) % 2]);
+                    sums = row.sums(s, p, store);
+                } else {
+                    for_vectors::<S>(p.hidden, store);
                 }
-                terms = next;
+                scratch[index % 2].scatter(1, at(OUT, out_at), out_step);
             }
         }
     }
 }
 
-/// What a row is made of.
+/// What a row is made of, and where its sum with the residual goes.
 #[derive(Clone, Copy)]
-struct Terms<T, const ADD: bool> {
+struct Row<T, const ADD: bool> {
     x: *const T,
     residual: *const T,
+    sum: *mut T,
+    /// Has the sum once it was taken; in any order of lanes, the same for every row.
+    held: *mut T,
+    stream: bool,
 }
 
-impl<T: CpuElement, const ADD: bool> Terms<T, ADD> {
-    /// A vector of the row, in any order of lanes. The sum with the residual is formed once a pass, first from memory and
-    /// then from cache: that is cheaper than writing it where it must be read back.
+impl<T: CpuElement, const ADD: bool> Row<T, ADD> {
+    /// A vector of the row, in any order of lanes. A sum with the residual is stored, and held.
     ///
     /// # Safety
     /// The elements must exist.
     #[inline(always)]
-    unsafe fn load<S: Simd>(&self, s: S, i: usize, count: usize) -> S::V {
+    unsafe fn take<S: Simd>(&self, s: S, i: usize, count: usize) -> S::V {
         // SAFETY: passed on.
         unsafe {
             let x = load_unordered_at(s, self.x, i, count);
             if !ADD {
                 return x;
             }
-            T::rounded(s, s.add(x, load_unordered_at(s, self.residual, i, count)))
+            let sum = s.add(x, load_unordered_at(s, self.residual, i, count));
+            if count == S::N {
+                T::put_unordered(s, self.held.add(i), sum, false);
+            } else {
+                T::store_partial(s, self.held.add(i), sum, count);
+            }
+            // Rounded once: what was rounded before is near itself.
+            let sum = self.load(s, i, count);
+            put_near_at(s, self.sum, i, count, sum, self.stream);
+            sum
         }
     }
 
-    /// Asks for what is `ahead` bytes past the vector at `i`; it need not exist.
+    /// A vector of the row after it was taken.
+    ///
+    /// # Safety
+    /// The elements must exist.
     #[inline(always)]
-    fn fetch<S: Simd>(&self, i: usize, ahead: usize) {
-        fetch::<S, T>(self.x.wrapping_add(i).wrapping_byte_add(ahead));
-        if ADD {
-            fetch::<S, T>(self.residual.wrapping_add(i).wrapping_byte_add(ahead));
-        }
+    unsafe fn load<S: Simd>(&self, s: S, i: usize, count: usize) -> S::V {
+        // SAFETY: passed on.
+        unsafe { load_unordered_at(s, if ADD { self.held.cast_const() } else { self.x }, i, count) }
+    }
+
+    /// Takes the row and sums it; `before` each of its vectors something else is done.
+    ///
+    /// # Safety
+    /// The row must exist.
+    #[inline(always)]
+    unsafe fn sums<S: Simd>(&self, s: S, p: &Problem, before: impl Fn(usize, usize)) -> Sums {
+        let shift = if p.center {
+            let count = p.hidden.min(S::N);
+            // SAFETY: the first vector of the row; past its elements are zeros.
+            let mut first = unsafe { load_unordered_at(s, self.x, 0, count) };
+            if ADD {
+                // SAFETY: as above.
+                first = s.add(first, unsafe { load_unordered_at(s, self.residual, 0, count) });
+            }
+            Sums::shift(s, first, count)
+        } else {
+            0.0
+        };
+        Sums::of(
+            s,
+            p.hidden,
+            p.center,
+            shift,
+            #[inline(always)]
+            |i, count| {
+                fetch_near(self.x.wrapping_add(i).wrapping_byte_add(FAR_AHEAD).cast(), S::N * size_of::<T>());
+                if ADD {
+                    let residual = self.residual.wrapping_add(i).wrapping_byte_add(FAR_AHEAD);
+                    fetch_near(residual.cast(), S::N * size_of::<T>());
+                }
+                before(i, count);
+                // SAFETY: `Sums` asks for elements below `hidden`.
+                unsafe { self.take(s, i, count) }
+            },
+        )
     }
 }
 
@@ -170,113 +222,132 @@ struct Affine<T> {
     bias: *const T,
 }
 
-/// One row: `load` gives its vectors, in any order of lanes, and `first` is their [`first_sum`]; that of the `next` row is
-/// returned; `also` sees the vectors before the result is stored, streamed if asked and
-/// possible.
-///
-/// # Safety
-/// `out` must be writable for `hidden` elements; weight and bias, unless null, and `next` readable for as many.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn normalise<S: Simd, T: CpuElement, const ADD: bool>(
-    s: S,
-    p: &Problem,
-    affine: &Affine<T>,
-    (out, stream): (*mut T, bool),
-    first: f32,
-    load: impl Fn(usize, usize) -> S::V,
-    next: Terms<T, ADD>,
-    also: impl Fn(usize, usize, S::V),
-) -> f32 {
-    let n = p.hidden;
-    let (mean, squares) = moments_after(
-        s,
-        n,
-        p.center,
-        first,
-        #[inline(always)]
-        |i, count| {
-            next.fetch::<S>(i, 0);
-            load(i, count)
-        },
-    );
-    let (mean, scale) =
-        (s.splat(mean), s.splat(1.0 / (squares / n as f32 + f32::from_bits(p.eps_bits)).sqrt()));
-    let stream = stream && can_stream::<S, T>(out);
-    let [first] = sum_vectors(
-        s,
-        n,
-        #[inline(always)]
-        |i, count, sums: &mut [S::V; 1]| {
-            next.fetch::<S>(i, AHEAD);
-            // SAFETY: `i + count <= n`.
-            sums[0] = add_first(s, p.center, sums[0], unsafe { next.load(s, i, count) });
-            let v = load(i, count);
-            also(i, count, v);
-            let mut y = s.mul(if p.center { s.sub(v, mean) } else { v }, scale);
-            // SAFETY: `i + count <= n`.
-            unsafe {
-                if !affine.weight.is_null() {
-                    y = s.mul(y, load_unordered_at(s, affine.weight, i, count));
-                }
-                if !affine.bias.is_null() {
-                    y = s.add(y, load_unordered_at(s, affine.bias, i, count));
-                }
-                put_unordered_at(s, out, i, count, y, stream);
-            }
-        },
-    );
-    first
+/// What turns elements of a row into results.
+struct Normal<S: Simd> {
+    mean: S::V,
+    scale: S::V,
 }
 
-/// What the first pass over a row sums: its elements if they are to be centered, else their squares.
-#[inline(always)]
-fn first_sum<S: Simd>(s: S, n: usize, center: bool, load: impl Fn(usize, usize) -> S::V) -> f32 {
-    let [sum] = sum_vectors(
-        s,
-        n,
-        #[inline(always)]
-        |i, count, sums: &mut [S::V; 1]| sums[0] = add_first(s, center, sums[0], load(i, count)),
-    );
-    sum
-}
-
-#[inline(always)]
-fn add_first<S: Simd>(s: S, center: bool, sum: S::V, v: S::V) -> S::V {
-    if center { s.add(sum, v) } else { s.fma(v, v, sum) }
-}
-
-/// The mean (zero unless `center`) and the sum of squared distances from it, given the [`first_sum`]. With a mean that
-/// takes a second pass: the textbook formula in one would lose everything to cancellation when the mean is large.
-#[inline(always)]
-fn moments_after<S: Simd>(
-    s: S,
-    n: usize,
-    center: bool,
-    first: f32,
-    load: impl Fn(usize, usize) -> S::V,
-) -> (f32, f32) {
-    if !center {
-        return (0.0, first);
+impl<S: Simd> Normal<S> {
+    /// Of the row that has these sums.
+    #[inline(always)]
+    fn new(s: S, p: &Problem, sums: Sums, load: impl Fn(usize, usize) -> S::V) -> Self {
+        let (mean, squares) = sums.moments(s, p.hidden, p.center, load);
+        let variance = squares / p.hidden as f32;
+        Normal { mean: s.splat(mean), scale: s.splat(1.0 / (variance + f32::from_bits(p.eps_bits)).sqrt()) }
     }
-    let mean = first / n as f32;
-    let means = s.splat(mean);
-    let [squares] = sum_vectors(
-        s,
-        n,
-        #[inline(always)]
-        |i, count, sums: &mut [S::V; 1]| {
-            let v = keep_first(s, s.sub(load(i, count), means), count);
-            sums[0] = s.fma(v, v, sums[0]);
-        },
-    );
-    (mean, squares)
+
+    /// The results for the vector `v` at `i`, in the same order of lanes.
+    ///
+    /// # Safety
+    /// Weight and bias must have the elements, unless null.
+    #[inline(always)]
+    unsafe fn of<T: CpuElement>(
+        &self,
+        s: S,
+        center: bool,
+        affine: &Affine<T>,
+        v: S::V,
+        i: usize,
+        count: usize,
+    ) -> S::V {
+        let y = s.mul(if center { s.sub(v, self.mean) } else { v }, self.scale);
+        // SAFETY: passed on.
+        unsafe {
+            match (affine.weight.is_null(), affine.bias.is_null()) {
+                (true, true) => y,
+                (false, true) => s.mul(y, load_unordered_at(s, affine.weight, i, count)),
+                (true, false) => s.add(y, load_unordered_at(s, affine.bias, i, count)),
+                (false, false) => {
+                    let weight = load_unordered_at(s, affine.weight, i, count);
+                    s.fma(y, weight, load_unordered_at(s, affine.bias, i, count))
+                }
+            }
+        }
+    }
 }
 
-/// [`moments_after`] the [`first_sum`].
+/// Sums over a row: of its elements' distances from `shift`, if they are to be centered, and of their squares.
+#[derive(Clone, Copy)]
+struct Sums {
+    shift: f32,
+    distances: f32,
+    squares: f32,
+}
+
+impl Sums {
+    /// What distances are best from, judged by the `first` elements of a row: zero, unless most are on one side of it. Other
+    /// numbers make longer sums. They have few digits: narrow elements have few too, and sums would round distances with
+    /// more of them always in the same direction.
+    #[inline(always)]
+    fn shift<S: Simd>(s: S, first: S::V, count: usize) -> f32 {
+        const FEW_DIGITS: u32 = 0xffff_0000;
+        let (sum, size) = (s.reduce_add(first), s.reduce_add(s.abs(first)));
+        if sum.abs() < 0.5 * size {
+            return 0.0;
+        }
+        f32::from_bits((sum / count as f32).to_bits() & FEW_DIGITS)
+    }
+
+    /// Of a row of `n` elements. `load` is called once for each vector, in order.
+    #[inline(always)]
+    fn of<S: Simd>(s: S, n: usize, center: bool, shift: f32, load: impl Fn(usize, usize) -> S::V) -> Self {
+        let shifts = s.splat(shift);
+        let [distances, squares] = sum_vectors(
+            s,
+            n,
+            #[inline(always)]
+            |i, count, sums: &mut [S::V; 2]| {
+                let mut v = load(i, count);
+                if center {
+                    v = keep_first(s, s.sub(v, shifts), count);
+                    sums[0] = s.add(sums[0], v);
+                }
+                sums[1] = s.fma(v, v, sums[1]);
+            },
+        );
+        Sums { shift, distances, squares }
+    }
+
+    /// The mean (zero unless `center`) and the sum of squared distances from it.
+    ///
+    /// With a mean that takes another pass where `shift` is far from it: the textbook formula would lose to cancellation
+    /// what the squares have in common.
+    #[inline(always)]
+    fn moments<S: Simd>(
+        self,
+        s: S,
+        n: usize,
+        center: bool,
+        load: impl Fn(usize, usize) -> S::V,
+    ) -> (f32, f32) {
+        if !center {
+            return (0.0, self.squares);
+        }
+        let (mean, common, rest) = self.about_mean(n);
+        // Two bits lost at most; no comparison with NaN is true.
+        if common <= 3.0 * rest {
+            return (mean, rest);
+        }
+        let (mean, _, rest) = Sums::of(s, n, true, mean, load).about_mean(n);
+        (mean, rest)
+    }
+
+    /// The mean, and what of the sum of squares is its distance from `shift` and what the elements' from it.
+    #[inline(always)]
+    fn about_mean(self, n: usize) -> (f32, f32, f32) {
+        let off = self.distances / n as f32;
+        let common = off * self.distances;
+        (self.shift + off, common, self.squares - common)
+    }
+}
+
+/// [`Sums::moments`] of a row.
 #[inline(always)]
 fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
-    moments_after(s, n, center, first_sum(s, n, center, load), load)
+    let count = n.min(S::N);
+    let shift = if center { Sums::shift(s, load(0, count), count) } else { 0.0 };
+    Sums::of(s, n, center, shift, load).moments(s, n, center, load)
 }
 
 /// One partial sum of each summed gradient for each block of rows, in f32.
@@ -424,3 +495,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "cpu_tests.rs"]
+mod tests;

@@ -5,9 +5,12 @@ use super::angles::{cos_sin, frequencies, reduced};
 use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
 use crate::cpu::prefetch::{AHEAD, fetch};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, index_at, load_at, put_at, store_at, with_float};
+use crate::cpu::rows::{
+    Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
+};
 use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -70,13 +73,13 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
             for token in self.tokens {
                 let [x_at, out_at, position_at, _] = p.tokens.offsets(token);
                 row.fill(s, self.factors, position(self.launch, position_at));
+                row.arrange::<_, T>(s);
                 for head in 0..p.num_heads {
                     let x_head = at(X, x_at + head * p.head_strides[0] as usize);
                     let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
                     let x = scratch.gather(0, x_head, x_step);
                     let out = scratch.target(1, out_head, out_step);
-                    let stream = self.stream && can_stream::<S, T>(out);
-                    rotate_head(Pair(s), &row, x, out, stream);
+                    rotate_head(Pair(s), &row, x, out, self.stream);
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
                     if copied > rotary_dim {
@@ -149,7 +152,9 @@ impl Row {
                 let table = |t: usize, i: usize| {
                     let offset = position as isize * strides[t][0] + i as isize * strides[t][1];
                     // SAFETY: the caller promised the row, and `i` is a column.
-                    unsafe { *(factors.tables[t] as *const f32).offset(offset) }
+                    let factor = unsafe { *(factors.tables[t] as *const f32).offset(offset) };
+                    // Results are rounded in a way that could lose a NaN with other bits.
+                    if factor.is_nan() { f32::NAN } else { factor }
                 };
                 for i in 0..n {
                     (self.cos[i], self.sin[i]) = (table(0, i), table(1, i));
@@ -192,9 +197,28 @@ impl Row {
     }
 }
 
+impl Row {
+    /// Brings the factors into the order in which elements of `T` are loaded. To be called once they are filled in, with
+    /// the token that heads will be rotated with.
+    #[inline(always)]
+    pub fn arrange<S: Simd, T: CpuElement>(&mut self, s: S) {
+        if T::DTYPE != DType::BF16 {
+            return;
+        }
+        let s = Pair(s);
+        for table in [&mut self.cos, &mut self.sin] {
+            for factors in table.chunks_exact_mut(<Pair<S>>::N) {
+                // SAFETY: the chunk is as long as the vector.
+                unsafe { s.store(factors.as_mut_ptr(), T::to_unordered(s, s.load(factors.as_ptr()))) };
+            }
+        }
+    }
+}
+
 /// One head, rotated by an op that does more than that: a task of its own, because inlined into each of them the loops
 /// would take minutes to compile.
 pub(in crate::ops) struct Head<'a, T> {
+    /// Arranged for elements of `T`.
     pub row: &'a Row,
     pub x: *const T,
     pub out: *mut T,
@@ -217,20 +241,21 @@ impl<T: CpuElement> Task for Head<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let stream = self.stream && can_stream::<S, T>(self.out);
         // SAFETY: [`Head::rotate`] asks its caller for this.
-        unsafe { rotate_head(Pair(s), self.row, self.x, self.out, stream) };
+        unsafe { rotate_head(Pair(s), self.row, self.x, self.out, self.stream) };
     }
 }
 
-/// Rotates the head at `x` into `out`. What is not rotated is left to the caller.
+/// Rotates the head at `x` into `out`, past the caches if `stream` and it is aligned for that. What is not rotated is left to
+/// the caller.
 ///
 /// # Safety
-/// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same; with `stream`,
-/// `out` must be as [`can_stream`] says.
+/// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same. `row` must be
+/// arranged for vectors of `S` and `T`.
 #[inline(always)]
 unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out: *mut T, stream: bool) {
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
+    let mut stream = stream && can_stream::<S, T>(out);
     if row.interleaved {
         for_vectors::<S>(
             row.rotary_dim,
@@ -239,17 +264,17 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
                 // SAFETY: inside the rotated part. Vectors have an even number of lanes, so none divides a pair.
                 unsafe {
                     fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
-                    let x = load_at(s, x, i, count);
+                    let x = load_unordered_at(s, x, i, count);
                     let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                    let y = s.fma(x, c, s.mul(s.swap_pairs(x), d));
-                    put_at(s, out, i, count, y, stream);
+                    let other = if count == S::N { T::swap_pairs_unordered(s, x) } else { s.swap_pairs(x) };
+                    put_near_at(s, out, i, count, s.fma(x, c, s.mul(other, d)), stream);
                 }
             },
         );
         return;
     }
     let n = row.rotary_dim / 2;
-    let stream = stream && can_stream::<S, T>(out.wrapping_add(n));
+    stream &= can_stream::<S, T>(out.wrapping_add(n));
     for_vectors::<S>(
         n,
         #[inline(always)]
@@ -259,10 +284,10 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
                 for half in [x, x.add(n)] {
                     fetch::<S, T>(half.wrapping_add(i).wrapping_byte_add(AHEAD));
                 }
-                let (a, b) = (load_at(s, x, i, count), load_at(s, x.add(n), i, count));
+                let (a, b) = (load_unordered_at(s, x, i, count), load_unordered_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
-                put_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
-                put_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
+                put_near_at(s, out, i, count, s.fnma(b, d, s.mul(a, c)), stream);
+                put_near_at(s, out.add(n), i, count, s.fma(b, c, s.mul(a, d)), stream);
             }
         },
     );
