@@ -7,7 +7,7 @@
 
 use super::amx::{self, Ahead, Shape, Tiles};
 use super::buffer::{LINE, Slot, with_scratch};
-use super::drive::{TILE, finish, grid, share};
+use super::drive::{TILE, end, finish, grid, share};
 use super::epilogue::{Epilogue, Tile};
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
@@ -237,18 +237,14 @@ impl<E: Epilogue> Tiled<'_, E> {
                                 Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
                             // SAFETY: the strip has room for its panels, and parts are disjoint.
                             unsafe {
-                                for panel in panels.clone() {
-                                    let dst = to.at(panel - panels.start, 0);
-                                    for g in 0..2 {
-                                        to.pack_half(Isa::Amx.tier(), right, panel, g, k.from, k.len, dst);
-                                    }
-                                }
+                                to.pack_here(Isa::Amx.tier(), right, panels.clone(), k.from, k.len);
                                 let right = Right { panels: to, panel: panels.start, unit: k.from };
                                 self.sweep(&mut tiles, &right, &part, k, &space);
                             }
                         }
                     }
                 }
+                end(Isa::Amx, self.epilogue);
             });
         });
     }
@@ -283,6 +279,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                         unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
                     }
                 }
+                end(Isa::Amx, self.epilogue);
             });
         });
     }
