@@ -16,6 +16,12 @@ pub(super) const VECTOR_BLOCK: usize = 512;
 /// Bytes of the right operand that are packed before they are used, per thread. The left operand is read once for each
 /// chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
 const CHUNK: usize = 4 << 20;
+/// Blocks of rows and panels of a task: its panels (of one block of k) then fill half of the second cache, its sums a quarter.
+const LARGEST: (usize, usize) = (18, 16);
+/// Panels of a strip that make it worth copying the rows again for the next one.
+const FULL: usize = 8;
+/// Fewer panels than this for each thread are packed by all threads together.
+const LEAST_PANELS: usize = 2;
 
 /// The product with packed weights.
 ///
@@ -48,6 +54,10 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
         }
     }
     let mut panels = Panels { data: std::ptr::null_mut(), unit, units: unit.packed_len(w.k()), width: PANEL };
+    if w.panels() >= LEAST_PANELS * num_threads() {
+        // SAFETY: passed on.
+        return unsafe { strips(isa, panels, x, w, epilogue) };
+    }
     let at_once = (CHUNK * num_threads() / panels.bytes(1).max(1)).clamp(1, w.panels().max(1));
     with_scratch(Slot::Shared, panels.bytes(at_once), |scratch| {
         panels.data = scratch.cast();
@@ -64,6 +74,42 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
             }
             panel += count;
         }
+    });
+}
+
+/// Each thread packs strips of the weights and multiplies all rows with them: what it packed is still in its cache then, and
+/// no thread waits for another.
+///
+/// # Safety
+/// As for [`unpacked`].
+unsafe fn strips<E: Epilogue>(isa: Isa, panels: Panels, x: &Side, w: &Side, epilogue: &E) {
+    let (threads, count) = (num_threads(), w.panels());
+    let fewest = count.div_ceil(LARGEST.1).max((2 * threads).min(count / FULL));
+    let across = fewest.next_multiple_of(threads).min(count);
+    let width = count.div_ceil(across);
+    parallel_for(across, 1, |range| {
+        let cuts = panels.units > VECTOR_BLOCK;
+        let tiles = if cuts { LARGEST.0 * width } else { 1 };
+        Workspace::with(tiles, width * panels.units, |space| {
+            let mut panels = panels;
+            panels.data = space.strip;
+            for index in range {
+                let strip = share(count, index, across);
+                let first = strip.start * w.panel_len();
+                let len = (w.len() - first).min(strip.len() * w.panel_len());
+                let right = Right { panels, first, len, panel_len: w.panel_len() };
+                let product = Blocked { isa, left: x, right, epilogue };
+                let blocks = x.len().div_ceil(product.block_len());
+                // SAFETY: the workspace holds the strip and is this thread's; strips are disjoint.
+                unsafe {
+                    panels.pack_here(isa.tier(), w, strip.clone(), 0, panels.units);
+                    for first in (0..blocks).step_by(LARGEST.0) {
+                        product.task(first..blocks.min(first + LARGEST.0), 0..strip.len(), &space);
+                    }
+                }
+            }
+            end(isa, epilogue);
+        });
     });
 }
 
@@ -129,18 +175,21 @@ pub(super) struct Workspace {
     pub spare: *mut f32,
     /// The sums of a task: one tile for each block and panel, or one for all where k is not cut.
     pub sums: *mut f32,
+    /// Panels that are packed by the thread that uses them.
+    strip: *mut u32,
 }
 
 impl Workspace {
     const LEFT: usize = 14 * LEFT_STRIDE;
 
-    /// Calls `f` with this thread's workspace, with room for the sums of `tiles` tiles.
-    pub fn with<R>(tiles: usize, f: impl FnOnce(Workspace) -> R) -> R {
-        let units = Self::LEFT + TILE + tiles * TILE;
+    /// Calls `f` with this thread's workspace, with room for the sums of `tiles` tiles and `units` units of a panel.
+    pub fn with<R>(tiles: usize, units: usize, f: impl FnOnce(Workspace) -> R) -> R {
+        let units = Self::LEFT + TILE + tiles * TILE + units * PANEL;
         with_scratch(Slot::Own, units * size_of::<u32>(), |scratch| {
             let left = scratch.cast::<u32>();
             let spare = left.wrapping_add(Self::LEFT).cast::<f32>();
-            f(Workspace { left, spare, sums: spare.wrapping_add(TILE) })
+            let sums = spare.wrapping_add(TILE);
+            f(Workspace { left, spare, sums, strip: sums.wrapping_add(tiles * TILE).cast() })
         })
     }
 }
@@ -165,11 +214,11 @@ impl<E: Epilogue> Blocked<'_, E> {
         if blocks == 0 || panels == 0 {
             return;
         }
-        let (down, across) = grid(blocks, panels, self.right.panels.units, (18, 16));
+        let (down, across) = grid(blocks, panels, self.right.panels.units, LARGEST);
         let tiles_of_task = blocks.div_ceil(down) * panels.div_ceil(across);
         parallel_for(down * across, 1, |tasks| {
             let cuts = self.right.panels.units > VECTOR_BLOCK;
-            Workspace::with(if cuts { tiles_of_task } else { 1 }, |space| {
+            Workspace::with(if cuts { tiles_of_task } else { 1 }, 0, |space| {
                 for task in tasks {
                     // Down first: the panels stay in the cache.
                     let blocks = share(blocks, task % down, down);
@@ -177,6 +226,7 @@ impl<E: Epilogue> Blocked<'_, E> {
                     // SAFETY: tasks are disjoint, and the workspace is this thread's.
                     unsafe { self.task(blocks, panels, &space) };
                 }
+                end(self.isa, self.epilogue);
             });
         });
     }
@@ -273,4 +323,18 @@ pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, integers: bool, e
         }
     }
     dispatch(isa.tier(), Finish(tile, integers, epilogue));
+}
+
+/// Tells the epilogue that this thread has no more tiles for now.
+pub(super) fn end<E: Epilogue>(isa: Isa, epilogue: &E) {
+    struct End<'a, E>(&'a E);
+    impl<E: Epilogue> Task for End<'_, E> {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            self.0.end(s);
+        }
+    }
+    dispatch(isa.tier(), End(epilogue));
 }

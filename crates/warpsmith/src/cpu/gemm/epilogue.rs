@@ -2,7 +2,7 @@
 
 use super::panel::{HALF, PANEL};
 use crate::cpu::prefetch::claim;
-use crate::cpu::rows::load_at;
+use crate::cpu::rows::{can_stream, load_at};
 use crate::cpu::simd::{MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd};
 use std::ops::Range;
@@ -76,6 +76,12 @@ pub trait Epilogue: Sync {
     fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
         let _ = (rows, cols);
     }
+
+    /// Called on each thread after its last tile: orders streamed stores, if there were any.
+    #[inline(always)]
+    fn end<S: Simd>(&self, s: S) {
+        let _ = s;
+    }
 }
 
 /// Where results go: elements of `T` with any strides.
@@ -100,12 +106,13 @@ impl<T: CpuElement> Output<T> {
         Output { data: data.as_mut_ptr(), row_stride: n as isize, col_stride: 1 }
     }
 
-    /// Rounds and writes `count` lanes to `row` from `col` on.
+    /// Rounds and writes `count` lanes to `row` from `col` on; whole vectors past the caches if `stream` and their place allow
+    /// it, which [`Epilogue::end`] must then order.
     ///
     /// # Safety
     /// The elements must be writable and `count <= S::N`.
     #[inline(always)]
-    pub unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, count: usize, v: S::V) {
+    pub unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, count: usize, v: S::V, stream: bool) {
         let p = self.at(row, col);
         // SAFETY: the elements are the caller's promise.
         unsafe {
@@ -116,7 +123,7 @@ impl<T: CpuElement> Output<T> {
                     *p.wrapping_offset(self.col_stride.wrapping_mul(i as isize)) = T::from_f32(x);
                 }
             } else if count == S::N {
-                T::put(s, p, v, false);
+                T::put(s, p, v, stream && can_stream::<S, T>(p));
             } else {
                 T::store_partial(s, p, v, count);
             }
@@ -171,7 +178,7 @@ impl<T: CpuElement> Epilogue for Output<T> {
             s,
             #[inline(always)]
             // SAFETY: the caller promised the tile's elements.
-            |row, col, count, sums| unsafe { self.store(s, row, col, count, sums) },
+            |row, col, count, sums| unsafe { self.store(s, row, col, count, sums, false) },
         );
     }
 
@@ -201,7 +208,7 @@ impl<T: CpuElement> Epilogue for Scaled<'_, T> {
             // SAFETY: the tile was found to be inside the scales; its elements are the caller's promise.
             |row, col, count, sums| unsafe {
                 let scale = s.mul(s.splat(self.rows[row]), load_at(s, self.cols.as_ptr(), col, count));
-                self.out.store(s, row, col, count, s.mul(sums, scale));
+                self.out.store(s, row, col, count, s.mul(sums, scale), false);
             },
         );
     }

@@ -15,10 +15,12 @@
 //! # Which operand is where
 //! The kernels multiply rows of a *left* operand, taken from memory as they are, with *panels* of a right one, which are
 //! transposed in units of 32 bits. Packed weights are panels, and `x` is left. Without them:
-//! - on AMX the weights are left and `x`, usually the smaller, is packed: `(W · xᵀ)ᵀ`. Tiles load 16 rows of W
-//!   straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles are
-//!   transposed in registers.
-//! - on vectors the weights are packed in blocks; for few rows panel by panel, in the first cache.
+//! - on AMX the weights are packed for many rows. For few they are left and `x` is packed: `(W · xᵀ)ᵀ`. Tiles load 16
+//!   rows of W straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles
+//!   are transposed in registers.
+//! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
+//!
+//! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
 
 mod amx;
 mod block;

@@ -8,6 +8,7 @@ use super::buffer::Buffer;
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_columns, copy_rows};
 use crate::cpu::{Tier, parallel_for};
+use std::ops::Range;
 
 /// Columns of a panel.
 pub(super) const PANEL: usize = 32;
@@ -97,6 +98,19 @@ impl Panels {
                 unsafe { self.pack_half(tier, side, first + panel, g, 0, self.units, self.at(panel, 0)) };
             }
         });
+    }
+
+    /// Packs the units `from .. from + len` of some panels of `side`, on this thread; there must be `len` units in a row.
+    ///
+    /// # Safety
+    /// `data` must hold as many panels, which nobody else uses, and the matrices must be readable.
+    pub unsafe fn pack_here(&self, tier: Tier, side: &Side, panels: Range<usize>, from: usize, len: usize) {
+        for (index, panel) in panels.enumerate() {
+            for g in 0..2 {
+                // SAFETY: passed on.
+                unsafe { self.pack_half(tier, side, panel, g, from, len, self.at(index, 0)) };
+            }
+        }
     }
 
     /// Packs the units `from .. from + len` of one half of a panel to `dst`, the place of unit `from` of the panel.

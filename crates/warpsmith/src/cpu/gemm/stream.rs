@@ -1,7 +1,7 @@
 //! Few rows on vectors: the weights are read once, where they are.
 
 use super::buffer::{Slot, with_scratch};
-use super::drive::{TILE, VECTOR_BLOCK, Workspace, finish};
+use super::drive::{TILE, VECTOR_BLOCK, Workspace, end, finish};
 use super::epilogue::{Epilogue, Tile};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
@@ -37,7 +37,7 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
         }
         let grain = (1 << 12) / panels.units.max(1) + 1;
         parallel_for(w.panels(), grain, |range| {
-            Workspace::with(STREAM_BLOCK * PANEL / TILE, |space| {
+            Workspace::with(STREAM_BLOCK * PANEL / TILE, 0, |space| {
                 let right = space.sums.cast::<u32>();
                 let sums = space.spare;
                 for panel in range {
@@ -68,6 +68,7 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                         finish(isa, Tile { sums, row: 0, col, rows, cols }, unit == Unit::Int8, epilogue)
                     };
                 }
+                end(isa, epilogue);
             });
         });
     });

@@ -27,6 +27,8 @@ enum Lie {
     Dense,
     /// Rows with gaps between them.
     Gaps,
+    /// Rows that start on cache lines.
+    Lines,
     /// Columns are contiguous.
     Transposed,
     /// Every third element, rows from the last to the first.
@@ -41,13 +43,18 @@ struct Laid<T> {
 
 fn lay<T: CpuElement>(dense: &[T], rows: usize, k: usize, lie: Lie) -> Laid<T> {
     let (r, c) = (rows as isize, k as isize);
-    let (row_stride, k_stride, first, len) = match lie {
+    let line = (64 / size_of::<T>()) as isize;
+    let (row_stride, k_stride, mut first, len) = match lie {
         Lie::Dense => (c, 1, 0, r * c),
         Lie::Gaps => (c + 5, 1, 3, r * (c + 5) + 3),
+        Lie::Lines => (c.div_euclid(line) * line + line, 1, 0, (r + 1) * (c + line) + line),
         Lie::Transposed => (1, r, 0, r * c),
         Lie::Backwards => (-3 * c - 1, 3, (r - 1).max(0) * (3 * c + 1), r * (3 * c + 1)),
     };
     let mut data = vec![T::from_f32(f32::NAN); len as usize];
+    if lie == Lie::Lines {
+        first = data.as_ptr().align_offset(64) as isize;
+    }
     for i in 0..rows {
         for j in 0..k {
             data[(first + i as isize * row_stride + j as isize * k_stride) as usize] = dense[i * k + j];
@@ -138,6 +145,18 @@ fn blocks_of_k_rows_and_columns_match_a_loop_in_f64() {
     for (m, n, k) in [(257, 33, 65), (33, 257, 1537), (3, 1100, 1030), (300, 520, 257), (1, 129, 2049)] {
         check::<f32>(m, n, k, (Lie::Dense, Lie::Gaps));
         check::<bf16>(m, n, k, (Lie::Gaps, Lie::Dense));
+        check::<bf16>(m, n, k, (Lie::Lines, Lie::Lines));
+    }
+}
+
+/// Sizes for which the operands change places, k is cut, and blocks and strips are not whole.
+#[test]
+fn strips_match_a_loop_in_f64() {
+    for (m, n, k) in [(70, 300, 4200), (300, 70, 4200), (200, 530, 96), (530, 200, 96), (520, 600, 33)] {
+        for threads in [1, 3] {
+            with_threads(threads, || check::<bf16>(m, n, k, (Lie::Lines, Lie::Lines)));
+        }
+        check::<f32>(m, n, k, (Lie::Dense, Lie::Dense));
     }
 }
 
@@ -254,7 +273,7 @@ impl Epilogue for Swiglu<'_> {
             |row, col, count, gate, up| unsafe {
                 let bias = rows::load_at(s, self.bias.as_ptr(), col, count);
                 let gate = math::silu(s, s.add(gate, bias));
-                self.out.store(s, row, col, count, s.mul(gate, up));
+                self.out.store(s, row, col, count, s.mul(gate, up), false);
             },
         );
     }

@@ -7,7 +7,7 @@
 
 use super::amx::{self, Ahead, Shape, Tiles};
 use super::buffer::{LINE, Slot, with_scratch};
-use super::drive::{TILE, finish, grid, share};
+use super::drive::{TILE, end, finish, grid, share};
 use super::epilogue::{Epilogue, Tile};
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
@@ -24,8 +24,8 @@ const COPIED_DEPTH: usize = 512;
 /// Up to how many panels use rows from where they are even if they do not start on cache lines: each row of a tile is then
 /// two loads, and a copy costs as much as a few of them.
 const FEW: usize = 4;
-/// Blocks of the left operand whose sums are kept while k is cut: with a full strip 1 MiB.
-const KEPT_BLOCKS: usize = 32;
+/// Tiles whose sums are kept while k is cut: 1 MiB.
+const KEPT: usize = 1 << 8;
 /// Bytes of a left operand that all threads may as well read in full.
 const SMALL: usize = 1 << 20;
 /// Bytes of the right operand that are packed before they are used, per thread, where threads share them.
@@ -221,15 +221,15 @@ impl<E: Epilogue> Tiled<'_, E> {
         let across = panels.div_ceil(largest).max((2 * threads).min(panels / FULL));
         let across = across.next_multiple_of(threads).min(panels);
         let cuts = self.units() > depth;
-        let kept = if cuts { KEPT_BLOCKS.min(blocks) } else { blocks };
         let width = panels.div_ceil(across);
+        let kept = if cuts { (KEPT / width).clamp(1, blocks.max(1)) } else { blocks.max(1) };
         parallel_for(across, 1, |strips| {
             Workspace::with(width * depth, if cuts { kept * width } else { 2 }, |space| {
                 // SAFETY: the caller promised AMX.
                 let mut tiles = unsafe { Tiles::new() };
                 for strip in strips {
                     let panels = share(panels, strip, across);
-                    for first in (0..blocks).step_by(kept.max(1)) {
+                    for first in (0..blocks).step_by(kept) {
                         let blocks = first..blocks.min(first + kept);
                         let part = Part { blocks, panels: panels.clone() };
                         for k in self.depths(depth) {
@@ -237,18 +237,14 @@ impl<E: Epilogue> Tiled<'_, E> {
                                 Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
                             // SAFETY: the strip has room for its panels, and parts are disjoint.
                             unsafe {
-                                for panel in panels.clone() {
-                                    let dst = to.at(panel - panels.start, 0);
-                                    for g in 0..2 {
-                                        to.pack_half(Isa::Amx.tier(), right, panel, g, k.from, k.len, dst);
-                                    }
-                                }
+                                to.pack_here(Isa::Amx.tier(), right, panels.clone(), k.from, k.len);
                                 let right = Right { panels: to, panel: panels.start, unit: k.from };
                                 self.sweep(&mut tiles, &right, &part, k, &space);
                             }
                         }
                     }
                 }
+                end(Isa::Amx, self.epilogue);
             });
         });
     }
@@ -264,7 +260,8 @@ impl<E: Epilogue> Tiled<'_, E> {
         }
         let depth = self.depth(panels.len());
         let cuts = self.units() > depth;
-        let largest = (if cuts { KEPT_BLOCKS } else { blocks }, (STRIP / depth).max(1));
+        let wide = (STRIP / depth).max(1);
+        let largest = (if cuts { (KEPT / wide).max(1) } else { blocks }, wide);
         let (down, across) = grid(blocks, panels.len(), self.units(), largest);
         let tiles_of_task = blocks.div_ceil(down) * panels.len().div_ceil(across);
         parallel_for(down * across, 1, |tasks| {
@@ -283,6 +280,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                         unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
                     }
                 }
+                end(Isa::Amx, self.epilogue);
             });
         });
     }

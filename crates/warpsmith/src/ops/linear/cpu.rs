@@ -10,7 +10,7 @@ use super::{Gate, PackedWeight, Problem};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::elementwise::function::{Function, with_function};
@@ -114,6 +114,8 @@ struct Finish<'a> {
     /// The scales of the rows of `w`, of gate and up.
     w_scales: [Vec<f32>; 2],
     x_scales: Vec<f32>,
+    /// Whether results go past the caches: then memory need not be read before it is written.
+    stream: bool,
 }
 
 impl<'a> Finish<'a> {
@@ -141,6 +143,8 @@ impl<'a> Finish<'a> {
             bias: column_terms(p.has_bias, part.bias, p.bias_step, p.out_dtype),
             w_scales: column_terms(scaled, part.w_scale, p.w_scale.row, DType::F32),
             x_scales,
+            // The halves of a line that gated tiles make come too far apart.
+            stream: p.gate == Gate::None && should_stream(p.batch * p.m * p.n * p.out_dtype.size()),
         }
     }
 
@@ -175,7 +179,7 @@ impl<'a> Finish<'a> {
                     true => s.fma(factor, y, matrix::<T>(self.residual, &p.residual).load(s, row, col, count)),
                     false => s.mul(factor, y),
                 };
-                matrix::<T>(self.out, &p.out).store(s, row, col, count, y);
+                matrix::<T>(self.out, &p.out).store(s, row, col, count, y, self.stream);
             }
         });
     }
@@ -257,7 +261,16 @@ impl Epilogue for Finish<'_> {
     }
 
     fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
-        with_float!(self.p.out_dtype, T => matrix::<T>(self.out, &self.p.out).claim(rows, cols));
+        if !self.stream {
+            with_float!(self.p.out_dtype, T => matrix::<T>(self.out, &self.p.out).claim(rows, cols));
+        }
+    }
+
+    #[inline(always)]
+    fn end<S: Simd>(&self, s: S) {
+        if self.stream {
+            s.fence();
+        }
     }
 }
 
