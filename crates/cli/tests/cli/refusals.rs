@@ -1,0 +1,143 @@
+//! What the commands refuse, and what they say then.
+
+use super::{Stored, fails, floats, parse, run, store, succeeds};
+use safetensors::tensor::Dtype;
+
+#[test]
+fn explain_refuses_what_makes_no_sense() {
+    let on_cpu = |more: &[&str]| fails(&[&["explain", "rms_norm", "--device", "cpu"], more].concat());
+    assert!(on_cpu(&["--dtype", "i64"]).contains("dtype f32 or f16"));
+    assert!(on_cpu(&["--shape", "rows=3"]).contains("num_tokens, hidden"));
+    assert!(on_cpu(&["--set", "eps=-1"]).contains("eps"));
+    assert!(on_cpu(&["--with", "x"]).contains("weight"));
+    assert!(on_cpu(&["--kernel", "nothing"]).contains("no kernel is named"));
+    assert!(on_cpu(&["--shape", "num_tokens=281474976710656"]).contains("size `num_tokens`"));
+    assert!(
+        on_cpu(&["--shape", "num_tokens=2147483648", "hidden=2147483648"])
+            .contains("`x`: expected a tensor of")
+    );
+}
+
+#[test]
+fn the_largest_sizes_are_answered_at_once() {
+    for op in parse(&succeeds(&["list", "--json"])).as_array().unwrap() {
+        let name = op["name"].as_str().unwrap();
+        for size in op["sizes"].as_array().unwrap() {
+            let shape = format!("{}=2147483648", size["name"].as_str().unwrap());
+            for place in [["--device", "cpu"], ["--arch", "90a"]] {
+                let mut words = vec!["explain", name, "--dtype", "f32", "--shape", &shape];
+                words.extend(place);
+                let optional = op["args"].as_array().unwrap().iter().filter(|arg| arg["optional"] == true);
+                for with in [false, true] {
+                    if with {
+                        words.extend(
+                            optional.clone().flat_map(|arg| ["--with", arg["name"].as_str().unwrap()]),
+                        );
+                    }
+                    let output = run(&words);
+                    let message = String::from_utf8_lossy(&output.stderr);
+                    assert!(matches!(output.status.code(), Some(0 | 1)), "{words:?}: {message}");
+                }
+            }
+        }
+    }
+}
+
+/// Where the reference of a call like that would have nothing to read.
+#[test]
+fn check_refuses_calls_the_op_does_not_define() {
+    for (op, shape, more, blamed) in [
+        ("cast", "num_tokens=17 hidden=2 num_scales=16", "--with scale", "`scale`"),
+        ("rope", "num_tokens=3 num_heads=2 head_dim=17", "--set rotary_dim=20", "`rotary_dim`"),
+        (
+            "kv_store",
+            "num_tokens=3 num_scales=0",
+            "--with k_scale --with v_scale --set to=f8e4m3",
+            "`k_scale`",
+        ),
+    ] {
+        let words: Vec<&str> = ["check", op, "--device", "cpu", "--dtype", "f32", "--shape"]
+            .into_iter()
+            .chain(shape.split(' '))
+            .chain(more.split(' '))
+            .collect();
+        let message = fails(&words);
+        assert!(message.contains(&format!("{op}: argument ")) && message.contains(blamed), "{message}");
+    }
+}
+
+#[test]
+fn check_says_how_much_memory_a_reference_takes_and_how_much_there_is() {
+    let message = fails(&["check", "rms_norm", "--device", "cpu", "--shape", "num_tokens=2147483648"]);
+    let numbers: Vec<u64> = message.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [requested, free, total] = numbers[..] else { panic!("{message}") };
+    // Both tensors, each element in several arithmetics.
+    assert!((1 << 46..1 << 60).contains(&requested) && free < total, "{message}");
+}
+
+#[test]
+fn some_cases_under_a_sanitizer_are_no_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let evidence = folder.path().to_str().unwrap();
+    let some = ["check", "rms_norm", "--device", "cpu", "--sanitizer", "all", "--dtype", "f32"];
+    let message = fails(&[&some[..], &["--record", "--evidence", evidence]].concat());
+    assert!(message.contains("all cases of an op"), "{message}");
+    assert!(fails(&some).contains("a CUDA device"), "without a record any part may be run");
+}
+
+#[test]
+fn run_names_tensors_that_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let message = |tensors: &[Stored<'_>]| {
+        store(&input, tensors);
+        let [from, to] = [&input, &output].map(|path| path.to_str().unwrap());
+        let message = fails(&["run", "rms_norm", "--input", from, "--output", to, "--device", "cpu"]);
+        assert!(!output.exists(), "nothing is written after an error");
+        message
+    };
+    let x = || ("x", Dtype::F32, &[1, 2][..], floats(&[1.0, 2.0]));
+    assert!(message(&[]).contains("`x`: expected a tensor"));
+    assert!(message(&[x(), ("y", Dtype::F32, &[1], floats(&[1.0]))]).contains("x, weight, residual"));
+    assert!(message(&[x(), ("weight", Dtype::F32, &[1], floats(&[1.0]))]).contains("[hidden=2], got [1]"));
+    assert!(message(&[("x", Dtype::I32, &[1, 2], floats(&[1.0, 2.0]))]).contains("got i32"));
+    assert!(message(&[("x", Dtype::F64, &[1], vec![0; 8])]).contains("F64"));
+    assert!(message(&[("x", Dtype::F32, &[], floats(&[1.0]))]).contains("[..., hidden]"));
+}
+
+#[test]
+fn bench_says_why_nothing_was_timed_and_records_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = ["--record", "--evidence", folder.path().to_str().unwrap()];
+    for (asked, why) in [
+        (&["rms_norm", "--dtype", "i32"][..], "none is of i32, only of f32, bf16"),
+        (&["--kernel", "rms_norm_row"], "no kernel that was asked for runs on cpu"),
+        // Found only on trying it.
+        (&["rms_norm", "--shape", "num_tokens=2147483648", "--dtype", "f32"], "nothing was timed"),
+    ] {
+        let output = run(&[&["bench", "--device", "cpu"], asked, &record].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(why), "{message}");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "no table without rows");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0, "{asked:?}");
+    }
+    assert!(fails(&["tune", "rms_norm", "--device", "cpu", "--dtype", "i32"]).contains("none is of i32"));
+}
+
+#[test]
+fn evidence_names_documents_that_are_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let evidence = folder.path().join("evidence");
+    std::fs::create_dir(&evidence).unwrap();
+    let update = ["evidence", "--update-readme", "--evidence", evidence.to_str().unwrap()];
+    assert!(fails(&update).contains("README.md"));
+    std::fs::write(folder.path().join("README.md"), "").unwrap();
+    // After a word about the one that is there.
+    let output = run(&update);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("performance.md: reading"));
+    std::fs::create_dir(folder.path().join("docs")).unwrap();
+    std::fs::write(folder.path().join("docs/performance.md"), "").unwrap();
+    succeeds(&update);
+}
