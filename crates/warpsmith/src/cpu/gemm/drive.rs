@@ -18,6 +18,8 @@ pub(super) const VECTOR_BLOCK: usize = 512;
 const CHUNK: usize = 4 << 20;
 /// Blocks of rows and panels of a task: its panels (of one block of k) then fill half of the second cache, its sums a quarter.
 const LARGEST: (usize, usize) = (18, 16);
+/// Bytes of a strip that one thread packs: they are kept from call to call.
+const STRIP: usize = 16 << 20;
 /// Panels of a strip that make it worth copying the rows again for the next one.
 const FULL: usize = 8;
 /// Fewer panels than this for each thread are packed by all threads together.
@@ -84,7 +86,8 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
 /// As for [`unpacked`].
 unsafe fn strips<E: Epilogue>(isa: Isa, panels: Panels, x: &Side, w: &Side, epilogue: &E) {
     let (threads, count) = (num_threads(), w.panels());
-    let fewest = count.div_ceil(LARGEST.1).max((2 * threads).min(count / FULL));
+    let largest = (STRIP / panels.bytes(1).max(1)).clamp(1, LARGEST.1);
+    let fewest = count.div_ceil(largest).max((2 * threads).min(count / FULL));
     let across = fewest.next_multiple_of(threads).min(count);
     let width = count.div_ceil(across);
     parallel_for(across, 1, |range| {
