@@ -16,8 +16,11 @@ pub(super) const VECTOR_BLOCK: usize = 512;
 /// Bytes of the right operand that are packed before they are used, per thread. The left operand is read once for each
 /// chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
 const CHUNK: usize = 4 << 20;
-/// Blocks of rows and panels of a task: its panels (of one block of k) then fill half of the second cache, its sums a quarter.
-const LARGEST: (usize, usize) = (18, 16);
+/// Blocks of rows and panels of a task: its panels (of one block of k) then fill a quarter of the second cache, and so do its
+/// sums.
+const LARGEST: (usize, usize) = (18, 8);
+/// Bytes of a strip that one thread packs: they are kept from call to call.
+const STRIP: usize = 16 << 20;
 /// Panels of a strip that make it worth copying the rows again for the next one.
 const FULL: usize = 8;
 /// Fewer panels than this for each thread are packed by all threads together.
@@ -84,7 +87,8 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
 /// As for [`unpacked`].
 unsafe fn strips<E: Epilogue>(isa: Isa, panels: Panels, x: &Side, w: &Side, epilogue: &E) {
     let (threads, count) = (num_threads(), w.panels());
-    let fewest = count.div_ceil(LARGEST.1).max((2 * threads).min(count / FULL));
+    let largest = (STRIP / panels.bytes(1).max(1)).clamp(1, LARGEST.1);
+    let fewest = count.div_ceil(largest).max((2 * threads).min(count / FULL));
     let across = fewest.next_multiple_of(threads).min(count);
     let width = count.div_ceil(across);
     parallel_for(across, 1, |range| {
@@ -119,8 +123,8 @@ fn is_on_tiles(isa: Isa, unit: Unit) -> bool {
 
 /// Into how many tasks to split `blocks` and `panels`, over `units` units of k.
 ///
-/// A task is no larger than `largest` blocks and panels: its panels (of one block of k) then fill half of the second
-/// cache, its sums a quarter. There are enough tasks, in a multiple of what the threads take at once, to keep the
+/// A task is no larger than `largest` blocks and panels, so that its panels and sums stay in the second cache. There are
+/// enough tasks, in a multiple of what the threads take at once, to keep the
 /// threads equally busy, unless they became too small to pay for their start.
 pub(super) fn grid(blocks: usize, panels: usize, units: usize, largest: (usize, usize)) -> (usize, usize) {
     const LEAST: usize = 1 << 10;
