@@ -4,15 +4,11 @@
 #include "warpsmith/math.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads) activation(const ElementwiseParams p) {
-  fetch_elements<ELEM, 1, 1>(p);
-  begin_kernel();
   elementwise<ELEM, 1, 1>(p, [](const float (&x)[1], float (&y)[1]) {
     y[0] = FUNCTION::value<ELEM>(x[0]);
   });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) activation_backward(const ElementwiseParams p) {
-  fetch_elements<ELEM, 2, 1>(p);
-  begin_kernel();
   elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) { y[0] = x[1] * FUNCTION::derivative<ELEM>(x[0]); });
 }

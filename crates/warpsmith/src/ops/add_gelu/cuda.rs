@@ -39,8 +39,8 @@ const THREADS: usize = 256;
 const ITEMS: usize = 2;
 /// Blocks of a multiprocessor: enough loads in flight, few enough partial sums.
 const BLOCKS_PER_UNIT: usize = 4;
-/// Rows of a group at least: the partial sums of fewer would cost more than the rows.
-const ROWS_OF_GROUP: usize = 4;
+/// Rows of a group at least: what a thread loads at once. The partial sums of fewer would cost more than the rows.
+const ROWS_OF_GROUP: usize = ITEMS;
 
 kernel_params! {
     struct AddGeluBackwardParams {

@@ -4,8 +4,6 @@
 #include "warpsmith/math.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads) add_gelu(const ElementwiseParams p) {
-  fetch_elements<ELEM, 2, 1>(p);
-  begin_kernel();
   elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) {
     y[0] = FUNCTION::value<ELEM>(x[0] + x[1]);
   });

@@ -34,6 +34,7 @@ kernel_params! {
         column_tiles: u32,
         lanes_log2: u32,
         blocks_ahead: i32,
+        is_large: i32,
         rows: ElementwiseRows,
     }
 }
@@ -60,16 +61,17 @@ pub(in crate::ops) struct Signature {
 }
 
 impl Signature {
-    /// Units a thread loads before it computes. One run of memory is fastest with many threads of one unit each; where
-    /// rows must be found first, or a vector is shared by several, about four loads in flight are. Pairs on both sides
-    /// take twice the registers, so one unit must do.
+    /// Units a thread loads before it computes. Many threads of one unit each are fastest, and of 32 bytes where units are
+    /// pairs with one result; where a vector is shared by several rows, or rows of one input must be found first, four.
     const fn items(self, paired: bool, flat: bool, shared: bool) -> usize {
-        if (flat && self.inputs <= 2) || (paired && self.outputs == 2) {
+        if self.outputs > 1 {
             1
-        } else if self.inputs - shared as usize == 1 {
+        } else if paired {
+            2
+        } else if !flat && self.inputs - shared as usize == 1 {
             4
         } else {
-            2
+            1
         }
     }
 }
@@ -123,11 +125,15 @@ struct Plan {
     lanes_log2: u32,
     column_tiles: usize,
     blocks: usize,
+    /// Of every stream.
+    block_columns: usize,
 }
 
 impl Plan {
     fn new(grid: &Grid, signature: Signature, info: &DeviceInfo) -> Plan {
-        let per_unit = if grid.vector { 16 / grid.dtype.size() } else { 1 };
+        let paired = grid.paired && grid.vector;
+        // A unit of pairs is 16 bytes of them, so half as many columns.
+        let per_unit = if grid.vector { 16 / grid.dtype.size() / (1 + paired as usize) } else { 1 };
         let units = grid.columns.div_ceil(per_unit);
         let flat = grid.num_rows == 1;
         let lanes = if flat { THREADS } else { units.next_power_of_two().min(THREADS) };
@@ -136,7 +142,6 @@ impl Plan {
             true => units.div_ceil(THREADS * items),
             false => column_tiles * grid.num_rows.div_ceil(THREADS / lanes * items),
         };
-        let paired = grid.paired && grid.vector;
         // A repeated vector runs along the rows instead if the other tensors are transposed.
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
@@ -144,7 +149,13 @@ impl Plan {
         let items = signature.items(paired, flat, shared);
         let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
         let mode = Mode { items, flat, vector: grid.vector, paired, shared };
-        Plan { mode, lanes_log2: lanes.ilog2(), column_tiles, blocks: blocks(items) }
+        Plan {
+            mode,
+            lanes_log2: lanes.ilog2(),
+            column_tiles,
+            blocks: blocks(items),
+            block_columns: THREADS * items * per_unit,
+        }
     }
 }
 
@@ -212,7 +223,12 @@ pub(in crate::ops) unsafe fn run<P>(
         num_rows: grid.num_rows as i64,
         column_tiles: plan.column_tiles as u32,
         lanes_log2: plan.lanes_log2,
-        blocks_ahead: blocks_ahead(launch.info, large, THREADS * plan.mode.items * 16 * signature.inputs),
+        is_large: large,
+        blocks_ahead: blocks_ahead(
+            launch.info,
+            large,
+            plan.block_columns * grid.dtype.size() * signature.inputs,
+        ),
         rows: ElementwiseRows::of(grid),
     };
     let defines = [plan.mode.defines(), vec![element(grid.dtype)], own].concat();

@@ -4,8 +4,6 @@
 #include "warpsmith/math.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads) gated_act(const ElementwiseParams p) {
-  fetch_elements<ELEM, 2, 1>(p);
-  begin_kernel();
   elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) {
     y[0] = FUNCTION::value<ELEM>(x[0]) * x[1];
   });
@@ -13,8 +11,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated_act(const Elementwi
 
 // Inputs gate, up, dout; outputs dgate, dup.
 extern "C" __global__ void __launch_bounds__(kThreads) gated_act_backward(const ElementwiseParams p) {
-  fetch_elements<ELEM, 3, 2>(p);
-  begin_kernel();
   elementwise<ELEM, 3, 2>(p, [](const float (&x)[3], float (&y)[2]) {
     y[0] = x[2] * x[1] * FUNCTION::derivative<ELEM>(x[0]);
     y[1] = x[2] * FUNCTION::value<ELEM>(x[0]);

@@ -5,7 +5,7 @@
 
 use super::super::problem::{Dequant, Order, SCALE_BLOCK};
 use super::super::{Gate, Problem};
-use super::STAGE_ROW;
+use super::{LONG_K, STAGE_ROW};
 use crate::ops::elementwise::function::Kind;
 
 /// How the consumers of a block share the tiles.
@@ -115,6 +115,12 @@ const CLUSTER: f64 = 1.085;
 /// What blocks without a cluster lose on rows of the result that are longer than this many bytes.
 const WIDE: f64 = 1.1;
 const WIDE_BYTES: usize = 1 << 17;
+
+/// The tile of long products, under which the device lowers its clock: consumers in turn then lose less than two on one
+/// tile. From this many multiplications on, and up to so many bytes of K: with more they lose too much while it is cool.
+const STEADY: Tile = tile(PingPong, 128, 128, Cluster::N(2));
+const STEADY_PRODUCTS: f64 = 2.5e11;
+const STEADY_K: usize = 8192;
 
 impl Tile {
     /// A tile for M <= 64, of `n` rows of `w`, with up to `pieces` in a stage.
@@ -278,10 +284,21 @@ impl Tile {
         if p.m <= 64 {
             let parts = if p.gate == Gate::None { 1 } else { 2 };
             cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny_for(p, parts * columns)))
+        } else if lowers_clock(p) {
+            Some(STEADY)
         } else {
             cheapest(&mut TILES.into_iter())
         }
     }
+}
+
+/// Whether [`STEADY`] is for this problem.
+fn lowers_clock(p: &Problem) -> bool {
+    let products = [p.batch, p.m, p.n, p.k].map(|size| size as f64).iter().product::<f64>();
+    let plain = p.gate == Gate::None && p.dequant != Dequant::Blocks;
+    let rows = p.x_order == Order::Rows && p.w_order == Order::Rows && !ragged(p);
+    let k = LONG_K..=STEADY_K;
+    products >= STEADY_PRODUCTS && k.contains(&(p.k * p.x_dtype.size())) && plain && rows
 }
 
 /// Whether rows of an operand start at odd multiples of 16 bytes.
