@@ -14,7 +14,7 @@ use crate::registry::{CudaKernel, Defines, Launch};
 /// Threads of a block; the device half says the same.
 const THREADS: usize = 256;
 /// Blocks a multiprocessor should get at least before threads take several units.
-const BLOCKS_PER_UNIT: usize = 8;
+const BLOCKS_PER_UNIT: usize = 5;
 
 kernel_params! {
     /// Where rows start: the C twin of a merged space.
@@ -61,7 +61,7 @@ pub(in crate::ops) struct Signature {
 }
 
 impl Signature {
-    /// Units a thread loads before it computes. Many threads of one unit each are fastest, and of 32 bytes where units are
+    /// Most units a thread loads before it computes. Many threads of one unit each are fastest, and of 32 bytes where units are
     /// pairs with one result; where a vector is shared by several rows, or rows of one input must be found first, four.
     const fn items(self, paired: bool, flat: bool, shared: bool) -> usize {
         if self.outputs > 1 {
@@ -103,8 +103,8 @@ impl Mode {
         let mut all = Vec::new();
         for bits in 0..16 {
             let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-            let mut choices = vec![1, signature.items(paired, flat, shared)];
-            choices.dedup();
+            let most = signature.items(paired, flat, shared);
+            let choices = [4, 2, 1].into_iter().filter(|&items| items <= most);
             for items in choices {
                 // Pairs that cannot be moved in pieces are two strided tensors like any others.
                 let pairs = !paired || (signature.pairs && vector);
@@ -146,8 +146,10 @@ impl Plan {
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
         let shared = signature.shared && !flat && repeats;
-        let items = signature.items(paired, flat, shared);
-        let items = if blocks(items) < info.units * BLOCKS_PER_UNIT { 1 } else { items };
+        let mut items = signature.items(paired, flat, shared);
+        while items > 1 && blocks(items) < info.units * BLOCKS_PER_UNIT {
+            items /= 2;
+        }
         let mode = Mode { items, flat, vector: grid.vector, paired, shared };
         Plan {
             mode,
@@ -264,6 +266,8 @@ mod tests {
         assert_eq!((large.column_tiles, large.blocks), (2, 2 * 32768 / 4));
         let small = plan(&[128, 4096], [&[4096, 1], bias, &[4096, 1]]);
         assert_eq!((small.mode.items, small.blocks), (1, 256));
+        let between = plan(&[1024, 4096], [&[4096, 1], bias, &[4096, 1]]);
+        assert_eq!((between.mode.items, between.blocks), (2, 2 * 1024 / 2));
         let narrow = plan(&[1000, 24], [&[24, 1], bias, &[24, 1]]);
         assert_eq!(
             (1 << narrow.lanes_log2, narrow.column_tiles, narrow.blocks),
