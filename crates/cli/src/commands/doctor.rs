@@ -119,8 +119,7 @@ impl Finding {
 }
 
 fn examine() -> Vec<Finding> {
-    let mut findings =
-        vec![Finding::ok("CPU", cpu::cpu_name()), tiers(), matrix_products(), threads(), amx()];
+    let mut findings = vec![Finding::ok("CPU", cpu::cpu_name()), tiers(), matrix_products(), threads()];
     findings.extend(memory());
     findings.push(driver());
     let gpus: Vec<Device> = Device::all().into_iter().filter(|device| *device != Device::Cpu).collect();
@@ -180,32 +179,6 @@ fn threads() -> Finding {
             format!("Set {} to a number, or unset it", env::NUM_THREADS),
         ),
     }
-}
-
-fn amx() -> Finding {
-    match amx_parts() {
-        parts if parts.is_empty() => {
-            Finding::new("AMX", State::Missing, "this CPU has none", "matrix kernels use AVX-512 or AVX2", "")
-        }
-        parts => Finding::ok("AMX", parts.join(", ")),
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn amx_parts() -> Vec<&'static str> {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
-    if __cpuid(0).eax < 7 {
-        return Vec::new();
-    }
-    // Bits of EDX of leaf 7: what the processor has; the system may still have to allow its use.
-    let bits = __cpuid_count(7, 0).edx;
-    let parts = [(24, "tiles"), (22, "bf16"), (25, "int8")];
-    parts.into_iter().filter(|(bit, _)| bits & (1 << bit) != 0).map(|(_, name)| name).collect()
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn amx_parts() -> Vec<&'static str> {
-    Vec::new()
 }
 
 fn memory() -> Option<Finding> {

@@ -2,7 +2,7 @@
 //! with a small call on the same rows.
 
 use super::bulk::Bulk;
-use super::{Outcome, failed};
+use super::{Outcome, failed, only};
 use crate::device::{Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ impl Large {
         if !kernel.batch_invariant {
             return Ok(None);
         }
-        let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: true };
+        let select = only(kernel);
         for index in self.outputs() {
             self.tensors.refill(index, &POISON)?;
         }

@@ -40,46 +40,35 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
-/// The tensors of a case and what they must become: computed once, used for every kernel.
-pub struct Prepared {
+/// The tensors of a case: drawn once, used for every kernel.
+pub struct Drawn {
     op: &'static dyn AnyOp,
     case: Case,
     plan: Vec<Option<ArgPlan>>,
     tensors: Tensors,
-    expected: Expected,
 }
 
-impl Prepared {
-    /// Draws the inputs of a case and evaluates the reference.
+impl Drawn {
+    /// Draws the inputs of a case.
     ///
     /// # Errors
-    /// What [`AnyOp::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
-    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
+    /// What [`AnyOp::check`] says about a case that is no valid call.
+    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Drawn> {
         let plan = op.plan(case);
         let tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
         op.check(&tensors.args(&plan, None), &case.attrs)?;
-        let expected = op.expected(case.dtype, &tensors.inputs, tensors.present(), &case.attrs);
-        Ok(Prepared { op, case: case.clone(), plan, tensors, expected })
+        Ok(Drawn { op, case: case.clone(), plan, tensors })
     }
 
-    /// Runs one kernel and judges it; `None` if the kernel does not support the case.
-    pub fn judge(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<Option<Outcome>> {
-        let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: true };
+    /// Runs one kernel once, without a judgement, for a tool that watches it; `false` if the kernel does not support
+    /// the case.
+    pub fn launch(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<bool> {
         self.tensors.reset()?;
-        match self.run(&select, stream, None) {
-            Ok(()) => {}
-            Err(Error::Unsupported { .. }) => return Ok(None),
-            Err(error) => return Ok(Some(failed(error.to_string()))),
+        match self.run(&only(kernel), stream, None) {
+            Ok(()) => Ok(true),
+            Err(Error::Unsupported { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
-        let outcome = self.judge_outputs()?;
-        if !outcome.ok {
-            return Ok(Some(outcome));
-        }
-        let failure = match self.tensors.damage()? {
-            Some(damage) => Some(damage),
-            None => self.judge_repetition(&select, stream, kernel.batch_invariant)?,
-        };
-        Ok(Some(Outcome { ok: failure.is_none(), failure, ..outcome }))
     }
 
     fn run(&self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
@@ -92,14 +81,53 @@ impl Prepared {
         let args = self.op.spec().args.iter().enumerate();
         args.filter(|(i, arg)| arg.is_output() && self.plan[*i].is_some()).map(|(i, _)| i)
     }
+}
+
+/// The tensors of a case and what they must become: computed once, used for every kernel.
+pub struct Prepared {
+    drawn: Drawn,
+    expected: Expected,
+}
+
+impl Prepared {
+    /// Draws the inputs of a case and evaluates the reference.
+    ///
+    /// # Errors
+    /// What [`AnyOp::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
+    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
+        let drawn = Drawn::new(op, case, device, seed)?;
+        let Tensors { inputs, .. } = &drawn.tensors;
+        let expected = op.expected(case.dtype, inputs, drawn.tensors.present(), &case.attrs);
+        Ok(Prepared { drawn, expected })
+    }
+
+    /// Runs one kernel and judges it; `None` if the kernel does not support the case.
+    pub fn judge(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<Option<Outcome>> {
+        let select = only(kernel);
+        self.drawn.tensors.reset()?;
+        match self.drawn.run(&select, stream, None) {
+            Ok(()) => {}
+            Err(Error::Unsupported { .. }) => return Ok(None),
+            Err(error) => return Ok(Some(failed(error.to_string()))),
+        }
+        let outcome = self.judge_outputs()?;
+        if !outcome.ok {
+            return Ok(Some(outcome));
+        }
+        let failure = match self.drawn.tensors.damage()? {
+            Some(damage) => Some(damage),
+            None => self.judge_repetition(&select, stream, kernel.batch_invariant)?,
+        };
+        Ok(Some(Outcome { ok: failure.is_none(), failure, ..outcome }))
+    }
 
     fn judge_outputs(&self) -> Result<Outcome> {
         let mut outcome = Outcome { ok: true, error: 0.0, worst: 0.0, failure: None };
-        for index in self.outputs() {
-            let name = self.op.spec().args[index].name;
-            let dtype = self.plan[index].as_ref().expect("an output in the plan").dtype;
+        for index in self.drawn.outputs() {
+            let name = self.drawn.op.spec().args[index].name;
+            let dtype = self.drawn.plan[index].as_ref().expect("an output in the plan").dtype;
             let out: Vec<f64> =
-                self.tensors.bytes(index)?.chunks_exact(dtype.size()).map(|b| dtype.read(b)).collect();
+                self.drawn.tensors.bytes(index)?.chunks_exact(dtype.size()).map(|b| dtype.read(b)).collect();
             let Expected { truth, naive, deviation } = &self.expected;
             let [Some(truth), Some(naive), Some(deviation)] =
                 [truth, naive, deviation].map(|e| e[index].as_ref())
@@ -109,7 +137,7 @@ impl Prepared {
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
             // What the reference leaves alone must not even be rounded.
-            let before = self.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
+            let before = self.drawn.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
             let kept = before.iter().zip(&truth.data).zip(&out).position(|((b, t), o)| b == t && o != b);
             if let Some(at) = kept {
                 return Ok(failed(format!(
@@ -136,16 +164,16 @@ impl Prepared {
         batch_invariant: bool,
     ) -> Result<Option<String>> {
         let first: Vec<(usize, Vec<u8>)> =
-            self.outputs().map(|i| Ok((i, self.tensors.bytes(i)?))).collect::<Result<_>>()?;
-        self.tensors.reset()?;
-        self.run(select, stream, None)?;
+            self.drawn.outputs().map(|i| Ok((i, self.drawn.tensors.bytes(i)?))).collect::<Result<_>>()?;
+        self.drawn.tensors.reset()?;
+        self.drawn.run(select, stream, None)?;
         for (index, bytes) in &first {
-            if self.tensors.bytes(*index)? != *bytes {
-                return Ok(Some(format!("`{}`: two runs differ", self.op.spec().args[*index].name)));
+            if self.drawn.tensors.bytes(*index)? != *bytes {
+                return Ok(Some(format!("`{}`: two runs differ", self.drawn.op.spec().args[*index].name)));
             }
         }
-        let batch = self.outputs().filter_map(|i| {
-            let plan = self.plan[i].as_ref()?;
+        let batch = self.drawn.outputs().filter_map(|i| {
+            let plan = self.drawn.plan[i].as_ref()?;
             Some(plan.shape[plan.batch_dim?])
         });
         let batch = batch.min().unwrap_or(0);
@@ -153,20 +181,22 @@ impl Prepared {
             return Ok(None);
         }
         for part in [0..1, batch / 2..batch / 2 + 1, batch - 1..batch, 0..batch / 2 + 1] {
-            self.tensors.reset()?;
-            match self.run(select, stream, Some(part.clone())) {
+            self.drawn.tensors.reset()?;
+            match self.drawn.run(select, stream, Some(part.clone())) {
                 Ok(()) => {}
                 // A part may have an alignment or shape the kernel is not for; whichever kernel runs it by default
                 // must give the same bits.
-                Err(Error::Unsupported { .. }) => self.run(&Select::default(), stream, Some(part.clone()))?,
+                Err(Error::Unsupported { .. }) => {
+                    self.drawn.run(&Select::default(), stream, Some(part.clone()))?
+                }
                 Err(error) => return Err(error),
             }
             for (index, bytes) in &first {
-                let plan = self.plan[*index].as_ref().expect("an output in the plan");
+                let plan = self.drawn.plan[*index].as_ref().expect("an output in the plan");
                 let Some(dim) = plan.batch_dim else { continue };
-                let now = self.tensors.bytes(*index)?;
+                let now = self.drawn.tensors.bytes(*index)?;
                 if let Some(at) = differs_in_part(plan, dim, &part, bytes, &now) {
-                    let name = self.op.spec().args[*index].name;
+                    let name = self.drawn.op.spec().args[*index].name;
                     return Ok(Some(format!(
                         "`{name}`: element {at} differs when only {part:?} of the batch is run"
                     )));
@@ -192,6 +222,11 @@ fn differs_in_part(
         .filter(|(i, _)| part.contains(&(i / inner % plan.shape[dim])))
         .find(|(_, (a, b))| a != b)
         .map(|(i, _)| i)
+}
+
+/// The choice of this kernel and no other.
+fn only(kernel: &KernelInfo) -> Select {
+    Select { kernel: Some(kernel.name.into()), allow_batch_variant: true }
 }
 
 fn failed(why: String) -> Outcome {

@@ -1,22 +1,21 @@
 //! `warpsmith check`: kernels judged against the reference.
 
+mod sanitize;
+
 use crate::kernels::progress_bar;
-use crate::select::{Selection, arrangement_name, case_words, parse_arrangement, parse_values, values_name};
+use crate::select::{Selection, case_words, parse_arrangement, parse_values};
 use crate::table;
 use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::evidence::{self, CaseRecord, Machine, Record};
 use warpsmith::op::{Arrangement, Case, Values};
-use warpsmith::proof::{Bulk, Large, Outcome, Prepared};
+use warpsmith::proof::{Bulk, Drawn, Large, Outcome, Prepared};
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{Device, Error, Result};
 
 /// Bytes that judging a case takes for each byte of its tensors: the reference in three arithmetics of `f64`.
 const REFERENCE_COST: u64 = 40;
-/// What a run under a sanitizer exits with when the sanitizer found something.
-const SANITIZER_ERRORS: i32 = 99;
-const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 
 /// Check kernels against the f64 reference
 ///
@@ -45,8 +44,11 @@ pub struct Args {
     large: bool,
     /// Run under this tool of compute-sanitizer: memcheck, racecheck, initcheck, synccheck or all; recorded only over all
     /// cases of an op
-    #[arg(long, value_name = "TOOL")]
+    #[arg(long, value_name = "TOOL", conflicts_with = "large")]
     sanitizer: Option<String>,
+    /// Only run each kernel once on each case, without a reference, for a tool that watches; --sanitizer does so
+    #[arg(long, conflicts_with_all = ["record", "sanitizer", "json", "large"])]
+    launch_only: bool,
     /// Record the results in the evidence folder
     #[arg(long)]
     record: bool,
@@ -82,8 +84,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // Found before hours of work, not after.
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     if let Some(tool) = &args.sanitizer {
-        refuse_partial_sanitizer_record(args)?;
-        return sanitize(args, device, tool, folder);
+        sanitize::refuse_partial_record(args)?;
+        return sanitize::run(args, device, tool, folder);
+    }
+    if args.launch_only {
+        return launch(args, device);
     }
     let mut results = Vec::new();
     let mut broken = None;
@@ -109,6 +114,41 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// Runs each kernel once on each case.
+fn launch(args: &Args, device: Device) -> Result<ExitCode> {
+    let mut table = table::new(&["op", "kernel", "launched"].map(String::from), 2);
+    let mut launched = 0;
+    for op in args.select.ops()? {
+        let kernels = args.select.kernels(op, device);
+        if kernels.is_empty() {
+            continue;
+        }
+        let stream = device.default_stream()?;
+        let cases = cases(args, op)?;
+        let bar = progress_bar(cases.len());
+        bar.set_message(op.spec().name);
+        let mut counts = vec![0; kernels.len()];
+        for (number, case) in cases {
+            let mut drawn = Drawn::new(op, &case, device, args.seed.unwrap_or(number as u64))?;
+            for (kernel, count) in kernels.iter().zip(&mut counts) {
+                *count += usize::from(drawn.launch(kernel, &stream)?);
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        for (kernel, count) in kernels.iter().zip(counts) {
+            table.add_row([op.spec().name.to_string(), kernel.name.to_string(), count.to_string()]);
+            launched += count;
+        }
+    }
+    if launched == 0 {
+        eprintln!("no kernel on {device} runs what was asked for");
+        return Ok(ExitCode::FAILURE);
+    }
+    println!("{table}");
+    Ok(ExitCode::SUCCESS)
 }
 
 fn check_op(args: &Args, op: &'static dyn AnyOp, device: Device, results: &mut Vec<Judged>) -> Result<()> {
@@ -288,130 +328,4 @@ fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::P
         eprintln!("recorded in {}", record.save(folder)?.display());
     }
     Ok(())
-}
-
-/// The record of a tool has one verdict for a kernel, which must stand for all its cases.
-fn refuse_partial_sanitizer_record(args: &Args) -> Result<()> {
-    if !args.record || is_full(args) {
-        return Ok(());
-    }
-    Err(Error::parse(
-        "--sanitizer with --record",
-        "all cases of an op, because what is recorded says that a kernel is clean on every one",
-        "some of them (--shape, --dtype, --set, --with or --arrangement)",
-    ))
-}
-
-/// The words after `warpsmith` that check under a sanitizer what was asked for.
-fn sanitized_words(args: &Args, device: Device) -> Vec<String> {
-    let mut words = vec!["check".to_string()];
-    words.extend(args.select.words(device));
-    if let Some(arrangement) = args.arrangement {
-        words.extend(["--arrangement".into(), arrangement_name(arrangement).into()]);
-    }
-    if let Some(values) = args.values {
-        words.extend(["--values".into(), values_name(values).into()]);
-    }
-    if let Some(seed) = args.seed {
-        words.extend(["--seed".into(), seed.to_string()]);
-    }
-    words.extend(args.in_place.then(|| "--in-place".into()));
-    words.extend(args.large.then(|| "--large".into()));
-    words
-}
-
-/// Runs this very check under compute-sanitizer, once for each tool, and records what the tools said.
-fn sanitize(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> Result<ExitCode> {
-    let tools: Vec<&str> = match tool {
-        "all" => SANITIZERS.to_vec(),
-        one => SANITIZERS.into_iter().filter(|known| *known == one).collect(),
-    };
-    if tools.is_empty() {
-        return Err(Error::parse("sanitizer", format!("{} or all", SANITIZERS.join(", ")), tool));
-    }
-    if device == Device::Cpu {
-        return Err(Error::parse("device", "a CUDA device, for compute-sanitizer", "cpu"));
-    }
-    let missing = || Error::Unavailable {
-        what: "compute-sanitizer".into(),
-        why: "it is neither in CUDA_HOME nor on the PATH".into(),
-        fix: "Install the CUDA toolkit".into(),
-    };
-    let sanitizer = warpsmith::jit::inspect::tool("compute-sanitizer").ok_or_else(missing)?;
-    let program = std::env::current_exe().map_err(|e| Error::io("warpsmith", "finding this program", &e))?;
-    let mut verdicts = Vec::new();
-    for tool in tools {
-        eprintln!("compute-sanitizer --tool {tool}");
-        let errors = SANITIZER_ERRORS.to_string();
-        let status = std::process::Command::new(&sanitizer)
-            .args(["--tool", tool, "--error-exitcode", &errors])
-            .arg(&program)
-            .args(sanitized_words(args, device))
-            .status()
-            .map_err(|e| Error::io(&sanitizer, "starting", &e))?;
-        match status.code() {
-            Some(0) => verdicts.push((tool, true)),
-            Some(SANITIZER_ERRORS) => verdicts.push((tool, false)),
-            _ => eprintln!("{tool}: the check did not run to its end ({status}): nothing is recorded"),
-        }
-        if !status.success() {
-            break;
-        }
-    }
-    let clean = verdicts.iter().all(|(_, clean)| *clean) && !verdicts.is_empty();
-    if let Some(folder) = folder {
-        let mut record = Record::open(&folder, Machine::of(device)?)?;
-        for op in args.select.ops()? {
-            for kernel in args.select.kernels(op, device) {
-                let hash = kernel.source_hash(op.spec().name);
-                for (tool, clean) in &verdicts {
-                    if !record.add_sanitizer(kernel.name, &hash, tool, *clean) {
-                        eprintln!(
-                            "not recorded: {} has no evidence yet (`warpsmith check --record`)",
-                            kernel.name
-                        );
-                    }
-                }
-            }
-        }
-        eprintln!("recorded in {}", record.save(&folder)?.display());
-    }
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    fn parse(words: &str) -> Args {
-        Line::try_parse_from(["check"].into_iter().chain(words.split_whitespace())).unwrap().args
-    }
-
-    #[test]
-    fn a_sanitizer_sees_the_case_that_was_asked_for() {
-        let line = "rms_norm --device cpu --shape hidden=7 --arrangement padded --values special --seed 3 --in-place --large";
-        let words = sanitized_words(&parse(&format!("{line} --sanitizer all")), Device::Cpu);
-        assert_eq!(words.join(" "), format!("check {line}"));
-    }
-
-    #[test]
-    fn what_a_sanitizer_said_about_some_cases_is_not_recorded() {
-        for part in
-            ["--shape hidden=7", "--dtype f32", "--set eps=1", "--with weight", "--arrangement padded"]
-        {
-            let error = refuse_partial_sanitizer_record(&parse(&format!("rms_norm {part} --record")));
-            assert!(matches!(error, Err(Error::Parse { .. })), "{part}");
-            assert!(refuse_partial_sanitizer_record(&parse(&format!("rms_norm {part}"))).is_ok(), "{part}");
-        }
-        for whole in ["", "rms_norm", "--kernel rms_norm_row --large --seed 1"] {
-            assert!(refuse_partial_sanitizer_record(&parse(&format!("{whole} --record"))).is_ok(), "{whole}");
-        }
-    }
 }
