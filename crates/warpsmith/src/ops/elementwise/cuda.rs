@@ -74,6 +74,12 @@ impl Signature {
             1
         }
     }
+
+    /// Whether four units a thread are faster where that gives nearly every multiprocessor one block, so that all run at
+    /// once: the memory then has all that is asked of it from the start.
+    const fn fills_one_round(self, paired: bool, flat: bool, shared: bool) -> bool {
+        self.outputs == 1 && !paired && (shared || (flat && self.inputs == 3))
+    }
 }
 
 /// The compile-time choices of a launch.
@@ -104,7 +110,8 @@ impl Mode {
         for bits in 0..16 {
             let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
             let most = signature.items(paired, flat, shared);
-            let choices = [4, 2, 1].into_iter().filter(|&items| items <= most);
+            let round = signature.fills_one_round(paired, flat, shared);
+            let choices = [4, 2, 1].into_iter().filter(|&items| items <= most || (round && items == 4));
             for items in choices {
                 // Pairs that cannot be moved in pieces are two strided tensors like any others.
                 let pairs = !paired || (signature.pairs && vector);
@@ -147,8 +154,13 @@ impl Plan {
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
         let shared = signature.shared && !flat && repeats;
         let mut items = signature.items(paired, flat, shared);
-        while items > 1 && blocks(items) < info.units * BLOCKS_PER_UNIT {
-            items /= 2;
+        let round = (info.units / 2 + 1..=info.units).contains(&blocks(4));
+        if round && signature.fills_one_round(paired, flat, shared) {
+            items = 4;
+        } else {
+            while items > 1 && blocks(items) < info.units * BLOCKS_PER_UNIT {
+                items /= 2;
+            }
         }
         let mode = Mode { items, flat, vector: grid.vector, paired, shared };
         Plan {
@@ -266,6 +278,8 @@ mod tests {
         assert_eq!((large.column_tiles, large.blocks), (2, 2 * 32768 / 4));
         let small = plan(&[128, 4096], [&[4096, 1], bias, &[4096, 1]]);
         assert_eq!((small.mode.items, small.blocks), (1, 256));
+        let one_round = plan(&[256, 4096], [&[4096, 1], bias, &[4096, 1]]);
+        assert_eq!((one_round.mode.items, one_round.blocks), (4, 128));
         let between = plan(&[1024, 4096], [&[4096, 1], bias, &[4096, 1]]);
         assert_eq!((between.mode.items, between.blocks), (2, 2 * 1024 / 2));
         let narrow = plan(&[1000, 24], [&[24, 1], bias, &[24, 1]]);
