@@ -164,6 +164,30 @@ template <bool kKeys> struct Loader {
   }
 };
 
+// Brings a box to L2. Nothing is read: that is right even before the kernel that writes it has ended.
+WS_INLINE void tma_fetch(const void* map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
+               ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+// Brings what a block needs first to L2, while the kernel before this one ends. Longer calls have nothing to gain. Where
+// requests are packed, their lengths are not known before that. Executed by one warp.
+WS_INLINE void fetch_first_tile(const Sm90Params& p) {
+#if !VARLEN
+  Tile tile{};
+  if (p.tiles > gridDim.x || !TileScheduler().get(p, tile) || !is_leader()) return;
+  const int kv_head = tile.head / p.attention.group, batch = tile.request.batch;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) tma_fetch(&p.q_map, c * 64, tile.first_query, tile.head, batch);
+#pragma unroll 1
+  for (int n = tile.block; n < min(tile.end, tile.block + STAGES + 1); ++n)
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      tma_fetch(&p.k_map, c * 64, n * BLOCK_N, kv_head, batch);
+      tma_fetch(&p.v_map, c * 64, n * BLOCK_N, kv_head, batch);
+    }
+#endif
+}
+
 // The whole of the producer.
 WS_INLINE void produce(const Sm90Params& p, u32 shared) {
   const u32 warp = threadIdx.x / 32;

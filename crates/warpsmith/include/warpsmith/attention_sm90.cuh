@@ -346,22 +346,26 @@ WS_INLINE void consume(const Sm90Params& p, u32 shared, u32 index) {
   if (index == 0) consumer.await_turn();
 }
 
-// The whole kernel. The parameters must be those of the kernel itself, because the copy engine reads its maps there.
-WS_INLINE void attend(const Sm90Params& p) {
-  extern __shared__ __align__(1024) u8 shared_memory[];
-  const u32 shared = shared_address(shared_memory);
-  // The same in all lanes of a warp, and known to be.
-  const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+extern __shared__ __align__(1024) u8 shared_memory[];
+
+// A kernel prepares, begins and attends. The parameters must be those of the kernel itself, because the copy engine reads its
+// maps there. Preparing touches no memory that another kernel writes.
+WS_INLINE void prepare(const Sm90Params& p) {
   if (threadIdx.x == 0) {
+    const u32 shared = shared_address(shared_memory);
     init_barriers(shared);
     tma_prefetch(&p.q_map);
     tma_prefetch(&p.k_map);
     tma_prefetch(&p.v_map);
     if (kCopied) tma_prefetch(&p.out_map);
   }
+  if (threadIdx.x / 32 == 3) fetch_first_tile(p);
   __syncthreads();
-  // Nothing above touches memory that another kernel writes.
-  begin_kernel();
+}
+WS_INLINE void attend(const Sm90Params& p) {
+  const u32 shared = shared_address(shared_memory);
+  // The same in all lanes of a warp, and known to be.
+  const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
     produce(p, shared);

@@ -76,3 +76,60 @@ WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
   piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(p, piece.request);
   return piece;
 }
+
+// The two halves of begin_kernel. Before the first returns nothing may be written, and nothing read that could still change,
+// but for hints. After it each block lets the next kernel start: when one of its threads says so, or when it ends.
+WS_INLINE void await_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+WS_INLINE void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Sixteen bytes of keys or values into shared memory, as copy_async. What nobody reads again, if ONCE, gives way in L2 to what
+// somebody does.
+WS_INLINE void copy_keys(u32 to, const void* from, bool exists) {
+#if ONCE && __CUDA_ARCH__ >= 900
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               ::"r"(to), "l"(from), "r"(exists ? 16 : 0), "l"(policy) : "memory");
+#else
+  copy_async(to, from, exists);
+#endif
+}
+
+// A number that another kernel may still be writing, past L1, which would keep it.
+WS_INLINE i32 peek(u64 numbers, i64 at) {
+  i32 x;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"((const i32*)numbers + at) : "memory");
+  return x;
+}
+// Before the kernel waits for the one before it, while that one merges and the memory is idle: asks for the first keys and
+// values of each group of warps of this block to be brought to L2. Lengths and pages may not be the right ones yet, but
+// nothing is read here. Only where pieces need not be counted; more keys would keep the block's own loads waiting.
+WS_INLINE void fetch_first_keys(const PagedParams& p) {
+#if __CUDA_ARCH__ >= 900
+  if (p.ranges == 0 || p.window > 0 || !is_direct(p)) return;
+  constexpr int kAhead = 32, kLineElements = 128 / (int)sizeof(KV), kLines = (HEAD_DIM + kLineElements - 1) / kLineElements;
+  const u32 ranges = direct_ranges(p), tiles = direct_tiles(p), left = blockIdx.x / p.num_kv_heads, tile = left / ranges;
+  const u32 row = tile / tiles, head = blockIdx.x - left * p.num_kv_heads;
+  const int first = (left - tile * ranges) * p.piece_keys + threadIdx.x / kGroupThreads * kSegment;
+  const int keys = DENSE ? p.max_keys : min(peek(p.kv_lens, row * p.kv_lens_step), p.max_keys);
+  const KV *k = (const KV*)p.k + head * p.k_head, *v = (const KV*)p.v + head * p.v_head;
+#pragma unroll 2
+  for (int i = threadIdx.x % kGroupThreads; i < kAhead * kLines; i += kGroupThreads) {
+    const int key = first + i / kLines, page = DENSE ? row : page_of(p, key);
+    if (key >= keys) return;
+    const i32 id = DENSE ? row : peek(p.page_table, row * p.table_row + page * p.table_col);
+    if (!DENSE && (id < 0 || id >= p.num_pages)) continue;
+    const i64 slot = DENSE ? key : key - page * p.page_size, element = i % kLines * kLineElements;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(k + id * p.k_page + slot * p.k_slot + element) : "memory");
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(v + id * p.v_page + slot * p.v_slot + element) : "memory");
+  }
+#endif
+}

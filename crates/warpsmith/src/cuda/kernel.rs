@@ -17,8 +17,13 @@ static READY: LazyLock<RwLock<HashMap<u64, Ready>>> = LazyLock::new(Default::def
 #[derive(Clone, Copy)]
 struct Ready {
     function: &'static Function,
-    /// Whether it may start before the kernel ahead of it has ended: it waits by itself, with `begin_kernel`.
+    /// Whether it may start before the kernel ahead of it has ended: it waits by itself.
     overlaps: bool,
+}
+
+/// Whether a kernel waits for the one before it before it touches memory.
+fn waits(code: &str) -> bool {
+    ["begin_kernel();", "await_kernel_before();"].iter().any(|wait| code.contains(wait))
 }
 
 /// The function of `kernel` specialised by `defines` on a device.
@@ -40,7 +45,7 @@ fn ready(context: &'static Context, kernel: &'static CudaKernel, defines: &Defin
     let module = Module::get(context, &compiled.key.to_string(), &compiled.cubin)?;
     let ready = Ready {
         function: module.function(kernel.function)?,
-        overlaps: props.major >= 9 && kernel.source.code.contains("begin_kernel();"),
+        overlaps: props.major >= 9 && waits(kernel.source.code),
     };
     READY.write().unwrap_or_else(|e| e.into_inner()).insert(id, ready);
     Ok(ready)

@@ -19,6 +19,8 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 /// Threads of a block of the generic kernel.
 const GENERIC_THREADS: u32 = 128;
+/// Rows of a tile of a warp.
+const TILE_ROWS: usize = 16;
 /// Rows for each multiprocessor up to which they are few: keys are shared out, and a block merges one row.
 const FEW_BLOCKS: usize = 8;
 
@@ -165,8 +167,20 @@ fn types(dtypes: &'static [DType]) -> impl Iterator<Item = (DType, DType)> {
     dtypes.iter().flat_map(|&dtype| [dtype, NARROW[0], NARROW[1]].map(|cache| (dtype, cache)))
 }
 
-fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, keys: Keys) -> Defines {
-    let [dtype, cache] = p;
+/// Whether no two blocks read the same keys: the rows of a KV head are one tile, and no other request has its pages.
+fn reads_once(p: &Problem, keys: Keys) -> bool {
+    let one_tile = p.queries.is_some_and(|count| count * p.group() <= TILE_ROWS);
+    one_tile && (keys == Keys::Dense || p.requests == 1)
+}
+
+fn sm80_defines(
+    [dtype, cache]: [DType; 2],
+    head_dim: usize,
+    shape: Shape,
+    softcap: bool,
+    keys: Keys,
+    once: bool,
+) -> Defines {
     vec![
         element(dtype),
         ("KV", cache.name().into()),
@@ -178,6 +192,7 @@ fn sm80_defines(p: [DType; 2], head_dim: usize, shape: Shape, softcap: bool, key
         flag("SOFTCAP", softcap),
         flag("WHOLE_PAGES", keys != Keys::Pages),
         flag("DENSE", keys == Keys::Dense),
+        flag("ONCE", once),
     ]
 }
 
@@ -187,13 +202,18 @@ fn sm80_variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for (dtype, cache) in types(&FLOATS[1..]) {
         for load in Load::ALL {
-            let variant = |head_dim, shared, softcap, keys| {
+            let variant = |head_dim, shared, softcap: bool, keys| {
                 let shape = Shape::new(head_dim, cache, load, shared);
-                sm80_defines([dtype, cache], head_dim, shape, softcap, keys)
+                let once = keys == Keys::Dense && !softcap;
+                sm80_defines([dtype, cache], head_dim, shape, softcap, keys, once)
             };
             all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages)));
             all.push(variant(128, 0, false, Keys::WholePages));
             all.extend([Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)));
+            if load == Load::Few {
+                let shape = Shape::new(128, cache, load, usize::MAX);
+                all.push(sm80_defines([dtype, cache], 128, shape, false, Keys::WholePages, true));
+            }
             if load == Load::Few && dtype == cache {
                 all.extend([false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense)));
             }
@@ -397,7 +417,8 @@ pub(in crate::ops) unsafe fn run<P>(
             ..*of_all
         };
         let types = [p.dtype, p.cache_dtype];
-        let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys);
+        let once = reads_once(p, keys);
+        let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys, once);
         let [blocks, threads] = [part.blocks(), shape.threads()].map(|count| count as u32);
         let config = LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], part.shared(p) as u32);
         // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.

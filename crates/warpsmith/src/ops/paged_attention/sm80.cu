@@ -13,7 +13,8 @@
 //
 // ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. RING: units
 // of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
-// hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request.
+// hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request. ONCE: whether no two
+// blocks read the same keys.
 
 #include "warpsmith/paged_pieces.cuh"
 
@@ -156,7 +157,7 @@ struct Units {
       const KV* source = cache + first;
 #pragma unroll
       for (int i = 0; i < 16; i += kPassRows, source += step)
-        copy_async(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
+        copy_keys(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
       return;
     }
     constexpr int kAll = 16 * kPieces;
@@ -166,7 +167,7 @@ struct Units {
       if (kAll % kGroupThreads && index >= kAll) break;
       const i64 offset = offset_of<kValue>(t, at + row);
       const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
-      copy_async(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
+      copy_keys(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
     }
   }
   // The unit kUnit places after the first of step t.
@@ -412,7 +413,9 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, State& state, int 
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_sm80(const PagedParams p) {
   __shared__ Shared shared;
-  begin_kernel();
+  fetch_first_keys(p);
+  // Of dense requests the parameters say all: much is done before the wait.
+  if (!DENSE) await_kernel_before();
   const int group = threadIdx.x / kGroupThreads;
   Units units = {p};
   units.places = shared.places[threadIdx.x / 32];
@@ -440,6 +443,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
     units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
     bool absent_next = units.find(0);
+    if (DENSE) await_kernel_before();
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
       if (!p.ranges && group == 0) {
@@ -466,6 +470,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
       const bool absent = absent_next;
+      // Not earlier: its blocks would be in the way of the first loads.
+      if (end == units.count && index + gridDim.x >= pieces) let_next_kernel_start();
       if (end < units.count) absent_next = units.find(end);
       State state;
       clear(state);
@@ -480,4 +486,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     // Before the next piece takes over: queries, sums, and the ring of a group of several warps.
     if (!kKeepQuery || KEY_WARPS == 1 || p.piece_keys != kRound) __syncthreads();
   }
+  if (DENSE) await_kernel_before();  // without pieces, too: the next kernel takes it for granted
 }
