@@ -36,6 +36,9 @@ pub(super) struct Block<'a> {
     pub next_head: usize,
     /// Its first key, which need not exist.
     pub next_key: usize,
+    /// Whether memory is the limit: then each tile of keys asks for the tile after it, and not for that of the next block.
+    /// Memory answers faster if what is asked for next to each other lies in many pages, and soon enough.
+    pub by_tile: bool,
 }
 
 /// Where a block is packed: keys and values as panels, and copies of some of them.
@@ -88,7 +91,13 @@ impl Cache {
     /// # Safety
     /// As for [`Self::find`].
     unsafe fn ahead(&self, heads: &Heads, block: &Block<'_>, key: usize, address: usize) -> isize {
-        if block.next_key == block.keys.start {
+        if block.by_tile && key + Blocks::TILE < block.keys.end {
+            // SAFETY: the key exists.
+            let (next, _) = unsafe { self.find(heads, block.request, key + Blocks::TILE, block.kv_head) };
+            return next.wrapping_sub(address) as isize;
+        }
+        let key = if block.by_tile { block.keys.start } else { key };
+        if block.next_key == block.keys.start && !block.by_tile {
             let heads_on = block.next_head as isize - block.kv_head as isize;
             return heads_on * heads.head * self.dtype.size() as isize;
         }
@@ -128,7 +137,9 @@ impl Cache {
                 key += keys.at.len();
                 packing.keys(&keys, to.keys);
                 if space.in_place {
-                    values.fetch_next(head_dim);
+                    // They are needed after all keys of the block.
+                    let ahead = if block.by_tile { 0 } else { values.ahead };
+                    Run { ahead, ..values }.fetch_next(head_dim);
                 } else {
                     packing.values(&values, to.values);
                 }
@@ -143,7 +154,9 @@ impl Cache {
     unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize) -> Run {
         // SAFETY: passed on.
         let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
-        let at = key - block.keys.start..evenly.min(block.keys.end - key) + key - block.keys.start;
+        let most = if block.by_tile { Blocks::TILE } else { usize::MAX };
+        let count = evenly.min(block.keys.end - key).min(most);
+        let at = key - block.keys.start..count + key - block.keys.start;
         // SAFETY: as above.
         let ahead = unsafe { self.ahead(heads, block, key, data) };
         Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }

@@ -79,8 +79,14 @@ impl<T: CpuElement> Compute<'_, T> {
                         1 => (next, job.kv_heads.start),
                         _ => (first, kv_head + 1),
                     };
-                    let block =
-                        Block { request: &job.request, kv_head, keys: in_block.clone(), next_head, next_key };
+                    let block = Block {
+                        request: &job.request,
+                        kv_head,
+                        keys: in_block.clone(),
+                        next_head,
+                        next_key,
+                        by_tile: space.head_bands == 1,
+                    };
                     // SAFETY: the block's keys are the request's; the space holds the panels.
                     unsafe { call.cache.pack(blocks, space, call.head_dim, &block, packed) };
                     for index in head * space.head_bands..(head + 1) * space.head_bands {
