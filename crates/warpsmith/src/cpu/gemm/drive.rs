@@ -11,9 +11,10 @@ use std::ops::Range;
 
 /// Sums of one tile.
 pub(super) const TILE: usize = PANEL * PANEL;
-/// Units of k in a block on vectors.
+/// Units of k in a block on vectors. A product of fewer would be short beside what it takes to begin and end it.
 const DEPTH: usize = 512;
-/// Panels of a strip, whose units of one block of k fill a quarter of the second cache.
+/// Panels of a strip, whose units of one block of k fill half of the second cache: the more there are, the fewer times the left
+/// operand is copied.
 const WIDEST: usize = 16;
 /// Blocks of rows that a strip is multiplied with before it is packed for the next block of k. Their sums leave the second
 /// cache, and are asked for in time.
@@ -135,6 +136,21 @@ impl Depth {
 pub(super) struct Part {
     pub blocks: Range<usize>,
     pub panels: Range<usize>,
+}
+
+impl Part {
+    /// Part `task` of `down` x `across` parts of some blocks and panels.
+    pub fn of_task(
+        task: usize,
+        (down, across): (usize, usize),
+        blocks: usize,
+        panels: &Range<usize>,
+    ) -> Part {
+        // Down first: the panels stay in the cache.
+        let columns = share(panels.len(), task / down, across);
+        let panels = panels.start + columns.start..panels.start + columns.end;
+        Part { blocks: share(blocks, task % down, down), panels }
+    }
 }
 
 /// A product of a left operand with panels of a right one of `len` outputs.
@@ -261,12 +277,7 @@ impl<E: Epilogue> Blocked<'_, E> {
         parallel_for(down * across, 1, |tasks| {
             Workspace::with(sums, 0, |space| {
                 for task in tasks {
-                    // Down first: the panels stay in the cache.
-                    let columns = share(panels.len(), task / down, across);
-                    let part = Part {
-                        blocks: share(blocks, task % down, down),
-                        panels: panels.start + columns.start..panels.start + columns.end,
-                    };
+                    let part = Part::of_task(task, (down, across), blocks, &panels);
                     for k in Depth::all(self.units(), depth) {
                         // SAFETY: tasks are disjoint, and the workspace is this thread's.
                         unsafe { self.sweep(right, &part, k, None, &space) };

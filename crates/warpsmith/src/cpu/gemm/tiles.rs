@@ -235,12 +235,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                 // SAFETY: the caller promised AMX.
                 let mut tiles = unsafe { Tiles::new() };
                 for task in tasks {
-                    // Down first: the panels stay in the cache.
-                    let columns = share(panels.len(), task / down, across);
-                    let part = Part {
-                        blocks: share(blocks, task % down, down),
-                        panels: panels.start + columns.start..panels.start + columns.end,
-                    };
+                    let part = Part::of_task(task, (down, across), blocks, &panels);
                     for k in Depth::all(self.units(), depth) {
                         // SAFETY: tasks are disjoint, and the workspace is this thread's.
                         unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
