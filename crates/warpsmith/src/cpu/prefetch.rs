@@ -45,15 +45,20 @@ impl<T> Ahead<T> {
 #[inline(always)]
 pub fn fetch<S: Simd, T>(p: *const T) {
     for line in 0..(S::N * size_of::<T>()).div_ceil(LINE) {
-        let p = p.cast::<i8>().wrapping_add(line * LINE);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint; any address will do.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = p;
+        fetch_line(p.cast::<u8>().wrapping_add(line * LINE));
     }
+}
+
+/// Asks for the cache line of `p`; any address will do.
+#[inline(always)]
+pub fn fetch_line(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address will do.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// Asks for `len` bytes at `p` to be brought into the second cache: for what is needed only after other work.

@@ -28,14 +28,14 @@ pub(crate) struct Pages {
     pub size: usize,
 }
 
-/// A block of keys of a request and KV head, and the one that is needed next.
+/// A block of keys of a request and KV head.
+#[derive(Clone)]
 pub(super) struct Block<'a> {
     pub request: &'a Request,
     pub kv_head: usize,
     pub keys: Range<usize>,
-    pub next_head: usize,
-    /// Its first key, which need not exist.
-    pub next_key: usize,
+    /// How many keys after one that is packed is the one that is asked for.
+    pub ahead: usize,
 }
 
 /// Where a block is packed: keys and values as panels, and copies of some of them.
@@ -83,25 +83,22 @@ impl Cache {
         (heads.at(size, [page, key % pages.size, head]), pages.size - key % pages.size)
     }
 
-    /// Bytes from a key or value of a block to the one in its place in the next block.
+    /// Bytes from a key or value to the one that is needed later.
     ///
     /// # Safety
     /// As for [`Self::find`].
     unsafe fn ahead(&self, heads: &Heads, block: &Block<'_>, key: usize, address: usize) -> isize {
-        if block.next_key == block.keys.start {
-            let heads_on = block.next_head as isize - block.kv_head as isize;
-            return heads_on * heads.head * self.dtype.size() as isize;
-        }
-        let next = block.next_key + (key - block.keys.start);
+        let next = key + block.ahead;
         if next >= block.request.kv_len {
             return 0;
         }
         // SAFETY: the key exists.
-        let (next, _) = unsafe { self.find(heads, block.request, next, block.next_head) };
+        let (next, _) = unsafe { self.find(heads, block.request, next, block.kv_head) };
         next.wrapping_sub(address) as isize
     }
 
-    /// Packs a block, and asks for the next.
+    /// Packs a block of some heads, and asks for what comes after it. Where rows are few, memory is the limit: all heads of some
+    /// tokens are packed before those of the next, as they lie in memory.
     ///
     /// # Safety
     /// The keys must be the request's, and the targets have the space.
@@ -111,45 +108,52 @@ impl Cache {
         space: &Space,
         head_dim: usize,
         block: &Block<'_>,
+        heads: Range<usize>,
         to: Packed,
     ) {
         let packing = Packing { blocks, space, head_dim, dtype: self.dtype, count: block.keys.len() };
-        // SAFETY: passed on.
-        unsafe {
-            let mut key = block.keys.start;
-            while key < block.keys.end {
-                let [keys, values] = if self.is_gathered() {
-                    let copies = to.gathered.wrapping_add(Blocks::TILE * head_dim);
-                    let keys = self.gather(&self.k, head_dim, block, key, to.gathered.cast());
-                    [keys, self.gather(&self.v, head_dim, block, key, copies.cast())]
-                } else {
-                    [&self.k, &self.v].map(|heads| self.run(heads, block, key))
-                };
-                key += keys.at.len();
-                packing.keys(&keys, to.keys);
-                if space.in_place {
-                    values.fetch_next(head_dim);
-                } else {
-                    packing.values(&values, to.values);
+        let most = if space.head_bands == 1 { Blocks::TILE } else { usize::MAX };
+        let mut key = block.keys.start;
+        while key < block.keys.end {
+            let mut packed = 0;
+            for (index, kv_head) in heads.clone().enumerate() {
+                let block = Block { kv_head, ..block.clone() };
+                // SAFETY: passed on.
+                unsafe {
+                    let [keys, values] = if self.is_gathered() {
+                        let copies = to.gathered.wrapping_add(Blocks::TILE * head_dim);
+                        let keys = self.gather(&self.k, head_dim, &block, key, to.gathered.cast());
+                        [keys, self.gather(&self.v, head_dim, &block, key, copies.cast())]
+                    } else {
+                        [&self.k, &self.v].map(|heads| self.run(heads, &block, key, most))
+                    };
+                    packed = keys.at.len();
+                    packing.keys(&keys, to.keys.wrapping_add(index * space.keys()));
+                    if space.in_place {
+                        values.fetch(head_dim);
+                    } else {
+                        packing.values(&values, to.values.wrapping_add(index * space.values()));
+                    }
                 }
             }
+            key += packed;
         }
     }
 
-    /// The keys or values of a block from `key` on that lie evenly.
+    /// The keys or values of a block from `key` on that lie evenly, but no more than `most`.
     ///
     /// # Safety
     /// The key must be the block's.
-    unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize) -> Run {
+    unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize, most: usize) -> Run {
         // SAFETY: passed on.
         let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
-        let at = key - block.keys.start..evenly.min(block.keys.end - key) + key - block.keys.start;
+        let at = key - block.keys.start..evenly.min(block.keys.end - key).min(most) + key - block.keys.start;
         // SAFETY: as above.
         let ahead = unsafe { self.ahead(heads, block, key, data) };
         Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }
     }
 
-    /// Copies some keys or values of a block from `key` on, so that they lie evenly, and asks for those of the next.
+    /// Copies some keys or values of a block from `key` on, so that they lie evenly, and asks for later ones.
     ///
     /// # Safety
     /// The key must be the block's, and `to` hold [`Blocks::TILE`] heads.
@@ -193,15 +197,15 @@ struct Run {
     dim: isize,
     /// Where in the block they are.
     at: Range<usize>,
-    /// Bytes to those in their place in the next block.
+    /// Bytes to those that are needed later.
     ahead: isize,
 }
 
 impl Run {
-    /// Asks for f32 values of the next block.
-    fn fetch_next(&self, head_dim: usize) {
+    /// Asks for f32 values, which are needed after all keys of the block.
+    fn fetch(&self, head_dim: usize) {
         for i in 0..self.at.len() as isize {
-            let row = self.data.wrapping_offset(self.ahead + i * self.token * size_of::<f32>() as isize);
+            let row = self.data.wrapping_offset(i * self.token * size_of::<f32>() as isize);
             fetch_near(row, head_dim * size_of::<f32>());
         }
     }

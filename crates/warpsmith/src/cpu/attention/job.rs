@@ -48,8 +48,8 @@ impl<T: CpuElement> Compute<'_, T> {
         let current = scratch.wrapping_add(space.state());
         let queries = current.wrapping_add(space.state());
         let keys = queries.wrapping_add(space.queries());
-        let values = keys.wrapping_add(space.keys());
-        let gathered = values.wrapping_add(space.values());
+        let values = keys.wrapping_add(space.heads * space.keys());
+        let gathered = values.wrapping_add(space.heads * space.values());
         let band_scratch = gathered.wrapping_add(space.gathered);
         let packed = Packed { keys, values, gathered };
         let mut bands = Vec::with_capacity(space.bands);
@@ -74,15 +74,19 @@ impl<T: CpuElement> Compute<'_, T> {
                 if in_block.end <= seen.start {
                     continue;
                 }
+                // Many rows keep memory waiting for a whole block. For few, what is asked for should be near.
+                let ahead = if space.head_bands == 1 { Blocks::TILE / 2 } else { space.block_keys };
+                let block = Block { request: &job.request, kv_head: 0, keys: in_block.clone(), ahead };
                 for (head, kv_head) in job.kv_heads.clone().enumerate() {
-                    let (next_key, next_head) = match job.kv_heads.end - kv_head {
-                        1 => (next, job.kv_heads.start),
-                        _ => (first, kv_head + 1),
-                    };
-                    let block =
-                        Block { request: &job.request, kv_head, keys: in_block.clone(), next_head, next_key };
-                    // SAFETY: the block's keys are the request's; the space holds the panels.
-                    unsafe { call.cache.pack(blocks, space, call.head_dim, &block, packed) };
+                    let place = head % space.heads;
+                    if place == 0 {
+                        let heads = kv_head..kv_head + space.heads;
+                        // SAFETY: the block's keys are the request's; the space holds the panels.
+                        unsafe { call.cache.pack(blocks, space, call.head_dim, &block, heads, packed) };
+                    }
+                    let block = Block { kv_head, ..block.clone() };
+                    let keys = keys.wrapping_add(place * space.keys());
+                    let values = values.wrapping_add(place * space.values());
                     for index in head * space.head_bands..(head + 1) * space.head_bands {
                         let band = &mut bands[index];
                         let panels = band.panels(in_block.clone());

@@ -124,7 +124,9 @@ pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
         && segments > jobs.len()
         && jobs.iter().all(|job| job.queries.len() * call.group <= SPLIT_ROWS);
     let spaces = jobs.iter().map(|job| Space::new(&blocks, call, job));
-    let Some(space) = spaces.max_by_key(|space| space.total()) else { return };
+    let Some(space) = spaces.max_by_key(|space| space.total()) else {
+        return;
+    };
     // What a thread works in is fetched out here: inside, the closure would be compiled without the tier's instructions.
     let work = |jobs: &[Job], partials: Partials| {
         parallel_for(jobs.len(), 1, |range| {
@@ -186,6 +188,8 @@ unsafe impl Send for Partials {}
 struct Space {
     /// Rows of a band.
     rows: usize,
+    /// KV heads that are packed together.
+    heads: usize,
     /// Bands of a head, and of all heads.
     head_bands: usize,
     bands: usize,
@@ -204,8 +208,10 @@ struct Space {
 impl Space {
     fn new(blocks: &Blocks, call: &Call<'_>, job: &Job) -> Space {
         let head_bands = (job.queries.len() * call.group).div_ceil(blocks.rows());
+        let in_place = call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
         Space {
             rows: blocks.rows(),
+            heads: if in_place { 1 } else { job.kv_heads.len() },
             head_bands,
             bands: head_bands * job.kv_heads.len(),
             panels: call.head_dim.div_ceil(Blocks::PANEL),
@@ -231,15 +237,18 @@ impl Space {
         self.bands * self.rows * Blocks::ROW
     }
 
+    /// The keys of a block and head.
     fn keys(&self) -> usize {
         self.block_keys * self.units
     }
 
+    /// Its values.
     fn values(&self) -> usize {
         self.panels * Blocks::PANEL * self.value_units
     }
 
     fn total(&self) -> usize {
-        2 * self.state() + self.queries() + self.keys() + self.values() + Band::SCRATCH + self.gathered
+        let panels = self.heads * (self.keys() + self.values());
+        2 * self.state() + self.queries() + panels + Band::SCRATCH + self.gathered
     }
 }

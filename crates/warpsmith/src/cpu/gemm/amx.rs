@@ -122,11 +122,19 @@ impl Tiles {
     }
 
     /// [`Tiles::multiply`] for a left operand that comes from far away and is used by few products: neither operand is kept in
-    /// the first cache, and rows that are needed next are asked for.
+    /// the first cache, and rows that are needed next are asked for. Where it can, it calls `between` with the number of steps
+    /// under way every `at_once` steps: tiles multiply on while `between` computes with vectors.
     ///
     /// # Safety
-    /// As for [`Tiles::multiply`]. What is asked for need not exist.
-    pub unsafe fn stream(&mut self, unit: Unit, product: &Product, ahead: Option<Ahead>) {
+    /// As for [`Tiles::multiply`]. What is asked for need not exist. `between` must not use tiles.
+    pub unsafe fn stream(
+        &mut self,
+        unit: Unit,
+        product: &Product,
+        ahead: Option<Ahead>,
+        at_once: usize,
+        mut between: impl FnMut(usize),
+    ) {
         let Shape { rows, cols } = product.shape;
         // SAFETY: passed on.
         unsafe {
@@ -135,12 +143,23 @@ impl Tiles {
             }
             self.configure(product.shape);
             let ahead = ahead.unwrap_or(Ahead { start: product.left[0], stride: 0 });
-            match unit {
-                #[cfg(target_arch = "x86_64")]
-                Unit::Bf16 => bf16_streamed(product, ahead),
-                #[cfg(target_arch = "x86_64")]
-                Unit::Int8 => int8_streamed(product, ahead),
-                _ => unreachable!("{unit:?} with {ahead:?} on tiles"),
+            #[cfg(not(target_arch = "x86_64"))]
+            unreachable!("{unit:?} with {ahead:?} on tiles");
+            #[cfg(target_arch = "x86_64")]
+            {
+                begin(product);
+                let mut done = 0;
+                while done < product.steps {
+                    let count = at_once.min(product.steps - done);
+                    match unit {
+                        Unit::Bf16 => bf16_streamed(product, ahead, done, count),
+                        Unit::Int8 => int8_streamed(product, ahead, done, count),
+                        Unit::F32 => unreachable!("tiles do not multiply f32"),
+                    }
+                    done += count;
+                    between(done);
+                }
+                finish(product);
             }
         }
     }
@@ -290,27 +309,59 @@ kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
 #[cfg(target_arch = "x86_64")]
 kernels!("tdpbssd", int8_2x2, int8_2x1, int8_1x2, int8_1x1);
 
-/// The kernel of two by two tiles that stream from the second cache, of panels of full width.
+/// Zeros two by two tiles, or loads them where a sum goes on.
+///
+/// The compiler knows no tile registers, so they keep from one of these functions to the next what is not changed here.
+///
+/// # Safety
+/// As for the other kernels.
+#[cfg(target_arch = "x86_64")]
+unsafe fn begin(p: &Product) {
+    // SAFETY: tile loads touch the rows of the configured shape, which the caller promised.
+    unsafe {
+        if !p.resume {
+            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nomem, nostack));
+            return;
+        }
+        asm!(
+            "tileloadd tmm0, [{out} + {width}]", "tileloadd tmm1, [{out} + {width} + 64]",
+            "tileloadd tmm2, [{out} + {width} + 2048]", "tileloadd tmm3, [{out} + {width} + 2112]",
+            out = in(reg) p.out, width = in(reg) PANEL * size_of::<f32>(),
+            options(nostack, readonly),
+        );
+    }
+}
+
+/// Stores what [`begin`] began.
+///
+/// # Safety
+/// As for the other kernels.
+#[cfg(target_arch = "x86_64")]
+unsafe fn finish(p: &Product) {
+    // SAFETY: tile stores touch the rows of the configured shape, which the caller promised.
+    unsafe {
+        asm!(
+            "tilestored [{out} + {width}], tmm0", "tilestored [{out} + {width} + 64], tmm1",
+            "tilestored [{out} + {width} + 2048], tmm2", "tilestored [{out} + {width} + 2112], tmm3",
+            out = in(reg) p.out, width = in(reg) PANEL * size_of::<f32>(),
+            options(nostack),
+        );
+    }
+}
+
+/// Some steps of two by two tiles that stream from the second cache, of panels of full width.
 #[cfg(target_arch = "x86_64")]
 macro_rules! streamed {
     ($dot:literal, $name:ident) => {
         /// # Safety
-        /// As for the other kernels.
-        unsafe fn $name(p: &Product, ahead: Ahead) {
-            // SAFETY: tile loads and stores touch the rows of the configured shape, which the caller promised; prefetches
-            // are hints, and never a fault.
+        /// As for the other kernels, after [`begin`]; `count` steps from `from` on, at least one.
+        #[inline(always)]
+        unsafe fn $name(p: &Product, ahead: Ahead, from: usize, count: usize) {
+            let bytes = from * 64;
+            // SAFETY: tile loads touch the rows of the configured shape, which the caller promised; prefetches are hints,
+            // and never a fault.
             unsafe {
                 asm!(
-                    "test {resume:e}, {resume:e}",
-                    "jnz 2f",
-                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    "jmp 3f",
-                    "2:",
-                    "tileloadd tmm0, [{out} + {width}]", "tileloadd tmm1, [{out} + {width} + 64]",
-                    "tileloadd tmm2, [{out} + {width} + 2048]", "tileloadd tmm3, [{out} + {width} + 2112]",
-                    "3:",
-                    "test {steps}, {steps}",
-                    "jz 5f",
                     "4:",
                     "tileloaddt1 tmm4, [{l0} + {ls}]",
                     "prefetcht0 [{a0}]",
@@ -331,23 +382,16 @@ macro_rules! streamed {
                     "add {r}, 2048",
                     "dec {steps}",
                     "jnz 4b",
-                    "5:",
-                    "tilestored [{out} + {width}], tmm0", "tilestored [{out} + {width} + 64], tmm1",
-                    "tilestored [{out} + {width} + 2048], tmm2", "tilestored [{out} + {width} + 2112], tmm3",
-                    resume = in(reg) u32::from(p.resume),
-                    steps = inout(reg) p.steps => _,
-                    l0 = inout(reg) p.left[0] => _,
-                    l1 = inout(reg) p.left[1] => _,
+                    steps = inout(reg) count => _,
+                    l0 = inout(reg) p.left[0].wrapping_add(bytes) => _,
+                    l1 = inout(reg) p.left[1].wrapping_add(bytes) => _,
                     ls = in(reg) p.left_stride,
-                    r = inout(reg) p.right => _,
+                    r = inout(reg) p.right.wrapping_add(from * STEP * PANEL) => _,
                     width = in(reg) PANEL * size_of::<u32>(),
-                    a0 = inout(reg) ahead.start => _,
-                    a3 = inout(reg) ahead.start.wrapping_offset(3 * ahead.stride) => _,
+                    a0 = inout(reg) ahead.start.wrapping_add(bytes) => _,
+                    a3 = inout(reg) ahead.start.wrapping_add(bytes).wrapping_offset(3 * ahead.stride) => _,
                     ahead_stride = in(reg) ahead.stride,
-                    out = in(reg) p.out,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
+                    options(nostack, readonly),
                 );
             }
         }

@@ -145,7 +145,7 @@ impl Blocks {
     pub unsafe fn multiply(&mut self, p: &BlockProduct) {
         let BlockProduct { left, rows, right, right_width, cols, units, out, resume } = *p;
         if !self.on_tiles() {
-            let product = vector::Product { rows, units, left, right, right_width, out, resume };
+            let product = vector::Product { rows, units, left, right, right_width, out, resume, ahead: None };
             // SAFETY: passed on; `Blocks::new` chose a supported instruction set.
             return unsafe { vector::multiply(self.isa, self.unit, product) };
         }

@@ -77,6 +77,11 @@ pub trait Epilogue: Sync {
         let _ = (rows, cols);
     }
 
+    /// Whether it computes so much that it should share the time of the products.
+    fn computes(&self) -> bool {
+        false
+    }
+
     /// Called on each thread after its last tile: orders streamed stores, if there were any.
     #[inline(always)]
     fn end<S: Simd>(&self, s: S) {

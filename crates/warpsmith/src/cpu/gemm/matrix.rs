@@ -356,29 +356,30 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
         let Columnwise { matrix, unit, dst, width, units, panel, ahead } = self.0;
         let per_unit = unit.elements();
         let panel_len = panel.wrapping_mul(width);
+        let columns = matrix.rows;
+        let step = matrix.k_stride.wrapping_mul(size_of::<T>() as isize);
+        let mut row = matrix.data.cast::<T>();
         for index in 0..units {
             let k = index.wrapping_mul(per_unit);
-            let row = |i: usize| matrix.at(0, k.wrapping_add(i)).cast::<T>();
-            for i in 0..per_unit {
-                fetch_near(
-                    row(i).wrapping_byte_offset(ahead).cast(),
-                    matrix.rows.wrapping_mul(size_of::<T>()),
-                );
+            let rows = [row, row.wrapping_byte_offset(step)];
+            row = row.wrapping_byte_offset(step.wrapping_mul(per_unit as isize));
+            for from in &rows[..per_unit] {
+                fetch_near(from.wrapping_byte_offset(ahead).cast(), columns.wrapping_mul(size_of::<T>()));
             }
+            // Rows past the last count as empty.
+            let lens = [k, k.wrapping_add(1)].map(|k| if k < matrix.k { columns } else { 0 });
             let mut to = dst.wrapping_add(index.wrapping_mul(width)).cast::<f32>();
             let mut column = 0usize;
-            while column < matrix.rows {
+            while column < columns {
                 let mut lane = 0usize;
                 while lane < width {
                     let at = column.wrapping_add(lane);
-                    let count = matrix.rows.saturating_sub(at).min(S::N);
+                    let [first_count, second_count] = lens.map(|len| len.saturating_sub(at).min(S::N));
                     // SAFETY: `copy_panels` was promised the matrix and the panels; what is past either is not read.
                     unsafe {
-                        let first =
-                            Self::load(s, row(0).wrapping_add(at), if k < matrix.k { count } else { 0 });
+                        let first = Self::load(s, rows[0].wrapping_add(at), first_count);
                         let v = if per_unit == 2 {
-                            let count = if k.wrapping_add(1) < matrix.k { count } else { 0 };
-                            let second = Self::load(s, row(1).wrapping_add(at), count);
+                            let second = Self::load(s, rows[1].wrapping_add(at), second_count);
                             // What fits bf16 has zeros in the low half of its f32.
                             s.of_bits(s.ior(s.shr(s.bits_of(first), 16), s.bits_of(second)))
                         } else {

@@ -25,6 +25,8 @@
 mod amx;
 mod block;
 mod buffer;
+#[cfg(target_arch = "x86_64")]
+mod dot;
 mod drive;
 mod epilogue;
 mod isa;

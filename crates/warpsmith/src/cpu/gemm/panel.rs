@@ -179,6 +179,22 @@ impl Panels {
     }
 }
 
+/// Packed panels of the right operand: the first is `panel`, and its first unit `unit`.
+#[derive(Copy, Clone)]
+pub(super) struct Right {
+    pub panels: Panels,
+    pub panel: usize,
+    pub unit: usize,
+}
+
+impl Right {
+    /// Where a unit of a panel is.
+    #[inline(always)]
+    pub fn at(&self, panel: usize, unit: usize) -> *const u32 {
+        self.panels.at(panel - self.panel, unit - self.unit)
+    }
+}
+
 /// Turns a tile of sums, 32 rows of which `cols` columns count: `cols` rows of 32 at `dst`.
 ///
 /// # Safety
@@ -229,14 +245,14 @@ unsafe fn transpose(tier: Tier, source: &Source, units: usize, dst: *mut u32, wi
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
+pub(super) mod avx512 {
     use super::{HALF, Source};
     use std::arch::x86_64::*;
 
     /// # Safety
     /// As for [`super::transpose`]; AVX-512 F and BW must be there.
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
+    pub(super) unsafe fn transpose(source: &Source, units: usize, dst: *mut u32, width: usize, cols: usize) {
         let whole =
             if source.rows == HALF && cols == HALF { units.min(source.bytes / 4) / HALF * HALF } else { 0 };
         let (mut from, mut to) = (source.data, dst);
@@ -302,7 +318,7 @@ mod avx512 {
 
     /// The transpose of 16 x 16 units: pairs, then quads within the 128-bit lanes, then the lanes themselves.
     #[inline(always)]
-    fn transposed(r: [__m512i; HALF]) -> [__m512i; HALF] {
+    pub fn transposed(r: [__m512i; HALF]) -> [__m512i; HALF] {
         // SAFETY: register operations; the caller is compiled for AVX-512.
         unsafe {
             let mut pairs = r;

@@ -1,16 +1,20 @@
 //! Few rows on vectors: the weights are read once, where they are.
 
 use super::buffer::{Slot, with_scratch};
-use super::drive::{TILE, VECTOR_BLOCK, Workspace, end, finish};
+#[cfg(target_arch = "x86_64")]
+use super::dot;
+use super::drive::{Workspace, end, finish};
 use super::epilogue::{Epilogue, Tile};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
 use super::panel::{PANEL, Panels, Side};
 use super::vector::{self, LEFT_STRIDE};
-use crate::cpu::parallel_for;
+use crate::cpu::{Tier, parallel_for};
 
 /// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
+/// Units of the rows that are side by side.
+const VECTOR_BLOCK: usize = 512;
 
 /// The product of few rows on vectors: each panel is packed in the first cache and used once, so that the weights are
 /// read once and nothing else is moved.
@@ -20,6 +24,11 @@ const STREAM_BLOCK: usize = 128;
 pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, epilogue: &E) {
     let rows = x.len();
     let panels = Panels { data: std::ptr::null_mut(), unit, units: unit.packed_len(w.k()), width: PANEL };
+    #[cfg(target_arch = "x86_64")]
+    if is_dot(isa, unit, x, w) {
+        // SAFETY: passed on.
+        return unsafe { dots(isa, x, w, epilogue) };
+    }
     let blocks = panels.units.div_ceil(VECTOR_BLOCK);
     let left_block = vector::block_rows(isa) * LEFT_STRIDE;
     if rows == 0 {
@@ -37,7 +46,7 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
         }
         let grain = (1 << 12) / panels.units.max(1) + 1;
         parallel_for(w.panels(), grain, |range| {
-            Workspace::with(STREAM_BLOCK * PANEL / TILE, 0, |space| {
+            Workspace::with(STREAM_BLOCK * PANEL, 0, |space| {
                 let right = space.sums.cast::<u32>();
                 let sums = space.spare;
                 for panel in range {
@@ -52,8 +61,16 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                             }
                             let (left, out) = (left.at(at).cast_const(), sums);
                             let (right_width, resume) = (PANEL as isize, from > 0);
-                            let product =
-                                vector::Product { rows, units: len, left, right, right_width, out, resume };
+                            let product = vector::Product {
+                                rows,
+                                units: len,
+                                left,
+                                right,
+                                right_width,
+                                out,
+                                resume,
+                                ahead: None,
+                            };
                             vector::multiply(isa, unit, product);
                         }
                         from += len;
@@ -67,6 +84,45 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                     unsafe {
                         finish(isa, Tile { sums, row: 0, col, rows, cols }, unit == Unit::Int8, epilogue)
                     };
+                }
+                end(isa, epilogue);
+            });
+        });
+    });
+}
+
+/// Whether weights are used from where they are, without a panel.
+#[cfg(target_arch = "x86_64")]
+fn is_dot(isa: Isa, unit: Unit, x: &Side, w: &Side) -> bool {
+    let in_place = w.halves.iter().all(|matrix| matrix.is_units(unit));
+    unit == Unit::F32 && isa.tier() == Tier::Avx512 && (1..=dot::MOST_ROWS).contains(&x.len()) && in_place
+}
+
+/// [`run`] without panels.
+///
+/// # Safety
+/// As for [`run`], if [`is_dot`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn dots<E: Epilogue>(isa: Isa, x: &Side, w: &Side, epilogue: &E) {
+    let (rows, k) = (x.len(), x.k());
+    with_scratch(Slot::Shared, rows * k * size_of::<f32>(), |scratch| {
+        let block = Block { matrix: &x.halves[0], row: 0, rows, k: 0, len: k };
+        // SAFETY: the scratch holds the rows.
+        unsafe { copy_rows(isa.tier(), Unit::F32, block, scratch.cast(), k, k) };
+        let left = dot::Rows { data: scratch.cast(), stride: k, count: rows };
+        let grain = (1 << 12) / k.max(1) + 1;
+        parallel_for(w.panels(), grain, |range| {
+            let left = &left;
+            Workspace::with(0, 0, |space| {
+                for panel in range {
+                    let col = panel * w.panel_len();
+                    let cols = w.panel_len().min(w.len() - col);
+                    let tile = Tile { sums: space.spare, row: 0, col, rows, cols };
+                    // SAFETY: the tier has the instructions; a tile has room for the sums, and each is finished once.
+                    unsafe {
+                        dot::multiply(*left, w, panel, space.spare);
+                        finish(isa, tile, false, epilogue);
+                    }
                 }
                 end(isa, epilogue);
             });

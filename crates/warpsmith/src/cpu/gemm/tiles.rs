@@ -7,11 +7,11 @@
 
 use super::amx::{self, Ahead, Shape, Tiles};
 use super::buffer::{LINE, Slot, with_scratch};
-use super::drive::{TILE, end, finish, grid, share};
+use super::drive::{Depth, Part, TILE, end, finish, grid, share};
 use super::epilogue::{Epilogue, Tile};
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Side, transpose_sums};
+use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, transpose_sums};
 use crate::cpu::{num_threads, parallel_for};
 use std::ops::Range;
 
@@ -30,6 +30,9 @@ const KEPT: usize = 1 << 8;
 const SMALL: usize = 1 << 20;
 /// Bytes of the right operand that are packed before they are used, per thread, where threads share them.
 const CHUNK: usize = 4 << 20;
+/// Steps that tiles are given before vectors have their turn. Every turn costs some fifty cycles: what only stores had better be
+/// done at once.
+const AT_ONCE: usize = 8;
 /// Rows of the next block that a product asks for.
 const AHEAD: usize = amx::AHEAD;
 
@@ -115,20 +118,6 @@ struct Tiled<'a, E> {
     epilogue: &'a E,
 }
 
-/// Packed panels of the right operand: the first is `panel`, and its first unit `unit`.
-#[derive(Copy, Clone)]
-struct Right {
-    panels: Panels,
-    panel: usize,
-    unit: usize,
-}
-
-impl Right {
-    fn at(&self, panel: usize, unit: usize) -> *const u32 {
-        self.panels.at(panel - self.panel, unit - self.unit)
-    }
-}
-
 /// The memory one thread works in.
 struct Workspace {
     /// The last, partial step of a block of rows.
@@ -163,20 +152,6 @@ impl Workspace {
     }
 }
 
-/// A part of the product: some panels and some blocks.
-struct Part {
-    blocks: Range<usize>,
-    panels: Range<usize>,
-}
-
-/// A block of k, in units.
-#[derive(Copy, Clone)]
-struct Depth {
-    from: usize,
-    len: usize,
-    last: bool,
-}
-
 /// Rows of the left operand, ready for tiles.
 struct LeftTiles {
     rows: [usize; 2],
@@ -198,15 +173,6 @@ impl<E: Epilogue> Tiled<'_, E> {
         let most = if self.direct { STRIP / panels.clamp(1, FULL) } else { COPIED_DEPTH };
         let units = self.units().max(1);
         units.div_ceil(units.div_ceil(most)).next_multiple_of(amx::STEP)
-    }
-
-    /// The blocks of k.
-    fn depths(&self, depth: usize) -> impl Iterator<Item = Depth> {
-        let units = self.units();
-        (0..units.max(1)).step_by(depth).map(move |from| {
-            let len = depth.min(units - from);
-            Depth { from, len, last: from + len == units }
-        })
     }
 
     /// Each thread packs its own strips.
@@ -232,7 +198,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                     for first in (0..blocks).step_by(kept) {
                         let blocks = first..blocks.min(first + kept);
                         let part = Part { blocks, panels: panels.clone() };
-                        for k in self.depths(depth) {
+                        for k in Depth::all(self.units(), depth) {
                             let to =
                                 Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
                             // SAFETY: the strip has room for its panels, and parts are disjoint.
@@ -269,13 +235,8 @@ impl<E: Epilogue> Tiled<'_, E> {
                 // SAFETY: the caller promised AMX.
                 let mut tiles = unsafe { Tiles::new() };
                 for task in tasks {
-                    // Down first: the panels stay in the cache.
-                    let columns = share(panels.len(), task / down, across);
-                    let part = Part {
-                        blocks: share(blocks, task % down, down),
-                        panels: panels.start + columns.start..panels.start + columns.end,
-                    };
-                    for k in self.depths(depth) {
+                    let part = Part::of_task(task, (down, across), blocks, &panels);
+                    for k in Depth::all(self.units(), depth) {
                         // SAFETY: tasks are disjoint, and the workspace is this thread's.
                         unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
                     }
@@ -292,7 +253,8 @@ impl<E: Epilogue> Tiled<'_, E> {
     unsafe fn sweep(&self, tiles: &mut Tiles, right: &Right, part: &Part, k: Depth, space: &Workspace) {
         let whole = k.from == 0 && k.last;
         // A tile is finished while the next one is multiplied: what was stored a moment ago cannot be loaded at once.
-        let mut pending = None;
+        let mut pending = Unfinished::default();
+        let at_once = if self.epilogue.computes() { AT_ONCE } else { usize::MAX };
         for block in part.blocks.clone() {
             // SAFETY: the block is inside the left operand, the workspace holds it.
             let left = unsafe { self.load_left(block, k, space) };
@@ -305,19 +267,17 @@ impl<E: Epilogue> Tiled<'_, E> {
                 }
                 // SAFETY: the operands hold `k.len` units and the sums a tile; each tile is finished once.
                 unsafe {
-                    self.multiply(tiles, &left, panel, right, sums, k.from, ahead, space);
-                    if k.last
-                        && let Some((block, panel, sums)) = pending.replace((block, panel, sums))
-                    {
-                        self.finish(block, panel, sums, space);
+                    let between = |done: usize| self.finish(&mut pending, done, left.steps);
+                    self.multiply(tiles, &left, panel, right, sums, k.from, ahead, space, at_once, between);
+                    self.finish(&mut pending, 1, 1);
+                    if k.last {
+                        pending = self.unfinished(block, panel, sums, space);
                     }
                 }
             }
         }
-        if let Some((block, panel, sums)) = pending {
-            // SAFETY: as above.
-            unsafe { self.finish(block, panel, sums, space) };
-        }
+        // SAFETY: as above.
+        unsafe { self.finish(&mut pending, 1, 1) };
     }
 
     /// The rows of a block that its predecessor's product with panel `index` asks for.
@@ -382,6 +342,8 @@ impl<E: Epilogue> Tiled<'_, E> {
         from: usize,
         ahead: Option<Ahead>,
         space: &Workspace,
+        at_once: usize,
+        between: impl FnMut(usize),
     ) {
         let (_, count) = self.columns(panel);
         let width = right.panels.width;
@@ -400,7 +362,7 @@ impl<E: Epilogue> Tiled<'_, E> {
         };
         // SAFETY: the caller's promise; the tail lies in the workspace.
         unsafe {
-            tiles.stream(self.unit, &product, ahead);
+            tiles.stream(self.unit, &product, ahead, at_once, between);
             if left.tail {
                 let start = [0, 1].map(|g| space.tail.wrapping_add(g * HALF * amx::STEP).cast_const().cast());
                 let product = amx::Product {
@@ -436,22 +398,54 @@ impl<E: Epilogue> Tiled<'_, E> {
         if self.swapped { self.epilogue.expect(right, left) } else { self.epilogue.expect(left, right) }
     }
 
-    /// Hands a finished tile to the epilogue.
+    /// A tile of sums on its way to the epilogue.
     ///
     /// # Safety
     /// `sums` must hold the tile.
-    unsafe fn finish(&self, block: usize, panel: usize, sums: *mut f32, space: &Workspace) {
+    unsafe fn unfinished(&self, block: usize, panel: usize, sums: *mut f32, space: &Workspace) -> Unfinished {
         let [left, right] = self.extent(block, panel);
-        // SAFETY: the tile's memory is the caller's promise; each tile is finished once.
-        unsafe {
-            let tile = if self.swapped {
-                transpose_sums(Isa::Amx.tier(), sums, right.len(), space.turned);
-                let (rows, cols) = (right.len(), left.len());
-                Tile { sums: space.turned, row: right.start, col: left.start, rows, cols }
-            } else {
-                Tile { sums, row: left.start, col: right.start, rows: left.len(), cols: right.len() }
+        if !self.swapped {
+            let (row, rows) = (left.start, left.len());
+            return Unfinished {
+                tile: Tile { sums, row, col: right.start, rows, cols: right.len() },
+                done: 0,
             };
-            finish(Isa::Amx, tile, self.unit == Unit::Int8, self.epilogue);
         }
+        // SAFETY: passed on; the workspace holds the tile that is made.
+        unsafe { transpose_sums(Isa::Amx.tier(), sums, right.len(), space.turned) };
+        let (row, rows) = (right.start, right.len());
+        let tile = Tile { sums: space.turned, row, col: left.start, rows, cols: left.len() };
+        Unfinished { tile, done: 0 }
+    }
+
+    /// Hands as many rows to the epilogue as make `part` parts of `whole`.
+    ///
+    /// # Safety
+    /// The tile must hold its sums.
+    #[inline(always)]
+    unsafe fn finish(&self, pending: &mut Unfinished, part: usize, whole: usize) {
+        let Unfinished { tile, done } = pending;
+        let rows = (tile.rows * part).div_ceil(whole);
+        if *done < rows {
+            let sums = tile.sums.wrapping_add(*done * PANEL);
+            let rows = Tile { sums, row: tile.row + *done, rows: rows - *done, ..*tile };
+            *done += rows.rows;
+            // SAFETY: the tile's memory is the caller's promise; each row is finished once.
+            unsafe { finish(Isa::Amx, rows, self.unit == Unit::Int8, self.epilogue) };
+        }
+    }
+}
+
+/// A tile of which `done` rows are finished.
+struct Unfinished {
+    tile: Tile,
+    done: usize,
+}
+
+impl Default for Unfinished {
+    /// Nothing is left to do.
+    fn default() -> Self {
+        let tile = Tile { sums: std::ptr::null(), row: 0, col: 0, rows: 0, cols: 0 };
+        Unfinished { tile, done: 0 }
     }
 }

@@ -6,6 +6,7 @@
 use super::isa::Isa;
 use super::matrix::Unit;
 use super::panel::PANEL;
+use crate::cpu::prefetch::{LINE, fetch_line, fetch_near};
 use crate::cpu::{Simd, Task, Tier, dispatch};
 
 /// Units from one row of the left block to the next. A constant, so that rows are displacements in the instructions;
@@ -24,6 +25,34 @@ pub(super) struct Product {
     pub out: *mut f32,
     /// Whether `out` holds the sum over the units before.
     pub resume: bool,
+    pub ahead: Option<Ahead>,
+}
+
+/// Units of a cache line.
+pub(super) const LINE_UNITS: usize = LINE / size_of::<u32>();
+/// Rows that a product may ask for while it runs.
+pub(super) const AHEAD: usize = 4;
+
+/// Units of a panel, which comes from the second cache, that it asks for ahead: more than the processor looks ahead by itself.
+const PANEL_AHEAD: isize = 16;
+
+/// What is needed after a product: with every line of its rows it asks for a line of each.
+#[derive(Copy, Clone)]
+pub(super) struct Ahead {
+    /// Wanted in the second cache.
+    pub rows: [*const u8; AHEAD],
+    /// Wanted in the first.
+    pub sums: *const f32,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn fetch(self, bytes: usize) {
+        for row in self.rows {
+            fetch_near(row.wrapping_add(bytes), LINE);
+        }
+        fetch_line(self.sums.wrapping_byte_add(bytes).cast());
+    }
 }
 
 /// Rows that a kernel of this instruction set takes at once.
@@ -197,13 +226,23 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
             let (mut left, mut right) = (p.left, p.right.add(column));
             let end = left.add(p.units);
             while left < end {
-                let b = [d.load(right), d.load(right.add(D::N))];
-                for r in 0..R {
-                    let a = d.broadcast(left.add(r * LEFT_STRIDE));
-                    sums[r] = [d.step(sums[r][0], a, b[0]), d.step(sums[r][1], a, b[1])];
+                if let Some(ahead) = p.ahead {
+                    ahead.fetch(left.byte_offset_from_unsigned(p.left));
                 }
-                left = left.add(1);
-                right = right.wrapping_offset(p.right_width);
+                let line =
+                    if left.wrapping_add(LINE_UNITS) < end { left.wrapping_add(LINE_UNITS) } else { end };
+                while left < line {
+                    let b = [d.load(right), d.load(right.add(D::N))];
+                    let later = right.wrapping_offset(PANEL_AHEAD * p.right_width);
+                    fetch_line(later.cast());
+                    fetch_line(later.wrapping_add(D::N).cast());
+                    for r in 0..R {
+                        let a = d.broadcast(left.add(r * LEFT_STRIDE));
+                        sums[r] = [d.step(sums[r][0], a, b[0]), d.step(sums[r][1], a, b[1])];
+                    }
+                    left = left.add(1);
+                    right = right.wrapping_offset(p.right_width);
+                }
             }
             for r in 0..R {
                 d.store(out.add(r * PANEL), sums[r][0]);

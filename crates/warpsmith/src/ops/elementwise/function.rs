@@ -1,6 +1,6 @@
 //! The activation functions the elementwise ops share: which there are, what they mean, and how the CPU computes them.
 
-use crate::cpu::coarse::{self, F16};
+use crate::cpu::coarse::{self, Bf16, F16};
 use crate::cpu::pieces::{for_bf16, for_f32};
 use crate::cpu::{CpuElement, Simd, bf16, math};
 use crate::dtype::DType;
@@ -105,11 +105,16 @@ fn softplus<R: Real>(x: R) -> R {
 /// would be left of coarse ones; bf16 is the one type with few enough numbers near them.
 pub(in crate::ops) trait Function: Copy + Send + Sync + 'static {
     fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
+    /// [`Function::value`] where inputs may be of any size: never in pieces, which are slower where many inputs lie outside
+    /// them.
+    fn value_anywhere<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
     fn derivative<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
 }
 
 macro_rules! functions {
-    ($($name:ident: $value:path, $f16:path, $bf16:path; $derivative:path, $bf16_derivative:path;)*) => {$(
+    ($($name:ident: $value:path, $bf16:path;
+        $any:path, $any_f16:path, $any_bf16:path;
+        $derivative:path, $bf16_derivative:path;)*) => {$(
         #[derive(Clone, Copy)]
         pub(in crate::ops) struct $name;
 
@@ -118,8 +123,17 @@ macro_rules! functions {
             fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V {
                 match T::DTYPE {
                     DType::BF16 => $bf16(s, x),
-                    DType::F16 => $f16(s, x),
+                    DType::F16 => $any_f16(s, x),
                     _ => $value(s, x),
+                }
+            }
+
+            #[inline(always)]
+            fn value_anywhere<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V {
+                match T::DTYPE {
+                    DType::BF16 => $any_bf16(s, x),
+                    DType::F16 => $any_f16(s, x),
+                    _ => $any(s, x),
                 }
             }
 
@@ -134,11 +148,21 @@ macro_rules! functions {
     )*};
 }
 functions! {
-    Gelu: for_f32::gelu, coarse::gelu::<F16, _>, for_bf16::gelu; math::d_gelu, bf16::d_gelu;
-    GeluTanh: for_f32::gelu_tanh, coarse::gelu_tanh::<F16, _>, for_bf16::gelu_tanh; math::d_gelu_tanh, bf16::d_gelu_tanh;
-    Silu: for_f32::silu, coarse::silu::<F16, _>, for_bf16::silu; math::d_silu, bf16::d_silu;
-    Relu: math::relu, math::relu, math::relu; math::d_relu, math::d_relu;
-    Mish: for_f32::mish, coarse::mish::<F16, _>, for_bf16::mish; math::d_mish, bf16::d_mish;
+    Gelu: for_f32::gelu, for_bf16::gelu;
+        math::gelu, coarse::gelu::<F16, _>, coarse::gelu::<Bf16, _>;
+        math::d_gelu, bf16::d_gelu;
+    GeluTanh: for_f32::gelu_tanh, for_bf16::gelu_tanh;
+        math::gelu_tanh, coarse::gelu_tanh::<F16, _>, coarse::gelu_tanh::<Bf16, _>;
+        math::d_gelu_tanh, bf16::d_gelu_tanh;
+    Silu: for_f32::silu, for_bf16::silu;
+        math::silu, coarse::silu::<F16, _>, coarse::silu::<Bf16, _>;
+        math::d_silu, bf16::d_silu;
+    Relu: math::relu, math::relu;
+        math::relu, math::relu, math::relu;
+        math::d_relu, math::d_relu;
+    Mish: for_f32::mish, for_bf16::mish;
+        math::mish, coarse::mish::<F16, _>, coarse::mish::<Bf16, _>;
+        math::d_mish, bf16::d_mish;
 }
 
 /// Runs `$body` with `$F` set to the [`Function`] of a [`Kind`], which must be one of those listed: code is made for

@@ -13,7 +13,7 @@ use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::ops::elementwise::function::{Function, with_function};
+use crate::ops::elementwise::function::{Function, Kind, with_function};
 use crate::registry::Launch;
 use half::{bf16, f16};
 use panels::Panels;
@@ -236,10 +236,10 @@ impl<'a> Finish<'a> {
                     |z| z,
                 ),
                 (Some(kind), Gate::None) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                    self.with(pair, tile, #[inline(always)] |z| F::value::<Pair<S>, T>(pair, z))
+                    self.with(pair, tile, #[inline(always)] |z| F::value_anywhere::<Pair<S>, T>(pair, z))
                 }),
                 (Some(kind), _) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                    self.with_gate(s, tile, #[inline(always)] |z| F::value::<S, T>(s, z))
+                    self.with_gate(s, tile, #[inline(always)] |z| F::value_anywhere::<S, T>(s, z))
                 }),
             }
         }
@@ -264,6 +264,10 @@ impl Epilogue for Finish<'_> {
         if !self.stream {
             with_float!(self.p.out_dtype, T => matrix::<T>(self.out, &self.p.out).claim(rows, cols));
         }
+    }
+
+    fn computes(&self) -> bool {
+        !matches!(self.p.activation, None | Some(Kind::Relu))
     }
 
     #[inline(always)]

@@ -213,7 +213,7 @@ impl Line<'_> {
                 |z| z,
             ),
             Some(kind) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                self.with(s, columns, #[inline(always)] |z| F::value::<S, T>(s, z))
+                self.with(s, columns, #[inline(always)] |z| F::value_anywhere::<S, T>(s, z))
             }),
         }
     }

@@ -1,0 +1,101 @@
+//! Very few rows of f32 on AVX-512: the weights are turned round in registers and multiplied there.
+//!
+//! What is packed in the first cache is loaded and multiplied in turns, and memory idles in every second one. Here each
+//! block of 16 x 16 weights is loaded, transposed and used at once, so that the next loads are always under way.
+
+use super::panel::avx512::transposed;
+use super::panel::{HALF, PANEL, Side};
+use std::arch::x86_64::*;
+
+/// The most rows that are worth it: more would be faster with weights that are transposed once for all.
+pub(super) const MOST_ROWS: usize = 4;
+/// How many bytes ahead in its row a weight is asked for.
+const AHEAD: usize = 1024;
+
+/// Rows of f32, `stride` elements apart.
+#[derive(Copy, Clone)]
+pub(super) struct Rows {
+    pub data: *const f32,
+    pub stride: usize,
+    pub count: usize,
+}
+
+// SAFETY: written before the loop that shares it, only read in it.
+unsafe impl Sync for Rows {}
+
+/// Multiplies rows with one panel of weights in f32: rows of [`PANEL`] sums at `out`. The sums have the bits that
+/// [`super::vector`] gives them.
+///
+/// # Safety
+/// AVX-512 F and BW must be there, the rows hold as many elements as the weights, and those be readable; at most
+/// [`MOST_ROWS`] rows.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
+    for g in 0..2 {
+        let (matrix, first, rows) = w.half(panel, g);
+        if rows == 0 {
+            continue;
+        }
+        // Lanes past the last row are not stored.
+        let weights = std::array::from_fn(|i| matrix.at(first + i.min(rows - 1), 0));
+        let half = Half { weights, bytes: 4 * matrix.k, next: HALF as isize * matrix.row_bytes() };
+        let out = out.wrapping_add(g * HALF);
+        // SAFETY: passed on.
+        unsafe {
+            match x.count {
+                1 => half.multiply::<1>(x, out),
+                2 => half.multiply::<2>(x, out),
+                3 => half.multiply::<3>(x, out),
+                _ => half.multiply::<MOST_ROWS>(x, out),
+            }
+        }
+    }
+}
+
+/// Sixteen rows of weights.
+struct Half {
+    weights: [*const u8; HALF],
+    bytes: usize,
+    /// Bytes to the rows that are needed next.
+    next: isize,
+}
+
+impl Half {
+    /// # Safety
+    /// As for [`multiply`], with `R` rows.
+    #[inline(always)]
+    unsafe fn multiply<const R: usize>(&self, x: Rows, out: *mut f32) {
+        // SAFETY: loads stay in the rows; prefetches are hints, and never a fault.
+        unsafe {
+            let mut sums = [_mm512_setzero_ps(); R];
+            let mut at = 0;
+            while at < self.bytes {
+                let left = self.bytes - at;
+                let ahead = match left > AHEAD {
+                    true => AHEAD as isize,
+                    false => self.next + AHEAD as isize - self.bytes as isize,
+                };
+                let mask = if left >= 64 { !0 } else { !(!0 << (left / 4)) };
+                let block = std::array::from_fn(
+                    #[inline(always)]
+                    |i| {
+                        let p = self.weights[i].wrapping_add(at);
+                        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_offset(ahead).cast());
+                        _mm512_maskz_loadu_epi32(mask, p.cast())
+                    },
+                );
+                let x_at = x.data.wrapping_byte_add(at);
+                for (j, w) in transposed(block).into_iter().enumerate().take(left / 4) {
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        let x = _mm512_set1_ps(*x_at.wrapping_add(r * x.stride + j));
+                        *sum = _mm512_fmadd_ps(x, _mm512_castsi512_ps(w), *sum);
+                    }
+                }
+                at += 64;
+            }
+            for (r, sum) in sums.into_iter().enumerate() {
+                _mm512_storeu_ps(out.wrapping_add(r * PANEL), sum);
+            }
+        }
+    }
+}
