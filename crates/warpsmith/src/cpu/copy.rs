@@ -1,13 +1,15 @@
 //! Copying bytes as they are.
 
+use super::prefetch::{AHEAD, fetch};
 use super::simd::Simd;
 
-/// Copies `n` bytes; with `stream` past the caches: then call [`Simd::fence`] before others read them.
+/// Copies `n` bytes; with `stream` past the caches: then call [`Simd::fence`] before others read them. With `more`, what
+/// follows them in memory is asked for: it will be copied next.
 ///
 /// # Safety
 /// `src..src + n` must be readable, `dst..dst + n` writable, and the two apart.
 #[inline(always)]
-pub unsafe fn copy_bytes<S: Simd>(s: S, src: *const u8, dst: *mut u8, n: usize, stream: bool) {
+pub unsafe fn copy_bytes<S: Simd>(s: S, src: *const u8, dst: *mut u8, n: usize, stream: bool, more: bool) {
     let step = S::N * size_of::<f32>();
     let head = if stream { dst.align_offset(step).min(n) } else { n };
     let end = n - (n - head) % step;
@@ -17,6 +19,9 @@ pub unsafe fn copy_bytes<S: Simd>(s: S, src: *const u8, dst: *mut u8, n: usize, 
         std::ptr::copy_nonoverlapping(src, dst, head);
         let mut at = head;
         while at < end {
+            if more {
+                fetch::<S, f32>(src.wrapping_add(at + AHEAD).cast());
+            }
             s.stream(dst.add(at).cast(), s.load(src.add(at).cast()));
             at = at.wrapping_add(step);
         }
@@ -37,7 +42,7 @@ mod tests {
         fn run<S: Simd>(self, s: S) {
             assert_eq!(self.0.len(), self.1.len());
             // SAFETY: two slices of one length.
-            unsafe { copy_bytes(s, self.0.as_ptr(), self.1.as_mut_ptr(), self.0.len(), self.2) };
+            unsafe { copy_bytes(s, self.0.as_ptr(), self.1.as_mut_ptr(), self.0.len(), self.2, true) };
             s.fence();
         }
     }

@@ -2,6 +2,7 @@
 
 use super::prefetch::{AHEAD, claim_ahead, fetch};
 use super::simd::Simd;
+use super::simd::fp8::{decode_e4m3, decode_e5m2, encode_e4m3, encode_e5m2};
 use crate::dtype::{DType, Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -17,7 +18,7 @@ pub trait CpuElement: Element {
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
 
     /// Reads `S::N` elements into any order of lanes, the same for every address: for sums and elementwise work, which
-    /// do not ask.
+    /// do not ask. The order is that of bf16 for e4m3 too.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -26,6 +27,10 @@ pub trait CpuElement: Element {
         if Self::DTYPE == DType::BF16 {
             // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
             return unsafe { s.load_bf16_unordered(p.cast()) };
+        }
+        if Self::DTYPE == DType::F8E4M3 {
+            // SAFETY: passed on; the type is a transparent wrapper of its bits.
+            return unsafe { s.load_e4m3_unordered(p.cast()) };
         }
         // SAFETY: passed on.
         unsafe { Self::load(s, p) }
@@ -37,10 +42,12 @@ pub trait CpuElement: Element {
     /// As [`CpuElement::store`] or [`CpuElement::stream`].
     #[inline(always)]
     unsafe fn put<S: Simd>(s: S, p: *mut Self, v: S::V, stream: bool) {
-        // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+        // SAFETY: passed on; both types are transparent wrappers of their bits.
         unsafe {
             if Self::DTYPE == DType::BF16 {
                 s.store_bf16(p.cast(), v, stream);
+            } else if Self::DTYPE == DType::F8E4M3 {
+                s.store_e4m3(p.cast(), v, false, stream);
             } else if stream {
                 Self::stream(s, p, v);
             } else {
@@ -55,10 +62,12 @@ pub trait CpuElement: Element {
     /// As [`CpuElement::put`].
     #[inline(always)]
     unsafe fn put_unordered<S: Simd>(s: S, p: *mut Self, v: S::V, stream: bool) {
-        // SAFETY: passed on; bf16 is a transparent wrapper of its bits.
+        // SAFETY: passed on; both types are transparent wrappers of their bits.
         unsafe {
             if Self::DTYPE == DType::BF16 {
                 s.store_bf16_unordered(p.cast(), v, stream);
+            } else if Self::DTYPE == DType::F8E4M3 {
+                s.store_e4m3(p.cast(), v, true, stream);
             } else {
                 Self::put(s, p, v, stream);
             }
@@ -261,8 +270,8 @@ narrow_element!(
     store_b,
     store_b_partial,
     stream_b,
-    decode_e4m3,
-    encode_e4m3,
+    bytes_to_e4m3,
+    e4m3_to_bytes,
     |x| F8E4M3::to_f32(&x)
 );
 narrow_element!(
@@ -273,8 +282,8 @@ narrow_element!(
     store_b,
     store_b_partial,
     stream_b,
-    decode_e5m2,
-    encode_e5m2,
+    bytes_to_e5m2,
+    e5m2_to_bytes,
     |x| F8E5M2::to_f32(&x)
 );
 
@@ -298,96 +307,24 @@ fn encode_bf16<S: Simd>(s: S, v: S::V) -> S::H {
     s.f32_to_bf16(v)
 }
 
-/// The NaN both 8-bit types decode to; what the scalar conversion gives.
-const FP8_NAN: f32 = f32::from_bits(0x7fff_e000);
-
-/// Through f16, whose exponent field holds that of e4m3: the conversion normalises subnormals at no cost, where
-/// f32 arithmetic on them would trap into microcode. The biases differ by 8, hence the factor.
 #[inline(always)]
-fn decode_e4m3<S: Simd>(s: S, b: S::B) -> S::V {
-    let code = s.b_to_i(b);
-    let magnitude = s.iand(code, s.isplat(0x7f));
-    let sign = s.shl(s.isub(code, magnitude), 8);
-    let half = s.i_to_h(s.ior(sign, s.shl(magnitude, 7)));
-    let value = s.mul(s.f16_to_f32(half), s.splat(256.0));
-    s.select(s.igt(magnitude, s.isplat(0x7e)), s.splat(FP8_NAN), value)
-}
-
-/// e5m2 is the upper half of f16.
-#[inline(always)]
-fn decode_e5m2<S: Simd>(s: S, b: S::B) -> S::V {
-    let value = s.f16_to_f32(s.i_to_h(s.shl(s.b_to_i(b), 8)));
-    s.select(s.is_nan(value), s.splat(FP8_NAN), value)
-}
-
-/// What distinguishes the two 8-bit formats to the encoder.
-struct Fp8 {
-    mantissa_bits: u32,
-    /// Bits of the smallest normal value.
-    min_normal: i32,
-    /// `2^23` times the smallest subnormal: adding it leaves a small value rounded to the subnormal grid.
-    magic: f32,
-    /// Code of the largest finite value.
-    max: i32,
-    /// Code of NaN, before its payload.
-    nan: i32,
-    /// Whether NaN has bits to spare for its payload.
-    keeps_payload: bool,
+fn bytes_to_e4m3<S: Simd>(s: S, b: S::B) -> S::V {
+    decode_e4m3(s, s.b_to_i(b))
 }
 
 #[inline(always)]
-fn encode_fp8<S: Simd>(s: S, v: S::V, format: Fp8) -> S::B {
-    let dropped = 23u32.wrapping_sub(format.mantissa_bits);
-    let bits = s.bits_of(v);
-    let abs = s.iand(bits, s.isplat(i32::MAX));
-
-    // Normal: rebias, round the mantissa to even in place (a carry moves the exponent as it should), drop the rest. What
-    // comes out for smaller numbers is not used.
-    let odd = s.iand(s.shr(abs, dropped), s.isplat(1));
-    let smallest = (1i32 << 23).wrapping_sub(format.min_normal);
-    let bias = s.isplat(smallest.wrapping_add((1i32 << dropped.wrapping_sub(1)).wrapping_sub(1)));
-    let normal = s.sar(s.iadd(s.iadd(abs, bias), odd), dropped);
-    let normal = s.imin(normal, s.isplat(format.max));
-
-    let magic = s.splat(format.magic);
-    let subnormal = s.isub(s.bits_of(s.add(s.of_bits(abs), magic)), s.bits_of(magic));
-
-    let code = s.iselect(s.igt(s.isplat(format.min_normal), abs), subnormal, normal);
-    let nan = if format.keeps_payload {
-        let payload = s.iand(s.shr(abs, dropped), s.isplat((1i32 << format.mantissa_bits).wrapping_sub(1)));
-        s.ior(payload, s.isplat(format.nan))
-    } else {
-        s.isplat(format.nan)
-    };
-    let code = s.iselect(s.is_nan(v), nan, code);
-    // The sign is the bit above the code.
-    s.i_to_b(s.ior(code, s.iand(s.shr(bits, 24), s.isplat(0x80))))
+fn e4m3_to_bytes<S: Simd>(s: S, v: S::V) -> S::B {
+    s.i_to_b(encode_e4m3(s, v))
 }
 
 #[inline(always)]
-fn encode_e4m3<S: Simd>(s: S, v: S::V) -> S::B {
-    let format = Fp8 {
-        mantissa_bits: 3,
-        min_normal: 0x3c80_0000,
-        magic: 16384.0,
-        max: 0x7e,
-        nan: 0x7f,
-        keeps_payload: false,
-    };
-    encode_fp8(s, v, format)
+fn bytes_to_e5m2<S: Simd>(s: S, b: S::B) -> S::V {
+    decode_e5m2(s, s.b_to_i(b))
 }
 
 #[inline(always)]
-fn encode_e5m2<S: Simd>(s: S, v: S::V) -> S::B {
-    let format = Fp8 {
-        mantissa_bits: 2,
-        min_normal: 0x3880_0000,
-        magic: 128.0,
-        max: 0x7b,
-        nan: 0x7e,
-        keeps_payload: true,
-    };
-    encode_fp8(s, v, format)
+fn e5m2_to_bytes<S: Simd>(s: S, v: S::V) -> S::B {
+    s.i_to_b(encode_e5m2(s, v))
 }
 
 /// `dst[i] = f(src[i])` for `i` in `0..n`: the loop of every elementwise kernel.
@@ -400,10 +337,68 @@ fn encode_e5m2<S: Simd>(s: S, v: S::V) -> S::B {
 #[inline(always)]
 pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
     s: S,
-    mut src: *const T,
-    mut dst: *mut U,
+    src: *const T,
+    dst: *mut U,
     n: usize,
     stream: bool,
+    f: impl Fn(S::V) -> S::V,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        map_by(
+            s,
+            (src, dst, n, stream),
+            #[inline(always)]
+            |p| T::load(s, p),
+            #[inline(always)]
+            |p, v, stream| U::put(s, p, v, stream),
+            f,
+        )
+    }
+}
+
+/// [`map`] between bf16 and e4m3, which have the same order of lanes where none is asked for. With `near`, results are those
+/// of [`CpuElement::put_near`].
+///
+/// # Safety
+/// As [`map`]; the types must be these.
+#[inline(always)]
+pub unsafe fn map_unordered<S: Simd, T: CpuElement, U: CpuElement>(
+    s: S,
+    (src, dst, n, stream): (*const T, *mut U, usize, bool),
+    near: bool,
+    f: impl Fn(S::V) -> S::V,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        map_by(
+            s,
+            (src, dst, n, stream),
+            #[inline(always)]
+            |p| T::load_unordered(s, p),
+            #[inline(always)]
+            |p, v, stream| {
+                if near && U::DTYPE == DType::BF16 {
+                    U::put_near(s, p, v, stream)
+                } else {
+                    U::put_unordered(s, p, v, stream)
+                }
+            },
+            f,
+        )
+    }
+}
+
+/// [`map`] by these loads and stores of whole vectors.
+///
+/// # Safety
+/// As [`map`].
+#[inline(always)]
+unsafe fn map_by<S: Simd, T: CpuElement, U: CpuElement>(
+    s: S,
+    (mut src, mut dst, n, stream): (*const T, *mut U, usize, bool),
+    load: impl Fn(*const T) -> S::V,
+    put: impl Fn(*mut U, S::V, bool),
     f: impl Fn(S::V) -> S::V,
 ) {
     let mut left = n;
@@ -419,11 +414,11 @@ pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
         }
         while left >= S::N {
             fetch::<S, T>(src.wrapping_byte_add(AHEAD));
-            let v = f(T::load(s, src));
+            let v = f(load(src));
             if !stream {
                 claim_ahead::<S, U>(dst);
             }
-            U::put(s, dst, v, stream);
+            put(dst, v, stream);
             (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
         }
         if left > 0 {

@@ -4,33 +4,48 @@ use super::*;
 use crate::cpu::simd::{MAX_LANES, Pair, Task};
 use crate::cpu::{Tier, dispatch, math};
 
-/// `src` converted to `U` by one tier, through `map`.
-struct Convert<'a, T, U>(&'a [T], &'a mut [U]);
+/// `src` converted to `U` by one tier, through `map`, with vectors and with pairs of them.
+struct Convert<'a, T, U>(&'a [T], [&'a mut [U]; 2]);
 
 impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        assert_eq!(self.0.len(), self.1.len());
-        // SAFETY: equally long slices, borrowed apart.
+        let Convert(src, [single, paired]) = self;
+        let n = src.len().min(single.len()).min(paired.len());
+        // SAFETY: all slices hold `n` elements and are borrowed apart.
         unsafe {
             map(
                 s,
-                self.0.as_ptr(),
-                self.1.as_mut_ptr(),
-                self.0.len(),
+                src.as_ptr(),
+                single.as_mut_ptr(),
+                n,
                 false,
                 #[inline(always)]
                 |v| v,
-            )
+            );
+            map(
+                Pair(s),
+                src.as_ptr(),
+                paired.as_mut_ptr(),
+                n,
+                false,
+                #[inline(always)]
+                |v| v,
+            );
         }
     }
 }
 
 fn convert<T: CpuElement, U: CpuElement>(tier: Tier, src: &[T]) -> Vec<U> {
     let mut out = vec![U::from_f32(0.0); src.len()];
-    dispatch(tier, Convert(src, &mut out));
+    let mut paired = out.clone();
+    dispatch(tier, Convert(src, [&mut out, &mut paired]));
+    // SAFETY: floats are plain bytes.
+    let bytes =
+        |v: &[U]| unsafe { std::slice::from_raw_parts(v.as_ptr().cast::<u8>(), size_of_val(v)).to_vec() };
+    assert!(bytes(&out) == bytes(&paired), "{tier} {} to {} differs in pairs", T::DTYPE, U::DTYPE);
     out
 }
 

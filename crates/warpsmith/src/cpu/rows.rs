@@ -1,7 +1,7 @@
 //! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
 
 use super::element::CpuElement;
-use super::prefetch::{LINE, claim_ahead};
+use super::prefetch::{AHEAD, LINE, claim_ahead, fetch};
 use super::simd::{MAX_LANES, Pair, Simd, Task, dispatch};
 use super::tier::Tier;
 use crate::dtype::DType;
@@ -248,9 +248,9 @@ impl<T: CpuElement> Scratch<T> {
 
 /// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are
 /// long, and inlined into each kernel, for each type it reads, they would take minutes to compile.
-pub struct Narrow<U> {
+pub struct Narrow<T, U> {
     /// The values.
-    pub x: *const f32,
+    pub x: *const T,
     /// Where they go; dense.
     pub out: *mut U,
     /// How many.
@@ -261,7 +261,7 @@ pub struct Narrow<U> {
     pub stream: bool,
 }
 
-impl<U: CpuElement> Narrow<U> {
+impl<T: CpuElement, U: CpuElement> Narrow<T, U> {
     /// Stores the row.
     ///
     /// # Safety
@@ -303,7 +303,7 @@ impl<S: Simd> Divide<S> {
     }
 }
 
-impl<U: CpuElement> Task for Narrow<U> {
+impl<T: CpuElement, U: CpuElement> Task for Narrow<T, U> {
     type Out = ();
 
     #[inline(always)]
@@ -315,10 +315,16 @@ impl<U: CpuElement> Task for Narrow<U> {
             self.n,
             #[inline(always)]
             |i, count| {
-                // SAFETY: [`Narrow::store`] asks its caller for this.
+                fetch::<Pair<S>, T>(self.x.wrapping_add(i).wrapping_byte_add(AHEAD));
+                // SAFETY: [`Narrow::store`] asks its caller for this. Both types have the same order of lanes.
                 unsafe {
-                    let value = divide.quotient(s, load_at(s, self.x, i, count));
-                    put_at(s, self.out, i, count, value, stream);
+                    if T::DTYPE == DType::BF16 && U::DTYPE == DType::F8E4M3 {
+                        let value = divide.quotient(s, load_unordered_at(s, self.x, i, count));
+                        put_unordered_at(s, self.out, i, count, value, stream);
+                    } else {
+                        let value = divide.quotient(s, load_at(s, self.x, i, count));
+                        put_at(s, self.out, i, count, value, stream);
+                    }
                 }
             },
         );

@@ -45,10 +45,10 @@ impl<const BITS: u32> Range<BITS> {
     fn or_else<S: Simd>(&self, s: S, z: S::I, y: S::V, rest: impl Fn() -> S::V) -> S::V {
         // What is past the pieces differs from their `z` in the bits above, NaN too.
         let above = Self::SHIFT + TABLE.ilog2();
-        let strange = s.ixor(z, s.isplat(FIRST as i32));
-        if !s.any_bits(strange, -1 << above) {
+        if !s.any_differs(z, FIRST as i32, -1 << above) {
             return y;
         }
+        let strange = s.ixor(z, s.isplat(FIRST as i32));
         s.select(s.igt(s.isplat(1), s.shr(strange, above)), y, rest())
     }
 }

@@ -1,6 +1,6 @@
 //! AVX-512: 16 lanes, tails by mask registers.
 
-use super::{Simd, TABLE, Task};
+use super::{Simd, TABLE, Task, avx512_fp8};
 use crate::cpu::tier::Tier;
 use std::arch::x86_64::*;
 
@@ -100,6 +100,42 @@ fn pinned(mut a: __m512, mut b: __m512) -> [__m512; 2] {
     [a, b]
 }
 
+/// The upper half of each lane of `low`, below that of `high`. One instruction both shifts and blends; spelt out, because
+/// compilers make a permutation of it that takes three times as long.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper_halves(low: __m512i, mut high: __m512i) -> __m512i {
+    const LOWER: __mmask64 = 0x3333_3333_3333_3333;
+    // SAFETY: the instruction is AVX512_BW's and touches no memory.
+    unsafe {
+        std::arch::asm!(
+            "vpalignr {high}{{{lower}}}, {low}, {low}, 2",
+            high = inout(zmm_reg) high,
+            low = in(zmm_reg) low,
+            lower = in(kreg) LOWER,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    high
+}
+
+/// The bits in which `a` or `b` differs from `c`. Spelt out, because compilers take it apart.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn differing_bits(mut a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+    // SAFETY: the instruction is AVX-512's and touches no memory. Its table is that of (a ^ c) | (b ^ c).
+    unsafe {
+        std::arch::asm!(
+            "vpternlogd {a}, {b}, {c}, 0x7e",
+            a = inout(zmm_reg) a,
+            b = in(zmm_reg) b,
+            c = in(zmm_reg) c,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    a
+}
+
 /// Methods whose only hazard is the instruction set.
 macro_rules! value_methods {
     ($(fn $name:ident($($arg:ident: $t:ty),*) -> $out:ty = $body:expr;)*) => {$(
@@ -167,6 +203,8 @@ impl Simd for Avx512 {
         fn store_b(p: *mut u8, b: __m128i) = _mm_storeu_si128(p.cast(), b);
         fn store_b_partial(p: *mut u8, b: __m128i, n: usize) = _mm_mask_storeu_epi8(p.cast(), first(n), b);
         fn stream_b(p: *mut u8, b: __m128i) = _mm_stream_si128(p.cast(), b);
+        fn load_e4m3_pair(p: *const u8) -> [__m512; 2] = avx512_fp8::load_pair(p);
+        fn store_e4m3_pair(p: *mut u8, v: [__m512; 2], zipped: bool, stream: bool) = avx512_fp8::store_pair(p, v, zipped, stream);
     }
 
     value_methods! {
@@ -226,11 +264,11 @@ impl Simd for Avx512 {
         };
 
         fn interleave_bf16_near(low: __m512, high: __m512) -> __m512i = {
-            const ODD: __mmask32 = 0xaaaa_aaaa;
             let half = _mm512_set1_epi32(0x8000);
-            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
-            _mm512_mask_blend_epi16(ODD, low, _mm512_add_epi32(_mm512_castps_si512(high), half))
+            let low = _mm512_add_epi32(_mm512_castps_si512(low), half);
+            upper_halves(low, _mm512_add_epi32(_mm512_castps_si512(high), half))
         };
+        fn differing(a: __m512i, b: __m512i, from: i32) -> __m512i = differing_bits(a, b, _mm512_set1_epi32(from));
         fn look_up(table: &[f32; TABLE], index: __m512i) -> __m512 = {
             let (low, high) = (_mm512_loadu_ps(table.as_ptr()), _mm512_loadu_ps(table.as_ptr().add(16)));
             _mm512_permutex2var_ps(low, index, high)

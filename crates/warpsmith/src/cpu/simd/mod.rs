@@ -12,6 +12,9 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_fp8;
+pub(in crate::cpu) mod fp8;
 mod pair;
 mod portable;
 
@@ -277,6 +280,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `a` where the mask says yes, else `b`.
     fn iselect(self, m: Self::M, a: Self::I, b: Self::I) -> Self::I;
 
+    /// The bits in which `a` or `b` differs from `from`.
+    #[inline(always)]
+    fn differing(self, a: Self::I, b: Self::I, from: i32) -> Self::I {
+        let from = self.isplat(from);
+        self.ior(self.ixor(a, from), self.ixor(b, from))
+    }
+
+    /// Whether any lane differs from `from` in any of these bits.
+    #[inline(always)]
+    fn any_differs(self, i: Self::I, from: i32, bits: i32) -> bool {
+        self.any_bits(self.ixor(i, self.isplat(from)), bits)
+    }
+
     /// Whether any lane has any of these bits.
     #[inline(always)]
     fn any_bits(self, i: Self::I, bits: i32) -> bool {
@@ -459,6 +475,47 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unsafe { self.store_bf16_unordered(p, v, stream) }
     }
 
+    /// Reads `N` values of e4m3 in the order of [`Simd::load_bf16_unordered`]. NaN has a lower half of zeros.
+    ///
+    /// # Safety
+    /// `p..p + N` must be readable.
+    #[inline(always)]
+    unsafe fn load_e4m3_unordered(self, p: *const u8) -> Self::V {
+        // SAFETY: passed on.
+        fp8::even_nan(self, fp8::decode_e4m3(self, self.b_to_i(unsafe { self.load_b(p) })))
+    }
+
+    /// Rounds and writes `N` values of e4m3, in that order if `unordered`; past the caches if `stream`.
+    ///
+    /// # Safety
+    /// `p..p + N` must be writable, and with `stream` `p` a multiple of `N` bytes or of 64.
+    #[inline(always)]
+    unsafe fn store_e4m3(self, p: *mut u8, v: Self::V, _unordered: bool, stream: bool) {
+        let b = self.i_to_b(fp8::encode_e4m3(self, v));
+        // SAFETY: passed on.
+        unsafe { if stream { self.stream_b(p, b) } else { self.store_b(p, b) } }
+    }
+
+    /// `2 N` values of e4m3: those at even places, and those at odd places.
+    ///
+    /// # Safety
+    /// `p..p + 2 N` must be readable.
+    #[inline(always)]
+    unsafe fn load_e4m3_pair(self, p: *const u8) -> [Self::V; 2] {
+        // SAFETY: passed on.
+        unsafe { fp8::load_pair(self, p) }
+    }
+
+    /// [`Simd::store_e4m3`] of two vectors, one after the other, or `zipped` at even and odd places.
+    ///
+    /// # Safety
+    /// As [`Simd::store_e4m3`], for twice the values.
+    #[inline(always)]
+    unsafe fn store_e4m3_pair(self, p: *mut u8, v: [Self::V; 2], zipped: bool, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { fp8::store_pair(self, p, v, zipped, stream) }
+    }
+
     /// Brings the lanes of a vector into the order of [`Simd::load_bf16_unordered`].
     #[inline(always)]
     fn to_bf16_unordered(self, v: Self::V) -> Self::V {
@@ -471,7 +528,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.swap_pairs(v)
     }
 
-    /// `v - floor(v)` for `v` up to 127: with [`Simd::scale2_floor`] the two parts of a power of two. Rounded
+    /// `v - floor(v)` for `v` that are not infinity: with [`Simd::scale2_floor`] the two parts of a power of two. Rounded
     /// down, zero of either sign. NaN stays NaN.
     #[inline(always)]
     fn fraction(self, v: Self::V) -> Self::V {
@@ -485,10 +542,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.select(above, below, part)
     }
 
-    /// `v * 2^floor(n)`, rounded once, for `n` up to 127 and `v` in `0.5..2`; zero for `n` of minus infinity.
+    /// `v * 2^floor(n)`, rounded once, for `v` in `0.5..2`: zero for `n` of minus infinity, infinity for large ones.
     #[inline(always)]
     fn scale2_floor(self, v: Self::V, n: Self::V) -> Self::V {
-        self.scale2(v, self.floor(self.max(self.splat(-200.0), n)))
+        let n = self.max(self.splat(-200.0), self.min(self.splat(200.0), n));
+        self.scale2(v, self.floor(n))
     }
 
     /// [`Simd::scale2_floor`], but zero for `n` below -126: a result below the normal numbers would trap into microcode,

@@ -197,6 +197,36 @@ impl<S: Simd> Simd for Pair<S> {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3_unordered(self, p: *const u8) -> Self::V {
+        // SAFETY: passed on.
+        unsafe { self.0.load_e4m3_pair(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_e4m3(self, p: *mut u8, v: Self::V, unordered: bool, stream: bool) {
+        // SAFETY: passed on.
+        unsafe { self.0.store_e4m3_pair(p, v, unordered, stream) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3_pair(self, p: *const u8) -> [Self::V; 2] {
+        // SAFETY: each half has `2 S::N` of the `4 S::N` values.
+        let [[a, b], [c, d]] = unsafe { [self.0.load_e4m3_pair(p), self.0.load_e4m3_pair(p.add(2 * S::N))] };
+        [[a, c], [b, d]]
+    }
+
+    #[inline(always)]
+    unsafe fn store_e4m3_pair(self, p: *mut u8, v: [Self::V; 2], zipped: bool, stream: bool) {
+        let [[a, b], [c, d]] = v;
+        let [first, second] = if zipped { [[a, c], [b, d]] } else { v };
+        // SAFETY: as above.
+        unsafe {
+            self.0.store_e4m3_pair(p, first, zipped, stream);
+            self.0.store_e4m3_pair(p.add(2 * S::N), second, zipped, stream);
+        }
+    }
+
+    #[inline(always)]
     fn to_bf16_unordered(self, v: Self::V) -> Self::V {
         let (even, odd) = self.0.unzip(v[0], v[1]);
         [even, odd]
@@ -242,6 +272,16 @@ impl<S: Simd> Simd for Pair<S> {
     #[inline(always)]
     fn look_up(self, table: &[f32; TABLE], index: Self::I) -> Self::V {
         [self.0.look_up(table, index[0]), self.0.look_up(table, index[1])]
+    }
+
+    #[inline(always)]
+    fn differing(self, a: Self::I, b: Self::I, from: i32) -> Self::I {
+        [self.0.differing(a[0], b[0], from), self.0.differing(a[1], b[1], from)]
+    }
+
+    #[inline(always)]
+    fn any_differs(self, i: Self::I, from: i32, bits: i32) -> bool {
+        self.0.any_bits(self.0.differing(i[0], i[1], from), bits)
     }
 
     #[inline(always)]

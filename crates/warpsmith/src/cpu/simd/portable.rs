@@ -107,8 +107,8 @@ unsafe fn read<T: Copy + Default>(p: *const T, n: usize) -> [T; N] {
 /// `p..p + n` must be writable and `n <= N`.
 #[inline(always)]
 unsafe fn write<T: Copy>(p: *mut T, lanes: [T; N], n: usize) {
-    // SAFETY: the caller promised `n` writable elements and `n <= N`.
-    unsafe { std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n) };
+    // SAFETY: the caller promised `n` writable elements and `n <= N`. As bytes: `p` may have any alignment.
+    unsafe { std::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), p.cast(), n * size_of::<T>()) };
 }
 
 /// Folds lane `i` with lane `i + N/2`, then the halves again, as the vector tiers do.

@@ -3,7 +3,8 @@
 use super::{OUT, Problem, SCALE, Scaling, X};
 use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_rows, should_stream};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -17,7 +18,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let elements = p.num_rows * p.num_cols;
     let stream = should_stream(elements * p.to.size());
     with_element!(p.from, T => with_element!(p.to, U => {
-        parallel_for(elements, GRAIN, |range| {
+        parallel_rows(elements, GRAIN, |range| {
             dispatch(launch.tier, Convert::<T, U> { launch, range, stream, types: PhantomData });
         });
     }));
@@ -87,36 +88,54 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
 ) {
     // An 8-bit result is no quotient of those that may be off by a unit.
     let (divide, scale) = (Divide::by(s, scale), s.splat(scale));
+    let map = Map { s, x, out, n, stream };
     // SAFETY: passed on.
     unsafe {
         match scaling {
-            Scaling::None => map(
-                s,
-                x,
-                out,
-                n,
-                stream,
+            Scaling::None => map.with(
+                true,
                 #[inline(always)]
                 |v| v,
             ),
-            Scaling::Multiply => map(
-                s,
-                x,
-                out,
-                n,
-                stream,
+            Scaling::Multiply => map.with(
+                false,
                 #[inline(always)]
                 |v| s.mul(v, scale),
             ),
-            Scaling::Divide => map(
-                s,
-                x,
-                out,
-                n,
-                stream,
+            Scaling::Divide => map.with(
+                false,
                 #[inline(always)]
                 |v| if size_of::<U>() == 1 { divide.quotient(s, v) } else { s.div(v, scale) },
             ),
+        }
+    }
+}
+
+/// The arguments of [`map`] but for the function.
+struct Map<S, T, U> {
+    s: S,
+    x: *const T,
+    out: *mut U,
+    n: usize,
+    stream: bool,
+}
+
+impl<S: Simd, T: CpuElement, U: CpuElement> Map<S, T, U> {
+    /// `unchanged` says that results are the elements themselves.
+    ///
+    /// # Safety
+    /// As [`map`].
+    #[inline(always)]
+    unsafe fn with(self, unchanged: bool, f: impl Fn(S::V) -> S::V) {
+        let Map { s, x, out, n, stream } = self;
+        // SAFETY: passed on. Every value of e4m3 is one of bf16, however it would be rounded.
+        unsafe {
+            match (T::DTYPE, U::DTYPE) {
+                (DType::BF16, DType::F8E4M3) | (DType::F8E4M3, DType::BF16) => {
+                    map_unordered(s, (x, out, n, stream), unchanged, f)
+                }
+                _ => map(s, x, out, n, stream, f),
+            }
         }
     }
 }

@@ -75,7 +75,7 @@ impl Task for Copy<'_> {
             let at = |page: usize| base.wrapping_add((start + page * p.page_stride as usize) * p.size);
             // SAFETY: the pages are in range, and `check` bound layout and runs to the cache. No page that is written is
             // read or written for another pair.
-            unsafe { copy_bytes(s, at(pair[0]), at(pair[1]), p.run_bytes(), self.stream) };
+            unsafe { copy_bytes(s, at(pair[0]), at(pair[1]), p.run_bytes(), self.stream, false) };
         }
         if self.stream {
             s.fence();

@@ -2,7 +2,7 @@
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
 use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
-use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_rows, should_stream};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
 use crate::ops::rope::cpu::{Factors, Head, Row};
@@ -27,7 +27,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let stream = should_stream(p.num_tokens * token * p.to.size());
     // In order, so that of tokens with the same slot the last one stays.
     let grain = if all_differ(&slots) { GRAIN.div_ceil(token.max(1)) } else { p.num_tokens };
-    parallel_for(p.num_tokens, grain, |tokens| {
+    parallel_rows(p.num_tokens, grain, |tokens| {
         let (slots, factors) = (&slots[..], factors.as_ref());
         with_float!(p.from, T => {
             dispatch(launch.tier, Store::<T> { launch, slots, factors, tokens, stream, t: PhantomData })
@@ -125,23 +125,19 @@ impl<T: CpuElement> Task for Store<'_, T> {
                             let rotated = rotate(self.launch.tier, row, x, target.cast(), stream);
                             let (x, out) = (x.add(rotated), target.cast::<T>().add(rotated));
                             let bytes = (n - rotated) * size_of::<T>();
-                            copy_bytes(s, x.cast(), out.cast(), bytes, stream);
+                            copy_bytes(s, x.cast(), out.cast(), bytes, stream, true);
                         } else {
-                            let values = wide.as_mut_ptr();
-                            widen(s, x, values, n);
-                            rotate(self.launch.tier, row, values, values, false);
                             let divisor = side.scale.map_or(1.0, |stride| {
                                 *(args.address(scale) as *const f32).offset(head * stride)
                             });
-                            let (x, tier) = (wide.as_ptr(), self.launch.tier);
-                            match p.to {
-                                DType::F8E4M3 => {
-                                    let out = target.cast::<F8E4M3>();
-                                    Narrow { x, out, n, divisor, stream }.store(tier)
-                                }
-                                _ => {
-                                    let out = target.cast::<F8E5M2>();
-                                    Narrow { x, out, n, divisor, stream }.store(tier)
+                            let (to, tier) = ((p.to, target), self.launch.tier);
+                            match row {
+                                None => narrow(tier, (x, n), divisor, to, stream),
+                                Some(_) => {
+                                    let values = wide.as_mut_ptr();
+                                    widen(s, x, values, n);
+                                    rotate(tier, row, values, values, false);
+                                    narrow(tier, (values.cast_const(), n), divisor, to, stream);
                                 }
                             }
                         }
@@ -185,6 +181,26 @@ unsafe fn rotate<T: CpuElement>(
         unsafe { Head { row, x, out, stream }.rotate(tier) };
         row.rotary_dim()
     })
+}
+
+/// Stores `n` dense values over `divisor` as 8-bit floats.
+///
+/// # Safety
+/// `x` must be readable and `out` writable for `n` elements, the two apart.
+unsafe fn narrow<T: CpuElement>(
+    tier: Tier,
+    (x, n): (*const T, usize),
+    divisor: f32,
+    (to, out): (DType, *mut u8),
+    stream: bool,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        match to {
+            DType::F8E4M3 => Narrow { x, out: out.cast::<F8E4M3>(), n, divisor, stream }.store(tier),
+            _ => Narrow { x, out: out.cast::<F8E5M2>(), n, divisor, stream }.store(tier),
+        }
+    }
 }
 
 /// # Safety

@@ -1,9 +1,12 @@
 //! `merge_states` on the CPU, one source for all tiers.
 
 use super::{COUNTS, LSE, LSES, OUT, OUTS, Problem};
-use crate::cpu::rows::{Narrow, for_vectors, load_at, store_at, with_float};
+use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::rows::{
+    Narrow, can_stream, for_vectors, load_at, load_unordered_at, put_near_at, store_at, with_float,
+};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_rows, should_stream};
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -17,7 +20,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let rows = p.num_tokens * p.num_heads;
     let stream = should_stream(rows * p.head_dim * p.to.size());
     let row = (p.num_parts * p.head_dim).max(1);
-    parallel_for(rows, GRAIN.div_ceil(row), |rows| {
+    parallel_rows(rows, GRAIN.div_ceil(row), |rows| {
         with_float!(p.from, T => {
             dispatch(launch.tier, Merge::<T> { launch, rows, stream, t: PhantomData });
         });
@@ -74,7 +77,7 @@ impl<T: CpuElement> Task for Merge<'_, T> {
     fn run<S: Simd>(self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
-        // A row is merged in f32 and rounded by a task of its own.
+        // A row of another type is merged in f32 and rounded by a task of its own.
         let mut merged = vec![0.0; p.head_dim];
         let mut weights =
             Weights { parts: Vec::with_capacity(p.num_parts), weights: Vec::with_capacity(p.num_parts) };
@@ -95,7 +98,35 @@ impl<T: CpuElement> Task for Merge<'_, T> {
                     *(args.address(LSE) as *mut f32).add(lse_at) = lse;
                 }
                 let parts = (args.address(OUTS) as *const T).wrapping_add(outs_at);
-                merge_row(Pair(s), p, &weights, sum, parts, merged.as_mut_ptr());
+                if p.from == p.to && p.steps == [1, 1] {
+                    let out = (args.address(OUT) as *mut T).wrapping_add(out_at);
+                    let stream = self.stream && can_stream::<Pair<S>, T>(out);
+                    merge_row(
+                        Pair(s),
+                        p,
+                        (&weights, sum),
+                        parts,
+                        #[inline(always)]
+                        |row, i, count| load_unordered_at(Pair(s), row, i, count),
+                        #[inline(always)]
+                        |i, count, v| put_near_at(Pair(s), out, i, count, v, stream),
+                    );
+                    continue;
+                }
+                let (values, step) = (merged.as_mut_ptr(), p.steps[0]);
+                merge_row(
+                    Pair(s),
+                    p,
+                    (&weights, sum),
+                    parts,
+                    #[inline(always)]
+                    |row, i, count| match step {
+                        1 => load_at(Pair(s), row, i, count),
+                        _ => gather(Pair(s), row.wrapping_offset(i as isize * step), step, count),
+                    },
+                    #[inline(always)]
+                    |i, count, v| store_at(Pair(s), values, i, count, v),
+                );
                 with_float!(p.to, U => {
                     let out = (args.address(OUT) as *mut U).wrapping_add(out_at);
                     let (x, n, stream) = (merged.as_ptr(), p.head_dim, self.stream);
@@ -114,19 +145,17 @@ impl<T: CpuElement> Task for Merge<'_, T> {
     }
 }
 
-/// # Safety
-/// The rows of the weighted parts must be readable from `parts` on, and `out` writable for a row.
+/// Gives `put` the merged vectors of a row, in the order of those that `load` reads.
 #[inline(always)]
-unsafe fn merge_row<S: Simd, T: CpuElement>(
+fn merge_row<S: Simd, T>(
     s: S,
     p: &Problem,
-    weights: &Weights,
-    sum: f32,
+    (weights, sum): (&Weights, f32),
     parts: *const T,
-    out: *mut f32,
+    load: impl Fn(*const T, usize, usize) -> S::V,
+    put: impl Fn(usize, usize, S::V),
 ) {
     let inverse = s.splat(if weights.parts.is_empty() { 0.0 } else { 1.0 / sum });
-    let step = p.steps[0];
     for_vectors::<S>(
         p.head_dim,
         #[inline(always)]
@@ -134,17 +163,10 @@ unsafe fn merge_row<S: Simd, T: CpuElement>(
             let mut total = s.zero();
             for (&part, &weight) in weights.parts.iter().zip(&weights.weights) {
                 let row = parts.wrapping_offset(part as isize * p.part_strides[0]);
-                // SAFETY: `i + count` is at most the length of a row.
-                let x = unsafe {
-                    match step {
-                        1 => load_at(s, row, i, count),
-                        _ => gather(s, row.wrapping_offset(i as isize * step), step, count),
-                    }
-                };
-                total = s.fma(s.splat(weight), x, total);
+                fetch::<S, T>(row.wrapping_add(i).wrapping_byte_add(AHEAD));
+                total = s.fma(s.splat(weight), load(row, i, count), total);
             }
-            // SAFETY: as above.
-            unsafe { store_at(s, out, i, count, s.mul(total, inverse)) };
+            put(i, count, s.mul(total, inverse));
         },
     );
 }

@@ -9,7 +9,7 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_rows, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -27,7 +27,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let factors = Factors::new(&p.rotation, [COS, SIN].map(|index| launch.args.address(index)));
     let token = p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.dtype.size());
-    parallel_for(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
+    parallel_rows(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
         with_float!(p.dtype, T => {
             dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, factors: &factors, t: PhantomData })
         });
@@ -188,10 +188,23 @@ impl Row {
         }
         if self.interleaved {
             // From the end, so that no value is overwritten before it is spread.
-            for i in (0..n).rev() {
+            let whole = n - n % S::N;
+            for i in (whole..n).rev() {
                 let (cos, sin) = (self.cos[i], self.sin[i]);
                 (self.cos[2 * i], self.cos[2 * i + 1]) = (cos, cos);
                 (self.sin[2 * i], self.sin[2 * i + 1]) = (-sin, sin);
+            }
+            let (cos, sin) = (self.cos.as_mut_ptr(), self.sin.as_mut_ptr());
+            for i in (0..whole).step_by(S::N).rev() {
+                // SAFETY: the tables hold `2 n` values.
+                unsafe {
+                    let (c, d) = (s.load(cos.add(i)), s.load(sin.add(i)));
+                    for (table, even, odd) in [(cos, c, c), (sin, s.neg(d), d)] {
+                        let (low, high) = s.zip(even, odd);
+                        s.store(table.add(2 * i), low);
+                        s.store(table.add(2 * i + S::N), high);
+                    }
+                }
             }
         }
     }

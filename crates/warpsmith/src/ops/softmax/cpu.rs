@@ -9,7 +9,7 @@ use crate::cpu::rows::{
     replace_rest, store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_rows, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -19,13 +19,16 @@ use std::ops::Range;
 /// Elements a thread works on at least: less is not worth waking one.
 const GRAIN: usize = 1 << 14;
 
+/// How many bytes ahead of its loads a row is brought from the second cache into the first.
+const NEXT: usize = 1024;
+
 /// Rows are gone through in pieces of this many elements, which stay in L1.
 const PIECE: usize = 4096;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_for(
+    parallel_rows(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
         |rows| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, rows, stream, t: PhantomData })),
@@ -78,30 +81,37 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                     // A result of f32 that stays in cache has room for its exponentials.
                     let in_place = T::DTYPE == DType::F32 && !stream;
                     let powers = if in_place { out.cast() } else { powers.as_mut_ptr() };
-                    let pending = before.map(|(_, pending)| pending);
-                    let (pivot, sum) = sum_pieces(
-                        s,
-                        (x, p.hidden),
-                        soon,
-                        &scale,
-                        &mut pieces,
-                        #[inline(always)]
-                        |piece, i, count, e| {
-                            if let Some(pending) = pending {
-                                pending.store(s, factors[piece], i, count);
-                            }
-                            if in_place {
-                                put_unordered_at(s, powers, i, count, e, false);
-                            } else {
-                                store_at(s, powers, i, count, e);
-                            }
-                        },
-                    );
-                    if let Some((at_before, _)) = before {
-                        scratch[other].scatter(1, at(OUT, at_before), p.steps[1]);
-                    }
+                    let mut pivot = Pivot::first(s, x, p.hidden, &scale);
+                    let (top, sum) = loop {
+                        let pending = before.map(|(_, pending)| pending);
+                        let (top, sum) = sum_pieces(
+                            s,
+                            (x, p.hidden),
+                            soon,
+                            (&scale, pivot),
+                            &mut pieces,
+                            #[inline(always)]
+                            |piece, i, count, e| {
+                                if let Some(pending) = pending {
+                                    pending.store(s, factors[piece], i, count);
+                                }
+                                if in_place {
+                                    put_unordered_at(s, powers, i, count, e, false);
+                                } else {
+                                    store_at(s, powers, i, count, e);
+                                }
+                            },
+                        );
+                        if let Some((at_before, _)) = before.take() {
+                            scratch[other].scatter(1, at(OUT, at_before), p.steps[1]);
+                        }
+                        if pivot.serves(sum) {
+                            break (top, sum);
+                        }
+                        pivot = Pivot::Row(largest(s, x, p.hidden, &scale));
+                    };
                     for (factor, piece) in factors.iter_mut().zip(&pieces) {
-                        *factor = piece.factor(s, pivot, &scale) / sum;
+                        *factor = piece.factor(s, top, &scale) / sum;
                     }
                     before = Some((out_at, Pending { powers, out, stream }));
                 } else {
@@ -130,36 +140,92 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     }
 }
 
-/// The scale as a sign and a magnitude: with the sign applied first, the row's largest element is the pivot.
+/// The scale as a sign and a magnitude: with the sign applied first, the row's largest element is the best pivot.
 struct Scale<S: Simd> {
     negative: bool,
-    sign: S::V,
     magnitude: S::V,
     /// The magnitude for powers of two.
-    binary: S::V,
+    binary: f64,
 }
 
 impl<S: Simd> Scale<S> {
     #[inline(always)]
     fn new(s: S, scale: f64) -> Self {
-        let negative = scale < 0.0;
-        let binary = scale.abs() * std::f64::consts::LOG2_E;
         Scale {
-            negative,
-            sign: s.splat(if negative { -1.0 } else { 1.0 }),
+            negative: scale < 0.0,
             magnitude: s.splat(scale.abs() as f32),
-            binary: s.splat(binary as f32),
+            binary: scale.abs() * std::f64::consts::LOG2_E,
+        }
+    }
+}
+
+/// What exponentials are relative to.
+#[derive(Clone, Copy)]
+enum Pivot {
+    /// The largest element of each piece: what is near it has an exponent that is hardly rounded.
+    Pieces,
+    /// For narrow results: any element of the row, unless others are so much larger that their exponentials overflow.
+    Guess(f32),
+    /// The largest element of the row.
+    Row(f32),
+}
+
+impl Pivot {
+    /// What to try first for a row of `n` elements: to look for the largest is a pass over all of them.
+    ///
+    /// # Safety
+    /// `x` must be readable for `n` elements.
+    #[inline(always)]
+    unsafe fn first<S: Simd, T: CpuElement>(s: S, x: *const T, n: usize, scale: &Scale<S>) -> Self {
+        match T::DTYPE {
+            DType::F32 => Pivot::Pieces,
+            // SAFETY: passed on.
+            _ => Pivot::Guess(unsafe { largest(s, x, n.min(S::N), scale) }),
         }
     }
 
-    /// `exp(magnitude (sign x - pivot))`, as accurate as `T` can tell; the pivot is at least every `sign x`.
+    /// Whether exponentials that have this sum are good.
     #[inline(always)]
-    fn power<T: CpuElement>(&self, s: S, x: S::V, pivot: S::V) -> S::V {
-        let below = s.fma(x, self.sign, s.neg(pivot));
+    fn serves(self, sum: f32) -> bool {
+        const MOST: f32 = (1u128 << 100) as f32;
+        // NaN does not either: a guess that is infinite makes one, and so does what was passed over.
+        !matches!(self, Pivot::Guess(_)) || sum <= MOST
+    }
+}
+
+/// Exponentials relative to a pivot, as accurate as `T` can tell.
+struct Powers<S: Simd> {
+    slope: S::V,
+    start: S::V,
+    magnitude: S::V,
+}
+
+impl<S: Simd> Powers<S> {
+    /// `exp(magnitude (sign x - pivot))`.
+    #[inline(always)]
+    fn new<T: CpuElement>(s: S, scale: &Scale<S>, pivot: f32) -> Self {
+        let mut slope = 1.0;
+        if T::DTYPE != DType::F32 {
+            // Of elements past this, those that differ at all differ by more than an exponential can show.
+            const FARTHEST: f64 = (1u128 << 100) as f64;
+            let reach = FARTHEST / pivot.abs().max(1e-8) as f64;
+            slope = (if scale.binary > reach { reach } else { scale.binary }) as f32;
+        }
+        Powers {
+            slope: s.splat(if scale.negative { -slope } else { slope }),
+            // Rounded, but the same for the whole row.
+            start: s.splat(-(pivot as f64 * slope as f64) as f32),
+            magnitude: scale.magnitude,
+        }
+    }
+
+    #[inline(always)]
+    fn of<T: CpuElement>(&self, s: S, x: S::V) -> S::V {
+        let exponent = s.fma(x, self.slope, self.start);
         match T::DTYPE {
-            DType::BF16 => Bf16::exp2(s, s.mul(below, self.binary)),
-            DType::F16 => F16::exp2(s, s.mul(below, self.binary)),
-            _ => math::exp(s, s.mul(below, self.magnitude)),
+            DType::BF16 => Bf16::exp2(s, exponent),
+            DType::F16 => F16::exp2(s, exponent),
+            _ => math::exp(s, s.mul(exponent, self.magnitude)),
         }
     }
 }
@@ -198,7 +264,7 @@ unsafe fn largest<S: Simd, T: CpuElement>(s: S, x: *const T, n: usize, scale: &S
     s.reduce_max(top)
 }
 
-/// A piece of a row: its largest element, and the sum of the exponentials relative to it.
+/// A piece of a row: what its exponentials are relative to, and their sum.
 #[derive(Clone, Copy, Default)]
 struct Piece {
     pivot: f32,
@@ -209,6 +275,9 @@ impl Piece {
     /// What turns the piece's exponentials into those relative to `pivot`, which is no smaller.
     #[inline(always)]
     fn factor<S: Simd>(&self, s: S, pivot: f32, scale: &Scale<S>) -> f32 {
+        if self.pivot == pivot {
+            return 1.0;
+        }
         let mut lanes = [0f32; MAX_LANES];
         let below = s.mul(s.splat(self.pivot - pivot), scale.magnitude);
         // SAFETY: no vector has more lanes.
@@ -242,8 +311,8 @@ impl<T: CpuElement> Pending<T> {
     }
 }
 
-/// The pieces of a row of `n` elements, their largest pivot, and the sum of all exponentials relative to that. `see` is
-/// given the piece's number, and the exponentials relative to its pivot. `soon` is what is read after the row.
+/// Fills in the pieces of a row of `n` elements; returns their largest pivot, and the sum of all exponentials relative to
+/// that. `see` is given the piece's number, and the exponentials relative to its pivot. `soon` is what is read after the row.
 ///
 /// # Safety
 /// `x` must be readable for `n` elements; `pieces` are as many as the row has.
@@ -252,7 +321,7 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
     s: S,
     (x, n): (*const T, usize),
     soon: *const T,
-    scale: &Scale<S>,
+    (scale, pivot): (&Scale<S>, Pivot),
     pieces: &mut [Piece],
     see: impl Fn(usize, usize, usize, S::V),
 ) -> (f32, f32) {
@@ -264,16 +333,20 @@ unsafe fn sum_pieces<S: Simd, T: CpuElement>(
         unsafe {
             let x = x.add(start);
             let soon = if n - start <= PIECE { soon } else { x.wrapping_add(PIECE) };
-            piece.pivot = largest(s, x, len, scale);
+            piece.pivot = match pivot {
+                Pivot::Pieces => largest(s, x, len, scale),
+                Pivot::Guess(pivot) | Pivot::Row(pivot) => pivot,
+            };
             top = top.max(piece.pivot);
-            let pivot = s.splat(piece.pivot);
+            let powers = Powers::new::<T>(s, scale, piece.pivot);
             [piece.sum] = sum_vectors(
                 s,
                 len,
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 1]| {
                     fetch_near(soon.wrapping_add(i).cast(), S::N * size_of::<T>());
-                    let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
+                    fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(NEXT));
+                    let e = powers.of::<T>(s, load_unordered_at(s, x, i, count));
                     see(index, start.wrapping_add(i), count, e);
                     sums[0] = s.add(sums[0], keep_first(s, e, count));
                 },
@@ -299,22 +372,29 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
 ) {
     // SAFETY: all positions are below `n`.
     unsafe {
-        let (pivot, sum) = sum_pieces(
-            s,
-            (x, n),
-            x,
-            scale,
-            pieces,
-            #[inline(always)]
-            |_, _, _, _| {},
-        );
-        let (pivot, inverse) = (s.splat(pivot), s.splat(1.0 / sum));
+        let mut pivot = Pivot::first(s, x, n, scale);
+        let (top, sum) = loop {
+            let (top, sum) = sum_pieces(
+                s,
+                (x, n),
+                x,
+                (scale, pivot),
+                pieces,
+                #[inline(always)]
+                |_, _, _, _| {},
+            );
+            if pivot.serves(sum) {
+                break (top, sum);
+            }
+            pivot = Pivot::Row(largest(s, x, n, scale));
+        };
+        let (powers, inverse) = (Powers::new::<T>(s, scale, top), s.splat(1.0 / sum));
         for_vectors::<S>(
             n,
             #[inline(always)]
             |i, count| {
                 fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
-                let e = scale.power::<T>(s, load_unordered_at(s, x, i, count), pivot);
+                let e = powers.of::<T>(s, load_unordered_at(s, x, i, count));
                 put_near_at(s, out, i, count, s.mul(e, inverse), stream);
             },
         );
@@ -324,7 +404,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
 pub(super) fn run_backward(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_for(
+    parallel_rows(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
         |rows| with_float!(p.dtype, T => dispatch(launch.tier, Backward::<T> { launch, rows, stream, t: PhantomData })),

@@ -267,4 +267,38 @@ mod tests {
         assert_eq!(out[..4], [0.0, 0.5, 0.0, 0.5]);
         assert!(out[4..].iter().all(|y| y.is_nan()), "{out:?}");
     }
+
+    #[test]
+    fn rows_that_do_not_begin_with_their_largest_elements_are_as_good() {
+        let n = 300;
+        let (inf, most) = (f32::INFINITY, 3e38f32);
+        let rows: [&dyn Fn(usize) -> f32; 6] = [
+            &|i| if i < 200 { -inf } else { i as f32 / 64.0 },
+            &|i| if i < 250 { i as f32 / 64.0 } else { 500.0 + i as f32 },
+            &|i| if i < 250 { -20_000.0 } else { 20_000.0 },
+            &|i| if i % 100 == 99 { most } else { -most },
+            &|i| if i == 0 { most } else { i as f32 - most },
+            &|i| -40.0 - (i % 7) as f32,
+        ];
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let values: Vec<f64> = rows.iter().flat_map(|f| (0..n).map(|i| f(i) as f64)).collect();
+            let x = Tensor::from_f64(&values, &[rows.len(), n], dtype, Device::Cpu).unwrap();
+            for (kernel, scale) in Tier::available().iter().flat_map(|t| [1.0f32, -0.5, 1e-3].map(|s| (t, s)))
+            {
+                let call = Softmax::new(&x).scale(scale).kernel(format!("softmax_{kernel}"));
+                let out = call.run().unwrap().to_f64().unwrap();
+                for (row, got) in x.to_f64().unwrap().chunks(n).zip(out.chunks(n)) {
+                    let scaled: Vec<f64> = row.iter().map(|x| x * scale as f64).collect();
+                    let top = scaled.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sum: f64 = scaled.iter().map(|t| (t - top).exp()).sum();
+                    for (t, got) in scaled.iter().zip(got) {
+                        let want = (t - top).exp() / sum;
+                        let bound = 2.0 * dtype.unit_roundoff() * want + 1e-7;
+                        let same = (got - want).abs() <= bound || (got.is_nan() && want.is_nan());
+                        assert!(same, "{dtype} {kernel} scale {scale}: {got:e}, want {want:e}");
+                    }
+                }
+            }
+        }
+    }
 }
