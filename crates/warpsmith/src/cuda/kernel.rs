@@ -21,9 +21,11 @@ struct Ready {
     overlaps: bool,
 }
 
-/// Whether a kernel waits for the one before it before it touches memory.
-fn waits(code: &str) -> bool {
-    ["begin_kernel();", "await_kernel_before();"].iter().any(|wait| code.contains(wait))
+/// Whether a kernel waits for the one before it before it touches memory, in its own file or in a header of its family.
+fn waits(request: &Request<'_>) -> bool {
+    let waits =
+        |code: &str| ["begin_kernel();", "await_kernel_before();"].iter().any(|wait| code.contains(wait));
+    waits(request.source.code) || request.headers().iter().any(|header| waits(header.code))
 }
 
 /// The function of `kernel` specialised by `defines` on a device.
@@ -43,10 +45,8 @@ fn ready(context: &'static Context, kernel: &'static CudaKernel, defines: &Defin
     };
     let compiled = jit::get(&request)?;
     let module = Module::get(context, &compiled.key.to_string(), &compiled.cubin)?;
-    let ready = Ready {
-        function: module.function(kernel.function)?,
-        overlaps: props.major >= 9 && waits(kernel.source.code),
-    };
+    let ready =
+        Ready { function: module.function(kernel.function)?, overlaps: props.major >= 9 && waits(&request) };
     READY.write().unwrap_or_else(|e| e.into_inner()).insert(id, ready);
     Ok(ready)
 }
