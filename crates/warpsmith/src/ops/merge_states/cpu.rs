@@ -6,7 +6,7 @@ use crate::cpu::rows::{
     Narrow, can_stream, for_vectors, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let rows = p.num_tokens * p.num_heads;
     let stream = should_stream(rows * p.head_dim * p.to.size());
     let row = (p.num_parts * p.head_dim).max(1);
-    parallel_rows(rows, GRAIN.div_ceil(row), |rows| {
+    parallel_for(rows, GRAIN.div_ceil(row), |rows| {
         with_float!(p.from, T => {
             dispatch(launch.tier, Merge::<T> { launch, rows, stream, t: PhantomData });
         });
