@@ -46,5 +46,5 @@ pub use bandwidth::{cpu_name, l2_bytes, measure_copy, should_stream};
 pub use copy::copy_bytes;
 pub use element::{CpuElement, map, map_unordered};
 pub use simd::{Simd, Task, dispatch};
-pub use threads::{configured_threads, num_threads, parallel_for, parallel_rows, with_threads};
+pub use threads::{configured_threads, num_threads, parallel_for, with_threads};
 pub use tier::Tier;

@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 const WATCH: Duration = Duration::from_micros(40);
 /// Parts per thread: enough to even out threads that are slowed by others, few enough to cost nothing.
 const PARTS_PER_THREAD: usize = 4;
-/// In loops over rows, what is left of a thread's share for that: small parts, each this fraction of the share.
-const SMALL_PART: usize = 8;
-const SMALL_PARTS_PER_THREAD: usize = 2;
 /// More threads than this are refused as a mistake.
 const MAX_THREADS: usize = 4096;
 
@@ -88,57 +85,14 @@ pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     if len <= grain || threads == 1 || INSIDE.get() {
         return f(0..len);
     }
-    let part = grain.max(len.div_ceil(threads * PARTS_PER_THREAD));
-    Pool::of_size(threads).run(Parts { len, large: 0, num_large: 0, small: part }, &f);
-}
-
-/// [`parallel_for`] where all indices take the same time: each thread first gets one large part, since kernels that move
-/// memory lose time at the beginning and the end of each.
-///
-/// # Panics
-/// As [`parallel_for`].
-pub fn parallel_rows(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
-    let threads = num_threads();
-    if len <= grain || threads == 1 || INSIDE.get() {
-        return parallel_for(len, grain, f);
-    }
-    Pool::of_size(threads).run(Parts::of_rows(len, grain, threads), &f);
-}
-
-/// How the indices of a loop are divided: first some large parts, then small ones.
-#[derive(Clone, Copy)]
-struct Parts {
-    len: usize,
-    large: usize,
-    num_large: usize,
-    small: usize,
-}
-
-impl Parts {
-    fn of_rows(len: usize, grain: usize, threads: usize) -> Self {
-        let share = len.div_ceil(threads);
-        let small = grain.max(share.div_ceil(SMALL_PART));
-        // None where they would not be larger.
-        let large = share.saturating_sub(small.saturating_mul(SMALL_PARTS_PER_THREAD));
-        let num_large = if large > small { threads } else { 0 };
-        Parts { len, large, num_large, small }
-    }
-
-    /// Part `index`; nothing past the last.
-    fn get(&self, index: usize) -> Range<usize> {
-        let small_from = self.large * self.num_large;
-        let (start, len) = match index.checked_sub(self.num_large) {
-            None => (index * self.large, self.large),
-            Some(small) => (small_from.saturating_add(small.saturating_mul(self.small)), self.small),
-        };
-        start.min(self.len)..start.saturating_add(len).min(self.len)
-    }
+    Pool::of_size(threads).run(len, grain.max(len.div_ceil(threads * PARTS_PER_THREAD)), &f);
 }
 
 /// One parallel loop, on its caller's stack.
 struct Job<'a> {
     f: &'a (dyn Fn(Range<usize>) + Sync),
-    parts: Parts,
+    len: usize,
+    part: usize,
     /// Number of the next part nobody has taken.
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -147,14 +101,17 @@ struct Job<'a> {
 impl Job<'_> {
     /// Works on parts until none are left.
     fn work(&self) {
+        let parts = self.len.div_ceil(self.part);
         let was_inside = INSIDE.replace(true);
         loop {
-            let range = self.parts.get(self.next.fetch_add(1, Ordering::Relaxed));
-            if range.is_empty() {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= parts {
                 break;
             }
+            let start = index * self.part;
+            let range = start..self.len.min(start.saturating_add(self.part));
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(range))) {
-                self.next.store(self.parts.len, Ordering::Relaxed);
+                self.next.store(parts, Ordering::Relaxed);
                 lock(&self.panic).get_or_insert(payload);
             }
         }
@@ -228,11 +185,11 @@ impl Pool {
         pool
     }
 
-    fn run(&self, parts: Parts, f: &(dyn Fn(Range<usize>) + Sync)) {
+    fn run(&self, len: usize, part: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
         let Ok(_caller) = self.caller.try_lock() else {
-            return f(0..parts.len);
+            return f(0..len);
         };
-        let job = Job { f, parts, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        let job = Job { f, len, part, next: AtomicUsize::new(0), panic: Mutex::new(None) };
         self.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         // The count is zero here: the caller before waited for that.
         let round = (self.gate.load(Ordering::Relaxed) & !(ROUND - 1)).wrapping_add(ROUND);
@@ -332,22 +289,14 @@ mod tests {
             with_threads(threads, || {
                 assert_eq!(num_threads(), threads);
                 for (len, grain) in [(0, 1), (1, 1), (5, 10), (1000, 1), (1000, 7), (1001, 300), (3, 0)] {
-                    for rows in [false, true] {
-                        let seen: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
-                        let visit = |range: Range<usize>| {
-                            assert!(range.len() >= grain.min(len) || range.end == len, "{range:?} of {len}");
-                            for i in range {
-                                seen[i].fetch_add(1, Ordering::Relaxed);
-                            }
-                        };
-                        if rows {
-                            parallel_rows(len, grain, visit)
-                        } else {
-                            parallel_for(len, grain, visit)
+                    let seen: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
+                    parallel_for(len, grain, |range| {
+                        assert!(range.len() >= grain.min(len) || range.end == len, "{range:?} of {len}");
+                        for i in range {
+                            seen[i].fetch_add(1, Ordering::Relaxed);
                         }
-                        let once = seen.iter().all(|n| n.load(Ordering::Relaxed) == 1);
-                        assert!(once, "{threads} {len} {grain} {rows}");
-                    }
+                    });
+                    assert!(seen.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{threads} {len} {grain}");
                 }
             });
         }
@@ -405,7 +354,7 @@ mod tests {
             std::thread::sleep(Duration::from_micros(500));
             let barrier = std::sync::Barrier::new(2);
             let parts = AtomicUsize::new(0);
-            pool.run(Parts { len: 2, large: 0, num_large: 0, small: 1 }, &|_| {
+            pool.run(2, 1, &|_| {
                 parts.fetch_add(1, Ordering::Relaxed);
                 barrier.wait();
             });

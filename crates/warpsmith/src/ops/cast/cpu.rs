@@ -3,7 +3,7 @@
 use super::{OUT, Problem, SCALE, Scaling, X};
 use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -18,7 +18,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let elements = p.num_rows * p.num_cols;
     let stream = should_stream(elements * p.to.size());
     with_element!(p.from, T => with_element!(p.to, U => {
-        parallel_rows(elements, GRAIN, |range| {
+        parallel_for(elements, GRAIN, |range| {
             dispatch(launch.tier, Convert::<T, U> { launch, range, stream, types: PhantomData });
         });
     }));

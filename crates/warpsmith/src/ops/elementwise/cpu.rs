@@ -6,7 +6,7 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, load_at, put_at, put_near_at, put_unordered_at, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ pub(in crate::ops) unsafe fn run<const I: usize, const O: usize>(
     let blocks = grid.columns.div_ceil(BLOCK);
     let grain = GRAIN.div_ceil(grid.columns.clamp(1, BLOCK));
     let e = expression;
-    parallel_rows(grid.num_rows * blocks, grain, |units| {
+    parallel_for(grid.num_rows * blocks, grain, |units| {
         with_float!(grid.dtype, T => {
             let part = Part::<T, _> { grid, addresses, units: units.clone(), stream, e, t: PhantomData };
             run_part::<T, _, I, O>(tier, part);

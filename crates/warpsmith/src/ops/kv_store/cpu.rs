@@ -2,7 +2,7 @@
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
 use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
-use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
 use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
 use crate::ops::rope::cpu::{Factors, Head, Row};
@@ -27,7 +27,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let stream = should_stream(p.num_tokens * token * p.to.size());
     // In order, so that of tokens with the same slot the last one stays.
     let grain = if all_differ(&slots) { GRAIN.div_ceil(token.max(1)) } else { p.num_tokens };
-    parallel_rows(p.num_tokens, grain, |tokens| {
+    parallel_for(p.num_tokens, grain, |tokens| {
         let (slots, factors) = (&slots[..], factors.as_ref());
         with_float!(p.from, T => {
             dispatch(launch.tier, Store::<T> { launch, slots, factors, tokens, stream, t: PhantomData })

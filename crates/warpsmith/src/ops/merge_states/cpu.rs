@@ -5,8 +5,8 @@ use crate::cpu::prefetch::{AHEAD, fetch};
 use crate::cpu::rows::{
     Narrow, can_stream, for_vectors, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
-use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_rows, should_stream};
+use crate::cpu::simd::{MAX_LANES, Pair};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
 use crate::error::Result;
 use crate::registry::Launch;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let rows = p.num_tokens * p.num_heads;
     let stream = should_stream(rows * p.head_dim * p.to.size());
     let row = (p.num_parts * p.head_dim).max(1);
-    parallel_rows(rows, GRAIN.div_ceil(row), |rows| {
+    parallel_for(rows, GRAIN.div_ceil(row), |rows| {
         with_float!(p.from, T => {
             dispatch(launch.tier, Merge::<T> { launch, rows, stream, t: PhantomData });
         });
@@ -35,38 +35,51 @@ struct Merge<'a, T> {
     t: PhantomData<T>,
 }
 
-/// The parts of one token and head that are not empty: position of each, and its weight.
+/// Weights of the parts of as many rows as a vector has lanes: exponentials of one row alone are a chain of operations that
+/// nothing else could run beside.
 struct Weights {
-    parts: Vec<usize>,
+    /// For each part the lse of each row; minus infinity if the row does not have the part.
+    lses: Vec<f32>,
     weights: Vec<f32>,
+    /// What a row's weighted sum is multiplied by, and its merged lse.
+    inverses: [f32; MAX_LANES],
+    merged: [f32; MAX_LANES],
 }
 
 impl Weights {
-    /// Takes the parts whose lses are `lses`; returns the sum of the weights and the merged lse.
+    fn new(num_parts: usize, lanes: usize) -> Self {
+        let lses = vec![f32::NEG_INFINITY; num_parts * lanes];
+        Weights { weights: lses.clone(), lses, inverses: [0.0; MAX_LANES], merged: [0.0; MAX_LANES] }
+    }
+
+    /// Works out the weights once all lses are in place.
     #[inline(always)]
-    fn fill<S: Simd>(&mut self, s: S, lses: impl Iterator<Item = f32>) -> (f32, f32) {
-        self.parts.clear();
-        self.weights.clear();
-        let mut largest = f32::NEG_INFINITY;
-        for (part, lse) in lses.enumerate().filter(|(_, lse)| *lse != f32::NEG_INFINITY) {
-            self.parts.push(part);
-            self.weights.push(lse);
-            largest = if largest.is_nan() || largest > lse { largest } else { lse };
+    fn fill<S: Simd>(&mut self, s: S) {
+        let none = s.splat(f32::NEG_INFINITY);
+        let (mut largest, mut sum) = (none, s.zero());
+        // SAFETY: each chunk is as long as a vector, and so are the first lanes of the arrays.
+        unsafe {
+            for lses in self.lses.chunks_exact(S::N) {
+                largest = s.max_nan(largest, s.load(lses.as_ptr()));
+            }
+            for (lses, weights) in self.lses.chunks_exact(S::N).zip(self.weights.chunks_exact_mut(S::N)) {
+                let lse = s.load(lses.as_ptr());
+                let weight = math::exp(s, s.sub(lse, largest));
+                s.store(weights.as_mut_ptr(), weight);
+                sum = s.add(sum, s.select(s.eq(lse, none), s.zero(), weight));
+            }
+            let inverse = s.select(s.eq(largest, none), s.zero(), s.div(s.splat(1.0), sum));
+            s.store(self.inverses.as_mut_ptr(), inverse);
+            s.store(self.merged.as_mut_ptr(), s.add(largest, math::log(s, sum)));
         }
-        let (at, m) = (self.weights.as_mut_ptr(), s.splat(largest));
-        for_vectors::<S>(
-            self.weights.len(),
-            #[inline(always)]
-            |i, count| {
-                // SAFETY: inside the vector.
-                unsafe {
-                    let weight = math::exp(s, s.sub(load_at(s, at.cast_const(), i, count), m));
-                    store_at(s, at, i, count, weight);
-                }
-            },
-        );
-        let sum = self.weights.iter().fold(0.0, |sum, &weight| sum + weight);
-        (sum, if self.parts.is_empty() { largest } else { largest + f32::ln(sum) })
+    }
+
+    /// The parts that the row in this lane has, and their weights.
+    #[inline(always)]
+    fn of(&self, lanes: usize, lane: usize) -> impl Iterator<Item = (usize, f32)> {
+        let places = (lane..self.lses.len()).step_by(lanes).enumerate();
+        let parts = places.filter(|&(_, place)| self.lses[place] != f32::NEG_INFINITY);
+        parts.map(|(part, place)| (part, self.weights[place]))
     }
 }
 
@@ -79,24 +92,40 @@ impl<T: CpuElement> Task for Merge<'_, T> {
         let args = self.launch.args;
         // A row of another type is merged in f32 and rounded by a task of its own.
         let mut merged = vec![0.0; p.head_dim];
-        let mut weights =
-            Weights { parts: Vec::with_capacity(p.num_parts), weights: Vec::with_capacity(p.num_parts) };
-        for row in self.rows {
-            let [outs_at, lses_at, out_at, lse_at] = p.rows.offsets(row);
-            let token = row / p.num_heads;
+        let mut weights = Weights::new(p.num_parts, S::N);
+        // The parts of a row that is merged.
+        let mut parts_of_row = Vec::with_capacity(p.num_parts);
+        let Range { start, end } = self.rows;
+        for row in start..end {
+            let lane = (row - start) % S::N;
             // SAFETY: `check` bound all shapes to these sizes and strides; threads get disjoint rows.
             unsafe {
-                let count = match p.counts {
-                    Some(stride) => *(args.address(COUNTS) as *const i32).offset(token as isize * stride),
-                    None => i32::MAX,
-                };
-                let count = (count.max(0) as usize).min(p.num_parts);
-                let lses = (args.address(LSES) as *const f32).wrapping_add(lses_at);
-                let lses = (0..count as isize).map(|part| *lses.offset(part * p.part_strides[1]));
-                let (sum, lse) = weights.fill(s, lses);
-                if p.has_lse {
-                    *(args.address(LSE) as *mut f32).add(lse_at) = lse;
+                if lane == 0 {
+                    for (lane, row) in (row..end).take(S::N).enumerate() {
+                        let lses = (args.address(LSES) as *const f32).wrapping_add(p.rows.offsets(row)[1]);
+                        let count = match p.counts {
+                            Some(stride) => {
+                                let token = (row / p.num_heads) as isize;
+                                *(args.address(COUNTS) as *const i32).offset(token * stride)
+                            }
+                            None => i32::MAX,
+                        };
+                        for part in 0..p.num_parts {
+                            weights.lses[part * S::N + lane] = match (part as i64) < count as i64 {
+                                true => *lses.offset(part as isize * p.part_strides[1]),
+                                false => f32::NEG_INFINITY,
+                            };
+                        }
+                    }
+                    weights.fill(s);
                 }
+                let [outs_at, _, out_at, lse_at] = p.rows.offsets(row);
+                if p.has_lse {
+                    *(args.address(LSE) as *mut f32).add(lse_at) = weights.merged[lane];
+                }
+                parts_of_row.clear();
+                parts_of_row.extend(weights.of(S::N, lane));
+                let row = (&parts_of_row[..], weights.inverses[lane]);
                 let parts = (args.address(OUTS) as *const T).wrapping_add(outs_at);
                 if p.from == p.to && p.steps == [1, 1] {
                     let out = (args.address(OUT) as *mut T).wrapping_add(out_at);
@@ -104,7 +133,7 @@ impl<T: CpuElement> Task for Merge<'_, T> {
                     merge_row(
                         Pair(s),
                         p,
-                        (&weights, sum),
+                        row,
                         parts,
                         #[inline(always)]
                         |row, i, count| load_unordered_at(Pair(s), row, i, count),
@@ -117,7 +146,7 @@ impl<T: CpuElement> Task for Merge<'_, T> {
                 merge_row(
                     Pair(s),
                     p,
-                    (&weights, sum),
+                    row,
                     parts,
                     #[inline(always)]
                     |row, i, count| match step {
@@ -150,18 +179,18 @@ impl<T: CpuElement> Task for Merge<'_, T> {
 fn merge_row<S: Simd, T>(
     s: S,
     p: &Problem,
-    (weights, sum): (&Weights, f32),
+    (weights, inverse): (&[(usize, f32)], f32),
     parts: *const T,
     load: impl Fn(*const T, usize, usize) -> S::V,
     put: impl Fn(usize, usize, S::V),
 ) {
-    let inverse = s.splat(if weights.parts.is_empty() { 0.0 } else { 1.0 / sum });
+    let inverse = s.splat(inverse);
     for_vectors::<S>(
         p.head_dim,
         #[inline(always)]
         |i, count| {
             let mut total = s.zero();
-            for (&part, &weight) in weights.parts.iter().zip(&weights.weights) {
+            for &(part, weight) in weights {
                 let row = parts.wrapping_offset(part as isize * p.part_strides[0]);
                 fetch::<S, T>(row.wrapping_add(i).wrapping_byte_add(AHEAD));
                 total = s.fma(s.splat(weight), load(row, i, count), total);
@@ -177,7 +206,7 @@ fn merge_row<S: Simd, T>(
 /// `count` of them must be readable from `p` on, and `count` be at most `N`.
 #[inline(always)]
 unsafe fn gather<S: Simd, T: CpuElement>(s: S, p: *const T, step: isize, count: usize) -> S::V {
-    let mut lanes = [0.0; crate::cpu::simd::MAX_LANES];
+    let mut lanes = [0.0; MAX_LANES];
     for (i, lane) in lanes[..count].iter_mut().enumerate() {
         // SAFETY: `i < count`.
         *lane = unsafe { *p.offset(i as isize * step) }.to_f32();

@@ -7,7 +7,7 @@ use crate::cpu::rows::{
     store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
@@ -20,7 +20,7 @@ const GRAIN: usize = 1 << 15;
 pub(in crate::ops) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.num_rows * p.hidden * p.dtype.size());
-    parallel_rows(
+    parallel_for(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
         |rows| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, rows, stream, t: std::marker::PhantomData })),
@@ -365,7 +365,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let per_block = rows_per_group(p.num_rows);
     let blocks = groups(p.num_rows);
     let grain = GRAIN.div_ceil(p.hidden.max(1) * per_block);
-    parallel_rows(
+    parallel_for(
         blocks,
         grain,
         |blocks| with_float!(p.dtype, T => dispatch(launch.tier, BackwardBlocks::<T> { launch, blocks, t: std::marker::PhantomData })),

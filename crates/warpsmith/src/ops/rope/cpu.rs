@@ -9,7 +9,7 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
 use crate::cpu::simd::Pair;
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -27,7 +27,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let factors = Factors::new(&p.rotation, [COS, SIN].map(|index| launch.args.address(index)));
     let token = p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.dtype.size());
-    parallel_rows(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
+    parallel_for(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
         with_float!(p.dtype, T => {
             dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, factors: &factors, t: PhantomData })
         });

@@ -9,7 +9,7 @@ use crate::cpu::rows::{
     replace_rest, store_at, sum_vectors, with_float,
 };
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_rows, should_stream};
+use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -28,7 +28,7 @@ const PIECE: usize = 4096;
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_rows(
+    parallel_for(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
         |rows| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, rows, stream, t: PhantomData })),
@@ -404,7 +404,7 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
 pub(super) fn run_backward(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_rows(
+    parallel_for(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
         |rows| with_float!(p.dtype, T => dispatch(launch.tier, Backward::<T> { launch, rows, stream, t: PhantomData })),
