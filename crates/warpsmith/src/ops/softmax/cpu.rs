@@ -206,8 +206,9 @@ impl<S: Simd> Powers<S> {
     fn new<T: CpuElement>(s: S, scale: &Scale<S>, pivot: f32) -> Self {
         let mut slope = 1.0;
         if T::DTYPE != DType::F32 {
-            // Of elements past this, those that differ at all differ by more than an exponential can show.
-            const FARTHEST: f64 = (1u128 << 100) as f64;
+            // Of narrow elements past this, those that differ at all differ by more than an exponential can show; and up to
+            // it the rounding of `start` is no more than a unit.
+            const FARTHEST: f64 = (1 << 24) as f64;
             let reach = FARTHEST / pivot.abs().max(1e-8) as f64;
             slope = (if scale.binary > reach { reach } else { scale.binary }) as f32;
         }
