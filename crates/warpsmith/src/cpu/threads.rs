@@ -77,6 +77,8 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
 ///
 /// # Panics
 /// If `f` panics, with its payload, after every running part has ended.
+// Inline, as `dispatch` is: a kernel is then compiled with its op, and not with all others in one unit of code generation.
+#[inline]
 pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     if len == 0 {
         return;

@@ -9,6 +9,8 @@ use std::arch::x86_64::*;
 pub struct Avx2(());
 
 /// Runs `task` compiled for AVX2.
+// Inline: compiled with the caller, as `parallel_for` says.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn run<T: Task>(task: T) -> T::Out {
     task.run(Avx2(()))

@@ -12,6 +12,8 @@ pub struct Avx512 {
 }
 
 /// Runs `task` compiled for AVX-512.
+// Inline: compiled with the caller, as `parallel_for` says.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn run<T: Task>(task: T) -> T::Out {
     let emulated = if std::arch::is_x86_feature_detected!("avx512bf16") { 0 } else { !0 };
