@@ -266,10 +266,9 @@ mod tests {
     fn pages_are_found_by_multiplication() {
         for divisor in (1..=300).chain([1000, 4095, 4096, 65537, (1 << 30) - 1, 1 << 30, i32::MAX as usize]) {
             let (factor, shift) = division(divisor);
-            let multiples = (0..).map(|k| k * divisor).take_while(|&n| n <= i32::MAX as usize);
-            let near = multiples
-                .step_by(1 + (i32::MAX as usize / divisor) / 500)
-                .flat_map(|n| [n.wrapping_sub(1), n]);
+            let most = i32::MAX as usize / divisor;
+            let near =
+                (0..=most).step_by(1 + most / 500).map(|k| k * divisor).flat_map(|n| [n.wrapping_sub(1), n]);
             for n in near.chain([i32::MAX as usize]).filter(|&n| n <= i32::MAX as usize) {
                 assert_eq!((n as u64 * factor as u64) >> shift, (n / divisor) as u64, "{n} / {divisor}");
             }

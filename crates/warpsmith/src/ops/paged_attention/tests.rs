@@ -193,14 +193,28 @@ fn assert_same_alone_and_in_chunks(
     }
 }
 
-#[test]
-fn bits_depend_neither_on_neighbours_nor_on_chunks() {
+/// Two tests, because they take long and are run side by side.
+fn assert_bits_of_few_rows(chunks: &[usize]) {
     let pool = Pool::new(&[700, 1, 2100, 40, 513]);
     for device in devices() {
         for kernel in kernels_for_all(device) {
-            assert_same_alone_and_in_chunks(&pool, &[100, 1, 30, 40, 1], &[1, 7, 64], device, kernel);
+            assert_same_alone_and_in_chunks(&pool, &[100, 1, 30, 40, 1], chunks, device, kernel);
         }
     }
+}
+
+#[test]
+fn bits_depend_neither_on_neighbours_nor_on_single_rows() {
+    assert_bits_of_few_rows(&[1]);
+}
+
+#[test]
+fn bits_depend_neither_on_neighbours_nor_on_chunks() {
+    assert_bits_of_few_rows(&[7, 64]);
+}
+
+#[test]
+fn bits_of_many_rows_depend_neither_on_neighbours_nor_on_chunks() {
     // Rows enough in every chunk for the kernel that is for them; a window that begins in other blocks for each of a tile's
     // rows; and requests that have enough of the largest tiles together, but not alone.
     let long = Pool::new(&[700, 2100, 513]);
