@@ -8,18 +8,25 @@
 // COOPERATIVE: the consumers share a tile, each with its own rows. PINGPONG: the two consumers take tiles in turn, so
 // that the epilogue of one runs under the products of the other.
 //
+// EXCHANGED: rows of w are the first operand of the products and rows of x the second, of which a tile can have any
+// multiple of 8 instead of 64: for M that blocks of 64 or 128 rows do not divide well. The sums are then transposed.
+//
 // Every element is summed over K in ascending steps of 32 bytes into one accumulator, whatever the tile, the schedule
-// or M: the bits of a row depend on nothing but that row and w.
+// or M, also if operands are exchanged: the bits of a row depend on nothing but that row and w.
 //
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
 // small; STAGES; PIECES of 128 bytes of K in a stage, of which K must have a whole number of stages if it is not one;
-// CONSUMERS, warpgroups (1 to 3); PINGPONG; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
-// load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead of K; those of
-// linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
-// BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and interleaved rows are
-// loaded alike.
+// CONSUMERS, warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share
+// what they load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead of K;
+// those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a
+// tile has BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and interleaved rows
+// are loaded alike.
 
+#if EXCHANGED
+#include "warpsmith/linear_exchanged.cuh"
+#else
 #include "warpsmith/linear_output.cuh"
+#endif
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
@@ -29,8 +36,10 @@ constexpr int kCluster = CLUSTER_M * CLUSTER_N;
 constexpr int kRowBytes = 128;  // of K in a piece
 constexpr int kBlockK = kRowBytes / (int)sizeof(X_T);
 constexpr int kSteps = 4;
-// Rows of a tile that one consumer computes, in blocks of 64.
-constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
+// Rows of the first operand of the products, which come in blocks of 64, and of the second.
+constexpr int kRowsA = EXCHANGED ? BLOCK_N : BLOCK_M, kRowsB = EXCHANGED ? BLOCK_M : BLOCK_N;
+// Blocks of the first that one consumer multiplies.
+constexpr int kRowBlocks = kRowsA / 64 / (PINGPONG ? 1 : CONSUMERS);
 typedef Output<kRowBlocks> TileOutput;
 
 // Rows of x past X_ROWS are whatever lies there: the rows of the result that they give are not stored.
@@ -42,11 +51,14 @@ static_assert(sizeof(X_T) == sizeof(W_T), "types");
 // and sums beside partial sums.
 static_assert(SCALING != 2 || (kBlockK == kScaleBlock && kScaleBlock % (GATE == 2 ? BLOCK_N : kOutN) == 0), "scales");
 static_assert(SCALING != 2 || kRowBlocks * BLOCK_N <= 128, "accumulators fit the registers");
+static_assert(!EXCHANGED || (!SCALING && !GATE && sizeof(X_T) == 2 && sizeof(OUT_T) == 2), "exchanged operands");
+static_assert(!EXCHANGED || (TMA_STORE && (RESIDUAL_ROWS || !HAS_RESIDUAL)), "exchanged operands");
+static_assert(!EXCHANGED || (!X_MAJOR_MN && !W_MAJOR_MN && BLOCK_M % 8 == 0), "exchanged operands");
 static_assert(PIECES == 1 || (SCALING != 2 && !X_MAJOR_MN && !W_MAJOR_MN), "pieces");
 static_assert(CONSUMERS >= 1 && CONSUMERS <= 3, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
-static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
-static_assert(kRowBlocks * BLOCK_N <= (CONSUMERS == 3 ? 192 : 256), "accumulators fit the registers");
+static_assert(kRowBlocks >= 1 && kRowsA == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
+static_assert(kRowBlocks * kRowsB <= (EXCHANGED ? 368 : CONSUMERS == 3 ? 192 : 256), "accumulators fit the registers");
 static_assert(X_ROWS == BLOCK_M || (X_ROWS < 64 && BLOCK_M == 64 && X_ROWS % 8 == 0 && !X_MAJOR_MN), "rows of x");
 static_assert(CLUSTER_M == 1 || CLUSTER_N == 1, "clusters have one dimension");
 static_assert(X_ROWS % (8 * CLUSTER_N) == 0 && BLOCK_N % (GATE ? 16 * CLUSTER_M : 8 * CLUSTER_M) == 0, "shares of a cluster");
@@ -183,7 +195,7 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
 
 // The sums of one consumer: rows of 64 in blocks.
 struct Accumulator {
-  float d[kRowBlocks][BLOCK_N / 2];
+  float d[kRowBlocks][kRowsB / 2];
 };
 
 WS_INLINE void release(u32 barrier) {
@@ -196,10 +208,12 @@ WS_INLINE void release(u32 barrier) {
 }
 
 // Multiplies the stages of a tile; `first_block` is this consumer's first block of 64 rows, and kBlocks of them have
-// rows of x. The products of the last stage may still run when it returns.
+// rows of the operand. The products of the last stage may still run when it returns.
 template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
-  constexpr int kXStep = X_MAJOR_MN ? kMNMajorStep : kKMajorStep, kWStep = W_MAJOR_MN ? kMNMajorStep : kKMajorStep;
-  constexpr u32 kBlockBytes = 64 * kRowBytes;  // of 64 rows of x in a stage, whichever dimension is dense
+  constexpr bool kAMajorMN = EXCHANGED ? W_MAJOR_MN : X_MAJOR_MN, kBMajorMN = EXCHANGED ? X_MAJOR_MN : W_MAJOR_MN;
+  constexpr int kAStep = kAMajorMN ? kMNMajorStep : kKMajorStep, kBStep = kBMajorMN ? kMNMajorStep : kKMajorStep;
+  constexpr u32 kAPiece = EXCHANGED ? kWPiece : kXPiece, kBPiece = EXCHANGED ? kXPiece : kWPiece;
+  constexpr u32 kBlockBytes = 64 * kRowBytes;  // of 64 rows in a stage, whichever dimension is dense
   u32 last = 0;
 #pragma unroll
   for (int r = 0; r < kBlocks; ++r) hold(acc.d[r]);
@@ -207,17 +221,17 @@ template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int
   for (int k = 0; k < k_tiles; ++k) {
     mbarrier_wait(ring.full(), ring.parity);
     if constexpr (kBlocks > 0) {
-      const u64 x = wgmma_descriptor<X_MAJOR_MN, kBlockK>(ring.x() + first_block * kBlockBytes);
-      const u64 w = wgmma_descriptor<W_MAJOR_MN, kBlockK>(ring.w());
+      const u64 a = wgmma_descriptor<kAMajorMN, kBlockK>((EXCHANGED ? ring.w() : ring.x()) + first_block * kBlockBytes);
+      const u64 b = wgmma_descriptor<kBMajorMN, kBlockK>(EXCHANGED ? ring.x() : ring.w());
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < PIECES * kSteps; ++step) {
         const int piece = step / kSteps, inside = step % kSteps;
 #pragma unroll
         for (int r = 0; r < kBlocks; ++r)
-          Wgmma<X_T, W_T, BLOCK_N>::template mma<X_MAJOR_MN, W_MAJOR_MN>(
-              acc.d[r], x + (piece * (kXPiece >> 4) + inside * kXStep + r * (kBlockBytes >> 4)),
-              w + (piece * (kWPiece >> 4) + inside * kWStep), step > 0 || k > 0);
+          Wgmma<X_T, W_T, kRowsB>::template mma<kAMajorMN, kBMajorMN>(
+              acc.d[r], a + (piece * (kAPiece >> 4) + inside * kAStep + r * (kBlockBytes >> 4)),
+              b + (piece * (kBPiece >> 4) + inside * kBStep), step > 0 || k > 0);
       }
       wgmma_commit();
       // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
@@ -265,7 +279,7 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
 #pragma unroll
   for (int r = 0; r < kRowBlocks; ++r)
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) acc.d[r][i] = 0.0f;
+    for (int i = 0; i < kRowsB / 2; ++i) acc.d[r][i] = 0.0f;
   StageScales scales(p.linear, tile, 0);
 #pragma unroll 1
   for (int k = 0; k < p.k_tiles; ++k) {
@@ -278,7 +292,7 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r)
-        Wgmma<X_T, W_T, BLOCK_N>::template mma<false, false>(
+        Wgmma<X_T, W_T, kRowsB>::template mma<false, false>(
             part.d[r], x + (step * kKMajorStep + r * (64 * kRowBytes >> 4)), w + step * kKMajorStep, step > 0);
     wgmma_commit();
     // The next scales arrive while the products are computed.
@@ -291,7 +305,7 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r)
 #pragma unroll
-      for (int i = 0; i < BLOCK_N / 2; ++i)
+      for (int i = 0; i < kRowsB / 2; ++i)
         acc.d[r][i] = add_block(acc.d[r][i], part.d[r][i], scales.x[r][i / 2 % 2], scales.w[GATE && i >= kHalf]);
     scales = next;
   }
@@ -310,14 +324,14 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
   bool waits = PINGPONG && consumer > 0;
   while (tiles.has(p, 0)) {
     Tile tile = tiles.tile(p, rank);
-    tile.m += first_block * 64;
+    (EXCHANGED ? tile.n : tile.m) += first_block * 64;
     output.begin(p.linear, tile);
     if (waits) named_barrier_sync(kTurnBarrier + consumer, 256);
     if constexpr (SCALING == 2) {
       multiply_scaled(acc, ring, p, tile, first_block);
     } else {
-      // Tiles at the end of M are cheaper.
-      const int rows = p.linear.m - tile.m;
+      // Tiles at the end of the first operand are cheaper.
+      const int rows = EXCHANGED ? p.linear.n - tile.n : p.linear.m - tile.m;
       if (rows > (kRowBlocks - 1) * 64) multiply<kRowBlocks>(acc, ring, p.k_tiles, first_block);
       else if (kRowBlocks > 1 && rows > 0) multiply<1>(acc, ring, p.k_tiles, first_block);
       else multiply<0>(acc, ring, p.k_tiles, first_block);

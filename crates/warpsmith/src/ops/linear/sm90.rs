@@ -16,7 +16,7 @@ use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::elementwise::function::Kind;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
-use tile::{BLOCKS, Cluster, SKINNY, Schedule, TILES, Tile};
+use tile::{BLOCKS, Cluster, EXCHANGED, SKINNY, Schedule, TILES, Tile};
 
 /// Bytes of K in a piece of a stage, which the copy engine swizzles.
 const STAGE_ROW: usize = 128;
@@ -25,6 +25,9 @@ const SLICES: usize = 4 * SLICE_ROWS * 128;
 const SLICE_ROWS: usize = 16;
 /// Slices that a warp stores at a time.
 const STORED_SLICES: usize = 2;
+/// With exchanged operands a consumer hands over boxes of as many rows of 128 bytes, so many at a time.
+const BOX_ROWS: usize = 8;
+const STORED_BOXES: usize = 12;
 /// Bytes of K from which on the products of a tile take longer than a long epilogue.
 const LONG_K: usize = 2048;
 /// Tiles from which on every consumer has several: the epilogue of its last is hidden by nothing.
@@ -96,7 +99,7 @@ impl Config {
     fn takes_small_steps(p: &Problem, tile: Tile) -> bool {
         let many = tile.grid(p).iter().product::<usize>() * p.batch >= MANY_TILES;
         let hidden = tile.schedule == Schedule::PingPong && p.k * p.x_dtype.size() >= LONG_K && many;
-        let long_gelu = hidden && p.activation == Some(Kind::Gelu);
+        let long_gelu = hidden && p.activation == Some(Kind::Gelu) && !tile.exchanged;
         // What is loaded of a residual needs registers, which a gate and stores by themselves need too.
         let crowded = p.has_residual && (p.gate != Gate::None || p.out_order != Order::Rows);
         long_gelu || crowded
@@ -104,6 +107,9 @@ impl Config {
 
     /// Shared memory besides the ring of stages.
     fn fixed_bytes(&self) -> usize {
+        if self.tile.exchanged {
+            return self.tile.consumers() * STORED_BOXES * BOX_ROWS * STAGE_ROW;
+        }
         let terms = self.epilogue.bias as usize + (self.epilogue.dequant == Dequant::Whole) as usize;
         let stores = if self.tma_store { STORED_SLICES * SLICES } else { 0 };
         self.tile.consumers() * (stores + terms * self.tile.n * 4)
@@ -133,6 +139,7 @@ impl Config {
             ("PIECES", self.tile.pieces.to_string()),
             ("CONSUMERS", self.tile.consumers().to_string()),
             flag("PINGPONG", self.tile.schedule == Schedule::PingPong),
+            flag("EXCHANGED", self.tile.exchanged),
             ("X_ROWS", self.tile.x_rows.to_string()),
             ("BLOCKS_PER_SM", self.tile.blocks_per_unit.to_string()),
             ("CLUSTER_M", self.tile.cluster_m().to_string()),
@@ -149,7 +156,7 @@ impl Config {
 
     /// For people.
     fn describe(&self) -> String {
-        let Tile { schedule, m, n, x_rows, pieces, cluster, blocks_per_unit } = self.tile;
+        let Tile { schedule, m, n, x_rows, pieces, cluster, blocks_per_unit, exchanged } = self.tile;
         let mut text = format!(
             "tiles of {} x {n}, {}",
             m.min(x_rows),
@@ -159,6 +166,9 @@ impl Config {
                 Schedule::PingPong => "consumers in turn",
             }
         );
+        if exchanged {
+            text += ", operands exchanged";
+        }
         match cluster {
             Cluster::None => {}
             Cluster::M(blocks) => text += &format!(", clusters of {blocks} along M"),
@@ -208,6 +218,7 @@ fn variants() -> Vec<Defines> {
         }
         if dtype == DType::BF16 {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
+            all.extend(EXCHANGED.map(|tile| Config { tile, ..plain }.defines()));
             for m in [8, 16, 32, 64] {
                 all.extend(SKINNY.map(|n| Config { tile: Tile::skinny(m, n, 4), ..plain }.defines()));
             }
@@ -217,6 +228,9 @@ fn variants() -> Vec<Defines> {
         all.push(Config { scale: true, ..plain }.defines());
         all.push(Config { small_steps: true, ..plain }.defines());
         if dtype.size() == 2 {
+            let activation = Some(Kind::Gelu);
+            let epilogue = Epilogue { activation, bias: true, residual: true, ..plain.epilogue };
+            all.extend(EXCHANGED.map(|tile| Config { tile, epilogue, scale: true, ..plain }.defines()));
             for [x_columns, w_columns] in [[true, false], [false, true], [true, true]] {
                 all.push(Config { x_columns, w_columns, ..plain }.defines());
             }
@@ -333,19 +347,22 @@ impl Operand {
     }
 }
 
-/// The map of boxes of the output: the rows of a warp, and as many columns as divide every slice of a tile.
-fn out_map(p: &Problem, part: &Part, columns: usize) -> Result<TensorMap> {
+/// The map of boxes of the output: the rows of a warp, and as many columns as divide every slice of a tile. With exchanged
+/// operands the columns of a block of 64 rows of `w`.
+fn out_map(p: &Problem, part: &Part, tile: Tile) -> Result<TensorMap> {
     let size = p.out_dtype.size();
     let slice = STAGE_ROW / size;
+    let columns = tile.columns(p.gate);
     let width = [slice, slice / 2, slice / 4].into_iter().find(|w| columns.is_multiple_of(*w));
     let width = width.expect("columns are a multiple of 16");
+    let rows = if tile.exchanged { BOX_ROWS } else { SLICE_ROWS };
     let bytes = |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
     TensorMap::encode(&Tiled {
         address: part.out as u64,
         dtype: p.out_dtype,
         sizes: &[p.n as u64, p.m as u64, p.batch as u64],
         strides: &[bytes(p.out.row, p.m), bytes(p.out.batch, p.batch)],
-        extents: &[width as u32, SLICE_ROWS as u32, 1],
+        extents: &[width as u32, rows as u32, 1],
         swizzle: match width * size {
             128 => Swizzle::B128,
             64 => Swizzle::B64,
@@ -361,7 +378,6 @@ fn out_map(p: &Problem, part: &Part, columns: usize) -> Result<TensorMap> {
 pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part) -> Result<()> {
     let tile = Tile::choose(p, launch.info.units).expect("`supports` has passed");
     let config = Config::of(p, tile);
-    let columns = tile.columns(p.gate);
     let x = Operand {
         address: part.x,
         dtype: p.x_dtype,
@@ -397,7 +413,7 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         w_map,
         x_edge,
         w_edge,
-        out_map: if config.tma_store { out_map(p, part, columns)? } else { TensorMap::UNUSED },
+        out_map: if config.tma_store { out_map(p, part, tile)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: p.k.div_ceil(tile.pieces * STAGE_ROW / p.x_dtype.size()) as i32,
         tiles: tiles as u32,

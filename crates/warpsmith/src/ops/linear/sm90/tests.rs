@@ -13,14 +13,20 @@ fn problem(dtype: DType, [m, n, k]: [usize; 3]) -> Problem {
 
 /// What the device code asserts when it is compiled.
 fn assert_compiles(p: &Problem, config: &Config) {
-    let Tile { schedule, m, n, x_rows, pieces, blocks_per_unit, .. } = config.tile;
+    let Tile { schedule, m, n, x_rows, pieces, blocks_per_unit, exchanged, .. } = config.tile;
     let (tile, size) = (config.tile, p.x_dtype.size());
     let (cluster_m, cluster_n) = (tile.cluster_m(), tile.cluster_n());
     let shares = if schedule == Schedule::Cooperative { 2 } else { 1 };
-    let row_blocks = m / 64 / shares;
+    let row_blocks = tile.row_blocks();
+    let [a, b] = tile.operand_rows();
     let columns = tile.columns(p.gate);
-    assert!(m == row_blocks * 64 * shares && row_blocks >= 1 && row_blocks * n <= 256);
-    assert!(n.is_multiple_of(16) && n <= 256 && columns.is_multiple_of(16));
+    assert!(a == row_blocks * 64 * shares && row_blocks >= 1);
+    assert!(row_blocks * b <= if exchanged { 368 } else { 256 } && b <= 256);
+    assert!(b.is_multiple_of(if exchanged { 8 } else { 16 }) && n <= 256 && columns.is_multiple_of(16));
+    assert!(!exchanged || size == 2 && p.out_dtype.size() == 2 && p.gate == Gate::None && config.tma_store);
+    assert!(
+        !exchanged || !config.x_columns && !config.w_columns && (!p.has_residual || config.residual_rows)
+    );
     assert!(x_rows == m || (x_rows < 64 && m == 64 && x_rows.is_multiple_of(8) && !config.x_columns));
     assert!(p.m <= x_rows || x_rows == m, "every row of x is loaded");
     assert!(cluster_m == 1 || cluster_n == 1);
@@ -75,7 +81,7 @@ fn every_choice_is_one_that_compiles() {
 }
 
 /// The tiles that were within two percent of the fastest on an H200, for shapes that tell the estimate's terms apart.
-const MEASURED: [([usize; 3], &str); 33] = [
+const MEASURED: [([usize; 3], &str); 46] = [
     ([96, 4096, 14336], "s64x64m2"),
     ([128, 1024, 3072], "s64x32 s64x48"),
     ([128, 4096, 1024], "s64x64m2"),
@@ -83,21 +89,34 @@ const MEASURED: [([usize; 3], &str); 33] = [
     ([128, 6144, 4096], "s64x96m2"),
     ([128, 10240, 8192], "c128x80 p64x192m2"),
     ([128, 24576, 4096], "p64x192m2 c128x96 p128x96 c128x192"),
+    ([160, 14336, 4096], "xp168x128"),
     ([192, 4096, 4096], "s64x96 p64x128 s64x128"),
-    ([200, 14336, 4096], "c128x224m2"),
+    ([200, 14336, 4096], "xc200x128"),
     ([256, 256, 256], "s64x32"),
     ([256, 4096, 1024], "c128x64 s64x128m2"),
     ([256, 4096, 4096], "s64x128m2"),
+    ([272, 11008, 4096], "xc96x256"),
+    ([330, 4096, 1024], "c128x96"),
     ([333, 5000, 1032], "c128x128n4"),
+    ([333, 5120, 4096], "xc112x128"),
     ([384, 6144, 4096], "c128x144"),
+    ([400, 14336, 4096], "xc200x128 xp136x128"),
     ([512, 1024, 3072], "s64x64 s64x64m2"),
     ([512, 4096, 1024], "c128x128 p128x128n2 p128x128"),
     ([500, 6144, 4096], "c128x192 c128x192m2"),
     ([512, 10240, 8192], "c128x160"),
-    ([777, 11008, 4096], "p64x224"),
+    ([600, 4096, 4096], "xc152x128 xp152x128"),
+    ([650, 10240, 8192], "xc112x256"),
+    ([777, 4096, 4096], "xc200x128"),
+    ([777, 11008, 4096], "xc136x256"),
+    ([777, 14336, 4096], "xc112x256"),
+    ([900, 8192, 4096], "xp152x128 xc152x128"),
     ([1000, 3000, 2056], "c128x192m2"),
     ([1024, 1024, 1024], "p64x128 s64x128"),
     ([1024, 4096, 4096], "c128x256 c128x256m2 c256x128"),
+    ([1100, 11008, 4096], "xc184x256"),
+    ([1500, 28672, 4096], "xp152x128 xp168x128"),
+    ([2000, 4096, 11008], "c128x256 c256x128 xp168x128"),
     ([2048, 2048, 2048], "p128x128 p128x128n2 c256x128 c128x256 c128x256m2"),
     ([2048, 10240, 8192], "c128x256 c128x256m2 c256x128"),
     ([3000, 152064, 1024], "p128x128n2"),
@@ -114,7 +133,9 @@ const MEASURED: [([usize; 3], &str); 33] = [
 #[test]
 fn the_choice_is_among_the_fastest_measured() {
     for (size, fastest) in MEASURED {
-        let Tile { schedule, m, n, cluster, .. } = Tile::choose(&problem(DType::BF16, size), UNITS).unwrap();
+        let tile = Tile::choose(&problem(DType::BF16, size), UNITS).unwrap();
+        let Tile { schedule, m, n, cluster, .. } = tile;
+        let exchanged = if tile.exchanged { "x" } else { "" };
         let letter = match schedule {
             Schedule::Single => "s",
             Schedule::Cooperative => "c",
@@ -125,7 +146,7 @@ fn the_choice_is_among_the_fastest_measured() {
             Cluster::M(blocks) => format!("m{blocks}"),
             Cluster::N(blocks) => format!("n{blocks}"),
         };
-        let chosen = format!("{letter}{m}x{n}{cluster}");
+        let chosen = format!("{exchanged}{letter}{m}x{n}{cluster}");
         assert!(fastest.split(' ').any(|tile| tile == chosen), "{size:?}: {chosen}, not one of {fastest}");
     }
 }
@@ -205,6 +226,7 @@ fn the_covering_set_has_every_value_of_every_define() {
     };
     for name in [
         "PINGPONG",
+        "EXCHANGED",
         "X_MAJOR_MN",
         "W_MAJOR_MN",
         "TMA_STORE",
@@ -218,7 +240,12 @@ fn the_covering_set_has_every_value_of_every_define() {
     assert_eq!(values("ACTIVATION"), ["0", "1", "2", "3", "4"]);
     assert_eq!(values("SCALING"), ["0", "1", "2"]);
     assert_eq!(values("GATE"), ["0", "1", "2"]);
-    assert_eq!(values("X_ROWS"), ["128", "16", "256", "32", "64", "8"]);
+    let mut rows: Vec<_> = [8, 16, 32, 64].into_iter().chain(TILES.map(|t| t.m)).collect();
+    rows.extend(EXCHANGED.map(|t| t.m));
+    let mut rows: Vec<_> = rows.iter().map(usize::to_string).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    assert_eq!(values("X_ROWS"), rows);
     for (name, expected) in [
         ("CLUSTER_M", &["1", "2"][..]),
         ("CLUSTER_N", &["1", "2", "4"]),

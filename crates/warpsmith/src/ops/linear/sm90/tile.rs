@@ -43,10 +43,16 @@ pub(super) struct Tile {
     pub pieces: usize,
     pub cluster: Cluster,
     pub blocks_per_unit: usize,
+    /// Whether `w` is the first operand of the products, whose rows the consumers share out in blocks of 64, and not `x`.
+    pub exchanged: bool,
 }
 
 const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile {
-    Tile { schedule, m, n, x_rows: m, pieces: 1, cluster, blocks_per_unit: 1 }
+    Tile { schedule, m, n, x_rows: m, pieces: 1, cluster, blocks_per_unit: 1, exchanged: false }
+}
+
+const fn exchanged(schedule: Schedule, m: usize, n: usize) -> Tile {
+    Tile { exchanged: true, ..tile(schedule, m, n, Cluster::None) }
 }
 
 use Schedule::{Cooperative, PingPong, Single};
@@ -87,6 +93,25 @@ pub(super) const TILES: [Tile; 34] = [
     tile(Single, 64, 128, Cluster::M(2)),
     tile(Single, 64, 96, Cluster::M(2)),
     tile(Single, 64, 64, Cluster::M(2)),
+];
+
+/// Further tiles for M > 64 and 16-bit types, with any multiple of 8 rows of `x`: where M is no multiple of 64 or 128, a
+/// few of these waste less of the last round. Which heights are worth compiling was chosen by the estimate over many M.
+pub(super) const EXCHANGED: [Tile; 14] = [
+    exchanged(Cooperative, 136, 256),
+    exchanged(Cooperative, 96, 256),
+    exchanged(Cooperative, 112, 256),
+    exchanged(Cooperative, 120, 256),
+    exchanged(Cooperative, 184, 256),
+    exchanged(PingPong, 136, 128),
+    exchanged(PingPong, 152, 128),
+    exchanged(PingPong, 168, 128),
+    exchanged(Cooperative, 72, 128),
+    exchanged(Cooperative, 112, 128),
+    exchanged(Cooperative, 136, 128),
+    exchanged(Cooperative, 152, 128),
+    exchanged(Cooperative, 200, 128),
+    exchanged(Cooperative, 216, 128),
 ];
 
 /// The one of the covering set with scales for blocks of K, whose partial sums need registers of their own.
@@ -168,9 +193,14 @@ impl Tile {
         if gate == Gate::None { self.n } else { self.n / 2 }
     }
 
-    /// Blocks of 64 rows that one consumer computes.
-    fn row_blocks(self) -> usize {
-        self.m / 64 / if self.schedule == Cooperative { 2 } else { 1 }
+    /// Rows of the first and of the second operand of the products.
+    pub(super) fn operand_rows(self) -> [usize; 2] {
+        if self.exchanged { [self.n, self.m] } else { [self.m, self.n] }
+    }
+
+    /// Blocks of 64 rows of the first operand that one consumer multiplies.
+    pub(super) fn row_blocks(self) -> usize {
+        self.operand_rows()[0] / 64 / if self.schedule == Cooperative { 2 } else { 1 }
     }
 
     /// Tiles of clusters that the result of a problem consists of, along M and along N.
@@ -194,7 +224,7 @@ impl Tile {
         let [rows, _] = self.grid(p);
         let whole = rows.saturating_sub(1);
         let last = p.m - whole * self.m * self.cluster_m();
-        if whole > 1 && self.cluster_m() == 1 && self.m > 64 && last <= self.m / 2 {
+        if !self.exchanged && whole > 1 && self.cluster_m() == 1 && self.m > 64 && last <= self.m / 2 {
             let divides = |&band: &usize| whole.is_multiple_of(band);
             if let Some(band) = (MOST / 4..=MOST.min(whole)).rev().find(divides) {
                 return band;
@@ -213,39 +243,54 @@ impl Tile {
                 || !SCALE_BLOCK.is_multiple_of(if p.gate == Gate::Interleaved { self.n } else { columns })
                 || (p.gate == Gate::Halves && !p.n.is_multiple_of(columns)));
         let share = if p.gate == Gate::None { 8 } else { 16 } * self.cluster_m();
-        !transposed && !scales && columns.is_multiple_of(16) && self.n.is_multiple_of(share)
+        let exchangeable = p.x_dtype.size() == 2
+            && p.out_dtype.size() == 2
+            && p.gate == Gate::None
+            && [p.x_order, p.w_order, p.out_order] == [Order::Rows; 3]
+            && (!p.has_residual || p.residual_order == Order::Rows);
+        !transposed
+            && !scales
+            && columns.is_multiple_of(16)
+            && self.n.is_multiple_of(share)
+            && (!self.exchanged || exchangeable)
     }
 
-    /// Rows of tiles, of which the last counts for less if it has fewer blocks of 64 rows.
-    fn row_tiles(self, p: &Problem) -> f64 {
-        match self.cluster {
-            Cluster::M(_) => self.grid(p)[0] as f64,
-            _ => (p.m.div_ceil(64) * 64) as f64 / self.m as f64,
-        }
-    }
-
-    /// Tiles of the block that has the most to do. Blocks take tiles in turn, those of a last row of tiles that counts for
-    /// less after the others, so that who has a whole one more may have one of those too.
-    fn longest(self, p: &Problem, resident: usize, rounds: f64) -> f64 {
+    /// Tiles along the first operand of the products, of which the last counts for less if it has fewer blocks of 64
+    /// rows, and along the second.
+    fn operand_tiles(self, p: &Problem) -> (f64, usize) {
         let [rows, columns] = self.grid(p);
-        let share = self.row_tiles(p) + 1.0 - rows as f64;
+        let (size, tiles, others) = if self.exchanged { (p.n, columns, rows) } else { (p.m, rows, columns) };
+        let along = match self.cluster {
+            Cluster::M(_) => tiles as f64,
+            _ => (size.div_ceil(64) * 64) as f64 / self.operand_rows()[0] as f64,
+        };
+        (along, others)
+    }
+
+    /// Tiles of the block that has the most to do. Blocks take tiles in turn, those that count for less after the others,
+    /// so that who has a whole one more may have one of those too.
+    fn longest(self, p: &Problem, resident: usize, rounds: f64) -> f64 {
+        let (counted, others) = self.operand_tiles(p);
+        let along = counted.ceil();
+        let share = counted + 1.0 - along;
         let even = rounds.ceil();
         if p.batch > 1 || share >= 1.0 {
             return even;
         }
-        let all = (rows * columns).div_ceil(resident);
-        let whole = ((rows - 1) * columns).div_ceil(resident);
+        let all = (along as usize * others).div_ceil(resident);
+        let whole = ((along as usize - 1) * others).div_ceil(resident);
         even.max(whole as f64 + (all - whole) as f64 * share)
     }
 
     /// An estimate of the cycles that a problem takes.
     fn cost(self, p: &Problem, units: usize) -> f64 {
         let [m, n, x_rows] = [self.m, self.n, self.x_rows].map(|size| size as f64);
-        let [_, columns] = self.grid(p);
+        let [a, b] = self.operand_rows().map(|rows| rows as f64);
+        let (along, others) = self.operand_tiles(p);
         let stages = (p.k * p.x_dtype.size()).div_ceil(STAGE_ROW) as f64;
         // Two blocks of a multiprocessor take as long together as one after the other.
         let resident = self.resident(units).div_ceil(self.blocks_per_unit);
-        let rounds = self.row_tiles(p) * (columns * p.batch) as f64 / resident as f64;
+        let rounds = along * (others * p.batch) as f64 / resident as f64;
         // A stage takes as long as its products, its way from memory and L2, or its ways into and out of shared memory.
         let products = PRODUCTS * m * n / 32.0;
         let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
@@ -254,9 +299,10 @@ impl Tile {
         let loads =
             bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
         // Every 64 rows read both operands by themselves.
-        let shared = x_rows + n + m / 64.0 * (64.0 + n);
+        let shared = x_rows + n + a / 64.0 * (64.0 + b);
         let main = stages * products.max(loads).max(shared);
-        let elements = (self.row_blocks() * 64 * self.columns(p.gate)) as f64 / 128.0;
+        let results = if self.exchanged { self.m } else { self.columns(p.gate) };
+        let elements = (self.row_blocks() * 64 * results) as f64 / 128.0;
         let step = match p.activation {
             None | Some(Kind::Relu) => EPILOGUE,
             Some(_) => EPILOGUE + ACTIVATION,
@@ -287,7 +333,7 @@ impl Tile {
         } else if lowers_clock(p) {
             Some(STEADY)
         } else {
-            cheapest(&mut TILES.into_iter())
+            cheapest(&mut TILES.into_iter().chain(EXCHANGED))
         }
     }
 }
