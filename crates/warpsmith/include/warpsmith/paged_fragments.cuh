@@ -6,12 +6,19 @@
 #include "warpsmith/paged_attention.cuh"
 #include "warpsmith/vec.cuh"
 
-constexpr int kThreads = 32 * ROW_WARPS * KEY_WARPS, kGroupThreads = 32 * ROW_WARPS, kRows = 16 * ROW_WARPS;
+constexpr int kThreads = 32 * ROW_WARPS * KEY_WARPS, kGroupThreads = 32 * ROW_WARPS, kRows = ROWS * ROW_WARPS;
+// Products of queries and keys have 16 rows. Where eight are enough, the rest is left alone, and sums are held turned
+// round, so that products of weights and values are half as many and have no rows in vain.
+static_assert(ROWS == 16 || (ROWS == 8 && ROW_WARPS == 1), "tiles are those of products, or half of one");
+constexpr bool kTurned = ROWS == 8;
+// A block of so many warps has a multiprocessor for itself.
+constexpr bool kAlone = KEY_WARPS == 8;
+constexpr int kHalves = kTurned ? 1 : 2;
 // The longest heads leave no registers for the scores of more keys.
 constexpr int kStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64;
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // Units of narrow caches have as many keys again, which are as many bytes.
-constexpr int kUnitKeys = smaller(sizeof(KV) == 1 && kRows < 32 ? 32 : kRows, kStep), kUnits = kStep / kUnitKeys;
+constexpr int kUnitKeys = smaller(sizeof(KV) == 1 && ROW_WARPS < 2 ? 32 : 16 * ROW_WARPS, kStep), kUnits = kStep / kUnitKeys;
 // Pieces of 16 bytes of a row. Rows of eight or a multiple are swizzled, others padded to an odd number: either way the
 // eight rows that one ldmatrix reads lie in different banks.
 constexpr int pitch_of(int pieces) { return pieces % 8 == 0 ? pieces : pieces | 1; }
@@ -76,7 +83,7 @@ WS_INLINE int pair_dim(int i) {
 }
 constexpr int pair_place(int i, int half, int e) { return kNarrow ? (i / 2 * 2 + e) * 4 + 2 * half + i % 2 : i * 4 + 2 * half + e; }
 constexpr bool kKeepQuery = HEAD_DIM <= 128;
-constexpr int kQueryPieces = HEAD_DIM / 8, kQueryBytes = kKeepQuery ? 0 : kRows * pitch_of(kQueryPieces) * 16;
+constexpr int kQueryPieces = HEAD_DIM / 8, kQueryBytes = kKeepQuery ? 0 : 16 * ROW_WARPS * pitch_of(kQueryPieces) * 16;
 
 // A piece of work: a tile of the rows of a request and KV head, and a range of keys.
 struct Piece {
@@ -93,7 +100,7 @@ WS_INLINE Row row_of(const PagedParams& p, const Piece& piece, int row) {
   const int packed = piece.tile * kRows + row, i = packed / p.group;
   return {i < piece.request.count, i, piece.request.first + i, piece.head * p.group + packed - i * p.group};
 }
-// The two rows of a thread: lane / 4 of those of its warp, and 8 more.
+// The rows of a thread: lane / 4 of those of its warp, and 8 more.
 WS_INLINE int thread_row(int half) { return threadIdx.x / 32 % ROW_WARPS * 16 + threadIdx.x % 32 / 4 + 8 * half; }
 
 extern __shared__ __align__(128) u8 shared_bytes[];
@@ -108,7 +115,8 @@ struct Query {
     if (kKeepQuery) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Row row = row_of(p, piece, thread_row(half));
+        Row row = row_of(p, piece, thread_row(half));
+        row.exists &= half < kHalves;
         const ELEM* from = (const ELEM*)p.q + token_at(p, row.token, p.q_batch, p.q_token) + row.head * p.q_head;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
@@ -152,18 +160,30 @@ struct Query {
   }
 };
 
-// m of the scores as they come from the product, l for this thread's columns alone.
+// m of the scores as they come from the product, l for this thread's columns alone. Sums that are turned round are of
+// rows 2 (lane % 4) and the next, as o[i][e] with e % 2, while m and l are those of row lane / 4 all the same.
+constexpr int kSums = kTurned ? kDims : kTiles;
 struct State {
-  float o[kTiles][4], m[2], l[2];
+  float o[kSums][4], m[kHalves], l[kHalves];
   WS_INLINE float at(int place) const { return o[place / 4][place % 4]; }
+};
+// What belongs to the rows of the sums, from what a thread has of its own rows.
+struct OfSums {
+  float of[2];
+  WS_INLINE OfSums(const float (&x)[kHalves]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      of[i] = kTurned ? __shfl_sync(0xffffffffu, x[0], 4 * (threadIdx.x % 4 * 2 + i)) : x[i % kHalves];
+  }
+  WS_INLINE float operator[](int e) const { return of[kTurned ? e % 2 : e / 2]; }
 };
 WS_INLINE void clear(State& state) {
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i)
+  for (int i = 0; i < kSums; ++i)
 #pragma unroll
     for (int e = 0; e < 4; ++e) state.o[i][e] = 0.0f;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) state.m[half] = minus_infinity(), state.l[half] = 0.0f;
+  for (int half = 0; half < kHalves; ++half) state.m[half] = minus_infinity(), state.l[half] = 0.0f;
 }
 
 // Scores of 16 rows and kStep keys.
@@ -181,10 +201,10 @@ WS_INLINE Scale scale_of(const PagedParams& p, int kv_head) {
 
 // Takes the scores of the next step into the state, but for the values: leaves their weights in s.
 WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
-  float keep[2];
+  float keep[kHalves];
   bool changes = false;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kHalves; ++half) {
     float most = minus_infinity();
 #pragma unroll
     for (int i = 0; i < kStep / 8; ++i) most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
@@ -209,20 +229,62 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
   }
   // A factor of 1 changes no bit.
   if (__any_sync(0xffffffffu, changes)) {
+    const OfSums factors(keep);
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i)
+    for (int i = 0; i < kSums; ++i)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) state.o[i][e] *= keep[e / 2];
+      for (int e = 0; e < 4; ++e) state.o[i][e] *= factors[e];
   }
 }
 
 // Ends a segment: from here on the state can be folded.
 WS_INLINE void close(State& state, const Scale& scale) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kHalves; ++half) {
     state.l[half] += __shfl_xor_sync(0xffffffffu, state.l[half], 1);
     state.l[half] += __shfl_xor_sync(0xffffffffu, state.l[half], 2);
     // Rounded here: where it is used next, it must not be fused with other factors in one kernel and not in another.
     if (state.m[half] != minus_infinity()) state.m[half] = __fmul_rn(state.m[half], scale.factor);
   }
 }
+
+// The sums as they are written: kCount pairs of neighbouring elements of each of kRuns rows. Of sums that are turned round,
+// neighbours are in lanes that exchange halves, so that each has pairs of one row; narrow caches have them in one thread.
+struct Pairs {
+  static constexpr int kRuns = kTurned && !kNarrow ? 1 : 2, kCount = kTurned && kNarrow ? kDims : kTiles;
+  float2 of[kRuns][kCount];
+
+  static WS_INLINE int odd() { return threadIdx.x / 4 % 2; }
+  WS_INLINE Pairs(const State& state) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!kTurned) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          of[half % kRuns][i] = {state.at(pair_place(i, half, 0)), state.at(pair_place(i, half, 1))};
+      } else if (kNarrow) {
+        const float(&o)[4] = state.o[i % kSums];
+        of[0][i] = {o[0], o[2]}, of[1 % kRuns][i] = {o[1], o[3]};
+      } else {
+        const float first = state.at(2 * i), second = state.at(2 * i + 1);
+        const float other = __shfl_xor_sync(0xffffffffu, odd() ? first : second, 4);
+        of[0][i] = odd() ? float2{other, second} : float2{first, other};
+      }
+    }
+  }
+  static WS_INLINE int row(int run) {
+    if (!kTurned) return thread_row(run);
+    return threadIdx.x % 4 * 2 + (kNarrow ? run : odd());
+  }
+  static WS_INLINE int dim(int i) {
+    if (!kTurned) return pair_dim(i);
+    const int lane = threadIdx.x % 32 / 4;
+    return kNarrow ? 16 * i + 2 * lane : 8 * i + lane / 2 * 2;
+  }
+  // Of the rows: what threads have of theirs.
+  static WS_INLINE float of_row(const float (&x)[kHalves], int run) {
+    return kTurned ? __shfl_sync(0xffffffffu, x[0], 4 * row(run)) : x[run % kHalves];
+  }
+  // Whether this thread is the one that writes what a row has once.
+  static WS_INLINE bool speaks() { return kTurned ? threadIdx.x % 32 / (kNarrow ? 4 : 8) == 0 : threadIdx.x % 4 == 0; }
+};

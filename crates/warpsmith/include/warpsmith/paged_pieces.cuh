@@ -109,12 +109,12 @@ WS_INLINE i32 peek(u64 numbers, i64 at) {
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"((const i32*)numbers + at) : "memory");
   return x;
 }
-// Before the kernel waits for the one before it, while that one merges and the memory is idle: asks for the first keys and
+// Before the kernel waits for the one before it, while that one merges or its last blocks end and the memory is idle: asks for the first keys and
 // values of each group of warps of this block to be brought to L2. Lengths and pages may not be the right ones yet, but
 // nothing is read here. Only where pieces need not be counted; more keys would keep the block's own loads waiting.
 WS_INLINE void fetch_first_keys(const PagedParams& p) {
 #if __CUDA_ARCH__ >= 900
-  if (p.ranges == 0 || p.window > 0 || !is_direct(p)) return;
+  if ((p.ranges == 0 && !kAlone) || p.window > 0 || !is_direct(p)) return;
   constexpr int kAhead = 32, kLineElements = 128 / (int)sizeof(KV), kLines = (HEAD_DIM + kLineElements - 1) / kLineElements;
   const u32 ranges = direct_ranges(p), tiles = direct_tiles(p), left = blockIdx.x / p.num_kv_heads, tile = left / ranges;
   const u32 row = tile / tiles, head = blockIdx.x - left * p.num_kv_heads;

@@ -1,7 +1,9 @@
 //! `paged_attention` on CUDA devices: host half. Everything follows from shapes; lengths and tables are read by the kernels
 //! alone.
 
-use super::plan::{Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, states};
+use super::plan::{
+    Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, TILE_ROWS, states,
+};
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
@@ -19,8 +21,6 @@ use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 /// Threads of a block of the generic kernel.
 const GENERIC_THREADS: u32 = 128;
-/// Rows of a tile of a warp.
-const TILE_ROWS: usize = 16;
 /// Rows for each multiprocessor up to which they are few: keys are shared out, and a block merges one row.
 const FEW_BLOCKS: usize = 8;
 
@@ -185,6 +185,7 @@ fn sm80_defines(
         element(dtype),
         ("KV", cache.name().into()),
         ("HEAD_DIM", head_dim.to_string()),
+        ("ROWS", shape.warp_rows.to_string()),
         ("ROW_WARPS", shape.row_warps.to_string()),
         ("KEY_WARPS", shape.key_warps.to_string()),
         ("RING", shape.ring.to_string()),
@@ -207,15 +208,26 @@ fn sm80_variants() -> Vec<Defines> {
                 let once = keys == Keys::Dense && !softcap;
                 sm80_defines([dtype, cache], head_dim, shape, softcap, keys, once)
             };
-            all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages)));
-            all.push(variant(128, 0, false, Keys::WholePages));
-            all.extend([Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)));
-            if load == Load::Few {
-                let shape = Shape::new(128, cache, load, usize::MAX);
-                all.push(sm80_defines([dtype, cache], 128, shape, false, Keys::WholePages, true));
-            }
-            if load == Load::Few && dtype == cache {
-                all.extend([false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense)));
+            let plain = |head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages);
+            let dense = [false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense));
+            match load {
+                Load::Eight => {
+                    let shape = Shape::new(128, cache, load, usize::MAX);
+                    all.push(sm80_defines([dtype, cache], 128, shape, false, Keys::WholePages, true));
+                    all.push(plain(128));
+                    if dtype == cache {
+                        all.extend(HEAD_DIMS.map(plain).into_iter().chain(dense));
+                    }
+                }
+                Load::EightAlone if dtype == cache => all.extend(dense.into_iter().chain([plain(128)])),
+                Load::EightAlone => {}
+                _ => {
+                    all.extend(HEAD_DIMS.map(plain));
+                    all.push(variant(128, 0, false, Keys::WholePages));
+                    all.extend(
+                        [Keys::Pages, Keys::WholePages].map(|keys| variant(128, usize::MAX, true, keys)),
+                    );
+                }
             }
         }
     }

@@ -14,6 +14,9 @@ pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
 pub(in crate::ops) const FEW_ROWS: usize = 32;
+/// Rows of a tile of a warp, and rows that half a tile has.
+pub(super) const TILE_ROWS: usize = 16;
+const EIGHT: usize = 8;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 const WAVES: usize = 4;
 /// Most spans of a piece that has not all: some of many requests may be shorter than they can be.
@@ -31,6 +34,10 @@ const MOST_SHARED_WORKSPACE: usize = 1 << 30;
 pub(in crate::ops) enum Load {
     /// Few rows: four warps share the keys.
     Few,
+    /// At most eight rows, the same.
+    Eight,
+    /// At most eight rows, and a block for each multiprocessor: eight warps share the keys.
+    EightAlone,
     /// Few rows, and few keys of many requests: one warp a block, and many blocks.
     FewAndShort,
     /// Many rows: warps have different ones.
@@ -38,12 +45,14 @@ pub(in crate::ops) enum Load {
 }
 
 impl Load {
-    pub const ALL: [Load; 3] = [Load::Few, Load::FewAndShort, Load::Many];
+    pub const ALL: [Load; 5] = [Load::Few, Load::Eight, Load::EightAlone, Load::FewAndShort, Load::Many];
 }
 
 /// How a block is made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ops) struct Shape {
+    /// Rows of a warp.
+    pub warp_rows: usize,
     /// Warps with different rows.
     pub row_warps: usize,
     /// Groups of warps with different keys.
@@ -62,24 +71,29 @@ impl Shape {
         // Enough on the way to keep the memory busy.
         let narrow = cache.size() == 1;
         let rings: &[usize] = match (load, head_dim * cache.size()) {
-            (Load::Few | Load::FewAndShort, ..=128) if narrow => &[5],
-            (Load::Few | Load::FewAndShort, ..=128) => &[8],
-            (Load::Few, ..=256) => &[if narrow && head_dim > 160 { 6 } else { 5 }, 4],
-            (Load::FewAndShort, ..=256) => &[6],
-            (Load::Few | Load::FewAndShort, _) => &[4, 3],
             (Load::Many, _) => &[4, 2],
+            (_, ..=128) if narrow => &[5],
+            (_, ..=128) => &[8],
+            (Load::FewAndShort, ..=256) => &[6],
+            (_, ..=256) => &[if narrow && head_dim > 160 { 6 } else { 5 }, 4],
+            _ => &[4, 3],
         };
-        let shape = |ring| match load {
-            Load::Few => Shape { row_warps: 1, key_warps: 4, ring, blocks },
-            Load::FewAndShort => Shape { row_warps: 1, key_warps: 1, ring, blocks: 3 * blocks },
-            Load::Many => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ring, blocks },
+        let shape = |ring| {
+            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: 4, ring, blocks };
+            match load {
+                Load::Few => few,
+                Load::Eight => Shape { warp_rows: EIGHT, ..few },
+                Load::EightAlone => Shape { warp_rows: EIGHT, key_warps: 8, blocks: 1, ..few },
+                Load::FewAndShort => Shape { key_warps: 1, blocks: 3 * blocks, ..few },
+                Load::Many => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ..few },
+            }
         };
         let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
         shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
     }
 
     fn rows(&self) -> usize {
-        16 * self.row_warps
+        self.warp_rows * self.row_warps
     }
 
     pub fn threads(&self) -> usize {
@@ -94,11 +108,12 @@ impl Shape {
             128 => 32,
             _ => 64,
         };
-        let keys = if cache.size() == 1 { self.rows().max(32) } else { self.rows() };
+        let rows = TILE_ROWS * self.row_warps;
+        let keys = if cache.size() == 1 { rows.max(32) } else { rows };
         let unit = keys.min(step) * row(head_dim * cache.size());
-        let queries = if head_dim > 128 { self.rows() * row(2 * head_dim) } else { 0 };
-        // Of a thread's share of two rows, the sums, the largest scores and the sums of weights.
-        let level = 32 * self.row_warps * (head_dim / 2 + 4) * size_of::<f32>();
+        let queries = if head_dim > 128 { rows * row(2 * head_dim) } else { 0 };
+        // The sums of all rows, and of each, in four threads, the largest score and the sum of weights.
+        let level = self.rows() * (head_dim + 8) * size_of::<f32>();
         queries + self.key_warps * self.ring * unit + levels * level
     }
 }
@@ -157,6 +172,8 @@ pub(in crate::ops) struct Part {
 impl Part {
     /// Of requests with numbers of queries from `queries[0]` to `queries[1]`, as their lengths may require.
     fn new(p: &Problem, info: &DeviceInfo, load: Load, queries: [usize; 2]) -> Part {
+        let eight = p.queries.is_some_and(|count| count * p.group() <= EIGHT);
+        let load = if eight && load == Load::Few { Load::Eight } else { load };
         let tiles = |rows: usize| match p.queries {
             Some(count) => p.requests * (count * p.group()).div_ceil(rows),
             None => (p.num_tokens * p.group()).div_ceil(rows) + p.requests,
@@ -189,11 +206,17 @@ impl Part {
         };
         let [min_queries, max_queries] = queries;
         let part = Part { extent, pieces, min_queries, max_queries, ..part };
-        if part.workspace(p, 0) <= MOST_WORKSPACE {
-            part
-        } else {
-            Part { extent: Extent::All, pieces: whole, ..part }
+        if part.workspace(p, 0) > MOST_WORKSPACE {
+            return Part { extent: Extent::All, pieces: whole, ..part };
         }
+        // Twice the warps where no multiprocessor would have a second block.
+        let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, info.shared_per_block);
+        let fits = alone.shared(p.head_dim, p.cache_dtype, 2) + STATIC_SHARED <= info.shared_per_block;
+        let long = p.max_keys() > SPAN && p.head_dim <= 128 && p.cache_dtype.size() == 2;
+        if extent == Extent::All && load == Load::Eight && pieces <= info.units && long && fits {
+            return Part { shape: alone, slots: info.units, ..part };
+        }
+        part
     }
 
     /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
@@ -454,6 +477,20 @@ pub(super) mod tests {
         assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
         assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
         assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");
+    }
+
+    #[test]
+    fn warps_follow_from_rows_and_blocks() {
+        let shape = |sizes| {
+            let Shape { warp_rows, key_warps, .. } = plan(sizes, [0, 1], false).parts[0].shape;
+            [warp_rows, key_warps]
+        };
+        assert_eq!(shape([64, 1, 4096]), [8, 4]);
+        assert_eq!(shape([16, 1, 4096]), [8, 8], "a block a multiprocessor");
+        assert_eq!(shape([32, 1, 4096]), [8, 4], "more than that");
+        assert_eq!(shape([16, 1, 512]), [8, 4], "few keys");
+        assert_eq!(shape([64, 2, 4096]), [8, 4]);
+        assert_eq!(shape([64, 3, 4096]), [16, 4], "twelve rows");
     }
 
     #[test]

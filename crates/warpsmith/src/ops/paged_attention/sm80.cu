@@ -1,25 +1,25 @@
 // `paged_attention` on the tensor cores of sm_80 and later, through mma.sync.
 //
 // Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
-// 16 ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
+// ROWS ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
 // time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. Blocks
 // take such pieces in turn until all are done, so the grid need not know the lengths. Where prefixes are shared, a launch
 // takes groups of requests for single ones.
 //
-// A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has 16 rows and
+// A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has ROWS rows and
 // goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
 // a ring of units, each of kUnitKeys keys or values, copied ahead by cp.async through the page table. Groups wait for
 // nobody until a segment ends: then they fold its state, in the order of the segments, into the sums of the block.
 //
-// ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. RING: units
-// of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP: whether scores are capped. WHOLE_PAGES: whether pages
-// hold multiples of 16 keys. DENSE: whether there are no pages; then what is one here is a request. ONCE: whether no two
-// blocks read the same keys.
+// ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. ROWS: rows of
+// a warp: 16, or 8 if no request has more. RING: units of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP:
+// whether scores are capped. WHOLE_PAGES: whether pages hold multiples of 16 keys. DENSE: whether there are no pages; then
+// what is one here is a request. ONCE: whether no two blocks read the same keys.
 
 #include "warpsmith/paged_pieces.cuh"
 
 constexpr int kSteps = kSegment / kStep;
-static_assert(KEY_WARPS == 1 || KEY_WARPS == 4, "a round is a segment for each of four groups, or four for one");
+static_assert(KEY_WARPS == 1 || KEY_WARPS == 4 || kAlone, "a round is a segment for each of four groups, or four for one");
 
 // Where the keys of a segment are. If pages hold multiples of 16 keys: of every 16, how far the first row is from where
 // keys and values begin. Else the pages; negative if they do not exist.
@@ -101,17 +101,26 @@ struct Units {
   // Steps count from zero; unsigned, they are divided by shifting.
   WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
   WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
+  // The page of this lane's sixteen keys of the segment that begins with step t, if there is one. It is asked for a
+  // segment before it is needed: it comes from memory, behind all the keys that are on their way.
+  WS_INLINE i32 page_at(u32 t) const {
+#if WHOLE_PAGES && !DENSE
+    const int i = threadIdx.x % 32, key = segment_at(t) * kSegment + 16 * i;
+    if (i < kSegment / 16 && key < p.max_keys) return table[page_of(p, key) * p.table_col];
+#endif
+    return -1;
+  }
   // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparisons
   // need the request's length, so that both are on their way at once.
-  WS_INLINE bool find(u32 t) {
+  WS_INLINE bool find(u32 t, i32 lane_page) {
     Places& to = places[t / kSteps % 2];
     const int start = segment_at(t) * kSegment;
     bool absent = false;
 #if WHOLE_PAGES
     const int i = threadIdx.x % 32, key = start + 16 * i;
     if (i < kSegment / 16) {
-      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
-      const i32 id = DENSE ? 0 : key < p.max_keys ? table[page * p.table_col] : -1;
+      const int slot = DENSE ? key : key - page_of(p, key) * p.page_size;
+      const i32 id = DENSE ? 0 : lane_page;
       const bool exists = DENSE || (id >= 0 && id < p.num_pages);
       to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
       to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
@@ -240,6 +249,19 @@ template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q,
   }
 }
 
+// Adds weighted values of sixteen keys to the sums of sixteen elements: eight and eight, of the first eight keys and of
+// the others.
+template <int kWords>
+WS_INLINE void add_values(State& state, int d, const u32 (&weights)[kWords], const u32 (&lower)[2], const u32 (&upper)[2]) {
+  if constexpr (kWords == 2) {
+    const u32 values[4] = {lower[0], lower[1], upper[0], upper[1]};
+    multiply(state.o[d], values, weights[0], weights[1], MUL());
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) multiply(state.o[2 * d + i], weights, lower[i], upper[i], MUL());
+  }
+}
+
 template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scores& s, Units& units, int t, int group) {
   if constexpr (kUnit < kUnits) {
     const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8, piece = lane / 16;
@@ -247,15 +269,18 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
 #pragma unroll
     for (int i = 0; i < kUnitKeys; i += 16) {
       const float(&a)[4] = s[(kUnit * kUnitKeys + i) / 8], (&b)[4] = s[(kUnit * kUnitKeys + i) / 8 + 1];
-      const u32 weights[4] = {pack_pair(a[0], a[1], MUL()), pack_pair(a[2], a[3], MUL()), pack_pair(b[0], b[1], MUL()),
-                              pack_pair(b[2], b[3], MUL())};
+      u32 weights[2 * kHalves];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        weights[half] = pack_pair(a[2 * half], a[2 * half + 1], MUL());
+        weights[kHalves + half] = pack_pair(b[2 * half], b[2 * half + 1], MUL());
+      }
 #pragma unroll
       for (int d = 0; d < kDims; d += 1 + kNarrow) {
         u32 values[4];
         if (!kNarrow) {
           load_matrices<true>(values, at + place<kPieces>(i + row, 2 * d + piece));
-          multiply(state.o[2 * d], weights, values[0], values[1], MUL());
-          multiply(state.o[2 * d + 1], weights, values[2], values[3], MUL());
+          add_values(state, d, weights, {values[0], values[2]}, {values[1], values[3]});
           continue;
         }
         load_matrices<true>(values, at + place<kPieces>(i + row, min(d + piece, kDims - 1)));
@@ -266,8 +291,7 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
           u32 lower[2], upper[2];
           widen(lower, __byte_perm(values[2 * next], 0, 0x3120), KV());
           widen(upper, __byte_perm(values[2 * next + 1], 0, 0x3120), KV());
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) multiply(state.o[2 * (d + next) + odd], weights, lower[odd], upper[odd], MUL());
+          add_values(state, d + next, weights, lower, upper);
         }
       }
     }
@@ -276,7 +300,7 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
 }
 
 // Hides what the rows do not see.
-WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], const Units& units, int t, bool absent) {
+WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[kHalves], const Units& units, int t, bool absent) {
   const int key0 = units.key_at(t);
 #pragma unroll
   for (int i = 0; i < kStep / 8; ++i) {
@@ -286,14 +310,14 @@ WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[2], cons
       bool exists = true;
       if (absent) exists = units.offset_of<false>(t, at) != kNowhere;
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+      for (int half = 0; half < kHalves; ++half)
         if (!exists || key < seen[half].lo || key >= seen[half].hi) s[i][2 * half + e] = minus_infinity();
     }
   }
 }
 
 // Takes the next step into the state; `all` is what every row sees.
-WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[2], const Query& q, const Scale& scale,
+WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[kHalves], const Query& q, const Scale& scale,
                         Units& units, Keys all, int t, bool absent, int group) {
   Scores s;
   multiply_keys(s, q, units, t, group);
@@ -301,7 +325,7 @@ WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[2
 #pragma unroll
     for (int i = 0; i < kStep / 8; ++i)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 2 * kHalves; ++e) {
         const float x = exp2_approx(s[i][e] * scale.inner);
         s[i][e] = scale.cap * (1.0f - 2.0f * reciprocal(1.0f + x));
       }
@@ -314,28 +338,27 @@ WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[2
 
 // Leaves the states of a thread's rows over a range of keys for the merge.
 WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const State& state) {
+  const Pairs pairs(state);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Row row = row_of(p, piece, thread_row(half));
+  for (int run = 0; run < Pairs::kRuns; ++run) {
+    const Row row = row_of(p, piece, Pairs::row(run));
+    const float m = Pairs::of_row(state.m, run), l = Pairs::of_row(state.l, run);
     if (!row.exists) continue;
     const i64 slot = partial_row(p, range, row.token, row.head);
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-      *(float2*)(partial_sums(p, slot) + pair_dim(i)) = {state.at(pair_place(i, half, 0)), state.at(pair_place(i, half, 1))};
-    if (threadIdx.x % 4 == 0) *partial_weights(p, slot) = {state.m[half], state.l[half]};
+    for (int i = 0; i < Pairs::kCount; ++i) *(float2*)(partial_sums(p, slot) + Pairs::dim(i)) = pairs.of[run][i];
+    if (Pairs::speaks()) *partial_weights(p, slot) = {m, l};
   }
 }
 
 // A state in shared memory: what a thread has of its rows, where the threads of every group have the same.
 struct Level {
-  u32 at;
-  static constexpr int kBytes = (kTiles + 1) * kGroupThreads * 16;
+  u32 at, weights_at;
+  static constexpr int kSumBytes = kSums * kGroupThreads * 16, kBytes = kSumBytes + kGroupThreads * 8 * kHalves;
 
   static WS_INLINE Level of(int index) {
-    return {shared_address(ring_of(KEY_WARPS)) + index * kBytes + threadIdx.x % kGroupThreads * 16};
-  }
-  WS_INLINE void put(int i, float a, float b, float c, float d) const {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * kGroupThreads * 16), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+    const u32 level = shared_address(ring_of(KEY_WARPS)) + index * kBytes, thread = threadIdx.x % kGroupThreads;
+    return {level + thread * 16, level + kSumBytes + thread * 8 * kHalves};
   }
   WS_INLINE void get(float (&x)[4], int i) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -343,53 +366,67 @@ struct Level {
   }
   WS_INLINE void put(const State& state) const {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) put(i, state.o[i][0], state.o[i][1], state.o[i][2], state.o[i][3]);
-    put(kTiles, state.m[0], state.m[1], state.l[0], state.l[1]);
+    for (int i = 0; i < kSums; ++i)
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * kGroupThreads * 16), "f"(state.o[i][0]),
+                   "f"(state.o[i][1]), "f"(state.o[i][2]), "f"(state.o[i][3]) : "memory");
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(weights_at + 8 * half), "f"(state.m[half]), "f"(state.l[half]) : "memory");
   }
   // Makes a state that of all keys, those here before its own.
   WS_INLINE void fold_into(State& state) const {
-    float weights[4];
-    get(weights, kTiles);
-    Fold f[2];
+    float keep[kHalves], add[kHalves], weight[kHalves];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // Sums without weight are passed over.
-      if (state.l[half] == 0.0f) {
+    for (int half = 0; half < kHalves; ++half) {
+      float m, l;
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(m), "=f"(l) : "r"(weights_at + 8 * half) : "memory");
+      const Fold f = fold_of(m, state.m[half]);
+      keep[half] = f.keep, add[half] = f.add, weight[half] = state.l[half];
+      state.m[half] = f.m, state.l[half] = folded(f, l, state.l[half]);
+    }
+    const OfSums keeps(keep), adds(add), own(weight);
+    // Sums without weight are passed over.
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) state.o[i][2 * half] = state.o[i][2 * half + 1] = 0.0f;
+    for (int e = 0; e < 4; ++e) {
+      if (own[e] == 0.0f) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) state.o[i][e] = 0.0f;
       }
-      f[half] = fold_of(weights[half], state.m[half]);
-      state.m[half] = f[half].m, state.l[half] = folded(f[half], weights[2 + half], state.l[half]);
     }
     // So many at a time: the registers hold a state, and no more than that besides.
     constexpr int kBatch = 4;
 #pragma unroll
-    for (int first = 0; first < kTiles; first += kBatch) {
+    for (int first = 0; first < kSums; first += kBatch) {
       float before[kBatch][4];
 #pragma unroll
-      for (int i = first; i < first + kBatch && i < kTiles; ++i) get(before[i - first], i);
+      for (int i = first; i < first + kBatch && i < kSums; ++i) get(before[i - first], i);
 #pragma unroll
-      for (int i = first; i < first + kBatch && i < kTiles; ++i)
+      for (int i = first; i < first + kBatch && i < kSums; ++i)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state.o[i][e] = folded(f[e / 2], before[i - first][e], state.o[i][e]);
+        for (int e = 0; e < 4; ++e)
+          state.o[i][e] = folded({0.0f, keeps[e], adds[e]}, before[i - first][e], state.o[i][e]);
     }
   }
 };
 
 // The results of a thread's rows, from the state of all keys.
 WS_INLINE void write(const PagedParams& p, const Piece& piece, const State& state) {
+  const Pairs pairs(state);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Row row = row_of(p, piece, thread_row(half));
+  for (int run = 0; run < Pairs::kRuns; ++run) {
+    const Row row = row_of(p, piece, Pairs::row(run));
+    const float m = Pairs::of_row(state.m, run), l = Pairs::of_row(state.l, run);
     if (!row.exists) continue;
-    const Finish finish = finish_of(p, row.head, state.m[half], state.l[half]);
+    const Finish finish = finish_of(p, row.head, m, l);
     ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
     // A zero comes without its sign, as from the merge, where everything is added to zero.
-    const auto result = [&](int place) { return fmaf(state.at(place), finish.factor, 0.0f); };
+    const auto result = [&](float x) { return fmaf(x, finish.factor, 0.0f); };
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-      *(u32*)(to + pair_dim(i)) = pack_pair(result(pair_place(i, half, 0)), result(pair_place(i, half, 1)), ELEM());
-    if (threadIdx.x % 4 == 0) write_lse(p, row.token, row.head, finish.lse);
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      const float2 pair = pairs.of[run][i];
+      *(u32*)(to + Pairs::dim(i)) = pack_pair(result(pair.x), result(pair.y), ELEM());
+    }
+    if (Pairs::speaks()) write_lse(p, row.token, row.head, finish.lse);
   }
 }
 
@@ -426,9 +463,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
 #pragma unroll 1
   for (i64 index = blockIdx.x; index < pieces; index += gridDim.x) {
     const Piece piece = piece_at(p, shared.starts, index);
-    Keys seen[2];
+    Keys seen[kHalves];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       const Row row = row_of(p, piece, thread_row(half));
       seen[half] = row.exists ? keys_of(p, piece.request, row.i) : Keys{0, 0};
     }
@@ -442,7 +479,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     // Without a window the first key does not depend on the length: the table is read while that is on its way.
     const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
     units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
-    bool absent_next = units.find(0);
+    const i32 first_page = units.page_at(0);
+    i32 next_page = units.page_at(kSteps);
+    bool absent_next = units.find(0, first_page);
     if (DENSE) await_kernel_before();
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
@@ -471,12 +510,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
       const bool absent = absent_next;
       // Not earlier: its blocks would be in the way of the first loads.
-      if (end == units.count && index + gridDim.x >= pieces) let_next_kernel_start();
-      if (end < units.count) absent_next = units.find(end);
+      const bool ends = end == units.count && index + gridDim.x >= pieces;
+      if (ends && !kAlone) let_next_kernel_start();
+      if (end < units.count) {
+        absent_next = units.find(end, next_page);
+        next_page = units.page_at(end + kSteps);
+      }
       State state;
       clear(state);
 #pragma unroll 1
-      for (; t < end; ++t) run_step(state, p, seen, q, scale, units, {late.lo, early.hi}, t, absent, group);
+      for (; t < end; ++t) {
+        if (ends && kAlone && t + 1 == end) let_next_kernel_start();
+        run_step(state, p, seen, q, scale, units, {late.lo, early.hi}, t, absent, group);
+      }
       close(state, scale);
       if (p.piece_keys == kRound || cut)
         leave(p, piece, cut ? slot_of_segment(p.level, segment) : segment, state);
