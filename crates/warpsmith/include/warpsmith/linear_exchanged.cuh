@@ -47,9 +47,12 @@ WS_WGMMA_ODD_WIDTHS(f16, "f16.f16")
 
 // Of one warpgroup, for tiles of kRowBlocks blocks of 64 rows of w.
 template <int kRowBlocks> struct Output {
-  // Boxes of 8 rows and 64 columns, in the 128-byte swizzle; so many pass through the buffer at a time.
-  static constexpr int kBoxes = kRowBlocks * (BLOCK_M / 8), kPass = HAS_RESIDUAL ? 8 : 12, kStep = 4;
-  static constexpr u32 kBoxBytes = 8 * 128, kBufferBytes = 12 * kBoxBytes, kTermBytes = 0;
+  // Boxes of 8 rows and 64 columns, in the 128-byte swizzle: those of a tile and those that the buffer holds.
+  static constexpr int kBoxes = kRowBlocks * (BLOCK_M / 8), kMost = 12;
+  static constexpr u32 kBoxBytes = 8 * 128, kBufferBytes = kMost * kBoxBytes, kTermBytes = 0;
+  // Boxes that pass through the buffer at a time, and that are evaluated at the same time where there is a residual: what is
+  // loaded of it needs registers too.
+  static constexpr int kPass = HAS_RESIDUAL ? 8 : kMost, kStep = 4;
 
   u32 buffer, barrier, warp, lane;
   OUT_T bias[kRowBlocks][2];

@@ -114,6 +114,10 @@ pub(super) const EXCHANGED: [Tile; 14] = [
     exchanged(Cooperative, 216, 128),
 ];
 
+/// The most rows of `x` for which [`EXCHANGED`] tiles are considered: with more, the last round matters less than what the
+/// estimate may err.
+const EXCHANGED_ROWS: usize = 2048;
+
 /// The one of the covering set with scales for blocks of K, whose partial sums need registers of their own.
 pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
 
@@ -243,7 +247,8 @@ impl Tile {
                 || !SCALE_BLOCK.is_multiple_of(if p.gate == Gate::Interleaved { self.n } else { columns })
                 || (p.gate == Gate::Halves && !p.n.is_multiple_of(columns)));
         let share = if p.gate == Gate::None { 8 } else { 16 } * self.cluster_m();
-        let exchangeable = p.x_dtype.size() == 2
+        let exchangeable = p.m <= EXCHANGED_ROWS
+            && p.x_dtype.size() == 2
             && p.out_dtype.size() == 2
             && p.gate == Gate::None
             && [p.x_order, p.w_order, p.out_order] == [Order::Rows; 3]
