@@ -3,6 +3,9 @@
 //! Kernels here often run for a few microseconds, less than it takes to wake a thread. So workers watch for the next
 //! loop for a moment after the last one and sleep after that; a caller works on its own loop and never waits for a
 //! worker that has not begun.
+//!
+//! Each thread has a share of the loop and goes through it in order, so that what it has asked memory for ahead of one part
+//! is there when it begins the next. Who is done with the own share takes from the end of another's.
 
 use crate::env;
 use crate::error::{Error, Result};
@@ -17,8 +20,9 @@ use std::time::{Duration, Instant};
 
 /// How long an idle worker, or a caller whose own share is done, watches before it sleeps.
 const WATCH: Duration = Duration::from_micros(40);
-/// Parts per thread: enough to even out threads that are slowed by others, few enough to cost nothing.
-const PARTS_PER_THREAD: usize = 4;
+/// Parts of a thread's share. The smaller, the less a thread that is slowed by others makes the rest wait; as long as many
+/// are left, several are worked on as one.
+const PARTS_PER_THREAD: usize = 8;
 /// More threads than this are refused as a mistake.
 const MAX_THREADS: usize = 4096;
 
@@ -90,34 +94,61 @@ pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     Pool::of_size(threads).run(len, grain.max(len.div_ceil(threads * PARTS_PER_THREAD)), &f);
 }
 
+/// What is left of the parts of one thread: the first in the upper half, the end in the lower. On a cache line of its own.
+#[repr(align(64))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, parts: Range<usize>) {
+        self.0.store((parts.start as u64) << 32 | parts.end as u64, Ordering::Relaxed);
+    }
+
+    /// Half of what is left, but one part at least: the first of it, or the last.
+    fn take(&self, first: bool) -> Option<Range<usize>> {
+        let mut taken = None;
+        let keep = |left: u64| {
+            let (start, end) = (left >> 32, left & u32::MAX as u64);
+            if start == end {
+                return None;
+            }
+            let half = (end - start).div_ceil(2);
+            let (middle, rest) = match first {
+                true => (start + half, start + half..end),
+                false => (end - half, start..end - half),
+            };
+            taken = Some(if first { start as usize..middle as usize } else { middle as usize..end as usize });
+            Some(rest.start << 32 | rest.end)
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep).ok().and(taken)
+    }
+}
+
 /// One parallel loop, on its caller's stack.
 struct Job<'a> {
     f: &'a (dyn Fn(Range<usize>) + Sync),
     len: usize,
     part: usize,
-    /// Number of the next part nobody has taken.
-    next: AtomicUsize,
+    shares: &'a [Share],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Job<'_> {
-    /// Works on parts until none are left.
-    fn work(&self) {
-        let parts = self.len.div_ceil(self.part);
+    /// Works on parts until none are left, those of share `own` first.
+    fn work(&self, own: usize) {
         let was_inside = INSIDE.replace(true);
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= parts {
-                break;
-            }
-            let start = index * self.part;
-            let range = start..self.len.min(start.saturating_add(self.part));
+        while let Some(parts) = self.take(own) {
+            let range = parts.start * self.part..self.len.min(parts.end.saturating_mul(self.part));
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(range))) {
-                self.next.store(parts, Ordering::Relaxed);
+                self.shares.iter().for_each(|share| share.set(0..0));
                 lock(&self.panic).get_or_insert(payload);
             }
         }
         INSIDE.set(was_inside);
+    }
+
+    fn take(&self, own: usize) -> Option<Range<usize>> {
+        let others = self.shares[own + 1..].iter().chain(&self.shares[..own]);
+        self.shares[own].take(true).or_else(|| others.into_iter().find_map(|share| share.take(false)))
     }
 }
 
@@ -140,6 +171,8 @@ struct Pool {
     /// finds the gate open, so once the caller has closed it and the count is zero, nobody holds the job.
     gate: AtomicU64,
     job: AtomicPtr<()>,
+    /// Of the loop that runs: the caller's, then one for each worker.
+    shares: Box<[Share]>,
     /// Workers asleep, or about to be; changed under `sleep`.
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
@@ -171,6 +204,7 @@ impl Pool {
             caller: Mutex::new(()),
             gate: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
+            shares: (0..threads).map(|_| Share(AtomicU64::new(0))).collect(),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -180,7 +214,7 @@ impl Pool {
         for i in 1..threads {
             // A system out of threads leaves the pool smaller; the callers do the work of those missing.
             let name = format!("warpsmith-{threads}-{i}");
-            if std::thread::Builder::new().name(name).spawn(move || pool.serve()).is_err() {
+            if std::thread::Builder::new().name(name).spawn(move || pool.serve(i)).is_err() {
                 break;
             }
         }
@@ -191,7 +225,11 @@ impl Pool {
         let Ok(_caller) = self.caller.try_lock() else {
             return f(0..len);
         };
-        let job = Job { f, len, part, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        let (parts, shares) = (len.div_ceil(part), self.shares.len());
+        for (i, share) in self.shares.iter().enumerate() {
+            share.set(parts * i / shares..parts * (i + 1) / shares);
+        }
+        let job = Job { f, len, part, shares: &self.shares, panic: Mutex::new(None) };
         self.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         // The count is zero here: the caller before waited for that.
         let round = (self.gate.load(Ordering::Relaxed) & !(ROUND - 1)).wrapping_add(ROUND);
@@ -201,7 +239,7 @@ impl Pool {
             let _sleep = lock(&self.sleep);
             self.wake.notify_all();
         }
-        job.work();
+        job.work(0);
         if self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE_COUNT > 0 {
             self.wait_until_empty();
         }
@@ -222,8 +260,8 @@ impl Pool {
         }
     }
 
-    /// A worker's life.
-    fn serve(&self) -> ! {
+    /// The life of the worker that has share `own`.
+    fn serve(&self, own: usize) -> ! {
         let mut seen = 0;
         loop {
             let unchanged = || self.gate.load(Ordering::SeqCst) & !(ROUND - 1) == seen;
@@ -243,7 +281,7 @@ impl Pool {
                         // SAFETY: this worker is counted in the gate, so the caller, whose stack holds the job,
                         // stays in `run` until the count drops below. The store of `job` happened before the gate
                         // opened. The lifetime is only used inside this block.
-                        unsafe { &*self.job.load(Ordering::Relaxed).cast::<Job<'_>>() }.work();
+                        unsafe { &*self.job.load(Ordering::Relaxed).cast::<Job<'_>>() }.work(own);
                         self.depart();
                         break;
                     }
