@@ -342,9 +342,9 @@ impl Sums {
     }
 }
 
-/// [`Sums::moments`] of a row.
+/// [`Sums::moments`] of a row. `load` is copied: called through a reference it would not be inlined.
 #[inline(always)]
-fn moments<S: Simd>(s: S, n: usize, center: bool, load: &impl Fn(usize, usize) -> S::V) -> (f32, f32) {
+fn moments<S: Simd>(s: S, n: usize, center: bool, load: impl Fn(usize, usize) -> S::V + Copy) -> (f32, f32) {
     let count = n.min(S::N);
     let shift = if center { Sums::shift(s, load(0, count), count) } else { 0.0 };
     Sums::of(s, n, center, shift, load).moments(s, n, center, load)
@@ -441,7 +441,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         #[inline(always)]
                         |i, count| load_at(s, x, i, count),
                     );
-                    let (mean, squares) = moments(s, n, p.center, &load);
+                    let (mean, squares) = moments(s, n, p.center, load);
                     let means = s.splat(mean);
                     let centered = inlined(
                         #[inline(always)]

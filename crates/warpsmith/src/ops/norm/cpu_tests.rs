@@ -19,7 +19,7 @@ impl Task for Moments<'_> {
             // SAFETY: `moments` asks for elements of the slice alone.
             |i, count| unsafe { load_at(s, self.x.as_ptr(), i, count) },
         );
-        moments(s, self.x.len(), self.center, &load)
+        moments(s, self.x.len(), self.center, load)
     }
 }
 
