@@ -2,7 +2,7 @@
 
 use super::{OUT, Problem, SCALE, Scaling, X};
 use crate::cpu::rows::{Divide, with_element};
-use crate::cpu::simd::Pair;
+use crate::cpu::simd::{Pair, Scaled, bf16_to_e4m3};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -86,6 +86,20 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     n: usize,
     stream: bool,
 ) {
+    let mut done = 0;
+    if T::DTYPE == DType::BF16 && U::DTYPE == DType::F8E4M3 {
+        let scaled = match scaling {
+            Scaling::None => Scaled::Times(1.0),
+            Scaling::Multiply => Scaled::Times(scale),
+            Scaling::Divide => Scaled::Over(scale),
+        };
+        // SAFETY: passed on; both types are transparent wrappers of their bits, and tensors of two types are apart.
+        done = unsafe { bf16_to_e4m3(s, (x.cast(), out.cast(), n), scaled, stream) };
+        if stream {
+            s.fence();
+        }
+    }
+    let (x, out, n) = (x.wrapping_add(done), out.wrapping_add(done), n - done);
     // An 8-bit result is no quotient of those that may be off by a unit.
     let (divide, scale) = (Divide::by(s, scale), s.splat(scale));
     let map = Map { s, x, out, n, stream };

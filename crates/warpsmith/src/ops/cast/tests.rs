@@ -95,6 +95,38 @@ fn scales_are_applied_in_f32_before_the_rounding() {
 }
 
 #[test]
+fn every_bf16_is_scaled_and_rounded_exactly() {
+    let rows = 4;
+    let all: Vec<u8> = samples(DType::BF16);
+    let values: Vec<f64> = all.chunks_exact(2).map(|b| DType::BF16.read(b)).collect();
+    let mut scales = vec![1.0f32, 448.0, 1.0 / 448.0, 1.5, 2.1, 1e-3, 7e17, 2e-18, 3e30, 1e-30, -0.7];
+    scales.extend([1.0f32.next_down(), 1.0f32.next_up(), 0.0, f32::INFINITY, f32::NAN, 1e-40]);
+    scales.extend((0..15u32).map(|i| f32::from_bits(0x3e80_0000 + i * 3_355_443)));
+    for (kernel, device) in kernels() {
+        let x = Tensor::from_bytes(&all, &[rows, values.len() / rows], DType::BF16, device).unwrap();
+        for i in 0..scales.len() {
+            let scale: Vec<f32> = (i..i + rows).map(|i| scales[i % scales.len()]).collect();
+            let scale_of = |at: usize| scale[at / (values.len() / rows)];
+            let tensor = Tensor::from_slice(&scale, &[rows], device).unwrap();
+            for inverse in [false, true] {
+                let call = Cast::new(&x).kernel(kernel).scale(&tensor);
+                let out = if inverse { call.inverse() } else { call }.run(DType::F8E4M3).unwrap();
+                for (at, (&value, got)) in values.iter().zip(out.to_f64().unwrap()).enumerate() {
+                    let (value, scale) = (value as f32, scale_of(at));
+                    let exact = if inverse { value / scale } else { value * scale };
+                    let want = DType::F8E4M3.round(exact as f64);
+                    let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                    assert!(
+                        same,
+                        "{kernel} {value:e} scale {scale:e} inverse={inverse}: {got:e}, want {want:e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn mistakes_are_named() {
     let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
     let x = tensor(&[4, 8], DType::F32);
