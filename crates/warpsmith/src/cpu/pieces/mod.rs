@@ -196,7 +196,7 @@ pub mod for_f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::{MAX_LANES, Pair};
+    use super::super::simd::MAX_LANES;
     use super::*;
     use crate::cpu::{Task, Tier, dispatch};
 
@@ -220,8 +220,8 @@ mod tests {
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
-            let s = Pair(s);
-            let lanes = |v: [S::V; 2]| {
+            let s = s.pair();
+            let lanes = |v: <S::Pair as Simd>::V| {
                 let mut lanes = [0f32; MAX_LANES];
                 // SAFETY: no vector has more lanes.
                 unsafe { s.store(lanes.as_mut_ptr(), v) };
@@ -236,7 +236,7 @@ mod tests {
                 let same = got[0].to_bits() == alone[0].to_bits() || alone[0].is_nan();
                 assert!(same, "{name} {} ({:e}) depends on its neighbours", S::TIER, x[0]);
             };
-            for x in self.0.chunks_exact(<Pair<S>>::N) {
+            for x in self.0.chunks_exact(<S::Pair as Simd>::N) {
                 // SAFETY: the chunk is as long as the vector.
                 let (v, alone) = (unsafe { s.load(x.as_ptr()) }, s.splat(x[0]));
                 macro_rules! check {

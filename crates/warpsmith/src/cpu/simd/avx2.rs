@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: 8 lanes. Tails of `f32` go through the masked moves, narrower ones through the stack.
 
-use super::{Simd, Task};
+use super::{Pair, Simd, Task};
 use crate::cpu::tier::Tier;
 use std::arch::x86_64::*;
 
@@ -85,8 +85,14 @@ impl Simd for Avx2 {
     /// The low eight bytes.
     type B = __m128i;
     type M = __m256;
+    type Pair = Pair<Self>;
     const N: usize = 8;
     const TIER: Tier = Tier::Avx2;
+
+    #[inline(always)]
+    fn pair(self) -> Pair<Self> {
+        Pair(self)
+    }
 
     memory_methods! {
         fn load(p: *const f32) -> __m256 = _mm256_loadu_ps(p);

@@ -1,6 +1,6 @@
 //! AVX-512: 16 lanes, tails by mask registers.
 
-use super::{Simd, TABLE, Task, avx512_fp8};
+use super::{Pair, Simd, TABLE, Task, avx512_fp8};
 use crate::cpu::tier::Tier;
 use std::arch::x86_64::*;
 
@@ -185,9 +185,15 @@ impl Simd for Avx512 {
     type H = __m256i;
     type B = __m128i;
     type M = __mmask16;
+    type Pair = Pair<Self>;
     const N: usize = 16;
     const TIER: Tier = Tier::Avx512;
     const LOOKS_UP_IN_REGISTERS: bool = true;
+
+    #[inline(always)]
+    fn pair(self) -> Pair<Self> {
+        Pair(self)
+    }
 
     memory_methods! {
         fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);

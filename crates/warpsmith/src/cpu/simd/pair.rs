@@ -106,9 +106,15 @@ impl<S: Simd> Simd for Pair<S> {
     type H = [S::H; 2];
     type B = [S::B; 2];
     type M = [S::M; 2];
+    type Pair = Pair<Self>;
     const N: usize = 2 * S::N;
     const TIER: Tier = S::TIER;
     const LOOKS_UP_IN_REGISTERS: bool = S::LOOKS_UP_IN_REGISTERS;
+
+    #[inline(always)]
+    fn pair(self) -> Pair<Self> {
+        Pair(self)
+    }
 
     memory! {
         f32, V: load load_partial store store_partial stream;

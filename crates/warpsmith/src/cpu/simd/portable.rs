@@ -148,8 +148,20 @@ impl Simd for Portable {
     type H = [u16; N];
     type B = [u8; N];
     type M = [bool; N];
+    #[cfg(target_arch = "x86_64")]
+    type Pair = Self;
+    #[cfg(not(target_arch = "x86_64"))]
+    type Pair = super::Pair<Self>;
     const N: usize = N;
     const TIER: Tier = Tier::Portable;
+
+    #[inline(always)]
+    fn pair(self) -> Self::Pair {
+        #[cfg(target_arch = "x86_64")]
+        return self;
+        #[cfg(not(target_arch = "x86_64"))]
+        return super::Pair(self);
+    }
 
     memory_methods! {
         fn load(p: *const f32) -> [f32; N] = read(p, N);

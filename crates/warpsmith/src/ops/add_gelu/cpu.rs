@@ -2,7 +2,6 @@
 
 use super::{BIAS, DBIAS, DOUT, DX, OUT, Problem, X, backward as back};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, store_at, with_float};
-use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::error::Result;
 use crate::ops::column_sum::cpu as column_sum;
@@ -70,7 +69,7 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let s = Pair(s);
+        let s = s.pair();
         let (p, args) = (self.launch.problem, self.launch.args);
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let n = p.hidden;
@@ -92,8 +91,8 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
                     let x = scratch.gather(0, at(X, x_at), x_step);
                     let dout = scratch.gather(1, at(DOUT, dout_at), dout_step);
                     let dx = scratch.target(2, at(DX, dx_at), dx_step);
-                    let stream = want_stream && can_stream::<Pair<S>, T>(dx);
-                    for_vectors::<Pair<S>>(
+                    let stream = want_stream && can_stream::<S::Pair, T>(dx);
+                    for_vectors::<S::Pair>(
                         n,
                         #[inline(always)]
                         |i, count| {

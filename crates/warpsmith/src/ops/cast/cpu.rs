@@ -2,7 +2,7 @@
 
 use super::{OUT, Problem, SCALE, Scaling, X};
 use crate::cpu::rows::{Divide, with_element};
-use crate::cpu::simd::{Pair, Scaled, bf16_to_e4m3};
+use crate::cpu::simd::{Scaled, bf16_to_e4m3};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -57,7 +57,7 @@ impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
                     _ => *(args.address(SCALE) as *const f32).add(scale_at),
                 };
                 if x_step == 1 && out_step == 1 {
-                    convert_dense(Pair(s), p.scaling, scale, x, out, n, self.stream);
+                    convert_dense(s.pair(), p.scaling, scale, x, out, n, self.stream);
                 } else {
                     for i in 0..n as isize {
                         let value = (*x.offset(i * x_step)).to_f32();

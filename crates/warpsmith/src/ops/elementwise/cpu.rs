@@ -5,7 +5,7 @@ use crate::cpu::prefetch::{AHEAD, fetch};
 use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, load_at, put_at, put_near_at, put_unordered_at, with_float,
 };
-use crate::cpu::simd::{MAX_LANES, Pair};
+use crate::cpu::simd::{Four, MAX_LANES};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -83,10 +83,10 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
     fn run<S: Simd>(self, s: S) {
         let Part { grid, addresses, units, stream, e, .. } = self.0;
         // Four vectors in lock-step: the longest expressions are chains of dozens of operations.
-        let s = Pair(Pair(s));
+        let s = s.pair().pair();
         let (mut scratch, mut room) = (Scratch::<T>::new(0, &grid.steps[..I + O]), 0);
         // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
-        let lanes = <Pair<Pair<S>>>::N;
+        let lanes = <Four<S> as Simd>::N;
         let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
         let last = units.end.wrapping_sub(1);
         for unit in units {
@@ -109,7 +109,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                 for (t, output) in outputs.iter_mut().enumerate() {
                     *output = scratch.target(I + t, at.of(I + t), grid.steps[I + t]);
                 }
-                let stream = stream && outputs.iter().all(|&p| can_stream::<Pair<S>, T>(p));
+                let stream = stream && outputs.iter().all(|&p| can_stream::<S::Pair, T>(p));
                 let tail = n % lanes;
                 let whole = n - tail;
                 // What is asked for are elements of this block as long as there are any, then the next block's.
@@ -134,10 +134,10 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize> Task fo
                     while i < range.end {
                         let mut x = [s.zero(); I];
                         for ((x, input), ahead) in x.iter_mut().zip(from).zip(ahead) {
-                            fetch::<Pair<Pair<S>>, T>(ahead.wrapping_add(i));
+                            fetch::<Four<S>, T>(ahead.wrapping_add(i));
                             *x = T::load_unordered(s, input.add(i));
                         }
-                        let y = e.apply::<Pair<Pair<S>>, T>(s, x);
+                        let y = e.apply::<Four<S>, T>(s, x);
                         for (y, output) in y.into_iter().zip(to) {
                             if E::NEAR {
                                 put_near_at(s, output, i, lanes, y, streamed);

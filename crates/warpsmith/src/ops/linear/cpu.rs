@@ -9,7 +9,6 @@ use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, PackedWeight, Problem};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
-use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -219,7 +218,7 @@ impl<'a> Finish<'a> {
     #[inline(always)]
     unsafe fn activated<S: Simd, T: CpuElement>(&self, s: S, tile: &Tile) {
         // Rows of a gate hold half as many results: too few for pairs of vectors.
-        let pair = Pair(s);
+        let pair = s.pair();
         // SAFETY: passed on.
         unsafe {
             match (self.p.activation, self.p.gate) {
@@ -236,7 +235,7 @@ impl<'a> Finish<'a> {
                     |z| z,
                 ),
                 (Some(kind), Gate::None) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                    self.with(pair, tile, #[inline(always)] |z| F::value_anywhere::<Pair<S>, T>(pair, z))
+                    self.with(pair, tile, #[inline(always)] |z| F::value_anywhere::<S::Pair, T>(pair, z))
                 }),
                 (Some(kind), _) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
                     self.with_gate(s, tile, #[inline(always)] |z| F::value_anywhere::<S, T>(s, z))

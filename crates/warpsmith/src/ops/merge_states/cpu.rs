@@ -5,7 +5,7 @@ use crate::cpu::prefetch::{AHEAD, fetch};
 use crate::cpu::rows::{
     Narrow, can_stream, for_vectors, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
-use crate::cpu::simd::{MAX_LANES, Pair};
+use crate::cpu::simd::MAX_LANES;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
 use crate::error::Result;
 use crate::registry::Launch;
@@ -129,32 +129,32 @@ impl<T: CpuElement> Task for Merge<'_, T> {
                 let parts = (args.address(OUTS) as *const T).wrapping_add(outs_at);
                 if p.from == p.to && p.steps == [1, 1] {
                     let out = (args.address(OUT) as *mut T).wrapping_add(out_at);
-                    let stream = self.stream && can_stream::<Pair<S>, T>(out);
+                    let stream = self.stream && can_stream::<S::Pair, T>(out);
                     merge_row(
-                        Pair(s),
+                        s.pair(),
                         p,
                         row,
                         parts,
                         #[inline(always)]
-                        |row, i, count| load_unordered_at(Pair(s), row, i, count),
+                        |row, i, count| load_unordered_at(s.pair(), row, i, count),
                         #[inline(always)]
-                        |i, count, v| put_near_at(Pair(s), out, i, count, v, stream),
+                        |i, count, v| put_near_at(s.pair(), out, i, count, v, stream),
                     );
                     continue;
                 }
                 let (values, step) = (merged.as_mut_ptr(), p.steps[0]);
                 merge_row(
-                    Pair(s),
+                    s.pair(),
                     p,
                     row,
                     parts,
                     #[inline(always)]
                     |row, i, count| match step {
-                        1 => load_at(Pair(s), row, i, count),
-                        _ => gather(Pair(s), row.wrapping_offset(i as isize * step), step, count),
+                        1 => load_at(s.pair(), row, i, count),
+                        _ => gather(s.pair(), row.wrapping_offset(i as isize * step), step, count),
                     },
                     #[inline(always)]
-                    |i, count, v| store_at(Pair(s), values, i, count, v),
+                    |i, count, v| store_at(s.pair(), values, i, count, v),
                 );
                 with_float!(p.to, U => {
                     let out = (args.address(OUT) as *mut U).wrapping_add(out_at);

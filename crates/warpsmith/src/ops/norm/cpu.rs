@@ -6,7 +6,6 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at, put_near_at,
     store_at, sum_vectors, with_float,
 };
-use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
@@ -41,7 +40,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // Four sums at once: additions wait for one another.
-        let s = Pair(Pair(s));
+        let s = s.pair().pair();
         // SAFETY: `check` bound all shapes to these sizes and strides, so every row lies in its tensor; threads get
         // disjoint rows; outputs overlap inputs only element for element, and each is read before it is written.
         unsafe {
@@ -389,7 +388,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let s = Pair(s);
+        let s = s.pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -452,7 +451,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                         s,
                         n,
                         #[inline(always)]
-                        |i, count, sums: &mut [[S::V; 2]; 2]| {
+                        |i, count, sums: &mut [<S::Pair as Simd>::V; 2]| {
                             let g = gradient(i, count);
                             sums[0] = s.fma(centered(i, count), g, sums[0]);
                             sums[1] = s.add(sums[1], g);
@@ -461,13 +460,13 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                     let r = 1.0 / (squares / n as f32 + eps).sqrt();
                     let (scale, mean_gy) = (s.splat(r), s.splat(dot * r / n as f32));
                     let mean_g = s.splat(if p.center { total / n as f32 } else { 0.0 });
-                    let stream = want_stream && can_stream::<Pair<S>, T>(dx);
-                    for_vectors::<Pair<S>>(
+                    let stream = want_stream && can_stream::<S::Pair, T>(dx);
+                    for_vectors::<S::Pair>(
                         n,
                         #[inline(always)]
                         |i, count| {
-                            x_ahead.fetch::<Pair<S>>(i);
-                            dout_ahead.fetch::<Pair<S>>(i);
+                            x_ahead.fetch::<S::Pair>(i);
+                            dout_ahead.fetch::<S::Pair>(i);
                             let y = s.mul(centered(i, count), scale);
                             let d = load_at(s, dout, i, count);
                             let g = s.fnma(y, mean_gy, gradient(i, count));

@@ -13,7 +13,7 @@ impl Task for Moments<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
-        let s = Pair(s);
+        let s = s.pair();
         let load = inlined(
             #[inline(always)]
             // SAFETY: `moments` asks for elements of the slice alone.

@@ -8,7 +8,6 @@ use crate::cpu::prefetch::{AHEAD, fetch};
 use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
-use crate::cpu::simd::Pair;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -79,7 +78,7 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                     let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
                     let x = scratch.gather(0, x_head, x_step);
                     let out = scratch.target(1, out_head, out_step);
-                    rotate_head(Pair(s), &row, x, out, self.stream);
+                    rotate_head(s.pair(), &row, x, out, self.stream);
                     // What is gathered and scattered must be whole, also in place.
                     let copied = if out_step == 1 { copied } else { p.head_dim };
                     if copied > rotary_dim {
@@ -218,9 +217,9 @@ impl Row {
         if T::DTYPE != DType::BF16 {
             return;
         }
-        let s = Pair(s);
+        let s = s.pair();
         for table in [&mut self.cos, &mut self.sin] {
-            for factors in table.chunks_exact_mut(<Pair<S>>::N) {
+            for factors in table.chunks_exact_mut(<S::Pair as Simd>::N) {
                 // SAFETY: the chunk is as long as the vector.
                 unsafe { s.store(factors.as_mut_ptr(), T::to_unordered(s, s.load(factors.as_ptr()))) };
             }
@@ -255,7 +254,7 @@ impl<T: CpuElement> Task for Head<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: [`Head::rotate`] asks its caller for this.
-        unsafe { rotate_head(Pair(s), self.row, self.x, self.out, self.stream) };
+        unsafe { rotate_head(s.pair(), self.row, self.x, self.out, self.stream) };
     }
 }
 

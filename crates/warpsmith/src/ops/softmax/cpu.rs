@@ -8,7 +8,7 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_near_at, put_unordered_at,
     replace_rest, store_at, sum_vectors, with_float,
 };
-use crate::cpu::simd::{MAX_LANES, Pair};
+use crate::cpu::simd::{Four, MAX_LANES};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -49,7 +49,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // Four vectors in lock-step: exponentials are chains of a dozen operations.
-        let s = Pair(Pair(s));
+        let s = s.pair().pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -74,7 +74,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
             unsafe {
                 let x = scratch[this].gather(0, at(X, x_at), p.steps[0]);
                 let out = scratch[this].target(1, at(OUT, out_at), p.steps[1]);
-                let stream = self.stream && can_stream::<Pair<S>, T>(out);
+                let stream = self.stream && can_stream::<S::Pair, T>(out);
                 if fits {
                     let next = p.rows.offsets((row + 1).min(p.num_rows - 1))[0];
                     let soon = if p.steps[0] == 1 { at(X, next).cast_const() } else { x };
@@ -125,7 +125,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
             unsafe {
                 for (piece, &factor) in factors.iter().enumerate() {
                     let start = piece * PIECE;
-                    for_vectors::<Pair<Pair<S>>>(
+                    for_vectors::<Four<S>>(
                         PIECE.min(p.hidden - start),
                         #[inline(always)]
                         |i, count| pending.store(s, factor, start.wrapping_add(i), count),
@@ -425,7 +425,7 @@ impl<T: CpuElement> Task for Backward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let s = Pair(s);
+        let s = s.pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
@@ -447,19 +447,19 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                     s,
                     p.hidden,
                     #[inline(always)]
-                    |i, count, sums: &mut [[S::V; 2]; 1]| {
+                    |i, count, sums: &mut [<S::Pair as Simd>::V; 1]| {
                         let dout = load_unordered_at(s, dout, i, count);
                         sums[0] = s.fma(load_unordered_at(s, y, i, count), dout, sums[0]);
                     },
                 );
                 let dot = s.splat(dot);
-                let stream = self.stream && can_stream::<Pair<S>, T>(dx);
-                for_vectors::<Pair<S>>(
+                let stream = self.stream && can_stream::<S::Pair, T>(dx);
+                for_vectors::<S::Pair>(
                     p.hidden,
                     #[inline(always)]
                     |i, count| {
-                        y_ahead.fetch::<Pair<S>>(i);
-                        dout_ahead.fetch::<Pair<S>>(i);
+                        y_ahead.fetch::<S::Pair>(i);
+                        dout_ahead.fetch::<S::Pair>(i);
                         let slope = s.mul(scale, load_unordered_at(s, y, i, count));
                         let v = s.mul(slope, s.sub(load_unordered_at(s, dout, i, count), dot));
                         put_near_at(s, dx, i, count, v, stream);
