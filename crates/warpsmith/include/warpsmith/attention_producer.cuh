@@ -16,7 +16,7 @@ constexpr u32 kKBarriers = kBarriersAt + Q_STAGES * 16, kVBarriers = kKBarriers 
 // Whether values that are to be cleared have arrived, and whether a tile has been announced.
 constexpr u32 kRawBarrier = kVBarriers + STAGES * 16, kTileBarriers = kRawBarrier + 16;
 constexpr u32 kTileAt = kTileBarriers + 16, kTileBytes = 32, kAbsentAt = kTileAt + Q_STAGES * kTileBytes;
-constexpr u32 kSharedBytes = kAbsentAt + (PAGED ? STAGES * 4 : 0);
+constexpr u32 kRaisedAt = kAbsentAt + (PAGED ? STAGES * 4 : 0), kSharedBytes = kRaisedAt + kBlockM * 4;
 static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
 

@@ -139,6 +139,9 @@ struct Consumer {
     }
   }
 
+  // Where Rows of this thread keep by how much they are raised.
+  WS_INLINE u32 raised_at() const { return shared + kRaisedAt + (index * 64 + warp * 16 + lane / 4) * 4; }
+
   // As Rows::weigh.
   template <bool kFirst> WS_INLINE bool weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
     hold(scores);
@@ -147,7 +150,7 @@ struct Consumer {
 #if PAGED
     if (absent) hide_absent();
 #endif
-    return rows.weigh<kFirst>(scores, factor, p.scale_log2);
+    return rows.weigh<kFirst>(scores, factor, p.scale_log2, raised_at());
   }
 
   // The next tile that the producer has chosen; false when there is none.
@@ -204,6 +207,7 @@ struct Consumer {
       release(q_ring.empty());
       q_ring.next();
       const Results done = results_of(tile);
+      rows.end(raised_at());
       const Rows ended = rows;
       if (!next(tile)) {
         mbarrier_wait(v_ring.full(), v_ring.parity);

@@ -3,6 +3,7 @@
 pub(in crate::ops) mod deal;
 #[cfg(test)]
 mod tests;
+pub(in crate::ops) mod tile;
 
 use super::cuda::{AttentionParams, addressable};
 use super::problem::{HEAD_DIMS, Heads, Problem};
@@ -17,23 +18,12 @@ use crate::kernel_params;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 use deal::{Deal, plan};
 use std::f32::consts::LOG2_E;
+use tile::{LEAST_KEYS, LONG_HEAD, SHORT_HEAD, THIRD_KEYS, Tile};
 
-/// Queries of a warpgroup, and its threads.
-const ROWS: usize = 64;
-const WARPGROUP: usize = 128;
 /// Results of a warp.
 pub(in crate::ops) const WARP_ROWS: usize = 16;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 pub(in crate::ops) const CHUNK: usize = 64;
-/// Elements of the heads for which three consumers can share the registers of a block, with as many keys as two; and of those for
-/// which they can with [`THIRD_KEYS`].
-const SHORT_HEAD: usize = 64;
-const LONG_HEAD: usize = 128;
-const THIRD_KEYS: usize = 80;
-/// Keys of a call up to which larger blocks are better for a long head, if all its rows see all of them.
-const FEW_KEYS: usize = 1024;
-/// Keys of a block, where the caller wants few.
-const LEAST_KEYS: usize = 64;
 /// Limits beyond this lose digits on the way through the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 
@@ -44,129 +34,6 @@ kernel_params! {
         tiles: u32, m_tiles: u32, head_group: u32,
         /// What scores are multiplied with on the way into a power of two, and on the way into the softcap.
         scale_log2: f32, softcap_in: f32,
-    }
-}
-
-/// How a block works on heads of one size.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::ops) struct Tile {
-    pub consumers: usize,
-    pub keys: usize,
-    stages: usize,
-    q_stages: usize,
-    out_whole: bool,
-}
-
-impl Tile {
-    /// For keys and values one after the other, or in pages.
-    pub fn of(head_dim: usize, paged: bool) -> Tile {
-        let tile = Tile { consumers: 2, keys: 128, stages: 2, q_stages: 2, out_whole: true };
-        match head_dim {
-            // How many keys there are is not known here, so nothing may depend on it.
-            LONG_HEAD if paged => tile.with_keys(THIRD_KEYS),
-            ..=128 => tile,
-            // Sizes of pages divide 64, or 64 divides them.
-            ..=192 if !paged => Tile { keys: 96, q_stages: 1, out_whole: false, ..tile },
-            _ => Tile { keys: 64, q_stages: 1, out_whole: false, ..tile },
-        }
-    }
-
-    /// For a call, of what it may want.
-    fn of_call(p: &Problem, units: usize) -> Tile {
-        let tile = Tile::of(p.head_dim, false).with_keys(Tile::keys_of(p));
-        let Some(cost) = tile.wide_cost(p.head_dim, p.softcap_bits != 0) else { return tile };
-        match (p.block_q, p.packed) {
-            (0, None) => tile.wide_if(cost, |tile| plan(&Deal::of(p, tile, units)).longest),
-            (0, Some(packed)) => {
-                tile.wide_if(cost, |tile| tile.rounds([packed.requests, p.q_len], p.num_heads, units))
-            }
-            (rows, _) if rows == tile.wide().rows() => tile.wide(),
-            _ => tile,
-        }
-    }
-
-    /// With three warpgroups, if the `work` of the block that gets most of it is not too much more for their larger tiles. They
-    /// take `cost` times as long for a block of keys, hide more of the exponentials and load keys for more queries.
-    pub fn wide_if(self, cost: f64, work: impl Fn(&Tile) -> usize) -> Tile {
-        let wide = self.wide();
-        if work(&wide) as f64 * cost < work(&self) as f64 { wide } else { self }
-    }
-
-    /// Tiles of the block that gets most of them, if requests of packed tokens are equally long.
-    pub fn rounds(&self, [requests, tokens]: [usize; 2], heads: usize, units: usize) -> usize {
-        let each = tokens.div_ceil(requests.max(1)).div_ceil(self.rows());
-        (each * requests * heads).div_ceil(units)
-    }
-
-    /// Keys of a block: a row's bits depend on them. Where a row sees only some of the keys, nothing may depend on how many there
-    /// are: it has the same bits in a call with those behind it.
-    fn keys_of(p: &Problem) -> usize {
-        let some = p.causal || p.window > 0;
-        match p.block_kv {
-            0 if p.head_dim == LONG_HEAD && (some || (p.packed.is_none() && p.kv_len > FEW_KEYS)) => {
-                THIRD_KEYS
-            }
-            0 => Tile::of(p.head_dim, false).keys,
-            keys => keys,
-        }
-    }
-
-    /// The time that three warpgroups take for a block of keys in terms of what two take, if they can share the registers of a
-    /// block: a softcap needs those of a third.
-    pub fn wide_cost(&self, head_dim: usize, softcap: bool) -> Option<f64> {
-        match head_dim {
-            SHORT_HEAD if !softcap => Some(1.27),
-            LONG_HEAD if self.keys <= THIRD_KEYS => Some(1.33),
-            _ => None,
-        }
-    }
-
-    /// Whether there are tiles of the size that a call wants.
-    fn admits(p: &Problem) -> std::result::Result<(), String> {
-        let tile = Tile::of(p.head_dim, false);
-        let third = (p.head_dim == LONG_HEAD).then_some(THIRD_KEYS);
-        let keys: Vec<usize> = [tile.keys].into_iter().chain(third).chain([LEAST_KEYS]).collect();
-        let rows = [tile.rows(), tile.wide().rows()];
-        let can_be_wide =
-            tile.with_keys(Tile::keys_of(p)).wide_cost(p.head_dim, p.softcap_bits != 0).is_some();
-        p.admits(&rows[..if can_be_wide { 2 } else { 1 }], &keys)
-    }
-
-    /// With blocks of so many keys, and one more of them in memory if they are smaller.
-    fn with_keys(self, keys: usize) -> Tile {
-        Tile { keys, stages: if keys < self.keys { 3 } else { self.stages }, ..self }
-    }
-
-    fn wide(self) -> Tile {
-        Tile { consumers: 3, stages: 2, ..self }
-    }
-
-    /// Queries of a tile.
-    pub fn rows(&self) -> usize {
-        ROWS * self.consumers
-    }
-
-    pub fn threads(&self) -> usize {
-        (1 + self.consumers) * WARPGROUP
-    }
-
-    /// Shared memory of a block without pages.
-    pub fn shared_bytes(&self, head_dim: usize) -> usize {
-        let chunks = head_dim.div_ceil(CHUNK);
-        let operands = (self.q_stages * self.rows() + 2 * self.stages * self.keys) * chunks * 128;
-        let results = self.rows() * 128 * if self.out_whole { chunks } else { 1 };
-        let barriers = 16 * (self.q_stages + 2 * self.stages) + 32;
-        operands + results + barriers + 32 * self.q_stages
-    }
-
-    /// Keys that blocks and pages of some size are both made of: the copy engine brings as many at once.
-    pub fn page_rows(&self, page_size: usize) -> usize {
-        page_size.min(1 << self.keys.trailing_zeros())
-    }
-
-    /// What numbers of pages that do not exist take besides.
-    pub fn paged_bytes(&self) -> usize {
-        4 * self.stages
     }
 }
 
@@ -252,9 +119,8 @@ impl Config {
                 for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
                     all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
                 }
-                all.push(Config { tile: third.wide(), ..long });
+                all.extend([third, third.wide()].map(|tile| Config { tile, ..long }));
                 if page_size.is_none() {
-                    all.push(Config { tile: third, ..long });
                     all.push(Config { softcap: true, tile: third.wide(), ..long });
                     all.extend([third, third.wide()].map(|tile| Config { packed: true, tile, ..long }));
                     all.push(Config { tile: long.tile.with_keys(LEAST_KEYS), ..long });
@@ -290,7 +156,7 @@ pub(in crate::ops) fn supports_options(
         return Err("f32 needs no tensor cores".into());
     }
     if scale <= 0.0 {
-        return Err("the largest of scores with a negative factor is the smallest of the products".into());
+        return Err("keys are hidden by a score of minus infinity before its factor".into());
     }
     if softcap > MOST_SOFTCAP {
         return Err(format!("a softcap above {MOST_SOFTCAP} needs more digits"));

@@ -13,7 +13,8 @@ use crate::jit::{Arch, Source};
 use crate::kernel_params;
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
 use crate::ops::attention::sm90::deal::{Deal, plan};
-use crate::ops::attention::sm90::{CHUNK, Config, Tile, WARP_ROWS, factors, supports_options};
+use crate::ops::attention::sm90::tile::{Kind, Tile};
+use crate::ops::attention::sm90::{CHUNK, Config, WARP_ROWS, factors, supports_options};
 use crate::registry::{CudaKernel, Kernel, Launch};
 
 kernel_params! {
@@ -182,7 +183,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         m_tiles: m_tiles as u32,
         head_group: p
             .queries
-            .map_or(1, |queries| plan(&deal(p, queries, &tile, launch.info.units)).head_group)
+            .map_or(1, |queries| plan(&deal(p, queries, p.requests, &tile, launch.info.units)).head_group)
             as u32,
         scale_log2,
         softcap_in,
@@ -207,30 +208,25 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     unsafe { kernel::run(launch, &config.defines(), &launch_config, &params) }
 }
 
-/// The tile of a call: one of three warpgroups, where there are enough of those.
+/// The tile of a call.
 fn tile_of(p: &Problem, units: usize) -> Tile {
-    let tile = Tile::of(p.head_dim, true);
-    // Numbers of pages that do not exist take the registers that a softcap needs.
-    if p.softcap_bits != 0 {
-        return tile;
-    }
-    let Some(cost) = tile.wide_cost(p.head_dim, false) else { return tile };
-    match p.queries {
-        Some(queries) => tile.wide_if(cost, |tile| plan(&deal(p, queries, tile, units)).longest),
+    let kind = Kind { dtype: p.dtype, head_dim: p.head_dim, softcap: p.softcap_bits != 0, paged: true };
+    kind.over_pages(|tile| match p.queries {
+        Some(queries) => plan(&deal(p, queries, p.requests, tile, units)).longest as f64,
         None => {
             // Where most requests have few queries, which are not for this kernel, the others are taken to be one.
             let requests = if p.num_tokens > few(p) * p.requests { p.requests } else { 1 };
-            tile.wide_if(cost, |tile| tile.rounds([requests, p.num_tokens], p.num_heads, units))
+            deal(p, p.num_tokens.div_ceil(requests.max(1)), requests, tile, units).rounds()
         }
-    }
+    })
 }
 
-/// How the tiles of requests with the same number of queries are dealt out, if each fills its table.
-fn deal(p: &Problem, queries: usize, tile: &Tile, units: usize) -> Deal {
+/// How the tiles of `requests` with the same number of queries are dealt out, if each fills its table.
+fn deal(p: &Problem, queries: usize, requests: usize, tile: &Tile, units: usize) -> Deal {
     Deal {
         q_len: queries,
         kv_len: p.max_keys(),
-        heads: p.num_heads * p.requests,
+        heads: p.num_heads * requests,
         rows: tile.rows(),
         keys: tile.keys,
         causal: p.causal,
@@ -285,6 +281,7 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
 mod tests {
     use super::super::plan::tests::problem;
     use super::*;
+    use crate::dtype::DType;
 
     #[test]
     fn three_warpgroups_share_a_tile_where_there_are_many() {
@@ -298,7 +295,9 @@ mod tests {
         assert_eq!(rows(&packed([64, 100, 1000])), 128, "a tile of the larger kind would be half empty");
         // One prompt among requests that decode.
         assert_eq!(rows(&Problem { num_tokens: 2000, ..packed([500, 1, 4000]) }), 192);
-        // The bits of a row are the same in either.
-        assert_eq!(tile_of(&even([2, 8192, 8192]), 132).keys, tile_of(&even([1, 512, 1024]), 132).keys);
+        // In f16, where bits depend on the keys of a block, those do not depend on the call.
+        for sizes in [[2, 8192, 8192], [1, 512, 1024]] {
+            assert_eq!(tile_of(&Problem { dtype: DType::F16, ..even(sizes) }, 132).keys, 80);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! In which order the tiles of `attention` are dealt out to the blocks.
 
-use super::{Problem, Tile};
+use super::Problem;
+use super::tile::Tile;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
@@ -59,6 +60,12 @@ impl Deal {
             }
         }
         loads.into_iter().max().unwrap_or(0)
+    }
+
+    /// The work of the block that gets most tiles, if all are equally long.
+    pub fn rounds(&self) -> f64 {
+        let tiles = self.heads * self.m_tiles();
+        tiles.div_ceil(self.units) as f64 * (self.sum() as f64 / tiles.max(1) as f64)
     }
 
     /// The work of all blocks.
