@@ -476,3 +476,47 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     println!("at once {} MB, apart {} MB", fused >> 20, apart >> 20);
     assert!(apart >= scores && fused * 10 <= apart, "{fused} and {apart} bytes");
 }
+
+#[test]
+fn rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size() {
+    need!(gpu);
+    if gpu.ctx.info().arch() != 90 {
+        return eprintln!("skipped: no Hopper GPU");
+    }
+    const LEN: usize = 1000;
+    const HEADS: usize = 4;
+    const DIM: usize = 128;
+    let blocks = [(128, 64), (128, 80), (128, 128), (192, 64), (192, 80)];
+    // Scores that grow along the keys until weights relative to the first one would be infinite, and some that do not.
+    for growth in [0.0, 6.0, 20.0] {
+        let shape = [1, LEN, HEADS, DIM];
+        let noise = |seed| Tensor::randn(&shape, DType::F32, Device::Cpu, seed).unwrap().to_f64().unwrap();
+        let q: Vec<f64> = noise(1).iter().map(|x| 1.0 + x / 4.0).collect();
+        let grown = |i: usize| growth * (i / (HEADS * DIM)) as f64 / LEN as f64;
+        let k: Vec<f64> = noise(2).iter().enumerate().map(|(i, x)| x / 2.0 + grown(i)).collect();
+        let v = noise(3);
+        let tensors =
+            |device| [&q, &k, &v].map(|x| Tensor::from_f64(x, &shape, DType::BF16, device).unwrap());
+        let (device, host) = (tensors(Device::Cuda(0)), tensors(Device::Cpu));
+        for (causal, window) in [(true, 0), (true, 150), (false, 0)] {
+            fn call(tensors: &[Tensor; 3], causal: bool, window: usize) -> Attention<'_> {
+                let [q, k, v] = tensors;
+                let call = Attention::new(q, k, v).window(window);
+                if causal { call.causal() } else { call }
+            }
+            let run = |(rows, keys)| {
+                let call = call(&device, causal, window).blocks(rows, keys).kernel("attention_sm90");
+                let (out, lse) = call.run_with_lse().unwrap();
+                [out, lse].map(|tensor| tensor.to_f64().unwrap())
+            };
+            let first = run(blocks[0]);
+            for size in &blocks[1..] {
+                assert!(run(*size) == first, "{size:?}: {growth}, {causal}, {window}");
+            }
+            let expected = call(&host, causal, window).run().unwrap().to_f64().unwrap();
+            let far = first[0].iter().zip(&expected).any(|(a, b)| (a - b).abs() > 0.0625);
+            assert!(!far, "{growth}, {causal}, {window}");
+        }
+    }
+    gpu.ctx.check().unwrap();
+}

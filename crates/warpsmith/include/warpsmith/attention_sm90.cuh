@@ -11,8 +11,9 @@
 // Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
 //
 // A row walks over its keys in blocks that begin at multiples of BLOCK_N, upwards; blocks it sees nothing of change none of
-// its bits. BLOCK_N depends on nothing but the head and the options: so a row's bits do not depend on the number of
-// queries, their tile or the batch.
+// its bits. In bf16 BLOCK_N does not change them either (attention_weights.cuh), and the host chooses it for the call; in f16 it
+// depends on nothing but the head and the options. So a row's bits do not depend on the number of queries, their tile or the
+// batch.
 //
 // Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM;
 // BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL; WINDOW, whether old keys are hidden;

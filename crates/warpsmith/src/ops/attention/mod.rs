@@ -29,10 +29,11 @@
 //!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call. CUDA
 //!   devices make two differences, both for 16-bit requests that are not packed and have neither mask nor bias: with up to
 //!   32 rows of a KV head, a query having a row for each head that shares it, they are added up in other blocks than with
-//!   more; and those whose queries see all keys, without `causal` and `window`, in others with more than 1024 keys.
+//!   more; and those in f16 whose queries see all keys, without `causal` and `window`, in others with more than 1024 keys.
 //! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and `block_kv`, 32,
 //!   64, 80, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
-//!   size refuse the call. The number of rows does not change bits; that of the keys does.
+//!   size refuse the call. The number of rows does not change bits; that of the keys does, but not for heads of 128 in
+//!   bf16 on Hopper.
 //! - Memory is linear in the lengths.
 
 mod cases;

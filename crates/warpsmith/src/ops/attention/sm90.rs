@@ -119,8 +119,9 @@ impl Config {
                 for (plain, tile) in [(short, short.tile.wide()), (long, third.wide())] {
                     all.push(Config { sinks: true, lse: true, window: true, tile, ..plain });
                 }
-                all.extend([third, third.wide()].map(|tile| Config { tile, ..long }));
+                all.push(Config { tile: third.wide(), ..long });
                 if page_size.is_none() {
+                    all.push(Config { tile: third, ..long });
                     all.push(Config { softcap: true, tile: third.wide(), ..long });
                     all.extend([third, third.wide()].map(|tile| Config { packed: true, tile, ..long }));
                     all.push(Config { tile: long.tile.with_keys(LEAST_KEYS), ..long });

@@ -2,6 +2,7 @@
 
 use super::Tile;
 use super::deal::{Deal, plan};
+use crate::dtype::DType;
 use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS, Problem};
 use crate::ops::attention::tests::problem;
 use crate::ops::attention::{BLOCK_KV, BLOCK_Q, CAUSAL, SOFTCAP, WINDOW};
@@ -65,24 +66,37 @@ fn a_call_gets_the_blocks_it_wants_or_a_reason() {
     assert_eq!(Tile::of_call(&problem(5, 7, &[]).unwrap(), 132).with_keys(64), Tile::of_call(&p, 132));
 }
 
+/// The tiles of calls with heads of 128 elements on 132 multiprocessors, as rows and keys.
+fn long_head(p: Problem, dtype: DType, [batch, q_len, kv_len]: [usize; 3]) -> (usize, usize) {
+    let tile =
+        Tile::of_call(&Problem { dtype, head_dim: 128, num_heads: 16, batch, q_len, kv_len, ..p }, 132);
+    (tile.rows(), tile.keys)
+}
+
 #[test]
-fn keys_of_a_block_do_not_depend_on_more_than_a_row_sees() {
-    let long = |p: Problem, q_len, kv_len, batch| Problem { head_dim: 128, q_len, kv_len, batch, ..p };
-    let keys = |p: Problem, units| Tile::of_call(&p, units).keys;
+fn keys_of_a_block_in_f16_do_not_depend_on_more_than_a_row_sees() {
     let [all, causal, window] =
         [&[][..], &[(CAUSAL, 1.0)], &[(WINDOW, 9.0)]].map(|options| problem(5, 7, options).unwrap());
-    for (q_len, batch, units) in [(1, 1, 132), (300, 2, 132), (20_000, 1, 132), (20_000, 32, 10)] {
+    for (q_len, batch) in [(1, 1), (300, 2), (20_000, 1), (20_000, 32)] {
         for kv_len in [1, 1024, 1025, 100_000] {
-            let expected = if kv_len > 1024 { 80 } else { 128 };
-            assert_eq!(keys(long(all, q_len, kv_len, batch), units), expected, "{q_len} by {kv_len}");
-            for some in [causal, window] {
-                assert_eq!(keys(long(some, q_len, kv_len, batch), units), 80, "{q_len} by {kv_len}");
-            }
+            let keys = |p: Problem| long_head(p, DType::F16, [batch, q_len, kv_len]).1;
+            assert_eq!(keys(all), if kv_len > 1024 { 80 } else { 128 }, "{q_len} by {kv_len}");
+            assert_eq!([keys(causal), keys(window)], [80; 2], "{q_len} by {kv_len}");
         }
     }
-    // Three warpgroups where there are many tiles, two where a larger tile would leave blocks of the device idle.
-    assert_eq!(Tile::of_call(&long(causal, 8192, 8192, 32), 132).consumers, 3);
-    assert_eq!(Tile::of_call(&long(causal, 512, 512, 1), 132).consumers, 2);
+}
+
+#[test]
+fn a_call_in_bf16_gets_the_fastest_tile() {
+    let [all, causal] = [&[][..], &[(CAUSAL, 1.0)]].map(|options| problem(5, 7, options).unwrap());
+    let tile = |p, sizes| long_head(p, DType::BF16, sizes);
+    // As measured: blocks of more keys where rows see few, larger tiles where they see many.
+    for sizes in [[32, 512, 512], [16, 1024, 1024], [8, 512, 8192], [1, 512, 512]] {
+        assert_eq!(tile(causal, sizes), (128, 128), "{sizes:?}");
+    }
+    assert_eq!(tile(all, [32, 512, 512]), (128, 128));
+    assert_eq!(tile(causal, [2, 8192, 8192]), (192, 80));
+    assert_eq!([[8, 2048, 2048], [2, 8192, 8192]].map(|sizes| tile(all, sizes)), [(192, 80); 2]);
 }
 
 #[test]

@@ -29,10 +29,12 @@ pub(in crate::ops) struct Tile {
 }
 
 impl Tile {
-    /// The one with two warpgroups and most keys, which lie one after the other or in pages.
+    /// The one with two warpgroups, for keys one after the other, of which it has most, or in pages.
     pub(super) fn of(head_dim: usize, paged: bool) -> Tile {
         let tile = Tile { consumers: 2, keys: 128, stages: 2, q_stages: 2, out_whole: true };
         match head_dim {
+            // How many keys there are is not known here, and a row's bits would depend on it.
+            LONG_HEAD if paged => tile.with_keys(THIRD_KEYS),
             ..=128 => tile,
             // Sizes of pages divide 64, or 64 divides them.
             ..=192 if !paged => Tile { keys: 96, q_stages: 1, out_whole: false, ..tile },
@@ -56,8 +58,8 @@ impl Tile {
         }
     }
 
-    /// Keys that a block may have. In bf16 a row has the same bits with any; in f16 they depend on them, and where a row sees only
-    /// some of the keys nothing may depend on how many there are: it has the same bits in a call with those behind it.
+    /// Keys that a block may have. If a row's bits depend on them, and it sees only some of the keys, nothing may depend on
+    /// how many there are: it has the same bits in a call with those behind it.
     fn keys_of(p: &Problem) -> Vec<usize> {
         let kind = Kind::of(p);
         let some = p.causal || p.window > 0;
@@ -141,7 +143,7 @@ impl Kind {
 
     /// Whether the bits of a row do not depend on the keys of a block.
     fn any_keys(&self) -> bool {
-        self.dtype == DType::BF16
+        self.dtype == DType::BF16 && self.head_dim == LONG_HEAD && !self.paged
     }
 
     /// Keys that blocks have by themselves.
@@ -185,8 +187,6 @@ impl Kind {
 
     /// The tile of a call over pages.
     pub fn over_pages(&self, work: impl Fn(&Tile) -> f64) -> Tile {
-        // How many keys there are is not known here.
-        let keys = if self.any_keys() || self.head_dim != LONG_HEAD { self.keys() } else { vec![THIRD_KEYS] };
-        self.fastest(self.tiles(&keys).into_iter(), work)
+        self.fastest(self.tiles(&[self.tile().keys]).into_iter(), work)
     }
 }
