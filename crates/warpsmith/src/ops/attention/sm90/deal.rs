@@ -62,10 +62,9 @@ impl Deal {
         loads.into_iter().max().unwrap_or(0)
     }
 
-    /// The work of the block that gets most tiles, if all are equally long.
+    /// Tiles of the block that gets most of them.
     pub fn rounds(&self) -> f64 {
-        let tiles = self.heads * self.m_tiles();
-        tiles.div_ceil(self.units) as f64 * (self.sum() as f64 / tiles.max(1) as f64)
+        (self.heads * self.m_tiles()).div_ceil(self.units) as f64
     }
 
     /// The work of all blocks.

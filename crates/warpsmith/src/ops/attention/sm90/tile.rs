@@ -64,7 +64,8 @@ impl Tile {
         let kind = Kind::of(p);
         let some = p.causal || p.window > 0;
         match p.block_kv {
-            0 if kind.any_keys() => kind.keys(),
+            // How long packed requests are is not known here.
+            0 if kind.any_keys() && p.packed.is_none() => kind.keys(),
             0 if p.head_dim == LONG_HEAD && (some || (p.packed.is_none() && p.kv_len > FEW_KEYS)) => {
                 vec![THIRD_KEYS]
             }
