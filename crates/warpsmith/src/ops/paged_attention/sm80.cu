@@ -101,8 +101,10 @@ struct Units {
   // Steps count from zero; unsigned, they are divided by shifting.
   WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
   WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
-  // The page of this lane's sixteen keys of the segment that begins with step t, if there is one. It is asked for a
-  // segment before it is needed: it comes from memory, behind all the keys that are on their way.
+  // Whether the page of a lane is asked for a segment before it is needed: it comes from memory, behind all the keys that are
+  // on their way. The longest heads leave no register for it.
+  static constexpr bool kLooksAhead = kTurned || HEAD_DIM <= 128;
+  // The page of this lane's sixteen keys of the segment that begins with step t, if there is one.
   WS_INLINE i32 page_at(u32 t) const {
 #if WHOLE_PAGES && !DENSE
     const int i = threadIdx.x % 32, key = segment_at(t) * kSegment + 16 * i;
@@ -119,8 +121,8 @@ struct Units {
 #if WHOLE_PAGES
     const int i = threadIdx.x % 32, key = start + 16 * i;
     if (i < kSegment / 16) {
-      const int slot = DENSE ? key : key - page_of(p, key) * p.page_size;
-      const i32 id = DENSE ? 0 : lane_page;
+      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
+      const i32 id = DENSE ? 0 : kLooksAhead ? lane_page : key < p.max_keys ? table[page * p.table_col] : -1;
       const bool exists = DENSE || (id >= 0 && id < p.num_pages);
       to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
       to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
@@ -353,12 +355,14 @@ WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const 
 
 // A state in shared memory: what a thread has of its rows, where the threads of every group have the same.
 struct Level {
-  u32 at, weights_at;
+  u32 at;
   static constexpr int kSumBytes = kSums * kGroupThreads * 16, kBytes = kSumBytes + kGroupThreads * 8 * kHalves;
 
   static WS_INLINE Level of(int index) {
-    const u32 level = shared_address(ring_of(KEY_WARPS)) + index * kBytes, thread = threadIdx.x % kGroupThreads;
-    return {level + thread * 16, level + kSumBytes + thread * 8 * kHalves};
+    return {shared_address(ring_of(KEY_WARPS)) + index * kBytes + threadIdx.x % kGroupThreads * 16};
+  }
+  WS_INLINE u32 weights_at(int half) const {
+    return at + kSumBytes + 8 * half - (kTurned ? threadIdx.x % kGroupThreads * 8 : 0);
   }
   WS_INLINE void get(float (&x)[4], int i) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -371,28 +375,32 @@ struct Level {
                    "f"(state.o[i][1]), "f"(state.o[i][2]), "f"(state.o[i][3]) : "memory");
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(weights_at + 8 * half), "f"(state.m[half]), "f"(state.l[half]) : "memory");
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(weights_at(half)), "f"(state.m[half]), "f"(state.l[half]) : "memory");
   }
   // Makes a state that of all keys, those here before its own.
   WS_INLINE void fold_into(State& state) const {
-    float keep[kHalves], add[kHalves], weight[kHalves];
+    float m[kHalves], l[kHalves], keep[kHalves], add[kHalves];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      float m, l;
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(m), "=f"(l) : "r"(weights_at + 8 * half) : "memory");
-      const Fold f = fold_of(m, state.m[half]);
-      keep[half] = f.keep, add[half] = f.add, weight[half] = state.l[half];
-      state.m[half] = f.m, state.l[half] = folded(f, l, state.l[half]);
-    }
-    const OfSums keeps(keep), adds(add), own(weight);
+    for (int half = 0; half < kHalves; ++half)
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(m[half]), "=f"(l[half]) : "r"(weights_at(half)) : "memory");
     // Sums without weight are passed over.
+    const OfSums own(state.l);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (own[e] == 0.0f) {
+    for (int half = 0; half < 2; ++half) {
+      if (own.of[half] == 0.0f) {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) state.o[i][e] = 0.0f;
+        for (int i = 0; i < kSums; ++i)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) state.o[i][kTurned ? 2 * e + half : 2 * half + e] = 0.0f;
       }
     }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const Fold f = fold_of(m[half], state.m[half]);
+      keep[half] = f.keep, add[half] = f.add;
+      state.m[half] = f.m, state.l[half] = folded(f, l[half], state.l[half]);
+    }
+    const OfSums keeps(keep), adds(add);
     // So many at a time: the registers hold a state, and no more than that besides.
     constexpr int kBatch = 4;
 #pragma unroll
@@ -479,8 +487,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     // Without a window the first key does not depend on the length: the table is read while that is on its way.
     const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
     units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
-    const i32 first_page = units.page_at(0);
-    i32 next_page = units.page_at(kSteps);
+    const i32 first_page = Units::kLooksAhead ? units.page_at(0) : -1;
+    i32 next_page = Units::kLooksAhead ? units.page_at(kSteps) : -1;
     bool absent_next = units.find(0, first_page);
     if (DENSE) await_kernel_before();
     if (keys.lo >= keys.hi) {
@@ -514,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
       if (ends && !kAlone) let_next_kernel_start();
       if (end < units.count) {
         absent_next = units.find(end, next_page);
-        next_page = units.page_at(end + kSteps);
+        if (Units::kLooksAhead) next_page = units.page_at(end + kSteps);
       }
       State state;
       clear(state);
