@@ -172,9 +172,10 @@ def paged_attention(case: Case, device: str) -> Work | None:
     def plans(kv: torch.Tensor) -> dict[str, object]:
         """FlashInfer's wrappers, planned for this cache; planning is not timed."""
         last = ints([(kv_len - 1) % page + 1] * requests)
-        table = torch.cat(
-            [ints(range(shared)).expand(requests, -1), ints(range(shared, len(kv))).view(requests, own)], 1
-        )
+        # In random order, as Warpsmith's.
+        order = torch.randperm(len(kv), device=device).int()
+        prefix_pages, own_pages = order[:shared], order[shared:]
+        table = torch.cat([prefix_pages.expand(requests, -1), own_pages.view(requests, own)], 1)
         space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
         sizes, types = (heads, kv_heads, dim, page), {"q_data_type": kv.dtype, "kv_data_type": kv.dtype}
         made = {}
@@ -193,7 +194,7 @@ def paged_attention(case: Case, device: str) -> Work | None:
             wrapper.plan(
                 [ints([0, requests * q_len]), evenly(q_len)],
                 [ints([0, shared]), evenly(own)],
-                [ints(range(shared)), ints(range(shared, len(kv)))],
+                [prefix_pages, own_pages],
                 [ints([page]), last],
                 *sizes,
                 q_data_type=kv.dtype,
