@@ -8,7 +8,7 @@
 #![cfg(feature = "cuda")]
 
 use rayon::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use warpsmith::jit::cache::Cache;
@@ -198,6 +198,16 @@ fn build(nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
         ms as f64 / 1e3,
         start.elapsed().as_secs_f64()
     );
+    let mut of_kernel = BTreeMap::<_, (usize, u64)>::new();
+    for (job, (_, ms)) in jobs.iter().zip(&outcomes) {
+        let (variants, sum) = of_kernel.entry(job.kernel.function).or_default();
+        (*variants, *sum) = (*variants + 1, *sum + ms);
+    }
+    let mut most: Vec<_> = of_kernel.into_iter().collect();
+    most.sort_unstable_by_key(|(_, (_, ms))| std::cmp::Reverse(*ms));
+    for (function, (variants, ms)) in most.iter().take(5).filter(|(_, (_, ms))| *ms > 0) {
+        println!("  {function}: {variants} variants, {:.1} s", *ms as f64 / 1e3);
+    }
     outcomes.into_iter().filter_map(|(wrong, _)| wrong).collect()
 }
 
