@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times Warpsmith and PyTorch on this machine's CPU with the same number of threads, and records both as evidence.
 
-For each case both run back to back, several times in turn, so that whatever else the machine does hits both. The
-table shows medians over the rounds and, at the end, the geometric mean of the ratios.
+For each case both run back to back, several times in turn, so that whatever else the machine does hits both. What is
+shown and recorded are medians over the rounds; at the end comes the geometric mean of the ratios.
 
 usage: bench/cpu.py [OP ...] [--threads N] [--rounds N] [--compile] [--no-record]
 """
@@ -111,30 +111,21 @@ def main() -> None:
         for row in rows:
             case = peers.Case.of(row)
             calls, sets = prepare(case, args.compile)
-            words = ["bench", *case.words(sizes[case.op]), "--device", "cpu", "--json"]
-            ours, limits = [], []
+            words = ["bench", *case.words(sizes[case.op]), "--device", "cpu", "--json", "--step", "--peers", str(path)]
+            ours = []
             theirs: dict[str, list[float]] = {name: [] for name in calls}
-            for turn in range(args.rounds):
-                for name, call in calls.items():
-                    with torch.inference_mode(mode=not case.op.endswith("_backward")):
-                        theirs[name].append(time_call(call, sets))
-                last = turn == args.rounds - 1
-                if last:
-                    for name, ms in theirs.items():
-                        line = dict(
-                            op=case.op,
-                            case=case.name,
-                            dtype=case.dtype,
-                            device="cpu",
-                            peer=name,
-                        )
-                        out.write(json.dumps(line | {"ms": statistics.median(ms)}) + "\n")
-                    out.flush()
-                record = ["--peers", str(path), "--record"] if last and not args.no_record else []
-                (measured,) = peers.warpsmith(*words, *record)
-                ours.append(measured["median_ms"])
-                limits.append(measured["percent_of_ceiling"])
-            mine, share = statistics.median(ours), statistics.median(limits)
+            with peers.Steps(*words, *([] if args.no_record else ["--record"])) as steps:
+                for turn in range(args.rounds):
+                    for name, call in calls.items():
+                        with torch.inference_mode(mode=not case.op.endswith("_backward")):
+                            theirs[name].append(time_call(call, sets))
+                    ours.append(steps.again() if turn else steps.next())
+                for name, ms in theirs.items():
+                    line = dict(op=case.op, case=case.name, dtype=case.dtype, device="cpu", peer=name)
+                    out.write(json.dumps(line | {"ms": statistics.median(ms)}) + "\n")
+                out.flush()
+            mine = statistics.median(round["median_ms"] for round in ours)
+            share = statistics.median(round["percent_of_ceiling"] for round in ours)
             best = min((statistics.median(ms) for ms in theirs.values()), default=None)
             shown = "-"
             if best is not None:

@@ -5,7 +5,7 @@ Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers
 the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of their
 tensors that together are three times the L2, the median of replays between events.
 
-usage: bench/gpu.py [OP ...] [--no-record] [--peers FILE]
+usage: bench/gpu.py [OP ...] [--missing] [--no-record] [--peers FILE]
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def main() -> None:
         default="target/peers-gpu.jsonl",
         help="where the peers' times are written",
     )
+    parser.add_argument("--missing", action="store_true", help="only cases that the evidence has no timing of")
     parser.add_argument("--no-record", action="store_true", help="leave the evidence alone")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -108,12 +109,14 @@ def main() -> None:
     peers.build()
     path = peers.ROOT / args.peers
     record = [] if args.no_record else ["--record"]
+    record += ["--missing"] if args.missing else []
     with path.open("w") as out:
         for op in args.ops or [None]:
             words = [*([op] if op else []), "--device", "cuda", "--peers", str(path), *record]
-            for row in peers.steps("bench", *words, "--json", "--step"):
-                compare(row, out)
-                torch.cuda.empty_cache()
+            with peers.Steps("bench", *words, "--json", "--step") as rows:
+                for row in rows:
+                    compare(row, out)
+                    torch.cuda.empty_cache()
 
 
 def compare(row: dict, out: TextIO) -> None:

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from .common import DTYPES, Case, Work, flashinfer, random_like
 from .memory import rotated
 
+# Scores that attention in separate steps may leave in memory.
+MOST_SCORES = 1 << 29
+
 
 def kv_store(case: Case, device: str) -> Work | None:
     if "cos" in case.given or case.option("rotary_dim", "0") != "0":
@@ -148,6 +151,19 @@ def attention(case: Case, device: str) -> Work | None:
             return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
 
         calls["flashinfer (fa3)"] = prefill
+    # In three steps, with all scores in memory.
+    if q_len > 1 and batch * heads * q_len * kv_len <= MOST_SCORES:
+        hidden = torch.ones(q_len, kv_len, device=device, dtype=torch.bool).triu(1) if causal else None
+
+        def unfused(q, k, v):
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            k, v = (x.repeat_interleave(heads // kv_heads, 1) if heads != kv_heads else x for x in (k, v))
+            scores = q @ k.transpose(-1, -2) * dim**-0.5
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -torch.inf)
+            return (scores.softmax(-1) @ v).transpose(1, 2)
+
+        calls["torch (unfused)"] = unfused
     return Work(fresh, calls)
 
 

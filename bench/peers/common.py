@@ -42,19 +42,53 @@ def warpsmith(*words: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def steps(*words: str) -> Iterator[dict]:
-    """Runs the command line with `--step`: its next result is made when it is asked for."""
-    with subprocess.Popen([BINARY, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
-        while True:
-            run.stdin.write("\n")
-            run.stdin.flush()
-            line = run.stdout.readline()
-            if not line:
-                break
-            if line.startswith("{"):
-                yield json.loads(line)
-    if run.returncode:
-        raise subprocess.CalledProcessError(run.returncode, words)
+class Steps:
+    """The command line with `--step`, in a `with` block: its next result is made when it is asked for.
+
+    At the end of the block it reads what the peers took, and records.
+    """
+
+    def __init__(self, *words: str):
+        self.words = words
+
+    def __enter__(self) -> Steps:
+        pipe = subprocess.PIPE
+        self.run = subprocess.Popen([BINARY, *self.words], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None:
+            self._say("")
+        self.run.stdin.close()
+        self.run.stdout.close()
+        if self.run.wait() and kind is None:
+            raise subprocess.CalledProcessError(self.run.returncode, self.words)
+
+    def next(self) -> dict | None:
+        """The result of the next case, if there is one."""
+        return self._result("")
+
+    def again(self) -> dict | None:
+        """Another round of the same case."""
+        return self._result("again")
+
+    def __iter__(self) -> Iterator[dict]:
+        while (result := self.next()) is not None:
+            yield result
+
+    def _result(self, word: str) -> dict | None:
+        self._say(word)
+        # A case that cannot be timed has an empty result, and is answered like others.
+        while (line := self.run.stdout.readline()) and not line.startswith("{"):
+            self._say("")
+        return json.loads(line) if line else None
+
+    def _say(self, word: str) -> None:
+        try:
+            self.run.stdin.write(word + "\n")
+            self.run.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, which its result or its exit code tells
 
 
 @dataclass

@@ -5,11 +5,14 @@
 //! each define; for the oldest architecture of each generation of instructions, the heaviest variant of each element
 //! type; for the others, the heaviest variant of one element type. `--ignored` builds all variants for `sm_90a`.
 //! Code is kept under `target/`, keyed by its content, so that a second run compiles only what changed.
+//!
+//! Half of what NVRTC does it does for one thread of a process at a time. So the test starts itself again, once for each core,
+//! to compile a share of the jobs each, and then finds all of them in the cache.
 #![cfg(feature = "cuda")]
 
-use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use warpsmith::jit::cache::Cache;
 use warpsmith::jit::nvrtc::{self, Nvrtc};
@@ -176,13 +179,57 @@ fn jobs(arch: Arch, extent: Extent, turn: usize) -> Vec<Job> {
     chosen.collect()
 }
 
-/// Builds everything through a cache in `folder` of the build folder, on all cores.
-fn build(nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
+/// The share of the jobs that a process started by this one is to compile, as `number/of/NVRTC's major version`.
+const SHARE: &str = "WARPSMITH_TEST_SHARE";
+/// What such a process says before the number of a job and its milliseconds.
+const TOOK: &str = "took:";
+
+/// Has `test`, which is the caller, compile `count` jobs in as many processes as there are cores; the milliseconds of each.
+/// What goes wrong there goes wrong again where the code is looked at.
+fn compile_ahead(test: &str, major: i32, count: usize) -> Vec<u64> {
+    let processes = std::thread::available_parallelism().map_or(1, usize::from);
+    let start = |number| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--include-ignored", "--nocapture"]);
+        command.env(SHARE, format!("{number}/{processes}/{major}"));
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..processes).map(start).collect();
+    let mut took = vec![0; count];
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let Some(words) = line.strip_prefix(TOOK) else { continue };
+            let (index, ms) = words.trim().split_once(' ').unwrap();
+            took[index.parse::<usize>().unwrap()] = ms.parse().unwrap();
+        }
+    }
+    took
+}
+
+/// Builds everything for `test` through a cache in `folder` of the build folder, on all cores.
+fn build(test: &str, nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
     let start = std::time::Instant::now();
     let cache = || Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder));
     let version = nvrtc.version();
     let jit = Jit::new(Vec::new(), cache(), Toolchain::Given(Arc::new(nvrtc)));
-    let outcomes: Vec<_> = jobs.par_iter().map(|job| job.run(&jit)).collect();
+    if let Ok(share) = std::env::var(SHARE) {
+        let share: Vec<usize> = share.split('/').map(|number| number.parse().unwrap()).collect();
+        let &[number, of, major] = &share[..] else { panic!("{SHARE} is not three numbers: {share:?}") };
+        if version.0 as usize == major {
+            for (index, job) in jobs.iter().enumerate().skip(number).step_by(of) {
+                // On a line of its own: the harness has begun one.
+                println!("\n{TOOK} {index} {}", job.run(&jit).1);
+            }
+        }
+        return Vec::new();
+    }
+    let ahead = compile_ahead(test, version.0, jobs.len());
+    let run = |(job, ahead): (&Job, u64)| {
+        let (wrong, ms) = job.run(&jit);
+        (wrong, ms + ahead)
+    };
+    let outcomes: Vec<_> = jobs.iter().zip(ahead).map(run).collect();
     // What no job uses any more would stay for ever.
     let used: BTreeSet<Key> = jobs.iter().map(|job| job.request().key()).collect();
     for entry in cache().entries().iter().filter(|entry| !used.contains(&entry.id.key)) {
@@ -221,7 +268,8 @@ fn every_kernel_for_every_architecture() {
             .enumerate()
             .flat_map(|(turn, (arch, extent))| jobs(arch.parse().unwrap(), *extent, turn))
             .collect();
-        failures.extend(build(nvrtc, &format!("nvrtc{major}-cache"), &jobs));
+        let test = "every_kernel_for_every_architecture";
+        failures.extend(build(test, nvrtc, &format!("nvrtc{major}-cache"), &jobs));
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
@@ -235,7 +283,7 @@ fn every_variant_for_sm_90a() {
         (kernel.variants)().into_iter().map(move |defines| Job::new(kernel, defines, arch))
     };
     let jobs: Vec<Job> = kernels().into_iter().flat_map(variants).collect();
-    let failures = build(nvrtc, "nvrtc13-all-cache", &jobs);
+    let failures = build("every_variant_for_sm_90a", nvrtc, "nvrtc13-all-cache", &jobs);
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 

@@ -1,8 +1,10 @@
 //! Every kernel of every op over every case, on the CPU with each tier forced, and on the GPU if there is one.
 
+use rayon::prelude::*;
 use warpsmith::cpu::Tier;
 use warpsmith::cpu::gemm::Isa;
 use warpsmith::device::{Device, Stream};
+use warpsmith::op::Case;
 use warpsmith::proof::Prepared;
 use warpsmith::registry::{AnyOp, KernelInfo};
 use warpsmith::{env, ops};
@@ -10,35 +12,47 @@ use warpsmith::{env, ops};
 /// Judges the kernels of `op` that run on `device` and are `wanted`.
 fn prove(op: &'static dyn AnyOp, device: Device, wanted: fn(&KernelInfo) -> bool) {
     let name = op.spec().name;
-    let stream = device.default_stream().unwrap();
-    let mut passed: Vec<(&str, usize)> = op.kernels().iter().map(|k| (k.name, 0)).collect();
-    let mut failures = Vec::new();
-    for (seed, case) in op.cases().iter().enumerate() {
-        let mut prepared = Prepared::new(op, case, device, seed as u64).unwrap();
-        let mut supported = 0;
-        for (kernel, (_, passes)) in op.kernels().iter().zip(&mut passed) {
-            if !wanted(kernel) {
-                continue;
-            }
-            let Some(outcome) = judge(&mut prepared, kernel, &stream) else { continue };
-            supported += 1;
-            *passes += 1;
-            if let Some(why) = outcome.failure {
-                failures.push(format!("{} [{} {}]: {why}", kernel.name, case.name(op.spec()), case.dtype));
-            }
-        }
-        let runs = supported > 0 || case.selective;
-        assert!(runs, "{name}: no kernel on {device} runs {} {}", case.name(op.spec()), case.dtype);
-    }
+    let cases: Vec<(usize, Case)> = op.cases().into_iter().enumerate().collect();
+    let prove = |(seed, case): &(usize, Case)| prove_case(op, case, *seed as u64, device, wanted);
+    // References take most of the time, each on one thread. A GPU has one case at a time.
+    let proven: Vec<Proven> = match device {
+        Device::Cpu => cases.par_iter().map(prove).collect(),
+        Device::Cuda(_) => cases.iter().map(prove).collect(),
+    };
+    let failures: Vec<&str> = proven.iter().flat_map(|case| &case.failures).map(String::as_str).collect();
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
-    let idle: Vec<_> = op
-        .kernels()
-        .iter()
-        .zip(&passed)
-        .filter(|(kernel, (_, passes))| *passes == 0 && runs_here(kernel, device) && wanted(kernel))
-        .map(|(kernel, _)| kernel.name)
-        .collect();
+    let reached = |kernel: &KernelInfo| proven.iter().any(|case| case.kernels.contains(&kernel.name));
+    let kernels = op.kernels().into_iter().filter(|kernel| runs_here(kernel, device) && wanted(kernel));
+    let idle: Vec<_> = kernels.filter(|kernel| !reached(kernel)).map(|kernel| kernel.name).collect();
     assert!(idle.is_empty(), "{name}: no case reaches {idle:?} on {device}");
+}
+
+/// The kernels that ran a case, and what went wrong.
+#[derive(Default)]
+struct Proven {
+    kernels: Vec<&'static str>,
+    failures: Vec<String>,
+}
+
+fn prove_case(
+    op: &'static dyn AnyOp,
+    case: &Case,
+    seed: u64,
+    device: Device,
+    wanted: fn(&KernelInfo) -> bool,
+) -> Proven {
+    let stream = device.default_stream().unwrap();
+    let mut prepared = Prepared::new(op, case, device, seed).unwrap();
+    let mut proven = Proven::default();
+    let name = format!("{} {}", case.name(op.spec()), case.dtype);
+    for kernel in op.kernels().iter().filter(|kernel| wanted(kernel)) {
+        let Some(outcome) = judge(&mut prepared, kernel, &stream) else { continue };
+        proven.kernels.push(kernel.name);
+        proven.failures.extend(outcome.failure.map(|why| format!("{} [{name}]: {why}", kernel.name)));
+    }
+    let runs = !proven.kernels.is_empty() || case.selective;
+    assert!(runs, "{}: no kernel on {device} runs {name}", op.spec().name);
+    proven
 }
 
 fn judge(prepared: &mut Prepared, kernel: &KernelInfo, stream: &Stream) -> Option<warpsmith::proof::Outcome> {

@@ -40,6 +40,9 @@ pub struct Args {
     /// Record the results, with the peers', in the evidence folder
     #[arg(long)]
     record: bool,
+    /// Only cases that the evidence has no timing of: those of kernels proven anew
+    #[arg(long, requires = "record")]
+    missing: bool,
     /// The evidence folder [default: the repository's]
     #[arg(long, value_name = "DIR")]
     evidence: Option<PathBuf>,
@@ -47,7 +50,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Wait for a line on standard input before each case and before the end, so that another program can time the same
-    /// case in between; print each result at once, and read --peers last
+    /// case in between; print each result at once, and read --peers last. The line `again` has a case and the ceilings
+    /// measured once more: what counts in the end is the median of its rounds
     #[arg(long, requires = "json")]
     step: bool,
 }
@@ -59,7 +63,8 @@ Examples:
   warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
-  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run";
+  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run
+  warpsmith bench linear --record --missing      only what a changed kernel has no timing of";
 
 /// Largest tensors, in all, of a case in a quick run.
 pub fn quick_bytes(device: Device) -> usize {
@@ -77,28 +82,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         || Ok::<_, Error>(args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default());
     let mut peers = if args.step { Peers::default() } else { read_peers()? };
     let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
-    let cases = timed_cases(&args.select, device, args.quick)?;
-    // The peers of a case are complete when its line is answered.
-    let (answered, hung_up) = (Cell::new(true), Cell::new(false));
-    let (ceilings, mut measured) = for_each_case(&cases, device, settings, |bench, _| {
-        if args.step {
-            hung_up.set(!wait_for_line());
-            if hung_up.get() {
-                return Ok(None);
-            }
+    let mut cases = timed_cases(&args.select, device, args.quick)?;
+    if let Some(folder) = folder.as_deref().filter(|_| args.missing) {
+        let record = Record::open(folder, Machine::of(device)?)?;
+        cases.retain(|(op, case)| {
+            !record.has_timing(op.spec().name, &case.name(op.spec()), case.dtype.name())
+        });
+        if cases.is_empty() {
+            eprintln!("the evidence has a timing of every case");
+            return Ok(ExitCode::SUCCESS);
         }
-        let measured = bench.measure(args.select.kernel());
-        if args.step {
-            answered.set(measured.is_err());
-            // Whoever waits for the line of a case gets one if it fails, too. If nobody does, the next wait shows it.
-            let _ = writeln!(std::io::stdout(), "{}", json_line(measured.as_ref().ok()));
-        }
-        measured.map(Some)
+    }
+    let started = Cell::new(false);
+    let (ceilings, measured) = for_each_case(&cases, device, settings, |bench, _| match args.step {
+        true if !started.replace(true) && next_step() == Step::End => Ok(None),
+        true => in_rounds(bench, args.select.kernel()),
+        false => bench.measure(args.select.kernel()).map(Some),
     })?;
     if args.step {
-        if (hung_up.get() || !wait_for_line()) && !answered.get() {
-            measured.pop();
-        }
         peers = read_peers()?;
     } else if args.json {
         for m in &measured {
@@ -134,9 +135,40 @@ fn json_line(measurement: Option<&Measurement>) -> String {
     serde_json::to_string(&measurement).expect("measurements are plain data")
 }
 
-/// Whether a line came; not if whoever would write it has ended.
-fn wait_for_line() -> bool {
-    std::io::stdin().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0)
+/// Measures a case until it has been answered by something else than `again`, and prints each result at once. Nothing if nobody
+/// answers, because the other side's timings of the case are not complete then.
+fn in_rounds(bench: &mut Bench, kernel: Option<&str>) -> Result<Option<Measurement>> {
+    let mut rounds = Vec::new();
+    loop {
+        let measured = bench.measure(kernel);
+        // Whoever waits for the line of a case gets one if it fails, too. If nobody does, the next wait shows it.
+        let _ = writeln!(std::io::stdout(), "{}", json_line(measured.as_ref().ok()));
+        let step = next_step();
+        rounds.push(measured?);
+        match step {
+            Step::Again => bench.renew_ceilings()?,
+            Step::Next => return Ok(Measurement::median(rounds)),
+            Step::End => return Ok(None),
+        }
+    }
+}
+
+/// What the other side of `--step` wants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Next,
+    Again,
+    End,
+}
+
+/// Waits for a line; there is none if whoever would write it has ended.
+fn next_step() -> Step {
+    let mut line = String::new();
+    match std::io::stdin().read_line(&mut line) {
+        Ok(1..) if line.trim() == "again" => Step::Again,
+        Ok(1..) => Step::Next,
+        _ => Step::End,
+    }
 }
 
 /// Reads a share that may be lost: one that nothing compares with would let everything pass.
@@ -197,7 +229,7 @@ pub fn for_each_case<T>(
     cases: &[(&'static dyn AnyOp, Case)],
     device: Device,
     settings: Settings,
-    time: impl Fn(&Bench, &'static dyn AnyOp) -> Result<Option<T>>,
+    time: impl Fn(&mut Bench, &'static dyn AnyOp) -> Result<Option<T>>,
 ) -> Result<(Ceilings, Vec<T>)> {
     let bar = progress_bar(cases.len() + 1);
     bar.set_message("copy");
@@ -206,7 +238,7 @@ pub fn for_each_case<T>(
     let mut results = Vec::new();
     for (op, case) in cases {
         bar.set_message(op.spec().name);
-        match Bench::new(*op, case, device, ceilings, settings).and_then(|bench| time(&bench, *op)) {
+        match Bench::new(*op, case, device, ceilings, settings).and_then(|mut bench| time(&mut bench, *op)) {
             Ok(Some(result)) => results.push(result),
             Ok(None) => break,
             Err(error @ (Error::OutOfMemory { .. } | Error::Unsupported { .. })) => {

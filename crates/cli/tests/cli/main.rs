@@ -295,6 +295,8 @@ fn bench_goes_step_by_step() {
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"\n").unwrap();
     assert_eq!(parse(&lines.next().unwrap().unwrap())["case"], "num_tokens=3 hidden=65");
+    input.write_all(b"again\n").unwrap();
+    assert_eq!(parse(&lines.next().unwrap().unwrap())["case"], "num_tokens=3 hidden=65");
     // Written only now: the peers are read last.
     std::fs::write(&peers, "").unwrap();
     input.write_all(b"\n").unwrap();
@@ -326,6 +328,16 @@ fn bench_records_what_was_compared_when_the_other_side_ends() {
     let timings = record["timings"].as_array().unwrap();
     assert_eq!(timings.len(), 1);
     assert_eq!(timings[0]["case"], first["case"]);
+    // It is not missing then: the next one is timed.
+    let mut command = warpsmith(cache.path());
+    command.args(["bench", "rms_norm", "--device", "cpu", "--dtype", "f32", "--json", "--step", "--missing"]);
+    command.args(["--record", "--evidence", evidence.to_str().unwrap(), "--peers", peers.to_str().unwrap()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_ne!(parse(&lines.next().unwrap().unwrap())["case"], first["case"]);
+    // Nobody answered, so nothing was timed.
+    assert!(!child.wait().unwrap().success());
 }
 
 #[test]

@@ -124,6 +124,13 @@ impl Measurement {
     pub fn spread(&self) -> f64 {
         (self.p90_ms - self.p10_ms) / (2.0 * self.median_ms)
     }
+
+    /// The one of several rounds with the median time, of an even number the later of the two in the middle. None of none.
+    pub fn median(mut rounds: Vec<Measurement>) -> Option<Measurement> {
+        rounds.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
+        let middle = rounds.len() / 2;
+        (!rounds.is_empty()).then(|| rounds.swap_remove(middle))
+    }
 }
 
 /// What tuning a case found.
@@ -184,6 +191,12 @@ impl Bench {
         let fitting = (usable / (bytes.max(1) as u64)) as usize;
         let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
         Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache })
+    }
+
+    /// Measures the ceilings again, for the rounds from now on.
+    pub fn renew_ceilings(&mut self) -> Result<()> {
+        self.ceilings = Ceilings::measure(self.info.device, &self.settings)?;
+        Ok(())
     }
 
     /// The kernels that can run the case here.
@@ -327,7 +340,7 @@ mod tests {
         let op = ops::find("rms_norm").unwrap();
         let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
         let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
-        let bench = Bench::new(op, &case, Device::Cpu, Ceilings::copy(10.0), settings).unwrap();
+        let mut bench = Bench::new(op, &case, Device::Cpu, Ceilings::copy(10.0), settings).unwrap();
         let chosen = bench.measure(None).unwrap();
         assert!(bench.kernels().contains(&chosen.kernel.as_str()));
         assert_eq!(chosen.bytes, 2.0 * 64.0 * 256.0 * 4.0);
@@ -337,5 +350,11 @@ mod tests {
         assert!((chosen.limit_ms - chosen.bytes / 1e7).abs() < 1e-12);
         assert_eq!(bench.measure(Some("rms_norm_portable")).unwrap().kernel, "rms_norm_portable");
         assert!(bench.measure(Some("nothing")).is_err());
+        bench.renew_ceilings().unwrap();
+        assert_ne!(bench.measure(None).unwrap().limit_ms, chosen.limit_ms);
+        let rounds = [3.0, 1.0, 2.0].map(|median_ms| Measurement { median_ms, ..chosen.clone() });
+        assert_eq!(Measurement::median(rounds.to_vec()).unwrap().median_ms, 2.0);
+        assert_eq!(Measurement::median(rounds[..2].to_vec()).unwrap().median_ms, 3.0);
+        assert_eq!(Measurement::median(Vec::new()), None);
     }
 }

@@ -210,6 +210,11 @@ impl Record {
         }
     }
 
+    /// Whether a case was timed on some kernel.
+    pub fn has_timing(&self, op: &str, case: &str, dtype: &str) -> bool {
+        self.timings.iter().any(|timing| (&*timing.op, &*timing.case, &*timing.dtype) == (op, case, dtype))
+    }
+
     /// Sets the ceilings of the run that the timings added now come from.
     pub fn set_ceilings(&mut self, ceilings: Ceilings) {
         self.ceilings = Some(ceilings.map(|rate| significant(rate, 4)));
