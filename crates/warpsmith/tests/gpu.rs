@@ -488,7 +488,7 @@ fn rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size() {
     const DIM: usize = 128;
     let blocks = [(128, 64), (128, 80), (128, 128), (192, 64), (192, 80)];
     // Scores that grow along the keys until weights relative to the first one would be infinite, and some that do not.
-    for growth in [0.0, 6.0, 20.0] {
+    for growth in [0.0, 6.0, 20.0, 500.0] {
         let shape = [1, LEN, HEADS, DIM];
         let noise = |seed| Tensor::randn(&shape, DType::F32, Device::Cpu, seed).unwrap().to_f64().unwrap();
         let q: Vec<f64> = noise(1).iter().map(|x| 1.0 + x / 4.0).collect();
@@ -516,6 +516,61 @@ fn rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size() {
             let expected = call(&host, causal, window).run().unwrap().to_f64().unwrap();
             let far = first[0].iter().zip(&expected).any(|(a, b)| (a - b).abs() > 0.0625);
             assert!(!far, "{growth}, {causal}, {window}");
+        }
+    }
+    gpu.ctx.check().unwrap();
+}
+
+#[test]
+fn scores_of_hopper_attention_may_rise_by_any_amount() {
+    need!(gpu);
+    if gpu.ctx.info().arch() != 90 {
+        return eprintln!("skipped: no Hopper GPU");
+    }
+    const LEN: usize = 700;
+    const HEADS: usize = 2;
+    // Every seventh row, in the midst of rows whose scores fall.
+    let rises = |row: usize| row % 7 == 3;
+    for (dim, dtype) in
+        [(64, DType::BF16), (64, DType::F16), (96, DType::BF16), (128, DType::BF16), (128, DType::F16)]
+    {
+        let (shape, width) = ([1, LEN, HEADS, dim], HEADS * dim);
+        let noise = |seed| Tensor::randn(&shape, DType::F32, Device::Cpu, seed).unwrap().to_f64().unwrap();
+        let q: Vec<f64> = noise(1)
+            .iter()
+            .enumerate()
+            .map(|(i, x)| if rises(i / width) { 1.0 + x / 4.0 } else { -1.0 - x / 4.0 })
+            .collect();
+        // The same with a row that falls in place of each that rises.
+        let falling: Vec<f64> =
+            (0..q.len()).map(|i| q[if rises(i / width) { i % width } else { i }]).collect();
+        // By how many powers of two weights grow, at once or from key to key: within what sums can hold, and beyond.
+        for (at_once, each) in
+            [(20.0, 0.0), (33.0, 0.0), (130.0, 0.0), (3000.0, 0.0), (0.0, 0.3), (0.0, 2.0), (0.0, 10.0)]
+        {
+            let unit = std::f64::consts::LN_2 / (dim as f64).sqrt();
+            let grown = |key: usize| unit * (if key >= 333 { at_once } else { 0.0 } + each * key as f64);
+            let k: Vec<f64> = noise(2).iter().enumerate().map(|(i, x)| x / 2.0 + grown(i / width)).collect();
+            let v = noise(3);
+            let run = |q: &[f64], device: Device, rows: usize| {
+                let [q, k, v] = [q, &k, &v].map(|x| Tensor::from_f64(x, &shape, dtype, device).unwrap());
+                let call = Attention::new(&q, &k, &v).causal().blocks(rows, 0);
+                let call = if rows == 0 { call } else { call.kernel("attention_sm90") };
+                let (out, lse) = call.run_with_lse().unwrap();
+                [out, lse].map(|tensor| tensor.to_f64().unwrap())
+            };
+            let what = format!("{dim} {dtype}: {at_once}, {each}");
+            let [out, lse] = run(&q, Device::Cuda(0), 128);
+            let [expected, expected_lse] = run(&q, Device::Cpu, 0);
+            assert!(out.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 0.0625), "{what}");
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-3 * b.abs().max(1.0);
+            assert!(lse.iter().zip(&expected_lse).all(near), "{what}: lse");
+            if dim != 96 {
+                assert!(run(&q, Device::Cuda(0), 192)[0] == out, "{what}: tiles of 192 rows");
+            }
+            let alone = &run(&falling, Device::Cuda(0), 128)[0];
+            let same = |i: usize| rises(i / width) || alone[i] == out[i];
+            assert!((0..out.len()).all(same), "{what}: rows have bits of their neighbours");
         }
     }
     gpu.ctx.check().unwrap();

@@ -37,7 +37,10 @@ template <int kStages> struct Ring {
   WS_INLINE u32 full() const { return barriers + stage * 8; }
   WS_INLINE u32 empty() const { return full() + kStages * 8; }
   WS_INLINE void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    if (kStages == 2)
+      stage ^= 1, parity ^= stage ^ 1;
+    else if (++stage == kStages)
+      stage = 0, parity ^= 1;
   }
   WS_INLINE void init(u32 readers) {
     for (int i = 0; i < kStages; ++i, next()) {

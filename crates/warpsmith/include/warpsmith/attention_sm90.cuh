@@ -25,6 +25,10 @@
 #include "warpsmith/attention_weights.cuh"
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
+// Products of single warps. In a namespace, because some of its names are those of mbarrier.cuh.
+namespace warp {
+#include "warpsmith/mma.cuh"
+}
 
 WS_INLINE float* lse_at(const AttentionParams& p, int batch, int head, int query) {
   return (float*)p.lse + (batch * p.lse_at.batch + head * p.lse_at.head + query * p.lse_at.query);
@@ -55,6 +59,7 @@ WS_INLINE void store_empty(const Sm90Params& p) {
 struct Consumer {
   const Sm90Params& p;
   u32 shared, index, warp, lane;
+  u64 first_q, first_k, first_v;  // descriptors of the first stages
   Ring<Q_STAGES> q_ring;
   Ring<STAGES> k_ring, v_ring;
 
@@ -65,15 +70,21 @@ struct Consumer {
 
   WS_INLINE Consumer(const Sm90Params& p, u32 shared, u32 index)
       : p(p), shared(shared), index(index), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
+        first_q(wgmma_descriptor<false>(shared + kQAt + index * (64 * 128))), first_k(wgmma_descriptor<false>(shared + kKAt)),
+        first_v(wgmma_descriptor<true, BLOCK_N>(shared + kVAt)),
         q_ring(shared + kBarriersAt), k_ring(shared + kKBarriers), v_ring(shared + kVBarriers) {}
 
   WS_INLINE void await_turn() const { named_barrier_sync(kTurnBarrier + index, 256); }
   WS_INLINE void end_turn() const { named_barrier_arrive(kTurnBarrier + (index + 1 == CONSUMERS ? 0 : index + 1), 256); }
 
+  // A descriptor of what lies further on. Addresses do not reach the upper half.
+  static WS_INLINE u64 later(u64 descriptor, u32 units) {
+    return (descriptor >> 32 << 32) | (u32)((u32)descriptor + units);
+  }
   // Begins scores = q k^T for the block at the head of the ring.
   WS_INLINE void multiply_keys() {
-    const u64 q = wgmma_descriptor<false>(shared + kQAt + q_ring.stage * kQBytes + index * (64 * 128));
-    const u64 k = wgmma_descriptor<false>(shared + kKAt + k_ring.stage * kBlockBytes);
+    const u64 q = later(first_q, q_ring.stage * (kQBytes >> 4));
+    const u64 k = later(first_k, k_ring.stage * (kBlockBytes >> 4));
     hold(scores);
     wgmma_fence();
 #pragma unroll
@@ -84,7 +95,7 @@ struct Consumer {
   }
   // Begins out += weights v.
   WS_INLINE void multiply_values(bool accumulate) {
-    const u64 v = wgmma_descriptor<true, BLOCK_N>(shared + kVAt + v_ring.stage * kBlockBytes);
+    const u64 v = later(first_v, v_ring.stage * (kBlockBytes >> 4));
     hold(out);
     wgmma_fence();
 #pragma unroll
@@ -95,8 +106,8 @@ struct Consumer {
 
   // Hides the keys that rows do not see.
   WS_INLINE void mask(const Tile& tile, int n) {
-    const int kv_len = tile.request.kv_len, column = n * BLOCK_N + lane % 4 * 2;
-    const int row = tile.first_query + index * 64 + warp * 16 + lane / 4 + tile.offset();
+    const int thread = thread_now(), kv_len = tile.request.kv_len, column = n * BLOCK_N + thread % 4 * 2;
+    const int row = tile.first_query + thread / 32 * 16 - 64 + thread % 32 / 4 + tile.offset();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int end = (CAUSAL ? min(row + 8 * h + 1, kv_len) : kv_len) - column;
@@ -140,18 +151,70 @@ struct Consumer {
     }
   }
 
-  // Where Rows of this thread keep by how much they are raised.
-  WS_INLINE u32 raised_at() const { return shared + kRaisedAt + (index * 64 + warp * 16 + lane / 4) * 4; }
-
-  // As Rows::weigh.
-  template <bool kFirst> WS_INLINE bool weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
-    hold(scores);
+  // Caps the scores of block n and hides those of keys that rows do not see.
+  WS_INLINE void complete_scores(const Tile& tile, int n) {
     if (SOFTCAP) cap();
     if (needs_mask(tile, n)) mask(tile, n);
 #if PAGED
     if (absent) hide_absent();
 #endif
-    return rows.weigh<kFirst>(scores, factor, p.scale_log2, raised_at());
+  }
+  // The scores of block n once more, by each warp for itself. The keys come from memory, because their place in shared memory is
+  // that of others by now, to where the warp's results will be, 16 at a time. The steps are the same, and so are the bits.
+  WS_INLINE void multiply_again(const Tile& tile, int n) {
+    const u32 thread = thread_now(), lane = thread % 32, first_row = thread / 32 * 16 - 64;
+    const u32 q = shared + kQAt + q_ring.stage * kQBytes, row = first_row + lane % 16;
+    const u32 keys = shared + kOutAt + first_row / 16 * (kSlices * kSliceBytes);
+    const KeysInMemory from(p, tile);
+    if (kCopied) tma_store_wait_read<0>();
+    // As an instruction for each, because what is merely zero is added up in other registers, and there are too few.
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "+f"(scores[i]));
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int j = 0; j < BLOCK_N / 8; j += 2) {
+        __syncwarp();
+#pragma unroll 1
+        for (u32 i = lane / 8; i < 16; i += 4) {
+          const T* key = from.at(n * BLOCK_N + j * 8 + i);
+          const u32 column = chunk * 64 + lane % 8 * 8;
+          warp::copy_async(keys + swizzled<128>(i * 128 + lane % 8 * 16), key + column, key && column < HEAD_DIM);
+        }
+        warp::commit_copies();
+        warp::wait_copies<0>();
+        __syncwarp();
+#pragma unroll 1
+        for (int step = 0; step < min(4, HEAD_DIM / 16 - chunk * 4); ++step) {
+          u32 a[4], b[4];
+          warp::load_matrices<false>(a, q + chunk * kQChunk + swizzled<128>(row * 128 + step * 32 + lane / 16 * 16));
+          warp::load_matrices<false>(b, keys + swizzled<128>((lane / 16 * 8 + lane % 8) * 128 + step * 32 + lane / 8 % 2 * 16));
+          warp::multiply((float(&)[4])scores[4 * j], a, b[0], b[1], T{});
+          warp::multiply((float(&)[4])scores[4 * j + 4], a, b[2], b[3], T{});
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // As Rows::weigh.
+  template <bool kFirst> WS_INLINE void weigh(Rows& rows, const Tile& tile, int n) {
+    hold(scores);
+    complete_scores(tile, n);
+    const auto again = [&] {
+      // The weights before these leave their registers.
+      wgmma_wait<0>();
+      hold(out);
+      multiply_again(tile, n);
+      complete_scores(tile, n);
+    };
+    const auto rescale = [&](const float (&factor)[2]) {
+      wgmma_wait<0>();
+      hold(out);
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+    };
+    rows.weigh<kFirst>(scores, p.scale_log2, shared, again, rescale);
   }
 
   // The next tile that the producer has chosen; false when there is none.
@@ -167,14 +230,13 @@ struct Consumer {
     Tile tile;
     if (!next(tile)) return;
     Rows rows;
-    float factor[2];
     mbarrier_wait(k_ring.full(), k_ring.parity);
     await_turn();
     multiply_keys();
     end_turn();
     wgmma_wait<0>();
     release_keys();
-    weigh<true>(rows, factor, tile, tile.block);
+    weigh<true>(rows, tile, tile.block);
     pack_weights();
     while (true) {
       const bool misses = misses_last(tile, index);
@@ -190,12 +252,8 @@ struct Consumer {
         end_turn();
         wgmma_wait<1>();
         release_keys();
-        const bool raised = weigh<false>(rows, factor, tile, n);
+        weigh<false>(rows, tile, n);
         finish_values();
-        if (raised) {
-#pragma unroll
-          for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
-        }
         pack_weights();
       }
       if (misses) {
@@ -208,7 +266,7 @@ struct Consumer {
       release(q_ring.empty());
       q_ring.next();
       const Results done = results_of(tile);
-      rows.end(raised_at());
+      rows.end(shared);
       const Rows ended = rows;
       if (!next(tile)) {
         mbarrier_wait(v_ring.full(), v_ring.parity);
@@ -227,7 +285,7 @@ struct Consumer {
       end_turn();
       wgmma_wait<1>();
       release_keys();
-      weigh<true>(rows, factor, tile, tile.block);
+      weigh<true>(rows, tile, tile.block);
       finish_values();
       if (misses) {
         mbarrier_wait(v_ring.full(), v_ring.parity);
@@ -273,7 +331,8 @@ struct Consumer {
       float sum = rows.sum[h];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      float top = rows.top[h], share = 1.0f;
+      // A row that sees nothing has no base that would count beside a sink.
+      float top = sum == 0.0f ? minus_infinity() : rows.top[h], share = 1.0f;
       if (HAS_SINKS) {
         // Last, because what is relative to a sink far below the scores would lose their digits.
         const float sink = sink_of(p.attention, results.head) * kLog2E, most = fmaxf(top, sink);
@@ -315,6 +374,8 @@ struct Consumer {
     return shared + kOutAt + (index * 4 + warp) * (kSlices * kSliceBytes) + (OUT_WHOLE ? chunk * kSliceBytes : 0);
   }
   WS_INLINE void stage(int chunk, const float (&inverse)[2]) const {
+    // Requests of different length leave no registers for what could be kept.
+    const u32 lane = VARLEN ? thread_now() % 32 : this->lane;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       if (chunk * 64 + j * 8 >= HEAD_DIM) break;
@@ -331,6 +392,7 @@ struct Consumer {
   }
   WS_INLINE void copy(int chunk, const Results& results) const {
     T* out = out_at(p.attention, results.batch, results.head, results.first);
+    const u32 lane = thread_now() % 32;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;

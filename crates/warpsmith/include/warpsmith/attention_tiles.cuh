@@ -78,6 +78,30 @@ struct Tile {
   }
 };
 
+// Where the keys of a tile are in memory.
+struct KeysInMemory {
+  const Sm90Params& p;
+  const Request& request;
+  const T* first;
+
+  WS_INLINE KeysInMemory(const Sm90Params& p, const Tile& tile) : p(p), request(tile.request) {
+    const int batch = PAGED ? 0 : request.batch, token = PAGED ? 0 : request.first_key;
+    first = head_at<T>(p.attention.k, p.attention.k_at, batch, token, (u32)tile.head / (u32)p.attention.group);
+  }
+  // Null if it is behind the last one or in a page that does not exist.
+  WS_INLINE const T* at(int key) const {
+    if (key >= request.kv_len) return nullptr;
+    const HeadStrides& s = p.attention.k_at;
+#if PAGED
+    const PagedKeys& keys = p.paged;
+    const int page = ((const i32*)keys.page_table)[(i64)request.first_key * keys.table_row + key / PAGE_SIZE * keys.table_col];
+    return (u32)page < (u32)keys.num_pages ? first + (page * s.batch + key % PAGE_SIZE * s.token) : nullptr;
+#else
+    return first + key * s.token;
+#endif
+  }
+};
+
 // Whether the 64 queries of a warpgroup see nothing of the last block of a tile with more than one.
 WS_INLINE bool misses_last(const Tile& tile, u32 warpgroup) {
   return CAUSAL && tile.end > tile.block + 1 &&

@@ -1,15 +1,17 @@
 #pragma once
 // The softmax of attention_sm90.cuh: from scores to weights, block by block. Defines as there.
 //
-// Weights are relative to a score of their row, its base. As long as no later score exceeds it by kSlack, in units of log2, what
-// was summed before needs no factor: weights are less than 2^kSlack then, and they and their sums as exact as if they were
-// at most one. A row with larger scores is raised. Which rows are raised depends on their scores alone; whether a warp looks for
-// them, on whether it has any.
+// Weights are relative to a score of their row, its base. Scores above it do no harm while the weights of a block add up to less
+// than 2^kSlack: they and their sums are as exact as if they were at most one, and what was summed before needs no factor. So no
+// one looks at the scores: the sums, which are needed anyway, tell afterwards if some were too high, be they infinite. Then the
+// warp brings the scores of the block back and raises the rows that have them. Which rows are raised depends on their scores
+// alone; whether a warp looks for them, on whether it has any.
 //
 // Where kAnyBlock, the number of keys of a block changes none of a row's bits, except where something is less than 2^-94 of its
 // largest weight. The base is the score of the first key that the row sees, and weights are added up in the order of the keys.
-// A row is raised by whole multiples of kSlack: all its weights and sums are divided by a power of two, which changes none of
-// their digits, so that it makes no difference in which block that happens. Small weights of f16 would lose digits.
+// A row with a score that is kSlack above the base is raised by whole multiples of kSlack: all its weights and sums are divided
+// by a power of two, which changes none of their digits, so that it makes no difference in which block that happens. Small
+// weights of f16 would lose digits.
 //
 // Elsewhere the base is the largest score of the first block that the row sees any of, and a row is raised to its largest score.
 
@@ -19,51 +21,71 @@ template <class T> constexpr bool has_range_of_f32(T) { return false; }
 constexpr bool has_range_of_f32(bf16) { return true; }
 // Of heads of 64, whose time the exponentials decide, the order of the sums would cost 4 %. Pages leave no registers for it.
 constexpr bool kAnyBlock = HEAD_DIM == 128 && has_range_of_f32(T{}) && !PAGED;
-constexpr float kSlack = kAnyBlock ? 32.0f : 8.0f;
-constexpr int kSlackBits = kAnyBlock ? 0x42000000 : 0x41000000, kEverything = (int)0x80000000;
+constexpr float kSlack = has_range_of_f32(T{}) ? 32.0f : 15.0f, kHigh = has_range_of_f32(T{}) ? 0x1p32f : 0x1p15f;
 // Whether a row may see nothing of the first block, but something of a later one.
-constexpr bool kMayLackBase = WINDOW || PAGED || (CAUSAL && !kAnyBlock);
+constexpr bool kMayLackBase = WINDOW || PAGED;
+
+// The number of the thread, for what is rarely needed: nothing that follows from it is computed in advance and kept in registers.
+WS_INLINE u32 thread_now() {
+  u32 thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
 
 // The state of the rows of a thread: what weights are relative to, in units of log2, and the sums of the weights of this
 // thread's columns only.
 struct Rows {
   float top[2], sum[2];
-  // What the bits of scores of the warp have to stay below for there to be nothing to raise. If rows were raised by multiples
-  // of kSlack, all blocks have something to raise.
-  int limit;
+  // Whether rows of the warp were raised by multiples of kSlack: then all blocks have something to raise.
+  bool raised;
 
-  // The weights of a block of scores, in place. Returns whether some earlier sums of the warp are to be multiplied by `factor`.
-  // By how much rows are raised is kept in shared memory, at `raised_at`, and 32 bytes further for the second row.
-  template <bool kFirst> WS_INLINE bool weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale, u32 raised_at) {
-    if (kFirst) limit = kSlackBits;
+  // The weights of a block of scores, in place. `again` brings the scores back, and `rescale` multiplies what was summed of the
+  // values by a factor for either row. By how much rows are raised is kept in shared memory.
+  template <bool kFirst, class Again, class Rescale>
+  WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float scale, u32 shared, const Again& again, const Rescale& rescale) {
+    if (kFirst) raised = false;
     find_bases<kFirst>(s, scale);
+    float added[2];
+    u32 high[2] = {};
+    if (kFirst || !kAnyBlock || !__any_sync(0xffffffffu, raised)) {
+      relate(s, scale);
+      exponentials(s);
+      add_up<kFirst>(s, added);
+      // The largest score of the first block is none above it.
+      if ((kFirst && !kAnyBlock) || !__any_sync(0xffffffffu, fmaxf(added[0], added[1]) >= kHigh)) return take<kFirst>(added);
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = fmaf(s[i], scale, -base(i / 2 % 2));
-    bool raised = false;
-    // The largest score of the first block is none above it.
-    if (kAnyBlock || !kFirst) {
-      raised = __any_sync(0xffffffffu, largest_bits(s) >= (kAnyBlock ? limit : kSlackBits));
-      if (raised && kAnyBlock) {
-        divide<kFirst>(s, factor, raised_at);
-        return true;
-      }
-      if (raised) raise(s, factor);
+      for (int h = 0; h < 2; ++h) high[h] = __ballot_sync(0xffffffffu, added[h] >= kHigh);
+      again();
     }
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = exp2_flushed(s[i]);
-    add_up<kFirst>(s);
-    return raised;
+    relate(s, scale);
+    float factor[2];
+    if (kAnyBlock) {
+      divide<kFirst>(s, factor, raised_at(shared));
+    } else {
+      raise(s, factor, high);
+      exponentials(s);
+    }
+    add_up<kFirst>(s, added);
+    take<kFirst>(added);
+    if (!kFirst) rescale(factor);
   }
 
   // Once all blocks have been: what the sums are relative to.
-  WS_INLINE void end(u32 raised_at) {
-    if (kAnyBlock && limit < 0) {
+  WS_INLINE void end(u32 shared) {
+    if (kAnyBlock && raised) {
+      const u32 at = raised_at(shared);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) top[h] += bits_float(load_shared_word(raised_at + 32 * h));
+      for (int h = 0; h < 2; ++h) top[h] += bits_float(load_shared_word(at + 32 * h));
     }
   }
 
 private:
+  // Where it is kept by how much the first row is raised; that of the second is 32 bytes further.
+  static WS_INLINE u32 raised_at(u32 shared) {
+    const u32 thread = thread_now();
+    return shared + kRaisedAt + (thread / 32 * 16 - 64 + thread % 32 / 4) * 4;
+  }
+
   // Where nothing was seen yet, scores stay -inf and weights become zero.
   WS_INLINE float base(int h) const { return kMayLackBase && top[h] == minus_infinity() ? 0.0f : top[h]; }
 
@@ -81,7 +103,7 @@ private:
     for (int h = 0; h < 2; ++h) {
       const float score = (kAnyBlock ? first(s, h) : largest(s, h)) * scale;
       if (all || top[h] == minus_infinity()) top[h] = score;
-      if (kAnyBlock && !kMayLackBase && top[h] == minus_infinity()) top[h] = 0.0f;
+      if (!kMayLackBase && top[h] == minus_infinity()) top[h] = 0.0f;
     }
   }
 
@@ -116,23 +138,21 @@ private:
     return fmaxf(all, __shfl_xor_sync(0xffffffffu, all, 2));
   }
 
-  // The bits of the largest of the scores of this thread, if some are positive. Positive numbers are in the order of their bits
-  // as integers, and all above the negative ones: so integers will do, of which one instruction compares three.
-  static WS_INLINE int largest_bits(const float (&s)[BLOCK_N / 2]) {
-    int most[4];
+  // Scores relative to the bases.
+  WS_INLINE void relate(float (&s)[BLOCK_N / 2], float scale) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) most[i] = (int)float_bits(s[i]);
+    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = fmaf(s[i], scale, -base(i / 2 % 2));
+  }
+  static WS_INLINE void exponentials(float (&s)[BLOCK_N / 2]) {
 #pragma unroll
-    for (int i = 4; i < BLOCK_N / 2; i += 2)
-      most[i / 2 % 4] = max(max((int)float_bits(s[i]), (int)float_bits(s[i + 1])), most[i / 2 % 4]);
-    return max(max(most[0], most[1]), max(most[2], most[3]));
+    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = exp2_flushed(s[i]);
   }
 
-  template <bool kFirst> WS_INLINE void add_up(const float (&weights)[BLOCK_N / 2]) {
+  // The sums of the weights of a block; where kAnyBlock, of all so far.
+  template <bool kFirst> WS_INLINE void add_up(const float (&weights)[BLOCK_N / 2], float (&added)[2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float before = kFirst ? 0.0f : sum[h];
-      float part[2] = {kAnyBlock ? before : 0.0f, 0.0f};
+      float part[2] = {kAnyBlock && !kFirst ? sum[h] : 0.0f, 0.0f};
 #pragma unroll
       for (int j = 0; j < BLOCK_N / 8; ++j) {
         const float* pair = weights + 4 * j + 2 * h;
@@ -143,17 +163,23 @@ private:
           part[1] += pair[1];
         }
       }
-      sum[h] = kAnyBlock ? part[0] : kFirst ? part[0] + part[1] : before + (part[0] + part[1]);
+      added[h] = kAnyBlock ? part[0] : part[0] + part[1];
     }
+  }
+  template <bool kFirst> WS_INLINE void take(const float (&added)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = kAnyBlock || kFirst ? added[h] : sum[h] + added[h];
   }
 
   // Gives rows with scores that are too high a higher base, their largest score.
-  WS_INLINE void raise(float (&s)[BLOCK_N / 2], float (&factor)[2]) {
+  WS_INLINE void raise(float (&s)[BLOCK_N / 2], float (&factor)[2], const u32 (&high)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      // Too high in one of the four threads of the row; what other rows are makes no difference.
+      const bool raises = high[h] >> (threadIdx.x % 32 / 4 * 4) & 15;
       const float more = largest(s, h), before = top[h];
-      if (more > kSlack) top[h] += more;
-      const float by = more > kSlack ? top[h] - before : 0.0f;
+      if (raises) top[h] += more;
+      const float by = raises ? top[h] - before : 0.0f;
       factor[h] = exp2_flushed(-by);
       sum[h] *= factor[h];
 #pragma unroll
@@ -168,7 +194,7 @@ private:
   template <bool kFirst> WS_INLINE void divide(float (&s)[BLOCK_N / 2], float (&factor)[2], u32 raised_at) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float before = !kFirst && limit < 0 ? bits_float(load_shared_word(raised_at + 32 * h)) : 0.0f;
+      const float before = !kFirst && raised ? bits_float(load_shared_word(raised_at + 32 * h)) : 0.0f;
       const float after = fmaxf(floorf(largest(s, h) * (1.0f / kSlack)) * kSlack, before);
       __syncwarp();
       if (threadIdx.x % 4 == 0) store_shared_word(raised_at + 32 * h, float_bits(after));
@@ -186,8 +212,7 @@ private:
           x = x >= kSlack ? exp2_flushed(x - whole) * exp2_flushed(whole - after) : exp2_flushed(x) * divisor;
         }
     }
-    add_up<kFirst>(s);
     __syncwarp();
-    limit = kEverything;
+    raised = true;
   }
 };

@@ -33,7 +33,8 @@
 //! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and `block_kv`, 32,
 //!   64, 80, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
 //!   size refuse the call. The number of rows does not change bits; that of the keys does, but not for heads of 128 in
-//!   bf16 on Hopper.
+//!   bf16 on Hopper. (There it may in rows with a weight more than `2^32` times that of their first key, if they have others
+//!   below `2^-94` of it.)
 //! - Memory is linear in the lengths.
 
 mod cases;

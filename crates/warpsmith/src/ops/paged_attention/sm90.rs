@@ -241,11 +241,10 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
     let heads =
         |token: isize, head: isize| HeadStrides { batch: 0, token: token as i64, head: head as i64, dim: 1 };
     let none = GridStrides { batch: 0, head: 0, query: 0, key: 0 };
-    let unused = heads(0, 0);
     let [lse_token, lse_head] = p.lse.unwrap_or_default().map(|stride| stride as i64);
     AttentionParams {
         q: at(Q),
-        k: 0,
+        k: at(K_PAGES),
         v: 0,
         q_starts: at(Q_STARTS),
         kv_starts: 0,
@@ -255,8 +254,9 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
         out: at(OUT),
         lse: at(LSE),
         q_at: heads(p.q[0], p.q[1]),
-        k_at: unused,
-        v_at: unused,
+        // A page takes the place of an index of the batch.
+        k_at: HeadStrides { batch: p.k[0] as i64, ..heads(p.k[1], p.k[2]) },
+        v_at: heads(0, 0),
         out_at: heads(p.out[0], p.out[1]),
         mask_at: none,
         bias_at: none,
