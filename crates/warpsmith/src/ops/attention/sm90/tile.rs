@@ -176,7 +176,7 @@ impl Kind {
     /// two, but hide more of the exponentials, and load keys for more queries; smaller blocks hide less.
     fn time(&self, tile: &Tile) -> f64 {
         let wide = if self.head_dim == SHORT_HEAD { 1.27 } else { 1.33 };
-        let small = if tile.keys < 128 { 1.06 } else { 1.0 };
+        let small = if tile.keys < 128 { 1.12 } else { 1.0 };
         tile.keys as f64 / 128.0 * small * if tile.consumers == 3 { wide } else { 1.0 }
     }
 
