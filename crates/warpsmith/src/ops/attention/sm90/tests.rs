@@ -3,7 +3,7 @@
 use super::Tile;
 use super::deal::{Deal, plan};
 use crate::dtype::DType;
-use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS, Problem};
+use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS, Packed, Problem};
 use crate::ops::attention::tests::problem;
 use crate::ops::attention::{BLOCK_KV, BLOCK_Q, CAUSAL, SOFTCAP, WINDOW};
 
@@ -98,6 +98,10 @@ fn a_call_in_bf16_gets_the_fastest_tile() {
         assert_eq!(tile(all, sizes), (128, 128), "{sizes:?}");
     }
     assert_eq!(tile(all, [4, 8192, 8192]), (192, 80));
+    for requests in [8, 32] {
+        let packed = Problem { packed: Some(Packed { requests, q_step: 1, kv_step: 1 }), ..causal };
+        assert_eq!(tile(packed, [1, 16384, 16384]), (128, 128), "{requests} requests");
+    }
 }
 
 #[test]

@@ -53,7 +53,10 @@ impl Tile {
                 let each = |tokens: usize| tokens.div_ceil(packed.requests.max(1));
                 let request =
                     Problem { batch: packed.requests, q_len: each(p.q_len), kv_len: each(p.kv_len), ..*p };
-                kind.fastest(tiles, |tile| Deal::of(&request, tile, units).rounds())
+                kind.fastest(tiles, |tile| {
+                    let blocks = request.kv_len.div_ceil(tile.keys).max(1);
+                    Deal::of(&request, tile, units).rounds() * blocks as f64
+                })
             }
         }
     }
@@ -64,8 +67,8 @@ impl Tile {
         let kind = Kind::of(p);
         let some = p.causal || p.window > 0;
         match p.block_kv {
+            0 if kind.any_keys() => kind.keys(),
             // How long packed requests are is not known here.
-            0 if kind.any_keys() && p.packed.is_none() => kind.keys(),
             0 if p.head_dim == LONG_HEAD && (some || (p.packed.is_none() && p.kv_len > FEW_KEYS)) => {
                 vec![THIRD_KEYS]
             }
