@@ -147,33 +147,58 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
 
   WS_INLINE u32 bytes() const { return PIECES * kParts * kShare * box_rows * kRowBytes; }
 
-  // Loads the k-th stage of columns; the blocks that share the operand load a part each, into all of them. kParts: the
-  // tile is made of as many boxes of rows, from the parts of the third dimension (gate and up).
-  WS_INLINE void load(u32 to, u32 barrier, u32 rank, int k, int batch) const {
-    constexpr u16 kAll = (1 << kShare) - 1;
-    auto load_box = [&](u32 at, int c0, int c1, int part) {
-      if (kShare > 1) tma_load_multicast(at, map, barrier, kAll, c0, c1, part, batch);
-      else tma_load(at, map, barrier, c0, c1, part, batch);
-    };
+  // Gives every box of the k-th stage of columns to `box`: its place in the stage and its coordinates. The blocks that share
+  // the operand have a part each. kParts: the tile is made of as many boxes of rows, from the parts of the third dimension
+  // (gate and up).
+  template <class Box> WS_INLINE void each_box(u32 rank, int k, const Box& box) const {
     if (kShare == 1) rank = 0;
     if (kMajorMN) {
       constexpr int kBoxK = kBlockK / kShare;
 #pragma unroll
       for (int i = 0; i < kRows / 64; ++i)
-        load_box(to + i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
+        box(i * (kBlockK * 128) + rank * (kBoxK * 128), row + i * 64, k * kBlockK + (int)rank * kBoxK, 0);
     } else if (box_rows > 0) {
       const int skipped = (int)rank * box_rows;
 #pragma unroll
       for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
-          load_box(to + (piece * kRows + i * kPartRows + skipped) * kRowBytes, (k * PIECES + piece) * kBlockK,
-                   row + skipped, i);
+          box((piece * kRows + i * kPartRows + skipped) * kRowBytes, (k * PIECES + piece) * kBlockK, row + skipped, i);
     }
+  }
+  // Loads a stage, into all blocks that share it.
+  WS_INLINE void load(u32 to, u32 barrier, u32 rank, int k, int batch) const {
+    constexpr u16 kAll = (1 << kShare) - 1;
+    each_box(rank, k, [&](u32 at, int c0, int c1, int part) {
+      if (kShare > 1) tma_load_multicast(to + at, map, barrier, kAll, c0, c1, part, batch);
+      else tma_load(to + at, map, barrier, c0, c1, part, batch);
+    });
+  }
+  // Asks for a stage to be brought to L2.
+  WS_INLINE void fetch(u32 rank, int k, int batch) const {
+    each_box(rank, k, [&](u32, int c0, int c1, int part) {
+      asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
+                   ::"l"((u64)map), "r"(c0), "r"(c1), "r"(part), "r"(batch) : "memory");
+    });
   }
 };
 typedef Operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N> OperandX;
 typedef Operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M> OperandW;
+
+// Asks for the first weights of this block to be brought to L2, before the kernel waits for the one before it: the memory is
+// idle while that one's last blocks end. Nothing is read: if that kernel still writes these weights, its writes and what was
+// brought meet in L2, and the loads that follow find both. Executed by one thread.
+WS_INLINE void fetch_ahead(const Sm90Params& p, u32 rank) {
+  const Tile tile = TileScheduler().tile(p, rank);
+  const OperandW w(&p.w_map, p.w_edge, tile.n, p.linear.n);
+#pragma unroll 1
+  for (int k = 0; k < p.ahead; ++k) w.fetch(rank, k, p.linear.w_batch ? tile.batch : 0);
+  if (p.linear.m > BLOCK_M) return;
+  // All blocks have the same rows of x: each asks for a few columns.
+  const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
+#pragma unroll 1
+  for (int k = blockIdx.x; k < p.k_tiles; k += gridDim.x) x.fetch(rank, k, tile.batch);
+}
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
   for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
@@ -356,6 +381,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   // The same in all lanes of a warp, and known to be.
   const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const u32 rank = kCluster > 1 ? cluster_rank() : 0;
+  // A warp that has nothing else to do.
+  if (threadIdx.x / 32 == 1 && elect_one()) fetch_ahead(p, rank);
   if (threadIdx.x == 0) {
     Ring ring(shared);
     for (int i = 0; i < STAGES; ++i, ring.next()) {
@@ -371,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   }
   if (kCluster > 1) cluster_sync();
   else __syncthreads();
-  // Nothing above touches memory that another kernel writes.
+  // Nothing above reads or writes memory that another kernel writes.
   begin_kernel();
   // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.
   if (warpgroup == 0) {

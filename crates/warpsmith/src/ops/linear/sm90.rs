@@ -35,6 +35,12 @@ const MANY_TILES: usize = 512;
 /// Shared memory of a multiprocessor, of which every block takes some for the system.
 const SHARED: usize = 233_472;
 const SHARED_RESERVED: usize = 1024;
+/// Bytes of `w` that a block brings to L2 while the kernel before it ends, and for M <= 64 and narrow tiles.
+const AHEAD: usize = 32 << 10;
+const AHEAD_NARROW: usize = 64 << 10;
+const NARROW: usize = 48;
+/// Bytes of `w` from which on it is worth it for M > 64.
+const AHEAD_WEIGHTS: usize = 8 << 20;
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
 
@@ -43,7 +49,7 @@ kernel_params! {
         x_map: TensorMap, w_map: TensorMap, out_map: TensorMap,
         x_edge: Edge, w_edge: Edge,
         linear: LinearParams,
-        k_tiles: i32, tiles: u32,
+        k_tiles: i32, ahead: i32, tiles: u32,
         per_batch: Divisor, per_band: Divisor, band: Divisor, last_band: Divisor,
     }
 }
@@ -124,6 +130,25 @@ impl Config {
         let most = if self.tile.n > 32 { 12 } else { 24 };
         let shared = SHARED / self.tile.blocks_per_unit - SHARED_RESERVED;
         ((shared - self.fixed_bytes()) / self.stage_bytes()).min(most)
+    }
+
+    /// Stages of `w` that a block brings to L2 while the kernel before it ends. More would keep its first loads waiting: of a
+    /// tile with little K it is half.
+    fn ahead(&self, p: &Problem, units: usize) -> usize {
+        let tile = self.tile;
+        // On idle multiprocessors blocks are in place long before they need their weights.
+        let busy = tile.blocks(p, units) > units / 2;
+        let stage = tile.n * tile.pieces * STAGE_ROW / tile.cluster_m();
+        let weights = p.weight_rows() * p.k * p.w_dtype.size();
+        match p.m {
+            _ if !busy => 0,
+            ..=64 => {
+                let most = if tile.n <= NARROW { AHEAD_NARROW } else { AHEAD };
+                (most / tile.blocks_per_unit / stage).min(tile.k_tiles(p).div_ceil(2))
+            }
+            _ if weights < AHEAD_WEIGHTS => 0,
+            _ => (AHEAD / stage).min(tile.k_tiles(p)),
+        }
     }
 
     fn shared_bytes(&self) -> usize {
@@ -220,9 +245,10 @@ fn variants() -> Vec<Defines> {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
             all.extend(EXCHANGED.map(|tile| Config { tile, ..plain }.defines()));
             for m in [8, 16, 32, 64] {
-                all.extend(SKINNY.map(|n| Config { tile: Tile::skinny(m, n, 4), ..plain }.defines()));
+                all.extend(SKINNY.map(|n| Config { tile: Tile::skinny(m, n, 4, false), ..plain }.defines()));
             }
-            all.extend([16, 32].map(|n| Config { tile: Tile::skinny(8, n, 1), ..plain }.defines()));
+            all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.defines());
+            all.extend([16, 32].map(|n| Config { tile: Tile::skinny(8, n, 1, false), ..plain }.defines()));
         }
         all.push(Config { tma_store: false, residual_rows: false, ..plain }.defines());
         all.push(Config { scale: true, ..plain }.defines());
@@ -415,7 +441,8 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         w_edge,
         out_map: if config.tma_store { out_map(p, part, tile)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
-        k_tiles: p.k.div_ceil(tile.pieces * STAGE_ROW / p.x_dtype.size()) as i32,
+        k_tiles: tile.k_tiles(p) as i32,
+        ahead: config.ahead(p, launch.info.units) as i32,
         tiles: tiles as u32,
         per_batch: Divisor::new(m_tiles * n_tiles),
         per_band: Divisor::new(band * n_tiles),
@@ -423,7 +450,7 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         last_band: Divisor::new(if m_tiles.is_multiple_of(band) { band } else { m_tiles % band }),
     };
     let cluster = tile.cluster_blocks();
-    let blocks = (tiles.min(tile.resident(launch.info.units)) * cluster) as u32;
+    let blocks = tile.blocks(p, launch.info.units) as u32;
     let threads = ((1 + tile.consumers()) * WARPGROUP) as u32;
     let launch_config = LaunchConfig {
         cluster: (cluster > 1).then_some([cluster as u32, 1, 1]),

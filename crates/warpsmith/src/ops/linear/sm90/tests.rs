@@ -180,14 +180,28 @@ fn tiles_follow_the_shape() {
     );
     assert_eq!(choice([512, 10240, 8192]), "tiles of 128 x 160, two consumers, 5 stages");
     assert_eq!(choice([3, 14336, 4096]), "tiles of 8 x 112, one consumer, 12 stages");
-    assert_eq!(
-        choice([1, 4096, 4096]),
-        "tiles of 8 x 32, one consumer, 2 blocks per multiprocessor, 9 stages of 256 bytes of K"
-    );
+    assert_eq!(choice([1, 4096, 4096]), "tiles of 8 x 32, one consumer, 21 stages of 256 bytes of K");
     assert_eq!(choice([16, 1024, 3072]), "tiles of 16 x 16, one consumer, 13 stages of 512 bytes of K");
     assert_eq!(choice([64, 10240, 8192]), "tiles of 64 x 80, one consumer, 11 stages");
     // K is no whole number of larger stages.
     assert_eq!(choice([16, 1024, 3008]), "tiles of 16 x 16, one consumer, 24 stages");
+}
+
+#[test]
+fn few_weights_come_ahead() {
+    let bytes = |size| {
+        let p = problem(DType::BF16, size);
+        let tile = Tile::choose(&p, UNITS).unwrap();
+        Config::of(&p, tile).ahead(&p, UNITS) * tile.n * tile.pieces * STAGE_ROW / tile.cluster_m()
+    };
+    assert_eq!(bytes([1, 4096, 4096]), 64 << 10);
+    // Half of a tile.
+    assert_eq!(bytes([1, 4096, 1024]), 32 << 10);
+    assert_eq!(bytes([32, 6144, 1024]), 48 << 10);
+    // Not on idle multiprocessors, and not of weights that L2 keeps.
+    assert_eq!(bytes([1, 1024, 6144]), 0);
+    assert_eq!(bytes([1024, 1024, 1024]), 0);
+    assert_eq!(bytes([512, 4096, 1024]), 32 << 10);
 }
 
 #[test]

@@ -152,8 +152,9 @@ const STEADY_PRODUCTS: f64 = 2.5e11;
 const STEADY_K: usize = 8192;
 
 impl Tile {
-    /// A tile for M <= 64, of `n` rows of `w`, with up to `pieces` in a stage.
-    pub(super) fn skinny(m: usize, n: usize, pieces: usize) -> Tile {
+    /// A tile for M <= 64, of `n` rows of `w`, with up to `pieces` in a stage. `many`: there are more of them than
+    /// multiprocessors.
+    pub(super) fn skinny(m: usize, n: usize, pieces: usize, many: bool) -> Tile {
         let x_rows = m.next_power_of_two().clamp(8, 64);
         // A consumer waits for a barrier in every stage, and the products of a small tile take no longer than that.
         let most = match n {
@@ -161,20 +162,22 @@ impl Tile {
             17..=64 => 2,
             _ => 1,
         };
-        // Where tiles are small two rings of stages keep more loads in flight than one, which waits for its products.
-        let blocks_per_unit = if n == 32 && x_rows <= 16 { 2 } else { 1 };
+        // Where tiles are small two rings of stages keep more loads in flight than one, which waits for its products. With a
+        // tile for each multiprocessor the second place would go to the next kernel's blocks, which would bring their
+        // weights to L2 long before they need them.
+        let blocks_per_unit = if many && n == 32 && x_rows <= 16 { 2 } else { 1 };
         Tile { x_rows, pieces: pieces.min(most), blocks_per_unit, ..tile(Single, 64, n, Cluster::None) }
     }
 
     /// A tile for a problem with M <= 64, of `n` rows of `w`.
-    fn skinny_for(p: &Problem, n: usize) -> Tile {
+    fn skinny_for(p: &Problem, n: usize, units: usize) -> Tile {
         // The rows of a transposed x are always loaded in blocks of 64.
         let rows = if p.x_order == Order::Columns { 64 } else { p.m };
         let along_k = p.x_order == Order::Rows && p.w_order == Order::Rows && p.dequant != Dequant::Blocks;
         // Stages are whole: no tile loads or adds anything past the end of K that another does not.
         let whole = |&pieces: &usize| (p.k * p.x_dtype.size()).is_multiple_of(pieces * STAGE_ROW);
         let pieces = [4, 2].into_iter().find(|pieces| along_k && whole(pieces)).unwrap_or(1);
-        Tile::skinny(rows, n, pieces)
+        Tile::skinny(rows, n, pieces, p.weight_rows().div_ceil(n) * p.batch > units)
     }
 
     pub(super) fn consumers(self) -> usize {
@@ -213,12 +216,23 @@ impl Tile {
         [p.m.div_ceil(self.m * self.cluster_m()), p.n.div_ceil(columns * self.cluster_n())]
     }
 
+    /// Stages of K.
+    pub(super) fn k_tiles(self, p: &Problem) -> usize {
+        p.k.div_ceil(self.pieces * STAGE_ROW / p.x_dtype.size())
+    }
+
     /// Clusters that run at the same time. Those of more than two blocks find no place on some of the multiprocessors,
     /// which come in groups of up to 18.
     pub(super) fn resident(self, units: usize) -> usize {
         let blocks = self.cluster_blocks();
         let units = if blocks > 2 && units > 18 { units - units / 11 } else { units };
         (units * self.blocks_per_unit / blocks).max(1)
+    }
+
+    /// Blocks of the launch.
+    pub(super) fn blocks(self, p: &Problem, units: usize) -> usize {
+        let tiles = self.grid(p).iter().product::<usize>() * p.batch;
+        tiles.min(self.resident(units)) * self.cluster_blocks()
     }
 
     /// Rows of tiles whose tiles follow each other column by column, to share operands in L2. A last row of tiles that is
@@ -334,7 +348,7 @@ impl Tile {
         };
         if p.m <= 64 {
             let parts = if p.gate == Gate::None { 1 } else { 2 };
-            cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny_for(p, parts * columns)))
+            cheapest(&mut SKINNY.into_iter().map(|columns| Tile::skinny_for(p, parts * columns, units)))
         } else if lowers_clock(p) {
             Some(STEADY)
         } else {
