@@ -198,23 +198,14 @@ struct Consumer {
   }
 
   // As Rows::weigh.
-  template <bool kFirst> WS_INLINE void weigh(Rows& rows, const Tile& tile, int n) {
+  template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
     hold(scores);
     complete_scores(tile, n);
     const auto again = [&] {
-      // The weights before these leave their registers.
-      wgmma_wait<0>();
-      hold(out);
       multiply_again(tile, n);
       complete_scores(tile, n);
     };
-    const auto rescale = [&](const float (&factor)[2]) {
-      wgmma_wait<0>();
-      hold(out);
-#pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
-    };
-    rows.weigh<kFirst>(scores, p.scale_log2, shared, again, rescale);
+    rows.weigh<kFirst>(scores, factor, p.scale_log2, shared, again);
   }
 
   // The next tile that the producer has chosen; false when there is none.
@@ -230,13 +221,14 @@ struct Consumer {
     Tile tile;
     if (!next(tile)) return;
     Rows rows;
+    float factor[2];
     mbarrier_wait(k_ring.full(), k_ring.parity);
     await_turn();
     multiply_keys();
     end_turn();
     wgmma_wait<0>();
     release_keys();
-    weigh<true>(rows, tile, tile.block);
+    weigh<true>(rows, factor, tile, tile.block);
     pack_weights();
     while (true) {
       const bool misses = misses_last(tile, index);
@@ -252,8 +244,13 @@ struct Consumer {
         end_turn();
         wgmma_wait<1>();
         release_keys();
-        weigh<false>(rows, tile, n);
+        weigh<false>(rows, factor, tile, n);
         finish_values();
+        // Here, because all warps of the warpgroup wait for its products, or none.
+        if (rows.raised) {
+#pragma unroll
+          for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
+        }
         pack_weights();
       }
       if (misses) {
@@ -285,7 +282,7 @@ struct Consumer {
       end_turn();
       wgmma_wait<1>();
       release_keys();
-      weigh<true>(rows, tile, tile.block);
+      weigh<true>(rows, factor, tile, tile.block);
       finish_values();
       if (misses) {
         mbarrier_wait(v_ring.full(), v_ring.parity);

@@ -36,14 +36,15 @@ WS_INLINE u32 thread_now() {
 // thread's columns only.
 struct Rows {
   float top[2], sum[2];
-  // Whether rows of the warp were raised by multiples of kSlack: then all blocks have something to raise.
+  // Whether rows of the warp were raised, so that what was summed of the values before a block is to be multiplied by a factor.
+  // Where they were by multiples of kSlack, all later blocks have something to raise.
   bool raised;
 
-  // The weights of a block of scores, in place. `again` brings the scores back, and `rescale` multiplies what was summed of the
-  // values by a factor for either row. By how much rows are raised is kept in shared memory.
-  template <bool kFirst, class Again, class Rescale>
-  WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float scale, u32 shared, const Again& again, const Rescale& rescale) {
-    if (kFirst) raised = false;
+  // The weights of a block of scores, in place, and the factors if rows are raised. `again` brings the scores back. By how much
+  // rows are raised is kept in shared memory.
+  template <bool kFirst, class Again>
+  WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale, u32 shared, const Again& again) {
+    if (kFirst || !kAnyBlock) raised = false;
     find_bases<kFirst>(s, scale);
     float added[2];
     u32 high[2] = {};
@@ -58,7 +59,6 @@ struct Rows {
       again();
     }
     relate(s, scale);
-    float factor[2];
     if (kAnyBlock) {
       divide<kFirst>(s, factor, raised_at(shared));
     } else {
@@ -67,7 +67,7 @@ struct Rows {
     }
     add_up<kFirst>(s, added);
     take<kFirst>(added);
-    if (!kFirst) rescale(factor);
+    raised = true;
   }
 
   // Once all blocks have been: what the sums are relative to.
@@ -213,6 +213,5 @@ private:
         }
     }
     __syncwarp();
-    raised = true;
   }
 };
