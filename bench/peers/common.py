@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -59,7 +60,9 @@ class Steps:
     def __exit__(self, kind, *_) -> None:
         if kind is None:
             self._say("")
-        self.run.stdin.close()
+        # What it did not read any more need not be written.
+        with contextlib.suppress(BrokenPipeError):
+            self.run.stdin.close()
         self.run.stdout.close()
         if self.run.wait() and kind is None:
             raise subprocess.CalledProcessError(self.run.returncode, self.words)
@@ -84,11 +87,10 @@ class Steps:
         return json.loads(line) if line else None
 
     def _say(self, word: str) -> None:
-        try:
+        # If it has ended, its result or its exit code tells.
+        with contextlib.suppress(BrokenPipeError):
             self.run.stdin.write(word + "\n")
             self.run.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended, which its result or its exit code tells
 
 
 @dataclass
