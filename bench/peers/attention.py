@@ -151,7 +151,7 @@ def attention(case: Case, device: str) -> Work | None:
             return library.single_prefill_with_kv_cache(q[0], k[0], v[0], causal=causal, backend="fa3")
 
         calls["flashinfer (fa3)"] = prefill
-    # In three steps, with all scores in memory.
+    # With all scores in memory: as PyTorch does it, in f32, and in the element type.
     if q_len > 1 and batch * heads * q_len * kv_len <= MOST_SCORES:
         hidden = torch.ones(q_len, kv_len, device=device, dtype=torch.bool).triu(1) if causal else None
 
@@ -163,7 +163,7 @@ def attention(case: Case, device: str) -> Work | None:
                 scores = scores.masked_fill(hidden, -torch.inf)
             return (scores.softmax(-1) @ v).transpose(1, 2)
 
-        calls["torch (unfused)"] = unfused
+        calls |= {"torch (math)": on(SDPBackend.MATH), "torch (unfused)": unfused}
     return Work(fresh, calls)
 
 
