@@ -125,11 +125,20 @@ impl Measurement {
         (self.p90_ms - self.p10_ms) / (2.0 * self.median_ms)
     }
 
-    /// The one of several rounds with the median time, of an even number the later of the two in the middle. None of none.
+    /// The one of several rounds with the median time, and the median of their limits; of an even number the larger of the two in
+    /// the middle. None of none.
     pub fn median(mut rounds: Vec<Measurement>) -> Option<Measurement> {
-        rounds.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
         let middle = rounds.len() / 2;
-        (!rounds.is_empty()).then(|| rounds.swap_remove(middle))
+        rounds.sort_by(|a, b| a.limit_ms.total_cmp(&b.limit_ms));
+        let Measurement { limit_ms, bound, .. } = *rounds.get(middle)?;
+        rounds.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
+        let median = rounds.swap_remove(middle);
+        Some(Measurement {
+            limit_ms,
+            bound,
+            percent_of_ceiling: 100.0 * limit_ms / median.median_ms,
+            ..median
+        })
     }
 }
 
@@ -352,8 +361,11 @@ mod tests {
         assert!(bench.measure(Some("nothing")).is_err());
         bench.renew_ceilings().unwrap();
         assert_ne!(bench.measure(None).unwrap().limit_ms, chosen.limit_ms);
-        let rounds = [3.0, 1.0, 2.0].map(|median_ms| Measurement { median_ms, ..chosen.clone() });
-        assert_eq!(Measurement::median(rounds.to_vec()).unwrap().median_ms, 2.0);
+        let rounds = [(3.0, 0.5), (1.0, 1.0), (2.0, 1.5)];
+        let rounds =
+            rounds.map(|(median_ms, limit_ms)| Measurement { median_ms, limit_ms, ..chosen.clone() });
+        let median = Measurement::median(rounds.to_vec()).unwrap();
+        assert_eq!([median.median_ms, median.limit_ms, median.percent_of_ceiling], [2.0, 1.0, 50.0]);
         assert_eq!(Measurement::median(rounds[..2].to_vec()).unwrap().median_ms, 3.0);
         assert_eq!(Measurement::median(Vec::new()), None);
     }
