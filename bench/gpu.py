@@ -5,7 +5,7 @@ Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers
 the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of their
 tensors that together are three times the L2, the median of replays between events.
 
-usage: bench/gpu.py [OP ...] [--missing] [--no-record] [--peers FILE]
+usage: bench/gpu.py [OP ...] [--missing | --no-record] [--peers FILE]
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def main() -> None:
         default="target/peers-gpu.jsonl",
         help="where the peers' times are written",
     )
-    parser.add_argument("--missing", action="store_true", help="only cases that the evidence has no timing of")
-    parser.add_argument("--no-record", action="store_true", help="leave the evidence alone")
+    evidence = parser.add_mutually_exclusive_group()
+    evidence.add_argument("--missing", action="store_true", help="only cases that the evidence has no timing of")
+    evidence.add_argument("--no-record", action="store_true", help="leave the evidence alone")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu.py: PyTorch finds no CUDA device")

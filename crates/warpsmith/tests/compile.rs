@@ -6,7 +6,7 @@
 //! type; for the others, the heaviest variant of one element type. `--ignored` builds all variants for `sm_90a`.
 //! Code is kept under `target/`, keyed by its content, so that a second run compiles only what changed.
 //!
-//! Half of what NVRTC does it does for one thread of a process at a time. So the test starts itself again, once for each core,
+//! NVRTC does much of its work for one thread of a process at a time. So the test starts itself again, once for each core,
 //! to compile a share of the jobs each, and then finds all of them in the cache.
 #![cfg(feature = "cuda")]
 
