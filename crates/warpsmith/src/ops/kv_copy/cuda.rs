@@ -1,7 +1,7 @@
 //! `kv_copy` on CUDA devices: host half.
 
 use super::{CACHE, PAIRS, Problem, WIDEST};
-use crate::cuda::rows::{Rows, grid_blocks};
+use crate::cuda::rows::{Rows, blocks_ahead, grid_blocks, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::dtype::DType;
@@ -34,6 +34,8 @@ kernel_params! {
         /// Bytes of an element.
         size: i32,
         lane_bits: i32, wide_pairs: i32,
+        /// Whether the copied pages are too many for L2, and how many blocks ask for theirs ahead: see `l2.cuh`.
+        is_large: i32, blocks_ahead: i32,
         runs: Rows,
     }
 }
@@ -103,6 +105,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     }
     let tiling = Tiling::new(p, launch.info);
     let blocks = grid_blocks("kv_copy", tiling.blocks)?;
+    let large = is_large(launch.info, p.runs.len() * p.num_pairs * p.run_bytes(), DType::U8);
     let params = KvCopyParams {
         cache: launch.args.address(CACHE) as u64,
         pairs: launch.args.address(PAIRS) as u64,
@@ -116,6 +119,9 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         size: p.size as i32,
         lane_bits: tiling.lanes.trailing_zeros() as i32,
         wide_pairs: (p.pair_dtype == DType::I64) as i32,
+        is_large: large,
+        // Few, as of a large tensor, even if all pages fit L2: each asks for its pair as well.
+        blocks_ahead: blocks_ahead(launch.info, 1, THREADS * tiling.items * p.width),
         runs: Rows::new(&p.runs),
     };
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);

@@ -4,10 +4,13 @@
 // Threads to data: 2^lane_bits threads take ITEMS accesses each of a job's run, a lane's 2^lane_bits accesses apart; a
 // block takes 256 >> lane_bits jobs. All loads of a thread are issued before its first store.
 //
+// The first blocks ask for their pages before the kernel before has ended, by the pairs as they are then: a pair that it
+// changes has only asked for the wrong page.
+//
 // Defines: WIDTH, bytes of an access: every run starts at and consists of multiples; ITEMS.
 
+#include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 constexpr int kThreads = 256;
 
@@ -21,42 +24,55 @@ struct alignas(16) Words {
 };
 template <> struct Access<16> { using Type = Words; };
 
-template <class A> WS_INLINE void load(A& a, const char* p) { a = *(const volatile A*)p; }
-template <> WS_INLINE void load(Words& a, const char* p) { load_words(a.items, p); }
+template <class A> WS_INLINE void load(A& a, const char* p, u64) { a = *(const volatile A*)p; }
+template <> WS_INLINE void load(Words& a, const char* p, u64 policy) { load_words(a.items, p, policy); }
 template <class A> WS_INLINE void store(char* p, const A& a) { *(volatile A*)p = a; }
 template <> WS_INLINE void store(char* p, const Words& a) { store_words(p, a.items); }
 
+// The source (0) or target (1) of a pair.
+WS_INLINE i64 page_of(const KvCopyParams& p, u32 pair, int side) {
+  const i64 at = pair * p.pair_strides[0] + side * p.pair_strides[1];
+  return p.wide_pairs ? ((const i64*)p.pairs)[at] : ((const i32*)p.pairs)[at];
+}
+// The source of a pair as it is before `begin_kernel`. Volatile: what it loads must not stay in L1, where page_of would
+// find it.
+WS_INLINE i64 probable_source(const KvCopyParams& p, u32 pair) {
+  const i64 at = pair * p.pair_strides[0];
+  return p.wide_pairs ? ((const volatile i64*)p.pairs)[at] : ((const volatile i32*)p.pairs)[at];
+}
+// As unsigned numbers negative ones are large.
+WS_INLINE bool exists(const KvCopyParams& p, i64 page) { return (u64)page < (u64)p.num_pages; }
+
 extern "C" __global__ void __launch_bounds__(kThreads) kv_copy(const KvCopyParams p) {
-  begin_kernel();
   const u32 job_block = blockIdx.x / p.tiles, tile = blockIdx.x - job_block * p.tiles;
   const u32 job = job_block * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
-  if (job >= p.num_jobs) return;
+  const bool works = job < p.num_jobs;
   const u32 run = job / p.num_pairs, pair = job - run * p.num_pairs;
-  const i64 at = pair * p.pair_strides[0];
-  i64 src, dst;
-  if (p.wide_pairs) {
-    const i64* pairs = (const i64*)p.pairs + at;
-    src = pairs[0], dst = pairs[p.pair_strides[1]];
-  } else {
-    const i32* pairs = (const i32*)p.pairs + at;
-    src = pairs[0], dst = pairs[p.pair_strides[1]];
-  }
-  // As unsigned numbers negative ones are large.
-  if ((u64)src >= (u64)p.num_pages || (u64)dst >= (u64)p.num_pages || src == dst) return;
-
-  char* start = (char*)p.cache + row_offset(p.runs, 0, run) * p.size;
-  const char* from = start + src * p.page_stride;
-  char* to = start + dst * p.page_stride;
   const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
   const i64 first = ((i64)tile * ITEMS << p.lane_bits) + lane;
-  from += first * WIDTH, to += first * WIDTH;
   // Of this thread, in units of a lane's distance; whatever is above ITEMS counts as ITEMS.
-  const i64 left = (p.units - first + (1 << p.lane_bits) - 1) >> p.lane_bits;
+  const i64 left = works ? (p.units - first + (1 << p.lane_bits) - 1) >> p.lane_bits : 0;
   const int count = (int)min(left, (i64)ITEMS), stride = WIDTH << p.lane_bits;
+  char* start = (char*)p.cache + (works ? row_offset(p.runs, 0, run) * p.size : 0) + first * WIDTH;
+
+  if (WIDTH == 16 && works && (int)blockIdx.x < p.blocks_ahead) {
+    const i64 src = probable_source(p, pair);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      if (i < count && exists(p, src)) fetch_ahead(start + src * p.page_stride + i * stride, p.is_large);
+  }
+  begin_kernel();
+  if (!works) return;
+  const i64 src = page_of(p, pair, 0), dst = page_of(p, pair, 1);
+  if (!exists(p, src) || !exists(p, dst) || src == dst) return;
+
+  const char* from = start + src * p.page_stride;
+  char* to = start + dst * p.page_stride;
+  const u64 policy = load_policy(p.is_large);
   typename Access<WIDTH>::Type pieces[ITEMS];
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i)
-    if (i < count) load(pieces[i], from + i * stride);
+    if (i < count) load(pieces[i], from + i * stride, policy);
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i)
     if (i < count) store(to + i * stride, pieces[i]);

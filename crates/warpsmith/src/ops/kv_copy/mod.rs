@@ -194,7 +194,13 @@ impl Op for Forward {
 
     fn bench_cases() -> Vec<Case> {
         let case = Case::new(&Self::SPEC, DType::BF16);
-        let sizes = [[16, 64, 128, 16, 8, 128], [2048, 1, 8192, 16, 8, 128], [64, 64, 256, 16, 8, 128]];
+        // Two layers are the keys and values of one.
+        let sizes = [
+            [16, 64, 128, 16, 8, 128],
+            [2048, 1, 8192, 16, 8, 128],
+            [2048, 2, 8192, 16, 8, 128],
+            [64, 64, 256, 16, 8, 128],
+        ];
         let mut cases: Vec<Case> = sizes.iter().map(|sizes| case.clone().sizes(sizes)).collect();
         cases.push(Case::new(&Self::SPEC, DType::F8E4M3).sizes(&sizes[1]));
         cases
