@@ -16,6 +16,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from typing import TextIO
 
 import peers
@@ -24,7 +25,8 @@ import torch
 REPLAY_MS = 1.0
 MAX_CALLS = 200
 SAMPLES = (20, 400)
-SECONDS = 0.08
+SECONDS = 0.04
+REST_SECONDS = 0.25
 
 
 def time_call(call, sets: list[tuple], keep_outputs: bool) -> float:
@@ -62,9 +64,13 @@ def time_call(call, sets: list[tuple], keep_outputs: bool) -> float:
     if rounds > 1:
         del graph, outputs
         graph, outputs = capture(rounds)
-    times = min(max(math.ceil(SECONDS * 1e3 / (round_ms * rounds)), SAMPLES[0]), SAMPLES[1])
-    replay(graph, -(-times // 5))
-    return statistics.median(replay(graph, times)) / (rounds * len(sets))
+    burst = min(max(int(SECONDS * 1e3 / (round_ms * rounds)), 1), SAMPLES[1])
+    samples: list[float] = []
+    while len(samples) < SAMPLES[0]:
+        time.sleep(REST_SECONDS)
+        replay(graph, -(-burst // 5))
+        samples += replay(graph, burst)
+    return statistics.median(samples) / (rounds * len(sets))
 
 
 def measure(case: peers.Case) -> dict[str, float]:

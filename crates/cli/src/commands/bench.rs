@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
-use warpsmith::evidence::{self, Machine, Record, Timing};
+use warpsmith::evidence::{self, Machine, PresentCode, Record, Timing};
 use warpsmith::op::Case;
 use warpsmith::proof::Bulk;
 use warpsmith::registry::AnyOp;
@@ -85,8 +85,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut cases = timed_cases(&args.select, device, args.quick)?;
     if let Some(folder) = folder.as_deref().filter(|_| args.missing) {
         let record = Record::open(folder, Machine::of(device)?)?;
+        let code = PresentCode::new();
         cases.retain(|(op, case)| {
-            !record.has_timing(op.spec().name, &case.name(op.spec()), case.dtype.name())
+            !record.has_timing(&code, op.spec().name, &case.name(op.spec()), case.dtype.name())
         });
         if cases.is_empty() {
             eprintln!("the evidence has a timing of every case");

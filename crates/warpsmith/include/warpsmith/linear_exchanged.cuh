@@ -119,7 +119,8 @@ template <int kRowBlocks> struct Output {
     }
   }
 
-  // No terms are shared: there is nothing to meet for.
+  // No terms are shared: there is nothing to prepare, or to meet for.
+  WS_INLINE void prepare() const {}
   WS_INLINE void meet() const {}
 
   // The copy engine has read all that this warp handed to it.

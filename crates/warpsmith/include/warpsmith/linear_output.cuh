@@ -25,6 +25,8 @@ constexpr u32 kSliceBytes = kSliceRows * 128;
 constexpr int kWords = 2 * (int)sizeof(OUT_T);
 // Bias and scale of the rows of w.
 constexpr int kTerms = HAS_BIAS + (SCALING == 1), kTermsPerThread = (BLOCK_N + 127) / 128;
+// Groups of 16 columns whose bias is in registers before the sums are complete.
+constexpr int kEarlyGroups = HAS_BIAS && SCALING != 1 && !GATE ? (kOutN < 128 ? kOutN : 128) / 16 : 0;
 
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % kBoxN == 0, "columns");
 
@@ -37,6 +39,7 @@ template <int kRowBlocks> struct Output {
   OUT_T bias[kTermsPerThread];
   float scale[kTermsPerThread];
   float row_terms[kRowBlocks][2];
+  float early_bias[kEarlyGroups + 1][4];
 
   // Addresses of kBufferBytes, aligned to 1024, and of kTermBytes of shared memory, and a named barrier.
   WS_INLINE Output(u32 buffers_at, u32 terms_at, u32 barrier) : terms_at(terms_at), barrier(barrier), lane(threadIdx.x % 32) {
@@ -66,9 +69,10 @@ template <int kRowBlocks> struct Output {
       for (int h = 0; h < 2; ++h) row_terms[r][h] = row_term(p, tile.batch, row(tile, r, h));
   }
 
-  // Hands the terms of the columns to the other threads. Between the `store` of a tile and this, for the next tile, the
-  // warps must meet at a barrier.
-  WS_INLINE void share_terms() const {
+  // Hands the terms of the columns to the other threads, and fetches the first of its own, while the last products run: shared
+  // memory, which they read all the time, takes its time. Between the `store` of a tile and this, for the next tile, the warps
+  // must meet at a barrier.
+  WS_INLINE void prepare() {
     if (kTerms > 0) {
 #pragma unroll
       for (int i = 0; i < kTermsPerThread; ++i) {
@@ -78,6 +82,8 @@ template <int kRowBlocks> struct Output {
         if (SCALING == 1) store_shared(term_at(HAS_BIAS * BLOCK_N + at), scale[i]);
       }
       meet();
+#pragma unroll
+      for (int g = 0; g < kEarlyGroups; ++g) load_terms(early_bias[g], 16 * g);
     }
   }
   WS_INLINE void meet() const {
@@ -101,7 +107,12 @@ template <int kRowBlocks> struct Output {
                           int first) const {
     float bias[4], up_bias[4], scale[4], up_scale[4];
     if (HAS_BIAS) {
-      load_terms(bias, first);
+      if (first < 16 * kEarlyGroups) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bias[i] = early_bias[first / 16][i];
+      } else {
+        load_terms(bias, first);
+      }
       if (GATE) load_terms(up_bias, kOutN + first);
     }
     if (SCALING == 1) {
@@ -144,7 +155,6 @@ template <int kRowBlocks> struct Output {
 
   // `map`: of the output, in boxes of kBoxN columns and kSliceRows rows.
   WS_INLINE void store(const LinearParams& p, const void* map, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
-    share_terms();
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
       // The same in all lanes of the warp.

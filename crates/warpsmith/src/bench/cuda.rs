@@ -49,11 +49,15 @@ pub fn sample(
     let rounds = ((REPLAY_MS / round_ms).ceil() as usize).clamp(1, (MAX_CALLS / sets).max(1));
     let graph = if rounds == 1 { one } else { record(rounds)? };
     let replay_ms = round_ms * rounds as f64;
-    let times = ((settings.seconds * 1e3 / replay_ms).ceil() as usize)
-        .clamp(settings.samples, MAX_SAMPLES.max(settings.samples));
-    // Clocks rise under load: a fifth as many replays first.
-    replay(&graph, times.div_ceil(5))?;
+    let burst = ((settings.seconds * 1e3 / replay_ms) as usize).clamp(1, MAX_SAMPLES);
     let calls = rounds * sets;
-    let ms = replay(&graph, times)?.into_iter().map(|ms| ms / calls as f64).collect();
-    Ok(Samples::new(ms, times * calls))
+    let mut ms = Vec::new();
+    while ms.len() < settings.samples {
+        std::thread::sleep(std::time::Duration::from_secs_f64(settings.rest));
+        // Clocks rise under load: a fifth as many replays first.
+        replay(&graph, burst.div_ceil(5))?;
+        ms.extend(replay(&graph, burst)?.into_iter().map(|ms| ms / calls as f64));
+    }
+    let runs = ms.len() * calls;
+    Ok(Samples::new(ms, runs))
 }

@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn calls_rotate_over_the_sets_and_errors_stop() {
-        let settings = Settings { seconds: 0.0, samples: 4, copy_bytes: 0, host_rotation: 0 };
+        let settings = Settings { seconds: 0.0, rest: 0.0, samples: 4, copy_bytes: 0, host_rotation: 0 };
         let seen = RefCell::new(vec![0usize; 3]);
         let samples = sample(3, &settings, |set| {
             seen.borrow_mut()[set] += 1;

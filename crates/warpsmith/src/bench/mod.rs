@@ -30,9 +30,12 @@ use serde::{Deserialize, Serialize};
 /// How thoroughly to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Seconds of sampling.
+    /// Seconds of sampling; on a GPU again and again, until there are enough samples.
     pub seconds: f64,
-    /// Least number of samples, unless they take far longer than `seconds`.
+    /// Seconds of rest before each time on a GPU: under products it lowers its clock after some fifty milliseconds, and
+    /// whoever is timed next would pay for those before.
+    pub rest: f64,
+    /// Least number of samples; on the CPU unless they take far longer than `seconds`.
     pub samples: usize,
     /// Bytes of the copy that measures the ceiling, if memory allows.
     pub copy_bytes: usize,
@@ -45,20 +48,32 @@ impl Settings {
     /// For results that are kept.
     pub fn thorough(device: Device) -> Self {
         match device {
-            Device::Cpu => {
-                Settings { seconds: 0.3, samples: 20, copy_bytes: 512 << 20, host_rotation: 512 << 20 }
+            Device::Cpu => Settings {
+                seconds: 0.3,
+                rest: 0.0,
+                samples: 20,
+                copy_bytes: 512 << 20,
+                host_rotation: 512 << 20,
+            },
+            Device::Cuda(_) => {
+                Settings { seconds: 0.04, rest: 0.25, samples: 20, copy_bytes: 4 << 30, host_rotation: 0 }
             }
-            Device::Cuda(_) => Settings { seconds: 0.08, samples: 20, copy_bytes: 4 << 30, host_rotation: 0 },
         }
     }
 
     /// For a first look.
     pub fn quick(device: Device) -> Self {
         match device {
-            Device::Cpu => {
-                Settings { seconds: 0.06, samples: 5, copy_bytes: 128 << 20, host_rotation: 128 << 20 }
+            Device::Cpu => Settings {
+                seconds: 0.06,
+                rest: 0.0,
+                samples: 5,
+                copy_bytes: 128 << 20,
+                host_rotation: 128 << 20,
+            },
+            Device::Cuda(_) => {
+                Settings { seconds: 0.02, rest: 0.0, samples: 10, copy_bytes: 1 << 30, host_rotation: 0 }
             }
-            Device::Cuda(_) => Settings { seconds: 0.02, samples: 10, copy_bytes: 1 << 30, host_rotation: 0 },
         }
     }
 }
@@ -348,7 +363,8 @@ mod tests {
     fn the_chosen_and_a_named_kernel_are_measured() {
         let op = ops::find("rms_norm").unwrap();
         let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
-        let settings = Settings { seconds: 0.001, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
+        let settings =
+            Settings { seconds: 0.001, rest: 0.0, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };
         let mut bench = Bench::new(op, &case, Device::Cpu, Ceilings::copy(10.0), settings).unwrap();
         let chosen = bench.measure(None).unwrap();
         assert!(bench.kernels().contains(&chosen.kernel.as_str()));

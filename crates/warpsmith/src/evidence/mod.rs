@@ -210,9 +210,12 @@ impl Record {
         }
     }
 
-    /// Whether a case was timed on some kernel.
-    pub fn has_timing(&self, op: &str, case: &str, dtype: &str) -> bool {
-        self.timings.iter().any(|timing| (&*timing.op, &*timing.case, &*timing.dtype) == (op, case, dtype))
+    /// Whether a case was timed on some kernel as it is in `code`.
+    pub fn has_timing(&self, code: &PresentCode, op: &str, case: &str, dtype: &str) -> bool {
+        self.timings.iter().any(|timing| {
+            (&*timing.op, &*timing.case, &*timing.dtype) == (op, case, dtype)
+                && code.is(&timing.kernel, &timing.source_hash)
+        })
     }
 
     /// Sets the ceilings of the run that the timings added now come from.

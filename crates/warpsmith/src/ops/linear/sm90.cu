@@ -363,6 +363,7 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
     }
     // Each arrival is waited for: none is left when the block ends.
     if (PINGPONG && tiles.has(p, 1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
+    output.prepare();
     if constexpr (SCALING != 2) finish_multiply(acc, ring);
     output.store(p.linear, &p.out_map, tile, acc.d);
     if (!PINGPONG) output.meet();
