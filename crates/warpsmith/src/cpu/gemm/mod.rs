@@ -33,6 +33,8 @@ mod isa;
 mod matrix;
 mod panel;
 mod rate;
+#[cfg(target_arch = "x86_64")]
+mod split;
 mod stream;
 mod tiles;
 mod vector;
