@@ -94,6 +94,11 @@ impl Tiles {
         };
     }
 
+    /// Configures all tiles as 16 rows of 64 bytes.
+    pub fn configure_whole(&mut self) {
+        self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
+    }
+
     /// Computes `product`. `Int8` sums are i32, written as their bits.
     ///
     /// # Safety
@@ -171,7 +176,7 @@ impl Tiles {
     pub fn spin(&mut self, rounds: usize) -> f64 {
         const OPERATIONS: usize = 2 * HALF * HALF * 2 * STEP;
         assert!(rounds > 0);
-        self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
+        self.configure_whole();
         // SAFETY: `new` was promised the unit; tile registers only, which nothing else on this thread uses.
         unsafe {
             asm!(

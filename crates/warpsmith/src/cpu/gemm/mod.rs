@@ -33,6 +33,7 @@ mod isa;
 mod matrix;
 mod panel;
 mod rate;
+mod results;
 #[cfg(target_arch = "x86_64")]
 mod split;
 mod stream;
