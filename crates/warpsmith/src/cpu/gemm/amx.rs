@@ -58,7 +58,8 @@ impl Tiles {
         Tiles { shape: Shape::default() }
     }
 
-    fn configure(&mut self, shape: Shape) {
+    /// Configures tiles: 0 to 3 for sums, 4 and 5 for the left operand, 6 and 7 for the right.
+    pub fn configure(&mut self, shape: Shape) {
         /// What `ldtilecfg` reads: palette, and for each tile the bytes of a row and the rows.
         #[repr(C, align(64))]
         #[derive(Default)]

@@ -27,7 +27,7 @@ use super::tiles::is_swapped;
 use crate::cpu::prefetch::{LINE, fetch_line, fetch_near};
 use crate::cpu::{num_threads, parallel_for};
 use mend::{Exponents, Magnitudes, Mender};
-use planes::{Largest, STEP, STEP_BYTES, split_columns, split_row};
+use planes::{Largest, STEP, STEP_BYTES, magnitude, magnitudes, split_columns, split_row};
 use std::arch::x86_64::*;
 use steps::{Form, product};
 
@@ -194,7 +194,7 @@ impl Splitter {
     ///
     /// # Safety
     /// The rows must be readable, `dst` hold a block.
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn advance(&mut self, count: usize, seen: &mut Magnitudes) {
         for _ in 0..count {
@@ -217,7 +217,7 @@ impl Splitter {
             self.step += 1;
             if self.step == self.steps {
                 let seen = &mut seen[self.lane];
-                *seen = (*seen).max(_mm512_reduce_max_epu32(self.largest));
+                *seen = (*seen).max(magnitude(self.largest));
                 self.largest = _mm512_setzero_si512();
                 self.step = 0;
                 self.lane += 1;
@@ -267,7 +267,7 @@ impl<E: Epilogue> SplitProduct<'_, E> {
     ///
     /// # Safety
     /// AMX must be there with its tiles configured, and the workspace hold the sums of the part.
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn sweep(&self, part: &Part, k: Depth, space: &Workspace, seen: &mut Seen, mender: &mut Mender) {
         let width = part.panels.len();
         let panel_bytes = k.len * STEP_BYTES;
@@ -402,7 +402,7 @@ unsafe fn split_panel(
     // SAFETY: rows and steps are inside the operand; 32 magnitudes are two vectors.
     unsafe {
         let seen = seen.as_mut_ptr();
-        let mut largest = [0, 1].map(|g| _mm512_loadu_si512(seen.wrapping_add(g * HALF).cast()));
+        let mut largest = [_mm512_setzero_si512(); 2];
         let end = ((k.from + k.len) * STEP).min(elements);
         let mut from = k.from * STEP;
         let mut to = dst;
@@ -428,7 +428,8 @@ unsafe fn split_panel(
             from += units;
         }
         for (g, largest) in largest.into_iter().enumerate() {
-            _mm512_storeu_si512(seen.wrapping_add(g * HALF).cast(), largest);
+            let seen = seen.wrapping_add(g * HALF).cast();
+            _mm512_storeu_si512(seen, _mm512_max_epu32(_mm512_loadu_si512(seen), magnitudes(largest)));
         }
     }
 }

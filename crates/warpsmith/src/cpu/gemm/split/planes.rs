@@ -21,8 +21,35 @@ pub(in crate::cpu::gemm) const PLANE: usize = 2 * TILE;
 /// Bytes of a step.
 pub(in crate::cpu::gemm) const STEP_BYTES: usize = 3 * PLANE;
 
-/// The largest magnitudes seen, as bits, which have the same order: in each lane that of its elements.
+/// The largest magnitudes of a first plane's elements, as bits, which have the same order. A NaN of the 2^15 largest has no
+/// first part, but passes into the third, and so into every product.
 pub(in crate::cpu::gemm) type Largest = __m512i;
+
+/// The largest magnitude of all elements, as bits of f32.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(in crate::cpu::gemm) fn magnitude(largest: Largest) -> u32 {
+    _mm512_reduce_max_epu32(magnitudes(largest))
+}
+
+/// The larger magnitude of both elements of each lane.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(in crate::cpu::gemm) fn magnitudes(largest: Largest) -> __m512i {
+    let odd = _mm512_and_si512(largest, _mm512_set1_epi32(!0xffff));
+    _mm512_max_epu32(_mm512_slli_epi32::<16>(largest), odd)
+}
+
+/// Which halves of two vectors of f32 make one of bf16: the upper ones.
+const UPPER: [u16; 32] = {
+    let mut halves = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        halves[i] = 2 * i as u16 + 1;
+        i += 1;
+    }
+    halves
+};
 
 /// Three f32 in each lane whose sum is that of `x`, with zeros in the lower halves.
 #[target_feature(enable = "avx512f")]
@@ -37,17 +64,17 @@ fn split(x: __m512i) -> [__m512i; 3] {
     [x0, x1, minus(rest, x1)]
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn larger(largest: Largest, x: __m512i) -> Largest {
-    _mm512_max_epu32(largest, _mm512_and_si512(x, _mm512_set1_epi32(i32::MAX)))
+fn larger(largest: Largest, plane: __m512i) -> Largest {
+    _mm512_max_epu16(largest, _mm512_and_si512(plane, _mm512_set1_epi16(i16::MAX)))
 }
 
 /// Splits `len <= 32` elements of row `row < 32` into the left tiles of the step at `dst`; what is past them becomes zero.
 ///
 /// # Safety
 /// The elements must be readable and `dst` hold a step, on a cache line.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 pub(in crate::cpu::gemm) unsafe fn split_row(
     src: *const f32,
@@ -63,12 +90,15 @@ pub(in crate::cpu::gemm) unsafe fn split_row(
         let first = _mm512_maskz_loadu_epi32(mask as u16, src.cast());
         let second = _mm512_maskz_loadu_epi32((mask >> HALF) as u16, src.wrapping_add(HALF).cast());
         let to = dst.add(row / HALF * TILE + row % HALF * ROW);
-        for (plane, (a, b)) in split(first).into_iter().zip(split(second)).enumerate() {
-            // What has zeros in its lower halves is not rounded again.
-            let both = _mm512_cvtne2ps_pbh(_mm512_castsi512_ps(b), _mm512_castsi512_ps(a));
-            _mm512_store_si512(to.add(plane * PLANE).cast(), std::mem::transmute::<__m512bh, __m512i>(both));
+        let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
+        let planes: [_; 3] = {
+            let (a, b) = (split(first), split(second));
+            std::array::from_fn(|plane| _mm512_permutex2var_epi16(a[plane], upper, b[plane]))
+        };
+        for (plane, &both) in planes.iter().enumerate() {
+            _mm512_store_si512(to.add(plane * PLANE).cast(), both);
         }
-        larger(larger(largest, first), second)
+        larger(largest, planes[0])
     }
 }
 
@@ -98,12 +128,14 @@ pub(in crate::cpu::gemm) unsafe fn split_columns(
             }
         };
         let (even, odd) = (load(2 * pair), load(2 * pair + 1));
-        largest = larger(larger(largest, even), odd);
-        for (plane, (a, b)) in split(even).into_iter().zip(split(odd)).enumerate() {
-            let both = _mm512_or_si512(_mm512_srli_epi32::<16>(a), b);
+        let (even, odd) = (split(even), split(odd));
+        let planes: [_; 3] =
+            std::array::from_fn(|plane| _mm512_or_si512(_mm512_srli_epi32::<16>(even[plane]), odd[plane]));
+        for (plane, &both) in planes.iter().enumerate() {
             // SAFETY: the pair is inside the step.
             unsafe { _mm512_store_si512(dst.add(plane * PLANE + g * TILE + pair * ROW).cast(), both) };
         }
+        largest = larger(largest, planes[0]);
     }
     largest
 }
@@ -125,6 +157,11 @@ mod tests {
                 f32::from_bits(u32::from(bits) << 16)
             })
         }
+    }
+
+    fn expected_magnitude(numbers: &[f32]) -> u32 {
+        let largest = numbers.iter().fold(0f32, |a, b| a.max(b.abs()));
+        (largest.to_bits() + 0x8000) & !0xffff
     }
 
     fn numbers() -> Vec<f32> {
@@ -160,10 +197,9 @@ mod tests {
                         left.0.as_mut_ptr().cast(),
                         _mm512_setzero_si512(),
                     );
-                    _mm512_reduce_max_epu32(largest)
+                    magnitude(largest)
                 };
-                let expected = row[..len].iter().fold(0f32, |a, b| a.max(b.abs()));
-                assert_eq!(f32::from_bits(largest), expected);
+                assert_eq!(largest, expected_magnitude(&row[..len]));
             }
             for g in 0..2 {
                 let columns: Vec<f32> =
@@ -173,10 +209,10 @@ mod tests {
                     let zero = _mm512_setzero_si512();
                     let largest =
                         split_columns(columns.as_ptr(), HALF, len, g, right.0.as_mut_ptr().cast(), zero);
-                    let largest = std::mem::transmute::<__m512i, [f32; 16]>(largest);
+                    let largest = std::mem::transmute::<__m512i, [u32; 16]>(magnitudes(largest));
                     for (lane, largest) in largest.into_iter().enumerate() {
                         let row = &numbers[(g * HALF + lane) * STEP..][..len];
-                        assert_eq!(largest, row.iter().fold(0f32, |a, b| a.max(b.abs())));
+                        assert_eq!(largest, expected_magnitude(row));
                     }
                 }
             }

@@ -199,3 +199,86 @@ pub(super) unsafe fn store(out: *mut f32) {
         );
     }
 }
+
+/// A step of one tile of `x`, which may be smaller than 16 x 64 bytes, with one tile of the weights where they are left, or two
+/// where they are right.
+#[derive(Copy, Clone)]
+pub(super) struct Narrow {
+    /// The planes of `x`.
+    pub x: [*const u8; 3],
+    /// Bytes from one row of their tiles to the next.
+    pub x_stride: usize,
+    /// The step of the weights.
+    pub w: *const u8,
+    /// Whether the weights are left.
+    pub swapped: bool,
+}
+
+/// [`step`] for few rows.
+///
+/// # Safety
+/// As for [`step`], but for the shape of the tiles of `x` and the sums.
+#[inline(always)]
+pub(super) unsafe fn narrow_step(p: Narrow) {
+    // SAFETY: passed on.
+    unsafe {
+        if p.swapped {
+            asm!(
+                "tileloadd tmm4, [{w} + {row}]", "tileloadd tmm6, [{x2} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm6, [{x1} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm4, [{w} + {row} + 2048]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm6, [{x0} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm4, [{w} + {row} + 4096]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm4, [{w} + {row}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                x0 = in(reg) p.x[0], x1 = in(reg) p.x[1], x2 = in(reg) p.x[2], xs = in(reg) p.x_stride,
+                w = in(reg) p.w, row = in(reg) 64usize, options(nostack, readonly),
+            );
+        } else {
+            asm!(
+                "tileloadd tmm6, [{w} + {row}]", "tileloadd tmm4, [{x2} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {row} + 1024]", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm4, [{x1} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm6, [{w} + {row} + 2048]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {row} + 3072]", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm4, [{x0} + {xs}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm6, [{w} + {row} + 4096]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {row} + 5120]", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm6, [{w} + {row}]", "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {row} + 1024]", "tdpbf16ps tmm1, tmm4, tmm7",
+                x0 = in(reg) p.x[0], x1 = in(reg) p.x[1], x2 = in(reg) p.x[2], xs = in(reg) p.x_stride,
+                w = in(reg) p.w, row = in(reg) 64usize, options(nostack, readonly),
+            );
+        }
+    }
+}
+
+/// Zeros the sums of [`narrow_step`].
+///
+/// # Safety
+/// The tiles must be configured.
+#[inline(always)]
+pub(super) unsafe fn narrow_begin(swapped: bool) {
+    // SAFETY: tile registers only.
+    unsafe {
+        match swapped {
+            true => asm!("tilezero tmm0", options(nomem, nostack)),
+            false => asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack)),
+        }
+    }
+}
+
+/// Stores the sums of [`narrow_step`].
+///
+/// # Safety
+/// The tiles must be configured, and `out` hold a tile of sums.
+#[inline(always)]
+pub(super) unsafe fn narrow_store(swapped: bool, out: *mut f32) {
+    let width = PANEL * size_of::<f32>();
+    // SAFETY: what the caller promised.
+    unsafe {
+        asm!("tilestored [{out} + {width}], tmm0", out = in(reg) out, width = in(reg) width, options(nostack));
+        if !swapped {
+            asm!("tilestored [{out} + {width} + 64], tmm1", out = in(reg) out, width = in(reg) width, options(nostack));
+        }
+    }
+}
