@@ -248,7 +248,8 @@ impl Stream for WeightRows<'_> {
             AHEAD as isize
         } else {
             // The rows that are needed next.
-            let (matrix, first, _) = self.0.half((piece + 1) / 2, (piece + 1) % 2);
+            let next = piece + 1;
+            let (matrix, first, _) = self.0.half(next / 2, next % 2);
             (matrix.at(first, 0) as isize).wrapping_sub(src as isize).wrapping_add((AHEAD - left) as isize)
         };
         for (row, seen) in seen.iter_mut().enumerate().take(rows) {

@@ -119,13 +119,10 @@ pub(in crate::cpu::gemm) unsafe fn split_columns(
 ) -> Largest {
     debug_assert!(len <= STEP && g < 2);
     for pair in 0..HALF {
-        let load = |k: usize| {
+        let load = |k: usize| match k < len {
             // SAFETY: the caller's elements.
-            if k < len {
-                unsafe { _mm512_loadu_si512(src.wrapping_add(k * width).cast()) }
-            } else {
-                _mm512_setzero_si512()
-            }
+            true => unsafe { _mm512_loadu_si512(src.wrapping_add(k * width).cast()) },
+            false => _mm512_setzero_si512(),
         };
         let (even, odd) = (load(2 * pair), load(2 * pair + 1));
         let (even, odd) = (split(even), split(odd));
