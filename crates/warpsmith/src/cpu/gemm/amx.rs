@@ -58,7 +58,8 @@ impl Tiles {
         Tiles { shape: Shape::default() }
     }
 
-    fn configure(&mut self, shape: Shape) {
+    /// Configures tiles: 0 to 3 for sums, 4 and 5 for the left operand, 6 and 7 for the right.
+    pub fn configure(&mut self, shape: Shape) {
         /// What `ldtilecfg` reads: palette, and for each tile the bytes of a row and the rows.
         #[repr(C, align(64))]
         #[derive(Default)]
@@ -92,6 +93,11 @@ impl Tiles {
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const config, options(readonly, nostack))
         };
+    }
+
+    /// Configures all tiles as 16 rows of 64 bytes.
+    pub fn configure_whole(&mut self) {
+        self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
     }
 
     /// Computes `product`. `Int8` sums are i32, written as their bits.
@@ -171,7 +177,7 @@ impl Tiles {
     pub fn spin(&mut self, rounds: usize) -> f64 {
         const OPERATIONS: usize = 2 * HALF * HALF * 2 * STEP;
         assert!(rounds > 0);
-        self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
+        self.configure_whole();
         // SAFETY: `new` was promised the unit; tile registers only, which nothing else on this thread uses.
         unsafe {
             asm!(

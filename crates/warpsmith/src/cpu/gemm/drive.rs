@@ -39,6 +39,10 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
         if is_on_tiles(w.isa(), w.unit()) {
             return super::tiles::packed(x, w, epilogue);
         }
+        #[cfg(target_arch = "x86_64")]
+        if w.isa() == Isa::Amx {
+            return super::split::packed(x, w, epilogue);
+        }
         let product = Blocked { isa: w.isa(), unit: w.unit(), left: x, len: w.n(), panel_len, epilogue };
         product.shared(&Right { panels: w.panels(), panel: 0, unit: 0 }, 0..panels);
     }
@@ -53,6 +57,10 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     unsafe {
         if is_on_tiles(isa, unit) {
             return super::tiles::unpacked(unit, x, w, epilogue);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx {
+            return super::split::unpacked(x, w, epilogue);
         }
         if x.len() <= vector::block_rows(isa) {
             return super::stream::run(isa, unit, x, w, epilogue);
@@ -78,6 +86,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     });
 }
 
+/// Whether tiles multiply the units as they are.
 fn is_on_tiles(isa: Isa, unit: Unit) -> bool {
     isa == Isa::Amx && unit != Unit::F32
 }

@@ -16,7 +16,7 @@ pub enum Isa {
     Avx512,
     /// AVX-512 with the dot products of BF16 and VNNI.
     Avx512Dot,
-    /// AMX tiles for bf16 and int8; f32 runs as on [`Isa::Avx512`].
+    /// AMX tiles for bf16 and int8, and for f32 as sums of bf16.
     Amx,
 }
 

@@ -3,12 +3,12 @@
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
 //! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
 //! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
-//! else as f32. Two operands of [`DType::U8`] are int8: their sums are exact in i32, and become f32 for the epilogue
+//! else as f32, which AMX multiplies as sums of bf16. Two operands of [`DType::U8`] are int8: their sums are exact in i32, and become f32 for the epilogue
 //! ([`Scaled`] is one).
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
-//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX). Where k is cut into blocks the accumulator is kept in f32
+//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX), six times 32 (f32 on AMX). Where k is cut into blocks the accumulator is kept in f32
 //! between them, which rounds nothing. So a row's bits depend neither on `m`, nor on how the work is split, nor on
 //! whether the weights are packed.
 //!
@@ -18,6 +18,7 @@
 //! - on AMX the weights are packed for many rows. For few they are left and `x` is packed: `(W · xᵀ)ᵀ`. Tiles load 16
 //!   rows of W straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles
 //!   are transposed in registers.
+//! - f32 on AMX does the same, but both operands are split into planes of bf16 first.
 //! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
 //!
 //! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
@@ -33,6 +34,9 @@ mod isa;
 mod matrix;
 mod panel;
 mod rate;
+mod results;
+#[cfg(target_arch = "x86_64")]
+mod split;
 mod stream;
 mod tiles;
 mod vector;

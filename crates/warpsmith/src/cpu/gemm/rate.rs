@@ -14,9 +14,10 @@ const CHAINS: usize = 12;
 /// Multiply-adds of each chain between two looks at the clock.
 const ROUNDS: usize = 10_000;
 
-/// TFLOP/s of products of f32 on `threads` threads.
+/// TFLOP/s of products of f32 on `threads` threads: on vectors, or as six of bf16 on tiles where those are faster.
 pub fn f32_rate(isa: Isa, threads: usize, time: Duration) -> f64 {
-    rate(threads, time, || dispatch(isa.tier(), Fma))
+    let vectors = rate(threads, time, || dispatch(isa.tier(), Fma));
+    if isa == Isa::Amx { vectors.max(bf16_rate(isa, threads, time) / 6.0) } else { vectors }
 }
 
 /// TFLOP/s of products of bf16 on `threads` threads; those of f32 where nothing multiplies bf16 faster.

@@ -156,7 +156,9 @@ fn strips_match_a_loop_in_f64() {
         for threads in [1, 3] {
             with_threads(threads, || check::<bf16>(m, n, k, (Lie::Lines, Lie::Lines)));
         }
-        check::<f32>(m, n, k, (Lie::Dense, Lie::Dense));
+        for threads in [1, 3] {
+            with_threads(threads, || check::<f32>(m, n, k, (Lie::Dense, Lie::Dense)));
+        }
     }
 }
 
@@ -216,6 +218,8 @@ fn check_batch_invariance<T: CpuElement>(n: usize, k: usize) {
 #[test]
 fn a_rows_bits_do_not_depend_on_the_batch() {
     check_batch_invariance::<f32>(70, 600);
+    check_batch_invariance::<f32>(130, 1500);
+    check_batch_invariance::<f32>(40, 20);
     check_batch_invariance::<bf16>(70, 1100);
     check_batch_invariance::<f16>(33, 50);
     check_batch_invariance::<F8E4M3>(48, 545);
@@ -250,6 +254,48 @@ fn nan_and_infinity_go_where_a_loop_puts_them() {
                                 && (!got.is_infinite() || f64::from(*got) == *exact);
                             assert!(same, "{isa:?} {} {special} in_x {in_x}: {i}: {got} {exact}", x.dtype);
                         }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of every size: those that tiles cannot multiply are multiplied otherwise, wherever they are in a batch.
+#[test]
+fn numbers_of_any_size_keep_their_precision() {
+    let scales = [1.0, 1e30, 0.0, 1e-30, 1e-12, 3e12, 1e-40, 1e22, 1e-22];
+    for (m, n, k) in [(40, 70, 600), (3, 50, 100), (90, 33, 2500)] {
+        let scaled = |rows: usize, seed| -> Vec<f32> {
+            let mut all = values(rows * k, seed);
+            for (row, all) in all.chunks_mut(k).enumerate() {
+                all.iter_mut().for_each(|v| *v *= if row < rows / 2 { scales[row % 9] } else { 1.0 });
+            }
+            all
+        };
+        let (x, w) = (scaled(m, 20), scaled(n, 21));
+        let expected = reference(&x, &w, m, n, k);
+        for isa in Isa::available() {
+            let weights = Weights::Plain(Matrix::dense(&w, n, k));
+            let all = product(&Gemm { x: Matrix::dense(&x, m, k), weights, isa }, n);
+            for (i, (&got, &(exact, naive, size))) in all.iter().zip(&expected).enumerate() {
+                // Subnormals have a precision of their own.
+                let allowed = (k as f64 + 2.0) * (2f64.powi(-24) * size + 2f64.powi(-149));
+                let good = match (exact as f32).is_finite() && naive.is_finite() {
+                    true => (f64::from(got) - exact).abs() <= allowed,
+                    false => got == naive || !naive.is_finite() && !got.is_finite(),
+                };
+                assert!(good, "{isa:?} {m} x {n} x {k}: element {i} is {got}, not {exact} or {naive}");
+            }
+            // SAFETY: the matrix is alive.
+            let packed = unsafe { pack(isa, DType::F32, &weights) }.unwrap();
+            for rows in [1, 2, 17, 40] {
+                let rows = rows.min(m);
+                for first in [0, m - rows] {
+                    for weights in [weights, Weights::Packed(&packed)] {
+                        let x = Matrix::dense(&x[first * k..], rows, k);
+                        let some = product(&Gemm { x, weights, isa }, n);
+                        assert!(bits(&some) == bits(&all[first * n..][..rows * n]), "{isa:?}: {rows} rows");
                     }
                 }
             }

@@ -7,11 +7,12 @@
 
 use super::amx::{self, Ahead, Shape, Tiles};
 use super::buffer::{LINE, Slot, with_scratch};
-use super::drive::{Depth, Part, TILE, end, finish, grid, share};
-use super::epilogue::{Epilogue, Tile};
+use super::drive::{Depth, Part, TILE, end, grid, share};
+use super::epilogue::Epilogue;
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, transpose_sums};
+use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side};
+use super::results::{Results, Unfinished};
 use crate::cpu::{num_threads, parallel_for};
 use std::ops::Range;
 
@@ -44,7 +45,9 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
     let panel_len = if w.is_gated() { HALF } else { PANEL };
     let panels = w.n().div_ceil(panel_len);
     let direct = is_direct(w.unit(), x, panels);
-    let product = Tiled { unit: w.unit(), left: x, direct, len: w.n(), panel_len, swapped: false, epilogue };
+    let integers = w.unit() == Unit::Int8;
+    let results = Results { left: x, len: w.n(), panel_len, swapped: false, integers, epilogue };
+    let product = Tiled { unit: w.unit(), left: x, direct, results };
     let right = Right { panels: w.panels(), panel: 0, unit: 0 };
     // SAFETY: passed on.
     unsafe { product.shared(&right, 0..panels) }
@@ -59,7 +62,9 @@ pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilo
     let (left, right) = if swapped { (w, x) } else { (x, w) };
     let (panels, panel_len) = (right.panels(), right.panel_len());
     let direct = is_direct(unit, left, panels);
-    let product = Tiled { unit, left, direct, len: right.len(), panel_len, swapped, epilogue };
+    let integers = unit == Unit::Int8;
+    let results = Results { left, len: right.len(), panel_len, swapped, integers, epilogue };
+    let product = Tiled { unit, left, direct, results };
     let units = unit.packed_len(right.k());
     let threads = num_threads();
     let left_bytes = left.len() * left.k() * left.halves[0].dtype.size();
@@ -87,7 +92,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilo
 ///
 /// Rows are best left where they are if they are contiguous. If both are, or neither, it is a matter of turning round: the
 /// right operand, once for each row of the left, or the sums, once for each unit of k. Both in blocks of 16 x 16 units.
-fn is_swapped(x: &Side, w: &Side) -> bool {
+pub(super) fn is_swapped(x: &Side, w: &Side) -> bool {
     let contiguous = |side: &Side| side.halves.iter().all(|m| m.k_stride == 1);
     match (contiguous(x), contiguous(w)) {
         (true, false) => false,
@@ -105,17 +110,13 @@ fn is_direct(unit: Unit, left: &Side, panels: usize) -> bool {
     left.k() > 0 && left.halves.iter().all(|m| m.is_units(unit) && (panels <= FEW || lines(m)))
 }
 
-/// A product of a left operand with panels of a right one of `len` outputs.
+/// A product of a left operand with panels of a right one.
 struct Tiled<'a, E> {
     unit: Unit,
     left: &'a Side,
     /// Whether tiles are loaded from the left operand itself.
     direct: bool,
-    len: usize,
-    panel_len: usize,
-    /// Whether the left operand is the weights.
-    swapped: bool,
-    epilogue: &'a E,
+    results: Results<'a, E>,
 }
 
 /// The memory one thread works in.
@@ -210,7 +211,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                         }
                     }
                 }
-                end(Isa::Amx, self.epilogue);
+                end(Isa::Amx, self.results.epilogue);
             });
         });
     }
@@ -241,7 +242,7 @@ impl<E: Epilogue> Tiled<'_, E> {
                         unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
                     }
                 }
-                end(Isa::Amx, self.epilogue);
+                end(Isa::Amx, self.results.epilogue);
             });
         });
     }
@@ -254,7 +255,7 @@ impl<E: Epilogue> Tiled<'_, E> {
         let whole = k.from == 0 && k.last;
         // A tile is finished while the next one is multiplied: what was stored a moment ago cannot be loaded at once.
         let mut pending = Unfinished::default();
-        let at_once = if self.epilogue.computes() { AT_ONCE } else { usize::MAX };
+        let at_once = if self.results.epilogue.computes() { AT_ONCE } else { usize::MAX };
         for block in part.blocks.clone() {
             // SAFETY: the block is inside the left operand, the workspace holds it.
             let left = unsafe { self.load_left(block, k, space) };
@@ -263,21 +264,21 @@ impl<E: Epilogue> Tiled<'_, E> {
                 let sums = space.sums.wrapping_add(TILE * if whole { tile % 2 } else { tile });
                 let ahead = if block + 1 < part.blocks.end { self.ahead(block + 1, index, k) } else { None };
                 if k.last {
-                    self.expect(block, panel);
+                    self.results.expect(block, panel);
                 }
                 // SAFETY: the operands hold `k.len` units and the sums a tile; each tile is finished once.
                 unsafe {
-                    let between = |done: usize| self.finish(&mut pending, done, left.steps);
+                    let between = |done: usize| self.results.finish(&mut pending, done, left.steps);
                     self.multiply(tiles, &left, panel, right, sums, k.from, ahead, space, at_once, between);
-                    self.finish(&mut pending, 1, 1);
+                    self.results.finish(&mut pending, 1, 1);
                     if k.last {
-                        pending = self.unfinished(block, panel, sums, space);
+                        pending = self.results.unfinished(block, panel, sums, space.turned);
                     }
                 }
             }
         }
         // SAFETY: as above.
-        unsafe { self.finish(&mut pending, 1, 1) };
+        unsafe { self.results.finish(&mut pending, 1, 1) };
     }
 
     /// The rows of a block that its predecessor's product with panel `index` asks for.
@@ -345,10 +346,10 @@ impl<E: Epilogue> Tiled<'_, E> {
         at_once: usize,
         between: impl FnMut(usize),
     ) {
-        let (_, count) = self.columns(panel);
+        let (_, count) = self.results.columns(panel);
         let width = right.panels.width;
         let right = right.at(panel, from);
-        let paired = self.panel_len == HALF;
+        let paired = self.results.panel_len == HALF;
         let second = if paired { count } else { count.saturating_sub(HALF) };
         let product = amx::Product {
             shape: Shape { rows: left.rows, cols: [count.min(HALF), second] },
@@ -376,76 +377,5 @@ impl<E: Epilogue> Tiled<'_, E> {
                 tiles.multiply(self.unit, &product);
             }
         }
-    }
-
-    /// The first output of a panel, and how many it has.
-    fn columns(&self, panel: usize) -> (usize, usize) {
-        let first = panel * self.panel_len;
-        (first, (self.len - first).min(self.panel_len))
-    }
-
-    /// Rows and columns of the left and right operand that a tile is made of.
-    fn extent(&self, block: usize, panel: usize) -> [Range<usize>; 2] {
-        let row = block * self.left.panel_len();
-        let rows = self.left.panel_len().min(self.left.len() - row);
-        let (col, cols) = self.columns(panel);
-        [row..row + rows, col..col + cols]
-    }
-
-    /// Tells the epilogue which tile comes next.
-    fn expect(&self, block: usize, panel: usize) {
-        let [left, right] = self.extent(block, panel);
-        if self.swapped { self.epilogue.expect(right, left) } else { self.epilogue.expect(left, right) }
-    }
-
-    /// A tile of sums on its way to the epilogue.
-    ///
-    /// # Safety
-    /// `sums` must hold the tile.
-    unsafe fn unfinished(&self, block: usize, panel: usize, sums: *mut f32, space: &Workspace) -> Unfinished {
-        let [left, right] = self.extent(block, panel);
-        if !self.swapped {
-            let (row, rows) = (left.start, left.len());
-            return Unfinished {
-                tile: Tile { sums, row, col: right.start, rows, cols: right.len() },
-                done: 0,
-            };
-        }
-        // SAFETY: passed on; the workspace holds the tile that is made.
-        unsafe { transpose_sums(Isa::Amx.tier(), sums, right.len(), space.turned) };
-        let (row, rows) = (right.start, right.len());
-        let tile = Tile { sums: space.turned, row, col: left.start, rows, cols: left.len() };
-        Unfinished { tile, done: 0 }
-    }
-
-    /// Hands as many rows to the epilogue as make `part` parts of `whole`.
-    ///
-    /// # Safety
-    /// The tile must hold its sums.
-    #[inline(always)]
-    unsafe fn finish(&self, pending: &mut Unfinished, part: usize, whole: usize) {
-        let Unfinished { tile, done } = pending;
-        let rows = (tile.rows * part).div_ceil(whole);
-        if *done < rows {
-            let sums = tile.sums.wrapping_add(*done * PANEL);
-            let rows = Tile { sums, row: tile.row + *done, rows: rows - *done, ..*tile };
-            *done += rows.rows;
-            // SAFETY: the tile's memory is the caller's promise; each row is finished once.
-            unsafe { finish(Isa::Amx, rows, self.unit == Unit::Int8, self.epilogue) };
-        }
-    }
-}
-
-/// A tile of which `done` rows are finished.
-struct Unfinished {
-    tile: Tile,
-    done: usize,
-}
-
-impl Default for Unfinished {
-    /// Nothing is left to do.
-    fn default() -> Self {
-        let tile = Tile { sums: std::ptr::null(), row: 0, col: 0, rows: 0, cols: 0 };
-        Unfinished { tile, done: 0 }
     }
 }

@@ -21,8 +21,11 @@
 //!   of TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a
 //!   time, each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For
 //!   16-bit results without a residual, the activation itself is as coarse as such a type allows.
+//! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all added
+//!   in f32. What those leave out is below the precision of f32, and sums are more exact than those of plain f32.
 //! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
-//!   that use them.
+//!   that use them. Of f32 on AMX only what is that small beside products above 2^-80 in the same row is lost; rows whose
+//!   products are all smaller, or could overflow, are multiplied as f32.
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
 //! - A row of the result has the same bits whatever the other rows are and however many there are.
 //!

@@ -1,0 +1,405 @@
+//! Few rows of f32 on tiles: the weights are read once, split in the first cache and used at once.
+
+use super::mend::{Exponents, Magnitudes, Mender};
+use super::planes::{Largest, PLANE, STEP, STEP_BYTES, magnitude, magnitudes, split_columns, split_row};
+use super::steps::{Form, Narrow, begin, narrow_begin, narrow_step, narrow_store, step, store};
+use super::{Operand, STAGE, SplitProduct, split_panel};
+use crate::cpu::gemm::amx::{Shape, Tiles};
+use crate::cpu::gemm::buffer::{Slot, with_scratch};
+use crate::cpu::gemm::drive::{Depth, TILE, end};
+use crate::cpu::gemm::epilogue::Epilogue;
+use crate::cpu::gemm::isa::Isa;
+use crate::cpu::gemm::matrix::{Block, Unit, copy_rows};
+use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side};
+use crate::cpu::parallel_for;
+use crate::cpu::prefetch::{LINE, fetch_line};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Steps of weights in the first cache: what was stored a moment ago cannot be loaded at once.
+const RING: usize = 2;
+/// How many bytes ahead in its row a weight is asked for.
+const AHEAD: usize = 1024;
+/// The same in a panel, whose rows are 32 columns.
+const PANEL_AHEAD: usize = 8 << 10;
+
+/// Few rows and weights as they are, which are the left operand.
+///
+/// # Safety
+/// As for [`super::unpacked`]; at most [`PANEL`] rows, and weights of f32 with contiguous rows.
+pub(super) unsafe fn unpacked<E: Epilogue>(product: &SplitProduct<'_, E>) {
+    let Operand::Rows(x) = product.right else { unreachable!("rows are split here") };
+    let (k, mut seen) = (x.k(), [0; PANEL]);
+    with_rows(x, true, |rows, stage| {
+        for step in 0..k.div_ceil(STEP) {
+            let one = Depth { from: step, len: 1, last: true };
+            // SAFETY: the scratch has room for what is staged and for the steps; AMX implies the instructions.
+            unsafe {
+                split_panel(&product.right, 0, one, k, rows.place(step), stage, &mut seen);
+                rows.compact(step);
+            }
+        }
+        // SAFETY: passed on.
+        unsafe { stream(product, rows, &seen, &WeightRows(product.left)) };
+    });
+}
+
+/// Few rows and weights in panels, which are the right operand.
+///
+/// # Safety
+/// As for [`super::packed`]; at most [`PANEL`] rows.
+pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: Panels) {
+    let x = product.left;
+    let (k, mut seen) = (x.k(), [0; PANEL]);
+    with_rows(x, false, |rows, stage| {
+        for step in 0..k.div_ceil(STEP) {
+            let from = step * STEP;
+            let len = STEP.min(k - from);
+            let block = Block { matrix: &x.halves[0], row: 0, rows: x.len(), k: from, len };
+            // SAFETY: as above.
+            unsafe {
+                copy_rows(Isa::Amx.tier(), Unit::F32, block, stage.cast(), STEP, len);
+                split_rows(stage, x.len(), len, rows.place(step), &mut seen);
+                rows.compact(step);
+            }
+        }
+        // SAFETY: passed on.
+        unsafe { stream(product, rows, &seen, &WeightPanels { panels, k }) };
+    });
+}
+
+/// The split rows of `x`, which all threads read.
+///
+/// Up to 16 rows are tiles of 16 pairs of k for each row, or of each row, and nothing between them, so that the first
+/// cache holds them.
+#[derive(Copy, Clone)]
+struct XPlanes {
+    data: *mut u8,
+    /// A step as it is split.
+    loose: *mut u8,
+    rows: usize,
+    /// Whether the weights are left.
+    swapped: bool,
+}
+
+// SAFETY: written before the loop that shares it, only read in it.
+unsafe impl Sync for XPlanes {}
+
+impl XPlanes {
+    fn is_narrow(&self) -> bool {
+        self.rows <= HALF
+    }
+
+    /// Rows of a tile, and their bytes.
+    fn tile(&self) -> (usize, usize) {
+        match (self.is_narrow(), self.swapped) {
+            (false, _) => (HALF, 4 * HALF),
+            (true, true) => (HALF, 4 * self.rows),
+            (true, false) => (self.rows, 4 * HALF),
+        }
+    }
+
+    /// Bytes of a plane of a step.
+    fn plane(&self) -> usize {
+        let (rows, bytes) = self.tile();
+        if self.is_narrow() { rows * bytes } else { PLANE }
+    }
+
+    fn step(&self, step: usize) -> *mut u8 {
+        self.data.wrapping_add(step * 3 * self.plane())
+    }
+
+    /// Where to split a step to.
+    fn place(&self, step: usize) -> *mut u8 {
+        if self.is_narrow() { self.loose } else { self.step(step) }
+    }
+
+    /// Brings a step from its place to where it is used.
+    ///
+    /// # Safety
+    /// The step must have been split.
+    unsafe fn compact(&self, step: usize) {
+        if !self.is_narrow() {
+            return;
+        }
+        let (rows, bytes) = self.tile();
+        for plane in 0..3 {
+            for row in 0..rows {
+                let from = self.loose.wrapping_add(plane * PLANE + row * 4 * HALF);
+                let to = self.step(step).wrapping_add(plane * self.plane() + row * bytes);
+                // SAFETY: both are inside what the scratch holds.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+            }
+        }
+    }
+
+    /// The shape of the tiles: of one tile of the weights where they are left, of two where they are right.
+    fn shape(&self) -> Shape {
+        let x = [self.rows.min(HALF), if self.is_narrow() { 0 } else { HALF }];
+        match (self.is_narrow(), self.swapped) {
+            (false, _) => Shape { rows: [HALF; 2], cols: [HALF; 2] },
+            (true, true) => Shape { rows: [HALF, 0], cols: x },
+            (true, false) => Shape { rows: x, cols: [HALF; 2] },
+        }
+    }
+
+    /// # Safety
+    /// The tiles must have [`XPlanes::shape`].
+    #[inline(always)]
+    unsafe fn begin(&self) {
+        // SAFETY: passed on.
+        unsafe { if self.is_narrow() { narrow_begin(self.swapped) } else { begin(None) } }
+    }
+
+    /// Adds the products with a step of weights.
+    ///
+    /// # Safety
+    /// As for [`XPlanes::begin`]; `weights` must hold a step.
+    #[inline(always)]
+    unsafe fn multiply(&self, index: usize, weights: *const u8) {
+        let (x, swapped) = (self.step(index).cast_const(), self.swapped);
+        // SAFETY: passed on.
+        unsafe {
+            if self.is_narrow() {
+                let x = [0, 1, 2].map(|plane| x.wrapping_add(plane * self.plane()));
+                return narrow_step(Narrow { x, x_stride: self.tile().1, w: weights, swapped });
+            }
+            match swapped {
+                true => step(Form { tall: false, wide: true, swapped }, weights, x),
+                false => step(Form { tall: true, wide: true, swapped }, x, weights),
+            }
+        }
+    }
+
+    /// Stores what [`XPlanes::begin`] began.
+    ///
+    /// # Safety
+    /// As for [`XPlanes::begin`]; `sums` must hold a tile from half `g` of its rows on, and as much again.
+    #[inline(always)]
+    unsafe fn store(&self, sums: *mut f32, g: usize) {
+        let out = sums.wrapping_add(g * HALF * PANEL);
+        // SAFETY: passed on.
+        unsafe { if self.is_narrow() { narrow_store(self.swapped, out) } else { store(out) } }
+    }
+}
+
+/// Calls `f` with room for the steps of all rows, and for a step of f32.
+fn with_rows(x: &Side, swapped: bool, f: impl FnOnce(XPlanes, *mut f32)) {
+    let mut planes =
+        XPlanes { data: std::ptr::null_mut(), loose: std::ptr::null_mut(), rows: x.len(), swapped };
+    let bytes = (x.k().div_ceil(STEP) * 3 * planes.plane()).next_multiple_of(LINE);
+    let stage = STAGE * PANEL * size_of::<f32>();
+    with_scratch(Slot::Shared, bytes + STEP_BYTES + stage, |scratch| {
+        planes.loose = scratch;
+        planes.data = scratch.wrapping_add(STEP_BYTES);
+        f(planes, planes.data.wrapping_add(bytes).cast());
+    });
+}
+
+/// Splits `len` elements of rows that lie [`STEP`] apart.
+///
+/// # Safety
+/// The rows must be readable and `dst` hold a step.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn split_rows(rows: *const f32, count: usize, len: usize, dst: *mut u8, seen: &mut Magnitudes) {
+    for (row, seen) in seen.iter_mut().enumerate().take(count) {
+        // SAFETY: passed on.
+        let largest =
+            unsafe { split_row(rows.wrapping_add(row * STEP), len, row, dst, _mm512_setzero_si512()) };
+        *seen = (*seen).max(magnitude(largest));
+    }
+}
+
+/// Weights that are split step by step, piece by piece: 16 rows, or a panel. More rows than 16 are more pages than the
+/// processor asks for ahead by itself.
+trait Stream: Sync {
+    /// Pieces in a block of 32.
+    const PIECES: usize;
+    /// What is seen of a piece: the largest magnitudes of one row after another, or of two halves.
+    const SEEN: usize;
+
+    /// Splits a step of a piece.
+    ///
+    /// # Safety
+    /// AVX-512 must be there, `dst` hold a step, and the piece and the step be inside the weights.
+    unsafe fn split(&self, piece: usize, at: usize, dst: *mut u8, seen: &mut [Largest]);
+
+    /// The largest magnitudes of the rows of a piece of a block.
+    ///
+    /// # Safety
+    /// AVX-512 must be there.
+    unsafe fn magnitudes(&self, seen: &[Largest], of: &mut [u32]);
+}
+
+struct WeightRows<'a>(&'a Side);
+
+impl Stream for WeightRows<'_> {
+    const PIECES: usize = 2;
+    const SEEN: usize = HALF;
+
+    #[inline(always)]
+    unsafe fn split(&self, piece: usize, at: usize, dst: *mut u8, seen: &mut [Largest]) {
+        let k = self.0.k();
+        let (matrix, first, rows) = self.0.half(piece / 2, piece % 2);
+        let stride = matrix.row_bytes();
+        let mut src = matrix.at(first, at);
+        let left = (k - at) * size_of::<f32>();
+        let ahead = if left > AHEAD {
+            AHEAD as isize
+        } else {
+            // The rows that are needed next.
+            let next = piece + 1;
+            let (matrix, first, _) = self.0.half(next / 2, next % 2);
+            (matrix.at(first, 0) as isize).wrapping_sub(src as isize).wrapping_add((AHEAD - left) as isize)
+        };
+        for (row, seen) in seen.iter_mut().enumerate().take(rows) {
+            let soon = src.wrapping_offset(ahead);
+            fetch_line(soon);
+            fetch_line(soon.wrapping_add(LINE));
+            // SAFETY: passed on; the row is inside the weights.
+            *seen = unsafe { split_row(src.cast(), STEP.min(k - at), row, dst, *seen) };
+            src = src.wrapping_offset(stride);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn magnitudes(&self, seen: &[Largest], of: &mut [u32]) {
+        for (of, &seen) in of.iter_mut().zip(seen) {
+            // SAFETY: passed on.
+            *of = unsafe { magnitude(seen) };
+        }
+    }
+}
+
+struct WeightPanels {
+    panels: Panels,
+    k: usize,
+}
+
+impl Stream for WeightPanels {
+    const PIECES: usize = 1;
+    const SEEN: usize = 2;
+
+    #[inline(always)]
+    unsafe fn split(&self, piece: usize, at: usize, dst: *mut u8, seen: &mut [Largest]) {
+        let src = self.panels.at(piece, at).cast::<f32>().cast_const();
+        for line in 0..STEP * PANEL * size_of::<f32>() / LINE {
+            fetch_line(src.cast::<u8>().wrapping_add(PANEL_AHEAD + line * LINE));
+        }
+        for (g, seen) in seen.iter_mut().enumerate() {
+            let src = src.wrapping_add(g * HALF);
+            // SAFETY: passed on; the panel holds the elements.
+            *seen = unsafe { split_columns(src, PANEL, STEP.min(self.k - at), g, dst, *seen) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn magnitudes(&self, seen: &[Largest], of: &mut [u32]) {
+        for (of, &seen) in of.chunks_mut(HALF).zip(seen) {
+            // SAFETY: the magnitudes of half a panel are one vector.
+            unsafe { _mm512_storeu_si512(of.as_mut_ptr().cast(), magnitudes(seen)) };
+        }
+    }
+}
+
+/// # Safety
+/// As for [`super::run`], with AMX; `rows` must hold all steps of `x`.
+unsafe fn stream<E: Epilogue, S: Stream>(
+    product: &SplitProduct<'_, E>,
+    rows: XPlanes,
+    rows_seen: &Magnitudes,
+    weights: &S,
+) {
+    let k = product.left.k();
+    let blocks = match product.results.swapped {
+        true => product.left.panels(),
+        false => product.results.len.div_ceil(product.results.panel_len),
+    };
+    if product.left.len() == 0 || product.results.len == 0 {
+        return;
+    }
+    let grain = (1 << 12) / k.max(1) + 1;
+    parallel_for(blocks, grain, |range| {
+        // The second half of the sums is stored as a whole tile.
+        let bytes = RING * STEP_BYTES + 3 * TILE * size_of::<f32>();
+        with_scratch(Slot::Own, bytes, |scratch| {
+            // SAFETY: the caller promised AMX, which implies the instructions; the scratch is this thread's.
+            unsafe {
+                let mut tiles = Tiles::new();
+                tiles.configure(rows.shape());
+                multiply(product, &rows, rows_seen, weights, range, scratch);
+            }
+            end(Isa::Amx, product.results.epilogue);
+        });
+    });
+}
+
+/// Multiplies some blocks of the weights with all rows.
+///
+/// # Safety
+/// As for [`stream`], with tiles configured; the scratch must hold the ring and three tiles.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn multiply<E: Epilogue, S: Stream>(
+    product: &SplitProduct<'_, E>,
+    rows: &XPlanes,
+    rows_seen: &Magnitudes,
+    weights: &S,
+    blocks: Range<usize>,
+    scratch: *mut u8,
+) {
+    let k = product.left.k();
+    let steps = k.div_ceil(STEP);
+    let turned = scratch.wrapping_add(RING * STEP_BYTES).cast::<f32>();
+    let sums = turned.wrapping_add(TILE);
+    let slot = |position: usize| scratch.wrapping_add(position % RING * STEP_BYTES);
+    let swapped = product.results.swapped;
+    let mut mender = Mender::default();
+    let rows_exponents = Exponents::of(rows_seen);
+    // What is split and what is multiplied lie less than a ring apart, in steps and so in pieces.
+    let mut seen = [[_mm512_setzero_si512(); HALF]; RING];
+    let (mut ahead_piece, mut ahead_step) = (blocks.start * S::PIECES, 0);
+    let mut split_next = |position: usize, seen: &mut [[Largest; HALF]; RING]| {
+        if ahead_piece < blocks.end * S::PIECES && steps > 0 {
+            let seen = &mut seen[ahead_piece % RING][..S::SEEN];
+            if ahead_step == 0 {
+                seen.fill(_mm512_setzero_si512());
+            }
+            // SAFETY: the piece and the step exist, the ring has room for a step.
+            unsafe { weights.split(ahead_piece, ahead_step * STEP, slot(position), seen) };
+            ahead_step += 1;
+            if ahead_step == steps {
+                (ahead_piece, ahead_step) = (ahead_piece + 1, 0);
+            }
+        }
+    };
+    for position in 0..RING - 1 {
+        split_next(position, &mut seen);
+    }
+    let mut position = 0;
+    for block in blocks.clone() {
+        let (left, right) = if swapped { (block, 0) } else { (0, block) };
+        product.results.expect(left, right);
+        let mut weights_seen = [0; PANEL];
+        // SAFETY: the ring and the rows hold the steps; each tile is finished once.
+        unsafe {
+            for g in 0..S::PIECES {
+                rows.begin();
+                for index in 0..steps {
+                    rows.multiply(index, slot(position));
+                    split_next(position + RING - 1, &mut seen);
+                    position += 1;
+                }
+                rows.store(sums, g);
+                let seen = &seen[(block * S::PIECES + g) % RING][..S::SEEN];
+                weights.magnitudes(seen, &mut weights_seen[g * HALF..]);
+            }
+            if !Exponents::of(&weights_seen).fits(rows_exponents) {
+                let (left_seen, right_seen) =
+                    if swapped { (&weights_seen, rows_seen) } else { (rows_seen, &weights_seen) };
+                mender.mend((product.left, left, left_seen), (&product.right, right, right_seen), sums);
+            }
+            let mut pending = product.results.unfinished(left, right, sums, turned);
+            product.results.finish(&mut pending, 1, 1);
+        }
+    }
+}
