@@ -337,68 +337,10 @@ fn e5m2_to_bytes<S: Simd>(s: S, v: S::V) -> S::B {
 #[inline(always)]
 pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
     s: S,
-    src: *const T,
-    dst: *mut U,
+    mut src: *const T,
+    mut dst: *mut U,
     n: usize,
     stream: bool,
-    f: impl Fn(S::V) -> S::V,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        map_by(
-            s,
-            (src, dst, n, stream),
-            #[inline(always)]
-            |p| T::load(s, p),
-            #[inline(always)]
-            |p, v, stream| U::put(s, p, v, stream),
-            f,
-        )
-    }
-}
-
-/// [`map`] between bf16 and e4m3, which have the same order of lanes where none is asked for. With `near`, results are those
-/// of [`CpuElement::put_near`].
-///
-/// # Safety
-/// As [`map`]; the types must be these.
-#[inline(always)]
-pub unsafe fn map_unordered<S: Simd, T: CpuElement, U: CpuElement>(
-    s: S,
-    (src, dst, n, stream): (*const T, *mut U, usize, bool),
-    near: bool,
-    f: impl Fn(S::V) -> S::V,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        map_by(
-            s,
-            (src, dst, n, stream),
-            #[inline(always)]
-            |p| T::load_unordered(s, p),
-            #[inline(always)]
-            |p, v, stream| {
-                if near && U::DTYPE == DType::BF16 {
-                    U::put_near(s, p, v, stream)
-                } else {
-                    U::put_unordered(s, p, v, stream)
-                }
-            },
-            f,
-        )
-    }
-}
-
-/// [`map`] by these loads and stores of whole vectors.
-///
-/// # Safety
-/// As [`map`].
-#[inline(always)]
-unsafe fn map_by<S: Simd, T: CpuElement, U: CpuElement>(
-    s: S,
-    (mut src, mut dst, n, stream): (*const T, *mut U, usize, bool),
-    load: impl Fn(*const T) -> S::V,
-    put: impl Fn(*mut U, S::V, bool),
     f: impl Fn(S::V) -> S::V,
 ) {
     let mut left = n;
@@ -414,11 +356,11 @@ unsafe fn map_by<S: Simd, T: CpuElement, U: CpuElement>(
         }
         while left >= S::N {
             fetch::<S, T>(src.wrapping_byte_add(AHEAD));
-            let v = f(load(src));
+            let v = f(T::load(s, src));
             if !stream {
                 claim_ahead::<S, U>(dst);
             }
-            put(dst, v, stream);
+            U::put(s, dst, v, stream);
             (src, dst, left) = (src.add(S::N), dst.add(S::N), left.wrapping_sub(S::N));
         }
         if left > 0 {

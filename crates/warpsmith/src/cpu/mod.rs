@@ -38,13 +38,15 @@ pub mod math;
 pub mod pieces;
 pub mod prefetch;
 pub mod rows;
+mod runs;
 pub mod simd;
 mod threads;
 mod tier;
 
 pub use bandwidth::{cpu_name, l2_bytes, measure_copy, should_stream};
 pub use copy::copy_bytes;
-pub use element::{CpuElement, map, map_unordered};
+pub use element::{CpuElement, map};
+pub use runs::Runs;
 pub use simd::{Simd, Task, dispatch};
 pub use threads::{configured_threads, num_threads, parallel_for, with_threads};
 pub use tier::Tier;

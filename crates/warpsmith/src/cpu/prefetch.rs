@@ -7,6 +7,8 @@ use super::simd::Simd;
 
 /// How many bytes ahead of its loads a loop asks for what it reads: past the end of the page.
 pub const AHEAD: usize = 4096;
+/// Most runs of memory that a loop goes through side by side.
+pub const SIDE_BY_SIDE: usize = 4;
 /// How many bytes ahead a loop asks for what it reads to be brought into the second cache, with [`fetch_near`].
 pub const FAR_AHEAD: usize = 8192;
 /// Bytes of a cache line.
@@ -17,6 +19,14 @@ const CLAIM_AHEAD: usize = 1024;
 
 /// Rows of more bytes than this are not asked for ahead: they would push out what is in use.
 const FARTHEST_AHEAD: usize = 1 << 17;
+
+/// How many runs of memory a loop goes through side by side, and how many bytes ahead it asks for what it reads. With results
+/// that go past the caches (`stream`) several: the second cache's own prefetcher follows each page by itself and has more
+/// requests under way than the first cache has buffers, which such stores take as well. It then has to be helped only across the
+/// ends of pages.
+pub fn side_by_side(stream: bool) -> (usize, usize) {
+    if stream { (SIDE_BY_SIDE, 1024) } else { (1, AHEAD) }
+}
 
 /// A row that is needed soon. While one row is worked on in the caches, memory would idle; asking for the next row
 /// meanwhile keeps it busy.

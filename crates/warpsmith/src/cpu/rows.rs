@@ -274,6 +274,7 @@ impl<T: CpuElement, U: CpuElement> Narrow<T, U> {
 }
 
 /// Division of many values by one, with the bits of a division.
+#[derive(Clone, Copy)]
 pub struct Divide<S: Simd> {
     divisor: S::V,
     inverse: S::V,

@@ -6,7 +6,8 @@
 //! one at eight elements, and of the cells between an eighth of a binade and the next none has two of these.
 
 use super::{Avx512, Scaled};
-use crate::cpu::prefetch::{AHEAD, LINE, claim_ahead, fetch_line};
+use crate::cpu::prefetch::{LINE, SIDE_BY_SIDE, claim_ahead, fetch_line};
+use crate::cpu::runs::Runs;
 use std::arch::x86_64::*;
 
 /// Fewer elements are not worth their tables.
@@ -22,15 +23,62 @@ const INFINITY: i16 = 0x7f80;
 ///
 /// # Safety
 /// As there.
-pub(super) unsafe fn convert(x: *const u16, out: *mut u8, n: usize, scaled: Scaled, stream: bool) -> usize {
-    if n < FEWEST || !std::arch::is_x86_feature_detected!("avx512vbmi") || !scaled.is_moderate() {
+pub(super) unsafe fn convert(runs: &Runs<'_, u16, u8>, scaled: &[Scaled], stream: bool) -> usize {
+    if runs.n < FEWEST
+        || runs.at.len() > SIDE_BY_SIDE
+        || !std::arch::is_x86_feature_detected!("avx512vbmi")
+        || !scaled.iter().all(|scaled| scaled.is_moderate())
+    {
         return 0;
     }
-    let whole = n - n % BLOCK;
-    let stream = stream && (out as usize).is_multiple_of(LINE);
+    let whole = runs.n - runs.n % BLOCK;
+    let stream = stream && runs.at.iter().all(|&(_, out)| (out as usize).is_multiple_of(LINE));
     // SAFETY: the processor has VBMI, which there is not without the rest; the caller promised the memory.
-    unsafe { Tables::new(scaled).convert(x, out, whole, stream) };
+    unsafe {
+        let mut tables = [Tables::new(scaled[0]); SIDE_BY_SIDE];
+        for k in 1..runs.at.len() {
+            tables[k] = if scaled[k] == scaled[k - 1] { tables[k - 1] } else { Tables::new(scaled[k]) };
+        }
+        convert_runs(&tables, runs, whole, stream);
+    }
     whole
+}
+
+/// Converts the first `whole` elements of all runs, blocks of them.
+///
+/// # Safety
+/// As [`super::bf16_to_e4m3`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+unsafe fn convert_runs(
+    tables: &[Tables; SIDE_BY_SIDE],
+    runs: &Runs<'_, u16, u8>,
+    whole: usize,
+    stream: bool,
+) {
+    let mut i = 0;
+    while i < whole {
+        let reach = i.wrapping_add(runs.ahead / size_of::<u16>());
+        for ((k, &(x, out)), tables) in runs.at.iter().enumerate().zip(tables) {
+            let ahead = match runs.next.get(k) {
+                Some(next) if reach >= whole => next.wrapping_add(reach - whole).cast::<u8>(),
+                _ => x.wrapping_add(reach).cast::<u8>(),
+            };
+            fetch_line(ahead);
+            fetch_line(ahead.wrapping_add(LINE));
+            // SAFETY: passed on.
+            unsafe {
+                let (x, out) = (x.add(i), out.add(i));
+                let codes = tables.codes(_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(32).cast()));
+                if stream {
+                    _mm512_stream_si512(out.cast(), codes);
+                } else {
+                    claim_ahead::<Avx512, f32>(out.cast());
+                    _mm512_storeu_si512(out.cast(), codes);
+                }
+            }
+        }
+        i = i.wrapping_add(BLOCK);
+    }
 }
 
 impl Scaled {
@@ -62,6 +110,7 @@ impl Scaled {
 }
 
 /// What the codes for one scale are made of.
+#[derive(Clone, Copy)]
 struct Tables {
     /// Subtracted from magnitudes, whose upper bits then are codes but for what is `added`; those of the least normal
     /// result are 8.
@@ -164,32 +213,6 @@ impl Tables {
             step = _mm512_mask_set1_epi8(step, _mm512_cmpeq_epi8_mask(cells, cell), (magnitude & 0x7f) as i8);
         }
         (first, step)
-    }
-
-    /// Converts `n` elements, whole blocks of them.
-    ///
-    /// # Safety
-    /// As [`super::bf16_to_e4m3`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    unsafe fn convert(&self, x: *const u16, out: *mut u8, n: usize, stream: bool) {
-        let mut i = 0;
-        while i < n {
-            let ahead = x.wrapping_add(i).wrapping_byte_add(AHEAD).cast::<u8>();
-            fetch_line(ahead);
-            fetch_line(ahead.wrapping_add(LINE));
-            // SAFETY: passed on.
-            unsafe {
-                let codes =
-                    self.codes(_mm512_loadu_si512(x.add(i).cast()), _mm512_loadu_si512(x.add(i + 32).cast()));
-                if stream {
-                    _mm512_stream_si512(out.add(i).cast(), codes);
-                } else {
-                    claim_ahead::<Avx512, f32>(out.add(i).cast());
-                    _mm512_storeu_si512(out.add(i).cast(), codes);
-                }
-            }
-            i = i.wrapping_add(BLOCK);
-        }
     }
 
     /// The codes of `a`, then of `b`.

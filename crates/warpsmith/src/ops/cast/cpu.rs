@@ -1,9 +1,10 @@
 //! `cast` on the CPU, one source for all tiers.
 
 use super::{OUT, Problem, SCALE, Scaling, X};
+use crate::cpu::prefetch::{SIDE_BY_SIDE, side_by_side};
 use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::{Scaled, bf16_to_e4m3};
-use crate::cpu::{CpuElement, Simd, Task, dispatch, map, map_unordered, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Runs, Simd, Task, dispatch, parallel_for, should_stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::registry::Launch;
@@ -12,25 +13,66 @@ use std::ops::Range;
 
 /// Elements a thread works on at least: less is not worth waking one.
 const GRAIN: usize = 1 << 15;
+/// Most elements of a row that are worked on in one go. Several of these are side by side.
+const BLOCK: usize = 8192;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let elements = p.num_rows * p.num_cols;
-    let stream = should_stream(elements * p.to.size());
+    let stream = should_stream(p.num_rows * p.num_cols * p.to.size());
+    let blocks = p.num_cols.div_ceil(BLOCK);
+    let grain = GRAIN.div_ceil(p.num_cols.clamp(1, BLOCK));
     with_element!(p.from, T => with_element!(p.to, U => {
-        parallel_for(elements, GRAIN, |range| {
-            dispatch(launch.tier, Convert::<T, U> { launch, range, stream, types: PhantomData });
+        parallel_for(p.num_rows * blocks, grain, |units| {
+            dispatch(launch.tier, Convert::<T, U> { launch, units, stream, types: PhantomData });
         });
     }));
     Ok(())
 }
 
-/// Elements `range`, counted row by row.
+/// Blocks of rows, counted row by row.
 struct Convert<'a, T, U> {
     launch: &'a Launch<'a, Problem>,
-    range: Range<usize>,
+    units: Range<usize>,
     stream: bool,
     types: PhantomData<(T, U)>,
+}
+
+/// Blocks of one length that are worked on side by side.
+struct Group<T, U> {
+    at: [(*const T, *mut U); SIDE_BY_SIDE],
+    scales: [f32; SIDE_BY_SIDE],
+    /// Elements of each.
+    n: usize,
+    blocks: usize,
+}
+
+impl<T: CpuElement, U: CpuElement> Convert<'_, T, U> {
+    /// The blocks from `unit` on that are as long as the first.
+    fn group(&self, unit: usize) -> Group<T, U> {
+        let (p, args) = (self.launch.problem, self.launch.args);
+        let per_row = p.num_cols.div_ceil(BLOCK);
+        let at = [(std::ptr::null(), std::ptr::null_mut()); SIDE_BY_SIDE];
+        let mut group = Group { at, scales: [1.0; SIDE_BY_SIDE], n: 0, blocks: 0 };
+        for unit in unit..self.units.end.min(unit.saturating_add(side_by_side(self.stream).0)) {
+            let start = unit % per_row * BLOCK;
+            let n = BLOCK.min(p.num_cols - start);
+            if group.blocks > 0 && n != group.n {
+                break;
+            }
+            let [x_at, out_at, scale_at, _] = p.rows.offsets(unit / per_row);
+            let [x, out] = [0, 1].map(|t| start as isize * p.steps[t]);
+            group.at[group.blocks] = (
+                (args.address(X) as *const T).wrapping_add(x_at).wrapping_offset(x),
+                (args.address(OUT) as *mut U).wrapping_add(out_at).wrapping_offset(out),
+            );
+            if p.scaling != Scaling::None {
+                // SAFETY: `check` bound its shape to the rows.
+                group.scales[group.blocks] = unsafe { *(args.address(SCALE) as *const f32).add(scale_at) };
+            }
+            (group.n, group.blocks) = (n, group.blocks + 1);
+        }
+        group
+    }
 }
 
 impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
@@ -39,117 +81,135 @@ impl<T: CpuElement, U: CpuElement> Task for Convert<'_, T, U> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let p = self.launch.problem;
-        let args = self.launch.args;
-        let Range { mut start, end } = self.range;
-        while start < end {
-            let (row, col) = (start / p.num_cols, start % p.num_cols);
-            let n = (p.num_cols - col).min(end - start);
-            let [x_at, out_at, scale_at, _] = p.rows.offsets(row);
-            let [x_step, out_step] = p.steps;
-            let x = (args.address(X) as *const T).wrapping_add(x_at).wrapping_offset(col as isize * x_step);
-            let out =
-                (args.address(OUT) as *mut U).wrapping_add(out_at).wrapping_offset(col as isize * out_step);
-            // SAFETY: `check` bound all shapes to these sizes and strides; threads get disjoint elements; out overlaps
+        let mut unit = self.units.start;
+        let mut group = self.group(unit);
+        while group.blocks > 0 {
+            unit += group.blocks;
+            let next = self.group(unit);
+            // SAFETY: `check` bound all shapes to these sizes and strides; threads get disjoint blocks; out overlaps
             // x only element for element.
             unsafe {
-                let scale = match p.scaling {
-                    Scaling::None => 1.0,
-                    _ => *(args.address(SCALE) as *const f32).add(scale_at),
-                };
-                if x_step == 1 && out_step == 1 {
-                    convert_dense(s.pair(), p.scaling, scale, x, out, n, self.stream);
+                if p.steps == [1, 1] {
+                    convert_dense(s.pair(), p.scaling, &group, &next, self.stream);
                 } else {
-                    for i in 0..n as isize {
-                        let value = (*x.offset(i * x_step)).to_f32();
-                        *out.offset(i * out_step) = U::from_f32(match p.scaling {
-                            Scaling::None => value,
-                            Scaling::Multiply => value * scale,
-                            Scaling::Divide => value / scale,
-                        });
-                    }
+                    convert_strided(p, &group);
                 }
             }
-            start += n;
+            group = next;
+        }
+        if self.stream {
+            s.fence();
         }
     }
 }
 
 /// # Safety
-/// As [`map`].
+/// The blocks must be those of a checked call.
+unsafe fn convert_strided<T: CpuElement, U: CpuElement>(p: &Problem, group: &Group<T, U>) {
+    let [x_step, out_step] = p.steps;
+    for (&(x, out), scale) in group.at[..group.blocks].iter().zip(group.scales) {
+        for i in 0..group.n as isize {
+            // SAFETY: passed on.
+            unsafe {
+                let value = (*x.offset(i * x_step)).to_f32();
+                *out.offset(i * out_step) = U::from_f32(match p.scaling {
+                    Scaling::None => value,
+                    Scaling::Multiply => value * scale,
+                    Scaling::Divide => value / scale,
+                });
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The blocks of `group` must be those of a checked call, and dense.
 #[inline(always)]
 unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     s: S,
     scaling: Scaling,
-    scale: f32,
-    x: *const T,
-    out: *mut U,
-    n: usize,
+    group: &Group<T, U>,
+    next: &Group<T, U>,
     stream: bool,
 ) {
-    let mut done = 0;
+    let scales = group.scales;
+    let (mut at, following) = (group.at, next.at.map(|(x, _)| x));
+    let (at, next) = (&mut at[..group.blocks], &following[..next.blocks]);
+    let (mut n, ahead) = (group.n, side_by_side(stream).1);
     if T::DTYPE == DType::BF16 && U::DTYPE == DType::F8E4M3 {
-        let scaled = match scaling {
+        let scaled = scales.map(|scale| match scaling {
             Scaling::None => Scaled::Times(1.0),
             Scaling::Multiply => Scaled::Times(scale),
             Scaling::Divide => Scaled::Over(scale),
-        };
+        });
+        let bits = group.at.map(|(x, out)| (x.cast(), out.cast()));
+        let next_bits = following.map(|x| x.cast());
+        let runs = Runs { at: &bits[..group.blocks], next: &next_bits[..next.len()], n, ahead };
         // SAFETY: passed on; both types are transparent wrappers of their bits, and tensors of two types are apart.
-        done = unsafe { bf16_to_e4m3(s, (x.cast(), out.cast(), n), scaled, stream) };
-        if stream {
-            s.fence();
+        let done = unsafe { bf16_to_e4m3(s, &runs, &scaled[..group.blocks], stream) };
+        n -= done;
+        for (x, out) in at.iter_mut() {
+            (*x, *out) = (x.wrapping_add(done), out.wrapping_add(done));
         }
     }
-    let (x, out, n) = (x.wrapping_add(done), out.wrapping_add(done), n - done);
-    // An 8-bit result is no quotient of those that may be off by a unit.
-    let (divide, scale) = (Divide::by(s, scale), s.splat(scale));
-    let map = Map { s, x, out, n, stream };
+    let runs = Runs { at, next, n, ahead };
+    // An 8-bit result is no quotient of those that may be off by a unit. No `map`: its closure would not be inlined.
+    let mut divide = [Divide::by(s, scales[0]); SIDE_BY_SIDE];
+    for k in 1..group.blocks {
+        divide[k] = Divide::by(s, scales[k]);
+    }
     // SAFETY: passed on.
     unsafe {
         match scaling {
-            Scaling::None => map.with(
+            Scaling::None => with(
+                s,
+                &runs,
+                stream,
                 true,
                 #[inline(always)]
-                |v| v,
+                |_, v| v,
             ),
-            Scaling::Multiply => map.with(
+            Scaling::Multiply => with(
+                s,
+                &runs,
+                stream,
                 false,
                 #[inline(always)]
-                |v| s.mul(v, scale),
+                |k, v| s.mul(v, s.splat(scales[k])),
             ),
-            Scaling::Divide => map.with(
+            Scaling::Divide => with(
+                s,
+                &runs,
+                stream,
                 false,
                 #[inline(always)]
-                |v| if size_of::<U>() == 1 { divide.quotient(s, v) } else { s.div(v, scale) },
+                |k, v| {
+                    if size_of::<U>() == 1 { divide[k].quotient(s, v) } else { s.div(v, s.splat(scales[k])) }
+                },
             ),
         }
     }
 }
 
-/// The arguments of [`map`] but for the function.
-struct Map<S, T, U> {
+/// `unchanged` says that results are the elements themselves.
+///
+/// # Safety
+/// As [`Runs::map`].
+#[inline(always)]
+unsafe fn with<S: Simd, T: CpuElement, U: CpuElement>(
     s: S,
-    x: *const T,
-    out: *mut U,
-    n: usize,
+    runs: &Runs<'_, T, U>,
     stream: bool,
-}
-
-impl<S: Simd, T: CpuElement, U: CpuElement> Map<S, T, U> {
-    /// `unchanged` says that results are the elements themselves.
-    ///
-    /// # Safety
-    /// As [`map`].
-    #[inline(always)]
-    unsafe fn with(self, unchanged: bool, f: impl Fn(S::V) -> S::V) {
-        let Map { s, x, out, n, stream } = self;
-        // SAFETY: passed on. Every value of e4m3 is one of bf16, however it would be rounded.
-        unsafe {
-            match (T::DTYPE, U::DTYPE) {
-                (DType::BF16, DType::F8E4M3) | (DType::F8E4M3, DType::BF16) => {
-                    map_unordered(s, (x, out, n, stream), unchanged, f)
-                }
-                _ => map(s, x, out, n, stream, f),
+    unchanged: bool,
+    f: impl Fn(usize, S::V) -> S::V,
+) {
+    // SAFETY: passed on. Every value of e4m3 is one of bf16, however it would be rounded.
+    unsafe {
+        match (T::DTYPE, U::DTYPE) {
+            (DType::BF16, DType::F8E4M3) | (DType::F8E4M3, DType::BF16) => {
+                runs.map_unordered(s, stream, unchanged, f)
             }
+            _ => runs.map(s, stream, f),
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::angles::{cos_sin, frequencies, reduced};
 use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
-use crate::cpu::prefetch::{AHEAD, fetch};
+use crate::cpu::prefetch::{AHEAD, SIDE_BY_SIDE, fetch, side_by_side};
 use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
@@ -65,26 +65,44 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
         let copied = if in_place { rotary_dim } else { p.head_dim };
         let mut scratch = Scratch::<T>::new(p.head_dim, &p.steps);
         let [x_step, out_step] = p.steps;
-        let mut row = Row::new(&p.rotation);
+        // Several tokens side by side, head by head; what is gathered and scattered takes turns.
+        let (side, reach) = side_by_side(self.stream && p.steps == [1, 1]);
+        let mut rows: Vec<Row> = (0..side.min(self.tokens.len())).map(|_| Row::new(&p.rotation)).collect();
+        let heads_ahead = reach.div_ceil((p.head_dim * size_of::<T>()).max(1));
+        let last = self.tokens.end.saturating_sub(1);
         // SAFETY: `check` bound all shapes to these sizes and strides and `run` the positions to the tables; threads
         // get disjoint tokens; out overlaps x only element for element, and a pair is read before it is written.
         unsafe {
-            for token in self.tokens {
-                let [x_at, out_at, position_at, _] = p.tokens.offsets(token);
-                row.fill(s, self.factors, position(self.launch, position_at));
-                row.arrange::<_, T>(s);
+            for first in self.tokens.clone().step_by(side) {
+                let rows = &mut rows[..side.min(self.tokens.end - first)];
+                // Where x and out begin, and the x that is next in line.
+                let mut starts = [[0; 3]; SIDE_BY_SIDE];
+                for (k, row) in rows.iter_mut().enumerate() {
+                    let [x_at, out_at, position_at, _] = p.tokens.offsets(first + k);
+                    starts[k] = [x_at, out_at, p.tokens.offsets(last.min(first + side + k))[0]];
+                    row.fill(s, self.factors, position(self.launch, position_at));
+                    row.arrange::<_, T>(s);
+                }
                 for head in 0..p.num_heads {
-                    let x_head = at(X, x_at + head * p.head_strides[0] as usize);
-                    let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
-                    let x = scratch.gather(0, x_head, x_step);
-                    let out = scratch.target(1, out_head, out_step);
-                    rotate_head(s.pair(), &row, x, out, self.stream);
-                    // What is gathered and scattered must be whole, also in place.
-                    let copied = if out_step == 1 { copied } else { p.head_dim };
-                    if copied > rotary_dim {
-                        std::ptr::copy(x.add(rotary_dim), out.add(rotary_dim), copied - rotary_dim);
+                    let ahead = head + heads_ahead;
+                    for (row, [x_at, out_at, next_at]) in rows.iter().zip(starts) {
+                        let x_head = at(X, x_at + head * p.head_strides[0] as usize);
+                        let out_head = at(OUT, out_at + head * p.head_strides[1] as usize);
+                        let (token, ahead) = match ahead.checked_sub(p.num_heads) {
+                            None => (x_at, ahead),
+                            Some(ahead) => (next_at, ahead),
+                        };
+                        let ahead = at(X, token).wrapping_offset(ahead as isize * p.head_strides[0]);
+                        let x = scratch.gather(0, x_head, x_step);
+                        let out = scratch.target(1, out_head, out_step);
+                        rotate_head(s.pair(), row, x, out, ahead, self.stream);
+                        // What is gathered and scattered must be whole, also in place.
+                        let copied = if out_step == 1 { copied } else { p.head_dim };
+                        if copied > rotary_dim {
+                            std::ptr::copy(x.add(rotary_dim), out.add(rotary_dim), copied - rotary_dim);
+                        }
+                        scratch.scatter(1, out_head, out_step);
                     }
-                    scratch.scatter(1, out_head, out_step);
                 }
             }
         }
@@ -254,18 +272,28 @@ impl<T: CpuElement> Task for Head<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: [`Head::rotate`] asks its caller for this.
-        unsafe { rotate_head(s.pair(), self.row, self.x, self.out, self.stream) };
+        unsafe {
+            let ahead = self.x.wrapping_byte_add(AHEAD);
+            rotate_head(s.pair(), self.row, self.x, self.out, ahead, self.stream)
+        };
     }
 }
 
 /// Rotates the head at `x` into `out`, past the caches if `stream` and it is aligned for that. What is not rotated is left to
-/// the caller.
+/// the caller. The head at `ahead`, any address, is asked for.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same. `row` must be
 /// arranged for vectors of `S` and `T`.
 #[inline(always)]
-unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out: *mut T, stream: bool) {
+unsafe fn rotate_head<S: Simd, T: CpuElement>(
+    s: S,
+    row: &Row,
+    x: *const T,
+    out: *mut T,
+    ahead: *const T,
+    stream: bool,
+) {
     let (cos, sin) = (row.cos.as_ptr(), row.sin.as_ptr());
     let mut stream = stream && can_stream::<S, T>(out);
     if row.interleaved {
@@ -275,7 +303,7 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
             |i, count| {
                 // SAFETY: inside the rotated part. Vectors have an even number of lanes, so none divides a pair.
                 unsafe {
-                    fetch::<S, T>(x.wrapping_add(i).wrapping_byte_add(AHEAD));
+                    fetch::<S, T>(ahead.wrapping_add(i));
                     let x = load_unordered_at(s, x, i, count);
                     let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
                     let other = if count == S::N { T::swap_pairs_unordered(s, x) } else { s.swap_pairs(x) };
@@ -293,8 +321,8 @@ unsafe fn rotate_head<S: Simd, T: CpuElement>(s: S, row: &Row, x: *const T, out:
         |i, count| {
             // SAFETY: `i + count <= n`.
             unsafe {
-                for half in [x, x.add(n)] {
-                    fetch::<S, T>(half.wrapping_add(i).wrapping_byte_add(AHEAD));
+                for half in [ahead, ahead.wrapping_add(n)] {
+                    fetch::<S, T>(half.wrapping_add(i));
                 }
                 let (a, b) = (load_unordered_at(s, x, i, count), load_unordered_at(s, x.add(n), i, count));
                 let (c, d) = (load_at(s, cos, i, count), load_at(s, sin, i, count));
