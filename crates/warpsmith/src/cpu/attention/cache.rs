@@ -129,9 +129,7 @@ impl Cache {
                     };
                     packed = keys.at.len();
                     packing.keys(&keys, to.keys.wrapping_add(index * space.keys()));
-                    if space.in_place {
-                        values.fetch(head_dim);
-                    } else {
+                    if !space.in_place {
                         packing.values(&values, to.values.wrapping_add(index * space.values()));
                     }
                 }
@@ -199,16 +197,6 @@ struct Run {
     at: Range<usize>,
     /// Bytes to those that are needed later.
     ahead: isize,
-}
-
-impl Run {
-    /// Asks for f32 values, which are needed after all keys of the block.
-    fn fetch(&self, head_dim: usize) {
-        for i in 0..self.at.len() as isize {
-            let row = self.data.wrapping_offset(i * self.token * size_of::<f32>() as isize);
-            fetch_near(row, head_dim * size_of::<f32>());
-        }
-    }
 }
 
 /// What is the same for all runs of a block.

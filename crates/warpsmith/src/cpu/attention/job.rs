@@ -77,16 +77,30 @@ impl<T: CpuElement> Compute<'_, T> {
                 // Many rows keep memory waiting for a whole block. For few, what is asked for should be near.
                 let ahead = if space.head_bands == 1 { Blocks::TILE / 2 } else { space.block_keys };
                 let block = Block { request: &job.request, kv_head: 0, keys: in_block.clone(), ahead };
-                for (head, kv_head) in job.kv_heads.clone().enumerate() {
-                    let place = head % space.heads;
-                    if place == 0 {
-                        let heads = kv_head..kv_head + space.heads;
-                        // SAFETY: the block's keys are the request's; the space holds the panels.
-                        unsafe { call.cache.pack(blocks, space, call.head_dim, &block, heads, packed) };
-                    }
-                    let block = Block { kv_head, ..block.clone() };
-                    let keys = keys.wrapping_add(place * space.keys());
-                    let values = values.wrapping_add(place * space.values());
+                if space.in_place {
+                    let kv_heads = job.kv_heads.clone();
+                    // SAFETY: the block's keys are the request's; the space holds what it needs.
+                    unsafe {
+                        self.block_in_place(
+                            s,
+                            blocks,
+                            space,
+                            &mut bands,
+                            kv_heads,
+                            &block,
+                            queries,
+                            packed,
+                            band_scratch,
+                        )
+                    };
+                    continue;
+                }
+                let kv_heads = job.kv_heads.clone();
+                // SAFETY: the block's keys are the request's; the space holds the panels.
+                unsafe { call.cache.pack(blocks, space, call.head_dim, &block, kv_heads, packed) };
+                for head in 0..job.kv_heads.len() {
+                    let keys = keys.wrapping_add(head * space.keys());
+                    let values = values.wrapping_add(head * space.values());
                     for index in head * space.head_bands..(head + 1) * space.head_bands {
                         let band = &mut bands[index];
                         let panels = band.panels(in_block.clone());
@@ -99,11 +113,7 @@ impl<T: CpuElement> Compute<'_, T> {
                         unsafe {
                             self.scores(blocks, space, band, &panels, left, keys, band_scratch);
                             band.softmax::<T, S>(s, self.call, narrow, first, &panels, band_scratch);
-                            if space.in_place {
-                                self.weigh_in_place(blocks, space, band, &panels, &block, band_scratch);
-                            } else {
-                                self.weigh(blocks, space, band, &panels, values, band_scratch);
-                            }
+                            self.weigh(blocks, space, band, &panels, values, band_scratch);
                         }
                     }
                 }
@@ -153,7 +163,7 @@ impl<T: CpuElement> Compute<'_, T> {
     /// The operands must be packed, `scratch` be a band's.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    unsafe fn scores(
+    pub(super) unsafe fn scores(
         &self,
         blocks: &mut Blocks,
         space: &Space,
@@ -169,6 +179,7 @@ impl<T: CpuElement> Compute<'_, T> {
                 rows: band.rows(),
                 right: keys.wrapping_add(panel * Blocks::PANEL * space.units).cast(),
                 right_width: Blocks::PANEL as isize,
+                right_ahead: Blocks::PANEL_AHEAD,
                 cols: Blocks::PANEL,
                 units: space.units,
                 out: Band::scores(scratch, panel),
@@ -202,6 +213,7 @@ impl<T: CpuElement> Compute<'_, T> {
                 rows: band.rows(),
                 right: right.cast(),
                 right_width: Blocks::PANEL as isize,
+                right_ahead: Blocks::PANEL_AHEAD,
                 cols: Blocks::PANEL.min(self.call.head_dim - column * Blocks::PANEL),
                 units: panels.len() * per_panel,
                 out: band.sums(column),
@@ -211,47 +223,6 @@ impl<T: CpuElement> Compute<'_, T> {
             unsafe { blocks.multiply(&product) };
         }
         band.note_sums();
-    }
-
-    /// [`Self::weigh`] with the values of a block where they are.
-    ///
-    /// # Safety
-    /// As for [`Self::scores`], with [`Space::in_place`].
-    #[inline(always)]
-    unsafe fn weigh_in_place(
-        &self,
-        blocks: &mut Blocks,
-        space: &Space,
-        band: &mut Band,
-        panels: &Range<usize>,
-        block: &Block<'_>,
-        scratch: *mut f32,
-    ) {
-        let cache = &self.call.cache;
-        let mut from = panels.start * Blocks::PANEL;
-        let end = block.keys.len().min(panels.end * Blocks::PANEL);
-        while from < end {
-            // SAFETY: the keys are the request's.
-            let (values, evenly) =
-                unsafe { cache.find(&cache.v, block.request, block.keys.start + from, block.kv_head) };
-            let count = evenly.min(end - from);
-            for column in 0..space.panels {
-                let product = BlockProduct {
-                    left: Band::exponentials(scratch).cast::<u32>().wrapping_add(from),
-                    rows: band.rows(),
-                    right: (values as *const u32).wrapping_add(column * Blocks::PANEL),
-                    right_width: cache.v.token,
-                    cols: Blocks::PANEL,
-                    units: count,
-                    out: band.sums(column),
-                    resume: band.has_sums(),
-                };
-                // SAFETY: passed on; heads are whole panels of f32.
-                unsafe { blocks.multiply(&product) };
-            }
-            band.note_sums();
-            from = from.wrapping_add(count);
-        }
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod band;
 mod cache;
+mod in_place;
 mod job;
 mod plan;
 
@@ -199,15 +200,19 @@ struct Space {
     value_units: usize,
     /// Keys of a block.
     block_keys: usize,
-    /// Whether values are used where they are.
+    /// Whether values are used where they are, and keys too.
     in_place: bool,
+    keys_in_place: bool,
+    /// How many bands have their scores at once.
+    scored: usize,
     /// Copies of some keys and values, where they are not packed from where they are.
     gathered: usize,
 }
 
 impl Space {
     fn new(blocks: &Blocks, call: &Call<'_>, job: &Job) -> Space {
-        let head_bands = (job.queries.len() * call.group).div_ceil(blocks.rows());
+        let rows = job.queries.len() * call.group;
+        let head_bands = rows.div_ceil(blocks.rows());
         let in_place = call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
         Space {
             rows: blocks.rows(),
@@ -218,7 +223,9 @@ impl Space {
             units: blocks.units(call.head_dim),
             value_units: call.block_keys / blocks.per_unit(),
             block_keys: call.block_keys,
-            in_place: call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands),
+            in_place,
+            keys_in_place: in_place && call.cache.k.dim == 1 && blocks.multiplies_in_place(rows),
+            scored: if in_place { job.kv_heads.len() } else { 1 },
             gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
         }
     }
@@ -249,6 +256,6 @@ impl Space {
 
     fn total(&self) -> usize {
         let panels = self.heads * (self.keys() + self.values());
-        2 * self.state() + self.queries() + panels + Band::SCRATCH + self.gathered
+        2 * self.state() + self.queries() + panels + self.scored * Band::SCRATCH + self.gathered
     }
 }

@@ -5,11 +5,14 @@
 //! order [`super`] describes, so their bits depend neither on the number of rows nor on where k is cut.
 
 use super::amx::{self, Tiles};
+#[cfg(target_arch = "x86_64")]
+use super::dot;
 use super::isa::Isa;
 use super::matrix::{Block, Columnwise, Matrix, Unit, copy_panels, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
+use crate::cpu::Tier;
 use crate::cpu::prefetch::fetch_near;
 use crate::dtype::DType;
 use std::ops::Range;
@@ -32,6 +35,8 @@ pub struct BlockProduct {
     pub right: *const u32,
     /// [`Blocks::PANEL`]; something else only where a unit is an f32.
     pub right_width: isize,
+    /// Units from a unit of the panel to the one that is asked for with it.
+    pub right_ahead: isize,
     /// Columns of the panel that count.
     pub cols: usize,
     /// Units to multiply; a multiple of [`Blocks::STEP`], but where a unit is an f32.
@@ -60,6 +65,10 @@ impl Blocks {
     pub const PANEL: usize = PANEL;
     /// Columns that are packed together.
     pub const TILE: usize = HALF;
+    /// The usual [`BlockProduct::right_ahead`] of a panel.
+    pub const PANEL_AHEAD: isize = vector::PANEL_AHEAD;
+    /// For more rows a matrix from memory should be packed: it is turned round again for every four of them.
+    const MOST_IN_PLACE: usize = 8;
     /// Units that tiles consume at once: rows and panels are padded with zeros to whole steps.
     pub const STEP: usize = amx::STEP;
 
@@ -138,14 +147,46 @@ impl Blocks {
         }
     }
 
+    /// Whether [`Self::multiply_in_place`] can be, and is worth it.
+    pub fn multiplies_in_place(&self, rows: usize) -> bool {
+        self.isa.tier() == Tier::Avx512 && self.unit == Unit::F32 && rows <= Self::MOST_IN_PLACE
+    }
+
+    /// The product of `rows` rows of a left operand with at most [`Blocks::TILE`] rows of an f32 matrix that are used where they
+    /// lie, with the bits it has if they are packed: sums in the first columns of rows of [`Blocks::PANEL`] at `out`. Asks for the
+    /// matrix that is `ahead` bytes from this one.
+    ///
+    /// # Safety
+    /// [`Self::multiplies_in_place`] must say so. The operands must be readable, the matrix have a row and neighbouring
+    /// elements in a row, and `out` hold the sums.
+    pub unsafe fn multiply_in_place(
+        &self,
+        left: *const f32,
+        rows: usize,
+        matrix: &Matrix,
+        ahead: isize,
+        out: *mut f32,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: passed on.
+        unsafe {
+            let left = dot::Rows { data: left, stride: Self::ROW, count: rows };
+            dot::multiply_in_place(left, matrix, ahead, out);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (left, rows, matrix, ahead, out);
+    }
+
     /// Computes a product.
     ///
     /// # Safety
     /// The memory of `p` must be as its fields say.
     pub unsafe fn multiply(&mut self, p: &BlockProduct) {
-        let BlockProduct { left, rows, right, right_width, cols, units, out, resume } = *p;
+        let BlockProduct { left, rows, right, right_width, right_ahead, cols, units, out, resume } = *p;
         if !self.on_tiles() {
-            let product = vector::Product { rows, units, left, right, right_width, out, resume, ahead: None };
+            let ahead = None;
+            let product =
+                vector::Product { rows, units, left, right, right_width, right_ahead, out, resume, ahead };
             // SAFETY: passed on; `Blocks::new` chose a supported instruction set.
             return unsafe { vector::multiply(self.isa, self.unit, product) };
         }

@@ -3,11 +3,13 @@
 //! What is packed in the first cache is loaded and multiplied in turns, and memory idles in every second one. Here each
 //! block of 16 x 16 weights is loaded, transposed and used at once, so that the next loads are always under way.
 
+use super::matrix::Matrix;
 use super::panel::avx512::transposed;
 use super::panel::{HALF, PANEL, Side};
 use std::arch::x86_64::*;
 
-/// The most rows that are worth it: more would be faster with weights that are transposed once for all.
+/// The most rows that are worth it: more would be faster with weights that are transposed once for all. With more at once the
+/// compiler runs out of registers.
 pub(super) const MOST_ROWS: usize = 4;
 /// How many bytes ahead in its row a weight is asked for.
 const AHEAD: usize = 1024;
@@ -38,17 +40,30 @@ pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
         }
         // Lanes past the last row are not stored.
         let weights = std::array::from_fn(|i| matrix.at(first + i.min(rows - 1), 0));
-        let half = Half { weights, bytes: 4 * matrix.k, next: HALF as isize * matrix.row_bytes() };
-        let out = out.wrapping_add(g * HALF);
+        let bytes = 4 * matrix.k;
+        let next = HALF as isize * matrix.row_bytes() + AHEAD as isize - bytes as isize;
+        let half = Half { weights, bytes, ahead: [AHEAD as isize, next] };
         // SAFETY: passed on.
-        unsafe {
-            match x.count {
-                1 => half.multiply::<1>(x, out),
-                2 => half.multiply::<2>(x, out),
-                3 => half.multiply::<3>(x, out),
-                _ => half.multiply::<MOST_ROWS>(x, out),
-            }
-        }
+        unsafe { half.multiply_rows(x, out.wrapping_add(g * HALF)) };
+    }
+}
+
+/// Multiplies rows with at most [`HALF`] others of as many elements, where those lie: rows of [`HALF`] sums at `out`, [`PANEL`]
+/// apart. They have the bits of [`multiply`]; those past the last of the others mean nothing. Asks for what lies `ahead`
+/// bytes from the others.
+///
+/// # Safety
+/// AVX-512 F and BW must be there, both operands readable, and `out` hold the sums.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn multiply_in_place(mut x: Rows, others: &Matrix, ahead: isize, mut out: *mut f32) {
+    let weights = std::array::from_fn(|i| others.at(i.min(others.rows - 1), 0));
+    let half = Half { weights, bytes: 4 * others.k, ahead: [ahead; 2] };
+    while x.count > 0 {
+        let count = x.count.min(MOST_ROWS);
+        // SAFETY: passed on.
+        unsafe { half.multiply_rows(Rows { count, ..x }, out) };
+        x = Rows { data: x.data.wrapping_add(count * x.stride), count: x.count - count, ..x };
+        out = out.wrapping_add(count * PANEL);
     }
 }
 
@@ -56,11 +71,26 @@ pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
 struct Half {
     weights: [*const u8; HALF],
     bytes: usize,
-    /// Bytes to the rows that are needed next.
-    next: isize,
+    /// Bytes from a weight to the one that is asked for with it: as long as more than [`AHEAD`] are left of its row, and then.
+    ahead: [isize; 2],
 }
 
 impl Half {
+    /// # Safety
+    /// As for [`multiply`].
+    #[inline(always)]
+    unsafe fn multiply_rows(&self, x: Rows, out: *mut f32) {
+        // SAFETY: passed on.
+        unsafe {
+            match x.count {
+                1 => self.multiply::<1>(x, out),
+                2 => self.multiply::<2>(x, out),
+                3 => self.multiply::<3>(x, out),
+                _ => self.multiply::<MOST_ROWS>(x, out),
+            }
+        }
+    }
+
     /// # Safety
     /// As for [`multiply`], with `R` rows.
     #[inline(always)]
@@ -71,10 +101,7 @@ impl Half {
             let mut at = 0;
             while at < self.bytes {
                 let left = self.bytes - at;
-                let ahead = match left > AHEAD {
-                    true => AHEAD as isize,
-                    false => self.next + AHEAD as isize - self.bytes as isize,
-                };
+                let ahead = self.ahead[usize::from(left <= AHEAD)];
                 let mask = if left >= 64 { !0 } else { !(!0 << (left / 4)) };
                 let block = std::array::from_fn(
                     #[inline(always)]

@@ -334,6 +334,7 @@ impl<E: Epilogue> Blocked<'_, E> {
                     left: space.left,
                     right: right.at(panel, k.from),
                     right_width: PANEL as isize,
+                    right_ahead: vector::PANEL_AHEAD,
                     out: sums,
                     resume: k.from > 0,
                     ahead: Some(Ahead { rows: ahead, sums: sums.wrapping_add(tile_len) }),

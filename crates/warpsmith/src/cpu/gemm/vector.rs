@@ -22,6 +22,8 @@ pub(super) struct Product {
     pub right: *const u32,
     /// Units from one unit of the panel to the next: [`PANEL`], but for columns that are used from where they lie.
     pub right_width: isize,
+    /// Units from a unit of the panel to the one that is asked for with it: [`PANEL_AHEAD`], but for such columns.
+    pub right_ahead: isize,
     pub out: *mut f32,
     /// Whether `out` holds the sum over the units before.
     pub resume: bool,
@@ -33,8 +35,9 @@ pub(super) const LINE_UNITS: usize = LINE / size_of::<u32>();
 /// Rows that a product may ask for while it runs.
 pub(super) const AHEAD: usize = 4;
 
-/// Units of a panel, which comes from the second cache, that it asks for ahead: more than the processor looks ahead by itself.
-const PANEL_AHEAD: isize = 16;
+/// How far ahead in a panel, which comes from the second cache, a product asks for it: more than the processor looks ahead by
+/// itself.
+pub(super) const PANEL_AHEAD: isize = 16 * PANEL as isize;
 
 /// What is needed after a product: with every line of its rows it asks for a line of each.
 #[derive(Copy, Clone)]
@@ -233,7 +236,7 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
                     if left.wrapping_add(LINE_UNITS) < end { left.wrapping_add(LINE_UNITS) } else { end };
                 while left < line {
                     let b = [d.load(right), d.load(right.add(D::N))];
-                    let later = right.wrapping_offset(PANEL_AHEAD * p.right_width);
+                    let later = right.wrapping_offset(p.right_ahead);
                     fetch_line(later.cast());
                     fetch_line(later.wrapping_add(D::N).cast());
                     for r in 0..R {

@@ -1,0 +1,192 @@
+//! Few rows of f32: keys and values are used from where they lie.
+//!
+//! Memory is the limit here, and the processor follows many pages better than one. So all heads of some tokens are used before
+//! those of the next, and each product asks for what a later one needs, wherever that is: in another head, in another
+//! page, among the values, in the next block.
+
+use super::band::Band;
+use super::cache::{Block, Cache, Packed};
+use super::job::Compute;
+use super::{Heads, Space};
+use crate::cpu::gemm::{BlockProduct, Blocks, Matrix};
+use crate::cpu::{CpuElement, Simd};
+use std::ops::Range;
+
+/// How many products later is needed what one asks for.
+const AHEAD: usize = 2;
+
+/// The keys of a block that are seen, by [`Blocks::TILE`] of a head, in the order in which they are used.
+struct Tiles<'a> {
+    cache: &'a Cache,
+    block: &'a Block<'a>,
+    kv_heads: Range<usize>,
+    keys: Range<usize>,
+}
+
+/// Keys or values of one head.
+struct Tile {
+    /// Index of the head among those of the job.
+    head: usize,
+    /// The first key, counted from that of the block.
+    from: usize,
+    count: usize,
+    address: usize,
+    /// Bytes to what is to be asked for.
+    ahead: isize,
+}
+
+impl Tiles<'_> {
+    fn len(&self) -> usize {
+        self.keys.len().div_ceil(Blocks::TILE) * self.kv_heads.len()
+    }
+
+    /// The first key of a tile, and its head.
+    fn place(&self, index: usize, first: usize) -> (usize, usize) {
+        let (tile, head) = (index / self.kv_heads.len(), index % self.kv_heads.len());
+        (first + tile * Blocks::TILE, head)
+    }
+
+    /// A tile of `heads`, the keys or values. `then` come after the last, for keys from the second value on.
+    ///
+    /// # Safety
+    /// The keys must exist.
+    unsafe fn at(&self, heads: &Heads, index: usize, (then, from): (&Heads, usize)) -> Tile {
+        let (key, head) = self.place(index, self.keys.start);
+        let next = index + AHEAD;
+        let (later, (later_key, later_head)) = match next.checked_sub(self.len()) {
+            None => (heads, self.place(next, self.keys.start)),
+            Some(over) => (then, self.place(over, from)),
+        };
+        let find = |heads: &Heads, key: usize, head: usize| {
+            // SAFETY: the keys are the request's.
+            unsafe { self.cache.find(heads, self.block.request, key, self.kv_heads.start + head).0 }
+        };
+        let address = find(heads, key, head);
+        let ahead = match later_key < self.block.request.kv_len {
+            true => find(later, later_key, later_head).wrapping_sub(address) as isize,
+            false => 0,
+        };
+        let count = Blocks::TILE.min(self.keys.end - key);
+        Tile { head, from: key - self.block.keys.start, count, address, ahead }
+    }
+}
+
+impl<T: CpuElement> Compute<'_, T> {
+    /// Lets a block of keys go past the rows of all heads of a job, each a band.
+    ///
+    /// # Safety
+    /// With [`Space::in_place`] alone. The keys must be the request's; the queries be packed; `scratch` hold that of all bands.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(super) unsafe fn block_in_place<S: Simd>(
+        &self,
+        s: S,
+        blocks: &mut Blocks,
+        space: &Space,
+        bands: &mut [Band<'_>],
+        kv_heads: Range<usize>,
+        block: &Block<'_>,
+        queries: *const f32,
+        packed: Packed,
+        scratch: *mut f32,
+    ) {
+        let call = self.call;
+        // The same for all heads.
+        let panels = bands[0].panels(block.keys.clone());
+        if panels.is_empty() {
+            return;
+        }
+        let first = block.keys.start;
+        let keys =
+            first + panels.start * Blocks::PANEL..block.keys.end.min(first + panels.end * Blocks::PANEL);
+        let tiles = Tiles { cache: &call.cache, block, kv_heads, keys };
+        let scratch_of = |head: usize| scratch.wrapping_add(head * Band::SCRATCH);
+        let left_of = |head: usize| queries.wrapping_add(head * space.rows * Blocks::ROW);
+        // SAFETY: passed on.
+        unsafe {
+            if space.keys_in_place {
+                self.scores_in_place(blocks, &tiles, bands[0].rows(), left_of, scratch_of);
+            }
+            for (head, band) in bands.iter_mut().enumerate() {
+                let scratch = scratch_of(head);
+                if !space.keys_in_place {
+                    let kv_head = tiles.kv_heads.start + head;
+                    call.cache.pack(blocks, space, call.head_dim, block, kv_head..kv_head + 1, packed);
+                    self.scores(blocks, space, band, &panels, left_of(head), packed.keys, scratch);
+                }
+                band.softmax::<T, S>(s, call, false, first, &panels, scratch);
+            }
+            self.weigh_in_place(blocks, space, &tiles, bands, scratch_of);
+        }
+    }
+
+    /// The scores of all heads.
+    ///
+    /// # Safety
+    /// As for [`Self::block_in_place`], with [`Space::keys_in_place`].
+    #[inline(always)]
+    unsafe fn scores_in_place(
+        &self,
+        blocks: &Blocks,
+        tiles: &Tiles<'_>,
+        rows: usize,
+        left_of: impl Fn(usize) -> *const f32,
+        scratch_of: impl Fn(usize) -> *mut f32,
+    ) {
+        let Cache { k, v, dtype, .. } = &tiles.cache;
+        for index in 0..tiles.len() {
+            // SAFETY: the keys are the request's, and keys in place are rows of f32; scores past the last key are masked.
+            unsafe {
+                let tile = tiles.at(k, index, (v, tiles.keys.start));
+                let matrix = Matrix {
+                    data: tile.address as *const u8,
+                    dtype: *dtype,
+                    rows: tile.count,
+                    k: self.call.head_dim,
+                    row_stride: k.token,
+                    k_stride: k.dim,
+                };
+                let scores = Band::scores(scratch_of(tile.head), tile.from / Blocks::PANEL);
+                let out = scores.wrapping_add(tile.from % Blocks::PANEL);
+                blocks.multiply_in_place(left_of(tile.head), rows, &matrix, tile.ahead, out);
+            }
+        }
+    }
+
+    /// Adds the exponentials of all heads times the values to their sums.
+    ///
+    /// # Safety
+    /// As for [`Self::block_in_place`].
+    #[inline(always)]
+    unsafe fn weigh_in_place(
+        &self,
+        blocks: &mut Blocks,
+        space: &Space,
+        tiles: &Tiles<'_>,
+        bands: &mut [Band<'_>],
+        scratch_of: impl Fn(usize) -> *mut f32,
+    ) {
+        let Cache { k, v, .. } = &tiles.cache;
+        for index in 0..tiles.len() {
+            // SAFETY: the keys are the request's.
+            let tile = unsafe { tiles.at(v, index, (k, tiles.block.keys.end)) };
+            let band = &mut bands[tile.head];
+            for column in 0..space.panels {
+                let product = BlockProduct {
+                    left: Band::exponentials(scratch_of(tile.head)).cast::<u32>().wrapping_add(tile.from),
+                    rows: band.rows(),
+                    right: (tile.address as *const u32).wrapping_add(column * Blocks::PANEL),
+                    right_width: v.token,
+                    right_ahead: tile.ahead / size_of::<f32>() as isize,
+                    cols: Blocks::PANEL,
+                    units: tile.count,
+                    out: band.sums(column),
+                    resume: band.has_sums(),
+                };
+                // SAFETY: passed on; heads are whole panels of f32.
+                unsafe { blocks.multiply(&product) };
+            }
+            band.note_sums();
+        }
+    }
+}
