@@ -127,6 +127,7 @@ impl Mender {
                     right_width,
                     out,
                     resume,
+                    right_ahead: vector::PANEL_AHEAD,
                     ahead: None,
                 };
                 vector::multiply(isa, unit, product);
