@@ -19,6 +19,7 @@ struct Value<F>(PhantomData<F>);
 
 impl<F: Function> Expression<2, 1> for Value<F> {
     const NEAR: bool = true;
+    const SHARES: bool = true;
 
     #[inline(always)]
     fn apply<S: Simd, T: CpuElement>(self, s: S, [x, bias]: [S::V; 2]) -> [S::V; 1] {

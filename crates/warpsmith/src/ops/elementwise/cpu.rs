@@ -24,6 +24,9 @@ pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
     const PAIRS: bool = false;
     /// Whether results are approximations, for which it does not matter how halfway cases are rounded.
     const NEAR: bool = false;
+    /// Whether the last input often is the same for all rows, as a bias is. It is then read once for blocks side by side. Not
+    /// with pairs.
+    const SHARES: bool = false;
 
     /// Implementations must be `#[inline(always)]`.
     fn apply<S: Simd, T: CpuElement>(self, s: S, x: [S::V; I]) -> [S::V; O];
@@ -74,6 +77,7 @@ fn run_part<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize>(
     tier: Tier,
     part: Part<'_, T, E>,
 ) {
+    const { assert!(!(E::SHARES && E::PAIRS)) };
     if E::PAIRS && part.grid.paired {
         return dispatch(tier, Walk::<T, _, I, O, true>(part));
     }
@@ -141,19 +145,23 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
         }
     }
 
-    /// Reads the inputs at column `i` of a block that begins at `from`. Pairs come apart in order, so what is beside them is in
-    /// order too.
+    /// Reads the inputs at column `i` of a block that begins at `from`, but the last if it is `common`. Pairs come apart in
+    /// order, so what is beside them is in order too.
     ///
     /// # Safety
     /// A vector of columns must be readable.
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: &[*const T; I], i: usize) -> [S::V; I] {
+    unsafe fn load<S: Simd>(s: S, from: &[*const T; I], i: usize, common: Option<S::V>) -> [S::V; I] {
         let mut x = [s.zero(); I];
         // SAFETY: passed on.
         unsafe {
             for (t, x) in x.iter_mut().enumerate().skip(if PAIRED { 2 } else { 0 }) {
                 let p = from[t].add(i);
-                *x = if PAIRED { T::load(s, p) } else { T::load_unordered(s, p) };
+                *x = match common {
+                    Some(common) if E::SHARES && t + 1 == I => common,
+                    _ if PAIRED => T::load(s, p),
+                    _ => T::load_unordered(s, p),
+                };
             }
             if PAIRED {
                 let p = from[0].add(i.wrapping_mul(2));
@@ -291,17 +299,24 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
                         }
                     }
                     let (from, to, ahead) = (&from[members.clone()], &to[members.clone()], &ahead[members]);
+                    let shared =
+                        E::SHARES && from.len() > 1 && from.iter().all(|from| from[I - 1] == at[0][I - 1]);
                     let mut i = range.start;
                     while i < range.end {
+                        let common =
+                            if shared { Some(T::load_unordered(s, from[0][I - 1].add(i))) } else { None };
                         for ((from, to), ahead) in from.iter().zip(to).zip(ahead) {
                             for (t, ahead) in ahead.iter().enumerate() {
+                                if shared && t + 1 == I {
+                                    break;
+                                }
                                 let width = Self::width(t);
                                 for part in 0..width {
                                     let at = i.wrapping_mul(width).wrapping_add(part * lanes);
                                     fetch::<Four<S>, T>(ahead.wrapping_add(at));
                                 }
                             }
-                            let x = Self::load(s, from, i);
+                            let x = Self::load(s, from, i, common);
                             Self::store(s, to, i, part.e.apply::<Four<S>, T>(s, x), stream);
                         }
                         i = i.wrapping_add(lanes);
