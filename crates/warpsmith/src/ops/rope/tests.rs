@@ -163,3 +163,33 @@ fn mistakes_are_named() {
     bad(Rope::new(&x, &at).tables(&table, &table).run(), "below max_pos=4, got 4 for token 2");
     bad(RopeBackward::new(&x, &at).rotary_dim(3).run(), "rope_backward");
 }
+
+/// Many tokens go past the caches, on the CPU several side by side; each must have the bits it has alone.
+#[test]
+fn many_tokens_give_the_bits_of_each_alone() {
+    let (tokens, heads, dim) = (149, 32, 128);
+    let at: Vec<i64> = (0..tokens as i64).map(|token| token * 31 % 4096).collect();
+    for device in devices() {
+        for (dtype, interleaved) in
+            [DType::BF16, DType::F32].into_iter().flat_map(|d| [(d, false), (d, true)])
+        {
+            let x = Tensor::randn(&[tokens, heads, dim], dtype, device, 5).unwrap();
+            let positions = positions(&at, &[tokens], device);
+            for kernel in kernels(device) {
+                let rotate = |x: TensorView<'_>, positions: TensorView<'_>| {
+                    let call = Rope::new(x, positions).kernel(kernel);
+                    let call = if interleaved { call.interleaved() } else { call };
+                    call.run().unwrap().view().to_bytes().unwrap()
+                };
+                let all = rotate(x.view(), positions.view());
+                let size = all.len() / tokens;
+                for token in (0..tokens).step_by(7).chain([tokens - 1]) {
+                    let one = [x.view(), positions.view()].map(|t| t.narrow(0, token, 1).unwrap());
+                    let [x, positions] = one;
+                    let alone = rotate(x, positions);
+                    assert!(alone == all[token * size..][..size], "{kernel} {dtype} {interleaved} {token}");
+                }
+            }
+        }
+    }
+}
