@@ -108,6 +108,7 @@ fn paged(p: &Problem) -> Paged {
         requests: p.batch,
         num_tokens: p.batch * p.q_len,
         queries: Some(p.q_len),
+        full: true,
         num_heads: p.num_heads,
         num_kv_heads: p.num_kv_heads,
         head_dim: p.head_dim,

@@ -42,6 +42,8 @@ pub struct Problem {
     pub(in crate::ops) num_tokens: usize,
     /// Queries of every request, where there are no `q_starts`.
     pub(in crate::ops) queries: Option<usize>,
+    /// Whether every request has as many keys as there is room for.
+    pub(in crate::ops) full: bool,
     pub(in crate::ops) num_heads: usize,
     pub(in crate::ops) num_kv_heads: usize,
     pub(in crate::ops) head_dim: usize,
@@ -240,6 +242,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         requests,
         num_tokens,
         queries,
+        full: false,
         num_heads,
         num_kv_heads,
         head_dim,
