@@ -13,21 +13,13 @@
 
 #include "warpsmith/base.cuh"
 #include "warpsmith/fp8.cuh"
-#include "warpsmith/math.cuh"
+#include "warpsmith/linear_activation.cuh"
 
 #ifndef HAS_SCALE
 #define HAS_SCALE 1
 #endif
 
 constexpr int kScaleBlock = 128;
-
-template <int kKind> struct Activation {
-  template <class T> static WS_INLINE float value(float x) { return x; }
-};
-template <> struct Activation<1> : Gelu {};
-template <> struct Activation<2> : GeluTanh {};
-template <> struct Activation<3> : Silu {};
-template <> struct Activation<4> : Relu {};
 
 // The type the activation is precise enough for: with a residual f32, which could cancel all but the activation's error.
 template <bool kResidual> struct ActivationType {
@@ -36,7 +28,8 @@ template <bool kResidual> struct ActivationType {
 template <> struct ActivationType<true> {
   typedef f32 type;
 };
-typedef ActivationType<HAS_RESIDUAL>::type ActivationT;
+typedef Activation<ACTIVATION, ActivationType<HAS_RESIDUAL>::type> ActivationOfSum;
+constexpr float kFactor = ActivationOfSum::kFactor;
 
 // The row of `w` that gives column j of the result, or of its gate, and the row that gives column j of up.
 WS_INLINE int gate_row(const LinearParams& p, int j) { return GATE == 2 ? 2 * j : j; }
@@ -83,7 +76,7 @@ WS_INLINE float add_block(float total, float block, float x_scale, float w_scale
   return fmaf(block * x_scale, w_scale, total);
 }
 
-// What the epilogue needs of a column: bias and (SCALING 1) scale of its row of w, and of its up row.
+// What the epilogue needs of a column: bias and (SCALING 1) scale of its row of w, times kFactor, and of its up row.
 struct ColumnTerms {
   float bias, up_bias, scale, up_scale;
 };
@@ -93,8 +86,8 @@ WS_INLINE float bias_at(const LinearParams& p, int row) {
 WS_INLINE ColumnTerms column_terms(const LinearParams& p, int batch, int j) {
   ColumnTerms c = {0.0f, 0.0f, 1.0f, 1.0f};
   if (j >= p.n) return c;
-  c.bias = bias_at(p, gate_row(p, j));
-  if (SCALING == 1) c.scale = w_scale_at(p, batch, gate_row(p, j), 0);
+  c.bias = bias_at(p, gate_row(p, j)) * kFactor;
+  if (SCALING == 1) c.scale = w_scale_at(p, batch, gate_row(p, j), 0) * kFactor;
   if (GATE) {
     c.up_bias = bias_at(p, up_row(p, j));
     if (SCALING == 1) c.up_scale = w_scale_at(p, batch, up_row(p, j), 0);
@@ -106,17 +99,18 @@ WS_INLINE float row_term(const LinearParams& p, int batch, int i) {
   return SCALING == 1 && i < p.m ? x_scale_at(p, batch, i, 0) : 1.0f;
 }
 
-// A sum over K with its scales and bias.
-WS_INLINE float scaled(float sum, float row, float scale, float bias) {
+// A sum over K with its scales and bias, times a factor that scale and bias have already.
+WS_INLINE float scaled(float sum, float factor, float row, float scale, float bias) {
   // Fused by hand, so that no kernel's compiler fuses otherwise.
   if (SCALING == 1) return HAS_BIAS ? fmaf(sum * row, scale, bias) : (sum * row) * scale;
+  if (factor != 1.0f) return HAS_BIAS ? fmaf(sum, factor, bias) : sum * factor;
   return HAS_BIAS ? sum + bias : sum;
 }
 // From the sums over K to the result before it is rounded. Without a gate `up` is not used; without a residual neither
 // is that.
 WS_INLINE float finish(const LinearParams& p, float sum, float up, float row, const ColumnTerms& c, float residual) {
-  float y = Activation<ACTIVATION>::value<ActivationT>(scaled(sum, row, c.scale, c.bias));
-  if (GATE) y *= scaled(up, row, c.up_scale, c.up_bias);
+  float y = ActivationOfSum::value(scaled(sum, kFactor, row, c.scale, c.bias));
+  if (GATE) y *= scaled(up, 1.0f, row, c.up_scale, c.up_bias);
   if (HAS_SCALE) return HAS_RESIDUAL ? fmaf(p.scale, y, residual) : p.scale * y;
   return HAS_RESIDUAL ? y + residual : y;
 }

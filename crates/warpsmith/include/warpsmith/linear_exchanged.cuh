@@ -171,7 +171,7 @@ template <int kRowBlocks> struct Output {
   // The lane's two results of a box in one of its columns.
   WS_INLINE u32 evaluate(const LinearParams& p, const float (&d)[kRowBlocks][BLOCK_M / 2], int box, int h, u32 residual) const {
     const int r = box % kRowBlocks, at = box_row(box) / 2 + 2 * h;
-    const ColumnTerms c = {HAS_BIAS ? to_f32(bias[r][h]) : 0.0f, 0.0f, 1.0f, 1.0f};
+    const ColumnTerms c = {HAS_BIAS ? to_f32(bias[r][h]) * kFactor : 0.0f, 0.0f, 1.0f, 1.0f};
     float y[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i)

@@ -78,8 +78,9 @@ template <int kRowBlocks> struct Output {
       for (int i = 0; i < kTermsPerThread; ++i) {
         const u32 at = i * 128 + threadIdx.x % 128;
         if (at >= BLOCK_N) break;
-        if (HAS_BIAS) store_shared(term_at(at), to_f32(bias[i]));
-        if (SCALING == 1) store_shared(term_at(HAS_BIAS * BLOCK_N + at), scale[i]);
+        const float factor = at < kOutN ? kFactor : 1.0f;
+        if (HAS_BIAS) store_shared(term_at(at), to_f32(bias[i]) * factor);
+        if (SCALING == 1) store_shared(term_at(HAS_BIAS * BLOCK_N + at), scale[i] * factor);
       }
       meet();
 #pragma unroll

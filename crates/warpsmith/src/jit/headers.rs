@@ -31,6 +31,7 @@ pub static HEADERS: &[Header] = headers![
     "group.cuh",
     "l2.cuh",
     "linear.cuh",
+    "linear_activation.cuh",
     "linear_exchanged.cuh",
     "linear_output.cuh",
     "math.cuh",

@@ -1,0 +1,75 @@
+#pragma once
+// The activations of `linear`, of sums that come times a factor.
+//
+// While other tiles are multiplied, an epilogue is charged for every register it reads: the tensor cores use the same ports.
+// A sum gets its bias by an addition. To fuse a multiplication with that reads no more, and with the right factor the first
+// step of a polynomial is a subtraction from a constant, and a scale that keeps a power in range costs nothing.
+
+#include "warpsmith/math.cuh"
+
+// Of sums as they are.
+struct Identity {
+  template <class T> static WS_INLINE float value(float x) { return x; }
+};
+template <class Function, class T> struct Unscaled {
+  static constexpr float kFactor = 1.0f;
+  static WS_INLINE float value(float x) { return Function::template value<T>(x); }
+};
+
+// x Phi(x), coarse: with the tail's power as in `Gelu`, whose first coefficient is -1 here. The tail comes divided by the
+// factor, as x comes multiplied.
+WS_INLINE float scaled_log2_tail(f16, float t) {
+  float p = 5.4183993f - t;
+  p = fmaf(p, t, -12.860875f);
+  p = fmaf(p, t, 18.011196f);
+  p = fmaf(p, t, -17.117105f);
+  p = fmaf(p, t, -21.552752f);
+  p = fmaf(p, t, -7.884783f);
+  return fmaf(p, t, 1.7762415f);
+}
+// A fit of its own, with an error of 2^-12.9 up to 4.8.
+WS_INLINE float scaled_log2_tail(bf16, float t) {
+  float p = 3.7418332f - t;
+  p = fmaf(p, t, -6.2811227f);
+  p = fmaf(p, t, -12.180914f);
+  p = fmaf(p, t, -5.8715224f);
+  return fmaf(p, t, 1.3540386f);
+}
+constexpr float tail_factor(f16) { return 0.14596954f; }
+constexpr float tail_factor(bf16) { return 0.1955724f; }
+template <class T> struct ScaledGelu {
+  static constexpr float kFactor = tail_factor(T());
+  static WS_INLINE float value(float x) {
+    const float tail = exp2_flushed(scaled_log2_tail(T(), fabsf(x)));
+    // Compared as an integer: the compiler would compare the sum with the bias instead of x with zero, and read both.
+    return x * (__float_as_int(x) < 0 ? tail : 1.0f / kFactor - tail);
+  }
+};
+
+// x sigmoid(z), coarse, of x / 256 and -z log2(e) - 8. Both terms of the denominator are scaled with x, so that the power
+// overflows only where the result is below 2^-126.
+struct ScaledSigmoid {
+  static constexpr float kFactor = 0.00390625f;
+  static WS_INLINE float times(float x, float power) { return x * reciprocal(kFactor + exp2_flushed(power)); }
+};
+struct ScaledSilu : ScaledSigmoid {
+  static WS_INLINE float value(float x) { return times(x, fmaf(x, -kLog2E / kFactor, -8.0f)); }
+};
+struct ScaledGeluTanh : ScaledSigmoid {
+  static WS_INLINE float value(float x) {
+    constexpr float A = -kLog2E * GeluTanh::A / kFactor, B = -kLog2E * GeluTanh::B / (kFactor * kFactor * kFactor);
+    return times(x, fmaf(x, fmaf(x * x, B, A), -8.0f));
+  }
+};
+
+template <int kKind, class T> struct Activation : Unscaled<Identity, T> {};
+template <class T> struct Activation<4, T> : Unscaled<Relu, T> {};
+template <> struct Activation<1, f32> : Unscaled<Gelu, f32> {};
+template <> struct Activation<1, f16> : ScaledGelu<f16> {};
+template <> struct Activation<1, bf16> : ScaledGelu<bf16> {};
+template <> struct Activation<2, f32> : Unscaled<GeluTanh, f32> {};
+template <> struct Activation<2, f16> : ScaledGeluTanh {};
+template <> struct Activation<2, bf16> : ScaledGeluTanh {};
+template <> struct Activation<3, f32> : Unscaled<Silu, f32> {};
+template <> struct Activation<3, f16> : ScaledSilu {};
+template <> struct Activation<3, bf16> : ScaledSilu {};
