@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use warpsmith::cuda::{self, Context, DeviceBuffer, Event, Graph, Module, PinnedBuffer, Stream};
 use warpsmith::layout::{Layout, Shape};
-use warpsmith::ops::{Activation, Attention, Linear, PrefixMatch, Softmax};
+use warpsmith::ops::{Activation, Attention, Linear, PagedAttention, PrefixMatch, Softmax};
 use warpsmith::radix::{Mirror, RadixTree};
 use warpsmith::{DType, Device, Error, Result, Tensor, TensorView};
 
@@ -475,6 +475,51 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     });
     println!("at once {} MB, apart {} MB", fused >> 20, apart >> 20);
     assert!(apart >= scores && fused * 10 <= apart, "{fused} and {apart} bytes");
+}
+
+#[test]
+fn a_captured_decode_follows_lengths_that_change() {
+    need!(gpu);
+    // Blocks enough for the lengths to decide whether requests are cut.
+    const REQUESTS: usize = 40;
+    const LONGEST: usize = 5000;
+    const PAGE: usize = 16;
+    let [heads, kv_heads, dim, pages] = [32, 8, 64, 700];
+    let each = LONGEST.div_ceil(PAGE);
+    let random = |shape: &[usize], seed| Tensor::randn(shape, DType::BF16, Device::Cuda(0), seed).unwrap();
+    let q = random(&[REQUESTS, heads, dim], 1);
+    let [k, v] = [2, 3].map(|seed| random(&[pages, PAGE, kv_heads, dim], seed));
+    let table: Vec<i32> = (0..REQUESTS * each).map(|i| (i * 37 % pages) as i32).collect();
+    let table = Tensor::from_slice(&table, &[REQUESTS, each], Device::Cuda(0)).unwrap();
+    let mut lens = Tensor::from_slice(&[1; REQUESTS], &[REQUESTS], Device::Cuda(0)).unwrap();
+    let mut out = random(&[REQUESTS, heads, dim], 4);
+    let cuda_stream = Stream::new(gpu.ctx).unwrap();
+    let stream = warpsmith::Stream::Cuda(cuda_stream.clone());
+    PagedAttention::new(&q, &k, &v, &table, &lens).run_into(&mut out, &stream).unwrap();
+    let graph = Graph::capture(&cuda_stream, |_| {
+        PagedAttention::new(&q, &k, &v, &table, &lens).run_into(&mut out, &stream)
+    });
+    let exec = graph.unwrap().instantiate().unwrap();
+    let lengths: [fn(usize) -> i32; 5] = [
+        |_| LONGEST as i32,
+        |r| if r == 7 { LONGEST as i32 } else { 3 },
+        |r| (r * 129 % (LONGEST + 1)) as i32,
+        |_| 0,
+        |_| 1000,
+    ];
+    for length in lengths {
+        let new: Vec<i32> = (0..REQUESTS).map(length).collect();
+        lens.write(0, &new, &stream).unwrap();
+        exec.launch(&cuda_stream).unwrap();
+        cuda_stream.synchronize().unwrap();
+        let rows = out.to_f64().unwrap();
+        for (r, row) in rows.chunks(heads * dim).enumerate() {
+            let [q, table, lens] = [&q, &table, &lens].map(|tensor| tensor.view().narrow(0, r, 1).unwrap());
+            let alone = PagedAttention::new(q, &k, &v, table, lens).run().unwrap();
+            assert!(alone.to_f64().unwrap() == row, "request {r} of {} keys", new[r]);
+        }
+    }
+    gpu.ctx.check().unwrap();
 }
 
 #[test]

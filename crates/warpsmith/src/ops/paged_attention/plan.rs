@@ -503,7 +503,11 @@ pub(super) mod tests {
             (part.extent, part.lengths_decide)
         };
         assert_eq!(part([64, 1, 8320], false), (Extent::Spans(3), true));
-        assert_eq!(part([64, 1, 8320], true), (Extent::All, false), "two waves of nine spans, or six of three");
+        assert_eq!(
+            part([64, 1, 8320], true),
+            (Extent::All, false),
+            "two waves of nine spans, or six of three"
+        );
         assert_eq!(part([40, 1, 8320], false), (Extent::Spans(1), true));
         assert_eq!(part([40, 1, 8320], true), (Extent::Spans(1), false), "the second wave is short");
         assert_eq!(part([4, 1, 8192], false), (Extent::Spans(1), false), "too few blocks");
