@@ -2,8 +2,8 @@
 //!
 //! With one scale for all of them the code of an element is a function of its bits. An element of the next binade has a code
 //! larger by 8: so the bits of exponent and upper mantissa, less a constant, are the code but for a small number that
-//! the mantissa alone decides, and 128 of those can be looked up in two registers. Subnormal results are few: their codes go up by
-//! one at eight elements, and of the cells between an eighth of a binade and the next none has two of these.
+//! the mantissa alone decides, and 128 of those can be looked up in two registers. Subnormal results are few: their
+//! codes go up by one at eight elements, and of the cells between an eighth of a binade and the next none has two of these.
 
 use super::{Avx512, Scaled};
 use crate::cpu::prefetch::{LINE, SIDE_BY_SIDE, claim_ahead, fetch_line};
