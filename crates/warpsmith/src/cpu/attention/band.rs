@@ -86,6 +86,68 @@ pub(super) struct Band<'a> {
     has_sums: bool,
 }
 
+/// The scores of a band over some panels of a block of keys.
+#[derive(Clone)]
+pub(super) struct View {
+    /// The first key of the block.
+    first: usize,
+    panels: Range<usize>,
+    /// Where the scores are.
+    scratch: *mut f32,
+    /// Whether nothing but a factor changes scores, which the exponential includes.
+    plain: bool,
+    factor: f32,
+}
+
+impl View {
+    #[cfg(target_arch = "x86_64")]
+    pub fn panels(&self) -> Range<usize> {
+        self.panels.clone()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub fn scratch(&self) -> *mut f32 {
+        self.scratch
+    }
+}
+
+/// How the maxima of a band's rows grew with a block of keys.
+pub(super) struct Growth {
+    /// Factors of what was summed before; their logarithms at first.
+    scales: [f32; ROWS],
+    /// What scores are taken less of.
+    bases: [f32; ROWS],
+}
+
+impl Default for Growth {
+    fn default() -> Growth {
+        Growth { scales: [0.0; ROWS], bases: [0.0; ROWS] }
+    }
+}
+
+impl Growth {
+    /// Makes factors of logarithms.
+    #[inline(always)]
+    pub fn make_scales<S: Simd>(&mut self, s: S) {
+        for_vectors::<S>(
+            ROWS,
+            #[inline(always)]
+            |r, _| {
+                let at = self.scales.as_mut_ptr().wrapping_add(r);
+                // SAFETY: the rows are whole vectors.
+                unsafe { s.store(at, math::exp(s, s.load(at))) };
+            },
+        );
+    }
+}
+
+/// The exponential of scores times `factor`, less `base`.
+#[inline(always)]
+fn exponential<S: Simd>(s: S, scores: S::V, factor: S::V, base: S::V) -> S::V {
+    let x = s.sub(s.mul(scores, factor), base);
+    bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E)))
+}
+
 /// `e^x` of one number.
 #[inline(always)]
 fn exp<S: Simd>(s: S, x: f32) -> f32 {
@@ -153,6 +215,19 @@ impl<'a> Band<'a> {
         self.rows
     }
 
+    /// Whether a row sees a key, masks aside.
+    #[cfg(target_arch = "x86_64")]
+    pub fn sees(&self, r: usize, key: usize) -> bool {
+        (self.seen[r].0..self.seen[r].1).contains(&key)
+    }
+
+    /// The rows from `r` on whose queries follow each other: head and query of the first, and how many.
+    #[cfg(target_arch = "x86_64")]
+    pub fn run(&self, r: usize) -> (usize, usize, usize) {
+        let (head, query) = self.place(r);
+        (head, query, (self.rows - r).min(self.job.queries.end - query))
+    }
+
     /// The query head and the query of a row.
     fn place(&self, r: usize) -> (usize, usize) {
         let row = self.first + r;
@@ -167,9 +242,15 @@ impl<'a> Band<'a> {
         if from >= to { 0..0 } else { (from - block.start) / PANEL..(to - block.start).div_ceil(PANEL) }
     }
 
+    /// The view of the scores in `scratch` over some panels of the block of keys at `first`.
+    pub fn view(&self, call: &Call<'_>, first: usize, panels: Range<usize>, scratch: *mut f32) -> View {
+        let plain = call.softcap == 0.0 && call.mask.is_none() && call.bias.is_none() && self.scale > 0.0;
+        View { first, panels, scratch, plain, factor: if plain { self.scale } else { 1.0 } }
+    }
+
     /// The scores of a panel of keys.
     pub fn scores(scratch: *mut f32, panel: usize) -> *mut f32 {
-        scratch.wrapping_add(panel * ROWS * PANEL)
+        scratch.wrapping_add(panel.wrapping_mul(ROWS * PANEL))
     }
 
     /// The exponentials, as rows of a left operand.
@@ -202,97 +283,150 @@ impl<'a> Band<'a> {
         unsafe { self.current.clear() };
     }
 
-    /// Turns the scores of `panels` of the block of keys at `first` into exponentials, and scales what was summed
-    /// before if some maximum grew.
+    /// Turns the scores of a block into exponentials, and scales what was summed before if some maximum grew.
     ///
     /// # Safety
-    /// The scores must be in `scratch`, the tensors be as `call` says. `narrow` only if `T` is bf16.
+    /// The scores must be there, the tensors be as `call` says. `narrow` only if `T` is bf16.
     #[inline(always)]
     pub unsafe fn softmax<T: CpuElement, S: Simd>(
         &mut self,
         s: S,
         call: &Call<'_>,
         narrow: bool,
-        first: usize,
-        panels: &Range<usize>,
-        scratch: *mut f32,
+        view: &View,
     ) {
-        let plain = call.softcap == 0.0 && call.mask.is_none() && call.bias.is_none() && self.scale > 0.0;
-        let factor = if plain { self.scale } else { 1.0 };
-        let columns = panels.start * PANEL..panels.end * PANEL;
-        let score = |r: usize, column: usize| {
-            Self::scores(scratch, column / PANEL).wrapping_add(r * PANEL + column % PANEL)
-        };
-        let mut scales = [0f32; ROWS];
-        let mut bases = [0f32; ROWS];
-        // SAFETY: the scores are rows of whole panels; the states hold ROWS rows.
+        let mut growth = Growth::default();
+        // SAFETY: passed on; rows of exponentials are as long as a block.
         unsafe {
             for r in 0..self.rows {
-                let (from, to) = self.seen[r];
-                let (from, to) = (from.saturating_sub(first), to.saturating_sub(first));
-                if !plain {
-                    let visible = from.max(columns.start)..to.min(columns.end);
-                    self.transform(s, call, r, first, &columns, visible, score);
-                }
-                let whole = from <= columns.start && to >= columns.end;
-                let lowest = s.splat(f32::NEG_INFINITY);
-                let mut most = lowest;
-                for panel in panels.clone() {
-                    let row = Self::scores(scratch, panel).add(r * PANEL);
-                    for i in (0..PANEL).step_by(S::N) {
-                        let at = row.add(i);
-                        let mut x = s.load(at);
-                        if !whole {
-                            let column = s.splat((panel * PANEL + i) as f32);
-                            let index = s.add(s.load(INDICES.as_ptr()), column);
-                            x = s.select(s.lt(index, s.splat(from as f32)), lowest, x);
-                            x = s.select(s.lt(index, s.splat(to as f32)), x, lowest);
-                            s.store(at, x);
-                        }
-                        // In this order NaN does not count: it shows in the sums.
-                        most = s.max(x, most);
-                    }
-                }
-                let before = *self.current.most.add(r);
-                let now = (s.reduce_max(most) * factor).max(before);
-                *self.current.most.add(r) = now;
-                bases[r] = base(now);
-                scales[r] = before - bases[r];
+                self.raise(s, call, view, r, &mut growth);
             }
-            for_vectors::<S>(
-                ROWS,
-                #[inline(always)]
-                |r, _| {
-                    let x = s.load(scales.as_ptr().add(r));
-                    s.store(scales.as_mut_ptr().add(r), math::exp(s, x));
-                },
-            );
-            let target = Self::exponentials(scratch);
+            growth.make_scales(s);
             for r in 0..self.rows {
-                let lanes = self.current.lanes.add(r * LANES);
-                let scale = s.splat(scales[r]);
-                let mut sum = s.mul(s.load(lanes), scale);
-                let (factor, base) = (s.splat(factor), s.splat(bases[r]));
-                let row = target.add(r * Blocks::ROW);
-                for panel in panels.clone() {
-                    let scores = Self::scores(scratch, panel).add(r * PANEL);
-                    for i in (0..PANEL).step_by(S::N) {
-                        let x = s.sub(s.mul(s.load(scores.add(i)), factor), base);
-                        let e = bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E)));
-                        sum = s.add(sum, e);
-                        let column = panel.wrapping_mul(PANEL).wrapping_add(i);
+                let row = Self::exponentials(view.scratch).add(r * Blocks::ROW);
+                self.rescale(s, r, &growth, call.head_dim);
+                self.exponentiate(
+                    s,
+                    view,
+                    r,
+                    view.panels.clone(),
+                    &growth,
+                    #[inline(always)]
+                    |column, a, b| {
                         if narrow {
-                            s.store_h(row.cast::<u16>().add(column), s.f32_to_bf16_flushed(e));
+                            let row = row.cast::<u16>().add(column);
+                            s.store_h(row, s.f32_to_bf16_flushed(a));
+                            s.store_h(row.add(S::N), s.f32_to_bf16_flushed(b));
                         } else {
-                            s.store(row.add(column), T::rounded(s, e));
+                            let row = row.add(column);
+                            s.store(row, T::rounded(s, a));
+                            s.store(row.add(S::N), T::rounded(s, b));
                         }
+                    },
+                );
+            }
+        }
+    }
+
+    /// The first half of [`Self::softmax`] for a row: raises its maximum to that of its scores.
+    ///
+    /// # Safety
+    /// As for [`Self::softmax`].
+    #[inline(always)]
+    pub unsafe fn raise<S: Simd>(
+        &mut self,
+        s: S,
+        call: &Call<'_>,
+        view: &View,
+        r: usize,
+        growth: &mut Growth,
+    ) {
+        let View { first, scratch, plain, factor, .. } = *view;
+        let columns = view.panels.start * PANEL..view.panels.end * PANEL;
+        // SAFETY: the scores are rows of whole panels; the states hold ROWS rows.
+        unsafe {
+            let (from, to) = self.seen[r];
+            let (from, to) = (from.saturating_sub(first), to.saturating_sub(first));
+            if !plain {
+                let visible = from.max(columns.start)..to.min(columns.end);
+                let score = |r: usize, column: usize| {
+                    Self::scores(scratch, column / PANEL).wrapping_add(r * PANEL + column % PANEL)
+                };
+                self.transform(s, call, r, first, &columns, visible, score);
+            }
+            let whole = from <= columns.start && to >= columns.end;
+            let lowest = s.splat(f32::NEG_INFINITY);
+            let mut most = lowest;
+            for panel in view.panels.clone() {
+                let row = Self::scores(scratch, panel).add(r.wrapping_mul(PANEL));
+                for i in (0..PANEL).step_by(S::N) {
+                    let at = row.add(i);
+                    let mut x = s.load(at);
+                    if !whole {
+                        let column = s.splat((panel * PANEL + i) as f32);
+                        let index = s.add(s.load(INDICES.as_ptr()), column);
+                        x = s.select(s.lt(index, s.splat(from as f32)), lowest, x);
+                        x = s.select(s.lt(index, s.splat(to as f32)), x, lowest);
+                        s.store(at, x);
                     }
-                }
-                s.store(lanes, sum);
-                if self.has_sums && scales[r] != 1.0 {
-                    self.scale_row(s, self.current, r, scale, call.head_dim);
+                    // In this order NaN does not count: it shows in the sums.
+                    most = s.max(x, most);
                 }
             }
+            let before = *self.current.most.add(r);
+            let now = (s.reduce_max(most) * factor).max(before);
+            *self.current.most.add(r) = now;
+            growth.bases[r] = base(now);
+            growth.scales[r] = before - growth.bases[r];
+        }
+    }
+
+    /// Scales what a row summed before.
+    ///
+    /// # Safety
+    /// The states must be memory of the caller's.
+    #[inline(always)]
+    pub unsafe fn rescale<S: Simd>(&mut self, s: S, r: usize, growth: &Growth, head_dim: usize) {
+        let scale = s.splat(growth.scales[r]);
+        // SAFETY: passed on; the states hold ROWS rows.
+        unsafe {
+            let lanes = self.current.lanes.add(r.wrapping_mul(LANES));
+            s.store(lanes, s.mul(s.load(lanes), scale));
+            if self.has_sums && growth.scales[r] != 1.0 {
+                self.scale_row(s, self.current, r, scale, head_dim);
+            }
+        }
+    }
+
+    /// Hands the exponentials of a row over some panels to `store`, two vectors at a time, and sums them.
+    ///
+    /// # Safety
+    /// As for [`Self::softmax`].
+    #[inline(always)]
+    pub unsafe fn exponentiate<S: Simd>(
+        &mut self,
+        s: S,
+        view: &View,
+        r: usize,
+        panels: Range<usize>,
+        growth: &Growth,
+        mut store: impl FnMut(usize, S::V, S::V),
+    ) {
+        // SAFETY: the scores are rows of whole panels; the states hold ROWS rows.
+        unsafe {
+            let lanes = self.current.lanes.add(r.wrapping_mul(LANES));
+            let mut sum = s.load(lanes);
+            let (factor, base) = (s.splat(view.factor), s.splat(growth.bases[r]));
+            for panel in panels {
+                let scores = Self::scores(view.scratch, panel).add(r.wrapping_mul(PANEL));
+                for i in (0..PANEL).step_by(2 * S::N) {
+                    let a = exponential(s, s.load(scores.add(i)), factor, base);
+                    let b = exponential(s, s.load(scores.add(i).add(S::N)), factor, base);
+                    sum = s.add(s.add(sum, a), b);
+                    store(panel.wrapping_mul(PANEL).wrapping_add(i), a, b);
+                }
+            }
+            s.store(lanes, sum);
         }
     }
 

@@ -155,7 +155,7 @@ impl Cache {
     ///
     /// # Safety
     /// The key must be the block's, and `to` hold [`Blocks::TILE`] heads.
-    unsafe fn gather(
+    pub(super) unsafe fn gather(
         &self,
         heads: &Heads,
         head_dim: usize,
@@ -188,15 +188,15 @@ impl Cache {
 }
 
 /// Keys or values of a block that lie evenly in memory.
-struct Run {
-    data: *const u8,
+pub(super) struct Run {
+    pub data: *const u8,
     /// Distances in elements.
-    token: isize,
-    dim: isize,
+    pub token: isize,
+    pub dim: isize,
     /// Where in the block they are.
-    at: Range<usize>,
+    pub at: Range<usize>,
     /// Bytes to those that are needed later.
-    ahead: isize,
+    pub ahead: isize,
 }
 
 /// What is the same for all runs of a block.

@@ -16,58 +16,65 @@ use std::ops::Range;
 const AHEAD: usize = 2;
 
 /// The keys of a block that are seen, by [`Blocks::TILE`] of a head, in the order in which they are used.
-struct Tiles<'a> {
-    cache: &'a Cache,
-    block: &'a Block<'a>,
-    kv_heads: Range<usize>,
-    keys: Range<usize>,
+pub(super) struct Tiles<'a> {
+    pub cache: &'a Cache,
+    pub block: &'a Block<'a>,
+    pub kv_heads: Range<usize>,
+    pub keys: Range<usize>,
+    /// Tiles of a head that are used together; the last of these may be empty.
+    pub together: usize,
 }
 
 /// Keys or values of one head.
-struct Tile {
+pub(super) struct Tile {
     /// Index of the head among those of the job.
-    head: usize,
+    pub head: usize,
     /// The first key, counted from that of the block.
-    from: usize,
-    count: usize,
-    address: usize,
+    pub from: usize,
+    pub count: usize,
+    pub address: usize,
     /// Bytes to what is to be asked for.
-    ahead: isize,
+    pub ahead: isize,
 }
 
 impl Tiles<'_> {
-    fn len(&self) -> usize {
-        self.keys.len().div_ceil(Blocks::TILE) * self.kv_heads.len()
+    pub fn len(&self) -> usize {
+        self.keys.len().div_ceil(Blocks::TILE * self.together) * self.together * self.kv_heads.len()
     }
 
     /// The first key of a tile, and its head.
     fn place(&self, index: usize, first: usize) -> (usize, usize) {
-        let (tile, head) = (index / self.kv_heads.len(), index % self.kv_heads.len());
-        (first + tile * Blocks::TILE, head)
+        let (group, tile) = (index / self.together, index % self.together);
+        let (group, head) = (group / self.kv_heads.len(), group % self.kv_heads.len());
+        (first + (group * self.together + tile) * Blocks::TILE, head)
     }
 
     /// A tile of `heads`, the keys or values. `then` come after the last, for keys from the second value on.
     ///
     /// # Safety
     /// The keys must exist.
-    unsafe fn at(&self, heads: &Heads, index: usize, (then, from): (&Heads, usize)) -> Tile {
+    pub unsafe fn at(&self, heads: &Heads, index: usize, (then, after): (&Heads, usize)) -> Tile {
         let (key, head) = self.place(index, self.keys.start);
-        let next = index + AHEAD;
+        let next = index + AHEAD * self.together;
         let (later, (later_key, later_head)) = match next.checked_sub(self.len()) {
             None => (heads, self.place(next, self.keys.start)),
-            Some(over) => (then, self.place(over, from)),
+            Some(over) => (then, self.place(over, after)),
         };
         let find = |heads: &Heads, key: usize, head: usize| {
             // SAFETY: the keys are the request's.
             unsafe { self.cache.find(heads, self.block.request, key, self.kv_heads.start + head).0 }
         };
+        let from = key - self.block.keys.start;
+        if key >= self.keys.end {
+            return Tile { head, from, count: 0, address: 0, ahead: 0 };
+        }
         let address = find(heads, key, head);
         let ahead = match later_key < self.block.request.kv_len {
             true => find(later, later_key, later_head).wrapping_sub(address) as isize,
             false => 0,
         };
         let count = Blocks::TILE.min(self.keys.end - key);
-        Tile { head, from: key - self.block.keys.start, count, address, ahead }
+        Tile { head, from, count, address, ahead }
     }
 }
 
@@ -99,7 +106,7 @@ impl<T: CpuElement> Compute<'_, T> {
         let first = block.keys.start;
         let keys =
             first + panels.start * Blocks::PANEL..block.keys.end.min(first + panels.end * Blocks::PANEL);
-        let tiles = Tiles { cache: &call.cache, block, kv_heads, keys };
+        let tiles = Tiles { cache: &call.cache, block, kv_heads, keys, together: 1 };
         let scratch_of = |head: usize| scratch.wrapping_add(head * Band::SCRATCH);
         let left_of = |head: usize| queries.wrapping_add(head * space.rows * Blocks::ROW);
         // SAFETY: passed on.
@@ -114,7 +121,8 @@ impl<T: CpuElement> Compute<'_, T> {
                     call.cache.pack(blocks, space, call.head_dim, block, kv_head..kv_head + 1, packed);
                     self.scores(blocks, space, band, &panels, left_of(head), packed.keys, scratch);
                 }
-                band.softmax::<T, S>(s, call, false, first, &panels, scratch);
+                let view = band.view(call, first, panels.clone(), scratch);
+                band.softmax::<T, S>(s, call, false, &view);
             }
             self.weigh_in_place(blocks, space, &tiles, bands, scratch_of);
         }

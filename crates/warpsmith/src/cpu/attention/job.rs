@@ -9,6 +9,11 @@ use crate::cpu::{CpuElement, Simd, Task};
 use crate::dtype::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use {
+    super::split::{FewPlaces, Places, Split},
+    crate::cpu::Tier,
+};
 
 /// Computes jobs.
 pub(super) struct Compute<'a, T> {
@@ -59,75 +64,204 @@ impl<T: CpuElement> Compute<'_, T> {
             // SAFETY: the scratch holds the states of all bands.
             bands.push(unsafe { Band::new(call, space, job, index, total, current) });
         }
-        // SAFETY: the space has room for the rows of all bands.
-        unsafe { self.pack_queries(blocks, space, job, queries) };
+        #[cfg(target_arch = "x86_64")]
+        if S::TIER == Tier::Avx512 && space.splits {
+            // SAFETY: operands are split on tiles alone; the space has room for all of them, and for the bands.
+            unsafe { self.split_job(s, blocks, space, job, &mut bands, queries, packed, band_scratch) };
+            return;
+        }
+        // SAFETY: the space has room for the rows of all bands, and holds what blocks of keys need.
+        unsafe {
+            self.pack_queries(blocks, space, job, queries);
+            self.walk(
+                s,
+                space,
+                job,
+                &mut bands,
+                band_scratch,
+                #[inline(always)]
+                |bands, block| match space.in_place {
+                    true => {
+                        let kv_heads = job.kv_heads.clone();
+                        self.block_in_place(
+                            s,
+                            blocks,
+                            space,
+                            bands,
+                            kv_heads,
+                            block,
+                            queries,
+                            packed,
+                            band_scratch,
+                        );
+                    }
+                    false => self.block(s, blocks, space, bands, job, block, queries, packed, band_scratch),
+                },
+            );
+        }
+    }
+
+    /// A job whose operands are split; `planes` are past all else in the space.
+    ///
+    /// # Safety
+    /// As for [`Self::job`], on tiles.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn split_job<'b, S: Simd>(
+        &self,
+        s: S,
+        blocks: &mut Blocks,
+        space: &Space,
+        job: &'b Job,
+        bands: &mut [Band<'b>],
+        queries: *mut f32,
+        packed: Packed,
+        planes: *mut f32,
+    ) {
+        // SAFETY: passed on.
+        unsafe {
+            if space.few {
+                let places = FewPlaces::at(queries, packed.gathered, planes);
+                let mut few = self.split_few_queries(blocks, space, job, bands, places);
+                return self.walk(
+                    s,
+                    space,
+                    job,
+                    bands,
+                    places.scratch(0),
+                    #[inline(always)]
+                    |bands, block| self.block_few(s, blocks, space, bands, job, block, places, &mut few),
+                );
+            }
+            let places = Places { queries, packed, planes, scratch: planes.wrapping_add(space.planes()) };
+            let mut split = Split::new(space);
+            self.split_queries(blocks, space, job, bands, places, &mut split);
+            self.walk(
+                s,
+                space,
+                job,
+                bands,
+                places.scratch,
+                #[inline(always)]
+                |bands, block| self.block_split(s, blocks, space, bands, job, block, places, &mut split),
+            );
+        }
+    }
+
+    /// Lets the keys of a job go past its bands, block by block, and writes the results; `scratch` is a band's.
+    ///
+    /// # Safety
+    /// The bands must be the job's, and `each` add what they see of a block to their sums.
+    #[inline(always)]
+    unsafe fn walk<'b, S: Simd>(
+        &self,
+        s: S,
+        space: &Space,
+        job: &'b Job,
+        bands: &mut [Band<'b>],
+        scratch: *mut f32,
+        mut each: impl FnMut(&mut [Band<'b>], &Block<'_>),
+    ) {
+        let call = self.call;
         let seen = keys_of(call, &job.request, &job.queries);
         for segment in job.segments.clone() {
-            for band in &mut bands {
-                // SAFETY: as above.
+            for band in bands.iter_mut() {
+                // SAFETY: passed on.
                 unsafe { band.begin() };
             }
             let end = ((segment + 1) * SEGMENT).min(seen.end);
             for first in (segment * SEGMENT..end).step_by(space.block_keys) {
                 let next = (first + space.block_keys).min((segment + 1) * SEGMENT);
-                let in_block = first..next.min(job.request.kv_len);
-                if in_block.end <= seen.start {
+                let keys = first..next.min(job.request.kv_len);
+                if keys.end <= seen.start {
                     continue;
                 }
                 // Many rows keep memory waiting for a whole block. For few, what is asked for should be near.
                 let ahead = if space.head_bands == 1 { Blocks::TILE / 2 } else { space.block_keys };
-                let block = Block { request: &job.request, kv_head: 0, keys: in_block.clone(), ahead };
-                if space.in_place {
-                    let kv_heads = job.kv_heads.clone();
-                    // SAFETY: the block's keys are the request's; the space holds what it needs.
-                    unsafe {
-                        self.block_in_place(
-                            s,
-                            blocks,
-                            space,
-                            &mut bands,
-                            kv_heads,
-                            &block,
-                            queries,
-                            packed,
-                            band_scratch,
-                        )
-                    };
-                    continue;
-                }
-                let kv_heads = job.kv_heads.clone();
-                // SAFETY: the block's keys are the request's; the space holds the panels.
-                unsafe { call.cache.pack(blocks, space, call.head_dim, &block, kv_heads, packed) };
-                for head in 0..job.kv_heads.len() {
-                    let keys = keys.wrapping_add(head * space.keys());
-                    let values = values.wrapping_add(head * space.values());
-                    for index in head * space.head_bands..(head + 1) * space.head_bands {
-                        let band = &mut bands[index];
-                        let panels = band.panels(in_block.clone());
-                        if panels.is_empty() {
-                            continue;
-                        }
-                        let left = queries.wrapping_add(index * space.rows * Blocks::ROW);
-                        let narrow = blocks.dtype() == DType::BF16;
-                        // SAFETY: the panels are packed, the band's rows too, and its scratch is this thread's.
-                        unsafe {
-                            self.scores(blocks, space, band, &panels, left, keys, band_scratch);
-                            band.softmax::<T, S>(s, self.call, narrow, first, &panels, band_scratch);
-                            self.weigh(blocks, space, band, &panels, values, band_scratch);
-                        }
-                    }
-                }
+                each(bands, &Block { request: &job.request, kv_head: 0, keys, ahead });
             }
-            for band in &mut bands {
+            for band in bands.iter_mut() {
                 // SAFETY: the states are the band's own.
                 unsafe { band.end(s, call.head_dim) };
             }
         }
         if job.partial.is_none() {
-            for band in &bands {
+            for band in bands.iter() {
                 // SAFETY: the rows are the job's.
-                unsafe { band.finish::<T, S>(s, self.call, band_scratch) };
+                unsafe { band.finish::<T, S>(s, call, scratch) };
             }
+        }
+    }
+
+    /// Lets a block of keys go past the rows of all bands of a job.
+    ///
+    /// # Safety
+    /// The keys must be the request's; the queries be packed; the space hold the panels, `scratch` be a band's.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn block<S: Simd>(
+        &self,
+        s: S,
+        blocks: &mut Blocks,
+        space: &Space,
+        bands: &mut [Band<'_>],
+        job: &Job,
+        block: &Block<'_>,
+        queries: *const f32,
+        packed: Packed,
+        scratch: *mut f32,
+    ) {
+        let call = self.call;
+        let narrow = blocks.dtype() == DType::BF16;
+        // SAFETY: passed on.
+        unsafe { call.cache.pack(blocks, space, call.head_dim, block, job.kv_heads.clone(), packed) };
+        for (index, band) in bands.iter_mut().enumerate() {
+            let head = index / space.head_bands;
+            let panels = band.panels(block.keys.clone());
+            if panels.is_empty() {
+                continue;
+            }
+            let left = queries.wrapping_add(index * space.rows * Blocks::ROW);
+            let keys = packed.keys.wrapping_add(head * space.keys());
+            let values = packed.values.wrapping_add(head * space.values());
+            // SAFETY: the panels are packed, the band's rows too, and its scratch is this thread's.
+            unsafe {
+                self.scores(blocks, space, band, &panels, left, keys, scratch);
+                let view = band.view(call, block.keys.start, panels.clone(), scratch);
+                band.softmax::<T, S>(s, call, narrow, &view);
+                self.weigh(blocks, space, band, &panels, values, scratch);
+            }
+        }
+    }
+
+    /// Packs the rows of one band.
+    ///
+    /// # Safety
+    /// `to` must hold its rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) unsafe fn pack_band(&self, blocks: &Blocks, job: &Job, band: &Band<'_>, to: *mut f32) {
+        let mut r = 0;
+        while r < band.rows() {
+            let (head, query, rows) = band.run(r);
+            let matrix = self.queries(job, head, query, rows);
+            // SAFETY: the queries are those of the request; the caller's rows are as many.
+            unsafe { blocks.pack_rows(&matrix, 0..rows, to.wrapping_add(r * Blocks::ROW).cast()) };
+            r += rows;
+        }
+    }
+
+    /// Consecutive queries of a head.
+    fn queries(&self, job: &Job, head: usize, query: usize, rows: usize) -> Matrix {
+        let q = &self.call.q;
+        let place = [job.request.batch, job.request.first_query + query, head];
+        Matrix {
+            data: q.at(T::DTYPE.size(), place) as *const u8,
+            dtype: T::DTYPE,
+            rows,
+            k: self.call.head_dim,
+            row_stride: q.token,
+            k_stride: q.dim,
         }
     }
 
@@ -137,19 +271,11 @@ impl<T: CpuElement> Compute<'_, T> {
     /// `queries` must hold the rows of all bands.
     unsafe fn pack_queries(&self, blocks: &Blocks, space: &Space, job: &Job, queries: *mut f32) {
         let call = self.call;
-        let (batch, token) = (job.request.batch, job.request.first_query + job.queries.start);
         for (head, kv_head) in job.kv_heads.clone().enumerate() {
             let to = queries.wrapping_add(head * space.head_bands * space.rows * Blocks::ROW);
             for g in 0..call.group {
-                let head = kv_head * call.group + g;
-                let matrix = Matrix {
-                    data: call.q.at(T::DTYPE.size(), [batch, token, head]) as *const u8,
-                    dtype: T::DTYPE,
-                    rows: job.queries.len(),
-                    k: call.head_dim,
-                    row_stride: call.q.token,
-                    k_stride: call.q.dim,
-                };
+                let matrix =
+                    self.queries(job, kv_head * call.group + g, job.queries.start, job.queries.len());
                 let to = to.wrapping_add(g * job.queries.len() * Blocks::ROW);
                 // SAFETY: the queries are those of the request; the caller's rows are as many.
                 unsafe { blocks.pack_rows(&matrix, 0..job.queries.len(), to.cast()) };

@@ -1,9 +1,10 @@
 //! Attention on the CPU, one source for all tiers and for both the ops that attend.
 //!
 //! The queries that share a KV head, those of all its query heads, are cut into *jobs* of some hundred rows. A job
-//! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through it in *bands*
-//! of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache. Where keys lie,
-//! evenly or in pages, and in which type, matters for packing alone.
+//! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through
+//! it in *bands* of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache.
+//! Where keys lie, evenly or in pages, and in which type, matters for packing alone. f32 goes to tiles where the machine
+//! has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt.
 //!
 //! # The order of sums
 //! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own, whose running maximum is
@@ -15,6 +16,8 @@ mod cache;
 mod in_place;
 mod job;
 mod plan;
+#[cfg(target_arch = "x86_64")]
+mod split;
 
 pub(crate) use cache::{Cache, Pages};
 pub(crate) use plan::Request;
@@ -119,7 +122,7 @@ pub(crate) struct Call<'a> {
 /// The tensors must be as the call says, and hold the requests.
 pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
     let blocks = Blocks::new(Isa::of_tier(call.tier), call.dtype);
-    let jobs = jobs(call, requests, blocks.rows());
+    let jobs = jobs(call, requests, &blocks);
     let segments: usize = jobs.iter().map(|job| job.segments.len()).sum();
     let split = jobs.len() < JOBS_PER_THREAD * num_threads()
         && segments > jobs.len()
@@ -189,7 +192,7 @@ unsafe impl Send for Partials {}
 struct Space {
     /// Rows of a band.
     rows: usize,
-    /// KV heads that are packed together.
+    /// KV heads whose blocks are packed together.
     heads: usize,
     /// Bands of a head, and of all heads.
     head_bands: usize,
@@ -203,6 +206,11 @@ struct Space {
     /// Whether values are used where they are, and keys too.
     in_place: bool,
     keys_in_place: bool,
+    /// Whether operands are split for tiles, and into how many steps a head.
+    splits: bool,
+    steps: usize,
+    /// Whether they are split where they lie, for few rows.
+    few: bool,
     /// How many bands have their scores at once.
     scored: usize,
     /// Copies of some keys and values, where they are not packed from where they are.
@@ -213,10 +221,16 @@ impl Space {
     fn new(blocks: &Blocks, call: &Call<'_>, job: &Job) -> Space {
         let rows = job.queries.len() * call.group;
         let head_bands = rows.div_ceil(blocks.rows());
-        let in_place = call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
+        let splits = blocks.splits();
+        let few = splits && rows <= Blocks::TILE;
+        let in_place = !splits && call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
         Space {
             rows: blocks.rows(),
-            heads: if in_place { 1 } else { job.kv_heads.len() },
+            heads: match (in_place || splits, few) {
+                (_, true) => 0,
+                (true, false) => 1,
+                (false, false) => job.kv_heads.len(),
+            },
             head_bands,
             bands: head_bands * job.kv_heads.len(),
             panels: call.head_dim.div_ceil(Blocks::PANEL),
@@ -225,7 +239,13 @@ impl Space {
             block_keys: call.block_keys,
             in_place,
             keys_in_place: in_place && call.cache.k.dim == 1 && blocks.multiplies_in_place(rows),
-            scored: if in_place { job.kv_heads.len() } else { 1 },
+            splits,
+            steps: call.head_dim.div_ceil(Blocks::SPLIT_STEP),
+            few,
+            scored: match (in_place || few, splits) {
+                (true, _) => job.kv_heads.len(),
+                (false, splits) => 1 + usize::from(splits),
+            },
             gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
         }
     }
@@ -241,7 +261,20 @@ impl Space {
     }
 
     fn queries(&self) -> usize {
-        self.bands * self.rows * Blocks::ROW
+        match self.splits {
+            true => self.bands * self.steps * Blocks::SPLIT,
+            false => self.bands * self.rows * Blocks::ROW,
+        }
+    }
+
+    /// Keys and values of a block, split.
+    fn planes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.few {
+            return split::FewPlaces::LEN;
+        }
+        let panels = self.block_keys / Blocks::PANEL;
+        if self.splits { panels * (self.steps + self.panels) * Blocks::SPLIT } else { 0 }
     }
 
     /// The keys of a block and head.
@@ -256,6 +289,7 @@ impl Space {
 
     fn total(&self) -> usize {
         let panels = self.heads * (self.keys() + self.values());
-        2 * self.state() + self.queries() + panels + self.scored * Band::SCRATCH + self.gathered
+        let scratch = self.scored * Band::SCRATCH;
+        2 * self.state() + self.queries() + panels + self.planes() + scratch + self.gathered
     }
 }

@@ -1,13 +1,17 @@
 //! What there is to do: requests, and the jobs they are cut into.
 
 use super::{Call, SEGMENT};
+use crate::cpu::gemm::Blocks;
 use crate::cpu::num_threads;
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// The fewest rows of a job that pay for packing the keys.
 const LEAST_ROWS: usize = 256;
 /// Sums of a job that fit the second cache.
 const JOB_SUMS: usize = 1 << 17;
+/// The same beside split queries, which take half as much again.
+const SPLIT_JOB_SUMS: usize = 1 << 16;
 /// Heads of at most this many rows are split over segments where there are few jobs.
 pub(super) const SPLIT_ROWS: usize = 64;
 /// Jobs for each thread that even out what the threads do.
@@ -37,11 +41,13 @@ pub(super) struct Job {
     pub partial: Option<usize>,
 }
 
-/// The jobs of all requests, those that see the most keys first.
-pub(super) fn jobs(call: &Call<'_>, requests: &[Request], band: usize) -> Vec<Job> {
+/// The jobs of all requests. Of those that a thread has for its own, the longest come first: so the last ones, which another
+/// thread may wait for, are short.
+pub(super) fn jobs(call: &Call<'_>, requests: &[Request], blocks: &Blocks) -> Vec<Job> {
     let mut jobs = Vec::new();
+    let band = blocks.rows();
     let queries = match call.block_rows {
-        0 => (rows_of_job(call, requests) / band * band / call.group).max(8),
+        0 => (rows_of_job(call, requests, blocks) / band * band / call.group).max(8),
         rows => rows / call.group,
     };
     for request in requests {
@@ -71,12 +77,18 @@ pub(super) fn jobs(call: &Call<'_>, requests: &[Request], band: usize) -> Vec<Jo
             }
         }
     }
+    if !parts.iter().any(|job| few(&job)) {
+        let own = parts.len().div_ceil(num_threads()).max(1);
+        let pairs = |job: &Job| keys_of(call, &job.request, &job.queries).len() * job.queries.len();
+        parts.chunks_mut(own).for_each(|own| own.sort_by_key(|job| Reverse(pairs(job))));
+    }
     parts
 }
 
 /// How many rows go into one job: many, as long as all threads have something to do.
-fn rows_of_job(call: &Call<'_>, requests: &[Request]) -> usize {
-    let mut rows = (JOB_SUMS / call.head_dim).max(LEAST_ROWS);
+fn rows_of_job(call: &Call<'_>, requests: &[Request], blocks: &Blocks) -> usize {
+    let sums = if blocks.splits() { SPLIT_JOB_SUMS } else { JOB_SUMS };
+    let mut rows = (sums / call.head_dim).max(LEAST_ROWS);
     let jobs = |rows: usize| -> usize {
         let of_heads = requests.iter().map(|request| (request.q_len * call.group).div_ceil(rows));
         of_heads.sum::<usize>() * call.num_kv_heads

@@ -21,6 +21,7 @@ use std::ops::Range;
 pub struct Blocks {
     isa: Isa,
     unit: Unit,
+    splits: bool,
     tiles: Tiles,
 }
 
@@ -71,18 +72,28 @@ impl Blocks {
     const MOST_IN_PLACE: usize = 8;
     /// Units that tiles consume at once: rows and panels are padded with zeros to whole steps.
     pub const STEP: usize = amx::STEP;
+    /// Elements of k that tiles multiply at once where operands are split.
+    pub const SPLIT_STEP: usize = 32;
+    /// Room, in f32, for as many of 32 rows or columns, split in three.
+    pub const SPLIT: usize = 3 * PANEL * Self::SPLIT_STEP / 2;
 
     /// Products of two operands of `dtype`.
     pub fn new(isa: Isa, dtype: DType) -> Blocks {
         let isa = isa.min(Isa::supported());
         // SAFETY: tiles are used on [`Isa::Amx`] alone, which is not above what is supported.
-        Blocks { isa, unit: unit_for(isa, dtype, dtype), tiles: unsafe { Tiles::new() } }
+        let tiles = unsafe { Tiles::new() };
+        Blocks {
+            isa,
+            unit: unit_for(isa, dtype, dtype),
+            splits: isa == Isa::Amx && dtype == DType::F32,
+            tiles,
+        }
     }
 
     /// The most rows of a product.
     pub fn rows(&self) -> usize {
         let at_once = vector::block_rows(self.isa);
-        if self.on_tiles() { PANEL } else { PANEL / at_once * at_once }
+        if self.on_tiles() || self.splits() { PANEL } else { PANEL / at_once * at_once }
     }
 
     /// The type of the operands' elements: that of the tensors, or f32 where they are widened.
@@ -98,6 +109,12 @@ impl Blocks {
     /// Units of a packed row of `k` elements.
     pub fn units(&self, k: usize) -> usize {
         self.unit.packed_len(k).next_multiple_of(Self::STEP)
+    }
+
+    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32. Of
+    /// that a single token reads half the bytes, and splitting would take longer than reading.
+    pub fn splits(&self) -> bool {
+        self.splits
     }
 
     fn on_tiles(&self) -> bool {
@@ -152,9 +169,9 @@ impl Blocks {
         self.isa.tier() == Tier::Avx512 && self.unit == Unit::F32 && rows <= Self::MOST_IN_PLACE
     }
 
-    /// The product of `rows` rows of a left operand with at most [`Blocks::TILE`] rows of an f32 matrix that are used where they
-    /// lie, with the bits it has if they are packed: sums in the first columns of rows of [`Blocks::PANEL`] at `out`. Asks for the
-    /// matrix that is `ahead` bytes from this one.
+    /// The product of `rows` rows of a left operand with at most [`Blocks::TILE`] rows of an f32 matrix that are used where
+    /// they lie, with the bits it has if they are packed: sums in the first columns of rows of [`Blocks::PANEL`] at `out`.
+    /// Asks for the matrix that is `ahead` bytes from this one.
     ///
     /// # Safety
     /// [`Self::multiplies_in_place`] must say so. The operands must be readable, the matrix have a row and neighbouring

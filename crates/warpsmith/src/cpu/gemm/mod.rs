@@ -3,14 +3,14 @@
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
 //! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
 //! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
-//! else as f32, which AMX multiplies as sums of bf16. Two operands of [`DType::U8`] are int8: their sums are exact in i32, and become f32 for the epilogue
-//! ([`Scaled`] is one).
+//! else as f32, which AMX multiplies as sums of bf16. Two operands of [`DType::U8`] are int8: their sums are exact in
+//! i32, and become f32 for the epilogue ([`Scaled`] is one).
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
-//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX), six times 32 (f32 on AMX). Where k is cut into blocks the accumulator is kept in f32
-//! between them, which rounds nothing. So a row's bits depend neither on `m`, nor on how the work is split, nor on
-//! whether the weights are packed.
+//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX), six times 32 (f32 on AMX). Where k is cut into blocks the
+//! accumulator is kept in f32 between them, which rounds nothing. So a row's bits depend neither on `m`, nor on how the
+//! work is split, nor on whether the weights are packed.
 //!
 //! # Which operand is where
 //! The kernels multiply rows of a *left* operand, taken from memory as they are, with *panels* of a right one, which are
@@ -48,6 +48,11 @@ pub use isa::Isa;
 pub use matrix::Matrix;
 pub use panel::PackedWeights;
 pub use rate::{bf16_rate, f32_rate};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use split::{
+    Piece, RowSplitter, Sizes, SplitBlock, SplitBlocks, Turned, ValueSplitter, left_element, split_block,
+    split_left, turn_sums,
+};
 
 use crate::dtype::DType;
 use matrix::Unit;

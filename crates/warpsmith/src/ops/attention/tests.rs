@@ -2,6 +2,7 @@
 
 use super::problem::{BLOCKS_Q, Problem};
 use super::{Attention, Forward};
+use crate::cpu::gemm::Isa;
 use crate::cpu::{Tier, with_threads};
 use crate::op::{Args, Attrs, Op};
 use crate::ops::FLOATS;
@@ -118,6 +119,120 @@ fn keys_that_are_not_seen_do_not_reach_a_row() {
         let seen = 30 * HEADS * DIM * dtype.size();
         assert!(out[..seen] == clean[..seen] && out[seen..] != clean[seen..], "{kernel} {dtype}");
     });
+}
+
+/// `q`, `k` and `v` of some tokens, each with `heads` heads, as f32.
+fn numbers(len: usize, heads: [usize; 3], dim: usize) -> [Vec<f32>; 3] {
+    [0, 1, 2].map(|i| {
+        let shape = [1, len, heads[i], dim];
+        let random = Tensor::randn(&shape, DType::F32, Device::Cpu, i as u64).unwrap();
+        random.to_f64().unwrap().into_iter().map(|x| x as f32).collect()
+    })
+}
+
+/// Causal attention of the queries `from..len` over all keys, as bits.
+fn bits_of(kernel: &str, tensors: &[Vec<f32>; 3], heads: [usize; 3], dim: usize, from: usize) -> Vec<u32> {
+    let [q, k, v] = [0, 1, 2].map(|i| {
+        let first = if i == 0 { from * heads[0] * dim } else { 0 };
+        let data = &tensors[i][first..];
+        Tensor::from_slice(data, &[1, data.len() / (heads[i] * dim), heads[i], dim], Device::Cpu).unwrap()
+    });
+    let out = Attention::new(&q, &k, &v).causal().kernel(kernel).run().unwrap();
+    let bytes = out.view().to_bytes().unwrap();
+    bytes.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
+}
+
+/// What one token's number `i` of `q`, `k` or `v` becomes.
+type Change = (usize, fn(usize, f32) -> f32);
+
+/// Numbers that tiles cannot multiply, in single elements and in whole heads.
+const CHANGES: [Change; 12] = [
+    (0, |i, x| if i == 3 { f32::NAN } else { x }),
+    (0, |_, x| x * 1e30),
+    (0, |_, x| x * 1e-30),
+    (1, |i, x| if i == 7 { f32::NAN } else { x }),
+    (1, |i, x| if i == 7 { f32::INFINITY } else { x }),
+    (1, |_, x| x * 1e30),
+    (1, |_, x| x * 1e-38),
+    (1, |_, x| x * 0.0),
+    (2, |i, x| if i == 5 { f32::NAN } else { x }),
+    (2, |i, x| if i == 40 { f32::NEG_INFINITY } else { x }),
+    (2, |_, x| x * 1e35),
+    (2, |_, x| x * 1e-35),
+];
+
+#[test]
+fn odd_numbers_reach_the_rows_that_see_them_alone() {
+    let (heads, dim, len, odd) = ([HEADS, KV_HEADS, KV_HEADS], DIM, 200, 70);
+    for (kernel, _) in KERNELS.iter().zip(Tier::available()) {
+        let clean = numbers(len, heads, dim);
+        let before = bits_of(kernel, &clean, heads, dim, 0);
+        for (number, (tensor, change)) in CHANGES.iter().enumerate() {
+            let mut changed = clean.clone();
+            let token = odd * heads[*tensor] * dim;
+            for (i, x) in changed[*tensor][token..][..dim].iter_mut().enumerate() {
+                *x = change(i, *x);
+            }
+            let name = format!("{kernel}, change {number}");
+            let bits = bits_of(kernel, &changed, heads, dim, 0);
+            // Values that are not finite may reach rows of other tiers that do not see them.
+            if *tensor != 2 || Isa::of_tier(Tier::Avx512) == Isa::Amx && kernel.ends_with("avx512") {
+                let row = HEADS * dim;
+                assert!(bits[..odd * row] == before[..odd * row], "{name}: rows before");
+            }
+            // The same rows one by one, as single tokens, have the same bits.
+            for row in [odd, odd + 1, len - 1] {
+                let alone = changed.clone().map(|mut x| {
+                    x.truncate(x.len() / len * (row + 1));
+                    x
+                });
+                let alone = bits_of(kernel, &alone, heads, dim, row);
+                assert!(alone == bits[row * HEADS * dim..][..HEADS * dim], "{name}: row {row} alone");
+            }
+            // And they are what the formula says, as another tier computes it.
+            let expected = bits_of("attention_portable", &changed, heads, dim, 0);
+            for (i, (&a, &b)) in bits.iter().zip(&expected).enumerate().skip(odd * HEADS * dim) {
+                let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+                let close = (a - b).abs() <= 1e-5 * (1.0 + b.abs());
+                assert!(a == b || a.is_nan() && b.is_nan() || close, "{name}: {a} and {b} at {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_and_huge_values_are_as_precise_as_others() {
+    let (heads, dim, len) = ([HEADS, KV_HEADS, KV_HEADS], DIM, 150);
+    for (kernel, _) in KERNELS.iter().zip(Tier::available()) {
+        for (queries, values) in [(1.0, 1e-33), (1e-25, 1e30), (1e-35, 1.0), (1e15, 1e-20), (1.0, 1e36)] {
+            let mut tensors = numbers(len, heads, dim);
+            tensors[0].iter_mut().for_each(|x| *x *= queries);
+            tensors[1].iter_mut().for_each(|x| *x /= queries);
+            tensors[2].iter_mut().for_each(|x| *x *= values);
+            let expected = bits_of("attention_portable", &tensors, heads, dim, 0);
+            for (a, b) in bits_of(kernel, &tensors, heads, dim, 0).iter().zip(&expected) {
+                let (a, b) = (f32::from_bits(*a), f32::from_bits(*b));
+                assert!((a - b).abs() <= 1e-5 * values, "{kernel}, {queries} and {values}: {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn single_tokens_have_the_bits_of_prompts_whatever_the_heads() {
+    let len = 140;
+    for (kernel, _) in KERNELS.iter().zip(Tier::available()) {
+        for (dim, group) in [(32, 1), (80, 4), (96, 3), (128, 4), (160, 16), (256, 2)] {
+            let heads = [2 * group, 2, 2];
+            let tensors = numbers(len, heads, dim);
+            let whole = bits_of(kernel, &tensors, heads, dim, 0);
+            for from in [len - 1, len - 2, len - 9] {
+                let part = bits_of(kernel, &tensors, heads, dim, from);
+                let row = heads[0] * dim;
+                assert!(part == whole[from * row..], "{kernel}: {group} heads of {dim}, {from}..");
+            }
+        }
+    }
 }
 
 #[test]

@@ -23,6 +23,10 @@ const AHEAD: usize = 1024;
 /// The same in a panel, whose rows are 32 columns.
 const PANEL_AHEAD: usize = 8 << 10;
 
+/// The forms of a step of more than 16 rows: one tile of the weights where they are left, two where they are right.
+const SWAPPED: Form = Form { tall: false, wide: true, swapped: true };
+const STRAIGHT: Form = Form { tall: true, wide: true, swapped: false };
+
 /// Few rows and weights as they are, which are the left operand.
 ///
 /// # Safety
@@ -148,7 +152,13 @@ impl XPlanes {
     #[inline(always)]
     unsafe fn begin(&self) {
         // SAFETY: passed on.
-        unsafe { if self.is_narrow() { narrow_begin(self.swapped) } else { begin(None) } }
+        unsafe {
+            match (self.is_narrow(), self.swapped) {
+                (true, swapped) => narrow_begin(swapped),
+                (false, true) => begin(SWAPPED, None),
+                (false, false) => begin(STRAIGHT, None),
+            }
+        }
     }
 
     /// Adds the products with a step of weights.
@@ -165,8 +175,8 @@ impl XPlanes {
                 return narrow_step(Narrow { x, x_stride: self.tile().1, w: weights, swapped });
             }
             match swapped {
-                true => step(Form { tall: false, wide: true, swapped }, weights, x),
-                false => step(Form { tall: true, wide: true, swapped }, x, weights),
+                true => step(SWAPPED, weights, x, || ()),
+                false => step(STRAIGHT, x, weights, || ()),
             }
         }
     }
@@ -179,7 +189,13 @@ impl XPlanes {
     unsafe fn store(&self, sums: *mut f32, g: usize) {
         let out = sums.wrapping_add(g * HALF * PANEL);
         // SAFETY: passed on.
-        unsafe { if self.is_narrow() { narrow_store(self.swapped, out) } else { store(out) } }
+        unsafe {
+            match (self.is_narrow(), self.swapped) {
+                (true, swapped) => narrow_store(swapped, out),
+                (false, true) => store(SWAPPED, out),
+                (false, false) => store(STRAIGHT, out),
+            }
+        }
     }
 }
 

@@ -17,6 +17,8 @@ const DEPTH: usize = 512;
 const EXPONENTS: RangeInclusive<i32> = 254 - 80..=254 + 120;
 /// Exponents of a row's largest number. The parts of smaller numbers would be flushed, those of larger ones be infinite.
 const LARGEST: RangeInclusive<u32> = 127 - 96..=127 + 100;
+/// Exponents of the largest number of a row that tiles multiply with numbers up to one, and add up a thousand times.
+pub(super) const VALUES: RangeInclusive<u32> = 127 - 80..=127 + 100;
 /// Stands for an exponent that fits to none.
 const NEVER: i32 = 1 << 16;
 
@@ -50,6 +52,35 @@ impl Exponents {
     /// Whether tiles make the products of all these rows with all of those.
     pub fn fits(self, other: Exponents) -> bool {
         EXPONENTS.contains(&(self.low + other.low)) && EXPONENTS.contains(&(self.high + other.high))
+    }
+}
+
+/// The largest magnitudes of 32 rows, and the exponents among them.
+#[derive(Copy, Clone)]
+pub(crate) struct Sizes {
+    magnitudes: Magnitudes,
+    exponents: Exponents,
+}
+
+impl Sizes {
+    pub(super) fn of(magnitudes: Magnitudes) -> Sizes {
+        Sizes { magnitudes, exponents: Exponents::of(&magnitudes) }
+    }
+
+    /// Of rows of zeros.
+    pub fn nothing() -> Sizes {
+        Sizes::of([0; PANEL])
+    }
+
+    /// Whether tiles make the products of all these rows with all of those.
+    #[inline(always)]
+    pub fn fits(&self, other: &Sizes) -> bool {
+        self.exponents.fits(other.exponents)
+    }
+
+    /// Whether tiles make the product of one of these rows with one of those.
+    pub fn fits_at(&self, i: usize, other: &Sizes, j: usize) -> bool {
+        fits(self.magnitudes[i], other.magnitudes[j])
     }
 }
 

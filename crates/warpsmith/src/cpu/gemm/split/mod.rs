@@ -1,19 +1,26 @@
 //! f32 on AMX tiles: every number is the sum of three bf16, and six products of those make one of f32.
 //!
 //! With `x = x0 + x1 + x2` and `w` likewise, the products `x2·w0`, `x1·w0`, `x1·w1`, `x0·w1`, `x0·w2` and `x0·w0` are
-//! exact in f32, and what the other three would add is below its precision. All six are summed over 32 elements of k and then added to the
-//! same accumulator: six roundings of a large sum for every 32 elements, where plain f32 has 32. So errors are
-//! smaller than those of vectors, at twice their speed.
+//! exact in f32, and what the other three would add is below its precision. All six are summed over 32 elements of k and
+//! then added to the same accumulator: six roundings of a large sum for every 32 elements, where plain f32 has 32. So
+//! errors are smaller than those of vectors, at twice their speed.
 //!
 //! Each thread takes some panels of the right operand and some blocks of the left one. It splits panels for a block of k, and
 //! rows of the left operand one block before they are multiplied: between the products of a step, while the tiles
 //! are busy. Largest magnitudes are found on the way, and sums of rows with numbers that tiles cannot multiply are made by
 //! vectors ([`mend`]) before they are finished.
 
+mod block;
 mod few;
 mod mend;
 pub(super) mod planes;
 mod steps;
+
+pub(crate) use block::{
+    Piece, RowSplitter, SplitBlock, SplitBlocks, Turned, ValueSplitter, left_element, split_block,
+    split_left, turn_sums,
+};
+pub(crate) use mend::Sizes;
 
 use super::amx::Tiles;
 use super::buffer::{Slot, with_scratch};

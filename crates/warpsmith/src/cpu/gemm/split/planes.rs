@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 /// Elements of k in a step.
 pub(in crate::cpu::gemm) const STEP: usize = 32;
 /// Bytes of a row of a tile.
-const ROW: usize = 64;
+pub(in crate::cpu::gemm) const ROW: usize = 64;
 /// Bytes of a tile.
 pub(in crate::cpu::gemm) const TILE: usize = HALF * ROW;
 /// Bytes of a plane of a step: two tiles.
@@ -89,16 +89,33 @@ pub(in crate::cpu::gemm) unsafe fn split_row(
     unsafe {
         let first = _mm512_maskz_loadu_epi32(mask as u16, src.cast());
         let second = _mm512_maskz_loadu_epi32((mask >> HALF) as u16, src.wrapping_add(HALF).cast());
-        let to = dst.add(row / HALF * TILE + row % HALF * ROW);
+        larger(largest, split_vectors(first, second, row, dst))
+    }
+}
+
+/// Splits 32 elements of row `row < 32` into the left tiles of the step at `dst`, and returns those of the first plane.
+///
+/// # Safety
+/// `dst` must hold a step, on a cache line.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(in crate::cpu::gemm) unsafe fn split_vectors(
+    first: __m512i,
+    second: __m512i,
+    row: usize,
+    dst: *mut u8,
+) -> __m512i {
+    // SAFETY: the table is a vector; the row is inside the step.
+    unsafe {
+        let to = dst.add((row / HALF).wrapping_mul(TILE).wrapping_add(row % HALF * ROW));
         let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
-        let planes: [_; 3] = {
-            let (a, b) = (split(first), split(second));
-            std::array::from_fn(|plane| _mm512_permutex2var_epi16(a[plane], upper, b[plane]))
-        };
+        let (a, b) = (split(first), split(second));
+        let planes: [_; 3] =
+            std::array::from_fn(|plane| _mm512_permutex2var_epi16(a[plane], upper, b[plane]));
         for (plane, &both) in planes.iter().enumerate() {
             _mm512_store_si512(to.add(plane * PLANE).cast(), both);
         }
-        larger(largest, planes[0])
+        planes[0]
     }
 }
 
@@ -125,16 +142,32 @@ pub(in crate::cpu::gemm) unsafe fn split_columns(
             false => _mm512_setzero_si512(),
         };
         let (even, odd) = (load(2 * pair), load(2 * pair + 1));
-        let (even, odd) = (split(even), split(odd));
-        let planes: [_; 3] =
-            std::array::from_fn(|plane| _mm512_or_si512(_mm512_srli_epi32::<16>(even[plane]), odd[plane]));
-        for (plane, &both) in planes.iter().enumerate() {
-            // SAFETY: the pair is inside the step.
-            unsafe { _mm512_store_si512(dst.add(plane * PLANE + g * TILE + pair * ROW).cast(), both) };
-        }
-        largest = larger(largest, planes[0]);
+        // SAFETY: the pair is inside the step.
+        largest = unsafe { split_pair(even, odd, dst.add(g * TILE + pair * ROW), largest) };
     }
     largest
+}
+
+/// Splits two neighbouring elements of 16 columns into the row of a right tile at `dst`, and of its other planes.
+///
+/// # Safety
+/// `dst` must be such a row of a step.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(in crate::cpu::gemm) unsafe fn split_pair(
+    even: __m512i,
+    odd: __m512i,
+    dst: *mut u8,
+    largest: Largest,
+) -> Largest {
+    let (even, odd) = (split(even), split(odd));
+    let planes: [_; 3] =
+        std::array::from_fn(|plane| _mm512_or_si512(_mm512_srli_epi32::<16>(even[plane]), odd[plane]));
+    for (plane, &both) in planes.iter().enumerate() {
+        // SAFETY: the row is inside the step.
+        unsafe { _mm512_store_si512(dst.add(plane * PLANE).cast(), both) };
+    }
+    larger(largest, planes[0])
 }
 
 #[cfg(test)]

@@ -68,35 +68,54 @@ macro_rules! load {
 }
 
 /// One step of `$down` x `$across` tiles. Of `x` and the weights: planes 2 and 0, 1 and 0, 1 and 1, 0 and 1, 0 and 2, 0 and 0.
+/// After the products of each pair of planes it calls `between`.
 macro_rules! step {
     ($name:ident, $mirrored:ident, $down:tt $across:tt) => {
         /// # Safety
         /// As for [`step`], with `x` left.
         #[inline(always)]
-        unsafe fn $name(l: *const u8, r: *const u8) {
+        unsafe fn $name(l: *const u8, r: *const u8, mut between: impl FnMut()) {
             // SAFETY: passed on.
             unsafe {
                 asm!(
-                    load!(right $across 0), left!($down $across 4096), left!($down $across 2048),
-                    right!($down $across 2048), left!($down $across 0), right!($down $across 4096),
-                    right!($down $across 0),
+                    load!(right $across 0), left!($down $across 4096),
                     l = in(reg) l, r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly)
                 );
+                between();
+                asm!(left!($down $across 2048), l = in(reg) l, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(right!($down $across 2048), r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(left!($down $across 0), l = in(reg) l, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(right!($down $across 4096), r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(right!($down $across 0), r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly));
+                between();
             }
         }
 
         /// # Safety
         /// As for [`step`], with the weights left.
         #[inline(always)]
-        unsafe fn $mirrored(l: *const u8, r: *const u8) {
+        unsafe fn $mirrored(l: *const u8, r: *const u8, mut between: impl FnMut()) {
             // SAFETY: passed on.
             unsafe {
                 asm!(
-                    load!(left $down 0), right!($down $across 4096), right!($down $across 2048),
-                    left!($down $across 2048), right!($down $across 0), left!($down $across 4096),
-                    left!($down $across 0),
+                    load!(left $down 0), right!($down $across 4096),
                     l = in(reg) l, r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly)
                 );
+                between();
+                asm!(right!($down $across 2048), r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(left!($down $across 2048), l = in(reg) l, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(right!($down $across 0), r = in(reg) r, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(left!($down $across 4096), l = in(reg) l, row = in(reg) 64usize, options(nostack, readonly));
+                between();
+                asm!(left!($down $across 0), l = in(reg) l, row = in(reg) 64usize, options(nostack, readonly));
+                between();
             }
         }
     };
@@ -107,25 +126,29 @@ step!(step_2x1, mirrored_2x1, 2 1);
 step!(step_1x2, mirrored_1x2, 1 2);
 step!(step_1x1, mirrored_1x1, 1 1);
 
-/// Adds the products of a step to the sums in the tiles.
+/// How often [`step`] calls what is to be done between its products.
+pub(super) const CALLS: usize = 6;
+
+/// Adds the products of a step to the sums in the tiles, and calls `between` after each sixth of them: tiles multiply on while it
+/// computes with vectors.
 ///
 /// The compiler knows no tile registers, so they keep from one of these functions to the next what is not changed here.
 ///
 /// # Safety
-/// The tiles must be configured as 16 rows of 64 bytes each, and `left` and `right` hold a step.
+/// The tiles must be configured as 16 rows of 64 bytes each, and `left` and `right` hold a step. `between` must not use tiles.
 #[inline(always)]
-pub(super) unsafe fn step(form: Form, left: *const u8, right: *const u8) {
+pub(super) unsafe fn step(form: Form, left: *const u8, right: *const u8, between: impl FnMut()) {
     // SAFETY: passed on.
     unsafe {
         match (form.swapped, form.tall, form.wide) {
-            (false, true, true) => step_2x2(left, right),
-            (false, true, false) => step_2x1(left, right),
-            (false, false, true) => step_1x2(left, right),
-            (false, false, false) => step_1x1(left, right),
-            (true, true, true) => mirrored_2x2(left, right),
-            (true, true, false) => mirrored_2x1(left, right),
-            (true, false, true) => mirrored_1x2(left, right),
-            (true, false, false) => mirrored_1x1(left, right),
+            (false, true, true) => step_2x2(left, right, between),
+            (false, true, false) => step_2x1(left, right, between),
+            (false, false, true) => step_1x2(left, right, between),
+            (false, false, false) => step_1x1(left, right, between),
+            (true, true, true) => mirrored_2x2(left, right, between),
+            (true, true, false) => mirrored_2x1(left, right, between),
+            (true, false, true) => mirrored_1x2(left, right, between),
+            (true, false, false) => mirrored_1x1(left, right, between),
         }
     }
 }
@@ -146,39 +169,43 @@ pub(super) unsafe fn product(
 ) {
     // SAFETY: passed on.
     unsafe {
-        begin(resume.then_some(out));
+        begin(form, resume.then_some(out));
         for index in 0..steps {
-            step(form, left.wrapping_add(index * STEP_BYTES), right.wrapping_add(index * STEP_BYTES));
+            step(form, left.wrapping_add(index * STEP_BYTES), right.wrapping_add(index * STEP_BYTES), || ());
             between(index + 1);
         }
-        store(out);
+        store(form, out);
     }
 }
 
 /// Zeros the sums, or loads those at `from`.
 ///
 /// # Safety
-/// The tiles must be configured, and a tile of sums be readable.
+/// The tiles of the form must be configured, and a tile of sums be readable.
 #[inline(always)]
-pub(super) unsafe fn begin(from: Option<*const f32>) {
+pub(super) unsafe fn begin(form: Form, from: Option<*const f32>) {
+    macro_rules! begin {
+        ($tile:literal, $at:literal) => {
+            match from {
+                None => asm!(concat!("tilezero ", $tile), options(nomem, nostack)),
+                Some(from) => asm!(
+                    concat!("tileloadd ", $tile, ", [{from} + {width} + ", $at, "]"),
+                    from = in(reg) from, width = in(reg) PANEL * size_of::<f32>(), options(nostack, readonly),
+                ),
+            }
+        };
+    }
     // SAFETY: tile registers, and what the caller promised.
     unsafe {
-        match from {
-            None => {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    options(nomem, nostack)
-                )
-            }
-            Some(from) => asm!(
-                "tileloadd tmm0, [{from} + {width}]", "tileloadd tmm1, [{from} + {width} + 64]",
-                "tileloadd tmm2, [{from} + {width} + 2048]", "tileloadd tmm3, [{from} + {width} + 2112]",
-                from = in(reg) from, width = in(reg) PANEL * size_of::<f32>(),
-                options(nostack, readonly),
-            ),
+        begin!("tmm0", 0);
+        if form.wide {
+            begin!("tmm1", 64);
+        }
+        if form.tall {
+            begin!("tmm2", 2048);
+        }
+        if form.tall && form.wide {
+            begin!("tmm3", 2112);
         }
     }
 }
@@ -186,17 +213,29 @@ pub(super) unsafe fn begin(from: Option<*const f32>) {
 /// Stores the sums.
 ///
 /// # Safety
-/// The tiles must be configured, and `out` hold a tile of sums.
+/// The tiles of the form must be configured, and `out` hold a tile of sums.
 #[inline(always)]
-pub(super) unsafe fn store(out: *mut f32) {
+pub(super) unsafe fn store(form: Form, out: *mut f32) {
+    macro_rules! store {
+        ($tile:literal, $at:literal) => {
+            asm!(
+                concat!("tilestored [{out} + {width} + ", $at, "], ", $tile),
+                out = in(reg) out, width = in(reg) PANEL * size_of::<f32>(), options(nostack),
+            )
+        };
+    }
     // SAFETY: what the caller promised.
     unsafe {
-        asm!(
-            "tilestored [{out} + {width}], tmm0", "tilestored [{out} + {width} + 64], tmm1",
-            "tilestored [{out} + {width} + 2048], tmm2", "tilestored [{out} + {width} + 2112], tmm3",
-            out = in(reg) out, width = in(reg) PANEL * size_of::<f32>(),
-            options(nostack),
-        );
+        store!("tmm0", 0);
+        if form.wide {
+            store!("tmm1", 64);
+        }
+        if form.tall {
+            store!("tmm2", 2048);
+        }
+        if form.tall && form.wide {
+            store!("tmm3", 2112);
+        }
     }
 }
 
