@@ -5,24 +5,55 @@
 #include "warpsmith/paged_fragments.cuh"
 
 constexpr int kRound = 4 * kSegment;
+// Whether the lengths may decide that requests stay whole. Long heads have no register for the answer.
+constexpr bool kLengthsDecide = HEAD_DIM <= 128;
+WS_INLINE bool lengths_decide(const PagedParams& p) { return kLengthsDecide && p.slots; }
 
-// The range that a request begins in, and the number of those it has.
-WS_INLINE int first_range(const PagedParams& p, const Request& request) { return p.ranges ? request.from / p.piece_keys : 0; }
-WS_INLINE int ranges_of(const PagedParams& p, const Request& request) {
-  return p.ranges ? max((request.kv_len + p.piece_keys - 1) / p.piece_keys - first_range(p, request), 1) : 1;
+// The range of `keys` keys that a request begins in, and the number of those it has; a request that stays whole has one.
+WS_INLINE int first_range(const Request& request, bool whole, int keys) { return whole ? 0 : request.from / keys; }
+WS_INLINE int ranges_of(const Request& request, bool whole, int keys) {
+  return whole ? 1 : max((request.kv_len + keys - 1) / keys - first_range(request, whole, keys), 1);
 }
-WS_INLINE i64 pieces_of(const PagedParams& p, const Request& request) {
+WS_INLINE i64 tiles_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
-  return (i64)((request.count * p.group + kRows - 1) / kRows) * ranges_of(p, request);
+  return (request.count * p.group + kRows - 1) / kRows;
 }
+// Whether no request is cut. Where the parameters leave that to the lengths: if blocks with all keys of the longest request
+// end no later than those with pieces would. Every warp finds out for itself.
+WS_INLINE bool stay_whole(const PagedParams& p) {
+  if (!lengths_decide(p)) return p.ranges == 0;
+  i64 whole = 0, cut = 0;
+  int longest = 0;
+  for (int r = threadIdx.x % 32; r < p.requests; r += 32) {
+    const Request request = request_at(p, r);
+    const i64 tiles = tiles_of(p, request);
+    whole += tiles, cut += tiles * ranges_of(request, false, p.piece_keys);
+    if (tiles) longest = max(longest, ranges_of(request, false, kSpan));
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    whole += __shfl_xor_sync(0xffffffffu, whole, offset), cut += __shfl_xor_sync(0xffffffffu, cut, offset);
+    longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, offset));
+  }
+  const auto spans = [&](i64 pieces, int each) { return (pieces * p.num_kv_heads + p.slots - 1) / p.slots * each; };
+  return spans(whole, longest) <= spans(cut, p.piece_keys / kSpan);
+}
+// Whether requests stay whole, kept only where lengths decide: others find it in the parameters, and need the register.
+struct Whole {
+  const PagedParams& p;
+  bool decided;
+  WS_INLINE operator bool() const { return kLengthsDecide ? decided : p.ranges == 0; }
+};
 // Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all, which has no bound
 // where requests overlap because their starts are wrong.
-WS_INLINE i64 count_pieces(const PagedParams& p, i64* starts) {
+WS_INLINE i64 count_pieces(const PagedParams& p, bool whole, i64* starts) {
   const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i64 sum = 0;
   for (int i = 0; i < each; ++i) {
     const int r = threadIdx.x * each + i;
-    if (r < p.requests) sum += pieces_of(p, request_at(p, r));
+    if (r >= p.requests) break;
+    const Request request = request_at(p, r);
+    sum += tiles_of(p, request) * ranges_of(request, whole, p.piece_keys);
   }
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -46,12 +77,12 @@ WS_INLINE i64 direct_pieces(const PagedParams& p) {
   return (i64)p.requests * direct_tiles(p) * direct_ranges(p) * p.num_kv_heads;
 }
 WS_INLINE bool is_direct(const PagedParams& p) {
-  return p.queries >= 0 && p.levels == 0 && (p.piece_keys == kRound || direct_pieces(p) <= gridDim.x);
+  return p.queries >= 0 && p.levels == 0 && !lengths_decide(p) && (p.piece_keys == kRound || direct_pieces(p) <= gridDim.x);
 }
-WS_INLINE i64 num_pieces(const PagedParams& p, i64* starts) {
-  return is_direct(p) ? direct_pieces(p) : count_pieces(p, starts) * p.num_kv_heads;
+WS_INLINE i64 num_pieces(const PagedParams& p, bool whole, i64* starts) {
+  return is_direct(p) ? direct_pieces(p) : count_pieces(p, whole, starts) * p.num_kv_heads;
 }
-WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
+WS_INLINE Piece piece_at(const PagedParams& p, bool whole, const i64* starts, i64 index) {
   Piece piece;
   if (is_direct(p)) {
     const u32 ranges = direct_ranges(p), tiles = direct_tiles(p);
@@ -67,13 +98,13 @@ WS_INLINE Piece piece_at(const PagedParams& p, const i64* starts, i64 index) {
   left -= starts[lo];
   for (int r = lo * ((p.requests + kThreads - 1) / kThreads);; ++r) {
     piece.request = request_at(p, r);
-    const i64 pieces = pieces_of(p, piece.request);
+    const i64 pieces = tiles_of(p, piece.request) * ranges_of(piece.request, whole, p.piece_keys);
     if (left < pieces) break;
     left -= pieces;
   }
-  const int ranges = ranges_of(p, piece.request);
+  const int ranges = ranges_of(piece.request, whole, p.piece_keys);
   piece.tile = (int)(left / ranges);
-  piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(p, piece.request);
+  piece.range = (int)(left - (i64)piece.tile * ranges) + first_range(piece.request, whole, p.piece_keys);
   return piece;
 }
 

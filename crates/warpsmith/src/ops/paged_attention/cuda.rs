@@ -42,6 +42,8 @@ kernel_params! {
         /// States of rows over ranges of keys.
         partial: u64,
         group_starts: u64, prefix_lens: u64,
+        /// Where the kernel tells the merge whether all requests stayed whole, so that there is nothing to merge.
+        is_whole: u64,
         q_token: i64, q_head: i64, q_dim: i64,
         k_page: i64, k_slot: i64, k_head: i64, k_dim: i64,
         v_page: i64, v_slot: i64, v_head: i64, v_dim: i64,
@@ -65,6 +67,8 @@ kernel_params! {
         ranges: i32,
         /// Keys of such a range, and keys that a block takes at once.
         range_keys: i32, piece_keys: i32,
+        /// Blocks that run at once, if the lengths shall decide whether requests are cut; else zero.
+        slots: i32,
         causal: i32, window: i32,
         /// Levels of shared prefixes: `requests` are the groups of level `level`, or, at the last, the requests.
         all_requests: i32, groups: i32, levels: i32, level: i32,
@@ -307,6 +311,7 @@ impl PagedParams {
             partial: 0,
             group_starts: 0,
             prefix_lens: 0,
+            is_whole: 0,
             q_token,
             q_head,
             q_dim,
@@ -353,6 +358,7 @@ impl PagedParams {
             ranges: 0,
             range_keys: 0,
             piece_keys: 0,
+            slots: 0,
             causal: p.causal as i32,
             window: p.window as i32,
             all_requests: p.requests as i32,
@@ -422,6 +428,8 @@ pub(in crate::ops) unsafe fn run<P>(
             ranges: ranges as i32,
             range_keys: extent.range_keys() as i32,
             piece_keys: extent.piece_keys() as i32,
+            slots: if part.lengths_decide { part.slots as i32 } else { 0 },
+            is_whole: partial + states(p, ranges) as u64,
             // All shared keys come before all queries.
             causal: (p.causal && part.level == levels) as i32,
             levels: levels as i32,

@@ -7,6 +7,9 @@
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
 
+// Whether the kernel before left requests whole, and so nothing to merge.
+WS_INLINE bool has_no_states(const PagedParams& p) { return p.slots && *(const volatile int*)p.is_whole; }
+
 #if ONE_ROW
 // Lanes work out how states are taken up, eight times 32 at once; then thread d folds element d of all. There are no shared
 // prefixes.
@@ -131,6 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) paged_attention_merge(
   const int last = keys.lo < keys.hi ? (keys.hi - 1) / p.range_keys + 1 : first;
   Merge row = {p, token, head, room(), first, keys.lo / p.range_keys, last, minus_infinity(), {}};
   begin_kernel();
+  if (has_no_states(p)) return;
   if (segments) row.take<true>();
   else row.take<false>();
   const Finish finish = finish_of(p, head, row.m, row.total.l);
@@ -233,6 +237,7 @@ struct Merge {
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_merge(const PagedParams p) {
   begin_kernel();
+  if (has_no_states(p)) return;
   const int warp = threadIdx.x / 32;
   const i64 index = (i64)blockIdx.x * kWarps + warp;
   if (index >= (i64)p.num_tokens * p.num_heads) return;

@@ -23,11 +23,15 @@ const WAVES: usize = 4;
 const MOST_SPANS: usize = 4;
 /// Keys up to which the lengths of requests are taken not to differ by much.
 const EVEN: usize = 4096;
+/// Longest heads whose kernel may let the lengths decide whether requests stay whole, as in the device code.
+const DECIDING_HEAD: usize = 128;
 /// Shared memory that every block has besides: numbers of pages and pieces.
 const STATIC_SHARED: usize = 6 << 10;
 /// More scratch memory than this is not asked for, without shared prefixes and with them.
 pub(super) const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
+/// Bytes of what the lengths decided, with which states stay at multiples of 16.
+const DECISION: usize = 16;
 
 /// What blocks are made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +171,8 @@ pub(in crate::ops) struct Part {
     pub level: usize,
     /// Blocks that run at once.
     pub slots: usize,
+    /// Whether the kernel leaves requests whole if their lengths say that it is no slower.
+    pub lengths_decide: bool,
 }
 
 impl Part {
@@ -209,9 +215,12 @@ impl Part {
             }
         };
         let [min_queries, max_queries] = queries;
-        let part = Part { extent, pieces, min_queries, max_queries, ..part };
+        // How long requests are, and which of them, the device alone knows.
+        let can_decide = p.head_dim <= DECIDING_HEAD && !p.full;
+        let lengths_decide = can_decide && matches!(extent, Extent::Spans(_)) && 2 * whole >= part.slots;
+        let part = Part { extent, pieces, min_queries, max_queries, lengths_decide, ..part };
         if part.workspace(p, 0) > MOST_WORKSPACE {
-            return Part { extent: Extent::All, pieces: whole, ..part };
+            return Part { extent: Extent::All, pieces: whole, lengths_decide: false, ..part };
         }
         // Twice the warps where no multiprocessor would have a second block.
         let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, info.shared_per_block);
@@ -235,6 +244,7 @@ impl Part {
             max_queries: p.num_tokens,
             level: 0,
             slots: info.units * shape.blocks,
+            lengths_decide: false,
         }
     }
 
@@ -253,8 +263,9 @@ impl Part {
         (self.pieces as f64 / self.slots as f64).max(1.0) * each
     }
 
+    /// Bytes: the states of the rows, and what the lengths decided.
     pub fn workspace(&self, p: &Problem, levels: usize) -> usize {
-        states(p, self.ranges(p, levels))
+        states(p, self.ranges(p, levels)) + if self.lengths_decide { DECISION } else { 0 }
     }
 
     /// Blocks of the launch. With all keys of their rows there are none without work, and those that wait are given to
@@ -267,8 +278,8 @@ impl Part {
     pub fn shared(&self, p: &Problem) -> usize {
         let levels = match self.extent {
             Extent::Round => 0,
-            Extent::Spans(_) => 1,
-            Extent::All => 2,
+            Extent::Spans(_) if !self.lengths_decide => 1,
+            Extent::Spans(_) | Extent::All => 2,
         };
         self.shape.shared(p.head_dim, p.cache_dtype, levels)
     }
@@ -283,7 +294,11 @@ impl fmt::Display for Part {
         let Shape { row_warps, key_warps, ring, .. } = self.shape;
         let rows = self.shape.rows();
         write!(f, "tiles of {rows} rows, {keys} keys a block of {row_warps} x {key_warps} warps, ")?;
-        write!(f, "rings of {ring}, {} pieces", self.pieces)
+        write!(f, "rings of {ring}, {} pieces", self.pieces)?;
+        if self.lengths_decide {
+            write!(f, " unless the lengths let requests stay whole")?;
+        }
+        Ok(())
     }
 }
 
@@ -484,14 +499,24 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn full_requests_stay_whole_where_that_ends_as_soon() {
+    fn lengths_decide_where_blocks_with_all_keys_could_be_as_fast() {
         let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        let extent = |sizes, full| {
-            Plan::new(&Problem { full, ..problem(sizes, [0, 1], false) }, &info).parts[0].extent
+        let part = |sizes, full| {
+            let part = Plan::new(&Problem { full, ..problem(sizes, [0, 1], false) }, &info).parts[0];
+            (part.extent, part.lengths_decide)
         };
-        assert_eq!(extent([64, 1, 8320], false), Extent::Spans(3), "lengths may differ");
-        assert_eq!(extent([64, 1, 8320], true), Extent::All, "two waves of nine spans, or six of three");
-        assert_eq!(extent([40, 1, 8320], true), Extent::Spans(1), "the second wave is short");
+        assert_eq!(part([64, 1, 8320], false), (Extent::Spans(3), true));
+        assert_eq!(
+            part([64, 1, 8320], true),
+            (Extent::All, false),
+            "two waves of nine spans, or six of three"
+        );
+        assert_eq!(part([40, 1, 8320], false), (Extent::Spans(1), true));
+        assert_eq!(part([40, 1, 8320], true), (Extent::Spans(1), false), "the second wave is short");
+        assert_eq!(part([4, 1, 8192], false), (Extent::Spans(1), false), "too few blocks");
+        assert_eq!(part([16, 1, 4096], false), (Extent::All, false));
+        let long = Problem { head_dim: 256, ..problem([64, 1, 8320], [0, 1], false) };
+        assert!(!Plan::new(&long, &info).parts[0].lengths_decide, "long heads have no room for it");
     }
 
     #[test]

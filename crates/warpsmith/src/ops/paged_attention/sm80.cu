@@ -2,9 +2,9 @@
 //
 // Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
 // ROWS ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
-// time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. Blocks
-// take such pieces in turn until all are done, so the grid need not know the lengths. Where prefixes are shared, a launch
-// takes groups of requests for single ones.
+// time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. It may
+// be left to the lengths whether some spans are taken, or all keys. Blocks take such pieces in turn until all are done, so
+// the grid need not know the lengths. Where prefixes are shared, a launch takes groups of requests for single ones.
 //
 // A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has ROWS rows and
 // goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
@@ -439,14 +439,15 @@ WS_INLINE void write(const PagedParams& p, const Piece& piece, const State& stat
 }
 
 // Folds the state of a segment into those of its span and of all keys, and finishes what ends with it.
-WS_INLINE void fold(const PagedParams& p, const Piece& piece, State& state, int segment, Keys keys, Turns& turns, int group) {
+WS_INLINE void fold(const PagedParams& p, const Piece& piece, Whole whole, State& state, int segment, Keys keys, Turns& turns,
+                    int group) {
   const Level span = Level::of(0), total = Level::of(1);
   const bool first = segment == keys.lo / kSegment, last = (segment + 1) * kSegment >= keys.hi;
   if (!first) turns.take(group);
   if (!first && segment % kSegments != 0) span.fold_into(state);
   if (!last && (segment + 1) % kSegments != 0) {
     span.put(state);
-  } else if (p.ranges) {
+  } else if (!whole) {
     leave(p, piece, slot_of_span(p.level, segment / kSegments), state);
   } else {
     if (segment / kSegments > keys.lo / kSpan) total.fold_into(state);
@@ -465,12 +466,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
   Units units = {p};
   units.places = shared.places[threadIdx.x / 32];
   units.base = shared_address(ring_of(group));
-  const i64 pieces = num_pieces(p, shared.starts);
+  const Whole whole = {p, stay_whole(p)};
+  if (lengths_decide(p) && blockIdx.x == 0 && threadIdx.x == 0) *(int*)p.is_whole = whole;
+  const i64 pieces = num_pieces(p, whole, shared.starts);
   Turns turns = {shared.turns, 0};
   turns.begin();
 #pragma unroll 1
   for (i64 index = blockIdx.x; index < pieces; index += gridDim.x) {
-    const Piece piece = piece_at(p, shared.starts, index);
+    const Piece piece = piece_at(p, whole, shared.starts, index);
     Keys seen[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -481,11 +484,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     const int i0 = piece.tile * kRows / p.group, i1 = min(((piece.tile + 1) * kRows - 1) / p.group, piece.request.count - 1);
     const Keys early = keys_of(p, piece.request, i0), late = keys_of(p, piece.request, i1);
     Keys keys = {early.lo, late.hi};
-    if (p.ranges) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
+    if (!whole) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
     units.begin(piece);
     // Without a window the first key does not depend on the length: the table is read while that is on its way.
-    const int lo = max(piece.request.from, p.ranges ? piece.range * p.piece_keys : 0);
+    const int lo = max(piece.request.from, whole ? 0 : piece.range * p.piece_keys);
     units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
     const i32 first_page = Units::kLooksAhead ? units.page_at(0) : -1;
     i32 next_page = Units::kLooksAhead ? units.page_at(kSteps) : -1;
@@ -493,7 +496,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     if (DENSE) await_kernel_before();
     if (keys.lo >= keys.hi) {
       // The merge does not ask for what no row sees.
-      if (!p.ranges && group == 0) {
+      if (whole && group == 0) {
         State none;
         clear(none);
         write(p, piece, none);
@@ -512,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     if (!kKeepQuery) __syncthreads();
     const Scale scale = scale_of(p, piece.head);
     // With shared prefixes, a piece is a span.
-    const bool cut = p.ranges && is_cut(piece.request, piece.range);
+    const bool cut = !whole && is_cut(piece.request, piece.range);
 #pragma unroll 1
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
@@ -535,7 +538,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
       if (p.piece_keys == kRound || cut)
         leave(p, piece, cut ? slot_of_segment(p.level, segment) : segment, state);
       else
-        fold(p, piece, state, segment, keys, turns, group);
+        fold(p, piece, whole, state, segment, keys, turns, group);
     }
     // Before the next piece takes over: queries, sums, and the ring of a group of several warps.
     if (!kKeepQuery || KEY_WARPS == 1 || p.piece_keys != kRound) __syncthreads();
