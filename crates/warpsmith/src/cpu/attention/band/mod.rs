@@ -1,0 +1,162 @@
+//! A band: the rows that go through one product together, and their softmax.
+
+mod results;
+mod softmax;
+mod state;
+
+// Only tiles have the softmax done in pieces.
+#[cfg(target_arch = "x86_64")]
+pub(super) use softmax::{Growth, View};
+pub(super) use state::State;
+
+use super::plan::Job;
+use super::{Call, KEYS, Space};
+use crate::cpu::gemm::Blocks;
+use std::ops::Range;
+
+/// The most rows of a band.
+const ROWS: usize = Blocks::PANEL;
+/// Lanes of the widest vectors that are summed in.
+const LANES: usize = 16;
+const PANEL: usize = Blocks::PANEL;
+
+/// Rows of a job.
+pub(super) struct Band<'a> {
+    job: &'a Job,
+    kv_head: usize,
+    /// The first row of its head.
+    first: usize,
+    rows: usize,
+    group: usize,
+    /// Factor of the scores.
+    scale: f32,
+    /// Factor of the values.
+    value_scale: f32,
+    /// The keys that each row sees, masks aside.
+    seen: [(usize, usize); ROWS],
+    /// The keys that some row sees.
+    keys: Range<usize>,
+    /// All segments so far.
+    total: State,
+    /// The present segment.
+    current: State,
+    has_sums: bool,
+}
+
+impl<'a> Band<'a> {
+    /// Floats a band works in: scores, exponentials, and a row.
+    pub const SCRATCH: usize = KEYS / PANEL * ROWS * PANEL + ROWS * Blocks::ROW + Self::LONGEST;
+    const LONGEST: usize = 256;
+
+    /// Band `index` of a job, which has seen nothing yet.
+    ///
+    /// # Safety
+    /// The states must be memory of the caller's.
+    pub unsafe fn new(
+        call: &Call<'_>,
+        space: &Space,
+        job: &'a Job,
+        index: usize,
+        total: State,
+        current: State,
+    ) -> Band<'a> {
+        let first = index % space.head_bands * space.rows;
+        let rows = first..(first + space.rows).min(job.queries.len() * call.group);
+        let mut seen = [(0, 0); ROWS];
+        let (mut start, mut end) = (usize::MAX, 0);
+        for (slot, row) in seen.iter_mut().zip(rows.clone()) {
+            let query = job.queries.start + row % job.queries.len();
+            let range = (call.keys)(query, &job.request);
+            if !range.is_empty() {
+                (start, end) = (start.min(range.start), end.max(range.end));
+            }
+            *slot = (range.start, range.end);
+        }
+        let kv_head = job.kv_heads.start + index / space.head_bands;
+        // SAFETY: the states are the caller's; the scales of the KV head are there.
+        let [k_scale, v_scale] = unsafe {
+            total.clear();
+            [call.cache.k_scale, call.cache.v_scale].map(|scale| scale.map_or(1.0, |scale| scale.at(kv_head)))
+        };
+        Band {
+            job,
+            kv_head,
+            first,
+            rows: rows.len(),
+            group: call.group,
+            scale: call.scale * k_scale,
+            value_scale: v_scale,
+            seen,
+            keys: start.min(end)..end,
+            total,
+            current,
+            has_sums: false,
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether a row sees a key, masks aside.
+    #[cfg(target_arch = "x86_64")]
+    pub fn sees(&self, r: usize, key: usize) -> bool {
+        (self.seen[r].0..self.seen[r].1).contains(&key)
+    }
+
+    /// The rows from `r` on whose queries follow each other: head and query of the first, and how many.
+    #[cfg(target_arch = "x86_64")]
+    pub fn run(&self, r: usize) -> (usize, usize, usize) {
+        let (head, query) = self.place(r);
+        (head, query, (self.rows - r).min(self.job.queries.end - query))
+    }
+
+    /// The query head and the query of a row.
+    fn place(&self, r: usize) -> (usize, usize) {
+        let row = self.first + r;
+        let len = self.job.queries.len();
+        (self.kv_head * self.group + row / len, self.job.queries.start + row % len)
+    }
+
+    /// The panels of a block of keys that some row sees.
+    pub fn panels(&self, block: Range<usize>) -> Range<usize> {
+        let from = self.keys.start.max(block.start);
+        let to = self.keys.end.min(block.end);
+        if from >= to { 0..0 } else { (from - block.start) / PANEL..(to - block.start).div_ceil(PANEL) }
+    }
+
+    /// The scores of a panel of keys.
+    pub fn scores(scratch: *mut f32, panel: usize) -> *mut f32 {
+        scratch.wrapping_add(panel.wrapping_mul(ROWS * PANEL))
+    }
+
+    /// The exponentials, as rows of a left operand.
+    pub fn exponentials(scratch: *mut f32) -> *mut f32 {
+        Self::scores(scratch, KEYS / PANEL)
+    }
+
+    /// The sums over the present segment, from column `panel * PANEL` on.
+    pub fn sums(&self, panel: usize) -> *mut f32 {
+        self.current.row(0, panel * PANEL)
+    }
+
+    /// Whether there are such sums.
+    pub fn has_sums(&self) -> bool {
+        self.has_sums
+    }
+
+    /// There are such sums now.
+    pub fn note_sums(&mut self) {
+        self.has_sums = true;
+    }
+
+    /// Begins a segment.
+    ///
+    /// # Safety
+    /// The states must be memory of the caller's.
+    pub unsafe fn begin(&mut self) {
+        self.has_sums = false;
+        // SAFETY: passed on.
+        unsafe { self.current.clear() };
+    }
+}

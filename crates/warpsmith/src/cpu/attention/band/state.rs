@@ -1,0 +1,52 @@
+//! What is kept of the softmax of a band's rows.
+
+use super::{LANES, PANEL, ROWS};
+use crate::cpu::attention::Space;
+
+/// Where the rows of a band stand in one softmax: the largest score so far, the sum of the exponentials of the scores
+/// less that, and the sums of the values weighted with them.
+#[derive(Clone, Copy)]
+pub(in crate::cpu::attention) struct State {
+    pub(super) most: *mut f32,
+    pub(super) sum: *mut f32,
+    /// Sums of exponentials by lane, which make `sum` in the end.
+    pub(super) lanes: *mut f32,
+    /// Panels of `stride` floats.
+    values: *mut f32,
+    stride: usize,
+}
+
+impl State {
+    /// Floats before the values.
+    pub const LEN: usize = 2 * ROWS + ROWS * LANES;
+
+    /// The state of a band at `data`.
+    pub fn at(data: *mut f32, space: &Space) -> State {
+        let sum = data.wrapping_add(ROWS);
+        let lanes = sum.wrapping_add(ROWS);
+        State { most: data, sum, lanes, values: data.wrapping_add(Self::LEN), stride: space.rows * PANEL }
+    }
+
+    /// Forgets everything.
+    ///
+    /// # Safety
+    /// The memory must be the caller's.
+    pub(super) unsafe fn clear(&self) {
+        // SAFETY: passed on.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.most, ROWS).fill(f32::NEG_INFINITY);
+            std::slice::from_raw_parts_mut(self.sum, ROWS + ROWS * LANES).fill(0.0);
+        }
+    }
+
+    /// Where the sums of a row are from a column on.
+    pub(super) fn row(&self, r: usize, column: usize) -> *mut f32 {
+        self.values.wrapping_add(column / PANEL * self.stride + r * PANEL + column % PANEL)
+    }
+}
+
+/// What scores are taken less of: their largest, or zero if there is none, because minus infinity less itself is NaN.
+#[inline(always)]
+pub(super) fn base(most: f32) -> f32 {
+    if most == f32::NEG_INFINITY { 0.0 } else { most }
+}
