@@ -9,6 +9,7 @@
 // T: the type. HEAD_DIM. KEYS: keys of a block, 32 or 64. And those of attention.cuh.
 
 #include "warpsmith/attention.cuh"
+#include "warpsmith/mma.cuh"
 
 constexpr int kThreads = 128, kTileM = 64, kKeys = KEYS;
 constexpr int kSteps = HEAD_DIM / 16, kPieces = HEAD_DIM / 8, kLine = (kPieces + 1) * 16;
@@ -18,30 +19,6 @@ constexpr bool kKeepQueries = HEAD_DIM <= 128;
 constexpr u32 kStage = kKeys * kLine;
 
 extern __shared__ __align__(128) u8 shared[];
-
-// Sixteen bytes into shared memory; zeros if the source does not exist.
-WS_INLINE void copy_async(u32 to, const void* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
-}
-WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
-
-template <bool kTransposed> WS_INLINE void load_matrices(u32 (&r)[4], u32 at) {
-  if (kTransposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-
-#define MMA(TYPE)                                                                                              \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                          \
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                           \
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                 \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-WS_INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) { MMA("bf16"); }
-WS_INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) { MMA("f16"); }
 
 WS_INLINE u32 pair(float low, float high, bf16) {
   u32 r;
@@ -70,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
   if (!work.exists) return;
   const Request& r = work.request;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u32 queries = (u32)__cvta_generic_to_shared(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
+  const u32 queries = shared_address(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
   // Both ends of what is seen ascend with the row. From `inside` on and below `whole`, every row sees every key.
   const Keys low = keys_of(p, r, work.first_row / p.group);
   const Keys high = keys_of(p, r, (work.first_row + work.rows - 1) / p.group);
