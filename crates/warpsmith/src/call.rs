@@ -74,6 +74,20 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.like_as(index, self.args.at(index).dtype(), stream)
     }
 
+    /// As [`Self::like`]; of zeros if `starts`, which say where requests begin, are given: rows of none are not written.
+    pub(crate) fn like_packed(&self, index: usize, starts: usize, stream: &Stream) -> Result<Tensor> {
+        let tensor = self.like(index, stream)?;
+        self.cleared_if(starts, tensor, stream)
+    }
+
+    /// Fills a new tensor with zeros if an argument is given.
+    pub(crate) fn cleared_if(&self, index: usize, mut tensor: Tensor, stream: &Stream) -> Result<Tensor> {
+        if self.args.get(index).is_some() {
+            tensor.clear_on(stream)?;
+        }
+        Ok(tensor)
+    }
+
     /// A new tensor with the shape of an argument already given.
     pub(crate) fn like_as(&self, index: usize, dtype: DType, stream: &Stream) -> Result<Tensor> {
         Tensor::empty_on(self.args.at(index).shape(), dtype, stream)

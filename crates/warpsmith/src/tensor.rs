@@ -82,6 +82,11 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// Fills all memory of the tensor with zeros, in the order of `stream`.
+    pub(crate) fn clear_on(&mut self, stream: &Stream) -> Result<()> {
+        self.storage.fill(0, stream)
+    }
+
     /// A tensor holding `data` in row-major order.
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
         Tensor::from_bytes(bytes_of(data), shape, T::DTYPE, device)

@@ -6,9 +6,10 @@
 //!   192 or 256. All other sizes may be zero.
 //! - Requests of different lengths: with `q_starts` and `kv_starts`, both i32 `[requests + 1]`, `batch` is 1, and request
 //!   `r` is the tokens from `starts[r]` to below `starts[r + 1]` of the packed tensors. Either side of a request may be
-//!   empty. Rows of no request (padding, before the first start or after the last) are not written. Starts that
-//!   descend or leave the tensor are an error on the CPU, found before anything is written; on a device, where no
-//!   value can be looked at in time, each start is moved into the tensor and each end to its start or after it.
+//!   empty. Rows of no request (padding, before the first start or after the last) are not written; `run` gives zeros there.
+//!   Starts that descend or leave the tensor are an error on the CPU, found before anything is written; on a device, where
+//!   no value can be looked at in time, each start is moved into the tensor and each end to its start or after it, and where
+//!   requests then overlap, rows may be those of either or not be written.
 //! - Types: f32, f16 or bf16, the same for `q`, `k`, `v` and `out`; `lse` and `sinks` are f32.
 //! - The score of query `i` and key `j` is `scale * q[i] · k[j]`, with `scale` `1 / sqrt(head_dim)` unless given; with a
 //!   `softcap` above zero it becomes `softcap * tanh(score / softcap)`; then `bias` is added. `bias`, in f32 or the type
@@ -307,7 +308,7 @@ impl<'a> Call<'a, Forward> {
     /// Runs on the device's default stream and returns a new tensor.
     pub fn run(self) -> Result<Tensor> {
         let stream = self.default_stream()?;
-        let mut out = self.like(Q, &stream)?;
+        let mut out = self.like_packed(Q, Q_STARTS, &stream)?;
         self.run_into(&mut out, &stream)?;
         Ok(out)
     }
@@ -315,7 +316,8 @@ impl<'a> Call<'a, Forward> {
     /// As [`Self::run`]; also returns the logarithms of the sums of exponentials.
     pub fn run_with_lse(self) -> Result<(Tensor, Tensor)> {
         let stream = self.default_stream()?;
-        let (mut out, mut lse) = (self.like(Q, &stream)?, self.allocate(LSE, &stream)?);
+        let mut out = self.like_packed(Q, Q_STARTS, &stream)?;
+        let mut lse = self.cleared_if(Q_STARTS, self.allocate(LSE, &stream)?, &stream)?;
         self.run_into_with_lse(&mut out, &mut lse, &stream)?;
         Ok((out, lse))
     }
