@@ -128,6 +128,22 @@ pub(super) fn cases() -> Vec<Case> {
             }
             cases.push(blocks(packed([5, 300, 300, 2, 1, 128]).attr(CAUSAL, 1.0), 192, 80));
         }
+        // Several blocks of keys of every head; decoding that is cut into blocks of several spans; and into one block a
+        // multiprocessor.
+        for head_dim in HEAD_DIMS {
+            cases.push(causal([1, 130, 300, 2, 1, head_dim]).give(LSE));
+            cases.push(case([1, 1, 1300, 4, 2, head_dim]));
+        }
+        if dtype == DType::BF16 {
+            cases.push(case([8, 1, 8320, 16, 8, 128]));
+            cases.push(case([16, 1, 1100, 16, 8, 128]).give(LSE));
+            for head_dim in [80, 96, 160, 192, 256] {
+                let sinks = packed([5, 150, 400, 4, 2, head_dim]).attr(CAUSAL, 1.0).give(SINKS);
+                cases.push(sinks.attr(WINDOW, 200.0));
+                cases.push(case([2, 140, 300, 2, 2, head_dim]).arranged(Arrangement::HeadsFirst));
+                cases.push(case([1, 140, 300, 2, 2, head_dim]).attr(SOFTCAP, 20.0));
+            }
+        }
         // Many keys of a long head, with few rows and with many.
         cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));
         cases.push(causal([1, 600, 1100, 1, 1, 128]));

@@ -92,10 +92,10 @@ pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
     let shared =
         |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
     let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
-    let cache_dtype = match (case.gives(K_SCALE), case.dtype) {
-        (false, dtype) => dtype,
-        (true, DType::F16) => NARROW[1],
-        (true, _) => NARROW[0],
+    // Each type of queries with each narrow cache: one where keys have a scale, the other where values alone have.
+    let cache_dtype = match (case.gives(K_SCALE), case.gives(V_SCALE)) {
+        (false, false) => case.dtype,
+        (scaled_keys, _) => NARROW[usize::from((case.dtype == DType::F16) == scaled_keys)],
     };
     let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, normal);
     let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, normal);
@@ -107,7 +107,7 @@ pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         Some(batched(&[requests, each], DType::I32, made)),
         Some(batched(&[requests], DType::I32, made)),
         given(Q_STARTS, shared(&[requests + 1], DType::I32, made)),
-        given(K_SCALE, shared(&[num_kv_heads], DType::F32, factors)),
+        given(K_SCALE, shared(&[if case.gives(V_SCALE) { num_kv_heads } else { 1 }], DType::F32, factors)),
         given(V_SCALE, shared(&[if page_size == 7 { 1 } else { num_kv_heads }], DType::F32, factors)),
         given(SINKS, shared(&[num_heads], DType::F32, normal)),
         given(GROUP_STARTS, shared(&[levels(case), groups + 1], DType::I32, made)),
@@ -155,6 +155,16 @@ pub(super) fn cases() -> Vec<Case> {
             // Room for so many keys that requests are cut, if they are as long as that.
             cases.push(case([18, 1, 4200, 16, 8, 32, 16]).give(LSE));
             cases.push(mixed([34, 1, 4200, 8, 4, 32, 16]));
+            // Blocks of three spans; and eight warps, alone on a multiprocessor.
+            cases.push(case([8, 1, 8320, 16, 8, 128, 16]));
+            cases.push(case([16, 1, 1100, 16, 8, 128, 16]).give(LSE));
+        }
+        if dtype != DType::F32 {
+            // Several blocks of keys, many rows: every length of heads, with pages longer than a block.
+            for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
+                let sizes = [2, 100, 300, 4, 2, head_dim, [128, 256, 64][i % 3]];
+                cases.push(if i % 2 == 0 { case(sizes) } else { mixed(sizes).give(SINKS) });
+            }
         }
         for window in [1.0, 64.0, 1e9] {
             cases.push(case([2, 1, 700, 4, 2, 32, 16]).attr(WINDOW, window).give(LSE));
@@ -180,10 +190,16 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(sharing([3, 1, 4500, 4, 2, 32, 16], 2048));
         cases.push(sharing([2, 30, 1700, 2, 2, 64, 16], 1500).attr(CAUSAL, 0.0));
         cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
+        if dtype == DType::BF16 {
+            // Many requests with few keys of their own: a warp each.
+            cases.push(sharing([64, 1, 1200, 16, 8, 128, 16], 1024));
+        }
         let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
         cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
         cases.push(narrow(sharing([4, 1, 1500, 8, 2, 128, 16], 1300)));
         cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
+        cases.push(case([2, 1, 600, 8, 2, 128, 16]).give(K_SCALE));
+        cases.push(case([2, 3, 300, 4, 2, 64, 16]).give(V_SCALE).give(LSE));
         cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
         for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
             cases.push(case([2, 1, 140, 4, 2, 64, 16]).give(LSE).arranged(arrangement));
