@@ -3,8 +3,14 @@
 use super::problem::MOST_LEVELS;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorView};
 use std::ops::Range;
+
+/// Bytes that a multiprocessor reads in a microsecond of prefixes that other requests have brought to the cache.
+const READ: f64 = 82e3;
+/// Microseconds that sharing takes beside reading: the launches and merges of the first level, and of each further one.
+const SHARING: f64 = 32.0;
+const LEVEL: f64 = 10.0;
 
 /// Groups of neighbouring requests that begin with the same pages, level by level, as
 /// [`PagedAttention::cascade`](super::PagedAttention::cascade) takes them.
@@ -68,6 +74,57 @@ impl SharedPrefixes {
         }
         levels.iter_mut().for_each(|groups| groups.sort_by_key(|(run, _)| run.start));
         Ok(SharedPrefixes { levels })
+    }
+
+    /// Leaves out what takes longer than it saves: where prefixes are short or groups small, every request reads its own keys
+    /// sooner than launches for groups and merges end. The op itself knows the shapes alone, and takes tables to be
+    /// full; here the lengths are known. `k_pages` are those of the call. On the CPU nothing is left: it does not read
+    /// prefixes once for all.
+    ///
+    /// ```
+    /// use warpsmith::{DType, Device, Tensor, ops::paged_attention::SharedPrefixes};
+    /// let pages: [&[i32]; 2] = [&[7, 1], &[7, 2]];
+    /// let k_pages = Tensor::zeros(&[8, 16, 2, 64], DType::F32, Device::Cpu)?;
+    /// let shared = SharedPrefixes::find(&pages, &[30, 30], 16)?.that_pay(&k_pages)?;
+    /// assert_eq!(shared.levels(), 0);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn that_pay<'a>(self, k_pages: impl Into<TensorView<'a>>) -> Result<SharedPrefixes> {
+        let pages = k_pages.into();
+        let &[_, _, num_kv_heads, head_dim] = pages.shape() else {
+            let expected = "[num_pages, page_size, num_kv_heads, head_dim]".to_string();
+            let got = format!("{:?}", pages.shape());
+            return Err(Error::argument("paged_attention", "k_pages", expected, got));
+        };
+        if pages.device() == Device::Cpu {
+            return Ok(SharedPrefixes { levels: Vec::new() });
+        }
+        // Of a key and a value.
+        let bytes = 2 * num_kv_heads * head_dim * pages.dtype().size();
+        Ok(self.worth(bytes, pages.device().info()?.units))
+    }
+
+    /// The levels that pay where a key and its value take `bytes`, with so many multiprocessors.
+    fn worth(mut self, bytes: usize, units: usize) -> SharedPrefixes {
+        let saved = |keys: usize| keys as f64 * bytes as f64 / (units as f64 * READ);
+        let mut keys: Vec<usize> = (0..self.levels.len()).map(|level| self.saved_keys(level)).collect();
+        while keys.len() > 1 && saved(keys[keys.len() - 1]) < LEVEL {
+            keys.pop();
+        }
+        if saved(keys.iter().sum()) < SHARING + LEVEL * keys.len().saturating_sub(1) as f64 {
+            keys.clear();
+        }
+        self.levels.truncate(keys.len());
+        self
+    }
+
+    /// Keys that need not be read again by the groups of a level, beyond those of the level before.
+    fn saved_keys(&self, level: usize) -> usize {
+        let outer = |run: &Range<usize>| {
+            let before = level.checked_sub(1).map_or(&[][..], |level| &self.levels[level]);
+            before.iter().find(|(outer, _)| outer.contains(&run.start)).map_or(0, |(_, len)| *len)
+        };
+        self.levels[level].iter().map(|(run, len)| (run.len() - 1) * (len - outer(run))).sum()
     }
 
     /// How many levels there are; none if nothing is shared.
@@ -138,6 +195,36 @@ mod tests {
         assert_eq!(SharedPrefixes::find(&[], &[], 4).unwrap().levels(), 0);
         assert!(SharedPrefixes::find(&[&[1]], &[], 4).unwrap_err().to_string().contains("cached"));
         assert!(SharedPrefixes::find(&[&[1]], &[4], 0).unwrap_err().to_string().contains("page_size"));
+    }
+
+    /// Requests with 4096 bytes a key on 132 multiprocessors, as they were timed: 128 keys of their own after a prefix.
+    #[test]
+    fn what_takes_longer_than_it_saves_is_left_out() {
+        let pays = |requests: usize, prefix: usize| {
+            let pages: Vec<Vec<i32>> = (0..requests)
+                .map(|r| {
+                    (0..prefix / 16).chain(10_000 + 8 * r..10_008 + 8 * r).map(|page| page as i32).collect()
+                })
+                .collect();
+            let pages: Vec<&[i32]> = pages.iter().map(Vec::as_slice).collect();
+            SharedPrefixes::find(&pages, &vec![prefix; requests], 16).unwrap().worth(4096, 132).levels()
+        };
+        let slower =
+            [(4, 128), (4, 4096), (4, 8192), (16, 128), (16, 1024), (16, 2048), (64, 128), (64, 1024)];
+        for (requests, prefix) in slower {
+            assert_eq!(pays(requests, prefix), 0, "{requests} requests with {prefix} keys in common");
+        }
+        for (requests, prefix) in [(16, 8192), (64, 2048), (64, 4096), (64, 8192)] {
+            assert_eq!(pays(requests, prefix), 1, "{requests} requests with {prefix} keys in common");
+        }
+        assert_eq!(SharedPrefixes { levels: Vec::new() }.worth(4096, 132).levels(), 0);
+    }
+
+    #[test]
+    fn short_levels_are_left_out_and_the_others_stay() {
+        let levels = vec![vec![(0..64, 8192)], vec![(0..32, 12_288), (32..64, 8208)], vec![(0..2, 12_304)]];
+        assert_eq!(SharedPrefixes { levels: levels.clone() }.worth(4096, 132).levels(), 2);
+        assert_eq!(SharedPrefixes { levels }.worth(64, 132).levels(), 0, "so small a cache is read at once");
     }
 
     #[test]

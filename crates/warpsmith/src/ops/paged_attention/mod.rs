@@ -8,7 +8,7 @@
 //!   `page_size` from 1 to 256.
 //! - Requests: with `q_starts`, i32 `[requests + 1]`, request `r` has the queries from token `q_starts[r]` to below
 //!   `q_starts[r + 1]`; without it all requests have the same number, one each when decoding. Rows of no request (before
-//!   the first start, after the last) are not written. `kv_lens`, i32 `[requests]`, counts the keys of a request in the
+//!   the first start, after the last) are not written; `run` gives zeros there. `kv_lens`, i32 `[requests]`, counts the keys of a request in the
 //!   cache, those of its new tokens among them; key `j` is slot `j % page_size` of page
 //!   `page_table[r][j / page_size]`. `page_table`, i32 `[requests, max_pages]`, may be wider than needed: what lies past
 //!   a request's keys is not looked at.
@@ -31,7 +31,8 @@
 //! - Wrong numbers: on the CPU a page that does not exist, lengths below zero or longer than the table, and starts that
 //!   descend or leave `q` are errors, found before anything is written. On a device, where no value can be looked at in
 //!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
-//!   into `q` and each end to its start or after it; nothing outside the tensors is touched.
+//!   into `q` and each end to its start or after it, and where requests then overlap, rows may be those of either or not be
+//!   written; nothing outside the tensors is touched.
 //! - Shared prefixes (cascade): `group_starts`, i32 `[levels, groups + 1]`, and `prefix_lens`, i32 `[levels, groups]`,
 //!   say which requests begin with the same pages, and change nothing but time: kernels may read the first
 //!   `prefix_lens[l][g]` keys of the requests from `group_starts[l][g]` to below `group_starts[l][g + 1]` once for all of
@@ -39,14 +40,17 @@
 //!   begin with the same pages, and all queries come after these keys. Levels make a tree: a group lies within one of the
 //!   level before, or outside all of them, and its prefix counts from key 0 as that one's does; requests may be in no group,
 //!   and groups may be empty. Whether it is done is decided by the shapes: where the most that can be saved, if tables are
-//!   full, would not pay for the launches, every request reads its own keys, unless the caller says `always_share`.
+//!   full, would not pay for the launches, every request reads its own keys, unless the caller says `always_share`. On
+//!   Hopper, requests that may have more than 32 rows of a KV head read their own keys too: their products take longer than
+//!   reading. So leave `q_starts` out where all have the same number of queries. Where tables are not full,
+//!   [`SharedPrefixes::that_pay`] knows the lengths, and leaves out what would take longer than it saves.
 //!   Prefixes that are not shared after all, or starts that descend, are errors on the CPU, and on a device give wrong rows
 //!   but touch nothing outside the tensors. Not to be had with a `window`.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
 //!   request alone: not on other requests, nor on how many of the queries before it are part of the call, nor on prefixes
 //!   that are shared. Hopper makes one difference: requests of up to 32 rows of a KV head, a query having a row for each
-//!   head that shares it, are added up in other ranges than those of more, unless the call shares prefixes: then all are
-//!   added up in the same.
+//!   head that shares it, are added up in other ranges than those of more; with `always_share` all are added up in the
+//!   ranges of the first.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
 mod cases;
@@ -304,7 +308,7 @@ impl<'a> Call<'a, Forward> {
     /// Runs on the device's default stream and returns a new tensor.
     pub fn run(self) -> Result<Tensor> {
         let stream = self.default_stream()?;
-        let mut out = self.like(Q, &stream)?;
+        let mut out = self.like_packed(Q, Q_STARTS, &stream)?;
         self.run_into(&mut out, &stream)?;
         Ok(out)
     }
@@ -312,7 +316,8 @@ impl<'a> Call<'a, Forward> {
     /// As [`Self::run`]; also returns the logarithms of the sums of exponentials.
     pub fn run_with_lse(self) -> Result<(Tensor, Tensor)> {
         let stream = self.default_stream()?;
-        let (mut out, mut lse) = (self.like(Q, &stream)?, self.allocate(LSE, &stream)?);
+        let mut out = self.like_packed(Q, Q_STARTS, &stream)?;
+        let mut lse = self.cleared_if(Q_STARTS, self.allocate(LSE, &stream)?, &stream)?;
         self.run_into_with_lse(&mut out, &mut lse, &stream)?;
         Ok((out, lse))
     }

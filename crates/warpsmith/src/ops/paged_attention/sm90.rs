@@ -1,7 +1,8 @@
 //! `paged_attention` on Hopper: host half. The device half is `sm90.cu`.
 //!
 //! Requests with many queries have the tensor cores to themselves; those with few, where the cache's bandwidth decides,
-//! are left to the kernel of `cuda.rs`, and so are those that share prefixes.
+//! are left to the kernel of `cuda.rs`. With many queries the products of a prefix take longer than reading it, so it is not
+//! read once for all of a group, unless the caller insists: then all requests are left to that kernel.
 
 use super::cuda::{self, MERGE, SM80_DEVICE, addressable};
 use super::plan::{FEW_ROWS, Plan};
@@ -89,7 +90,8 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.queries.unwrap_or(p.num_tokens) <= few(p) {
         return Err("no request has queries enough for it".into());
     }
-    if Plan::new(p, info).levels > 0 {
+    // Whether sharing pays depends on the other requests, and so must not decide which kernel adds up a row.
+    if p.always_share && Plan::new(p, info).levels > 0 {
         return Err("reads prefixes that requests share once for each".into());
     }
     if p.cache_dtype != p.dtype {
@@ -281,6 +283,7 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
 mod tests {
     use super::super::plan::tests::problem;
     use super::*;
+    use crate::cpu::Tier;
 
     #[test]
     fn three_warpgroups_share_a_tile_where_there_are_many() {
@@ -296,5 +299,22 @@ mod tests {
         assert_eq!(rows(&Problem { num_tokens: 2000, ..packed([500, 1, 4000]) }), 192);
         // The bits of a row are the same in either.
         assert_eq!(tile_of(&even([2, 8192, 8192]), 132).keys, tile_of(&even([1, 512, 1024]), 132).keys);
+    }
+
+    #[test]
+    fn other_requests_do_not_decide_whether_it_is_chosen() {
+        let arch = Some(Arch::new(9, 0, true));
+        let info =
+            DeviceInfo { units: 132, shared_per_block: 227 << 10, arch, ..DeviceInfo::cpu(Tier::Portable) };
+        let chosen = |[requests, queries]: [usize; 2], always_share: bool, even: bool| {
+            let p = problem([requests, queries, 8320], [1, 1], always_share);
+            supports(&Problem { queries: p.queries.filter(|_| even), ..p }, &info).is_ok()
+        };
+        // Of these, sharing would pay with 32 requests of nine queries alone.
+        for sizes in [[8, 9], [32, 9], [32, 16]] {
+            assert!(chosen(sizes, false, true) && chosen(sizes, false, false), "{sizes:?}");
+            assert!(!chosen(sizes, true, true), "{sizes:?}: the caller insists");
+        }
+        assert!(!chosen([64, 1], false, true), "few rows");
     }
 }
