@@ -48,3 +48,8 @@ pub use tensor::{Tensor, TensorView, TensorViewMut};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The examples of the guide to serving, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/serving.md")]
+struct Serving;
