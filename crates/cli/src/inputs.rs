@@ -9,12 +9,19 @@ use warpsmith::{Error, Result, ops};
 const MAX_SIZE: usize = 1 << 31;
 /// No tensor has more bytes: nothing that is computed from shapes can overflow.
 const MAX_BYTES: usize = 1 << 46;
+/// What is looked for under the name of an op, but is part of another.
+const ELSEWHERE: [(&str, &str); 1] =
+    [("cascade", "the op paged_attention, with its arguments group_starts and prefix_lens")];
 
 /// The op of a name.
 pub fn find_op(name: &str) -> Result<&'static dyn AnyOp> {
     ops::find(name).ok_or_else(|| {
         let known: Vec<&str> = ops::ALL.iter().map(|op| op.spec().name).collect();
-        Error::parse("op", format!("one of {}", known.join(", ")), name)
+        let expected = match ELSEWHERE.iter().find(|(other, _)| *other == name) {
+            Some((_, place)) => place.to_string(),
+            None => format!("one of {}", known.join(", ")),
+        };
+        Error::parse("op", expected, name)
     })
 }
 
@@ -130,6 +137,13 @@ mod tests {
         for bad in ["hidden", "=64", "hidden=", ""] {
             assert!(matches!(parse_pairs(&texts(&[bad])), Err(Error::Parse { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_part_of_an_op_is_found_there() {
+        let error = find_op("cascade").err().unwrap().to_string();
+        assert!(error.contains("paged_attention, with its arguments group_starts"), "{error}");
+        assert!(ELSEWHERE.iter().all(|(name, _)| ops::find(name).is_none()));
     }
 
     #[test]

@@ -54,7 +54,8 @@ Examples:
   warpsmith explain rms_norm
   warpsmith explain rms_norm --shape num_tokens=1 hidden=65536 --dtype f32 --device cpu
   warpsmith explain layer_norm --with weight --with bias --arch 80
-  warpsmith explain layer_norm_backward --arch 90a --units 78";
+  warpsmith explain layer_norm_backward --arch 90a --units 78
+  warpsmith explain paged_attention --with group_starts --with prefix_lens --arch 90a   are shared prefixes read once?";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let op = find_op(&args.op)?;

@@ -85,6 +85,7 @@ fn list_shows_ops_in_text_and_json() {
     }
     assert_eq!(parse(&succeeds(&["list", "rms_norm", "--json"]))["name"], "rms_norm");
     assert!(fails(&["list", "nothing"]).contains("rms_norm"));
+    assert!(fails(&["list", "cascade"]).contains("op: expected the op paged_attention"));
 }
 
 #[test]
