@@ -21,8 +21,6 @@ pub(super) struct Tiles<'a> {
     pub block: &'a Block<'a>,
     pub kv_heads: Range<usize>,
     pub keys: Range<usize>,
-    /// Tiles of a head that are used together; the last of these may be empty.
-    pub together: usize,
 }
 
 /// Keys or values of one head.
@@ -38,28 +36,49 @@ pub(super) struct Tile {
 }
 
 impl Tiles<'_> {
-    pub fn len(&self) -> usize {
-        self.keys.len().div_ceil(Blocks::TILE * self.together) * self.together * self.kv_heads.len()
+    /// How many times `N` tiles of a head there are; the last of these may be empty.
+    pub fn groups<const N: usize>(&self) -> usize {
+        self.keys.len().div_ceil(N * Blocks::TILE) * self.kv_heads.len()
     }
 
-    /// The first key of a tile, and its head.
-    fn place(&self, index: usize, first: usize) -> (usize, usize) {
-        let (group, tile) = (index / self.together, index % self.together);
-        let (group, head) = (group / self.kv_heads.len(), group % self.kv_heads.len());
-        (first + (group * self.together + tile) * Blocks::TILE, head)
-    }
-
-    /// A tile of `heads`, the keys or values. `then` come after the last, for keys from the second value on.
+    /// `N` tiles of `heads`, the keys or values. `then` come after the last, for keys from the second value on.
     ///
     /// # Safety
     /// The keys must exist.
-    pub unsafe fn at(&self, heads: &Heads, index: usize, (then, after): (&Heads, usize)) -> Tile {
-        let (key, head) = self.place(index, self.keys.start);
-        let next = index + AHEAD * self.together;
-        let (later, (later_key, later_head)) = match next.checked_sub(self.len()) {
-            None => (heads, self.place(next, self.keys.start)),
-            Some(over) => (then, self.place(over, after)),
+    pub unsafe fn group<const N: usize>(
+        &self,
+        heads: &Heads,
+        number: usize,
+        (then, after): (&Heads, usize),
+    ) -> [Tile; N] {
+        let count = self.kv_heads.len();
+        // Divisions take longer than the rest of it: once for all tiles.
+        let place = |number: usize, first: usize| (first + number / count * N * Blocks::TILE, number % count);
+        let next = number + AHEAD;
+        let (later, (later_key, later_head)) = match next.checked_sub(self.groups::<N>()) {
+            None => (heads, place(next, self.keys.start)),
+            Some(over) => (then, place(over, after)),
         };
+        let (key, head) = place(number, self.keys.start);
+        std::array::from_fn(|i| {
+            let more = i * Blocks::TILE;
+            // SAFETY: passed on.
+            unsafe { self.tile(heads, (key + more, head), later, (later_key + more, later_head)) }
+        })
+    }
+
+    /// The tile of `heads` at a key of a head, which asks for that of `later` at another.
+    ///
+    /// # Safety
+    /// The keys must exist.
+    #[inline]
+    unsafe fn tile(
+        &self,
+        heads: &Heads,
+        (key, head): (usize, usize),
+        later: &Heads,
+        (later_key, later_head): (usize, usize),
+    ) -> Tile {
         let find = |heads: &Heads, key: usize, head: usize| {
             // SAFETY: the keys are the request's.
             unsafe { self.cache.find(heads, self.block.request, key, self.kv_heads.start + head).0 }
@@ -75,6 +94,48 @@ impl Tiles<'_> {
         };
         let count = Blocks::TILE.min(self.keys.end - key);
         Tile { head, from, count, address, ahead }
+    }
+}
+
+/// Tiles of a unit.
+#[cfg(target_arch = "x86_64")]
+const TOGETHER: usize = Blocks::PANEL / Blocks::TILE;
+
+/// The keys of a block that are seen, by [`Blocks::PANEL`] of a head, in the order in which they are used.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Units<'a> {
+    pub tiles: Tiles<'a>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> Units<'a> {
+    pub fn new(
+        cache: &'a Cache,
+        block: &'a Block<'a>,
+        kv_heads: Range<usize>,
+        keys: Range<usize>,
+    ) -> Units<'a> {
+        Units { tiles: Tiles { cache, block, kv_heads, keys } }
+    }
+
+    pub fn len(&self) -> usize {
+        self.tiles.groups::<TOGETHER>()
+    }
+
+    /// The head of a unit, and the panel of the block.
+    pub fn place(&self, number: usize) -> (usize, usize) {
+        let heads = self.tiles.kv_heads.len();
+        let first = (self.tiles.keys.start - self.tiles.block.keys.start) / Blocks::PANEL;
+        (number % heads, first + number / heads)
+    }
+
+    /// The tiles of a unit of `heads`, the keys or values; `then` are those that come after the last.
+    ///
+    /// # Safety
+    /// As for [`Tiles::group`].
+    pub unsafe fn at(&self, heads: &Heads, number: usize, then: (&Heads, usize)) -> [Tile; TOGETHER] {
+        // SAFETY: passed on.
+        unsafe { self.tiles.group(heads, number, then) }
     }
 }
 
@@ -106,7 +167,7 @@ impl<T: CpuElement> Compute<'_, T> {
         let first = block.keys.start;
         let keys =
             first + panels.start * Blocks::PANEL..block.keys.end.min(first + panels.end * Blocks::PANEL);
-        let tiles = Tiles { cache: &call.cache, block, kv_heads, keys, together: 1 };
+        let tiles = Tiles { cache: &call.cache, block, kv_heads, keys };
         let scratch_of = |head: usize| scratch.wrapping_add(head * Band::SCRATCH);
         let left_of = |head: usize| queries.wrapping_add(head * space.rows * Blocks::ROW);
         // SAFETY: passed on.
@@ -142,10 +203,10 @@ impl<T: CpuElement> Compute<'_, T> {
         scratch_of: impl Fn(usize) -> *mut f32,
     ) {
         let Cache { k, v, dtype, .. } = &tiles.cache;
-        for index in 0..tiles.len() {
+        for index in 0..tiles.groups::<1>() {
             // SAFETY: the keys are the request's, and keys in place are rows of f32; scores past the last key are masked.
             unsafe {
-                let tile = tiles.at(k, index, (v, tiles.keys.start));
+                let [tile] = tiles.group(k, index, (v, tiles.keys.start));
                 let matrix = Matrix {
                     data: tile.address as *const u8,
                     dtype: *dtype,
@@ -175,9 +236,9 @@ impl<T: CpuElement> Compute<'_, T> {
         scratch_of: impl Fn(usize) -> *mut f32,
     ) {
         let Cache { k, v, .. } = &tiles.cache;
-        for index in 0..tiles.len() {
+        for index in 0..tiles.groups::<1>() {
             // SAFETY: the keys are the request's.
-            let tile = unsafe { tiles.at(v, index, (k, tiles.block.keys.end)) };
+            let [tile] = unsafe { tiles.group(v, index, (k, tiles.block.keys.end)) };
             let band = &mut bands[tile.head];
             for column in 0..space.panels {
                 let product = BlockProduct {

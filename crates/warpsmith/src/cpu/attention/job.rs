@@ -11,6 +11,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use {
+    super::direct,
     super::split::{FewPlaces, Places, Split},
     crate::cpu::Tier,
 };
@@ -68,6 +69,24 @@ impl<T: CpuElement> Compute<'_, T> {
         if S::TIER == Tier::Avx512 && space.splits {
             // SAFETY: operands are split on tiles alone; the space has room for all of them, and for the bands.
             unsafe { self.split_job(s, blocks, space, job, &mut bands, queries, packed, band_scratch) };
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if S::TIER == Tier::Avx512 && T::DTYPE == DType::BF16 && space.direct {
+            let places = direct::Places::at(space, queries, band_scratch);
+            // SAFETY: the space has room for all of this, and for the bands.
+            unsafe {
+                self.pack_columns(blocks, space, job, &bands, places);
+                self.walk(
+                    s,
+                    space,
+                    job,
+                    &mut bands,
+                    places.scratch(0),
+                    #[inline(always)]
+                    |bands, block| self.block_direct(s, blocks, space, bands, job, block, places),
+                );
+            }
             return;
         }
         // SAFETY: the space has room for the rows of all bands, and holds what blocks of keys need.

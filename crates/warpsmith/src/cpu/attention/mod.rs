@@ -4,7 +4,8 @@
 //! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through
 //! it in *bands* of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache.
 //! Where keys lie, evenly or in pages, and in which type, matters for packing alone. f32 goes to tiles where the machine
-//! has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt.
+//! has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few rows use keys
+//! and values from where they lie if they can (`in_place`, `direct`), with the same bits.
 //!
 //! # The order of sums
 //! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own, whose running maximum is
@@ -13,6 +14,8 @@
 
 mod band;
 mod cache;
+#[cfg(target_arch = "x86_64")]
+mod direct;
 mod in_place;
 mod job;
 mod plan;
@@ -211,6 +214,8 @@ struct Space {
     steps: usize,
     /// Whether they are split where they lie, for few rows.
     few: bool,
+    /// Whether tiles use keys and values of bf16 where they are.
+    direct: bool,
     /// How many bands have their scores at once.
     scored: usize,
     /// Copies of some keys and values, where they are not packed from where they are.
@@ -223,10 +228,11 @@ impl Space {
         let head_bands = rows.div_ceil(blocks.rows());
         let splits = blocks.splits();
         let few = splits && rows <= Blocks::TILE;
+        let direct = call.cache.is_direct(blocks, call.head_dim, rows);
         let in_place = !splits && call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
         Space {
             rows: blocks.rows(),
-            heads: match (in_place || splits, few) {
+            heads: match (in_place || splits, few || direct) {
                 (_, true) => 0,
                 (true, false) => 1,
                 (false, false) => job.kv_heads.len(),
@@ -242,7 +248,8 @@ impl Space {
             splits,
             steps: call.head_dim.div_ceil(Blocks::SPLIT_STEP),
             few,
-            scored: match (in_place || few, splits) {
+            direct,
+            scored: match (in_place || few || direct, splits) {
                 (true, _) => job.kv_heads.len(),
                 (false, splits) => 1 + usize::from(splits),
             },
@@ -267,11 +274,15 @@ impl Space {
         }
     }
 
-    /// Keys and values of a block, split.
+    /// Keys and values of a block, split, or what few rows need of them.
     fn planes(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.few {
             return split::FewPlaces::LEN;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.direct {
+            return direct::Places::len(self);
         }
         let panels = self.block_keys / Blocks::PANEL;
         if self.splits { panels * (self.steps + self.panels) * Blocks::SPLIT } else { 0 }

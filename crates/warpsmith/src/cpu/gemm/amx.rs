@@ -59,7 +59,14 @@ impl Tiles {
     }
 
     /// Configures tiles: 0 to 3 for sums, 4 and 5 for the left operand, 6 and 7 for the right.
+    #[inline]
     pub fn configure(&mut self, shape: Shape) {
+        if self.shape != shape {
+            self.load(shape);
+        }
+    }
+
+    fn load(&mut self, shape: Shape) {
         /// What `ldtilecfg` reads: palette, and for each tile the bytes of a row and the rows.
         #[repr(C, align(64))]
         #[derive(Default)]
@@ -69,9 +76,6 @@ impl Tiles {
             reserved: [u8; 14],
             row_bytes: [u16; 16],
             rows: [u8; 16],
-        }
-        if self.shape == shape {
-            return;
         }
         self.shape = shape;
         let mut config = Config { palette: 1, ..Config::default() };

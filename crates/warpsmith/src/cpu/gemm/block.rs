@@ -22,7 +22,7 @@ pub struct Blocks {
     isa: Isa,
     unit: Unit,
     splits: bool,
-    tiles: Tiles,
+    pub(super) tiles: Tiles,
 }
 
 /// One product: `rows` rows of the left operand and a panel of `cols` columns, over `units` units.
@@ -34,7 +34,7 @@ pub struct BlockProduct {
     pub rows: usize,
     /// A panel, or columns of units that lie `right_width` apart.
     pub right: *const u32,
-    /// [`Blocks::PANEL`]; something else only where a unit is an f32.
+    /// [`Blocks::PANEL`]; something else only on tiles, or where a unit is an f32.
     pub right_width: isize,
     /// Units from a unit of the panel to the one that is asked for with it.
     pub right_ahead: isize,
@@ -115,6 +115,16 @@ impl Blocks {
     /// that a single token reads half the bytes, and splitting would take longer than reading.
     pub fn splits(&self) -> bool {
         self.splits
+    }
+
+    /// Whether so few rows of bf16 can be multiplied with matrices that are used from where they lie.
+    pub fn multiplies_direct(&self, rows: usize) -> bool {
+        self.on_tiles() && self.unit == Unit::Bf16 && rows <= HALF
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn tier(&self) -> Tier {
+        self.isa.tier()
     }
 
     fn on_tiles(&self) -> bool {
@@ -216,7 +226,7 @@ impl Blocks {
             left: [left, left.wrapping_add(HALF * stride)],
             left_stride: stride as isize,
             right,
-            right_width: PANEL,
+            right_width: right_width as usize,
             out,
             resume,
         };

@@ -27,6 +27,8 @@ mod amx;
 mod block;
 mod buffer;
 #[cfg(target_arch = "x86_64")]
+mod direct;
+#[cfg(target_arch = "x86_64")]
 mod dot;
 mod drive;
 mod epilogue;
@@ -43,6 +45,8 @@ mod vector;
 
 pub use block::{BlockProduct, Blocks, Place};
 pub(crate) use buffer::{Slot, with_scratch};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use direct::{DirectProduct, Pairs, Rows};
 pub use epilogue::{Epilogue, Output, Scaled, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;

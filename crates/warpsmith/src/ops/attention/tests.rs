@@ -132,14 +132,26 @@ fn numbers(len: usize, heads: [usize; 3], dim: usize) -> [Vec<f32>; 3] {
 
 /// Causal attention of the queries `from..len` over all keys, as bits.
 fn bits_of(kernel: &str, tensors: &[Vec<f32>; 3], heads: [usize; 3], dim: usize, from: usize) -> Vec<u32> {
+    let bytes = bytes_of(kernel, DType::F32, tensors, heads, dim, from);
+    bytes.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
+}
+
+/// The same of any type, as bytes.
+fn bytes_of(
+    kernel: &str,
+    dtype: DType,
+    tensors: &[Vec<f32>; 3],
+    heads: [usize; 3],
+    dim: usize,
+    from: usize,
+) -> Vec<u8> {
     let [q, k, v] = [0, 1, 2].map(|i| {
         let first = if i == 0 { from * heads[0] * dim } else { 0 };
-        let data = &tensors[i][first..];
-        Tensor::from_slice(data, &[1, data.len() / (heads[i] * dim), heads[i], dim], Device::Cpu).unwrap()
+        let data: Vec<f64> = tensors[i][first..].iter().copied().map(f64::from).collect();
+        let shape = [1, data.len() / (heads[i] * dim), heads[i], dim];
+        Tensor::from_f64(&data, &shape, dtype, Device::Cpu).unwrap()
     });
-    let out = Attention::new(&q, &k, &v).causal().kernel(kernel).run().unwrap();
-    let bytes = out.view().to_bytes().unwrap();
-    bytes.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
+    Attention::new(&q, &k, &v).causal().kernel(kernel).run().unwrap().view().to_bytes().unwrap()
 }
 
 /// What one token's number `i` of `q`, `k` or `v` becomes.
@@ -221,18 +233,18 @@ fn tiny_and_huge_values_are_as_precise_as_others() {
 #[test]
 fn single_tokens_have_the_bits_of_prompts_whatever_the_heads() {
     let len = 140;
-    for (kernel, _) in KERNELS.iter().zip(Tier::available()) {
+    for_kernels(|kernel, dtype| {
         for (dim, group) in [(32, 1), (80, 4), (96, 3), (128, 4), (160, 16), (256, 2)] {
             let heads = [2 * group, 2, 2];
             let tensors = numbers(len, heads, dim);
-            let whole = bits_of(kernel, &tensors, heads, dim, 0);
+            let whole = bytes_of(kernel, dtype, &tensors, heads, dim, 0);
             for from in [len - 1, len - 2, len - 9] {
-                let part = bits_of(kernel, &tensors, heads, dim, from);
-                let row = heads[0] * dim;
-                assert!(part == whole[from * row..], "{kernel}: {group} heads of {dim}, {from}..");
+                let part = bytes_of(kernel, dtype, &tensors, heads, dim, from);
+                let row = heads[0] * dim * dtype.size();
+                assert!(part == whole[from * row..], "{kernel} {dtype}: {group} heads of {dim}, {from}..");
             }
         }
-    }
+    });
 }
 
 #[test]

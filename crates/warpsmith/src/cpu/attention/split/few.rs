@@ -6,7 +6,7 @@
 use super::{KEYS, LeftOut, PANEL, STEP_LEN, Softmax, is_left_out};
 use crate::cpu::attention::band::Band;
 use crate::cpu::attention::cache::{Block, Run};
-use crate::cpu::attention::in_place::{Tile, Tiles};
+use crate::cpu::attention::in_place::{Tile, Tiles, Units};
 use crate::cpu::attention::job::Compute;
 use crate::cpu::attention::plan::Job;
 use crate::cpu::attention::{Heads, Space};
@@ -18,7 +18,6 @@ use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd};
 use crate::dtype::DType;
 
-const TILE: usize = Blocks::TILE;
 /// Steps that are split or multiplied at a time, and units of keys or values that they belong to.
 const RING: usize = 2;
 /// How many rows or pairs of rows of the next step are split after each sixth of the products of one.
@@ -55,30 +54,6 @@ pub(in crate::cpu::attention) struct FewPlaces {
 pub(in crate::cpu::attention) struct Stage {
     rows: *mut f32,
     gathered: *mut f32,
-}
-
-/// The keys of a block that are seen, by [`PANEL`] of a head, in the order in which they are used.
-struct Units<'a>(Tiles<'a>);
-
-impl Units<'_> {
-    fn len(&self) -> usize {
-        self.0.len() / self.0.together
-    }
-
-    /// The head of a unit, and the panel of the block.
-    fn place(&self, number: usize) -> (usize, usize) {
-        let heads = self.0.kv_heads.len();
-        (number % heads, (self.0.keys.start - self.0.block.keys.start) / PANEL + number / heads)
-    }
-
-    /// The tiles of a unit of `heads`, the keys or values; `then` are those that come after the last.
-    ///
-    /// # Safety
-    /// As for [`Tiles::at`].
-    unsafe fn tiles(&self, heads: &Heads, number: usize, then: (&Heads, usize)) -> [Tile; PANEL / TILE] {
-        // SAFETY: passed on.
-        std::array::from_fn(|half| unsafe { self.0.at(heads, number * self.0.together + half, then) })
-    }
 }
 
 impl FewPlaces {
@@ -177,7 +152,7 @@ impl<T: CpuElement> Compute<'_, T> {
         let first = block.keys.start;
         let keys = first + panels.start * PANEL..block.keys.end.min(first + panels.end * PANEL);
         let kv_heads = job.kv_heads.clone();
-        let units = Units(Tiles { cache: &self.call.cache, block, kv_heads, keys, together: PANEL / TILE });
+        let units = Units::new(&self.call.cache, block, kv_heads, keys);
         // SAFETY: passed on; tiles imply the instructions.
         unsafe {
             few.tiles.configure_turned(bands[0].rows());
@@ -191,7 +166,8 @@ impl<T: CpuElement> Compute<'_, T> {
             for (head, band) in bands.iter_mut().enumerate() {
                 band.note_sums();
                 if is_left_out(&few.left_out[head], &panels) {
-                    self.add_few_values(blocks, band, &units.0, head, &panels, places, &few.left_out[head]);
+                    let (tiles, left_out) = (&units.tiles, &few.left_out[head]);
+                    self.add_few_values(blocks, band, tiles, head, &panels, places, left_out);
                 }
             }
         }
@@ -213,10 +189,10 @@ impl<T: CpuElement> Compute<'_, T> {
         places: FewPlaces,
         few: &Few,
     ) {
-        let (k, then) = (&units.0.cache.k, (&units.0.cache.v, units.0.keys.start));
+        let (k, then) = (&units.tiles.cache.k, (&units.tiles.cache.v, units.tiles.keys.start));
         // SAFETY: passed on.
         let pieces = |number: usize| unsafe {
-            units.tiles(k, number, then).map(|t| self.piece(blocks, k, &units.0, &t, places.stage(number)))
+            units.at(k, number, then).map(|t| self.piece(blocks, k, &units.tiles, &t, places.stage(number)))
         };
         // SAFETY: passed on; the ring has room for a step that is multiplied and the next, which is split.
         unsafe {
@@ -271,10 +247,10 @@ impl<T: CpuElement> Compute<'_, T> {
         places: FewPlaces,
         few: &mut Few,
     ) {
-        let (v, then) = (&units.0.cache.v, (&units.0.cache.k, units.0.block.keys.end));
+        let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
         // SAFETY: passed on.
         let pieces = |number: usize| unsafe {
-            units.tiles(v, number, then).map(|t| self.piece(blocks, v, &units.0, &t, places.stage(number)))
+            units.at(v, number, then).map(|t| self.piece(blocks, v, &units.tiles, &t, places.stage(number)))
         };
         let of_column = |pieces: &[Piece; 2], column: usize| {
             pieces.map(|piece| Piece { data: piece.data.wrapping_add(column * PANEL), ..piece })
