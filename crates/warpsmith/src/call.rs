@@ -42,6 +42,11 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
+    /// What [`Call::prepared`] was given, if it is of this type.
+    pub(crate) fn was_prepared<T: std::any::Any>(&self) -> Option<&'a T> {
+        self.args.prepared()
+    }
+
     pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
         self.attrs = self.attrs.with(index, value);
         self

@@ -1,6 +1,6 @@
 //! The tokens and pages of all edges, end to end.
 
-use super::dirty::Dirty;
+use super::marks::Marks;
 use std::ops::Range;
 
 /// Runs of pages. New ones go behind the last; what runs leave behind when they are dropped is reclaimed by moving
@@ -14,14 +14,14 @@ pub(super) struct Arena {
     used: usize,
     /// Pages that belong to edges.
     live: usize,
-    pub dirty: Dirty,
+    pub marks: Marks,
 }
 
 impl Arena {
     /// Room for this many pages.
     pub fn new(page_size: usize, pages: usize) -> Arena {
         let (tokens, pages) = (vec![0; pages * page_size], vec![0; pages]);
-        Arena { page_size, tokens, pages, used: 0, live: 0, dirty: Dirty::default() }
+        Arena { page_size, tokens, pages, used: 0, live: 0, marks: Marks::default() }
     }
 
     pub fn page_size(&self) -> usize {
@@ -73,7 +73,7 @@ impl Arena {
         self.pages[start..][..pages.len()].copy_from_slice(pages);
         self.used += pages.len();
         self.live += pages.len();
-        self.dirty.mark(start..self.used);
+        self.marks.mark(start..self.used);
         start
     }
 
@@ -95,7 +95,7 @@ impl Arena {
         self.used += run.len();
         self.live += run.len();
         self.pages.copy_within(run, start);
-        self.dirty.mark(start..self.used);
+        self.marks.mark(start..self.used);
         start
     }
 }

@@ -89,6 +89,9 @@ impl RadixTree {
     fn check_node(&self, id: u32) -> Result<(), Broken> {
         let node = self.node(id);
         require(node.len > 0, || format!("the edge to node {id} is empty"))?;
+        require(self.version().has_seen(node.born), || {
+            format!("node {id} came with change {}, which is still to come", node.born)
+        })?;
         require(node.run().end <= self.arena.used(), || {
             format!("the edge to node {id} ends outside the arrays")
         })?;

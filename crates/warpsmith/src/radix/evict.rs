@@ -63,6 +63,7 @@ impl RadixTree {
 
     fn remove_leaf(&mut self, id: u32, freed: &mut Vec<i32>) {
         debug_assert_ne!(id, ROOT as u32);
+        self.begin_change();
         let slot = self.slot_of(id);
         let leaf = self.nodes[id as usize];
         self.lru.remove(id, &leaf);

@@ -1,8 +1,8 @@
 //! The hash table of edges while it changes.
 
 use super::arena::Arena;
-use super::dirty::Dirty;
 use super::flat::{Flat, MAX_PROBES, Slot, hash, slots_for};
+use super::marks::Marks;
 
 /// Seeds that are tried before the table is made larger.
 const TRIES: u32 = 4;
@@ -13,16 +13,14 @@ pub(super) struct Index {
     table: Vec<[i32; 4]>,
     used: usize,
     seed: u32,
-    pub dirty: Dirty,
+    pub marks: Marks,
 }
 
 impl Index {
     /// An empty table with room for this many edges.
     pub fn new(edges: usize, seed: u32) -> Index {
-        let slots = slots_for(edges);
-        let mut dirty = Dirty::default();
-        dirty.mark(0..slots);
-        Index { table: vec![Slot::default().row(); slots], used: 0, seed, dirty }
+        let table = vec![Slot::default().row(); slots_for(edges)];
+        Index { table, used: 0, seed, marks: Marks::default() }
     }
 
     pub fn table(&self) -> &[[i32; 4]] {
@@ -53,7 +51,7 @@ impl Index {
     /// Puts an edge in the place of another with the same parent and first page.
     pub fn replace(&mut self, at: usize, slot: Slot) {
         self.table[at] = slot.row();
-        self.dirty.mark(at..at + 1);
+        self.marks.mark(at..at + 1);
     }
 
     /// Adds an edge whose tokens are in the arena.
@@ -93,7 +91,7 @@ impl Index {
             let slot = Slot::new(*row);
             *row = Slot { start: start_of(slot.child), ..slot }.row();
         }
-        self.dirty.mark(0..self.table.len());
+        self.marks.mark(0..self.table.len());
     }
 
     fn home(&self, arena: &Arena, slot: Slot) -> usize {
@@ -124,6 +122,6 @@ impl Index {
             }
             slots <<= u32::from(attempt % TRIES == TRIES - 1);
         }
-        self.dirty.mark(0..slots);
+        self.marks.mark(0..slots);
     }
 }

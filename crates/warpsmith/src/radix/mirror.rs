@@ -1,25 +1,26 @@
 //! A copy of the tree's arrays on a device.
 
-use super::{Changes, RadixTree};
+use super::{Changes, NAME, RadixTree, Version};
 use crate::device::Stream;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use std::ops::Range;
 
-/// The arrays of a tree as tensors, for the op [`prefix_match`](crate::ops::prefix_match). Belongs to one tree: it is
-/// told of changes once.
+/// The arrays of one tree as tensors, for the op [`prefix_match`](crate::ops::prefix_match). It knows which state of
+/// the tree it holds, so that a tree can have any number of mirrors (one on each GPU), each updated when it suits.
 #[derive(Debug)]
 pub struct Mirror {
     table: Tensor,
     tokens: Tensor,
     pages: Tensor,
     seed: u32,
+    version: Version,
 }
 
 impl Mirror {
     /// Copies the whole tree, in the order of `stream`.
-    pub fn new(tree: &mut RadixTree, stream: &Stream) -> Result<Mirror> {
+    pub fn new(tree: &RadixTree, stream: &Stream) -> Result<Mirror> {
         let flat = tree.flat();
         let (slots, pages) = (flat.table.len(), flat.pages.len());
         let mut mirror = Mirror {
@@ -27,28 +28,32 @@ impl Mirror {
             tokens: Tensor::empty_on(&[pages, flat.page_size], DType::I32, stream)?,
             pages: Tensor::empty_on(&[pages], DType::I32, stream)?,
             seed: flat.seed,
+            version: tree.version(),
         };
-        tree.index.dirty.mark(0..slots);
-        tree.arena.dirty.mark(0..tree.arena.used());
-        mirror.update(tree, stream)?;
+        mirror.copy(tree, &tree.everything(), stream)?;
         Ok(mirror)
     }
 
-    /// Copies what has changed since the last copy, in the order of `stream`. Searches must be enqueued on the same
-    /// stream, or wait for it.
-    pub fn update(&mut self, tree: &mut RadixTree, stream: &Stream) -> Result<()> {
+    /// Copies what has changed in the tree since the last copy, in the order of `stream`; everything, where an array
+    /// has grown. Searches must be enqueued on the same stream, or wait for it.
+    ///
+    /// # Errors
+    /// If it is another tree than the mirror was made of, or memory cannot be had or written. In the second case the
+    /// mirror must not be searched before an update has succeeded: parts of it may be newer than others.
+    pub fn update(&mut self, tree: &RadixTree, stream: &Stream) -> Result<()> {
+        let (expected, got) = (self.version.tree(), tree.version().tree());
+        if got != expected {
+            let expected = format!("the tree that the mirror was made of, number {expected}");
+            return Err(Error::argument(NAME, "tree", expected, format!("tree {got}")));
+        }
         let flat = tree.flat();
         if self.table.shape()[0] != flat.table.len() || self.pages.shape()[0] != flat.pages.len() {
             *self = Mirror::new(tree, stream)?;
             return Ok(());
         }
-        self.seed = flat.seed;
-        let changes = tree.take_changes();
-        let copied = self.copy(tree, &changes, stream);
-        if copied.is_err() {
-            tree.give_back(changes);
-        }
-        copied
+        self.copy(tree, &tree.changes_since(self.version)?, stream)?;
+        (self.seed, self.version) = (flat.seed, tree.version());
+        Ok(())
     }
 
     fn copy(&mut self, tree: &RadixTree, changes: &Changes, stream: &Stream) -> Result<()> {
@@ -61,6 +66,11 @@ impl Mirror {
         rows(&mut self.table, flat.table.as_flattened(), 4, &changes.slots)?;
         rows(&mut self.tokens, flat.tokens, flat.page_size, &changes.pages)?;
         rows(&mut self.pages, flat.pages, 1, &changes.pages)
+    }
+
+    /// The state of the tree that it holds: what a search finds in it is about that state.
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// `[num_slots, 4]`: see [`flat`](super::flat).

@@ -6,7 +6,7 @@
 //!
 //! The tree lives in three arrays ([`flat`]) that a GPU can search too: the op
 //! [`prefix_match`](crate::ops::prefix_match) takes them, and [`Mirror`] keeps a copy of them on a device, of which it
-//! renews only what has changed.
+//! renews only what has changed. A tree can have any number of mirrors.
 //!
 //! Everything is deterministic: the same calls give the same nodes, pages and evictions. No operation recurses, so that
 //! no depth can overflow the stack.
@@ -23,21 +23,57 @@
 //! assert_eq!(tree.evict(100), [13, 10]);
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
+//!
+//! Between a search on a device and the use of its answer the tree may change: room for one request of a batch is made by
+//! evicting what another has just been told of. So an answer comes with the [`Version`] of the tree that it is about, and
+//! [`RadixTree::pin_match`] pins the pages of a match only if they still hold its tokens:
+//!
+//! ```
+//! use warpsmith::radix::{Mirror, RadixTree};
+//! use warpsmith::{Stream, Tensor, Device::Cpu, ops::PrefixMatch};
+//! let mut tree = RadixTree::new(2, 100)?;
+//! tree.insert(&[1, 2, 3, 4], &[10, 11])?;
+//! tree.insert(&[5, 6], &[12])?;
+//! let mut mirror = Mirror::new(&tree, &Stream::Host)?;
+//!
+//! // The requests 1 2 3 4 9 and 5 6 7.
+//! mirror.update(&tree, &Stream::Host)?;
+//! let tokens = [1, 2, 3, 4, 9, 5, 6, 7];
+//! let (batch, starts) = (Tensor::from_slice(&tokens, &[8], Cpu)?, Tensor::from_slice(&[0, 5, 8], &[3], Cpu)?);
+//! let found = PrefixMatch::new(&mirror, &batch, &starts).max_pages(2).run()?;
+//! let (matched, nodes) = (found.matched.to_vec::<i32>()?, found.nodes.to_vec::<i32>()?);
+//! assert_eq!((&matched[..], found.pages.to_vec::<i32>()?), (&[4, 2][..], vec![10, 11, 12, -1]));
+//!
+//! let first = tree.pin_match(found.version, nodes[0] as u32, matched[0] as usize)?;
+//! assert!(first.is_some()); // pages 10 and 11 stay until the pin is given back
+//! let room = tree.evict(1); // for the first request's new tokens: takes what the second has found
+//! let inserted = tree.insert(&[8, 8], &room)?;
+//! assert_eq!((room, inserted.node), (vec![12], nodes[1] as u32)); // and the node's number is another's
+//! let second = tree.pin_match(found.version, nodes[1] as u32, matched[1] as usize)?;
+//! assert!(second.is_none()); // so this one looks again
+//! let (found, second) = tree.lookup_pinned(&tokens[5..])?;
+//! assert_eq!(found.tokens, 0);
+//! # tree.unpin(first.unwrap())?;
+//! # tree.unpin(second)?;
+//! # Ok::<(), warpsmith::Error>(())
+//! ```
 
 mod arena;
 mod check;
-mod dirty;
 mod evict;
 mod index;
+mod marks;
 mod mirror;
 mod pins;
 #[cfg(test)]
 mod tests;
+mod version;
 
 pub use crate::ops::prefix_match::flat;
 pub use check::Broken;
 pub use mirror::Mirror;
 pub use pins::Pin;
+pub use version::{Changes, Version};
 
 use crate::error::{Error, Result};
 use arena::Arena;
@@ -70,6 +106,8 @@ struct Node {
     pins: u32,
     /// When it was last used. Never before a node below it.
     stamp: u64,
+    /// The change it came with: tells it from earlier nodes of the same number.
+    born: u64,
 }
 
 impl Node {
@@ -81,7 +119,7 @@ impl Node {
 /// A match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    /// The node in whose edge it ends. It exists until it is evicted or removed.
+    /// The node in whose edge it ends. When that is evicted or removed, another may get its number.
     pub node: u32,
     /// Tokens that matched: whole pages.
     pub tokens: usize,
@@ -115,20 +153,13 @@ pub struct Stats {
     pub capacity: usize,
 }
 
-/// What has changed in the arrays since the last time it was asked for, in rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Changes {
-    /// Of the table.
-    pub slots: Vec<Range<usize>>,
-    /// Of tokens and pages.
-    pub pages: Vec<Range<usize>>,
-}
-
 /// The tree. See the [module](self).
 #[derive(Debug)]
 pub struct RadixTree {
-    /// Tells pins of this tree from those of others.
+    /// Tells pins and versions of this tree from those of others.
     id: u64,
+    /// Changes of the arrays so far.
+    change: u64,
     arena: Arena,
     index: Index,
     nodes: Vec<Node>,
@@ -175,9 +206,11 @@ impl RadixTree {
             len: 0,
             pins: 0,
             stamp: 0,
+            born: 0,
         };
         Ok(RadixTree {
             id: TREES.fetch_add(1, Ordering::Relaxed),
+            change: 0,
             arena: Arena::new(page_size, pages.min(num_pages)),
             index: Index::new(edges.min(num_pages), seed),
             nodes: vec![root],
@@ -211,19 +244,6 @@ impl RadixTree {
         }
     }
 
-    /// The parts of the arrays that have changed since this was last called (at first: all that is in use). An array
-    /// that has another length than then has changed in all its parts.
-    pub fn take_changes(&mut self) -> Changes {
-        let pages = self.arena.dirty.take(self.arena.used());
-        Changes { slots: self.index.dirty.take(self.index.table().len()), pages }
-    }
-
-    /// Changes that were taken but not copied count as changes again.
-    fn give_back(&mut self, changes: Changes) {
-        changes.slots.into_iter().for_each(|range| self.index.dirty.mark(range));
-        changes.pages.into_iter().for_each(|range| self.arena.dirty.mark(range));
-    }
-
     /// The longest stored prefix of `tokens`, without counting as a use.
     pub fn find(&self, tokens: &[i32]) -> Match {
         self.search(tokens).1
@@ -243,10 +263,8 @@ impl RadixTree {
     /// If there are 2^32 pins already.
     pub fn lookup_pinned(&mut self, tokens: &[i32]) -> Result<(Match, Pin)> {
         let (end, mut found) = self.search(tokens);
-        // Only what matched is pinned: the edge ends there.
-        found.node = self.end_at(end);
-        let pin = self.pin(found.node)?;
-        self.touch(found.node);
+        let pin = self.pin_end(end)?;
+        found.node = pin.node();
         Ok((found, pin))
     }
 
@@ -269,6 +287,7 @@ impl RadixTree {
         }
         self.take_pages(&pages[present..])?;
         let parent = self.end_at(found);
+        self.begin_change();
         self.make_room(pages.len() - present);
         let start = self.arena.push(&tokens[present * self.page_size()..], &pages[present..]);
         let node = self.add_leaf(parent, start as u32, (pages.len() - present) as u32);
@@ -337,9 +356,10 @@ impl RadixTree {
         if found.inside == found.edge {
             return id;
         }
+        self.begin_change();
         let (lower, len) = (self.nodes[id as usize], found.inside as u32);
         let at = self.slot_of(id);
-        let upper = Node { first_child: id, len, ..lower };
+        let upper = Node { first_child: id, len, born: self.change, ..lower };
         let upper_id = self.add_node(upper);
         self.index.replace(
             at,
@@ -361,7 +381,8 @@ impl RadixTree {
     fn add_leaf(&mut self, parent: u32, start: u32, len: u32) -> u32 {
         self.lru.remove(parent, &self.nodes[parent as usize]);
         let next = self.nodes[parent as usize].first_child;
-        let leaf = Node { parent, first_child: NONE, previous: NONE, next, start, len, pins: 0, stamp: 0 };
+        let (first_child, previous, born) = (NONE, NONE, self.change);
+        let leaf = Node { parent, first_child, previous, next, start, len, pins: 0, stamp: 0, born };
         let id = self.add_node(leaf);
         self.nodes[parent as usize].first_child = id;
         if next != NONE {

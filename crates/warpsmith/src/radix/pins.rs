@@ -1,7 +1,7 @@
 //! Pins, and the order in which what is not pinned goes.
 
-use super::flat::ROOT;
-use super::{NAME, NONE, Node, RadixTree};
+use super::flat::{Found, ROOT};
+use super::{NAME, NONE, Node, RadixTree, Version};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -22,18 +22,40 @@ impl Pin {
 }
 
 impl RadixTree {
-    /// Pins a node and the path to it.
+    /// Pins what a search found in a copy of the tree ([`Mirror`](super::Mirror)), and makes it the most recently used:
+    /// the first `tokens` of the path to `node` (whole pages, and no more than matched), and nothing behind them.
+    /// `version` is the state of the tree in which it was found, that of the mirror when it was searched.
+    ///
+    /// `None` if the node has been evicted or removed since, whether or not another has its number now. As long as a node
+    /// exists, the path to it has the same tokens and pages: where there is a pin, the pages that the search reported
+    /// still hold what it was asked for. Where there is none, [`RadixTree::lookup_pinned`] finds what is left. Takes
+    /// time that grows with the edges of the path, not with its tokens: they are not compared again.
     ///
     /// # Errors
-    /// If the tree has no such node (it was evicted, say), or there are 2^32 pins already.
-    pub fn pin(&mut self, node: u32) -> Result<Pin> {
-        if !self.is_live(node) {
-            return Err(Error::argument(NAME, "node", "a node of the tree", node.to_string()));
+    /// If the version is another tree's, the path has not so many tokens or they are not whole pages, or there are 2^32
+    /// pins already.
+    pub fn pin_match(&mut self, version: Version, node: u32, tokens: usize) -> Result<Option<Pin>> {
+        self.check_version(version)?;
+        if !self.has_node_of(version, node) {
+            return Ok(None);
         }
+        let path: usize = self.path_up(node).map(|id| self.nodes[id as usize].len as usize).sum();
+        let pages = tokens / self.page_size();
+        if pages > path || !tokens.is_multiple_of(self.page_size()) {
+            let expected = format!("whole pages of {} tokens, at most {path}", self.page_size());
+            return Err(Error::argument(NAME, "tokens", expected, format!("{tokens} tokens")));
+        }
+        self.pin_end(self.end_on_path(node, path, pages)).map(Some)
+    }
+
+    /// Pins the path up to where a search ended, and makes it the most recently used. Only what matched is pinned: the
+    /// edge ends there afterwards.
+    pub(super) fn pin_end(&mut self, found: Found) -> Result<Pin> {
         // The root counts all pins: where it does not overflow, nothing does.
         if self.nodes[ROOT as usize].pins == u32::MAX {
-            return Err(Error::argument(NAME, "node", "fewer than 2^32 pins", "one more"));
+            return Err(Error::argument(NAME, "pins", "fewer than 2^32", "one more"));
         }
+        let node = self.end_at(found);
         let mut at = node;
         while at != NONE {
             let above = &mut self.nodes[at as usize];
@@ -44,6 +66,7 @@ impl RadixTree {
             above.pins += 1;
             at = above.parent;
         }
+        self.touch(node);
         Ok(Pin { tree: self.id, node })
     }
 
@@ -69,9 +92,29 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Whether a node exists: the root always does, others where the table has their edge.
-    pub(super) fn is_live(&self, id: u32) -> bool {
-        id == ROOT as u32 || self.nodes.get(id as usize).is_some_and(|node| node.len > 0)
+    /// Whether a node that existed in a version exists still, and not only its number. The root always does.
+    fn has_node_of(&self, version: Version, id: u32) -> bool {
+        let node = self.nodes.get(id as usize);
+        node.is_some_and(|node| (id == ROOT as u32 || node.len > 0) && version.has_seen(node.born))
+    }
+
+    /// A node and all above it, the root at last.
+    fn path_up(&self, id: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(Some(id), |&id| Some(self.nodes[id as usize].parent).filter(|&id| id != NONE))
+    }
+
+    /// Where a search ends that matches the first `pages` of the `path` pages up to a node: in the edge of a node above
+    /// it, if fewer were asked for or the edge was split since.
+    fn end_on_path(&self, node: u32, path: usize, pages: usize) -> Found {
+        let mut before = path;
+        for id in self.path_up(node) {
+            let edge = self.nodes[id as usize].len as usize;
+            before -= edge;
+            if before < pages || id == ROOT as u32 {
+                return Found { node: id as i32, pages, inside: pages - before, edge };
+            }
+        }
+        unreachable!("every path begins at the root")
     }
 }
 

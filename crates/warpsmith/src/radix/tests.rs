@@ -115,9 +115,16 @@ fn mistakes_of_the_caller_are_typed_errors_and_change_nothing() {
         checked(&tree);
     }
     assert!(RadixTree::new(0, 8).is_err() && RadixTree::new(1, 1 << 40).is_err());
-    assert!(tree.pin(17).is_err());
     let mut other = RadixTree::new(2, 8).unwrap();
-    let pin = tree.pin(1).unwrap();
+    for (version, tokens, arg) in
+        [(other.version(), 2, "version"), (tree.version(), 1, "tokens"), (tree.version(), 4, "tokens")]
+    {
+        let error = tree.pin_match(version, 1, tokens).unwrap_err();
+        assert!(matches!(error, Error::Argument { arg: ref named, .. } if named == arg), "{error}");
+        assert_eq!(tree.stats(), before);
+    }
+    assert!(tree.changes_since(other.version()).is_err());
+    let (_, pin) = tree.lookup_pinned(&[1, 2]).unwrap();
     assert!(other.unpin(pin).is_err());
     assert_eq!(tree.stats().pins, 1, "a pin that was given to another tree is never given back");
     assert!(tree.evict(1).is_empty());
@@ -206,31 +213,139 @@ fn what_points_outside_the_arrays_is_no_match() {
 #[test]
 fn a_mirror_copies_what_has_changed_and_survives_growth() {
     let mut tree = RadixTree::with_capacity(2, 1 << 16, 2000, 8000, 9).unwrap();
-    let mut mirror = Mirror::new(&mut tree, &Stream::Host).unwrap();
-    let same = |mirror: &Mirror, tree: &RadixTree| {
-        let (flat, used) = (tree.flat(), tree.arena.used());
-        assert_eq!(mirror.table().to_vec::<i32>().unwrap(), flat.table.as_flattened());
-        assert_eq!(mirror.tokens().to_vec::<i32>().unwrap()[..2 * used], flat.tokens[..2 * used]);
-        assert_eq!(mirror.pages().to_vec::<i32>().unwrap()[..used], flat.pages[..used]);
-        assert_eq!((mirror.seed(), mirror.tokens().shape()[1]), (flat.seed, 2));
-    };
+    let mut mirror = Mirror::new(&tree, &Stream::Host).unwrap();
     same(&mirror, &tree);
+    let mut last = tree.version();
     for i in 0..6000 {
         tree.insert(&[i % 50, 1, i, i, 7, 7], &[3 * i, 3 * i + 1, 3 * i + 2]).unwrap();
         if i % 3 == 0 {
             tree.evict(4);
         }
         if i == 600 {
-            let changes = tree.take_changes();
+            let changes = tree.changes_since(last).unwrap();
             let copied: usize = changes.slots.iter().chain(&changes.pages).map(ExactSizeIterator::len).sum();
             assert!((1..2000).contains(&copied), "{changes:?}");
-            tree.give_back(changes);
         }
         if i % 97 == 0 || i == 599 {
-            mirror.update(&mut tree, &Stream::Host).unwrap();
+            mirror.update(&tree, &Stream::Host).unwrap();
             same(&mirror, &tree);
+            last = tree.version();
         }
     }
-    mirror.update(&mut tree, &Stream::Host).unwrap();
-    assert_eq!(tree.take_changes(), Changes { slots: Vec::new(), pages: Vec::new() });
+    mirror.update(&tree, &Stream::Host).unwrap();
+    let nothing = Changes { slots: Vec::new(), pages: Vec::new() };
+    assert_eq!(tree.changes_since(mirror.version()).unwrap(), nothing);
+}
+
+/// Whether a mirror has all that the tree uses.
+fn same(mirror: &Mirror, tree: &RadixTree) {
+    let (flat, used) = (tree.flat(), tree.arena.used());
+    let size = flat.page_size;
+    assert_eq!(mirror.table().to_vec::<i32>().unwrap(), flat.table.as_flattened());
+    assert_eq!(mirror.tokens().to_vec::<i32>().unwrap()[..size * used], flat.tokens[..size * used]);
+    assert_eq!(mirror.pages().to_vec::<i32>().unwrap()[..used], flat.pages[..used]);
+    assert_eq!((mirror.seed(), mirror.tokens().shape()[1]), (flat.seed, size));
+    assert_eq!(mirror.version(), tree.version());
+}
+
+#[test]
+fn mirrors_of_one_tree_do_not_take_changes_from_each_other() {
+    // With room, so that no array grows: one that has is copied as a whole.
+    let mut tree = RadixTree::with_capacity(1, 8, 8, 8, 0).unwrap();
+    tree.insert(&[1, 2], &[0, 1]).unwrap();
+    let mut mirrors = [(); 2].map(|()| Mirror::new(&tree, &Stream::Host).unwrap());
+    tree.evict(2);
+    tree.insert(&[3, 4], &[0, 1]).unwrap();
+    for mirror in &mut mirrors {
+        mirror.update(&tree, &Stream::Host).unwrap();
+        same(mirror, &tree);
+    }
+    // One that is left out for a while learns all it has missed.
+    for i in 0..300 {
+        tree.evict(1);
+        tree.insert(&[i], &[i % 2]).unwrap();
+        mirrors[0].update(&tree, &Stream::Host).unwrap();
+        same(&mirrors[0], &tree);
+        if i % 7 == 0 {
+            mirrors[1].update(&tree, &Stream::Host).unwrap();
+            same(&mirrors[1], &tree);
+        }
+    }
+}
+
+#[test]
+fn a_mirror_refuses_another_tree() {
+    let [mut tree, mut other] = [(); 2].map(|()| RadixTree::new(1, 8).unwrap());
+    tree.insert(&[1, 2], &[0, 1]).unwrap();
+    other.insert(&[1, 2], &[3, 4]).unwrap();
+    let mut mirror = Mirror::new(&tree, &Stream::Host).unwrap();
+    match mirror.update(&other, &Stream::Host) {
+        Err(Error::Argument { arg, expected, got, .. }) => {
+            assert_eq!(arg, "tree");
+            assert!(expected.contains(&tree.id.to_string()) && got.contains(&other.id.to_string()));
+        }
+        other => panic!("{other:?}"),
+    }
+    same(&mirror, &tree);
+}
+
+#[test]
+fn a_number_that_is_given_to_another_node_pins_nothing() {
+    let mut tree = tree(1);
+    tree.insert(&[1, 2], &[0, 1]).unwrap();
+    let (found, version) = (tree.find(&[1, 2]), tree.version());
+    tree.evict(2);
+    assert_eq!(tree.pin_match(version, found.node, 2).unwrap(), None, "it is free");
+    assert_eq!(tree.insert(&[3, 4], &[0, 1]).unwrap().node, found.node);
+    assert_eq!(tree.pin_match(version, found.node, 2).unwrap(), None, "it is another's");
+    assert_eq!(tree.pin_match(version, 17, 2).unwrap(), None, "there never was one");
+    assert_eq!(tree.stats().pinned_pages, 0);
+    // The same tokens again are another node too.
+    tree.evict(2);
+    tree.insert(&[1, 2], &[0, 1]).unwrap();
+    assert_eq!(tree.pin_match(version, found.node, 2).unwrap(), None);
+    let pin = tree.pin_match(tree.version(), found.node, 2).unwrap().unwrap();
+    assert_eq!(tree.stats().pinned_pages, 2);
+    tree.unpin(pin).unwrap();
+    checked(&tree);
+}
+
+#[test]
+fn a_pin_of_a_match_ends_where_the_match_does() {
+    let mut tree = tree(2);
+    let tokens: Vec<i32> = (0..12).collect();
+    tree.insert(&tokens, &[0, 1, 2, 3, 4, 5]).unwrap();
+    tree.insert(&[9, 9], &[6]).unwrap();
+    let (found, version) = (tree.find(&tokens[..9]), tree.version());
+    assert_eq!((found.tokens, found.node), (8, 1));
+    // Other sequences split the edge meanwhile: before the end of the match, and behind it.
+    tree.insert(&[0, 1, 2, 3, 7, 7], &[0, 0, 7]).unwrap();
+    tree.insert(&[&tokens[..10], &[7, 7]].concat(), &[0, 0, 0, 0, 0, 8]).unwrap();
+    let pin = tree.pin_match(version, found.node, found.tokens).unwrap().unwrap();
+    checked(&tree);
+    assert_eq!((tree.find(&tokens[..8]).node, tree.stats().pinned_pages), (pin.node(), 4));
+    let again = tree.pin_match(version, found.node, found.tokens).unwrap().unwrap();
+    assert_eq!(again.node(), pin.node());
+    tree.unpin(again).unwrap();
+    let mut evicted = tree.evict(usize::MAX);
+    evicted.sort_unstable();
+    assert_eq!((evicted, tree.find(&tokens).pages), (vec![4, 5, 6, 7, 8], vec![0, 1, 2, 3]));
+    tree.unpin(pin).unwrap();
+    checked(&tree);
+    // Nothing matched: a pin of nothing, as `lookup_pinned` gives one.
+    let pin = tree.pin_match(version, 0, 0).unwrap().unwrap();
+    assert_eq!((pin.node(), tree.stats().pins, tree.stats().pinned_pages), (0, 1, 0));
+    tree.unpin(pin).unwrap();
+    assert_eq!(tree.evict(usize::MAX).len(), 4);
+}
+
+#[test]
+fn to_pin_a_match_is_a_use() {
+    let mut tree = tree(1);
+    for i in 0..3 {
+        tree.insert(&[i], &[i]).unwrap();
+    }
+    let pin = tree.pin_match(tree.version(), tree.find(&[0]).node, 1).unwrap().unwrap();
+    tree.unpin(pin).unwrap();
+    assert_eq!(tree.evict(3), [1, 2, 0]);
 }

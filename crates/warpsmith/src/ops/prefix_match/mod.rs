@@ -1,6 +1,7 @@
 //! `prefix_match`: the longest prefix of each of a batch of token sequences that a radix tree holds.
 //!
-//! The tree is given as arrays, which [`flat`] describes and [`radix::Mirror`](crate::radix::Mirror) keeps on a device. All are i32 and may have any strides.
+//! The tree is given as arrays, which [`flat`] describes and [`radix::Mirror`](crate::radix::Mirror) keeps on a device.
+//! All are i32 and may have any strides.
 //!
 //! - `table` `[num_slots, 4]`, `num_slots` a power of two: the edges, by hash. `edge_tokens` `[num_pages, page_size]` and
 //!   `edge_pages` `[num_pages]`: the token and page ids of all edges. `seed` is that of the hash.
@@ -14,6 +15,10 @@
 //! a device, where no value can be looked at in time, they are moved inside, and a sequence that ends before it begins is
 //! empty. A slot of the table that points outside the arrays matches nothing. Whatever the arrays hold, what is matched
 //! has the sequence's tokens, and a search ends after as many steps as the sequence has pages.
+//!
+//! The answer is about the tree as it was when it was copied, whose [`Version`] comes with it. Nodes and pages are the
+//! tree's to give to others until they are pinned: [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match) does
+//! that, and notices where it is too late.
 
 mod cases;
 mod cpu;
@@ -32,7 +37,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::infer::Form;
 use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
-use crate::radix::Mirror;
+use crate::radix::{Mirror, Version};
 use crate::reference::{Array, Inputs, Real};
 use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
@@ -245,7 +250,7 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// use warpsmith::{Device, Tensor, ops::PrefixMatch};
 /// let mut tree = RadixTree::new(2, 100)?;
 /// tree.insert(&[1, 2, 3, 4], &[10, 11])?;
-/// let mirror = Mirror::new(&mut tree, &Device::Cpu.default_stream()?)?;
+/// let mirror = Mirror::new(&tree, &Device::Cpu.default_stream()?)?;
 /// let tokens = Tensor::from_slice(&[1, 2, 3, 9, 1, 2, 3, 4, 5], &[9], Device::Cpu)?;
 /// let starts = Tensor::from_slice(&[0, 4, 9], &[3], Device::Cpu)?;
 /// let found = PrefixMatch::new(&mirror, &tokens, &starts).max_pages(3).run()?;
@@ -264,6 +269,8 @@ pub struct Matches {
     pub nodes: Tensor,
     /// `[batch, max_pages]`: the pages of the matches, then -1.
     pub pages: Tensor,
+    /// The state of the tree that was searched: see [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match).
+    pub version: Version,
 }
 
 impl<'a> Call<'a, Forward> {
@@ -273,7 +280,8 @@ impl<'a> Call<'a, Forward> {
         tokens: impl Into<TensorView<'a>>,
         starts: impl Into<TensorView<'a>>,
     ) -> Self {
-        let call = Call::start().input(TABLE, tree.table()).input(EDGE_TOKENS, tree.tokens());
+        // The mirror goes with the call because it knows what the answer is about.
+        let call = Call::start().prepared(tree).input(TABLE, tree.table()).input(EDGE_TOKENS, tree.tokens());
         let call = call.input(EDGE_PAGES, tree.pages()).input(TOKENS, tokens).input(STARTS, starts);
         call.attr(SEED, f64::from(tree.seed()))
     }
@@ -291,24 +299,26 @@ impl<'a> Call<'a, Forward> {
             self.allocate(NODES, &stream)?,
             self.allocate(PAGES, &stream)?,
         ];
-        self.launch(
-            [(MATCHED, (&mut matched).into()), (NODES, (&mut nodes).into()), (PAGES, (&mut pages).into())],
-            &stream,
-        )?;
-        Ok(Matches { matched, nodes, pages })
+        let version = self.run_into(&mut matched, &mut nodes, &mut pages, &stream)?;
+        Ok(Matches { matched, nodes, pages, version })
     }
 
-    /// Runs on `stream` into memory of the caller's. `pages` must have the columns that [`Self::max_pages`] says.
+    /// Runs on `stream` into memory of the caller's. `pages` must have the columns that [`Self::max_pages`] says. Returns
+    /// the state of the tree that the answer will be about, for
+    /// [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match). A graph that replays the call finds what the mirror
+    /// holds by then: it is about the [`Mirror::version`] at the time of the replay.
     pub fn run_into<'b>(
         self,
         matched: impl Into<TensorViewMut<'b>>,
         nodes: impl Into<TensorViewMut<'b>>,
         pages: impl Into<TensorViewMut<'b>>,
         stream: &Stream,
-    ) -> Result<()>
+    ) -> Result<Version>
     where
         'a: 'b,
     {
-        self.launch([(MATCHED, matched.into()), (NODES, nodes.into()), (PAGES, pages.into())], stream)
+        let version = self.was_prepared::<Mirror>().expect("calls are made with a mirror").version();
+        self.launch([(MATCHED, matched.into()), (NODES, nodes.into()), (PAGES, pages.into())], stream)?;
+        Ok(version)
     }
 }

@@ -10,7 +10,7 @@ fn mirror() -> Mirror {
     let mut tree = RadixTree::with_capacity(2, 100, 0, 0, 77).unwrap();
     tree.insert(&[1, 2, 3, 4, 5, 6], &[10, 11, 12]).unwrap();
     tree.insert(&[1, 2, 7, 8], &[0, 13]).unwrap();
-    Mirror::new(&mut tree, &Stream::Host).unwrap()
+    Mirror::new(&tree, &Stream::Host).unwrap()
 }
 
 #[test]
@@ -31,6 +31,27 @@ fn a_sequence_gets_the_same_alone_and_in_a_batch_and_every_column_is_written() {
         assert_eq!(alone.pages.to_vec::<i32>().unwrap(), pages[b]);
         assert_eq!(alone.nodes.to_vec::<i32>().unwrap()[0], all.nodes.to_vec::<i32>().unwrap()[b]);
     }
+}
+
+/// The answer waits while the tree changes and the mirror follows.
+#[test]
+fn an_answer_is_about_the_tree_as_it_was_when_the_search_was_made() {
+    let mut tree = RadixTree::new(1, 3).unwrap();
+    tree.insert(&[1, 2, 3], &[0, 1, 2]).unwrap();
+    let mut mirror = Mirror::new(&tree, &Stream::Host).unwrap();
+    let (tokens, starts) = (tensor(&[1, 2, 9, 1], &[4]), tensor(&[0, 3, 4], &[3]));
+    let found = PrefixMatch::new(&mirror, &tokens, &starts).max_pages(3).run().unwrap();
+    let [matched, nodes] = [&found.matched, &found.nodes].map(|tensor| tensor.to_vec::<i32>().unwrap());
+    assert_eq!((&matched[..], found.version), (&[2, 1][..], mirror.version()));
+    // The edge is split where the first match ends, and keeps its number behind that.
+    let pin = tree.pin_match(found.version, nodes[0] as u32, 2).unwrap().unwrap();
+    assert_eq!((tree.stats().pinned_pages, tree.evict(3)), (2, vec![2]));
+    tree.unpin(pin).unwrap();
+    tree.remove(&[]).unwrap();
+    tree.insert(&[7], &[0]).unwrap();
+    mirror.update(&tree, &Stream::Host).unwrap();
+    assert_ne!(found.version, mirror.version());
+    assert!(tree.pin_match(found.version, nodes[1] as u32, 1).unwrap().is_none());
 }
 
 #[test]
