@@ -288,6 +288,43 @@ fn wrong_groups_are_errors_on_the_cpu() {
 }
 
 #[test]
+fn wrong_groups_reach_no_other_request_on_a_device() {
+    let Device::Cuda(_) = Device::best() else { return eprintln!("skipped: no GPU") };
+    let device = Device::best();
+    let counts = [1, 5, 60, 1, 2, 2, 1, 1];
+    let mut pool = Pool::new(&[1700, 1501, 3000, 1100, 1300, 700, 2000, 1]);
+    let right: [&[i32]; 2] = [&[0, 3, 5], &[900, 1000]];
+    pool.share(&Groups::new(&[(right[0], right[1])]));
+    // What is wrong, and the requests that it may reach.
+    let wrong = [
+        (Groups::new(&[(&[i32::MIN, 3, 5], right[1])]), 0..0),
+        (Groups::new(&[(&[0, 3, i32::MAX], right[1])]), 3..8),
+        (Groups::new(&[(&[i32::MAX; 3], right[1])]), 0..0),
+        (Groups::new(&[(&[0, 3, 1], right[1])]), 0..5),
+        (Groups::new(&[(&[5, 0, 3], right[1])]), 0..5),
+        (Groups::new(&[(right[0], &[i32::MAX, 1000])]), 0..3),
+        (Groups::new(&[(right[0], &[900, 1 << 20])]), 3..5),
+        (Groups::new(&[(right[0], &[-1, i32::MIN])]), 0..0),
+        // A level whose group is in two of that before; and one that goes back behind it.
+        (Groups::new(&[(right[0], right[1]), (&[2, 4, 4], &[1030, 0])]), 2..4),
+        (Groups::new(&[(right[0], right[1]), (&[0, 3, 5], &[100, i32::MAX])]), 0..5),
+    ];
+    for (kernel, dtype) in kernels_for_all(device) {
+        let apart = pool.run(&counts, dtype, device, kernel);
+        for (number, (groups, reached)) in wrong.iter().enumerate() {
+            let rows = pool.run_with(&counts, dtype, device, kernel, Some(groups));
+            let mut first = 0;
+            for (request, count) in counts.into_iter().enumerate() {
+                let own = first..first + count;
+                let same = rows[own.clone()] == apart[own];
+                assert!(same || reached.contains(&request), "{kernel}: request {request} of groups {number}");
+                first += count;
+            }
+        }
+    }
+}
+
+#[test]
 fn slots_without_keys_are_not_read() {
     let clean = Pool::new(&[700, 1, 0, 40, 513]);
     let mut poisoned =
