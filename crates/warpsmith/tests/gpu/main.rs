@@ -5,6 +5,7 @@
 mod attention;
 mod common;
 mod device;
+mod far;
 mod faults;
 mod graphs;
 mod memory;
