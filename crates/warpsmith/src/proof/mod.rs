@@ -13,6 +13,7 @@ pub use tensors::Tensors;
 
 use crate::cpu::Tier;
 use crate::device::{Device, Stream};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{ArgPlan, Case};
 use crate::registry::{AnyOp, Expected, KernelInfo, Select};
@@ -168,7 +169,8 @@ impl Prepared {
         self.drawn.tensors.reset()?;
         self.drawn.run(select, stream, None)?;
         for (index, bytes) in &first {
-            if self.drawn.tensors.bytes(*index)? != *bytes {
+            let dtype = self.drawn.plan[*index].as_ref().expect("an output in the plan").dtype;
+            if differing(dtype, bytes, &self.drawn.tensors.bytes(*index)?).next().is_some() {
                 return Ok(Some(format!("`{}`: two runs differ", self.drawn.op.spec().args[*index].name)));
             }
         }
@@ -207,7 +209,7 @@ impl Prepared {
     }
 }
 
-/// The first element with an index of `dim` inside `part` whose bytes differ.
+/// The first element with an index of `dim` inside `part` that differs.
 fn differs_in_part(
     plan: &ArgPlan,
     dim: usize,
@@ -216,12 +218,17 @@ fn differs_in_part(
     b: &[u8],
 ) -> Option<usize> {
     let inner: usize = plan.shape[dim + 1..].iter().product();
-    let size = plan.dtype.size();
-    let elements = a.chunks_exact(size).zip(b.chunks_exact(size)).enumerate();
-    elements
-        .filter(|(i, _)| part.contains(&(i / inner % plan.shape[dim])))
-        .find(|(_, (a, b))| a != b)
-        .map(|(i, _)| i)
+    differing(plan.dtype, a, b).find(|i| part.contains(&(i / inner % plan.shape[dim])))
+}
+
+/// The elements whose bits differ, those that are NaN in both left out.
+///
+/// Sign and payload of a NaN are nobody's to promise: the sum of two NaNs takes those of whichever operand comes first, and
+/// compilers order operands as they like, in each copy of a loop anew. A row that is its thread's first may run in another copy.
+fn differing<'a>(dtype: DType, a: &'a [u8], b: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let is_nan = move |bytes: &[u8]| dtype.read(bytes).is_nan();
+    let elements = a.chunks_exact(dtype.size()).zip(b.chunks_exact(dtype.size())).enumerate();
+    elements.filter(move |(_, (a, b))| a != b && !(is_nan(a) && is_nan(b))).map(|(i, _)| i)
 }
 
 /// The choice of this kernel and no other.
@@ -231,4 +238,19 @@ fn only(kernel: &KernelInfo) -> Select {
 
 fn failed(why: String) -> Outcome {
     Outcome { ok: false, error: f64::NAN, worst: f64::NAN, failure: Some(why) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_need_the_same_bits() {
+        let bytes = |values: [f32; 4]| values.map(f32::to_ne_bytes).concat();
+        let of = |a, b| differing(DType::F32, &bytes(a), &bytes(b)).collect::<Vec<_>>();
+        let nan = f32::NAN;
+        assert_eq!(of([nan, 0.0, 1.0, nan], [-nan, -0.0, 1.0, f32::from_bits(nan.to_bits() + 1)]), [1]);
+        assert_eq!(of([nan, 2.0, f32::INFINITY, 3.0], [4.0, nan, nan, 3.0000002]), [0, 1, 2, 3]);
+        assert_eq!(differing(DType::I32, &bytes([nan; 4]), &bytes([-nan; 4])).count(), 4);
+    }
 }
