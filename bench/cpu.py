@@ -98,6 +98,8 @@ def main() -> None:
     peers.build()
     os.environ["WARPSMITH_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)
+    # Large tensors of Warpsmith's lie in huge pages. So shall PyTorch's, which asks for this before it has any.
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     # A first quick pass only tells the cases.
     rows = []
     for op in args.ops or [None]:

@@ -396,6 +396,45 @@ impl<'a> TensorViewMut<'a> {
         Some(TensorViewMut { view: self.view.narrow(dim, start, len)?, lifetime: PhantomData })
     }
 
+    /// The same elements seen with another shape; `None` unless contiguous with equal element counts.
+    pub fn reshape(self, shape: &[usize]) -> Option<TensorViewMut<'a>> {
+        Some(TensorViewMut { view: self.view.reshape(shape)?, lifetime: PhantomData })
+    }
+
+    /// The indices of dimension `dim` below `at` and the others, as two tensors that can be written at the same time; `None` if
+    /// out of range, or if elements of the two may share memory.
+    ///
+    /// ```
+    /// use warpsmith::{DType, Device, Tensor};
+    /// // Keys and values of one layer out of a cache that is one tensor: two, 4 layers, 8 pages of 16 tokens.
+    /// let mut cache = Tensor::zeros(&[2, 4, 8, 16, 2, 64], DType::BF16, Device::Cpu)?;
+    /// let (keys, values) = cache.view_mut().narrow(1, 3, 1).and_then(|layer| layer.split_at(0, 1)).expect("a fourth layer");
+    /// let page_pool = [8, 16, 2, 64];
+    /// let (keys, values) = (keys.reshape(&page_pool), values.reshape(&page_pool));
+    /// assert!(keys.is_some() && values.is_some());
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn split_at(self, dim: usize, at: usize) -> Option<(TensorViewMut<'a>, TensorViewMut<'a>)> {
+        let rest = self.shape().get(dim)?.checked_sub(at)?;
+        if self.view.layout.overlaps_itself() {
+            return None;
+        }
+        let half = |start, len| {
+            Some(TensorViewMut { view: self.view.narrow(dim, start, len)?, lifetime: PhantomData })
+        };
+        Some((half(0, at)?, half(at, rest)?))
+    }
+
+    /// The same view for a shorter time, after which this one can be used again.
+    pub fn reborrow(&mut self) -> TensorViewMut<'_> {
+        TensorViewMut { view: self.view, lifetime: PhantomData }
+    }
+
+    /// Sizes.
+    pub fn shape(&self) -> &[usize] {
+        self.view.shape()
+    }
+
     /// Read-only access while nothing writes.
     pub fn as_view(&self) -> TensorView<'_> {
         self.view

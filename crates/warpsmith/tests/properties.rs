@@ -105,6 +105,26 @@ proptest! {
     }
 
     #[test]
+    fn halves_share_no_element_and_miss_none(layout in any_layout(), dim in 0..5usize, at in 0..6usize) {
+        let mut memory = vec![0u8; layout.span()];
+        let base = memory.as_mut_ptr() as usize;
+        // SAFETY: the memory holds the layout, lives to the end, and is used through this view alone.
+        let whole = unsafe { TensorViewMut::from_raw(base, DType::U8, layout, Device::Cpu) };
+        let fits = dim < layout.rank() && at <= layout.shape()[dim];
+        let halves = whole.split_at(dim, at);
+        prop_assert_eq!(halves.is_some(), fits && !layout.overlaps_itself());
+        if let Some((low, high)) = halves {
+            prop_assert_eq!([low.shape()[dim], high.shape()[dim]], [at, layout.shape()[dim] - at]);
+            let of = |half: TensorView<'_>| -> BTreeSet<usize> {
+                listed(half.layout()).into_iter().map(|o| o + half.address() - base).collect()
+            };
+            let (low, high) = (of(low.as_view()), of(high.as_view()));
+            prop_assert!(low.is_disjoint(&high));
+            prop_assert_eq!(low.union(&high).copied().collect::<BTreeSet<_>>(), offsets(&layout).into_iter().collect());
+        }
+    }
+
+    #[test]
     fn permuting_reorders_indices(
         (layout, order) in any_layout().prop_flat_map(|layout| {
             (Just(layout), Just((0..layout.rank()).collect::<Vec<_>>()).prop_shuffle())

@@ -67,7 +67,7 @@ impl Ceilings {
                 // There are no units for the narrower ones: they are multiplied as the next wider type.
                 let half_tflops = Some(gemm::bf16_rate(isa, threads, time));
                 Ok(Ceilings {
-                    copy_gbps: cpu::measure_copy(bytes, threads),
+                    copy_gbps: cpu::measure_copy(bytes, threads)?,
                     f32_tflops,
                     tf32_tflops: f32_tflops,
                     half_tflops,

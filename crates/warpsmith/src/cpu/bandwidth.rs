@@ -3,6 +3,8 @@
 use super::simd::{Simd, Task, dispatch};
 use super::threads::{num_threads, parallel_for, with_threads};
 use super::tier::Tier;
+use crate::error::Result;
+use crate::storage::HostBuffer;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -93,12 +95,19 @@ impl Task for StreamCopy<'_> {
 ///
 /// Of two ways to copy, plain `memcpy` and non-temporal vector stores, the faster: the ceiling for kernels that read as much as
 /// they write. The median of several runs of it, as kernels are timed, so that other load on the machine counts for both.
-/// Memory is written once before the clock starts.
-pub fn measure_copy(bytes: usize, threads: usize) -> f64 {
+/// Memory is what tensors have, and written once before the clock starts.
+///
+/// # Errors
+/// [`OutOfMemory`](crate::Error::OutOfMemory) if there is not twice as much.
+pub fn measure_copy(bytes: usize, threads: usize) -> Result<f64> {
     const RUNS: usize = 7;
     let len = (bytes / size_of::<f32>()).max(1);
-    let src = vec![1.0f32; len];
-    let mut dst = vec![2.0f32; len];
+    let buffers = [HostBuffer::new(len * size_of::<f32>())?, HostBuffer::new(len * size_of::<f32>())?];
+    // SAFETY: each slice is all of a buffer, which lives to the end and starts out as floats.
+    let [src, dst] =
+        buffers.each_ref().map(|b| unsafe { std::slice::from_raw_parts_mut(b.as_ptr().cast::<f32>(), len) });
+    src.fill(1.0);
+    dst.fill(2.0);
     let target = SharedMut(dst.as_mut_ptr());
     let grain = 1 << 14;
     let copy = |stream: bool| {
@@ -128,7 +137,7 @@ pub fn measure_copy(bytes: usize, threads: usize) -> f64 {
         times.sort_by(f64::total_cmp);
         times[RUNS / 2]
     });
-    2.0 * (len * size_of::<f32>()) as f64 / medians[0].min(medians[1]) / 1e9
+    Ok(2.0 * (len * size_of::<f32>()) as f64 / medians[0].min(medians[1]) / 1e9)
 }
 
 /// A pointer that parts of a parallel loop write through, each to its own range.
@@ -167,7 +176,7 @@ mod tests {
     #[test]
     fn a_copy_has_a_plausible_rate() {
         for (bytes, threads) in [(0, 1), (1 << 20, 1), (3 << 20, 2)] {
-            let rate = measure_copy(bytes, threads);
+            let rate = measure_copy(bytes, threads).unwrap();
             assert!(rate > 0.0 && rate < 1e5, "{rate} GB/s for {bytes} bytes");
         }
     }

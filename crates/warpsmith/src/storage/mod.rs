@@ -1,63 +1,17 @@
 //! The memory behind owned tensors.
 
-use crate::device::{Device, Memory, Stream};
-use crate::error::{Error, Result};
-use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+mod host;
 
-/// Host tensors start on a cache line so that full-width vector and streaming stores are aligned.
-const HOST_ALIGNMENT: usize = 64;
+pub(crate) use host::{HostBuffer, out_of_memory as host_out_of_memory};
+
+use crate::device::{Device, Stream};
+use crate::error::{Error, Result};
 
 /// Owned bytes on a device.
 pub(crate) enum Storage {
     Host(HostBuffer),
     #[cfg(feature = "cuda")]
     Cuda(crate::cuda::DeviceBuffer),
-}
-
-pub(crate) struct HostBuffer {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the buffer is plain memory owned by one value; access is governed by the borrows of its tensor.
-unsafe impl Send for HostBuffer {}
-// SAFETY: as above; there is no interior mutability.
-unsafe impl Sync for HostBuffer {}
-
-impl HostBuffer {
-    fn new(len: usize) -> Result<Self> {
-        if len == 0 {
-            return Ok(HostBuffer {
-                start: NonNull::without_provenance(HOST_ALIGNMENT.try_into().expect("not zero")),
-                len,
-            });
-        }
-        let out_of_memory = || host_out_of_memory(len);
-        let layout = AllocLayout::from_size_align(len, HOST_ALIGNMENT).map_err(|_| out_of_memory())?;
-        // SAFETY: the size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        NonNull::new(start).map(|start| HostBuffer { start, len }).ok_or_else(out_of_memory)
-    }
-}
-
-impl Drop for HostBuffer {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: allocated in `new` with this very layout.
-            unsafe {
-                dealloc(
-                    self.start.as_ptr(),
-                    AllocLayout::from_size_align_unchecked(self.len, HOST_ALIGNMENT),
-                );
-            }
-        }
-    }
-}
-
-/// The error of a host allocation of `bytes` that failed.
-pub(crate) fn host_out_of_memory(bytes: usize) -> Error {
-    Memory::of_host().exceeded(Device::Cpu.to_string(), bytes as u64)
 }
 
 impl Storage {
@@ -71,7 +25,7 @@ impl Storage {
 
     pub fn address(&self) -> usize {
         match self {
-            Storage::Host(buffer) => buffer.start.as_ptr() as usize,
+            Storage::Host(buffer) => buffer.as_ptr() as usize,
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.ptr() as usize,
         }
@@ -79,7 +33,7 @@ impl Storage {
 
     pub fn len(&self) -> usize {
         match self {
-            Storage::Host(buffer) => buffer.len,
+            Storage::Host(buffer) => buffer.len(),
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.len(),
         }
@@ -96,8 +50,8 @@ impl Storage {
     pub fn fill(&mut self, byte: u8, stream: &Stream) -> Result<()> {
         match (self, stream) {
             (Storage::Host(buffer), _) => {
-                // SAFETY: the buffer owns `len` bytes from `start`.
-                unsafe { buffer.start.as_ptr().write_bytes(byte, buffer.len) };
+                // SAFETY: the buffer owns as many bytes.
+                unsafe { buffer.as_ptr().write_bytes(byte, buffer.len()) };
                 Ok(())
             }
             #[cfg(feature = "cuda")]
@@ -114,11 +68,7 @@ impl Storage {
             (Storage::Host(buffer), _) => {
                 // SAFETY: the range was checked above and `bytes` cannot overlap exclusively borrowed memory.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        bytes.as_ptr(),
-                        buffer.start.as_ptr().add(offset),
-                        bytes.len(),
-                    )
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.as_ptr().add(offset), bytes.len())
                 };
                 Ok(())
             }
