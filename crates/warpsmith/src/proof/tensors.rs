@@ -96,7 +96,7 @@ impl Tensors {
     /// Puts every byte back as it was before the first run.
     pub fn reset(&mut self) -> Result<()> {
         for slot in self.slots.iter_mut().flatten() {
-            slot.memory = Tensor::from_slice(&slot.image, &[slot.image.len()], slot.memory.device())?;
+            slot.memory.write(0, &slot.image, &slot.memory.device().default_stream()?)?;
         }
         Ok(())
     }
@@ -132,8 +132,9 @@ impl Slot {
         let size = plan.dtype.size();
         let start = GUARD + if arrangement == Arrangement::Misaligned { size } else { 0 };
         let mut image = vec![POISON; start + layout.span() * size + GUARD];
+        let dense = layout.is_contiguous();
         for (i, &value) in values.unwrap_or_default().iter().enumerate() {
-            let at = start + layout.offset_of(i) * size;
+            let at = start + if dense { i } else { layout.offset_of(i) } * size;
             plan.dtype.write(value, &mut image[at..at + size]);
         }
         let memory = Tensor::from_slice(&image, &[image.len()], device)?;
@@ -148,6 +149,10 @@ impl Slot {
 
     fn copy_elements(&self, from: &[u8], to: &mut [u8]) {
         let size = self.dtype.size();
+        if self.layout.is_contiguous() {
+            let all = self.start..self.start + self.layout.numel() * size;
+            return to[all.clone()].copy_from_slice(&from[all]);
+        }
         for i in 0..self.layout.numel() {
             let at = self.start + self.layout.offset_of(i) * size;
             to[at..at + size].copy_from_slice(&from[at..at + size]);

@@ -4,6 +4,10 @@ use crate::cpu::Tier;
 use crate::env;
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Index of the highest one in use.
+static LIMIT: AtomicUsize = AtomicUsize::new(Isa::Amx as usize);
 
 /// An instruction set of the GEMM kernels, lowest first. A machine that has one has all below it.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
@@ -60,7 +64,15 @@ impl Isa {
     /// [`Isa::configured`], read once; an unreadable setting counts as none.
     fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| Isa::configured().unwrap_or_else(|_| Isa::supported()))
+        let best = *BEST.get_or_init(|| Isa::configured().unwrap_or_else(|_| Isa::supported()));
+        best.min(Isa::ALL[LIMIT.load(Ordering::Relaxed)])
+    }
+
+    /// From now on matrix products of this process use none above `limit`: for tests, which prove all that a machine has.
+    /// Nobody may multiply meanwhile, and what was packed for other instructions can no longer be used.
+    #[doc(hidden)]
+    pub fn limit(limit: Isa) {
+        LIMIT.store(limit as usize, Ordering::Relaxed);
     }
 
     /// The highest this machine has, and the user allows, that a kernel of `tier` may use.
