@@ -11,7 +11,7 @@ use warpsmith::proof::Prepared;
 use warpsmith::registry::{AnyOp, KernelInfo};
 
 /// Cases whose references are held at once.
-const TOGETHER: usize = 32;
+const TOGETHER: usize = 16;
 
 /// Judges the kernels of `op` that run on `device`.
 fn prove(op: &'static dyn AnyOp, device: Device) {
