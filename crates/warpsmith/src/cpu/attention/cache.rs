@@ -1,7 +1,7 @@
-//! Where keys and values are, and how a block of them becomes panels.
+//! Where keys and values are.
 
-use super::{Heads, PerHead, Request, Space};
-use crate::cpu::gemm::{Blocks, Matrix, Place};
+use super::{Heads, PerHead, Request};
+use crate::cpu::gemm::Blocks;
 use crate::cpu::prefetch::fetch_near;
 use crate::dtype::DType;
 use std::ops::Range;
@@ -28,22 +28,22 @@ pub(crate) struct Pages {
     pub size: usize,
 }
 
-/// A block of keys of a request and KV head.
+/// A block of keys of a request.
 #[derive(Clone)]
 pub(super) struct Block<'a> {
     pub request: &'a Request,
+    /// The KV head that is meant, where it is one alone.
     pub kv_head: usize,
     pub keys: Range<usize>,
     /// How many keys after one that is packed is the one that is asked for.
     pub ahead: usize,
 }
 
-/// Where a block is packed: keys and values as panels, and copies of some of them.
-#[derive(Clone, Copy)]
-pub(super) struct Packed {
-    pub keys: *mut f32,
-    pub values: *mut f32,
-    pub gathered: *mut f32,
+impl Block<'_> {
+    /// The same keys of one KV head.
+    pub fn of_head(&self, kv_head: usize) -> Block<'_> {
+        Block { kv_head, ..self.clone() }
+    }
 }
 
 impl Cache {
@@ -103,52 +103,11 @@ impl Cache {
         next.wrapping_sub(address) as isize
     }
 
-    /// Packs a block of some heads, and asks for what comes after it. Where rows are few, memory is the limit: all heads of some
-    /// tokens are packed before those of the next, as they lie in memory.
-    ///
-    /// # Safety
-    /// The keys must be the request's, and the targets have the space.
-    pub(super) unsafe fn pack(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        head_dim: usize,
-        block: &Block<'_>,
-        heads: Range<usize>,
-        to: Packed,
-    ) {
-        let packing = Packing { blocks, space, head_dim, dtype: self.dtype, count: block.keys.len() };
-        let most = if space.head_bands == 1 { Blocks::TILE } else { usize::MAX };
-        let mut key = block.keys.start;
-        while key < block.keys.end {
-            let mut packed = 0;
-            for (index, kv_head) in heads.clone().enumerate() {
-                let block = Block { kv_head, ..block.clone() };
-                // SAFETY: passed on.
-                unsafe {
-                    let [keys, values] = if self.is_gathered() {
-                        let copies = to.gathered.wrapping_add(Blocks::TILE * head_dim);
-                        let keys = self.gather(&self.k, head_dim, &block, key, to.gathered.cast());
-                        [keys, self.gather(&self.v, head_dim, &block, key, copies.cast())]
-                    } else {
-                        [&self.k, &self.v].map(|heads| self.run(heads, &block, key, most))
-                    };
-                    packed = keys.at.len();
-                    packing.keys(&keys, to.keys.wrapping_add(index * space.keys()));
-                    if !space.in_place {
-                        packing.values(&values, to.values.wrapping_add(index * space.values()));
-                    }
-                }
-            }
-            key += packed;
-        }
-    }
-
     /// The keys or values of a block from `key` on that lie evenly, but no more than `most`.
     ///
     /// # Safety
     /// The key must be the block's.
-    unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize, most: usize) -> Run {
+    pub(super) unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize, most: usize) -> Run {
         // SAFETY: passed on.
         let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
         let at = key - block.keys.start..evenly.min(block.keys.end - key).min(most) + key - block.keys.start;
@@ -203,59 +162,4 @@ pub(super) struct Run {
     pub at: Range<usize>,
     /// Bytes to those that are needed later.
     pub ahead: isize,
-}
-
-/// What is the same for all runs of a block.
-struct Packing<'a> {
-    blocks: &'a Blocks,
-    space: &'a Space,
-    head_dim: usize,
-    dtype: DType,
-    /// Keys of the block.
-    count: usize,
-}
-
-impl Packing<'_> {
-    /// Keys are columns, elements of a head units.
-    ///
-    /// # Safety
-    /// The run must be readable, and `to` hold a block's keys.
-    unsafe fn keys(&self, run: &Run, to: *mut f32) {
-        let matrix = Matrix {
-            data: run.data,
-            dtype: self.dtype,
-            rows: run.at.len(),
-            k: self.head_dim,
-            row_stride: run.token,
-            k_stride: run.dim,
-        };
-        let last = run.at.end == self.count;
-        let end = if last { run.at.end.next_multiple_of(Blocks::PANEL) } else { run.at.end };
-        let units = self.space.units;
-        let place = Place { columns: run.at.start..end, units: 0..units, panel: units };
-        // SAFETY: passed on.
-        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
-    }
-
-    /// Elements of a head are columns, keys units.
-    ///
-    /// # Safety
-    /// The run must be readable, and `to` hold a block's values.
-    unsafe fn values(&self, run: &Run, to: *mut f32) {
-        let matrix = Matrix {
-            data: run.data,
-            dtype: self.dtype,
-            rows: self.head_dim,
-            k: run.at.len(),
-            row_stride: run.dim,
-            k_stride: run.token,
-        };
-        let end = if run.at.end == self.count { self.space.block_keys } else { run.at.end };
-        let per_unit = self.blocks.per_unit();
-        let units = run.at.start / per_unit..end / per_unit;
-        let columns = 0..self.space.panels * Blocks::PANEL;
-        let place = Place { columns, units, panel: self.space.value_units };
-        // SAFETY: passed on.
-        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
-    }
 }
