@@ -9,6 +9,7 @@ use std::ops::Range;
 /// The keys and values of all requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache {
+    /// The call's, or one of 8 bits.
     pub dtype: DType,
     pub k: Heads,
     pub v: Heads,
@@ -29,21 +30,23 @@ pub(crate) struct Pages {
 }
 
 /// A block of keys of a request.
-#[derive(Clone)]
 pub(super) struct Block<'a> {
     pub request: &'a Request,
-    /// The KV head that is meant, where it is one alone.
-    pub kv_head: usize,
     pub keys: Range<usize>,
     /// How many keys after one that is packed is the one that is asked for.
     pub ahead: usize,
 }
 
 impl Block<'_> {
-    /// The same keys of one KV head.
-    pub fn of_head(&self, kv_head: usize) -> Block<'_> {
-        Block { kv_head, ..self.clone() }
+    pub fn of_head(&self, kv_head: usize) -> HeadBlock<'_> {
+        HeadBlock { block: self, kv_head }
     }
+}
+
+/// A block of keys of one KV head.
+pub(super) struct HeadBlock<'a> {
+    block: &'a Block<'a>,
+    kv_head: usize,
 }
 
 impl Cache {
@@ -93,13 +96,14 @@ impl Cache {
     ///
     /// # Safety
     /// As for [`Self::find`].
-    unsafe fn ahead(&self, heads: &Heads, block: &Block<'_>, key: usize, address: usize) -> isize {
+    unsafe fn ahead(&self, heads: &Heads, of: &HeadBlock<'_>, key: usize, address: usize) -> isize {
+        let HeadBlock { block, kv_head } = *of;
         let next = key + block.ahead;
         if next >= block.request.kv_len {
             return 0;
         }
         // SAFETY: the key exists.
-        let (next, _) = unsafe { self.find(heads, block.request, next, block.kv_head) };
+        let (next, _) = unsafe { self.find(heads, block.request, next, kv_head) };
         next.wrapping_sub(address) as isize
     }
 
@@ -107,12 +111,13 @@ impl Cache {
     ///
     /// # Safety
     /// The key must be the block's.
-    pub(super) unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize, most: usize) -> Run {
+    pub(super) unsafe fn run(&self, heads: &Heads, of: &HeadBlock<'_>, key: usize, most: usize) -> Run {
+        let HeadBlock { block, kv_head } = *of;
         // SAFETY: passed on.
-        let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
+        let (data, evenly) = unsafe { self.find(heads, block.request, key, kv_head) };
         let at = key - block.keys.start..evenly.min(block.keys.end - key).min(most) + key - block.keys.start;
         // SAFETY: as above.
-        let ahead = unsafe { self.ahead(heads, block, key, data) };
+        let ahead = unsafe { self.ahead(heads, of, key, data) };
         Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }
     }
 
@@ -124,17 +129,18 @@ impl Cache {
         &self,
         heads: &Heads,
         head_dim: usize,
-        block: &Block<'_>,
+        of: &HeadBlock<'_>,
         key: usize,
         to: *mut u8,
     ) -> Run {
+        let HeadBlock { block, kv_head } = *of;
         let size = self.dtype.size();
         let keys = key..block.keys.end.min(key + Blocks::TILE);
         for (i, key) in keys.clone().enumerate() {
             // SAFETY: the elements of the key's head, and room for them.
             unsafe {
-                let (from, _) = self.find(heads, block.request, key, block.kv_head);
-                let ahead = self.ahead(heads, block, key, from);
+                let (from, _) = self.find(heads, block.request, key, kv_head);
+                let ahead = self.ahead(heads, of, key, from);
                 let (from, to) = (from as *const u8, to.add(i * head_dim * size));
                 if heads.dim == 1 {
                     fetch_near(from.wrapping_offset(ahead), head_dim * size);

@@ -158,7 +158,7 @@ impl<'a> Work<'a> {
                 let keys = first..next.min(job.request.kv_len);
                 if keys.end > seen.start {
                     // SAFETY: passed on; the keys are the request's.
-                    unsafe { way.block(s, bands, &Block { request: &job.request, kv_head: 0, keys, ahead }) };
+                    unsafe { way.block(s, bands, &Block { request: &job.request, keys, ahead }) };
                 }
             }
             for band in bands.iter_mut() {

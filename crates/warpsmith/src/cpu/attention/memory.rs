@@ -205,6 +205,7 @@ impl Memory {
         let keys = layout.take(space.heads, space.keys());
         let values = layout.take(space.heads, space.values());
         let gathered = layout.take(1, space.gathered);
+        #[cfg(target_arch = "x86_64")]
         let planes = layout.take(1, space.planes());
         let scratch = layout.take(space.scored, Band::SCRATCH);
         debug_assert_eq!(layout.next, data.wrapping_add(space.total()));

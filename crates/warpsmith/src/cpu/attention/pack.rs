@@ -71,15 +71,15 @@ impl Work<'_> {
         while key < block.keys.end {
             let mut packed = 0;
             for (index, kv_head) in heads.clone().enumerate() {
-                let block = block.of_head(kv_head);
+                let of = block.of_head(kv_head);
                 // SAFETY: passed on.
                 unsafe {
                     let [keys, values] = if cache.is_gathered() {
                         let copies = memory.gathered.wrapping_add(Blocks::TILE * head_dim);
-                        let keys = cache.gather(&cache.k, head_dim, &block, key, memory.gathered.cast());
-                        [keys, cache.gather(&cache.v, head_dim, &block, key, copies.cast())]
+                        let keys = cache.gather(&cache.k, head_dim, &of, key, memory.gathered.cast());
+                        [keys, cache.gather(&cache.v, head_dim, &of, key, copies.cast())]
                     } else {
-                        [&cache.k, &cache.v].map(|heads| cache.run(heads, &block, key, most))
+                        [&cache.k, &cache.v].map(|heads| cache.run(heads, &of, key, most))
                     };
                     packed = keys.at.len();
                     packing.keys(&keys, memory.keys.at(index));

@@ -68,6 +68,7 @@ impl Planes {
 
 /// What a band sees of a block.
 struct Part {
+    /// Index of the band.
     band: usize,
     view: View,
 }
@@ -119,8 +120,8 @@ impl<'a> Attend<'a> for Split<'a> {
 
     #[inline(always)]
     unsafe fn block<S: Simd>(&mut self, s: S, bands: &mut [Band<'_>], block: &Block<'_>) {
-        let Work { job, space, memory, .. } = self.work;
-        // Two bands have their scores at once: every other one those of the same place.
+        let Work { space, memory, .. } = self.work;
+        // Two bands have their scores at once, so that every other one can have the same scratch.
         let next = |bands: &[Band<'_>], from: usize, number: usize| {
             let with_panels = |index: usize| (index, bands[index].panels(&block.keys));
             let found = (from..bands.len()).map(with_panels).find(|(_, panels)| !panels.is_empty());
@@ -134,8 +135,7 @@ impl<'a> Attend<'a> for Split<'a> {
         };
         // SAFETY: passed on; what the tiles multiply is split, and no two bands are the same.
         unsafe {
-            // Jobs of many rows have one head.
-            self.split_block(&block.of_head(job.kv_heads.start));
+            self.split_block(block);
             self.scores(&bands[current.band], &current, || ());
             let mut before: Option<Part> = None;
             for number in 1.. {
@@ -164,16 +164,16 @@ impl<'a> Attend<'a> for Split<'a> {
 }
 
 impl Split<'_> {
-    /// Packs a block of a head and splits it.
+    /// Packs a block and splits it. Jobs of many rows have one head.
     ///
     /// # Safety
     /// As for [`Attend::block`].
     unsafe fn split_block(&mut self, block: &Block<'_>) {
-        let (Work { call, space, .. }, planes) = (self.work, self.planes);
-        let (kv_head, count) = (block.kv_head, block.keys.len());
+        let (Work { call, job, space, .. }, planes) = (self.work, self.planes);
+        let count = block.keys.len();
         // SAFETY: the memory holds a block, packed and split; tiles imply the instructions.
         unsafe {
-            self.work.pack_block(self.blocks, block, kv_head..kv_head + 1);
+            self.work.pack_block(self.blocks, block, job.kv_heads.clone());
             for panel in 0..count.div_ceil(PANEL) {
                 self.keys[panel] = split_block(self.packed_keys(panel), call.head_dim, planes.key(panel));
                 for column in 0..space.panels {

@@ -103,12 +103,8 @@ impl<'a, 'b> Softmax<'a, 'b> {
                     &self.growth,
                     #[inline(always)]
                     |column, a, b| {
-                        split_left(
-                            bits::<S>(a),
-                            bits::<S>(b),
-                            r,
-                            target.wrapping_add((column / PANEL).wrapping_mul(STEP_LEN)),
-                        );
+                        let (a, b) = (bits::<S>(a), bits::<S>(b));
+                        split_left(a, b, r, target.wrapping_add((column / PANEL).wrapping_mul(STEP_LEN)));
                     },
                 );
             }

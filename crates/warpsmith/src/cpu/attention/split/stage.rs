@@ -47,9 +47,9 @@ impl Stage<'_> {
         // SAFETY: the keys are the request's, and the stage has room for a tile.
         unsafe {
             let run = if cache.is_gathered() {
-                let block = tiles.block.of_head(tiles.kv_heads.start + tile.head);
-                let (key, to) = (block.keys.start + tile.from, self.work.memory.gathered);
-                cache.gather(heads, head_dim, &block, key, to.cast())
+                let of = tiles.block.of_head(tiles.kv_heads.start + tile.head);
+                let (key, to) = (tiles.block.keys.start + tile.from, self.work.memory.gathered);
+                cache.gather(heads, head_dim, &of, key, to.cast())
             } else {
                 let (data, at) = (tile.address as *const u8, 0..tile.count);
                 Run { data, token: heads.token, dim: heads.dim, at, ahead: tile.ahead }
