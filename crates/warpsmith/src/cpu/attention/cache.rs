@@ -1,7 +1,7 @@
-//! Where keys and values are, and how a block of them becomes panels.
+//! Where keys and values are.
 
-use super::{Heads, PerHead, Request, Space};
-use crate::cpu::gemm::{Blocks, Matrix, Place};
+use super::{Heads, PerHead, Request};
+use crate::cpu::gemm::Blocks;
 use crate::cpu::prefetch::fetch_near;
 use crate::dtype::DType;
 use std::ops::Range;
@@ -9,6 +9,7 @@ use std::ops::Range;
 /// The keys and values of all requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Cache {
+    /// The call's, or one of 8 bits.
     pub dtype: DType,
     pub k: Heads,
     pub v: Heads,
@@ -28,22 +29,24 @@ pub(crate) struct Pages {
     pub size: usize,
 }
 
-/// A block of keys of a request and KV head.
-#[derive(Clone)]
+/// A block of keys of a request.
 pub(super) struct Block<'a> {
     pub request: &'a Request,
-    pub kv_head: usize,
     pub keys: Range<usize>,
     /// How many keys after one that is packed is the one that is asked for.
     pub ahead: usize,
 }
 
-/// Where a block is packed: keys and values as panels, and copies of some of them.
-#[derive(Clone, Copy)]
-pub(super) struct Packed {
-    pub keys: *mut f32,
-    pub values: *mut f32,
-    pub gathered: *mut f32,
+impl Block<'_> {
+    pub fn of_head(&self, kv_head: usize) -> HeadBlock<'_> {
+        HeadBlock { block: self, kv_head }
+    }
+}
+
+/// A block of keys of one KV head.
+pub(super) struct HeadBlock<'a> {
+    block: &'a Block<'a>,
+    kv_head: usize,
 }
 
 impl Cache {
@@ -93,67 +96,28 @@ impl Cache {
     ///
     /// # Safety
     /// As for [`Self::find`].
-    unsafe fn ahead(&self, heads: &Heads, block: &Block<'_>, key: usize, address: usize) -> isize {
+    unsafe fn ahead(&self, heads: &Heads, of: &HeadBlock<'_>, key: usize, address: usize) -> isize {
+        let HeadBlock { block, kv_head } = *of;
         let next = key + block.ahead;
         if next >= block.request.kv_len {
             return 0;
         }
         // SAFETY: the key exists.
-        let (next, _) = unsafe { self.find(heads, block.request, next, block.kv_head) };
+        let (next, _) = unsafe { self.find(heads, block.request, next, kv_head) };
         next.wrapping_sub(address) as isize
-    }
-
-    /// Packs a block of some heads, and asks for what comes after it. Where rows are few, memory is the limit: all heads of some
-    /// tokens are packed before those of the next, as they lie in memory.
-    ///
-    /// # Safety
-    /// The keys must be the request's, and the targets have the space.
-    pub(super) unsafe fn pack(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        head_dim: usize,
-        block: &Block<'_>,
-        heads: Range<usize>,
-        to: Packed,
-    ) {
-        let packing = Packing { blocks, space, head_dim, dtype: self.dtype, count: block.keys.len() };
-        let most = if space.head_bands == 1 { Blocks::TILE } else { usize::MAX };
-        let mut key = block.keys.start;
-        while key < block.keys.end {
-            let mut packed = 0;
-            for (index, kv_head) in heads.clone().enumerate() {
-                let block = Block { kv_head, ..block.clone() };
-                // SAFETY: passed on.
-                unsafe {
-                    let [keys, values] = if self.is_gathered() {
-                        let copies = to.gathered.wrapping_add(Blocks::TILE * head_dim);
-                        let keys = self.gather(&self.k, head_dim, &block, key, to.gathered.cast());
-                        [keys, self.gather(&self.v, head_dim, &block, key, copies.cast())]
-                    } else {
-                        [&self.k, &self.v].map(|heads| self.run(heads, &block, key, most))
-                    };
-                    packed = keys.at.len();
-                    packing.keys(&keys, to.keys.wrapping_add(index * space.keys()));
-                    if !space.in_place {
-                        packing.values(&values, to.values.wrapping_add(index * space.values()));
-                    }
-                }
-            }
-            key += packed;
-        }
     }
 
     /// The keys or values of a block from `key` on that lie evenly, but no more than `most`.
     ///
     /// # Safety
     /// The key must be the block's.
-    unsafe fn run(&self, heads: &Heads, block: &Block<'_>, key: usize, most: usize) -> Run {
+    pub(super) unsafe fn run(&self, heads: &Heads, of: &HeadBlock<'_>, key: usize, most: usize) -> Run {
+        let HeadBlock { block, kv_head } = *of;
         // SAFETY: passed on.
-        let (data, evenly) = unsafe { self.find(heads, block.request, key, block.kv_head) };
+        let (data, evenly) = unsafe { self.find(heads, block.request, key, kv_head) };
         let at = key - block.keys.start..evenly.min(block.keys.end - key).min(most) + key - block.keys.start;
         // SAFETY: as above.
-        let ahead = unsafe { self.ahead(heads, block, key, data) };
+        let ahead = unsafe { self.ahead(heads, of, key, data) };
         Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }
     }
 
@@ -165,17 +129,18 @@ impl Cache {
         &self,
         heads: &Heads,
         head_dim: usize,
-        block: &Block<'_>,
+        of: &HeadBlock<'_>,
         key: usize,
         to: *mut u8,
     ) -> Run {
+        let HeadBlock { block, kv_head } = *of;
         let size = self.dtype.size();
         let keys = key..block.keys.end.min(key + Blocks::TILE);
         for (i, key) in keys.clone().enumerate() {
             // SAFETY: the elements of the key's head, and room for them.
             unsafe {
-                let (from, _) = self.find(heads, block.request, key, block.kv_head);
-                let ahead = self.ahead(heads, block, key, from);
+                let (from, _) = self.find(heads, block.request, key, kv_head);
+                let ahead = self.ahead(heads, of, key, from);
                 let (from, to) = (from as *const u8, to.add(i * head_dim * size));
                 if heads.dim == 1 {
                     fetch_near(from.wrapping_offset(ahead), head_dim * size);
@@ -203,59 +168,4 @@ pub(super) struct Run {
     pub at: Range<usize>,
     /// Bytes to those that are needed later.
     pub ahead: isize,
-}
-
-/// What is the same for all runs of a block.
-struct Packing<'a> {
-    blocks: &'a Blocks,
-    space: &'a Space,
-    head_dim: usize,
-    dtype: DType,
-    /// Keys of the block.
-    count: usize,
-}
-
-impl Packing<'_> {
-    /// Keys are columns, elements of a head units.
-    ///
-    /// # Safety
-    /// The run must be readable, and `to` hold a block's keys.
-    unsafe fn keys(&self, run: &Run, to: *mut f32) {
-        let matrix = Matrix {
-            data: run.data,
-            dtype: self.dtype,
-            rows: run.at.len(),
-            k: self.head_dim,
-            row_stride: run.token,
-            k_stride: run.dim,
-        };
-        let last = run.at.end == self.count;
-        let end = if last { run.at.end.next_multiple_of(Blocks::PANEL) } else { run.at.end };
-        let units = self.space.units;
-        let place = Place { columns: run.at.start..end, units: 0..units, panel: units };
-        // SAFETY: passed on.
-        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
-    }
-
-    /// Elements of a head are columns, keys units.
-    ///
-    /// # Safety
-    /// The run must be readable, and `to` hold a block's values.
-    unsafe fn values(&self, run: &Run, to: *mut f32) {
-        let matrix = Matrix {
-            data: run.data,
-            dtype: self.dtype,
-            rows: self.head_dim,
-            k: run.at.len(),
-            row_stride: run.dim,
-            k_stride: run.token,
-        };
-        let end = if run.at.end == self.count { self.space.block_keys } else { run.at.end };
-        let per_unit = self.blocks.per_unit();
-        let units = run.at.start / per_unit..end / per_unit;
-        let columns = 0..self.space.panels * Blocks::PANEL;
-        let place = Place { columns, units, panel: self.space.value_units };
-        // SAFETY: passed on.
-        unsafe { self.blocks.pack_panels(&matrix, run.ahead, &place, to.cast()) };
-    }
 }

@@ -3,227 +3,164 @@
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Values become units of a right
 //! operand between the products of those before them: what was stored a moment ago cannot be loaded at once.
 
+use super::Heads;
 use super::band::Band;
 use super::cache::Block;
-use super::in_place::{Tile, Units};
-use super::job::Compute;
-use super::plan::Job;
-use super::{Heads, Space};
+use super::job::{Attend, Work};
+use super::memory::{Layout, Pieces, Space};
+use super::tiles::{Tile, Units};
+use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, DirectProduct, Matrix, Pairs, Rows, turn_sums};
-use crate::cpu::{CpuElement, Simd};
 use crate::dtype::DType;
+use half::bf16;
 
 const PANEL: usize = Blocks::PANEL;
 const TILE: usize = Blocks::TILE;
 /// Units of keys or values that are under way.
 const RING: usize = 2;
 
-/// Where the operands of a job are.
-#[derive(Clone, Copy)]
-pub(super) struct Places {
-    /// The queries of all heads, as right operands.
-    queries: *mut f32,
-    /// Floats of a head's.
-    query: usize,
+/// [`Way::Direct`](super::memory::Way::Direct).
+pub(super) struct Direct<'a> {
+    work: &'a Work<'a>,
+    blocks: &'a mut Blocks,
     /// Scores by key.
-    turned: *mut f32,
+    turned: Pieces,
     /// Values as right operands.
-    pairs: *mut f32,
-    /// Floats of one.
-    pair: usize,
-    /// The scratch of all bands.
-    scratch: *mut f32,
+    pairs: Pieces,
 }
 
-impl Places {
+impl Direct<'_> {
     /// Floats of the values of a unit.
     fn pair(space: &Space) -> usize {
         TILE * space.panels * PANEL
     }
 
-    /// Floats up to the bands' scratch.
-    pub fn len(space: &Space) -> usize {
+    /// Floats of what is under way.
+    pub fn planes(space: &Space) -> usize {
         RING * (PANEL * PANEL + Self::pair(space))
     }
 
-    /// Lays them out: from `data` on, [`Self::len`] floats and the scratch.
-    pub fn at(space: &Space, queries: *mut f32, data: *mut f32) -> Places {
-        Places {
-            queries,
-            query: TILE * space.units,
-            turned: data,
-            pairs: data.wrapping_add(RING * PANEL * PANEL),
-            pair: Self::pair(space),
-            scratch: data.wrapping_add(Self::len(space)),
-        }
-    }
-
-    fn query(&self, head: usize) -> *mut u32 {
-        self.queries.wrapping_add(head * self.query).cast()
-    }
-
     fn turned(&self, number: usize) -> *mut f32 {
-        self.turned.wrapping_add(number % RING * PANEL * PANEL)
+        self.turned.at(number % RING)
     }
 
     fn pairs(&self, number: usize) -> *mut u32 {
-        self.pairs.wrapping_add(number % RING * self.pair).cast()
-    }
-
-    pub fn scratch(&self, head: usize) -> *mut f32 {
-        self.scratch.wrapping_add(head * Band::SCRATCH)
+        self.pairs.at(number % RING).cast()
     }
 }
 
-/// Keys or values of a tile, as rows.
-fn rows(heads: &Heads, tile: Tile) -> Rows {
-    let stride = heads.token * DType::BF16.size() as isize;
-    Rows { data: tile.address as *const u8, stride, count: tile.count, ahead: tile.ahead }
-}
-
-impl<T: CpuElement> Compute<'_, T> {
-    /// Packs the queries of a job as right operands, head by head.
-    ///
-    /// # Safety
-    /// With [`Space::direct`] alone. The places must hold what the space says.
-    pub(super) unsafe fn pack_columns(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        job: &Job,
-        bands: &[Band<'_>],
-        places: Places,
-    ) {
-        debug_assert!(TILE * space.units <= space.rows * Blocks::ROW);
-        let rows = Band::exponentials(places.scratch(0));
+impl<'a> Attend<'a> for Direct<'a> {
+    unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self {
+        let Work { call, space, memory, .. } = work;
+        let rows = Band::exponentials(memory.scratch.at(0));
         for (head, band) in bands.iter().enumerate() {
             let matrix = Matrix {
                 data: rows.cast(),
                 dtype: DType::BF16,
                 rows: band.rows(),
-                k: self.call.head_dim,
+                k: call.head_dim,
                 row_stride: (Blocks::ROW * blocks.per_unit()) as isize,
                 k_stride: 1,
             };
             // SAFETY: a band's scratch has room for its rows; the caller promised the rest.
             unsafe {
-                self.pack_band(blocks, job, band, rows);
-                blocks.pack_columns(&matrix, places.query(head));
+                work.pack_band(blocks, band, rows);
+                blocks.pack_columns(&matrix, memory.queries.at(head).cast());
             }
         }
+        let mut planes = Layout { next: memory.planes };
+        let turned = planes.take(RING, PANEL * PANEL);
+        let pairs = planes.take(RING, Self::pair(space));
+        Direct { work, blocks, turned, pairs }
     }
 
-    /// Lets a block of keys go past the rows of all heads of a job, each a band.
-    ///
-    /// # Safety
-    /// The keys must be the request's, the queries be packed, and the places hold what the space says.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(super) unsafe fn block_direct<S: Simd>(
-        &self,
-        s: S,
-        blocks: &mut Blocks,
-        space: &Space,
-        bands: &mut [Band<'_>],
-        job: &Job,
-        block: &Block<'_>,
-        places: Places,
-    ) {
+    unsafe fn block<S: Simd>(&mut self, s: S, bands: &mut [Band<'_>], block: &Block<'_>) {
         // The same for all heads.
-        let panels = bands[0].panels(block.keys.clone());
+        let panels = bands[0].panels(&block.keys);
         if panels.is_empty() {
             return;
         }
-        let first = block.keys.start;
-        let keys = first + panels.start * PANEL..block.keys.end.min(first + panels.end * PANEL);
-        let units = Units::new(&self.call.cache, block, job.kv_heads.clone(), keys);
+        let (first, scratch) = (block.keys.start, self.work.memory.scratch);
+        let units = Units::new(self.work, block, &panels);
         // SAFETY: passed on; tiles imply the instructions.
         unsafe {
-            self.direct_scores(blocks, space, bands, &units, places);
+            self.scores(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
-                let view = band.view(self.call, first, panels.clone(), places.scratch(head));
-                band.softmax::<T, S>(s, self.call, true, &view);
+                let view = band.view(first, panels.clone(), scratch.at(head));
+                band.softmax::<bf16, S>(s, true, &view);
             }
-            self.direct_weigh(blocks, space, bands, &units, places);
+            self.weigh(bands, &units);
             bands.iter_mut().for_each(Band::note_sums);
         }
     }
+}
 
+impl Direct<'_> {
     /// The scores of all heads. Those past the last key are masked later.
     ///
     /// # Safety
-    /// As for [`Self::block_direct`].
+    /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn direct_scores(
-        &self,
-        blocks: &mut Blocks,
-        space: &Space,
-        bands: &[Band<'_>],
-        units: &Units<'_>,
-        places: Places,
-    ) {
+    unsafe fn scores(&mut self, bands: &[Band<'_>], units: &Units<'_>) {
+        let Work { space, memory, .. } = self.work;
         let (k, then) = (&units.tiles.cache.k, (&units.tiles.cache.v, units.tiles.keys.start));
-        let turn = |number: usize| {
-            let (head, panel) = units.place(number);
-            let scores = Band::scores(places.scratch(head), panel);
-            // SAFETY: the unit was multiplied.
-            unsafe { turn_sums(places.turned(number), bands[head].rows(), scores) };
-        };
         for number in 0..units.len() {
             let (head, _) = units.place(number);
             // SAFETY: passed on.
             unsafe {
                 let product = DirectProduct {
                     left: units.at(k, number, then).map(|tile| rows(k, tile)),
-                    right: places.query(head),
+                    right: memory.queries.at(head).cast(),
                     cols: bands[head].rows(),
                     steps: space.units / Blocks::STEP,
-                    out: places.turned(number),
+                    out: self.turned(number),
                 };
-                blocks.multiply_direct(&product);
-            }
-            if number > 0 {
-                turn(number - 1);
+                self.blocks.multiply_direct(&product);
+                if number > 0 {
+                    self.turn(bands, units, number - 1);
+                }
             }
         }
-        turn(units.len() - 1);
+        // SAFETY: the last unit was multiplied.
+        unsafe { self.turn(bands, units, units.len() - 1) };
+    }
+
+    /// Turns the scores of a unit to where they belong.
+    ///
+    /// # Safety
+    /// The unit must have been multiplied, and no other since that takes its place.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn turn(&self, bands: &[Band<'_>], units: &Units<'_>, number: usize) {
+        let (head, panel) = units.place(number);
+        let scores = Band::scores(self.work.memory.scratch.at(head), panel);
+        // SAFETY: passed on.
+        unsafe { turn_sums(self.turned(number), bands[head].rows(), scores) };
     }
 
     /// Adds the exponentials of all heads times the values to their sums.
     ///
     /// # Safety
-    /// As for [`Self::block_direct`].
+    /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn direct_weigh(
-        &self,
-        blocks: &mut Blocks,
-        space: &Space,
-        bands: &[Band<'_>],
-        units: &Units<'_>,
-        places: Places,
-    ) {
-        let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
-        let columns = self.call.head_dim;
-        let pairs_of = |number: usize| {
-            // SAFETY: the keys are the request's.
-            let tiles = unsafe { units.at(v, number, then) };
-            Pairs::new(tiles.map(|tile| rows(v, tile)), columns, places.pairs(number))
-        };
+    unsafe fn weigh(&mut self, bands: &[Band<'_>], units: &Units<'_>) {
+        let Work { call, space, memory, .. } = self.work;
+        let columns = call.head_dim;
         let at_once = TILE.div_ceil(space.panels);
         let (_, first) = units.place(0);
         // SAFETY: passed on; the ring has room for a unit that is multiplied and the next.
         unsafe {
-            pairs_of(0).advance(TILE);
+            self.values(units, 0).advance(TILE);
             for number in 0..units.len() {
                 let (head, panel) = units.place(number);
                 let band = &bands[head];
-                let mut next = (number + 1 < units.len()).then(|| pairs_of(number + 1));
-                let left = Band::exponentials(places.scratch(head)).cast::<u32>();
+                let mut next = (number + 1 < units.len()).then(|| self.values(units, number + 1));
+                let left = Band::exponentials(memory.scratch.at(head)).cast::<u32>();
                 for column in 0..space.panels {
                     let product = BlockProduct {
                         left: left.wrapping_add(panel * TILE),
                         rows: band.rows(),
-                        right: places.pairs(number).wrapping_add(column * PANEL),
+                        right: self.pairs(number).wrapping_add(column * PANEL),
                         right_width: columns as isize,
                         right_ahead: 0,
                         cols: PANEL,
@@ -231,7 +168,7 @@ impl<T: CpuElement> Compute<'_, T> {
                         out: band.sums(column),
                         resume: band.has_sums() || panel > first,
                     };
-                    blocks.multiply(&product);
+                    self.blocks.multiply(&product);
                     if let Some(next) = &mut next {
                         next.advance(at_once);
                     }
@@ -239,4 +176,21 @@ impl<T: CpuElement> Compute<'_, T> {
             }
         }
     }
+
+    /// The values of a unit, to become a right operand.
+    ///
+    /// # Safety
+    /// The keys must be the request's.
+    unsafe fn values(&self, units: &Units<'_>, number: usize) -> Pairs {
+        let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
+        // SAFETY: passed on.
+        let tiles = unsafe { units.at(v, number, then) };
+        Pairs::new(tiles.map(|tile| rows(v, tile)), self.work.call.head_dim, self.pairs(number))
+    }
+}
+
+/// Keys or values of a tile, as rows.
+fn rows(heads: &Heads, tile: Tile) -> Rows {
+    let stride = heads.token * DType::BF16.size() as isize;
+    Rows { data: tile.address as *const u8, stride, count: tile.count, ahead: tile.ahead }
 }

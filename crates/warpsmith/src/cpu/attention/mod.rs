@@ -3,9 +3,10 @@
 //! The queries that share a KV head, those of all its query heads, are cut into *jobs* of some hundred rows. A job
 //! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through
 //! it in *bands* of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache.
-//! Where keys lie, evenly or in pages, and in which type, matters for packing alone. f32 goes to tiles where the machine
-//! has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few rows use keys
-//! and values from where they lie if they can (`in_place`, `direct`), with the same bits.
+//! Where keys lie, evenly or in pages, and in which type, matters for packing alone (`packed`). f32 goes to tiles where the
+//! machine has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few rows
+//! use keys and values from where they lie if they can (`in_place`, `direct`), with the same bits. A job has one of these ways,
+//! and its memory is laid out for that (`memory`).
 //!
 //! # The order of sums
 //! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own, whose running maximum is
@@ -18,9 +19,14 @@ mod cache;
 mod direct;
 mod in_place;
 mod job;
+mod memory;
+mod merge;
+mod pack;
+mod packed;
 mod plan;
 #[cfg(target_arch = "x86_64")]
 mod split;
+mod tiles;
 
 pub(crate) use cache::{Cache, Pages};
 pub(crate) use plan::Request;
@@ -29,8 +35,9 @@ use super::gemm::{Blocks, Isa, Slot, with_scratch};
 use super::rows::with_float;
 use super::{Tier, dispatch, num_threads, parallel_for};
 use crate::dtype::DType;
-use band::{Band, State};
-use job::{Compute, Merge};
+use job::Compute;
+use memory::Space;
+use merge::Merge;
 use plan::{JOBS_PER_THREAD, Job, SPLIT_ROWS, jobs};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -130,7 +137,7 @@ pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
     let split = jobs.len() < JOBS_PER_THREAD * num_threads()
         && segments > jobs.len()
         && jobs.iter().all(|job| job.queries.len() * call.group <= SPLIT_ROWS);
-    let spaces = jobs.iter().map(|job| Space::new(&blocks, call, job));
+    let spaces = jobs.iter().map(|job| Space::new(call, &blocks, job));
     let Some(space) = spaces.max_by_key(|space| space.total()) else {
         return;
     };
@@ -157,7 +164,7 @@ pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
             parts.push(Job { segments: segment..segment + 1, partial, ..job.clone() });
         }
     }
-    let stride = space.state();
+    let stride = space.states();
     with_scratch(Slot::Shared, parts.len() * stride * size_of::<f32>(), |data| {
         let partials = Partials { data: data.cast(), stride };
         work(&parts, partials);
@@ -180,6 +187,12 @@ struct Partials {
     stride: usize,
 }
 
+impl Partials {
+    fn at(&self, index: usize) -> *mut f32 {
+        self.data.wrapping_add(index * self.stride)
+    }
+}
+
 impl Default for Partials {
     fn default() -> Self {
         Partials { data: std::ptr::null_mut(), stride: 0 }
@@ -190,117 +203,3 @@ impl Default for Partials {
 unsafe impl Sync for Partials {}
 // SAFETY: as above.
 unsafe impl Send for Partials {}
-
-/// Sizes, in floats, of what a job works in.
-struct Space {
-    /// Rows of a band.
-    rows: usize,
-    /// KV heads whose blocks are packed together.
-    heads: usize,
-    /// Bands of a head, and of all heads.
-    head_bands: usize,
-    bands: usize,
-    /// Panels of the values, and units of a row of queries.
-    panels: usize,
-    units: usize,
-    value_units: usize,
-    /// Keys of a block.
-    block_keys: usize,
-    /// Whether values are used where they are, and keys too.
-    in_place: bool,
-    keys_in_place: bool,
-    /// Whether operands are split for tiles, and into how many steps a head.
-    splits: bool,
-    steps: usize,
-    /// Whether they are split where they lie, for few rows.
-    few: bool,
-    /// Whether tiles use keys and values of bf16 where they are.
-    direct: bool,
-    /// How many bands have their scores at once.
-    scored: usize,
-    /// Copies of some keys and values, where they are not packed from where they are.
-    gathered: usize,
-}
-
-impl Space {
-    fn new(blocks: &Blocks, call: &Call<'_>, job: &Job) -> Space {
-        let rows = job.queries.len() * call.group;
-        let head_bands = rows.div_ceil(blocks.rows());
-        let splits = blocks.splits();
-        let few = splits && rows <= Blocks::TILE;
-        let direct = call.cache.is_direct(blocks, call.head_dim, rows);
-        let in_place = !splits && call.cache.multiplies_values_in_place(blocks, call.head_dim, head_bands);
-        Space {
-            rows: blocks.rows(),
-            heads: match (in_place || splits, few || direct) {
-                (_, true) => 0,
-                (true, false) => 1,
-                (false, false) => job.kv_heads.len(),
-            },
-            head_bands,
-            bands: head_bands * job.kv_heads.len(),
-            panels: call.head_dim.div_ceil(Blocks::PANEL),
-            units: blocks.units(call.head_dim),
-            value_units: call.block_keys / blocks.per_unit(),
-            block_keys: call.block_keys,
-            in_place,
-            keys_in_place: in_place && call.cache.k.dim == 1 && blocks.multiplies_in_place(rows),
-            splits,
-            steps: call.head_dim.div_ceil(Blocks::SPLIT_STEP),
-            few,
-            direct,
-            scored: match (in_place || few || direct, splits) {
-                (true, _) => job.kv_heads.len(),
-                (false, splits) => 1 + usize::from(splits),
-            },
-            gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
-        }
-    }
-
-    /// The sums of one band.
-    fn sums(&self) -> usize {
-        self.panels * self.rows * Blocks::PANEL
-    }
-
-    /// Maxima and sums of all bands: what a partial holds.
-    fn state(&self) -> usize {
-        self.bands * (self.sums() + State::LEN)
-    }
-
-    fn queries(&self) -> usize {
-        match self.splits {
-            true => self.bands * self.steps * Blocks::SPLIT,
-            false => self.bands * self.rows * Blocks::ROW,
-        }
-    }
-
-    /// Keys and values of a block, split, or what few rows need of them.
-    fn planes(&self) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if self.few {
-            return split::FewPlaces::LEN;
-        }
-        #[cfg(target_arch = "x86_64")]
-        if self.direct {
-            return direct::Places::len(self);
-        }
-        let panels = self.block_keys / Blocks::PANEL;
-        if self.splits { panels * (self.steps + self.panels) * Blocks::SPLIT } else { 0 }
-    }
-
-    /// The keys of a block and head.
-    fn keys(&self) -> usize {
-        self.block_keys * self.units
-    }
-
-    /// Its values.
-    fn values(&self) -> usize {
-        self.panels * Blocks::PANEL * self.value_units
-    }
-
-    fn total(&self) -> usize {
-        let panels = self.heads * (self.keys() + self.values());
-        let scratch = self.scored * Band::SCRATCH;
-        2 * self.state() + self.queries() + panels + self.planes() + scratch + self.gathered
-    }
-}

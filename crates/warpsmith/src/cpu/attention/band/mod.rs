@@ -6,11 +6,13 @@ mod state;
 
 // Only tiles have the softmax done in pieces.
 #[cfg(target_arch = "x86_64")]
-pub(super) use softmax::{Growth, View};
+pub(super) use softmax::Growth;
+pub(super) use softmax::View;
 pub(super) use state::State;
 
+use super::job::Work;
 use super::plan::Job;
-use super::{Call, KEYS, Space};
+use super::{Call, KEYS};
 use crate::cpu::gemm::Blocks;
 use std::ops::Range;
 
@@ -22,12 +24,12 @@ const PANEL: usize = Blocks::PANEL;
 
 /// Rows of a job.
 pub(super) struct Band<'a> {
+    call: &'a Call<'a>,
     job: &'a Job,
     kv_head: usize,
     /// The first row of its head.
     first: usize,
     rows: usize,
-    group: usize,
     /// Factor of the scores.
     scale: f32,
     /// Factor of the values.
@@ -51,15 +53,11 @@ impl<'a> Band<'a> {
     /// Band `index` of a job, which has seen nothing yet.
     ///
     /// # Safety
-    /// The states must be memory of the caller's.
-    pub unsafe fn new(
-        call: &Call<'_>,
-        space: &Space,
-        job: &'a Job,
-        index: usize,
-        total: State,
-        current: State,
-    ) -> Band<'a> {
+    /// The memory must be the caller's, and hold what the space says.
+    pub unsafe fn new(work: &Work<'a>, index: usize) -> Band<'a> {
+        let Work { call, job, ref space, ref memory } = *work;
+        let [total, current] =
+            [memory.total, memory.current].map(|states| State::at(states.at(index), space));
         let first = index % space.head_bands * space.rows;
         let rows = first..(first + space.rows).min(job.queries.len() * call.group);
         let mut seen = [(0, 0); ROWS];
@@ -73,17 +71,17 @@ impl<'a> Band<'a> {
             *slot = (range.start, range.end);
         }
         let kv_head = job.kv_heads.start + index / space.head_bands;
-        // SAFETY: the states are the caller's; the scales of the KV head are there.
+        // SAFETY: the memory has room for the states; the scales of the KV head are there.
         let [k_scale, v_scale] = unsafe {
             total.clear();
             [call.cache.k_scale, call.cache.v_scale].map(|scale| scale.map_or(1.0, |scale| scale.at(kv_head)))
         };
         Band {
+            call,
             job,
             kv_head,
             first,
             rows: rows.len(),
-            group: call.group,
             scale: call.scale * k_scale,
             value_scale: v_scale,
             seen,
@@ -115,11 +113,11 @@ impl<'a> Band<'a> {
     fn place(&self, r: usize) -> (usize, usize) {
         let row = self.first + r;
         let len = self.job.queries.len();
-        (self.kv_head * self.group + row / len, self.job.queries.start + row % len)
+        (self.kv_head * self.call.group + row / len, self.job.queries.start + row % len)
     }
 
     /// The panels of a block of keys that some row sees.
-    pub fn panels(&self, block: Range<usize>) -> Range<usize> {
+    pub fn panels(&self, block: &Range<usize>) -> Range<usize> {
         let from = self.keys.start.max(block.start);
         let to = self.keys.end.min(block.end);
         if from >= to { 0..0 } else { (from - block.start) / PANEL..(to - block.start).div_ceil(PANEL) }

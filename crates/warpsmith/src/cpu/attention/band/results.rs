@@ -2,7 +2,6 @@
 
 use super::state::{State, base};
 use super::{Band, LANES};
-use crate::cpu::attention::Call;
 use crate::cpu::prefetch::claim;
 use crate::cpu::{CpuElement, Simd, math};
 
@@ -21,7 +20,7 @@ impl Band<'_> {
     /// # Safety
     /// The states must be memory of the caller's.
     #[inline(always)]
-    pub unsafe fn end<S: Simd>(&mut self, s: S, head_dim: usize) {
+    pub unsafe fn end<S: Simd>(&mut self, s: S) {
         if !self.has_sums {
             return;
         }
@@ -30,7 +29,7 @@ impl Band<'_> {
             for r in 0..self.rows {
                 *self.current.sum.add(r) = s.reduce_add(s.load(self.current.lanes.add(r * LANES)));
             }
-            self.merge(s, self.current, head_dim);
+            self.merge(s, self.current);
         }
     }
 
@@ -39,8 +38,8 @@ impl Band<'_> {
     /// # Safety
     /// `part` must hold the state of the same rows.
     #[inline(always)]
-    pub unsafe fn merge<S: Simd>(&mut self, s: S, part: State, head_dim: usize) {
-        let total = self.total;
+    pub unsafe fn merge<S: Simd>(&mut self, s: S, part: State) {
+        let (total, head_dim) = (self.total, self.call.head_dim);
         // SAFETY: both states hold the rows, in whole panels.
         unsafe {
             for r in 0..self.rows {
@@ -76,8 +75,8 @@ impl Band<'_> {
     /// # Safety
     /// The rows must be this band's alone, and `scratch` a band's.
     #[inline(always)]
-    pub unsafe fn finish<T: CpuElement, S: Simd>(&self, s: S, call: &Call<'_>, scratch: *mut f32) {
-        let row = scratch;
+    pub unsafe fn finish<T: CpuElement, S: Simd>(&self, s: S, scratch: *mut f32) {
+        let (call, row) = (self.call, scratch);
         let out = |r: usize| {
             let (head, query) = self.place(r);
             let place = [self.job.request.batch, self.job.request.first_query + query, head];

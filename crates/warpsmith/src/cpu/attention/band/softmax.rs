@@ -2,7 +2,7 @@
 
 use super::state::{State, base};
 use super::{Band, LANES, PANEL, ROWS};
-use crate::cpu::attention::{Call, Grid};
+use crate::cpu::attention::Grid;
 use crate::cpu::gemm::Blocks;
 use crate::cpu::rows::for_vectors;
 use crate::cpu::{CpuElement, Simd, bf16, math};
@@ -28,14 +28,29 @@ pub(in crate::cpu::attention) struct View {
 }
 
 impl View {
+    /// The first key of the block.
     #[cfg(target_arch = "x86_64")]
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
     pub fn panels(&self) -> Range<usize> {
         self.panels.clone()
     }
 
-    #[cfg(target_arch = "x86_64")]
-    pub fn scratch(&self) -> *mut f32 {
-        self.scratch
+    /// The scores of a panel of keys.
+    pub fn scores(&self, panel: usize) -> *mut f32 {
+        Band::scores(self.scratch, panel)
+    }
+
+    /// The exponentials, as rows of a left operand.
+    pub fn exponentials(&self) -> *mut f32 {
+        Band::exponentials(self.scratch)
+    }
+
+    /// The columns of the panels.
+    fn columns(&self) -> Range<usize> {
+        self.panels.start * PANEL..self.panels.end * PANEL
     }
 }
 
@@ -78,7 +93,8 @@ fn exponential<S: Simd>(s: S, scores: S::V, factor: S::V, base: S::V) -> S::V {
 
 impl Band<'_> {
     /// The view of the scores in `scratch` over some panels of the block of keys at `first`.
-    pub fn view(&self, call: &Call<'_>, first: usize, panels: Range<usize>, scratch: *mut f32) -> View {
+    pub fn view(&self, first: usize, panels: Range<usize>, scratch: *mut f32) -> View {
+        let call = self.call;
         let plain = call.softcap == 0.0 && call.mask.is_none() && call.bias.is_none() && self.scale > 0.0;
         View { first, panels, scratch, plain, factor: if plain { self.scale } else { 1.0 } }
     }
@@ -86,25 +102,19 @@ impl Band<'_> {
     /// Turns the scores of a block into exponentials, and scales what was summed before if some maximum grew.
     ///
     /// # Safety
-    /// The scores must be there, the tensors be as `call` says. `narrow` only if `T` is bf16.
+    /// The scores must be there, the tensors be as the call says. `narrow` only if `T` is bf16.
     #[inline(always)]
-    pub unsafe fn softmax<T: CpuElement, S: Simd>(
-        &mut self,
-        s: S,
-        call: &Call<'_>,
-        narrow: bool,
-        view: &View,
-    ) {
+    pub unsafe fn softmax<T: CpuElement, S: Simd>(&mut self, s: S, narrow: bool, view: &View) {
         let mut growth = Growth::default();
         // SAFETY: passed on; rows of exponentials are as long as a block.
         unsafe {
             for r in 0..self.rows {
-                self.raise(s, call, view, r, &mut growth);
+                self.raise(s, view, r, &mut growth);
             }
             growth.make_scales(s);
             for r in 0..self.rows {
-                let row = Self::exponentials(view.scratch).add(r * Blocks::ROW);
-                self.rescale(s, r, &growth, call.head_dim);
+                let row = view.exponentials().add(r * Blocks::ROW);
+                self.rescale(s, r, &growth);
                 self.exponentiate(
                     s,
                     view,
@@ -133,32 +143,22 @@ impl Band<'_> {
     /// # Safety
     /// As for [`Self::softmax`].
     #[inline(always)]
-    pub unsafe fn raise<S: Simd>(
-        &mut self,
-        s: S,
-        call: &Call<'_>,
-        view: &View,
-        r: usize,
-        growth: &mut Growth,
-    ) {
-        let View { first, scratch, plain, factor, .. } = *view;
-        let columns = view.panels.start * PANEL..view.panels.end * PANEL;
+    pub unsafe fn raise<S: Simd>(&mut self, s: S, view: &View, r: usize, growth: &mut Growth) {
+        let View { first, plain, factor, .. } = *view;
+        let columns = view.columns();
         // SAFETY: the scores are rows of whole panels; the states hold ROWS rows.
         unsafe {
             let (from, to) = self.seen[r];
             let (from, to) = (from.saturating_sub(first), to.saturating_sub(first));
             if !plain {
                 let visible = from.max(columns.start)..to.min(columns.end);
-                let score = |r: usize, column: usize| {
-                    Self::scores(scratch, column / PANEL).wrapping_add(r * PANEL + column % PANEL)
-                };
-                self.transform(s, call, r, first, &columns, visible, score);
+                self.transform(s, view, r, visible);
             }
             let whole = from <= columns.start && to >= columns.end;
             let lowest = s.splat(f32::NEG_INFINITY);
             let mut most = lowest;
             for panel in view.panels.clone() {
-                let row = Self::scores(scratch, panel).add(r.wrapping_mul(PANEL));
+                let row = view.scores(panel).add(r.wrapping_mul(PANEL));
                 for i in (0..PANEL).step_by(S::N) {
                     let at = row.add(i);
                     let mut x = s.load(at);
@@ -186,14 +186,14 @@ impl Band<'_> {
     /// # Safety
     /// The states must be memory of the caller's.
     #[inline(always)]
-    pub unsafe fn rescale<S: Simd>(&mut self, s: S, r: usize, growth: &Growth, head_dim: usize) {
+    pub unsafe fn rescale<S: Simd>(&mut self, s: S, r: usize, growth: &Growth) {
         let scale = s.splat(growth.scales[r]);
         // SAFETY: passed on; the states hold ROWS rows.
         unsafe {
             let lanes = self.current.lanes.add(r.wrapping_mul(LANES));
             s.store(lanes, s.mul(s.load(lanes), scale));
             if self.has_sums && growth.scales[r] != 1.0 {
-                self.scale_row(s, self.current, r, scale, head_dim);
+                self.scale_row(s, self.current, r, scale);
             }
         }
     }
@@ -218,7 +218,7 @@ impl Band<'_> {
             let mut sum = s.load(lanes);
             let (factor, base) = (s.splat(view.factor), s.splat(growth.bases[r]));
             for panel in panels {
-                let scores = Self::scores(view.scratch, panel).add(r.wrapping_mul(PANEL));
+                let scores = view.scores(panel).add(r.wrapping_mul(PANEL));
                 for i in (0..PANEL).step_by(2 * S::N) {
                     let a = exponential(s, s.load(scores.add(i)), factor, base);
                     let b = exponential(s, s.load(scores.add(i).add(S::N)), factor, base);
@@ -233,7 +233,8 @@ impl Band<'_> {
     /// # Safety
     /// The state must hold the sums of the row.
     #[inline(always)]
-    unsafe fn scale_row<S: Simd>(&self, s: S, state: State, r: usize, scale: S::V, head_dim: usize) {
+    unsafe fn scale_row<S: Simd>(&self, s: S, state: State, r: usize, scale: S::V) {
+        let head_dim = self.call.head_dim;
         let mut column = 0;
         while column < head_dim {
             let at = state.row(r, column);
@@ -248,17 +249,8 @@ impl Band<'_> {
     /// # Safety
     /// As for [`Self::softmax`].
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn transform<S: Simd>(
-        &self,
-        s: S,
-        call: &Call<'_>,
-        r: usize,
-        first: usize,
-        columns: &Range<usize>,
-        visible: Range<usize>,
-        score: impl Fn(usize, usize) -> *mut f32,
-    ) {
+    unsafe fn transform<S: Simd>(&self, s: S, view: &View, r: usize, visible: Range<usize>) {
+        let (call, columns) = (self.call, view.columns());
         let (scale, cap) = (s.splat(self.scale), s.splat(call.softcap));
         let (head, query) = self.place(r);
         // Offset of the element of a mask or bias for a column of the block.
@@ -266,13 +258,14 @@ impl Band<'_> {
             self.job.request.batch as isize * grid.batch
                 + head as isize * grid.head
                 + query as isize * grid.query
-                + (first + column) as isize * grid.key
+                + (view.first + column) as isize * grid.key
         };
+        let score = |column: usize| view.scores(column / PANEL).wrapping_add(r * PANEL + column % PANEL);
         // SAFETY: the scores are whole panels, and what is visible lies in the mask and the bias.
         unsafe {
             let mut column = columns.start;
             while column < columns.end {
-                let slot = score(r, column);
+                let slot = score(column);
                 let mut x = s.mul(s.load(slot), scale);
                 if call.softcap != 0.0 {
                     x = s.mul(cap, math::tanh(s, s.div(x, cap)));
@@ -283,7 +276,7 @@ impl Band<'_> {
             for column in visible {
                 if let Some((bias, dtype)) = &call.bias {
                     let (data, offset) = (bias.data, at(bias, column));
-                    *score(r, column) += match dtype {
+                    *score(column) += match dtype {
                         DType::F16 => (*(data as *const f16).offset(offset)).to_f32(),
                         DType::BF16 => (*(data as *const Bf16).offset(offset)).to_f32(),
                         _ => *(data as *const f32).offset(offset),
@@ -292,7 +285,7 @@ impl Band<'_> {
                 if let Some(mask) = &call.mask
                     && *(mask.data as *const u8).offset(at(mask, column)) == 0
                 {
-                    *score(r, column) = f32::NEG_INFINITY;
+                    *score(column) = f32::NEG_INFINITY;
                 }
             }
         }

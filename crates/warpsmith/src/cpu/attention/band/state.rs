@@ -1,7 +1,7 @@
 //! What is kept of the softmax of a band's rows.
 
 use super::{LANES, PANEL, ROWS};
-use crate::cpu::attention::Space;
+use crate::cpu::attention::memory::Space;
 
 /// Where the rows of a band stand in one softmax: the largest score so far, the sum of the exponentials of the scores
 /// less that, and the sums of the values weighted with them.

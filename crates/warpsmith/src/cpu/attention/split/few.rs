@@ -3,20 +3,19 @@
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Each piece is split one ahead of the
 //! products: what was stored a moment ago cannot be loaded at once.
 
-use super::{KEYS, LeftOut, PANEL, STEP_LEN, Softmax, is_left_out};
+use super::mend::is_left_out;
+use super::stage::Stage;
+use super::{KEYS, LeftOut, PANEL, STEP_LEN, Softmax};
+use crate::cpu::Simd;
+use crate::cpu::attention::Heads;
 use crate::cpu::attention::band::Band;
-use crate::cpu::attention::cache::{Block, Run};
-use crate::cpu::attention::in_place::{Tile, Tiles, Units};
-use crate::cpu::attention::job::Compute;
-use crate::cpu::attention::plan::Job;
-use crate::cpu::attention::{Heads, Space};
+use crate::cpu::attention::cache::Block;
+use crate::cpu::attention::job::{Attend, Work};
+use crate::cpu::attention::memory::{Layout, Pieces};
+use crate::cpu::attention::tiles::Units;
 use crate::cpu::gemm::{
-    Blocks, Matrix, Piece, RowSplitter, Sizes, SplitBlock, SplitBlocks, Turned, ValueSplitter, split_block,
-    turn_sums,
+    Blocks, Piece, RowSplitter, Sizes, SplitBlock, SplitBlocks, Turned, ValueSplitter, split_block, turn_sums,
 };
-use crate::cpu::prefetch::fetch_near;
-use crate::cpu::{CpuElement, Simd};
-use crate::dtype::DType;
 
 /// Steps that are split or multiplied at a time, and units of keys or values that they belong to.
 const RING: usize = 2;
@@ -24,185 +23,142 @@ const RING: usize = 2;
 const ROWS_AT_ONCE: usize = PANEL.div_ceil(SplitBlock::calls(1));
 const PAIRS_AT_ONCE: usize = (PANEL / 2).div_ceil(SplitBlock::calls(1));
 
-/// What is known of the operands of a job, and the tiles that multiply them.
-pub(in crate::cpu::attention) struct Few {
+/// [`Way::Few`](crate::cpu::attention::memory::Way::Few): the tiles, and what is known of the operands.
+pub(in crate::cpu::attention) struct Few<'a> {
+    pub(super) work: &'a Work<'a>,
+    pub(super) blocks: &'a Blocks,
     tiles: SplitBlocks,
+    planes: Planes,
     /// The queries of each head.
-    queries: Vec<Sizes>,
+    pub(super) queries: Vec<Sizes>,
     /// Of each head, for the present block.
-    left_out: Vec<LeftOut>,
+    pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Where the operands of a job are.
+/// Where what is under way is.
 #[derive(Clone, Copy)]
-pub(in crate::cpu::attention) struct FewPlaces {
-    /// The split queries of all heads, as right operands.
-    queries: *mut f32,
+struct Planes {
     /// Steps of split keys or values.
-    steps: *mut f32,
+    steps: Pieces,
     /// Scores by key.
-    turned: *mut f32,
+    turned: Pieces,
     /// Keys or values that cannot be split from where they are, as f32.
-    stage: *mut f32,
-    gathered: *mut f32,
-    /// The scratch of all bands.
-    scratch: *mut f32,
+    staged: Pieces,
 }
 
-/// Where keys or values are copied to.
-#[derive(Clone, Copy)]
-pub(in crate::cpu::attention) struct Stage {
-    rows: *mut f32,
-    gathered: *mut f32,
-}
+impl Planes {
+    const TURNED: usize = PANEL * PANEL;
+    const STAGED: usize = PANEL * Blocks::ROW;
 
-impl FewPlaces {
-    /// Floats from keys to the bands' scratch.
-    pub const LEN: usize = RING * (STEP_LEN + PANEL * PANEL + PANEL * Blocks::ROW);
-
-    /// Lays them out: from `data` on, [`Self::LEN`] floats and the scratch.
-    pub fn at(queries: *mut f32, gathered: *mut f32, data: *mut f32) -> FewPlaces {
-        let turned = data.wrapping_add(RING * STEP_LEN);
-        let stage = turned.wrapping_add(RING * PANEL * PANEL);
-        let scratch = data.wrapping_add(Self::LEN);
-        FewPlaces { queries, steps: data, turned, stage, gathered, scratch }
-    }
-
-    fn query(&self, space: &Space, head: usize) -> *mut f32 {
-        self.queries.wrapping_add(head * space.steps * STEP_LEN)
+    fn new(data: *mut f32) -> Planes {
+        let mut layout = Layout { next: data };
+        let steps = layout.take(RING, STEP_LEN);
+        let turned = layout.take(RING, Self::TURNED);
+        let staged = layout.take(RING, Self::STAGED);
+        Planes { steps, turned, staged }
     }
 
     fn step(&self, position: usize) -> *mut f32 {
-        self.steps.wrapping_add(position % RING * STEP_LEN)
-    }
-
-    /// Where a unit is copied to, and what else copies need.
-    pub fn stage(&self, number: usize) -> Stage {
-        let rows = self.stage.wrapping_add(number % RING * PANEL * Blocks::ROW);
-        Stage { rows, gathered: self.gathered }
+        self.steps.at(position % RING)
     }
 
     fn turned(&self, number: usize) -> *mut f32 {
-        self.turned.wrapping_add(number % RING * PANEL * PANEL)
+        self.turned.at(number % RING)
     }
 
-    pub fn scratch(&self, head: usize) -> *mut f32 {
-        self.scratch.wrapping_add(head * Band::SCRATCH)
+    fn staged(&self, number: usize) -> *mut f32 {
+        self.staged.at(number % RING)
     }
 }
 
-impl<T: CpuElement> Compute<'_, T> {
-    /// Splits the queries of a job, head by head.
-    ///
-    /// # Safety
-    /// AMX must be supported, and the places hold what the space says.
-    pub(in crate::cpu::attention) unsafe fn split_few_queries(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        job: &Job,
-        bands: &[Band<'_>],
-        places: FewPlaces,
-    ) -> Few {
-        let (rows, head_dim) = (Band::exponentials(places.scratch), self.call.head_dim);
+impl Few<'_> {
+    /// Floats of what is under way.
+    pub const PLANES: usize = RING * (STEP_LEN + Planes::TURNED + Planes::STAGED);
+
+    /// Where the keys or values of a unit are copied to.
+    pub(super) fn stage(&self, number: usize) -> Stage<'_> {
+        Stage { work: self.work, blocks: self.blocks, rows: self.planes.staged(number) }
+    }
+}
+
+impl<'a> Attend<'a> for Few<'a> {
+    unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self {
+        let Work { call, space, memory, .. } = work;
+        let planes = Planes::new(memory.planes);
+        let rows = Band::exponentials(memory.scratch.at(0));
         // No keys are copied yet.
-        let panel = places.stage;
-        // SAFETY: a band's scratch has room for its rows, and a stage for a panel of queries. Tiles imply the instructions.
+        let panel = planes.staged(0);
+        // SAFETY: a band's scratch has room for its rows, and a stage for a panel of queries. Tiles, without which nothing is
+        // split, imply the instructions.
         unsafe {
             let queries = bands.iter().enumerate().map(|(head, band)| {
-                self.pack_band(blocks, job, band, rows);
-                for k in 0..head_dim {
+                work.pack_band(blocks, band, rows);
+                for k in 0..call.head_dim {
                     for lane in 0..PANEL {
                         *panel.add(k * PANEL + lane) =
                             if lane < band.rows() { *rows.add(lane * Blocks::ROW + k) } else { 0.0 };
                     }
                 }
-                split_block(panel, head_dim, places.query(space, head))
+                split_block(panel, call.head_dim, memory.queries.at(head))
             });
             let queries: Vec<Sizes> = queries.collect();
             // What is past a head that is not whole panels long stays zero.
-            std::ptr::write_bytes(places.stage, 0, RING * PANEL * Blocks::ROW);
+            std::ptr::write_bytes(panel, 0, RING * Planes::STAGED);
             let left_out = vec![vec![[0; KEYS / PANEL]; space.panels]; queries.len()];
-            Few { tiles: SplitBlocks::new(), queries, left_out }
+            Few { work, blocks, tiles: SplitBlocks::new(), planes, queries, left_out }
         }
     }
 
-    /// Lets a block of keys go past the rows of all heads of a job, each a band.
-    ///
-    /// # Safety
-    /// The keys must be the request's, the queries be split, and the places hold what the space says.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(in crate::cpu::attention) unsafe fn block_few<S: Simd>(
-        &self,
-        s: S,
-        blocks: &Blocks,
-        space: &Space,
-        bands: &mut [Band<'_>],
-        job: &Job,
-        block: &Block<'_>,
-        places: FewPlaces,
-        few: &mut Few,
-    ) {
+    unsafe fn block<S: Simd>(&mut self, s: S, bands: &mut [Band<'_>], block: &Block<'_>) {
         // The same for all heads.
-        let panels = bands[0].panels(block.keys.clone());
+        let panels = bands[0].panels(&block.keys);
         if panels.is_empty() {
             return;
         }
-        let first = block.keys.start;
-        let keys = first + panels.start * PANEL..block.keys.end.min(first + panels.end * PANEL);
-        let kv_heads = job.kv_heads.clone();
-        let units = Units::new(&self.call.cache, block, kv_heads, keys);
+        let (first, scratch) = (block.keys.start, self.work.memory.scratch);
+        let view = |head: usize, band: &Band<'_>| band.view(first, panels.clone(), scratch.at(head));
+        let units = Units::new(self.work, block, &panels);
         // SAFETY: passed on; tiles imply the instructions.
         unsafe {
-            few.tiles.configure_turned(bands[0].rows());
-            self.scores_few(blocks, space, job, bands, &units, places, few);
+            self.tiles.configure_turned(bands[0].rows());
+            self.scores(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
-                let view = band.view(self.call, first, panels.clone(), places.scratch(head));
-                Softmax::<T>::new(self.call, band, view, 1).finish(s);
+                let view = view(head, band);
+                Softmax::new(band, view, 1).finish(s);
             }
-            few.tiles.configure_few(bands[0].rows());
-            self.weigh_few(blocks, space, bands, &units, places, few);
+            self.tiles.configure_few(bands[0].rows());
+            self.weigh(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
                 band.note_sums();
-                if is_left_out(&few.left_out[head], &panels) {
-                    let (tiles, left_out) = (&units.tiles, &few.left_out[head]);
-                    self.add_few_values(blocks, band, tiles, head, &panels, places, left_out);
+                if is_left_out(&self.left_out[head], &panels) {
+                    self.add_values(head, band, &view(head, band), &units.tiles);
                 }
             }
         }
     }
+}
 
+impl Few<'_> {
     /// The scores of all heads.
     ///
     /// # Safety
-    /// As for [`Self::block_few`].
+    /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn scores_few(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        job: &Job,
-        bands: &[Band<'_>],
-        units: &Units<'_>,
-        places: FewPlaces,
-        few: &Few,
-    ) {
+    unsafe fn scores(&self, bands: &[Band<'_>], units: &Units<'_>) {
+        let (Work { call, space, memory, .. }, planes) = (self.work, self.planes);
         let (k, then) = (&units.tiles.cache.k, (&units.tiles.cache.v, units.tiles.keys.start));
         // SAFETY: passed on.
-        let pieces = |number: usize| unsafe {
-            units.at(k, number, then).map(|t| self.piece(blocks, k, &units.tiles, &t, places.stage(number)))
-        };
+        let pieces = |number: usize| unsafe { self.pieces(units, k, number, then) };
         // SAFETY: passed on; the ring has room for a step that is multiplied and the next, which is split.
         unsafe {
-            let mut rows = RowSplitter::new(pieces(0), self.call.head_dim);
+            let mut rows = RowSplitter::new(pieces(0), call.head_dim);
             let mut position = 0;
-            rows.begin(0, places.step(position));
+            rows.begin(0, planes.step(position));
             rows.finish();
             for number in 0..units.len() {
                 let (head, panel) = units.place(number);
-                let out = places.turned(number);
+                let out = planes.turned(number);
                 let mut sizes = None;
                 let turned = Turned::begin();
                 for step in 0..space.steps {
@@ -210,24 +166,23 @@ impl<T: CpuElement> Compute<'_, T> {
                     if following == 0 {
                         sizes = Some(rows.sizes());
                         if number + 1 < units.len() {
-                            rows = RowSplitter::new(pieces(number + 1), self.call.head_dim);
+                            rows = RowSplitter::new(pieces(number + 1), call.head_dim);
                         }
                     }
                     if following != 0 || number + 1 < units.len() {
-                        rows.begin(following, places.step(position + 1));
+                        rows.begin(following, planes.step(position + 1));
                     }
-                    let queries = places.query(space, head).wrapping_add(step * STEP_LEN);
-                    turned.step(places.step(position), queries, || rows.advance(ROWS_AT_ONCE));
+                    let queries = memory.queries.at(head).wrapping_add(step * STEP_LEN);
+                    turned.step(planes.step(position), queries, || rows.advance(ROWS_AT_ONCE));
                     rows.finish();
                     position += 1;
                 }
                 turned.store(out);
-                let scores = Band::scores(places.scratch(head), panel);
+                let scores = Band::scores(memory.scratch.at(head), panel);
                 turn_sums(out, bands[head].rows(), scores);
-                let (queries, keys) = (&few.queries[head], &sizes.expect("a head has a step"));
-                if !queries.fits(keys) {
-                    let pieces = pieces(number);
-                    self.mend_few_scores(blocks, job, &bands[head], pieces, (queries, keys), scores);
+                let keys = sizes.expect("a head has a step");
+                if !self.queries[head].fits(&keys) {
+                    self.mend_scores(head, &bands[head], pieces(number), &keys, scores);
                 }
             }
         }
@@ -236,46 +191,35 @@ impl<T: CpuElement> Compute<'_, T> {
     /// Adds the exponentials of all heads times the values to their sums.
     ///
     /// # Safety
-    /// As for [`Self::block_few`].
+    /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn weigh_few(
-        &self,
-        blocks: &Blocks,
-        space: &Space,
-        bands: &[Band<'_>],
-        units: &Units<'_>,
-        places: FewPlaces,
-        few: &mut Few,
-    ) {
+    unsafe fn weigh(&mut self, bands: &[Band<'_>], units: &Units<'_>) {
+        let (Work { space, memory, .. }, planes) = (self.work, self.planes);
         let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
-        // SAFETY: passed on.
-        let pieces = |number: usize| unsafe {
-            units.at(v, number, then).map(|t| self.piece(blocks, v, &units.tiles, &t, places.stage(number)))
-        };
         let of_column = |pieces: &[Piece; 2], column: usize| {
             pieces.map(|piece| Piece { data: piece.data.wrapping_add(column * PANEL), ..piece })
         };
         let (_, first) = units.place(0);
         // SAFETY: passed on; the ring has room for a step that is multiplied and the next, which is split.
         unsafe {
-            let mut rows = pieces(0);
+            let mut rows = self.pieces(units, v, 0, then);
             let mut position = 0;
-            let mut left_out = ValueSplitter::new(rows, places.step(position)).finish();
+            let mut left_out = ValueSplitter::new(rows, planes.step(position)).finish();
             for number in 0..units.len() {
                 let (head, panel) = units.place(number);
                 let band = &bands[head];
                 for column in 0..space.panels {
-                    few.left_out[head][column][panel] = left_out;
+                    self.left_out[head][column][panel] = left_out;
                     let following = (column + 1) % space.panels;
                     let last = following == 0 && number + 1 == units.len();
                     if following == 0 && !last {
-                        rows = pieces(number + 1);
+                        rows = self.pieces(units, v, number + 1, then);
                     }
                     let mut values =
-                        ValueSplitter::new(of_column(&rows, following), places.step(position + 1));
+                        ValueSplitter::new(of_column(&rows, following), planes.step(position + 1));
                     let product = SplitBlock {
-                        left: Band::exponentials(places.scratch(head)).wrapping_add(panel * STEP_LEN),
-                        right: places.step(position),
+                        left: Band::exponentials(memory.scratch.at(head)).wrapping_add(panel * STEP_LEN),
+                        right: planes.step(position),
                         steps: 1,
                         rows: band.rows(),
                         cols: PANEL,
@@ -283,10 +227,10 @@ impl<T: CpuElement> Compute<'_, T> {
                         resume: band.has_sums() || panel > first,
                     };
                     if last {
-                        few.tiles.multiply(&product, || ());
+                        self.tiles.multiply(&product, || ());
                         break;
                     }
-                    few.tiles.multiply(&product, || values.advance(PAIRS_AT_ONCE));
+                    self.tiles.multiply(&product, || values.advance(PAIRS_AT_ONCE));
                     left_out = values.finish();
                     position += 1;
                 }
@@ -294,72 +238,20 @@ impl<T: CpuElement> Compute<'_, T> {
         }
     }
 
-    /// The keys or values of a tile, in f32 and whole panels; copied where they are not.
+    /// A unit of `heads`, the keys or values, in f32; `then` are those that come after the last.
     ///
     /// # Safety
-    /// The tile must be one of these.
+    /// As for [`Units::at`]; the memory must hold what the space says.
     #[inline(always)]
-    pub(super) unsafe fn piece(
+    unsafe fn pieces(
         &self,
-        blocks: &Blocks,
+        units: &Units<'_>,
         heads: &Heads,
-        tiles: &Tiles<'_>,
-        tile: &Tile,
-        stage: Stage,
-    ) -> Piece {
-        let (cache, head_dim) = (tiles.cache, self.call.head_dim);
-        let direct = cache.dtype == DType::F32 && head_dim.is_multiple_of(PANEL) && heads.dim == 1;
-        if direct && !cache.is_gathered() {
-            let Tile { address, count, ahead, .. } = *tile;
-            return Piece { data: address as *const f32, row: heads.token, count, ahead };
-        }
+        number: usize,
+        then: (&Heads, usize),
+    ) -> [Piece; 2] {
+        let stage = self.stage(number);
         // SAFETY: passed on.
-        unsafe { self.staged(blocks, heads, tiles, tile, stage) }
-    }
-
-    /// # Safety
-    /// As for [`Self::piece`].
-    #[inline(never)]
-    unsafe fn staged(
-        &self,
-        blocks: &Blocks,
-        heads: &Heads,
-        tiles: &Tiles<'_>,
-        tile: &Tile,
-        stage: Stage,
-    ) -> Piece {
-        let (cache, head_dim) = (tiles.cache, self.call.head_dim);
-        let rows = stage.rows.wrapping_add(tile.from % PANEL * Blocks::ROW);
-        let piece = Piece { data: rows, row: Blocks::ROW as isize, count: tile.count, ahead: 0 };
-        if tile.count == 0 {
-            return piece;
-        }
-        // SAFETY: the keys are the request's, and the stage has room for a tile.
-        unsafe {
-            let run = if cache.is_gathered() {
-                let block = Block { kv_head: tiles.kv_heads.start + tile.head, ..tiles.block.clone() };
-                cache.gather(heads, head_dim, &block, block.keys.start + tile.from, stage.gathered.cast())
-            } else {
-                let (data, at) = (tile.address as *const u8, 0..tile.count);
-                Run { data, token: heads.token, dim: heads.dim, at, ahead: tile.ahead }
-            };
-            let matrix = Matrix {
-                data: run.data,
-                dtype: cache.dtype,
-                rows: tile.count,
-                k: head_dim,
-                row_stride: run.token,
-                k_stride: run.dim,
-            };
-            if run.dim == 1 {
-                let size = cache.dtype.size();
-                for row in 0..tile.count as isize {
-                    let row = run.data.wrapping_offset(row * run.token * size as isize);
-                    fetch_near(row.wrapping_offset(run.ahead), head_dim * size);
-                }
-            }
-            blocks.pack_rows(&matrix, 0..tile.count, rows.cast());
-        }
-        piece
+        unsafe { units.at(heads, number, then).map(|tile| stage.piece(heads, &units.tiles, &tile)) }
     }
 }

@@ -1,12 +1,10 @@
 //! The softmax of a band, in small pieces between the products of others.
 
 use super::{PANEL, STEP_LEN};
-use crate::cpu::attention::Call;
+use crate::cpu::Simd;
 use crate::cpu::attention::band::{Band, Growth, View};
 use crate::cpu::gemm::split_left;
-use crate::cpu::{CpuElement, Simd};
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 /// Rows whose maxima are found at once.
 const RAISED: usize = 2;
@@ -14,8 +12,7 @@ const RAISED: usize = 2;
 const PANELS: usize = 2;
 
 /// A softmax under way.
-pub(super) struct Softmax<'a, 'b, T> {
-    call: &'a Call<'a>,
+pub(super) struct Softmax<'a, 'b> {
     band: &'a mut Band<'b>,
     view: View,
     growth: Growth,
@@ -25,20 +22,19 @@ pub(super) struct Softmax<'a, 'b, T> {
     raised: bool,
     row: usize,
     panel: usize,
-    t: PhantomData<T>,
 }
 
-impl<'a, 'b, T: CpuElement> Softmax<'a, 'b, T> {
+impl<'a, 'b> Softmax<'a, 'b> {
     /// Begins; about `calls` calls of [`Self::advance`] will do it.
     ///
     /// # Safety
     /// As for [`Band::softmax`]; AVX-512 must be there.
-    pub unsafe fn new(call: &'a Call<'a>, band: &'a mut Band<'b>, view: View, calls: usize) -> Self {
+    pub unsafe fn new(band: &'a mut Band<'b>, view: View, calls: usize) -> Self {
         // Maxima of some rows, and exponentials of parts of rows.
         let parts = view.panels().len().div_ceil(PANELS);
         let at_once = (band.rows().div_ceil(RAISED) + band.rows() * parts).div_ceil(calls.max(1));
         let (growth, panel) = (Growth::default(), view.panels().start);
-        Softmax { call, band, view, growth, at_once, raised: false, row: 0, panel, t: PhantomData }
+        Softmax { band, view, growth, at_once, raised: false, row: 0, panel }
     }
 
     /// Does what is left.
@@ -66,7 +62,7 @@ impl<'a, 'b, T: CpuElement> Softmax<'a, 'b, T> {
         let end = rows.min(self.row.saturating_add(self.at_once.saturating_mul(RAISED)));
         for r in self.row..end {
             // SAFETY: the rows are the band's.
-            unsafe { self.band.raise(s, self.call, &self.view, r, &mut self.growth) };
+            unsafe { self.band.raise(s, &self.view, r, &mut self.growth) };
         }
         self.row = end;
         if end == rows {
@@ -87,7 +83,7 @@ impl<'a, 'b, T: CpuElement> Softmax<'a, 'b, T> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn exponentiate<S: Simd>(&mut self, s: S) {
         let (rows, panels) = (self.band.rows(), self.view.panels());
-        let target = Band::exponentials(self.view.scratch());
+        let target = self.view.exponentials();
         for _ in 0..self.at_once {
             let r = self.row;
             if r >= rows {
@@ -97,7 +93,7 @@ impl<'a, 'b, T: CpuElement> Softmax<'a, 'b, T> {
             // SAFETY: the rows are the band's, and the exponentials of a block have room.
             unsafe {
                 if self.panel == panels.start {
-                    self.band.rescale(s, r, &self.growth, self.call.head_dim);
+                    self.band.rescale(s, r, &self.growth);
                 }
                 self.band.exponentiate(
                     s,
@@ -107,7 +103,7 @@ impl<'a, 'b, T: CpuElement> Softmax<'a, 'b, T> {
                     &self.growth,
                     #[inline(always)]
                     |column, a, b| {
-                        let (a, b) = (bits::<S>(T::rounded(s, a)), bits::<S>(T::rounded(s, b)));
+                        let (a, b) = (bits::<S>(a), bits::<S>(b));
                         split_left(a, b, r, target.wrapping_add((column / PANEL).wrapping_mul(STEP_LEN)));
                     },
                 );
