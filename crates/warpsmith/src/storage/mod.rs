@@ -5,7 +5,7 @@ mod host;
 pub(crate) use host::{HostBuffer, out_of_memory as host_out_of_memory};
 
 use crate::device::{Device, Stream};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Owned bytes on a device.
 pub(crate) enum Storage {
@@ -90,8 +90,8 @@ impl Storage {
 }
 
 #[cfg(feature = "cuda")]
-fn host_stream() -> Error {
-    Error::parse("stream", "a CUDA stream for CUDA memory", "the host stream")
+fn host_stream() -> crate::Error {
+    crate::Error::parse("stream", "a CUDA stream for CUDA memory", "the host stream")
 }
 
 /// Copies device or host memory into `out`; done when it returns.
