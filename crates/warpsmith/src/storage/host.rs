@@ -13,7 +13,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// From here on a buffer is mapped by itself.
 ///
-/// Kernels that go through many rows at once, as attention through tokens of a page each, spend a twentieth of their time
+/// Kernels that go through many rows at once, as attention through tokens of a page each, spend up to a tenth of their time
 /// on looking up addresses of small pages; and memory the allocator gives must be zeroed at once, by one thread, where
 /// a mapping is zeroed by whoever touches it first.
 const MAPPED_FROM: usize = 2 * HUGE_PAGE;
