@@ -65,7 +65,9 @@ WS_INLINE Request request_at(const PagedParams& p, int r) {
   else
     request.kv_len = group ? shared_len(p, p.level, r) : min(max(((const i32*)p.kv_lens)[r * p.kv_lens_step], 0), p.max_keys);
   request.first = start_at(p, request.row);
-  request.count = max(start_at(p, group ? group_start(p, p.level, r + 1) : r + 1) - request.first, 0);
+  // A group that ends before it begins has no requests, and one behind the last has no row of the table.
+  const int end = group ? max(group_start(p, p.level, r + 1), request.row) : r + 1;
+  request.count = max(start_at(p, end) - request.first, 0);
   request.from = shared_upto(p, p.level, request.row);
   return request;
 }
