@@ -109,7 +109,7 @@ const ALL: usize = TOKENS * APART;
 fn kernels<T: Element>(gpu: &Gpu) -> Vec<(&'static str, usize)> {
     let mut all = match T::DTYPE {
         DType::F32 => {
-            vec![("attention_split_generic", 8), ("attention_generic", 200)]
+            vec![("attention_split_generic", 8), ("attention_sm80_f32", 200), ("attention_generic", 200)]
         }
         _ => vec![("attention_split", 8), ("attention_sm80", 200), ("attention_generic", 200)],
     };

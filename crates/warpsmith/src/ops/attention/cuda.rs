@@ -1,5 +1,5 @@
-//! `attention` on CUDA devices: what its kernels share on the host, and the two that are not for one architecture alone:
-//! `generic` and `sm80`.
+//! `attention` on CUDA devices: what its kernels share on the host, and those that are not for one architecture alone:
+//! `generic`, `sm80` and `sm80_f32`.
 
 use super::problem::{Grid, HEAD_DIMS, Heads, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
@@ -147,6 +147,15 @@ pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     Ok(())
 }
 
+/// Heads that are copied by sixteen bytes.
+fn vectors(p: &Problem) -> std::result::Result<(), String> {
+    let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
+    match dense.iter().find(|(_, heads)| !heads.vectors) {
+        Some((name, _)) => Err(format!("heads of {name} do not begin at multiples of 16 bytes")),
+        None => addressable(p),
+    }
+}
+
 /// The blocks that tiles of `tile_rows` rows need; where requests are packed, as many as they may need.
 fn blocks(p: &Problem, tile_rows: usize) -> Result<u32> {
     let rows = p.q_len * p.group();
@@ -274,10 +283,61 @@ pub(super) const SM80: Kernel<Problem> =
             return Err("f32 needs no tensor cores".into());
         }
         p.admits(&[SM80_ROWS], sm80_keys(p.head_dim))?;
-        let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
-        match dense.iter().find(|(_, heads)| !heads.vectors) {
-            Some((name, _)) => Err(format!("heads of {name} do not begin at multiples of 16 bytes")),
-            None => addressable(p),
-        }
+        vectors(p)
     })
     .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_block(p)));
+
+static SM80_F32_DEVICE: CudaKernel = CudaKernel {
+    source: Source { name: "attention_sm80_f32", code: include_str!("sm80_f32.cu") },
+    prelude: AttentionParams::prelude,
+    function: "attention_sm80_f32",
+    min_arch: Arch::new(8, 0, false),
+    fast_math: false,
+    variants: || {
+        let plain = HEAD_DIMS.map(|head_dim| sm80_f32_defines(&Scores::PLAIN, head_dim));
+        let others = Scores::covering(DType::F32).map(|scores| sm80_f32_defines(&scores, 128));
+        plain.into_iter().chain(others.into_iter().skip(1)).collect()
+    },
+};
+
+fn sm80_f32_defines(scores: &Scores, head_dim: usize) -> Defines {
+    let mut defines = scores.defines(DType::F32, head_dim);
+    defines.push(("KEYS", sm80_f32_keys(head_dim).to_string()));
+    defines
+}
+
+/// Keys of a block. Larger heads leave no registers for more.
+fn sm80_f32_keys(head_dim: usize) -> usize {
+    if head_dim > 96 { 16 } else { 32 }
+}
+
+/// Bytes of shared memory: queries, and two stages of keys and of values, in lines of a head and 16 bytes more.
+fn sm80_f32_shared(head_dim: usize) -> usize {
+    (SM80_ROWS + 4 * sm80_f32_keys(head_dim)) * (head_dim * size_of::<f32>() + 16)
+}
+
+/// f32 on tensor cores, each number as two of TF32.
+pub(super) const SM80_F32: Kernel<Problem> =
+    Kernel::cuda("attention_sm80_f32", &SM80_F32_DEVICE, |launch: &Launch<'_, Problem>| {
+        let p = launch.problem;
+        let (blocks, shared) = (blocks(p, SM80_ROWS)?, sm80_f32_shared(p.head_dim) as u32);
+        let config = LaunchConfig::new([blocks, 1, 1], [SM80_THREADS, 1, 1], shared);
+        let defines = sm80_f32_defines(&Scores::of(p), p.head_dim);
+        // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
+        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
+    })
+    .when(|p, info| {
+        if p.dtype != DType::F32 {
+            return Err(format!("{} is multiplied as it is", p.dtype));
+        }
+        p.admits(&[SM80_ROWS], &[sm80_f32_keys(p.head_dim)])?;
+        let shared = sm80_f32_shared(p.head_dim);
+        if shared > info.shared_per_block {
+            return Err(format!(
+                "needs {shared} bytes of shared memory, the device has {}",
+                info.shared_per_block
+            ));
+        }
+        vectors(p)
+    })
+    .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_f32_keys(p.head_dim)));

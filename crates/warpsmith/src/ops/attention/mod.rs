@@ -216,6 +216,8 @@ static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
     split::SPLIT_GENERIC,
     #[cfg(feature = "cuda")]
+    cuda::SM80_F32,
+    #[cfg(feature = "cuda")]
     cuda::GENERIC,
     Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run).when(cpu::supports),
     Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run).when(cpu::supports),
