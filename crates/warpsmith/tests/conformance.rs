@@ -16,23 +16,20 @@ const TOGETHER: usize = 16;
 /// Judges the kernels of `op` that run on `device`.
 fn prove(op: &'static dyn AnyOp, device: Device) {
     let name = op.spec().name;
-    let cases: Vec<(usize, Case)> = op.cases().into_iter().enumerate().collect();
+    let cases: Vec<(u64, Case)> = (0..).zip(op.cases()).collect();
     let mut reached = BTreeSet::new();
     let mut failures = Vec::new();
     for cases in cases.chunks(TOGETHER) {
-        // References take most of the time, each on one thread. A GPU has one case at a time.
-        let mut prepared: Vec<Prepared> = match device {
-            Device::Cpu => cases.par_iter().map(|case| prepare(op, case, device)).collect(),
-            Device::Cuda(_) => cases.iter().map(|case| prepare(op, case, device)).collect(),
-        };
+        let mut prepared = Prepared::many(op, cases, &op.kernels(), device).unwrap();
         for (isa, kernels) in choices(op, device) {
             if let Some(isa) = isa {
                 Isa::limit(isa);
             }
-            let judge = |((_, case), prepared): (&(usize, Case), &mut Prepared)| {
+            let judge = |((_, case), prepared): (&(u64, Case), &mut Prepared)| {
                 let name = format!("{} {}{}", case.name(op.spec()), case.dtype, named(isa));
                 judge(prepared, &kernels, device, &name)
             };
+            // A GPU has one case at a time.
             let proven: Vec<Proven> = match device {
                 Device::Cpu => cases.par_iter().zip(&mut prepared).map(judge).collect(),
                 Device::Cuda(_) => cases.iter().zip(&mut prepared).map(judge).collect(),
@@ -75,10 +72,6 @@ fn choices(op: &dyn AnyOp, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)
 
 fn named(isa: Option<Isa>) -> String {
     isa.map_or(String::new(), |isa| format!(" on {}", isa.name()))
-}
-
-fn prepare(op: &'static dyn AnyOp, (seed, case): &(usize, Case), device: Device) -> Prepared {
-    Prepared::new(op, case, device, *seed as u64).unwrap()
 }
 
 /// The kernels that ran a case, and what went wrong.

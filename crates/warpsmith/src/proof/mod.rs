@@ -17,7 +17,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{ArgPlan, Case};
 use crate::registry::{AnyOp, Expected, KernelInfo, Select};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
 
 /// The kernels of an op that a device can run at all.
 pub fn kernels_on(op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
@@ -87,19 +89,53 @@ impl Drawn {
 /// The tensors of a case and what they must become: computed once, used for every kernel.
 pub struct Prepared {
     drawn: Drawn,
-    expected: Expected,
+    expected: OnceLock<Expected>,
 }
 
 impl Prepared {
-    /// Draws the inputs of a case and evaluates the reference.
+    /// Draws the inputs of a case. The reference is evaluated when a kernel is first judged.
     ///
     /// # Errors
     /// What [`AnyOp::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
     pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
-        let drawn = Drawn::new(op, case, device, seed)?;
-        let Tensors { inputs, .. } = &drawn.tensors;
-        let expected = op.expected(case.dtype, inputs, drawn.tensors.present(), &case.attrs);
-        Ok(Prepared { drawn, expected })
+        Ok(Prepared { drawn: Drawn::new(op, case, device, seed)?, expected: OnceLock::new() })
+    }
+
+    /// Draws the inputs of many cases, each from its seed, and evaluates the references of those that one of the kernels
+    /// supports, on all threads. Both take most of the time of a check.
+    ///
+    /// # Errors
+    /// As [`new`](Prepared::new).
+    pub fn many(
+        op: &'static dyn AnyOp,
+        cases: &[(u64, Case)],
+        kernels: &[KernelInfo],
+        device: Device,
+    ) -> Result<Vec<Prepared>> {
+        let info = device.info()?;
+        let draw = |(seed, case): &(u64, Case)| Prepared::new(op, case, device, *seed);
+        let prepared: Vec<Prepared> = match device {
+            Device::Cpu => cases.par_iter().map(draw).collect::<Result<_>>()?,
+            // One thread at a time has a GPU.
+            Device::Cuda(_) => cases.iter().map(draw).collect::<Result<_>>()?,
+        };
+        let supports = |prepared: &Prepared, kernel: &KernelInfo| {
+            let Drawn { case, plan, tensors, .. } = &prepared.drawn;
+            op.explain(&tensors.args(plan, None), &case.attrs, &info, &only(kernel)).is_ok()
+        };
+        prepared.par_iter().filter(|case| kernels.iter().any(|kernel| supports(case, kernel))).for_each(
+            |case| {
+                case.expected();
+            },
+        );
+        Ok(prepared)
+    }
+
+    fn expected(&self) -> &Expected {
+        self.expected.get_or_init(|| {
+            let Drawn { op, case, tensors, .. } = &self.drawn;
+            op.expected(case.dtype, &tensors.inputs, tensors.present(), &case.attrs)
+        })
     }
 
     /// Runs one kernel and judges it; `None` if the kernel does not support the case.
@@ -129,7 +165,7 @@ impl Prepared {
             let dtype = self.drawn.plan[index].as_ref().expect("an output in the plan").dtype;
             let out: Vec<f64> =
                 self.drawn.tensors.bytes(index)?.chunks_exact(dtype.size()).map(|b| dtype.read(b)).collect();
-            let Expected { truth, naive, deviation } = &self.expected;
+            let Expected { truth, naive, deviation } = self.expected();
             let [Some(truth), Some(naive), Some(deviation)] =
                 [truth, naive, deviation].map(|e| e[index].as_ref())
             else {

@@ -16,6 +16,8 @@ use warpsmith::{Device, Error, Result};
 
 /// Bytes that judging a case takes for each byte of its tensors: the reference in three arithmetics of `f64`.
 const REFERENCE_COST: u64 = 40;
+/// Cases whose references are held at once, for each thread that evaluates them: they take very different times.
+const CASES_PER_THREAD: usize = 4;
 
 /// Check kernels against the f64 reference
 ///
@@ -130,8 +132,8 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
         let bar = progress_bar(cases.len());
         bar.set_message(op.spec().name);
         let mut counts = vec![0; kernels.len()];
-        for (number, case) in cases {
-            let mut drawn = Drawn::new(op, &case, device, args.seed.unwrap_or(number as u64))?;
+        for (seed, case) in cases {
+            let mut drawn = Drawn::new(op, &case, device, seed)?;
             for (kernel, count) in kernels.iter().zip(&mut counts) {
                 *count += usize::from(drawn.launch(kernel, &stream)?);
             }
@@ -161,17 +163,20 @@ fn check_op(args: &Args, op: &'static dyn AnyOp, device: Device, results: &mut V
     let cases = cases(args, op)?;
     let bar = progress_bar(cases.len() + usize::from(args.large));
     bar.set_message(spec.name);
-    for (number, case) in cases {
-        let seed = args.seed.unwrap_or(number as u64);
-        check_memory(op, &case)?;
-        let mut prepared = Prepared::new(op, &case, device, seed)?;
-        for kernel in &kernels {
-            if let Some(outcome) = prepared.judge(kernel, &stream)? {
-                let again = format!("{} --seed {seed}", case_words(spec, &case).join(" "));
-                results.push(result(op, kernel, &case, outcome, device, &again));
+    let mut left = &cases[..];
+    while !left.is_empty() {
+        let (now, later) = left.split_at(fitting(op, left)?);
+        left = later;
+        let mut prepared = Prepared::many(op, now, &kernels, device)?;
+        for ((seed, case), prepared) in now.iter().zip(&mut prepared) {
+            for kernel in &kernels {
+                if let Some(outcome) = prepared.judge(kernel, &stream)? {
+                    let again = format!("{} --seed {}", case_words(spec, case).join(" "), seed);
+                    results.push(result(op, kernel, case, outcome, device, &again));
+                }
             }
+            bar.inc(1);
         }
-        bar.inc(1);
     }
     if args.large {
         check_large(op, device, &kernels, results, &bar)?;
@@ -217,9 +222,11 @@ fn result(
     Judged { op, kernel: *kernel, case: case.clone(), outcome, again }
 }
 
-/// The cases asked for, each with the number it has among them.
-fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(usize, Case)>> {
-    let mut cases: Vec<(usize, Case)> = args.select.cases(op, op.cases())?.into_iter().enumerate().collect();
+/// The cases asked for, each with its seed: the one given, or the number it has among them.
+fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(u64, Case)>> {
+    let asked_for = (0..).zip(args.select.cases(op, op.cases())?);
+    let mut cases: Vec<(u64, Case)> =
+        asked_for.map(|(number, case)| (args.seed.unwrap_or(number), case)).collect();
     if args.select.is_one_case() {
         for (_, case) in &mut cases {
             case.arrangement = args.arrangement.unwrap_or(case.arrangement);
@@ -232,14 +239,22 @@ fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(usize, Case)>> {
     Ok(cases)
 }
 
-/// Refuses a case whose reference would not fit into memory, which would end the process.
-fn check_memory(op: &dyn AnyOp, case: &Case) -> Result<()> {
-    let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
-    let (needed, memory) = (bytes.saturating_mul(REFERENCE_COST), Device::Cpu.memory()?);
-    match needed <= memory.free {
-        true => Ok(()),
-        false => Err(memory.exceeded("the host, where the reference is computed", needed)),
+/// How many of the first cases have references that fit into memory at once: as many as keep all threads busy, if they do.
+/// Refuses a case whose reference alone would not fit, which would end the process.
+fn fitting(op: &dyn AnyOp, cases: &[(u64, Case)]) -> Result<usize> {
+    let memory = Device::Cpu.memory()?;
+    let mut needed = 0u64;
+    for (count, (_, case)) in cases.iter().take(CASES_PER_THREAD * rayon::current_num_threads()).enumerate() {
+        let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
+        needed = needed.saturating_add(bytes.saturating_mul(REFERENCE_COST));
+        if needed > memory.free {
+            return match count {
+                0 => Err(memory.exceeded("the host, where the reference is computed", needed)),
+                _ => Ok(count),
+            };
+        }
     }
+    Ok(cases.len().min(CASES_PER_THREAD * rayon::current_num_threads()))
 }
 
 fn report(args: &Args, results: &[Judged]) {
