@@ -243,8 +243,9 @@ fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(u64, Case)>> {
 /// Refuses a case whose reference alone would not fit, which would end the process.
 fn fitting(op: &dyn AnyOp, cases: &[(u64, Case)]) -> Result<usize> {
     let memory = Device::Cpu.memory()?;
+    let most = cases.len().min(CASES_PER_THREAD * rayon::current_num_threads());
     let mut needed = 0u64;
-    for (count, (_, case)) in cases.iter().take(CASES_PER_THREAD * rayon::current_num_threads()).enumerate() {
+    for (count, (_, case)) in cases[..most].iter().enumerate() {
         let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
         needed = needed.saturating_add(bytes.saturating_mul(REFERENCE_COST));
         if needed > memory.free {
@@ -254,7 +255,7 @@ fn fitting(op: &dyn AnyOp, cases: &[(u64, Case)]) -> Result<usize> {
             };
         }
     }
-    Ok(cases.len().min(CASES_PER_THREAD * rayon::current_num_threads()))
+    Ok(most)
 }
 
 fn report(args: &Args, results: &[Judged]) {

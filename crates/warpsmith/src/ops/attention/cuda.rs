@@ -280,7 +280,7 @@ pub(super) const SM80: Kernel<Problem> =
     })
     .when(|p, _| {
         if p.dtype == DType::F32 {
-            return Err("f32 needs no tensor cores".into());
+            return Err("f32 is for attention_sm80_f32".into());
         }
         p.admits(&[SM80_ROWS], sm80_keys(p.head_dim))?;
         vectors(p)
