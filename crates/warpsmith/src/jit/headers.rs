@@ -21,6 +21,7 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "attention.cuh",
+    "attention_mma.cuh",
     "attention_producer.cuh",
     "attention_sm90.cuh",
     "attention_tiles.cuh",

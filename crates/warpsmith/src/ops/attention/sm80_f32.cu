@@ -4,24 +4,19 @@
 // f32 does: the large parts, and each with the other's small one. Tensor cores cut off what they add, so the last two have
 // sums of their own, and what the values of a block add to is begun anew each time and added by ordinary means.
 //
-// A block of 4 warps makes 64 rows, 16 a warp. Keys come in blocks of KEYS, whose keys and values are copied ahead by cp.async
-// into two stages each. A warp's scores are fragments of m16n8: lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
-// the next of each 8 keys. Those are the left operand of the product with the values as they are, if of these 8 keys the even
-// ones count as the first four. Lines of shared memory are 16 bytes longer than a head, an odd number of pieces: so
-// eight lines' pieces, read by one ldmatrix, lie in different banks, and so do the values that a warp reads.
+// Fragments of scores are the left operand of the product with the values as they are, if of these 8 keys the even ones
+// count as the first four. The values that a warp reads for it lie in different banks.
 //
-// HEAD_DIM. KEYS: keys of a block, 16 or 32. And those of attention.cuh.
+// The defines are those of attention_mma.cuh; KEYS is 16 or 32.
 
-#include "warpsmith/attention.cuh"
-#include "warpsmith/mma.cuh"
+#include "warpsmith/attention_mma.cuh"
 
-constexpr int kThreads = 128, kTileM = 64, kKeys = KEYS;
-constexpr int kSteps = HEAD_DIM / 8, kPieces = HEAD_DIM / 4, kLine = (kPieces + 1) * 16;
-constexpr int kKeyBlocks = kKeys / 8, kColumnBlocks = HEAD_DIM / 8;
+constexpr int kSteps = HEAD_DIM / 8;
 // Columns of values whose sums are made side by side: a product waits for the one before it in the same sum. Fewer where
 // registers would not do.
 constexpr int kAtOnce = kColumnBlocks % 4 || HEAD_DIM % 128 == 0 ? 2 : 4;
-constexpr u32 kStage = kKeys * kLine;
+// Copies of a thread whose addresses are made at once: registers are few.
+constexpr int kAhead = 2;
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -63,13 +58,6 @@ WS_INLINE void multiply_parts(float (&sum)[4], float (&rest)[4], const Left& lef
   multiply(rest, left.small, b0.beside, b1.beside, f32());
   multiply(sum, left.large, b0.large, b1.large, f32());
   multiply(rest, left.beside, b0.small, b1.small, f32());
-}
-
-template <int kCount> WS_INLINE void clear(float (&x)[kCount][4]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[i][e] = 0.0f;
 }
 
 WS_INLINE void load_floats(float (&x)[4], u32 at) {
@@ -142,20 +130,10 @@ WS_INLINE void weigh(float (&out)[kColumnBlocks][4], const float (&kept)[2], con
   }
 }
 
-// `count` heads, the first of them at at(0), into kHeads lines; zeros past the end. Not all at once: the compiler would keep all
-// their addresses in registers.
-template <int kHeads, class At> WS_INLINE void load_heads(u32 to, int count, At at) {
-#pragma unroll 2
-  for (int i = 0; i < kHeads * kPieces / kThreads; ++i) {
-    const int index = threadIdx.x + i * kThreads, line = index / kPieces, piece = index % kPieces;
-    const bool exists = line < count;
-    copy_async(to + line * kLine + piece * 16, at(exists ? line : 0) + piece * 4, exists);
-  }
-}
-// Whether what this thread has copied so is finite.
+// Whether what this thread has copied of so many heads is finite.
 template <int kHeads> WS_INLINE bool are_finite(u32 heads) {
   float lost = 0.0f;
-#pragma unroll 2
+#pragma unroll kAhead
   for (int i = 0; i < kHeads * kPieces / kThreads; ++i) {
     const int index = threadIdx.x + i * kThreads;
     float x[4];
@@ -173,97 +151,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
   begin_kernel();
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
-  const Request& r = work.request;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 queries = shared_address(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
-  // Both ends of what is seen ascend with the row. From `inside` on and below `whole`, every row sees every key.
-  const Keys low = keys_of(p, r, work.first_row / p.group);
-  const Keys high = keys_of(p, r, (work.first_row + work.rows - 1) / p.group);
-  const int begin = low.first / kKeys, end = (high.end + kKeys - 1) / kKeys;
-  const int inside = high.first, whole = low.end;
-
-  auto load_block = [&](u32 to, u64 base, const HeadStrides& strides, int block) {
-    if (block < end) {
-      const float* first = head_at<const float>(base, strides, r.batch, (i64)r.first_key + block * kKeys, work.kv_head);
-      load_heads<kKeys>(to + (block & 1) * kStage, r.kv_len - block * kKeys, [&](int key) { return first + key * strides.token; });
-    }
-    commit_copies();
-  };
-
-  const Row rows[2] = {row_at(p, work, warp * 16 + lane / 4), row_at(p, work, warp * 16 + lane / 4 + 8)};
-  float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f}, out[kColumnBlocks][4];
+  const Span span = span_of(p, work);
+  Softmax softmax = softmax_of(p, work, warp, lane);
+  float out[kColumnBlocks][4];
   clear(out);
 
-  load_heads<kTileM>(queries, work.rows, [&](int row) {
-    const int index = work.first_row + row;
-    return head_at<const float>(p.q, p.q_at, r.batch, (i64)r.first_query + index / p.group,
-                                work.kv_head * p.group + index % p.group);
-  });
-  load_block(keys, p.k, p.k_at, begin);
-  load_block(values, p.v, p.v_at, begin);
-  // Rows of the queries, and their halves of 16 bytes, as ldmatrix wants them for a left operand; and the keys for a right one.
-  const u32 query_at = queries + (warp * 16 + lane % 16) * kLine + lane / 16 * 16;
-  const u32 key_at = keys + (lane % 8 + lane / 16 * 8) * kLine + lane / 8 % 2 * 16;
+  load_queries<kAhead>(queries, p, work);
+  load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
+  load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
+  const u32 query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
   const u32 value_at = values + lane % 4 * 2 * kLine + lane / 4 * 4;
   wait_copies<1>();
   const bool queries_finite = are_finite<kTileM>(queries);
 
 #pragma unroll 1
-  for (int block = begin; block < end; ++block) {
+  for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
     // The stage that is filled here was last read before the barrier in the middle of the block before.
-    load_block(keys, p.k, p.k_at, block + 1);
+    load_block<kAhead>(keys, p.k, p.k_at, work, span, block + 1);
     wait_copies<2>();
     const bool plain = queries_finite && are_finite<kKeys>(keys + stage);
     float score[kKeyBlocks][4];
     if (__syncthreads_and(plain)) scores_of<false>(score, query_at, key_at + stage);
     else scores_of<true>(score, query_at, key_at + stage);
 
-    const bool checked = block * kKeys >= inside && (block + 1) * kKeys <= whole && work.rows == kTileM;
-    float scale[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float highest = most[half];
-#pragma unroll
-      for (int j = 0; j < kKeyBlocks; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = score[j][2 * half + e];
-          s = score_of(p, work, rows[half], block * kKeys + j * 8 + lane % 4 * 2 + e, s, checked);
-          highest = larger(highest, s);
-        }
-      highest = larger(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-      highest = larger(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-      const float base = base_of(highest);
-      scale[half] = exp_neg<f32>(most[half] - base);
-      most[half] = highest;
-      sum[half] *= scale[half];
-#pragma unroll
-      for (int j = 0; j < kKeyBlocks; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = score[j][2 * half + e];
-          s = exp_neg<f32>(s - base);
-          sum[half] += s;
-        }
-    }
+    float kept[2];
+    weights_of(softmax, score, kept, p, work, span, block, lane);
 
-    load_block(values, p.v, p.v_at, block + 1);
+    load_block<kAhead>(values, p.v, p.v_at, work, span, block + 1);
     wait_copies<2>();
-    if (__syncthreads_and(are_finite<kKeys>(values + stage))) weigh<false>(out, scale, score, value_at + stage);
-    else weigh<true>(out, scale, score, value_at + stage);
+    if (__syncthreads_and(are_finite<kKeys>(values + stage))) weigh<false>(out, kept, score, value_at + stage);
+    else weigh<true>(out, kept, score, value_at + stage);
   }
   wait_copies<0>();
-
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
-    sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
-    if (warp * 16 + half * 8 + lane / 4 >= work.rows) continue;
-    const float factor = finish_row<f32>(p, work, rows[half], most[half], sum[half]);
-    float* to = head_at<float>(p.out, p.out_at, r.batch, (i64)r.first_query + rows[half].query, rows[half].head);
-#pragma unroll
-    for (int c = 0; c < kColumnBlocks; ++c)
-      *(float2*)(to + c * 8 + lane % 4 * 2) = {out[c][2 * half] * factor, out[c][2 * half + 1] * factor};
-  }
+  finish_rows(out, softmax, p, work, warp, lane);
 }

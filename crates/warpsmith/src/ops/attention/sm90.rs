@@ -154,7 +154,7 @@ pub(in crate::ops) fn supports_options(
         return Err("its instructions are those of sm_90a alone".into());
     }
     if dtype == DType::F32 {
-        return Err("f32 needs no tensor cores".into());
+        return Err("its products are those of f16 and bf16".into());
     }
     if scale <= 0.0 {
         return Err("keys are hidden by a score of minus infinity before its factor".into());

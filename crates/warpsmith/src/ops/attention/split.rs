@@ -50,7 +50,7 @@ const ROWS_ALONE: usize = 8;
 
 fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.dtype == DType::F32 {
-        return Err("f32 needs no tensor cores".into());
+        return Err("its products are those of f16 and bf16".into());
     }
     supports_rows(p, FEW_ROWS)?;
     let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
