@@ -1,11 +1,14 @@
 //! `warpsmith check`: kernels judged against the reference.
 
+mod part;
 mod sanitize;
 
+use self::part::Part;
 use crate::kernels::progress_bar;
 use crate::select::{Selection, case_words, parse_arrangement, parse_values};
 use crate::table;
 use indicatif::ProgressBar;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::evidence::{self, CaseRecord, Machine, Record};
@@ -48,9 +51,15 @@ pub struct Args {
     /// cases of an op
     #[arg(long, value_name = "TOOL", conflicts_with = "large")]
     sanitizer: Option<String>,
+    /// Share the cases of --sanitizer out to so many processes at once: tools keep a GPU less busy than it could be
+    #[arg(long, value_name = "N", requires = "sanitizer", default_value = "1")]
+    jobs: NonZeroUsize,
     /// Only run each kernel once on each case, without a reference, for a tool that watches; --sanitizer does so
     #[arg(long, conflicts_with_all = ["record", "sanitizer", "json", "large"])]
     launch_only: bool,
+    /// Of the cases only each N-th, from number I on: `I/N`
+    #[arg(long, value_parser = Part::parse, requires = "launch_only", hide = true)]
+    part: Option<Part>,
     /// Record the results in the evidence folder
     #[arg(long)]
     record: bool,
@@ -69,7 +78,8 @@ Examples:
   warpsmith check --kernel layer_norm_avx2 --dtype bf16
   warpsmith check rms_norm --shape num_tokens=3 hidden=1000 --with weight --set eps=0.1
   warpsmith check --record --large           on a GPU: the evidence
-  warpsmith check --sanitizer all --record   on a GPU, after the above";
+  warpsmith check --sanitizer all --record   on a GPU, after the above
+  warpsmith check attention --sanitizer racecheck --jobs 8";
 
 /// One case on one kernel.
 struct Judged {
@@ -128,7 +138,10 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
             continue;
         }
         let stream = device.default_stream()?;
-        let cases = cases(args, op)?;
+        let mut cases = cases(args, op)?;
+        if let Some(part) = args.part {
+            cases = part.of(cases);
+        }
         let bar = progress_bar(cases.len());
         bar.set_message(op.spec().name);
         let mut counts = vec![0; kernels.len()];
@@ -147,7 +160,7 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
     }
     if launched == 0 {
         eprintln!("no kernel on {device} runs what was asked for");
-        return Ok(ExitCode::FAILURE);
+        return Ok(ExitCode::from(part::NOTHING_LAUNCHED));
     }
     println!("{table}");
     Ok(ExitCode::SUCCESS)

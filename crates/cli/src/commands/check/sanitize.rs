@@ -1,9 +1,10 @@
 //! A check under the tools of compute-sanitizer.
 
+use super::part::{NOTHING_LAUNCHED, Part};
 use super::{Args, is_full};
 use crate::select::{arrangement_name, values_name};
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
 use warpsmith::evidence::{Machine, Record};
 use warpsmith::{Device, Error, Result};
 
@@ -23,8 +24,8 @@ pub fn refuse_partial_record(args: &Args) -> Result<()> {
     ))
 }
 
-/// The words after `warpsmith` that check under a sanitizer what was asked for.
-fn watched_words(args: &Args, device: Device) -> Vec<String> {
+/// The words after `warpsmith` that check under a sanitizer a part of what was asked for.
+fn watched_words(args: &Args, device: Device, part: Part) -> Vec<String> {
     let mut words = vec!["check".to_string()];
     words.extend(args.select.words(device));
     if let Some(arrangement) = args.arrangement {
@@ -38,7 +39,45 @@ fn watched_words(args: &Args, device: Device) -> Vec<String> {
     }
     words.extend(args.in_place.then(|| "--in-place".into()));
     words.push("--launch-only".into());
+    words.extend(part.words());
     words
+}
+
+/// What a tool found in all cases, or `None` if some process did not run to its end or nothing was launched.
+fn verdict(statuses: &[ExitStatus]) -> Option<bool> {
+    let codes: Option<Vec<i32>> = statuses.iter().map(ExitStatus::code).collect();
+    let launched: Vec<i32> = codes?.into_iter().filter(|code| *code != i32::from(NOTHING_LAUNCHED)).collect();
+    let known = launched.iter().all(|code| [0, SANITIZER_ERRORS].contains(code));
+    (known && !launched.is_empty()).then(|| launched.iter().all(|code| *code == 0))
+}
+
+/// Runs this very check under a tool, a process for each part of the cases, and returns how each ended.
+fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Vec<ExitStatus>> {
+    let program = std::env::current_exe().map_err(|e| Error::io("warpsmith", "finding this program", &e))?;
+    let command = |part: Part| {
+        let mut command = Command::new(sanitizer);
+        command.args(["--tool", tool, "--error-exitcode", &SANITIZER_ERRORS.to_string()]);
+        command.arg(&program).args(watched_words(args, device, part));
+        command
+    };
+    let failed = |e| Error::io(sanitizer, "starting", &e);
+    let parts: Vec<Part> = Part::all(args.jobs.get()).collect();
+    if let [whole] = parts[..] {
+        return Ok(vec![command(whole).status().map_err(failed)?]);
+    }
+    std::thread::scope(|scope| {
+        // All are started before the first is waited for.
+        let processes: Vec<_> = parts.iter().map(|part| scope.spawn(|| command(*part).output())).collect();
+        let mut statuses = Vec::new();
+        for process in processes {
+            let output = process.join().expect("the thread only waits").map_err(failed)?;
+            // One after the other, so that what a tool says of a case stays together.
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+            print!("{}", String::from_utf8_lossy(&output.stdout));
+            statuses.push(output.status);
+        }
+        Ok(statuses)
+    })
 }
 
 /// Runs this very check under compute-sanitizer, once for each tool, and records what the tools said.
@@ -59,23 +98,22 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
         fix: "Install the CUDA toolkit".into(),
     };
     let sanitizer = warpsmith::jit::inspect::tool("compute-sanitizer").ok_or_else(missing)?;
-    let program = std::env::current_exe().map_err(|e| Error::io("warpsmith", "finding this program", &e))?;
     let mut verdicts = Vec::new();
     for tool in tools {
         eprintln!("compute-sanitizer --tool {tool}");
-        let errors = SANITIZER_ERRORS.to_string();
-        let status = std::process::Command::new(&sanitizer)
-            .args(["--tool", tool, "--error-exitcode", &errors])
-            .arg(&program)
-            .args(watched_words(args, device))
-            .status()
-            .map_err(|e| Error::io(&sanitizer, "starting", &e))?;
-        match status.code() {
-            Some(0) => verdicts.push((tool, true)),
-            Some(SANITIZER_ERRORS) => verdicts.push((tool, false)),
-            _ => eprintln!("{tool}: the check did not run to its end ({status}): nothing is recorded"),
+        let statuses = watch(args, device, &sanitizer, tool)?;
+        let verdict = verdict(&statuses);
+        match verdict {
+            Some(clean) => verdicts.push((tool, clean)),
+            None => {
+                let ends: Vec<String> = statuses.iter().map(ToString::to_string).collect();
+                eprintln!(
+                    "{tool}: the check did not run to its end ({}): nothing is recorded",
+                    ends.join(", ")
+                );
+            }
         }
-        if !status.success() {
+        if verdict != Some(true) {
             break;
         }
     }
@@ -118,8 +156,31 @@ mod tests {
     #[test]
     fn a_sanitizer_sees_the_case_that_was_asked_for() {
         let line = "rms_norm --device cpu --shape hidden=7 --arrangement padded --values special --seed 3 --in-place";
-        let words = watched_words(&parse(&format!("{line} --sanitizer all")), Device::Cpu);
-        assert_eq!(words.join(" "), format!("check {line} --launch-only"));
+        let args = parse(&format!("{line} --sanitizer all --jobs 2"));
+        let whole: Vec<Part> = Part::all(1).collect();
+        assert_eq!(
+            watched_words(&args, Device::Cpu, whole[0]).join(" "),
+            format!("check {line} --launch-only")
+        );
+        for (number, part) in Part::all(2).enumerate() {
+            let words = watched_words(&args, Device::Cpu, part);
+            assert_eq!(words.join(" "), format!("check {line} --launch-only --part {number}/2"));
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_verdict_needs_every_process_and_a_launch() {
+        use std::os::unix::process::ExitStatusExt;
+        let ended =
+            |codes: &[i32]| codes.iter().map(|code| ExitStatus::from_raw(code << 8)).collect::<Vec<_>>();
+        assert_eq!(verdict(&ended(&[0, 0])), Some(true));
+        assert_eq!(verdict(&ended(&[0, 98])), Some(true), "a part may have no case for the kernel");
+        assert_eq!(verdict(&ended(&[0, 99])), Some(false));
+        assert_eq!(verdict(&ended(&[98, 98])), None, "nothing was seen");
+        assert_eq!(verdict(&ended(&[0, 1])), None, "a process failed by itself");
+        assert_eq!(verdict(&[ended(&[0])[0], ExitStatus::from_raw(9)]), None, "a process was killed");
+        assert_eq!(verdict(&[]), None);
     }
 
     #[test]
