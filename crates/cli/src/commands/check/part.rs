@@ -5,35 +5,39 @@ use warpsmith::{Error, Result};
 /// What a process exits with whose cases no kernel takes. Of several, some may have none.
 pub const NOTHING_LAUNCHED: u8 = 98;
 
-/// Each `of`-th case, from number `first` on: neighbours are alike, so that every part has some of the long ones.
+/// Each `step`-th case, from number `first` on: neighbours are alike, so that every part has some of the long ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     first: usize,
-    of: usize,
+    step: usize,
 }
 
 impl Part {
     /// All parts, which together have every case once.
-    pub fn all(of: usize) -> impl Iterator<Item = Self> {
-        (0..of).map(move |first| Self { first, of })
+    pub fn all(count: usize) -> impl Iterator<Item = Self> {
+        (0..count).map(move |first| Self { first, step: count })
     }
 
     pub fn parse(text: &str) -> Result<Self> {
         let numbers =
-            text.split_once('/').and_then(|(first, of)| Some((first.parse().ok()?, of.parse().ok()?)));
+            text.split_once('/').and_then(|(first, step)| Some((first.parse().ok()?, step.parse().ok()?)));
         match numbers {
-            Some((first, of)) if first < of => Ok(Self { first, of }),
+            Some((first, step)) if first < step => Ok(Self { first, step }),
             _ => Err(Error::parse("part", "I/N with I below N", text)),
         }
     }
 
     /// The words that [`parse`](Self::parse) reads, none for a part that is everything.
     pub fn words(self) -> Vec<String> {
-        if self.of == 1 { Vec::new() } else { vec!["--part".into(), format!("{}/{}", self.first, self.of)] }
+        if self.step == 1 {
+            Vec::new()
+        } else {
+            vec!["--part".into(), format!("{}/{}", self.first, self.step)]
+        }
     }
 
     pub fn of<T>(self, cases: Vec<T>) -> Vec<T> {
-        cases.into_iter().skip(self.first).step_by(self.of).collect()
+        cases.into_iter().skip(self.first).step_by(self.step).collect()
     }
 }
 
@@ -43,10 +47,10 @@ mod tests {
 
     #[test]
     fn parts_have_every_case_once() {
-        for of in 1..9 {
-            let mut seen: Vec<u32> = Part::all(of).flat_map(|part| part.of((0..7).collect())).collect();
+        for count in 1..9 {
+            let mut seen: Vec<u32> = Part::all(count).flat_map(|part| part.of((0..7).collect())).collect();
             seen.sort_unstable();
-            assert_eq!(seen, (0..7).collect::<Vec<_>>(), "{of} parts");
+            assert_eq!(seen, (0..7).collect::<Vec<_>>(), "{count} parts");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::part::{NOTHING_LAUNCHED, Part};
 use super::{Args, is_full};
+use crate::kernels::progress_bar;
 use crate::select::{arrangement_name, values_name};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -65,19 +66,53 @@ fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Ve
     if let [whole] = parts[..] {
         return Ok(vec![command(whole).status().map_err(failed)?]);
     }
+    let bar = progress_bar(parts.len());
+    bar.set_message("processes");
+    let run = |part: Part| {
+        let output = command(part).output();
+        bar.inc(1);
+        output
+    };
     std::thread::scope(|scope| {
         // All are started before the first is waited for.
-        let processes: Vec<_> = parts.iter().map(|part| scope.spawn(|| command(*part).output())).collect();
+        let processes: Vec<_> = parts.iter().map(|part| scope.spawn(|| run(*part))).collect();
         let mut statuses = Vec::new();
         for process in processes {
             let output = process.join().expect("the thread only waits").map_err(failed)?;
             // One after the other, so that what a tool says of a case stays together.
-            eprint!("{}", String::from_utf8_lossy(&output.stderr));
-            print!("{}", String::from_utf8_lossy(&output.stdout));
+            bar.suspend(|| {
+                eprint!("{}", String::from_utf8_lossy(&output.stderr));
+                print!("{}", String::from_utf8_lossy(&output.stdout));
+            });
             statuses.push(output.status);
         }
+        bar.finish_and_clear();
         Ok(statuses)
     })
+}
+
+/// What the tools found, up to the first that found something or did not see all cases.
+fn verdicts<'a>(
+    args: &Args,
+    device: Device,
+    sanitizer: &Path,
+    tools: &[&'a str],
+) -> Result<Vec<(&'a str, bool)>> {
+    let mut verdicts = Vec::new();
+    for &tool in tools {
+        eprintln!("compute-sanitizer --tool {tool}");
+        let statuses = watch(args, device, sanitizer, tool)?;
+        let Some(clean) = verdict(&statuses) else {
+            let ends: Vec<String> = statuses.iter().map(ToString::to_string).collect();
+            eprintln!("{tool}: not all cases were run ({}): nothing is recorded of it", ends.join(", "));
+            break;
+        };
+        verdicts.push((tool, clean));
+        if !clean {
+            break;
+        }
+    }
+    Ok(verdicts)
 }
 
 /// Runs this very check under compute-sanitizer, once for each tool, and records what the tools said.
@@ -98,26 +133,8 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
         fix: "Install the CUDA toolkit".into(),
     };
     let sanitizer = warpsmith::jit::inspect::tool("compute-sanitizer").ok_or_else(missing)?;
-    let mut verdicts = Vec::new();
-    for tool in tools {
-        eprintln!("compute-sanitizer --tool {tool}");
-        let statuses = watch(args, device, &sanitizer, tool)?;
-        let verdict = verdict(&statuses);
-        match verdict {
-            Some(clean) => verdicts.push((tool, clean)),
-            None => {
-                let ends: Vec<String> = statuses.iter().map(ToString::to_string).collect();
-                eprintln!(
-                    "{tool}: the check did not run to its end ({}): nothing is recorded",
-                    ends.join(", ")
-                );
-            }
-        }
-        if verdict != Some(true) {
-            break;
-        }
-    }
-    let clean = verdicts.iter().all(|(_, clean)| *clean) && !verdicts.is_empty();
+    let verdicts = verdicts(args, device, &sanitizer, &tools)?;
+    let clean = verdicts.len() == tools.len() && verdicts.iter().all(|(_, clean)| *clean);
     if let Some(folder) = folder {
         let mut record = Record::open(&folder, Machine::of(device)?)?;
         for op in args.select.ops()? {
@@ -166,6 +183,38 @@ mod tests {
             let words = watched_words(&args, Device::Cpu, part);
             assert_eq!(words.join(" "), format!("check {line} --launch-only --part {number}/2"));
         }
+    }
+
+    /// A stand-in for compute-sanitizer that ends as a shell says, by its words.
+    #[cfg(unix)]
+    fn ends_by(name: &str, script: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("warpsmith-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("compute-sanitizer");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn every_part_is_watched_and_the_tools_end_at_the_first_that_says_no() {
+        let args = parse("rms_norm --sanitizer all --jobs 3");
+        let of = |name: &str, script: &str| {
+            let path = ends_by(name, script);
+            let verdicts =
+                verdicts(&args, Device::Cpu, &path, &["memcheck", "racecheck", "initcheck"]).unwrap();
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+            verdicts
+        };
+        let parts = "case \"$*\" in *--part\\ [012]/3*) exit 0;; *) exit 1;; esac";
+        assert_eq!(of("clean", parts), [("memcheck", true), ("racecheck", true), ("initcheck", true)]);
+        let found = "case \"$*\" in *racecheck*--part\\ 2/3*) exit 99;; *) exit 0;; esac";
+        assert_eq!(of("found", found), [("memcheck", true), ("racecheck", false)]);
+        let broken = "case \"$*\" in *racecheck*--part\\ 1/3*) exit 1;; *) exit 0;; esac";
+        assert_eq!(of("broken", broken), [("memcheck", true)], "some cases were not seen");
+        assert_eq!(of("nothing", "exit 98"), [], "nothing was launched");
     }
 
     #[test]

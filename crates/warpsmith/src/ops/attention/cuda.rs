@@ -147,12 +147,12 @@ pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Heads that are copied by sixteen bytes.
-fn vectors(p: &Problem) -> std::result::Result<(), String> {
+/// Heads are copied by sixteen bytes.
+pub(super) fn vectors(p: &Problem) -> std::result::Result<(), String> {
     let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
     match dense.iter().find(|(_, heads)| !heads.vectors) {
         Some((name, _)) => Err(format!("heads of {name} do not begin at multiples of 16 bytes")),
-        None => addressable(p),
+        None => Ok(()),
     }
 }
 
@@ -283,7 +283,8 @@ pub(super) const SM80: Kernel<Problem> =
             return Err("f32 is for attention_sm80_f32".into());
         }
         p.admits(&[SM80_ROWS], sm80_keys(p.head_dim))?;
-        vectors(p)
+        vectors(p)?;
+        addressable(p)
     })
     .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_block(p)));
 
@@ -338,6 +339,7 @@ pub(super) const SM80_F32: Kernel<Problem> =
                 info.shared_per_block
             ));
         }
-        vectors(p)
+        vectors(p)?;
+        addressable(p)
     })
     .configured(|p, _| format!("{SM80_ROWS} rows by {} keys", sm80_f32_keys(p.head_dim)));

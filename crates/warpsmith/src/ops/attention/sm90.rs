@@ -5,7 +5,7 @@ pub(in crate::ops) mod deal;
 mod tests;
 pub(in crate::ops) mod tile;
 
-use super::cuda::{AttentionParams, addressable};
+use super::cuda::{AttentionParams, addressable, vectors};
 use super::problem::{HEAD_DIMS, Heads, Problem};
 use super::{K, OUT, Q, V};
 use crate::cuda::rows::flag;
@@ -197,15 +197,13 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
         return Err("there is nothing to load".into());
     }
     Tile::admits(p)?;
+    vectors(p)?;
     for (name, heads, tokens, count) in [
         ("q", &p.q, p.q_len, p.num_heads),
         ("k", &p.k, p.kv_len, p.num_kv_heads),
         ("v", &p.v, p.kv_len, p.num_kv_heads),
         ("out", &p.out, p.q_len, p.num_heads),
     ] {
-        if !heads.vectors {
-            return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
-        }
         let repeats = |stride: isize, n: usize| n > 1 && stride <= 0;
         if repeats(heads.token, tokens) || repeats(heads.head, count) || repeats(heads.batch, p.batch) {
             return Err(format!("`{name}` repeats elements"));

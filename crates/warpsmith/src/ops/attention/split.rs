@@ -3,7 +3,7 @@
 //! A block for each row would leave most of the device idle. The kernel of `paged_attention` shares the keys of a request
 //! out over as many blocks as there are, and merges; here it is told that they do not lie in pages.
 
-use super::cuda::addressable;
+use super::cuda::{addressable, vectors};
 use super::problem::{Heads, Problem};
 use super::{K, LSE, OUT, Q, SINKS, V};
 use crate::device::DeviceInfo;
@@ -53,10 +53,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
         return Err("its products are those of f16 and bf16".into());
     }
     supports_rows(p, FEW_ROWS)?;
-    let dense = [("q", &p.q), ("k", &p.k), ("v", &p.v), ("out", &p.out)];
-    if let Some((name, _)) = dense.iter().find(|(_, heads)| !heads.vectors) {
-        return Err(format!("heads of {name} do not begin at multiples of 16 bytes"));
-    }
+    vectors(p)?;
     let paged = paged(p);
     Plan::new(&paged, info).fits(&paged, info)
 }
