@@ -1,8 +1,9 @@
 //! What several commands read from their arguments: ops by name, `name=value` pairs, sizes, options.
 
 use warpsmith::jit::Profile;
-use warpsmith::op::{ArgPlan, Attrs, Case, OpSpec};
-use warpsmith::registry::AnyOp;
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::{ArgPlan, Case};
+use warpsmith::op::{Attrs, OpSpec};
 use warpsmith::{Error, Result, ops};
 
 /// No single size is larger: products of two sizes cannot overflow, and loops over one end.
@@ -14,9 +15,9 @@ const ELSEWHERE: [(&str, &str); 1] =
     [("cascade", "the op paged_attention, with its arguments group_starts and prefix_lens")];
 
 /// The op of a name.
-pub fn find_op(name: &str) -> Result<&'static dyn AnyOp> {
-    ops::find(name).ok_or_else(|| {
-        let known: Vec<&str> = ops::ALL.iter().map(|op| op.spec().name).collect();
+pub fn find_op(name: &str) -> Result<&'static dyn AnyProvable> {
+    warpsmith::lab::find(name).ok_or_else(|| {
+        let known: Vec<&str> = ops::PROVABLE.iter().map(|op| op.spec().name).collect();
         let expected = match ELSEWHERE.iter().find(|(other, _)| *other == name) {
             Some((_, place)) => place.to_string(),
             None => format!("one of {}", known.join(", ")),
@@ -54,7 +55,7 @@ pub fn parse_sizes(spec: &OpSpec, texts: &[String]) -> Result<Vec<usize>> {
 }
 
 /// The tensors of a case that was described on the command line, none of them beyond all memory.
-pub fn plan_case(op: &dyn AnyOp, case: &Case) -> Result<Vec<Option<ArgPlan>>> {
+pub fn plan_case(op: &dyn AnyProvable, case: &Case) -> Result<Vec<Option<ArgPlan>>> {
     let plan = op.plan(case);
     for (arg, plan) in op.spec().args.iter().zip(&plan) {
         let Some(plan) = plan else { continue };
@@ -143,7 +144,7 @@ mod tests {
     fn what_is_part_of_an_op_is_found_there() {
         let error = find_op("cascade").err().unwrap().to_string();
         assert!(error.contains("paged_attention, with its arguments group_starts"), "{error}");
-        assert!(ELSEWHERE.iter().all(|(name, _)| ops::find(name).is_none()));
+        assert!(ELSEWHERE.iter().all(|(name, _)| warpsmith::lab::find(name).is_none()));
     }
 
     #[test]
@@ -171,7 +172,7 @@ mod tests {
             assert_eq!(planned.is_ok(), fits, "{sizes:?}");
             assert!(planned.err().is_none_or(|error| error.to_string().contains("`x`")));
         }
-        for op in ops::ALL {
+        for op in ops::PROVABLE {
             for given in [0, u32::MAX] {
                 let mut case = Case::new(op.spec(), warpsmith::DType::F32);
                 case = case.sizes(&vec![MAX_SIZE; op.spec().sizes.len()]);

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::jit::{Arch, Profile, Request};
-use warpsmith::registry::{CudaKernel, Defines, KernelInfo};
+use warpsmith::op::{CudaKernel, Defines, KernelInfo};
 use warpsmith::{Error, Result, ops};
 
 /// One specialisation of a device function.
@@ -53,7 +53,8 @@ pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {
 
 /// The kernel of a name with the name of its op.
 pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
-    let all = ops::ALL.iter().flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
+    let all =
+        ops::PROVABLE.iter().flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
     let mut known = Vec::new();
     for (op, kernel) in all {
         if kernel.name == name {

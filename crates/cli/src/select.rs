@@ -2,9 +2,10 @@
 
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::kernels::find_kernel;
-use warpsmith::op::{Arrangement, AttrKind, Case, OpSpec, Values};
-use warpsmith::proof::kernels_on;
-use warpsmith::registry::{AnyOp, KernelInfo};
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::proof::kernels_on;
+use warpsmith::lab::{Arrangement, Case, Values};
+use warpsmith::op::{AttrKind, KernelInfo, OpSpec};
 use warpsmith::{DType, Device, Error, Result, ops};
 
 #[derive(clap::Args)]
@@ -49,7 +50,7 @@ impl Selection {
     }
 
     /// The ops asked for: the one named, the one of the named kernel, or all.
-    pub fn ops(&self) -> Result<Vec<&'static dyn AnyOp>> {
+    pub fn ops(&self) -> Result<Vec<&'static dyn AnyProvable>> {
         let of_kernel = self.kernel().map(find_kernel).transpose()?.map(|(op, _)| op);
         match (&self.op, of_kernel) {
             (Some(name), of_kernel) => {
@@ -67,12 +68,12 @@ impl Selection {
             (None, None) if self.is_one_case() => {
                 Err(Error::parse("op", "the op that --shape, --set and --with are about", "no op"))
             }
-            (None, None) => Ok(ops::ALL.to_vec()),
+            (None, None) => Ok(ops::PROVABLE.to_vec()),
         }
     }
 
     /// The kernels of an op that were asked for and can run on the device.
-    pub fn kernels(&self, op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
+    pub fn kernels(&self, op: &dyn AnyProvable, device: Device) -> Vec<KernelInfo> {
         let wanted = |kernel: &KernelInfo| self.kernel().is_none_or(|name| name == kernel.name);
         kernels_on(op, device).into_iter().filter(wanted).collect()
     }
@@ -88,7 +89,7 @@ impl Selection {
     }
 
     /// The cases asked for: those of `own`, or the one described, in every dtype of `own`; of the dtype asked for.
-    pub fn cases(&self, op: &'static dyn AnyOp, own: Vec<Case>) -> Result<Vec<Case>> {
+    pub fn cases(&self, op: &'static dyn AnyProvable, own: Vec<Case>) -> Result<Vec<Case>> {
         if !self.is_one_case() {
             return Ok(own.into_iter().filter(|case| self.dtype.is_none_or(|d| d == case.dtype)).collect());
         }
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn ops_follow_from_names_and_kernels() {
-        assert_eq!(parse("").ops().unwrap().len(), ops::ALL.len());
+        assert_eq!(parse("").ops().unwrap().len(), ops::PROVABLE.len());
         assert_eq!(parse("--kernel layer_norm_portable").ops().unwrap()[0].spec().name, "layer_norm");
         for bad in
             ["nothing", "--kernel nothing", "rms_norm --kernel layer_norm_portable", "--shape hidden=3"]

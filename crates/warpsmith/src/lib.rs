@@ -10,39 +10,22 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
-pub mod bench;
-pub mod call;
-pub mod check;
-mod cost;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
-pub mod dtype;
 pub mod env;
 pub mod error;
-pub mod evidence;
-mod fill;
-pub mod infer;
 pub mod jit;
-pub mod layout;
+pub mod lab;
 pub mod op;
 pub mod ops;
-pub mod params;
-pub mod proof;
 pub mod radix;
-pub mod random;
-pub mod reference;
-pub mod registry;
-mod sources;
-mod storage;
 pub mod tensor;
-pub mod tuned;
 
 pub use device::{Device, Stream};
-pub use dtype::DType;
 pub use error::{Error, Result};
-pub use tensor::{Tensor, TensorView, TensorViewMut};
+pub use tensor::{DType, Tensor, TensorView, TensorViewMut};
 
 /// The examples of the README, compiled and run with the tests.
 #[cfg(doctest)]

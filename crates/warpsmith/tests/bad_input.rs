@@ -3,10 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpsmith::device::{Device, Stream};
-use warpsmith::layout::{Layout, Shape};
-use warpsmith::op::{Args, Arrangement, AttrKind, Attrs, Case, Role, Values};
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::{Arrangement, Case, Values};
+use warpsmith::op::{Args, AttrKind, Attrs, Role, Select};
 use warpsmith::ops;
-use warpsmith::registry::{AnyOp, Select};
+use warpsmith::tensor::{Layout, Shape};
 use warpsmith::{DType, Error, Result, Tensor, TensorView, TensorViewMut};
 
 /// Changed calls that some op defines after all: op, argument, change. Each is tested to be accepted.
@@ -44,7 +45,7 @@ struct Arg {
 /// A call that can be changed before it is made.
 #[derive(Clone)]
 struct Call {
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     args: Vec<Option<Arg>>,
     attrs: Attrs,
     select: Select,
@@ -66,8 +67,8 @@ fn contiguous(shape: &[usize]) -> Layout {
 }
 
 impl Call {
-    fn of(op: &'static dyn AnyOp, case: &Case) -> Call {
-        let arg = |plan: warpsmith::op::ArgPlan| Arg {
+    fn of(op: &'static dyn AnyProvable, case: &Case) -> Call {
+        let arg = |plan: warpsmith::lab::ArgPlan| Arg {
             layout: contiguous(&plan.shape),
             dtype: plan.dtype,
             device: Device::Cpu,
@@ -221,7 +222,7 @@ impl Report {
 
 /// Valid calls of an op to start from: plain ones, as small as can be with sizes above one (or of zero, where no tensor
 /// has that size), one for each set of optional arguments.
-fn bases(op: &'static dyn AnyOp) -> Vec<Call> {
+fn bases(op: &'static dyn AnyProvable) -> Vec<Call> {
     let plain = |case: &Case| {
         case.arrangement == Arrangement::Contiguous
             && case.values == Values::Typical
@@ -239,7 +240,7 @@ fn bases(op: &'static dyn AnyOp) -> Vec<Call> {
 
 fn for_all(test: impl Fn(&Call, &mut Report)) {
     let mut report = Report::default();
-    for op in ops::ALL {
+    for op in ops::PROVABLE {
         for base in bases(*op) {
             report.accepts(&base, "a valid call");
             test(&base, &mut report);
@@ -387,7 +388,7 @@ fn misaligned_addresses() {
 #[test]
 fn empty_tensors() {
     let mut report = Report::default();
-    for op in ops::ALL {
+    for op in ops::PROVABLE {
         // With the fewest optional arguments: their sizes may depend on the first.
         let cases = op.cases().into_iter().filter(|case| case.sizes.iter().all(|&size| size > 0));
         let Some(case) = cases.min_by_key(|case| case.optional.count_ones()) else {
@@ -440,7 +441,7 @@ fn options_that_are_no_numbers() {
 
 #[test]
 fn unknown_and_foreign_kernels() {
-    for op in ops::ALL {
+    for op in ops::PROVABLE {
         let base = &bases(*op)[0];
         let named = |name: &str| {
             let mut call = base.clone();

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use warpsmith::jit::cache::Cache;
 use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Jit, Key, Origin, Request, Toolchain, inspect};
+use warpsmith::op::{CudaKernel, Defines};
 use warpsmith::ops;
-use warpsmith::registry::{CudaKernel, Defines};
 
 /// How many variants of a kernel are built.
 #[derive(Clone, Copy, PartialEq)]
@@ -127,11 +127,10 @@ fn nvrtc(major: i32) -> Option<Nvrtc> {
 /// Every device function of every op, once, and those that measure the machine.
 fn kernels() -> Vec<&'static CudaKernel> {
     let mut seen = BTreeSet::new();
-    let of = |kernel: warpsmith::registry::KernelInfo| {
-        kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten())
-    };
-    let all = ops::ALL.iter().flat_map(|op| op.kernels()).flat_map(of);
-    let all = all.chain(warpsmith::bench::device_functions());
+    let of =
+        |kernel: warpsmith::op::KernelInfo| kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten());
+    let all = ops::PROVABLE.iter().flat_map(|op| op.kernels()).flat_map(of);
+    let all = all.chain(warpsmith::lab::bench::device_functions());
     all.filter(|kernel| seen.insert(std::ptr::from_ref(*kernel) as usize)).collect()
 }
 

@@ -5,16 +5,17 @@ use std::collections::BTreeSet;
 use warpsmith::cpu::Tier;
 use warpsmith::cpu::gemm::Isa;
 use warpsmith::device::Device;
-use warpsmith::op::Case;
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::Case;
+use warpsmith::lab::proof::Prepared;
+use warpsmith::op::KernelInfo;
 use warpsmith::ops;
-use warpsmith::proof::Prepared;
-use warpsmith::registry::{AnyOp, KernelInfo};
 
 /// Cases whose references are held at once.
 const TOGETHER: usize = 16;
 
 /// Judges the kernels of `op` that run on `device`.
-fn prove(op: &'static dyn AnyOp, device: Device) {
+fn prove(op: &'static dyn AnyProvable, device: Device) {
     let name = op.spec().name;
     let cases: Vec<(u64, Case)> = (0..).zip(op.cases()).collect();
     let mut reached = BTreeSet::new();
@@ -51,7 +52,7 @@ fn prove(op: &'static dyn AnyOp, device: Device) {
 
 /// The kernels that run on `device`. Ops that multiply matrices choose among instructions within the highest tier, which
 /// is then judged with each of them.
-fn choices(op: &dyn AnyOp, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)> {
+fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)> {
     const OPS: [&str; 4] = ["linear", "linear_backward", "attention", "paged_attention"];
     let here = |kernel: &KernelInfo| match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| Tier::available().contains(&tier)),
@@ -96,13 +97,13 @@ fn judge(prepared: &mut Prepared, kernels: &[KernelInfo], device: Device, name: 
 /// One test for all: what matrix products may use is set for the whole process.
 #[test]
 fn every_op_on_the_cpu() {
-    ops::ALL.iter().for_each(|op| prove(*op, Device::Cpu));
+    ops::PROVABLE.iter().for_each(|op| prove(*op, Device::Cpu));
 }
 
 #[test]
 fn every_op_on_the_gpu() {
     match Device::best() {
         Device::Cpu => eprintln!("skipped: no GPU"),
-        gpu => ops::ALL.iter().for_each(|op| prove(*op, gpu)),
+        gpu => ops::PROVABLE.iter().for_each(|op| prove(*op, gpu)),
     }
 }

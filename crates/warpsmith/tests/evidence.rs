@@ -1,7 +1,7 @@
 //! The evidence in the repository is about the code in the repository, and the documents say what it says.
 
 use std::path::{Path, PathBuf};
-use warpsmith::evidence::{self, Detail};
+use warpsmith::lab::evidence::{self, Detail};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

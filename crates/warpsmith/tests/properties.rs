@@ -3,16 +3,14 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use std::collections::{BTreeSet, HashMap};
-use warpsmith::check::Matcher;
 use warpsmith::cpu::Tier;
 use warpsmith::device::{Device, DeviceInfo, Stream};
 use warpsmith::jit::Arch;
-use warpsmith::layout::{Layout, MAX_RANK, Shape, Space};
-use warpsmith::op::{Args, Arrangement, Case, Values};
+use warpsmith::lab::proof::{Expectation, Prepared, compare};
+use warpsmith::lab::{Arrangement, Array, Case, Values};
+use warpsmith::op::{Args, Matcher, Select};
 use warpsmith::ops;
-use warpsmith::proof::{Expectation, Prepared, compare};
-use warpsmith::reference::Array;
-use warpsmith::registry::Select;
+use warpsmith::tensor::{Layout, MAX_RANK, Shape, Space};
 use warpsmith::{DType, Error, Tensor, TensorView, TensorViewMut};
 
 // ---- the naive model: a tensor is the list of its elements' offsets in row-major order ----
@@ -361,8 +359,8 @@ fn device_infos() -> impl Strategy<Value = DeviceInfo> {
 
 proptest! {
     #[test]
-    fn selection_is_explained(op in 0..ops::ALL.len(), case in any::<prop::sample::Index>(), info in device_infos()) {
-        let op = ops::ALL[op];
+    fn selection_is_explained(op in 0..ops::PROVABLE.len(), case in any::<prop::sample::Index>(), info in device_infos()) {
+        let op = ops::PROVABLE[op];
         let cases = op.cases();
         let case = &cases[case.index(cases.len())];
         let mut args = Args::new(op.spec());
@@ -424,8 +422,8 @@ const WEIGHT: usize = 1;
 const RESIDUAL: usize = 2;
 const SUM: usize = 4;
 
-fn rms_norm() -> &'static dyn warpsmith::registry::AnyOp {
-    ops::find("rms_norm").expect("an op of this name")
+fn rms_norm() -> &'static dyn warpsmith::lab::AnyProvable {
+    warpsmith::lab::find("rms_norm").expect("an op of this name")
 }
 
 proptest! {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use warpsmith::Stream;
 use warpsmith::radix::flat::{Flat, Slot};
 use warpsmith::radix::{Mirror, Pin, RadixTree, Version};
-use warpsmith::random::Random;
+use warpsmith::tensor::Random;
 
 /// What the model knows of the last page of a prefix.
 #[derive(Debug, Clone)]

@@ -7,11 +7,11 @@ use std::cell::Cell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use warpsmith::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
-use warpsmith::evidence::{self, Machine, PresentCode, Record, Timing};
-use warpsmith::op::Case;
-use warpsmith::proof::Bulk;
-use warpsmith::registry::AnyOp;
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::Case;
+use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
+use warpsmith::lab::evidence::{self, Machine, PresentCode, Record, Timing};
+use warpsmith::lab::proof::Bulk;
 use warpsmith::{DType, Device, Error, Result};
 
 /// Time kernels, and say how far they are from the machine's limit
@@ -183,7 +183,7 @@ pub fn timed_cases(
     select: &Selection,
     device: Device,
     quick: bool,
-) -> Result<Vec<(&'static dyn AnyOp, Case)>> {
+) -> Result<Vec<(&'static dyn AnyProvable, Case)>> {
     let mut cases = Vec::new();
     for op in select.ops()? {
         if select.kernels(op, device).is_empty() {
@@ -227,10 +227,10 @@ fn no_case(select: &Selection, device: Device) -> Result<Error> {
 /// Does `time` with the tensors of every case until it returns nothing; one that does not fit or that no kernel supports is
 /// skipped with a word.
 pub fn for_each_case<T>(
-    cases: &[(&'static dyn AnyOp, Case)],
+    cases: &[(&'static dyn AnyProvable, Case)],
     device: Device,
     settings: Settings,
-    time: impl Fn(&mut Bench, &'static dyn AnyOp) -> Result<Option<T>>,
+    time: impl Fn(&mut Bench, &'static dyn AnyProvable) -> Result<Option<T>>,
 ) -> Result<(Ceilings, Vec<T>)> {
     let bar = progress_bar(cases.len() + 1);
     bar.set_message("copy");

@@ -5,10 +5,10 @@ use crate::kernels::progress_bar;
 use crate::table;
 use std::process::ExitCode;
 use std::time::Instant;
-use warpsmith::bench::{Bench, Cache, Ceilings, Settings};
-use warpsmith::op::Case;
-use warpsmith::proof::{Bulk, Prepared, kernels_on};
-use warpsmith::registry::AnyOp;
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::Case;
+use warpsmith::lab::bench::{Bench, Cache, Ceilings, Settings};
+use warpsmith::lab::proof::{Bulk, Prepared, kernels_on};
 use warpsmith::{DType, Device, Error, Result, cpu, ops};
 
 /// See the kernels verified and timed on this machine, with or without a GPU
@@ -55,14 +55,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => Settings { seconds: 0.1, host_rotation: 256 << 20, ..Settings::thorough(device) },
     };
     introduce(device)?;
-    let bar = progress_bar(ops::ALL.len() + 1);
+    let bar = progress_bar(ops::PROVABLE.len() + 1);
     bar.set_message("copy");
     let ceilings = Ceilings::measure(device, &settings)?;
     bar.inc(1);
     let headings = ["op", "checked", "case", "dtype", "kernel", "time", "rate", "of the limit"];
     let mut table = table::new(&headings.map(String::from), 5);
     let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
-    for op in ops::ALL {
+    for op in ops::PROVABLE {
         bar.set_message(op.spec().name);
         let (passed, failed) = check(*op, device, if args.quick { QUICK_CASES } else { CASES })?;
         checks += passed + failed.len();
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     println!(
         "All {checks} checks of {} ops passed against the f64 reference{speed} ({seconds:.0} s).",
-        ops::ALL.len()
+        ops::PROVABLE.len()
     );
     Ok(ExitCode::SUCCESS)
 }
@@ -136,7 +136,7 @@ fn introduce(device: Device) -> Result<()> {
 }
 
 /// Checks every kernel on up to `most` of the op's cases, spread over all of them; passes and descriptions of failures.
-fn check(op: &'static dyn AnyOp, device: Device, most: usize) -> Result<(usize, Vec<String>)> {
+fn check(op: &'static dyn AnyProvable, device: Device, most: usize) -> Result<(usize, Vec<String>)> {
     let stream = device.default_stream()?;
     let cases = op.cases();
     let step = cases.len().div_ceil(most).max(1);
@@ -160,7 +160,7 @@ fn check(op: &'static dyn AnyOp, device: Device, most: usize) -> Result<(usize, 
 }
 
 /// The largest case that fits the demo, and one of the user's size.
-fn timed_cases(args: &Args, op: &'static dyn AnyOp, device: Device) -> Vec<Case> {
+fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec<Case> {
     let limit = match args.quick {
         true => quick_bytes(device) / 4,
         false => quick_bytes(device),

@@ -5,7 +5,7 @@ use crate::kernels::{self, Variant};
 use rayon::prelude::*;
 use std::process::ExitCode;
 use warpsmith::jit::{self, Arch, inspect};
-use warpsmith::registry::{CudaKernel, KernelInfo};
+use warpsmith::op::{CudaKernel, KernelInfo};
 use warpsmith::{Device, Error, Result};
 
 /// Show a kernel: the resources of its variants, its source, its PTX or its machine code

@@ -3,7 +3,7 @@
 use crate::table;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use warpsmith::evidence::{self, Detail, PresentCode, Record};
+use warpsmith::lab::evidence::{self, Detail, PresentCode, Record};
 use warpsmith::{Error, Result};
 
 /// Show what was proven and measured on real machines

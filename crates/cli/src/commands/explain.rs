@@ -5,10 +5,9 @@ use std::process::ExitCode;
 use warpsmith::cpu::Tier;
 use warpsmith::device::DeviceInfo;
 use warpsmith::jit::Arch;
-use warpsmith::layout::{Layout, Shape};
-use warpsmith::op::{ArgPlan, Args as OpArgs, Case, OpSpec};
-use warpsmith::registry::Select;
-use warpsmith::tensor::{TensorView, TensorViewMut};
+use warpsmith::lab::{ArgPlan, Case};
+use warpsmith::op::{Args as OpArgs, OpSpec, Select};
+use warpsmith::tensor::{Layout, Shape, TensorView, TensorViewMut};
 use warpsmith::{DType, Device, Error, Result};
 
 /// Say which kernel would run a call, how it would be configured, and why the others would not
@@ -191,7 +190,7 @@ mod tests {
     fn every_bench_case_of_every_op_can_be_imagined() {
         let info = typical_gpu("90a".parse().unwrap(), None);
         assert_eq!((info.units, info.arch.unwrap().to_string()), (132, "sm_90a".to_string()));
-        for op in warpsmith::ops::ALL {
+        for op in warpsmith::ops::PROVABLE {
             for case in op.bench_cases() {
                 let call = imagine(op.spec(), &op.plan(&case), Device::Cuda(0)).unwrap();
                 let found = op.explain(&call, &case.attrs, &info, &Select::default()).unwrap();

@@ -3,8 +3,8 @@
 use crate::inputs::find_op;
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use warpsmith::op::{AttrKind, AttrSpec, Role};
-use warpsmith::registry::{AnyOp, KernelInfo};
+use warpsmith::lab::AnyProvable;
+use warpsmith::op::{AttrKind, AttrSpec, KernelInfo, Role};
 use warpsmith::{Result, ops};
 
 /// List the ops, or show one with its arguments, options, sizes and kernels
@@ -28,15 +28,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match (&args.op, args.json) {
         (Some(name), true) => println!("{:#}", describe(find_op(name)?)),
         (Some(name), false) => show(find_op(name)?),
-        (None, true) => println!("{:#}", ops::ALL.iter().map(|op| describe(*op)).collect::<Value>()),
+        (None, true) => println!("{:#}", ops::PROVABLE.iter().map(|op| describe(*op)).collect::<Value>()),
         (None, false) => overview(),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn overview() {
-    let width = ops::ALL.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
-    for op in ops::ALL {
+    let width = ops::PROVABLE.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
+    for op in ops::PROVABLE {
         let kernels = op.kernels();
         let cuda = kernels.iter().filter(|kernel| kernel.is_cuda()).count();
         let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);
@@ -44,7 +44,7 @@ fn overview() {
     }
 }
 
-fn show(op: &dyn AnyOp) {
+fn show(op: &dyn AnyProvable) {
     let spec = op.spec();
     println!("{}: {}", spec.name, spec.summary);
     let (outputs, inputs): (Vec<_>, Vec<_>) = spec.args.iter().partition(|arg| arg.is_output());
@@ -110,7 +110,7 @@ fn section(title: &str, rows: Vec<Vec<String>>) {
     }
 }
 
-fn describe(op: &dyn AnyOp) -> Value {
+fn describe(op: &dyn AnyProvable) -> Value {
     let spec = op.spec();
     let args = spec.args.iter().map(|arg| {
         json!({
@@ -133,7 +133,7 @@ fn describe(op: &dyn AnyOp) -> Value {
             "min_arch": kernel.min_arch.map(|arch| arch.to_string()),
             "variants": crate::kernels::variants(&kernel).len(),
             "batch_invariant": kernel.batch_invariant,
-            "source_hash": kernel.source_hash(spec.name),
+            "source_hash": warpsmith::lab::source_hash(&kernel, spec.name),
         })
     });
     json!({

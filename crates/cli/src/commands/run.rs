@@ -6,8 +6,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use warpsmith::op::Args as OpArgs;
-use warpsmith::registry::Select;
+use warpsmith::op::{Args as OpArgs, Select};
 use warpsmith::{DType, Device, Error, Result, Tensor};
 
 /// Run an op on the tensors of a safetensors file and write its results to another

@@ -5,7 +5,7 @@ use crate::select::Selection;
 use crate::table;
 use std::process::ExitCode;
 use warpsmith::Result;
-use warpsmith::bench::{Settings, Tuning};
+use warpsmith::lab::bench::{Settings, Tuning};
 
 /// Time every kernel that can run a case, and remember the fastest for calls on this machine
 ///

@@ -4,7 +4,7 @@ use super::simd::{Simd, Task, dispatch};
 use super::threads::{num_threads, parallel_for, with_threads};
 use super::tier::Tier;
 use crate::error::Result;
-use crate::storage::HostBuffer;
+use crate::tensor::storage::HostBuffer;
 use std::sync::OnceLock;
 use std::time::Instant;
 

@@ -3,7 +3,7 @@
 use super::prefetch::{AHEAD, claim_ahead, fetch};
 use super::simd::Simd;
 use super::simd::fp8::{decode_e4m3, decode_e5m2, encode_e4m3, encode_e5m2};
-use crate::dtype::{DType, Element, F8E4M3, F8E5M2};
+use crate::tensor::{DType, Element, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// An element type the CPU kernels compute on: widened to `f32` when loaded, rounded when stored.

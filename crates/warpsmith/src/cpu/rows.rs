@@ -4,7 +4,7 @@ use super::element::CpuElement;
 use super::prefetch::{AHEAD, LINE, claim_ahead, fetch};
 use super::simd::{MAX_LANES, Pair, Simd, Task, dispatch};
 use super::tier::Tier;
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
 /// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
@@ -339,15 +339,15 @@ impl<T: CpuElement, U: CpuElement> Task for Narrow<T, U> {
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F32 => {
+            $crate::tensor::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            $crate::dtype::DType::F16 => {
+            $crate::tensor::DType::F16 => {
                 type $T = half::f16;
                 $body
             }
-            $crate::dtype::DType::BF16 => {
+            $crate::tensor::DType::BF16 => {
                 type $T = half::bf16;
                 $body
             }
@@ -361,12 +361,12 @@ pub(crate) use with_float;
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F8E4M3 => {
-                type $T = $crate::dtype::F8E4M3;
+            $crate::tensor::DType::F8E4M3 => {
+                type $T = $crate::tensor::F8E4M3;
                 $body
             }
-            $crate::dtype::DType::F8E5M2 => {
-                type $T = $crate::dtype::F8E5M2;
+            $crate::tensor::DType::F8E5M2 => {
+                type $T = $crate::tensor::F8E5M2;
                 $body
             }
             other => $crate::cpu::rows::with_float!(other, $T => $body),

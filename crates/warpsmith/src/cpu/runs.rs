@@ -3,7 +3,7 @@
 use super::element::CpuElement;
 use super::prefetch::{claim_ahead, fetch};
 use super::simd::Simd;
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// Runs of elements that are gone through side by side.
 pub struct Runs<'a, T, U> {

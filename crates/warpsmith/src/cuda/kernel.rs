@@ -3,9 +3,8 @@
 use super::{Context, Function, LaunchConfig, Module, Stream};
 use crate::device;
 use crate::error::{Error, Result};
-use crate::jit::{self, Request};
-use crate::params::CType;
-use crate::registry::{CudaKernel, Defines, Launch, quick_hash};
+use crate::jit::{self, CType, Request};
+use crate::op::{CudaKernel, Defines, Launch, quick_hash};
 use std::collections::HashMap;
 use std::sync::{LazyLock, RwLock};
 

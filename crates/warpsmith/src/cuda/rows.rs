@@ -2,11 +2,10 @@
 
 use super::LaunchConfig;
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel_params;
-use crate::layout::{MAX_RANK, Space};
-use crate::registry::Defines;
+use crate::op::Defines;
+use crate::tensor::{DType, MAX_RANK, Space};
 
 kernel_params! {
     /// Where the rows of up to four tensors start: the C twin of a merged [`Space`].

@@ -1,9 +1,9 @@
 //! Descriptions of tensors for the bulk copy engine of Hopper and later.
 
 use super::driver;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::params::CType;
+use crate::jit::CType;
+use crate::tensor::DType;
 use cudarc::driver::sys::{
     CUtensorMap, CUtensorMapDataType as DataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,

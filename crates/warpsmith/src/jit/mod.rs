@@ -14,6 +14,7 @@ pub mod headers;
 pub mod inspect;
 pub mod nvrtc;
 pub mod pack;
+mod params;
 mod request;
 pub(crate) mod search;
 mod service;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use arch::Arch;
+pub use params::CType;
 pub use request::{Key, Profile, Request, Source, source_hash};
 pub use service::{Jit, Toolchain};
 

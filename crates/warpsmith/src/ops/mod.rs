@@ -37,36 +37,47 @@ pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
 
-use crate::dtype::DType;
-use crate::registry::AnyOp;
+use crate::lab::AnyProvable;
+use crate::op::AnyOp;
+use crate::tensor::DType;
 
-/// Every op.
-pub static ALL: &[&dyn AnyOp] = &[
-    &rms_norm::Forward,
-    &rms_norm::Backward,
-    &layer_norm::Forward,
-    &layer_norm::Backward,
-    &softmax::Forward,
-    &softmax::Backward,
-    &rope::Forward,
-    &rope::Backward,
-    &cast::Forward,
-    &activation::Forward,
-    &activation::Backward,
-    &add_gelu::Forward,
-    &add_gelu::Backward,
-    &mul_add::Forward,
-    &mul_add::Backward,
-    &gated_act::Forward,
-    &gated_act::Backward,
-    &linear::Forward,
-    &linear::Backward,
-    &prefix_match::Forward,
-    &kv_store::Forward,
-    &kv_copy::Forward,
-    &merge_states::Forward,
-    &attention::Forward,
-    &paged_attention::Forward,
+/// The ops, one line each: [`ALL`], and for the lab [`PROVABLE`].
+macro_rules! list {
+    ($($op:path),* $(,)?) => {
+        /// Every op.
+        pub static ALL: &[&dyn AnyOp] = &[$(&$op),*];
+
+        /// Every op with its cases and its reference.
+        pub static PROVABLE: &[&dyn AnyProvable] = &[$(&$op),*];
+    };
+}
+
+list![
+    rms_norm::Forward,
+    rms_norm::Backward,
+    layer_norm::Forward,
+    layer_norm::Backward,
+    softmax::Forward,
+    softmax::Backward,
+    rope::Forward,
+    rope::Backward,
+    cast::Forward,
+    activation::Forward,
+    activation::Backward,
+    add_gelu::Forward,
+    add_gelu::Backward,
+    mul_add::Forward,
+    mul_add::Backward,
+    gated_act::Forward,
+    gated_act::Backward,
+    linear::Forward,
+    linear::Backward,
+    prefix_match::Forward,
+    kv_store::Forward,
+    kv_copy::Forward,
+    merge_states::Forward,
+    attention::Forward,
+    paged_attention::Forward,
 ];
 
 /// The op of a name.

@@ -2,9 +2,8 @@
 
 use super::{Changes, NAME, RadixTree, Version};
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
 /// The arrays of one tree as tensors, for the op [`prefix_match`](crate::ops::prefix_match). It knows which state of

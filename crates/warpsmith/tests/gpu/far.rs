@@ -2,8 +2,8 @@
 
 use crate::common::{Gpu, gpu};
 use half::bf16;
-use warpsmith::dtype::Element;
 use warpsmith::ops::{Attention, KvCopy, KvStore, PagedAttention};
+use warpsmith::tensor::Element;
 use warpsmith::{DType, Device, Tensor, TensorView};
 
 const DEVICE: Device = Device::Cuda(0);

@@ -1,8 +1,8 @@
 //! What a fault on the device leaves behind.
 
 use crate::common::gpu;
-use warpsmith::layout::{Layout, Shape};
 use warpsmith::ops::Activation;
+use warpsmith::tensor::{Layout, Shape};
 use warpsmith::{DType, Device, Error, Tensor, TensorView};
 
 /// A fault takes the whole context with it, so it happens in a process of its own: the test below.

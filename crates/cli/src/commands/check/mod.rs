@@ -11,10 +11,11 @@ use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use warpsmith::evidence::{self, CaseRecord, Machine, Record};
-use warpsmith::op::{Arrangement, Case, Values};
-use warpsmith::proof::{Bulk, Drawn, Large, Outcome, Prepared};
-use warpsmith::registry::{AnyOp, KernelInfo};
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::evidence::{self, CaseRecord, Machine, Record};
+use warpsmith::lab::proof::{Bulk, Drawn, Large, Outcome, Prepared};
+use warpsmith::lab::{Arrangement, Case, Values};
+use warpsmith::op::KernelInfo;
 use warpsmith::{Device, Error, Result};
 
 /// Bytes that judging a case takes for each byte of its tensors: the reference in three arithmetics of `f64`.
@@ -83,7 +84,7 @@ Examples:
 
 /// One case on one kernel.
 struct Judged {
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     kernel: KernelInfo,
     case: Case,
     outcome: Outcome,
@@ -166,7 +167,12 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check_op(args: &Args, op: &'static dyn AnyOp, device: Device, results: &mut Vec<Judged>) -> Result<()> {
+fn check_op(
+    args: &Args,
+    op: &'static dyn AnyProvable,
+    device: Device,
+    results: &mut Vec<Judged>,
+) -> Result<()> {
     let spec = op.spec();
     let kernels = args.select.kernels(op, device);
     if kernels.is_empty() {
@@ -199,7 +205,7 @@ fn check_op(args: &Args, op: &'static dyn AnyOp, device: Device, results: &mut V
 }
 
 fn check_large(
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     device: Device,
     kernels: &[KernelInfo],
     results: &mut Vec<Judged>,
@@ -223,7 +229,7 @@ fn check_large(
 }
 
 fn result(
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     kernel: &KernelInfo,
     case: &Case,
     outcome: Outcome,
@@ -236,7 +242,7 @@ fn result(
 }
 
 /// The cases asked for, each with its seed: the one given, or the number it has among them.
-fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(u64, Case)>> {
+fn cases(args: &Args, op: &'static dyn AnyProvable) -> Result<Vec<(u64, Case)>> {
     let asked_for = (0..).zip(args.select.cases(op, op.cases())?);
     let mut cases: Vec<(u64, Case)> =
         asked_for.map(|(number, case)| (args.seed.unwrap_or(number), case)).collect();
@@ -254,7 +260,7 @@ fn cases(args: &Args, op: &'static dyn AnyOp) -> Result<Vec<(u64, Case)>> {
 
 /// How many of the first cases have references that fit into memory at once: as many as keep all threads busy, if they do.
 /// Refuses a case whose reference alone would not fit, which would end the process.
-fn fitting(op: &dyn AnyOp, cases: &[(u64, Case)]) -> Result<usize> {
+fn fitting(op: &dyn AnyProvable, cases: &[(u64, Case)]) -> Result<usize> {
     let memory = Device::Cpu.memory()?;
     let most = cases.len().min(CASES_PER_THREAD * rayon::current_num_threads());
     let mut needed = 0u64;
@@ -344,7 +350,7 @@ fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::P
             .iter()
             .map(|r| CaseRecord::new(r.case.name(r.op.spec()), r.case.dtype.name(), &r.outcome));
         let op = of_kernel[0].op.spec().name;
-        let hash = of_kernel[0].kernel.source_hash(op);
+        let hash = warpsmith::lab::source_hash(&of_kernel[0].kernel, op);
         if record.add_cases(op, name, &hash, cases.collect(), full) {
             added = true;
         } else {

@@ -6,7 +6,7 @@ use crate::kernels::progress_bar;
 use crate::select::{arrangement_name, values_name};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
-use warpsmith::evidence::{Machine, Record};
+use warpsmith::lab::evidence::{Machine, Record};
 use warpsmith::{Device, Error, Result};
 
 /// What a run under a sanitizer exits with when the sanitizer found something.
@@ -139,7 +139,7 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
         let mut record = Record::open(&folder, Machine::of(device)?)?;
         for op in args.select.ops()? {
             for kernel in args.select.kernels(op, device) {
-                let hash = kernel.source_hash(op.spec().name);
+                let hash = warpsmith::lab::source_hash(&kernel, op.spec().name);
                 for (tool, clean) in &verdicts {
                     if !record.add_sanitizer(kernel.name, &hash, tool, *clean) {
                         eprintln!(

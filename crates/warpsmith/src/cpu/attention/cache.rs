@@ -3,7 +3,7 @@
 use super::{Heads, PerHead, Request};
 use crate::cpu::gemm::Blocks;
 use crate::cpu::prefetch::fetch_near;
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// The keys and values of all requests.

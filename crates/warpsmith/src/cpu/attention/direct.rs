@@ -11,7 +11,7 @@ use super::memory::{Layout, Pieces, Space};
 use super::tiles::{Tile, Units};
 use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, DirectProduct, Matrix, Pairs, Rows, turn_sums};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use half::bf16;
 
 const PANEL: usize = Blocks::PANEL;

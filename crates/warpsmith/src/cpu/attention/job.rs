@@ -9,7 +9,7 @@ use super::plan::{Job, keys_of};
 use super::{Call, Partials, SEGMENT};
 use crate::cpu::gemm::{Blocks, Isa};
 use crate::cpu::{CpuElement, Simd, Task};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 #[cfg(target_arch = "x86_64")]
 use {

@@ -34,7 +34,7 @@ pub(crate) use plan::Request;
 use super::gemm::{Blocks, Isa, Slot, with_scratch};
 use super::rows::with_float;
 use super::{Tier, dispatch, num_threads, parallel_for};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use job::Compute;
 use memory::Space;
 use merge::Merge;

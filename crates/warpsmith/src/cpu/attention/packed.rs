@@ -5,7 +5,7 @@ use super::cache::Block;
 use super::job::{Attend, Work};
 use crate::cpu::gemm::{BlockProduct, Blocks};
 use crate::cpu::{CpuElement, Simd};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 
 /// [`Way::Packed`](super::memory::Way::Packed).

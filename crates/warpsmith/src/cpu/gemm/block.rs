@@ -14,7 +14,7 @@ use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
 use crate::cpu::Tier;
 use crate::cpu::prefetch::fetch_near;
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// How blocks of one type are multiplied, with the tile registers of this thread.

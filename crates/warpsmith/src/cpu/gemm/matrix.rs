@@ -5,7 +5,7 @@
 
 use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map};
-use crate::dtype::{DType, F8E4M3, F8E5M2};
+use crate::tensor::{DType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// A matrix of `rows` x `k` elements in memory, with any strides.

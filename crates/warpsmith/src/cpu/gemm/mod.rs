@@ -58,7 +58,7 @@ pub(crate) use split::{
     split_left, turn_sums,
 };
 
-use crate::dtype::DType;
+use crate::tensor::DType;
 use matrix::Unit;
 use panel::Side;
 

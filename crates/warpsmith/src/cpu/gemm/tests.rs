@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cpu::{CpuElement, Simd, math, rows, with_threads};
-use crate::dtype::{F8E4M3, F8E5M2};
+use crate::tensor::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// Numbers in `-1..1` from a fixed sequence.

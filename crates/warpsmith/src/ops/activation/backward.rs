@@ -1,17 +1,15 @@
 //! `activation_backward`: the gradient of `activation`.
 
 use super::{DOUT, DX, KIND, Problem, SIZES, X, reference};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::function::Kind;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -42,12 +40,14 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         super::cost(problem, 3)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -3,9 +3,9 @@
 use super::{DOUT, DX, OUT, Problem, X};
 use crate::cpu::{CpuElement, Simd};
 use crate::error::Result;
+use crate::op::Launch;
 use crate::ops::elementwise::cpu::{self, Expression};
 use crate::ops::elementwise::function::{Function, with_function};
-use crate::registry::Launch;
 use std::marker::PhantomData;
 
 #[derive(Clone, Copy)]

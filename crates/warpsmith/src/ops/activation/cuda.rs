@@ -2,9 +2,9 @@
 
 use super::{DOUT, DX, KINDS, OUT, Problem, X};
 use crate::jit::Source;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "activation", code: include_str!("kernel.cu") };
 const VALUE: Signature = Signature { inputs: 1, outputs: 1, shared: false, pairs: false };

@@ -27,16 +27,14 @@ pub use backward::{ActivationBackward, Backward};
 
 use super::elementwise::function::Kind;
 use super::elementwise::{self, Grid, Stream as Operand};
-use crate::call::{Call, OneOutput};
-use crate::check::Matcher;
 use crate::cpu::Tier;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+};
 use crate::ops::FLOATS;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -95,7 +93,7 @@ fn bench_cases(spec: &OpSpec) -> Vec<Case> {
     cases
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -118,12 +116,14 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         cost(problem, 2)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -1,8 +1,8 @@
 //! The definition of `activation` and its gradient.
 
 use super::{DOUT, KINDS, X};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// out = f(x).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

@@ -1,17 +1,13 @@
 //! `add_gelu_backward`: the gradients of `add_gelu`.
 
 use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X, check_all, reference};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, Space};
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::function::Kind;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{DType, Layout, Space, Tensor, TensorView, TensorViewMut};
 
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,7 +25,7 @@ pub struct Problem {
     pub(super) vector_rows: bool,
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -71,15 +67,17 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let elements = (p.num_rows * p.hidden) as f64;
         let vectors = p.hidden as f64 * (1 + p.has_dbias as u8) as f64;
         let flops = if p.has_dbias { 4.0 } else { 3.0 };
         Cost::moving((3.0 * elements + vectors) * p.dtype.size() as f64, flops * elements)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

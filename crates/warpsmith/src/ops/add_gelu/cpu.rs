@@ -4,10 +4,10 @@ use super::{BIAS, DBIAS, DOUT, DX, OUT, Problem, X, backward as back};
 use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, store_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::error::Result;
+use crate::op::{Kernel, Launch};
 use crate::ops::column_sum::cpu as column_sum;
 use crate::ops::elementwise::cpu::{Expression, run};
 use crate::ops::elementwise::function::{Function, with_function};
-use crate::registry::{Kernel, Launch};
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -4,15 +4,15 @@ use super::{BIAS, DBIAS, DOUT, DX, KINDS, OUT, Problem, X, backward as back};
 use crate::cuda::rows::{Rows, element, flag};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::column_sum::cuda as column_sum;
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "add_gelu", code: include_str!("kernel.cu") };
 const VALUE: Signature = Signature { inputs: 2, outputs: 1, shared: true, pairs: false };

@@ -1,8 +1,8 @@
 //! The definition of `add_gelu` and its gradient.
 
 use super::{APPROXIMATE, BIAS, DBIAS, DOUT, KINDS, X};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// out = gelu(x + bias).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

@@ -4,9 +4,9 @@ use super::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
 use super::{
     BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW,
 };
-use crate::dtype::DType;
-use crate::op::{ArgPlan, Arrangement, Case, Fill, Lengths, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill, Lengths, Values};
 use crate::ops::FLOATS;
+use crate::tensor::DType;
 
 pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
     let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] = case.sizes[..] else {

@@ -5,7 +5,7 @@ use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
 use crate::cpu::attention::{self, Cache, Call, Grid, Heads, PerHead, Request};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
-use crate::registry::Launch;
+use crate::op::Launch;
 
 /// Keys of a block: whole panels.
 const BLOCKS_KV: [usize; 4] = [32, 64, 96, attention::KEYS];

@@ -5,13 +5,12 @@ use super::problem::{Grid, HEAD_DIMS, Heads, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, kernel};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::op::Args;
+use crate::op::{Args, CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 kernel_params! {
     /// Distances in elements between neighbours of q, k, v or out.

@@ -53,18 +53,14 @@ mod tests;
 
 pub use problem::Problem;
 
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::infer::{self, Form};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, Products, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, Products, SizeSpec, infer,
 };
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
 pub(in crate::ops) const Q: usize = 0;
 pub(in crate::ops) const K: usize = 1;
@@ -149,7 +145,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -174,10 +170,6 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let element = p.dtype.size() as f64;
         let (queries, keys) = ((p.batch * p.q_len) as f64, (p.batch * p.kv_len) as f64);
@@ -189,6 +181,12 @@ impl Op for Forward {
             + if p.has_lse { 4.0 * queries * p.num_heads as f64 } else { 0.0 };
         let flops = 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs();
         Cost::multiplying(bytes, flops, Products::of(p.dtype))
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

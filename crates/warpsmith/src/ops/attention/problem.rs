@@ -4,12 +4,10 @@ use super::{
     BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
     V, WINDOW,
 };
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs};
+use crate::op::{Args, Attrs, Matcher};
 use crate::ops::FLOATS;
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 use std::ops::Range;
 
 /// The sizes of a head that kernels are written for.

@@ -1,8 +1,8 @@
 //! The definition of `attention`.
 
 use super::{BIAS, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, V, WINDOW};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 use std::ops::Range;
 
 /// One head of the queries of one request.

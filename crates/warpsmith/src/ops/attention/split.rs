@@ -7,12 +7,12 @@ use super::cuda::{addressable, vectors};
 use super::problem::{Heads, Problem};
 use super::{K, LSE, OUT, Q, SINKS, V};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
+use crate::op::{Kernel, Launch};
 use crate::ops::paged_attention::Problem as Paged;
 use crate::ops::paged_attention::cuda::{self, GENERIC_DEVICE, Keys, MERGE, PagedParams, SM80_DEVICE};
 use crate::ops::paged_attention::plan::{FEW_ROWS, Plan};
 use crate::ops::paged_attention::problem::MOST_KEYS;
-use crate::registry::{Kernel, Launch};
+use crate::tensor::DType;
 
 /// Keys are planned for as if they lay in pages of this size.
 const PAGE: usize = 16;

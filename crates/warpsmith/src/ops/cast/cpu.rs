@@ -5,9 +5,9 @@ use crate::cpu::prefetch::{SIDE_BY_SIDE, side_by_side};
 use crate::cpu::rows::{Divide, with_element};
 use crate::cpu::simd::{Scaled, bf16_to_e4m3};
 use crate::cpu::{CpuElement, Runs, Simd, Task, dispatch, parallel_for, should_stream};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -21,20 +21,14 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Shape, Space};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec,
-    Values,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
 };
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{DType, Layout, Shape, Space, Tensor, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const SCALE: usize = 1;
@@ -153,7 +147,7 @@ fn split_last(mut space: Space<4>) -> (Space<4>, usize, [isize; 2]) {
     (space, cols, steps)
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -195,15 +189,17 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::cast(inputs, attrs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let elements = (p.num_rows * p.num_cols) as f64;
         let flops = if p.scaling == Scaling::None { 0.0 } else { elements };
         let scales = (p.num_scales * size_of::<f32>()) as f64;
         Cost::moving(elements * (p.from.size() + p.to.size()) as f64 + scales, flops)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::cast(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

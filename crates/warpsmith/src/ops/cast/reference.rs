@@ -1,8 +1,8 @@
 //! The definition of `cast`.
 
 use super::{INVERSE, SCALE, X};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// out = x, x * scale or x / scale; x: [rows, hidden], scale: [1] or [rows]. The result is rounded where it is stored.
 pub fn cast<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

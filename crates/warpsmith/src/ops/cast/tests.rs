@@ -5,12 +5,12 @@ use crate::device::Device;
 fn kernels() -> Vec<(&'static str, Device)> {
     let tiers = Tier::available();
     let gpu = Device::best();
-    let place = |k: crate::registry::KernelInfo| match (k.tier, k.cuda) {
+    let place = |k: crate::op::KernelInfo| match (k.tier, k.cuda) {
         (Some(tier), _) => tiers.contains(&tier).then_some((k.name, Device::Cpu)),
         (_, Some(_)) => (gpu != Device::Cpu).then_some((k.name, gpu)),
         _ => None,
     };
-    crate::registry::AnyOp::kernels(&Forward).into_iter().filter_map(place).collect()
+    crate::op::AnyOp::kernels(&Forward).into_iter().filter_map(place).collect()
 }
 
 /// The bytes of every value of the narrow types, and of f32 every exponent with mantissas around the ties of all other

@@ -3,7 +3,7 @@
 use super::Target;
 use crate::cpu::rows::with_float;
 use crate::cpu::{CpuElement, parallel_for};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// Rows are summed in at most this many groups, whose borders depend on the number of rows alone: the order of

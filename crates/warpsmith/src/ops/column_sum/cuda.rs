@@ -3,12 +3,12 @@
 use super::Target;
 use crate::cuda::rows::element;
 use crate::cuda::{LaunchConfig, kernel};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Launch};
+use crate::tensor::DType;
 
 /// Most gradients of one launch.
 const MAX_SUMS: usize = 2;

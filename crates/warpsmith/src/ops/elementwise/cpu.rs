@@ -5,7 +5,7 @@ use crate::cpu::prefetch::{SIDE_BY_SIDE, claim_ahead, fetch, side_by_side};
 use crate::cpu::rows::{Scratch, can_stream, with_float};
 use crate::cpu::simd::{Four, MAX_LANES, Pair};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -350,7 +350,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
 mod tests {
     use super::super::Stream;
     use super::*;
-    use crate::layout::{Layout, Shape};
+    use crate::tensor::{Layout, Shape};
     use half::{bf16, f16};
 
     #[derive(Clone, Copy)]

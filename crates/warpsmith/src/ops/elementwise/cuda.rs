@@ -7,9 +7,9 @@ use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::layout::MAX_RANK;
+use crate::op::{CudaKernel, Defines, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Launch};
+use crate::tensor::MAX_RANK;
 
 /// Threads of a block; the device half says the same.
 const THREADS: usize = 256;
@@ -256,8 +256,7 @@ mod tests {
     use super::super::Stream;
     use super::*;
     use crate::device::Device;
-    use crate::dtype::DType;
-    use crate::layout::{Layout, Shape};
+    use crate::tensor::{DType, Layout, Shape};
 
     fn plan(shape: &[usize], strides: [&[isize]; 3]) -> Plan {
         let shape = Shape::new(shape).unwrap();

@@ -3,8 +3,8 @@
 use crate::cpu::coarse::{self, Bf16, F16};
 use crate::cpu::pieces::{for_bf16, for_f32};
 use crate::cpu::{CpuElement, Simd, bf16, math};
-use crate::dtype::DType;
-use crate::reference::Real;
+use crate::lab::Real;
+use crate::tensor::DType;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 /// An activation function.

@@ -11,11 +11,11 @@ pub(super) mod cpu;
 pub(super) mod cuda;
 pub(super) mod function;
 
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, MAX_RANK, Shape, Space};
-use crate::op::{Args, Arrangement, Case, OpSpec, Values};
+use crate::lab::{Arrangement, Case, Values};
+use crate::op::{Args, OpSpec};
 use crate::ops::FLOATS;
+use crate::tensor::{DType, Layout, MAX_RANK, Shape, Space};
 
 /// Most tensors of a call: inputs, then outputs.
 pub(super) const MAX_STREAMS: usize = 5;

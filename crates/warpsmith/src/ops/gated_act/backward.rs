@@ -1,14 +1,12 @@
 //! `gated_act_backward`: the gradient of `gated_act`.
 
 use super::{ATTRS, DOUT, DX, INTERLEAVED, KIND, KINDS, LAYOUT, Problem, SIZES, X, reference, unpack};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::{Grid, Stream as Operand};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 /// A checked call.
@@ -28,7 +26,7 @@ impl BackwardProblem {
     }
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -61,12 +59,14 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(problem: &BackwardProblem) -> Cost {
         super::cost(&problem.of, 5)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

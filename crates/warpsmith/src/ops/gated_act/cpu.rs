@@ -4,9 +4,9 @@ use super::backward::BackwardProblem;
 use super::{OUT, Problem, X};
 use crate::cpu::{CpuElement, Simd};
 use crate::error::Result;
+use crate::op::Launch;
 use crate::ops::elementwise::cpu::{Expression, run};
 use crate::ops::elementwise::function::{Function, with_function};
-use crate::registry::Launch;
 use std::marker::PhantomData;
 
 #[derive(Clone, Copy)]

@@ -3,9 +3,9 @@
 use super::backward::BackwardProblem;
 use super::{KINDS, OUT, Problem, X};
 use crate::jit::Source;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "gated_act", code: include_str!("kernel.cu") };
 const VALUE: Signature = Signature { inputs: 2, outputs: 1, shared: false, pairs: true };

@@ -1,8 +1,8 @@
 //! The definition of `gated_act` and its gradient.
 
 use super::{DOUT, INTERLEAVED, KIND, KINDS, LAYOUT, X};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// Where column `i` of gate and of up lies in a packed row for `n` columns.
 fn columns(i: usize, n: usize, attrs: &Attrs) -> (usize, usize) {

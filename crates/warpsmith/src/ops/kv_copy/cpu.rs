@@ -4,7 +4,7 @@ use super::{CACHE, PAIRS, Problem};
 use crate::cpu::rows::index_at;
 use crate::cpu::{Simd, Task, copy_bytes, dispatch, parallel_for, should_stream};
 use crate::error::{Error, Result};
-use crate::registry::Launch;
+use crate::op::Launch;
 use std::ops::Range;
 
 /// Bytes a thread copies at least: less is not worth waking one.

@@ -4,11 +4,11 @@ use super::{CACHE, PAIRS, Problem, WIDEST};
 use crate::cuda::rows::{Rows, blocks_ahead, grid_blocks, is_large};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "kv_copy", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.

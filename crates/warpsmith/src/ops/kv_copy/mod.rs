@@ -20,17 +20,12 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::Space;
-use crate::op::{ArgPlan, ArgSpec, Args, Arrangement, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec, Values};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec};
+use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const PAIRS: usize = 0;
 const CACHE: usize = 1;
@@ -106,7 +101,7 @@ fn check(args: &Args<'_>) -> Result<Problem> {
     })
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -139,14 +134,16 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::copied(inputs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let pairs = p.num_pairs * 2 * p.pair_dtype.size();
         let pages = p.num_pairs as f64 * p.runs.len() as f64 * p.run_bytes() as f64;
         Cost::moving(2.0 * pages + pairs as f64, 0.0)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::copied(inputs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

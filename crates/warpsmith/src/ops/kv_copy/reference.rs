@@ -1,7 +1,7 @@
 //! The definition of `kv_copy`.
 
 use super::{CACHE, PAIRS};
-use crate::reference::{Array, Inputs, Real};
+use crate::lab::{Array, Inputs, Real};
 
 /// cache: [layers, pages, page], pairs: [n, 2]. For each layer and pair: page dst becomes what page src was.
 pub fn copied<R: Real>(inputs: &Inputs<'_, R>) -> Vec<Option<Array<R>>> {

@@ -1,9 +1,8 @@
 use super::*;
 use crate::device::Device;
+use crate::lab::proof::kernels_on;
 use crate::ops::devices;
-use crate::proof::kernels_on;
-use crate::random::Random;
-use crate::tensor::Tensor;
+use crate::tensor::{Random, Tensor};
 
 fn pairs(pages: &[i64], device: Device) -> Tensor {
     Tensor::from_slice(pages, &[pages.len() / 2, 2], device).unwrap()

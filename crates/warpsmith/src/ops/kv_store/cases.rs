@@ -1,10 +1,11 @@
 //! The cases of `kv_store`.
 
 use super::{COS, K_SCALE, POSITIONS, SIN, TO, V_SCALE};
-use crate::dtype::DType;
-use crate::op::{ArgPlan, Arrangement, Case, Fill, OpSpec, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::op::OpSpec;
 use crate::ops::FLOATS;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
+use crate::tensor::DType;
 
 /// Rows of the tables of a case.
 const TABLE_ROWS: usize = 50;

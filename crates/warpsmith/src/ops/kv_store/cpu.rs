@@ -3,10 +3,10 @@
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
 use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
-use crate::dtype::{DType, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
+use crate::op::Launch;
 use crate::ops::rope::cpu::{Factors, Head, Row};
-use crate::registry::Launch;
+use crate::tensor::{DType, F8E4M3, F8E5M2};
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -4,13 +4,13 @@ use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, Side, V, V
 use crate::cuda::rows::{element, flag, grid_blocks};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::rope::cuda::{Heads, ITEMS as ROTATED_ITEMS, MAX_PAIRS, Rotary, Shape, THREADS};
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "kv_store", code: include_str!("kernel.cu") };
 /// Tokens of a thread that casts, where there are enough for all multiprocessors. Threads that only copy are fastest with

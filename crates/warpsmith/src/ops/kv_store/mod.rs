@@ -28,18 +28,16 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
+};
 use crate::ops::FLOATS;
 use crate::ops::rope::{self, Rotation};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{DType, TensorView, TensorViewMut};
 
 const K: usize = 0;
 const V: usize = 1;
@@ -172,7 +170,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -225,10 +223,6 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::stored(inputs, attrs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let elements = (p.num_tokens * p.num_heads * p.head_dim) as f64;
         let indices = p.slot_dtype.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
@@ -239,6 +233,12 @@ impl Op for Forward {
         let tokens = 2.0 * elements * (p.from.size() + p.to.size()) as f64;
         let others = (p.num_tokens * indices + tables + scales) as f64;
         Cost::moving(tokens + others, 6.0 * rotations + quotients)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::stored(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -1,9 +1,9 @@
 //! The definition of `kv_store`.
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, SIN, SLOTS, V, V_CACHE, V_SCALE};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
-use crate::reference::{Array, Inputs, Real};
 
 /// k, v: [tokens, heads, dim]; the caches: [slots, heads, dim]. Row slots[t] becomes rotated(k[t]) / k_scale, and
 /// v[t] / v_scale. The result is rounded where it is stored.

@@ -1,9 +1,8 @@
 use super::*;
 use crate::device::Device;
-use crate::layout::{Layout, Shape};
+use crate::lab::proof::kernels_on;
 use crate::ops::{Cast, Rope, devices};
-use crate::proof::kernels_on;
-use crate::tensor::Tensor;
+use crate::tensor::{Layout, Shape, Tensor};
 
 fn indices(values: &[i64], device: Device) -> Tensor {
     Tensor::from_slice(values, &[values.len()], device).unwrap()

@@ -1,9 +1,8 @@
 //! The definition of `layer_norm` and its gradient.
 
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::ops::norm::backward as back;
-use crate::ops::norm::{BIAS, EPS, RESIDUAL, SUM, WEIGHT, X};
-use crate::reference::{Array, Inputs, Real};
+use crate::ops::norm::{BIAS, EPS, RESIDUAL, SUM, WEIGHT, X, backward as back};
 
 /// Per row of length n: s = x + residual; m = sum(s) / n; out = (s - m) / sqrt(sum((s - m)^2) / n + eps) * weight
 /// + bias.

@@ -3,8 +3,8 @@
 use super::problem::{FP8, INPUTS, SCALE_BLOCK};
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, RESIDUAL, SCALE, SCALING, SPEC, Scaling, TO};
 use super::{Precision, RESULTS, W_SCALE, X_SCALE, result_type};
-use crate::dtype::DType;
-use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::tensor::DType;
 
 pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
     let [m, n, k, batch] = case.sizes[..] else { unreachable!("four sizes") };

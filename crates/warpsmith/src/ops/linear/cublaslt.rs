@@ -5,10 +5,10 @@ use super::problem::{Dequant, Order, Strides};
 use super::{Gate, Problem};
 use crate::cuda::cublaslt::{self, Addresses, Compute, Last, Matrix, Product, Type, WORKSPACE};
 use crate::device::{DeviceInfo, Stream};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::op::{Kernel, Launch, VendorLibrary};
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{Kernel, Launch, VendorLibrary};
+use crate::tensor::DType;
 
 const LIBRARY: VendorLibrary = VendorLibrary {
     name: "cuBLASLt",

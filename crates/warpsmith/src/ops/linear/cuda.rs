@@ -5,13 +5,13 @@ use super::{Gate, Problem};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 kernel_params! {
     /// The parameters of every kernel of `linear`; what is absent is zero. Strides count elements.

@@ -51,18 +51,15 @@ pub use packed::PackedWeight;
 pub use problem::Problem;
 
 use super::elementwise::function::Kind;
-use crate::call::{Call, OneOutput};
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::infer::{self, Form};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, Products, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, OneOutput, Op, OpSpec, Products,
+    SizeSpec, infer,
 };
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{DType, TensorView, TensorViewMut};
 
 pub(in crate::ops) const X: usize = 0;
 pub(in crate::ops) const W: usize = 1;
@@ -224,7 +221,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -254,10 +251,6 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let (matrices, rows) = ((p.outer.len() * p.batch) as f64, p.weight_rows() as f64);
         let (m, n, k) = (p.m as f64, p.n as f64, p.k as f64);
@@ -270,6 +263,12 @@ impl Op for Forward {
             + results * p.out_dtype.size() as f64;
         let products = if p.tf32 { Products::Tf32 } else { Products::of(p.x_dtype) };
         Cost::multiplying(bytes, 2.0 * matrices * m * rows * k, products)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -2,11 +2,11 @@
 
 use super::cpu::Weight;
 use super::{GATE, Gate, Linear, SPEC, W, X, problem};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::cpu::gemm::{self, Isa, PackedWeights};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::op::Call;
 use crate::tensor::{Tensor, TensorView};
 
 /// A weight of `linear` that was rearranged for the processor: calls with it need not do so again, which counts most where

@@ -4,14 +4,11 @@ use super::{
     ACT, Activation, BIAS, GATE, Gate, OUT, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling,
 };
 use super::{SPEC, W, W_SCALE, X, X_SCALE};
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::{MAX_RANK, Space};
-use crate::op::{Args, Attrs};
+use crate::op::{Args, Attrs, Matcher};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
-use crate::tensor::TensorView;
+use crate::tensor::{DType, MAX_RANK, Space, TensorView};
 
 /// Elements of K that share a scale with [`Scaling::Block`], and rows of `w` that do.
 pub(in crate::ops) const SCALE_BLOCK: usize = 128;

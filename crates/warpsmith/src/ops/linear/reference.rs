@@ -4,8 +4,9 @@ use super::backward as back;
 use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
 use super::{W, W_SCALE, X, X_SCALE};
+use crate::lab::reference::TENSOR_GROUP;
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real, TENSOR_GROUP};
 
 /// out = residual + scale act(x wᵀ + bias), or residual + scale (act(gate) up).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

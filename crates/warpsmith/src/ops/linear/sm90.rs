@@ -10,12 +10,12 @@ use super::{Gate, Problem};
 use crate::cuda::rows::flag;
 use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::elementwise::function::Kind;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 use tile::{BLOCKS, Cluster, EXCHANGED, SKINNY, Schedule, TILES, Tile};
 
 /// Bytes of K in a piece of a stage, which the copy engine swizzles.

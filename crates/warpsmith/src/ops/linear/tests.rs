@@ -1,5 +1,5 @@
 use super::*;
-use crate::layout::{Layout, Shape};
+use crate::tensor::{Layout, Shape};
 use crate::{Device, Tensor};
 
 fn tensor(shape: &[usize], dtype: DType) -> Tensor {
@@ -137,7 +137,8 @@ fn orders_say_what_can_be_moved_in_pieces() {
 #[test]
 fn what_auto_chose_is_explained() {
     use crate::device::DeviceInfo;
-    use crate::registry::{AnyOp, Select};
+    use crate::op::AnyOp;
+    use crate::op::Select;
     let (x, w) = (tensor(&[3, 8], DType::F32), tensor(&[5, 8], DType::F32));
     let mut out = tensor(&[3, 5], DType::F32);
     let args = Args::new(const { &SPEC }).input(X, x.view()).input(W, w.view()).output(OUT, out.view_mut());

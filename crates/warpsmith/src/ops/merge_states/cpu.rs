@@ -8,7 +8,7 @@ use crate::cpu::rows::{
 use crate::cpu::simd::MAX_LANES;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -3,12 +3,12 @@
 use super::{COUNTS, LSE, LSES, OUT, OUTS, Problem};
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
 use crate::cuda::{LaunchConfig, kernel};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "merge_states", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.

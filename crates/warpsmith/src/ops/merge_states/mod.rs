@@ -21,22 +21,15 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::infer::{self, Form};
-use crate::layout::Space;
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec,
-    Values,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec, infer,
 };
 use crate::ops::FLOATS;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{DType, Space, Tensor, TensorView, TensorViewMut};
 
 const OUTS: usize = 0;
 const LSES: usize = 1;
@@ -114,7 +107,7 @@ fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
     known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -166,10 +159,6 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::merged(inputs)
-    }
-
     fn cost(p: &Problem) -> Cost {
         let rows = (p.num_tokens * p.num_heads) as f64;
         let (parts, dim) = (p.num_parts as f64, p.head_dim as f64);
@@ -177,6 +166,12 @@ impl Op for Forward {
         let counts = if p.counts.is_some() { (p.num_tokens * size_of::<i32>()) as f64 } else { 0.0 };
         let states = rows * dim * (parts * p.from.size() as f64 + p.to.size() as f64);
         Cost::moving(states + lses + counts, rows * dim * (2.0 * parts + 1.0))
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::merged(inputs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

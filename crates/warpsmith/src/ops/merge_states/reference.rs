@@ -1,7 +1,7 @@
 //! The definition of `merge_states`.
 
 use super::{COUNTS, LSE, LSES, OUTS};
-use crate::reference::{Array, Inputs, Real};
+use crate::lab::{Array, Inputs, Real};
 
 /// outs: [parts, tokens, heads, dim], lses: [parts, tokens, heads]. Per token and head, over parts p that are not empty:
 /// w[p] = exp(lse[p] - m), m the largest lse; out = sum(w[p] outs[p]) / sum(w[p]); lse = m + ln(sum(w[p])).

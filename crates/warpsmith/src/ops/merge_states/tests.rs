@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::Device;
+use crate::lab::proof::kernels_on;
 use crate::ops::devices;
-use crate::proof::kernels_on;
 
 const EMPTY: f64 = f64::NEG_INFINITY;
 

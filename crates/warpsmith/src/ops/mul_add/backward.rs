@@ -1,14 +1,12 @@
 //! `mul_add_backward`: the gradients of `mul_add`.
 
 use super::{A, B, DA, DB, DOUT, SIZES, reference};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::{self, Grid, Stream as Operand};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 /// A checked call.
@@ -39,7 +37,7 @@ impl Wanted {
     }
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -81,14 +79,16 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         let (elements, tensors) = (problem.grid.len() as f64, problem.wanted.operands().len());
         let flops = if problem.wanted == Wanted::Both { 2.0 } else { 1.0 };
         Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, flops * elements)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -4,8 +4,8 @@ use super::backward::{self, Wanted};
 use super::{A, B, C, OUT, Problem};
 use crate::cpu::{CpuElement, Simd};
 use crate::error::Result;
+use crate::op::Launch;
 use crate::ops::elementwise::cpu::{Expression, run};
-use crate::registry::Launch;
 
 #[derive(Clone, Copy)]
 struct MulAdd;

@@ -3,8 +3,8 @@
 use super::backward::{self, Wanted};
 use super::{A, B, C, OUT, Problem};
 use crate::jit::Source;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "mul_add", code: include_str!("kernel.cu") };
 const VALUE: Signature = Signature { inputs: 3, outputs: 1, shared: false, pairs: false };

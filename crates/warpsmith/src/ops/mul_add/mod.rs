@@ -18,16 +18,12 @@ mod reference;
 pub use backward::{Backward, MulAddBackward};
 
 use super::elementwise::{self, Grid, Stream as Operand};
-use crate::call::{Call, OneOutput};
-use crate::check::Matcher;
 use crate::cpu::Tier;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec};
 use crate::ops::FLOATS;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -66,7 +62,7 @@ pub struct Problem {
     grid: Grid,
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -95,13 +91,15 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         let elements = problem.grid.len() as f64;
         Cost::moving(4.0 * elements * problem.grid.dtype.size() as f64, 2.0 * elements)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -1,7 +1,7 @@
 //! The definition of `mul_add` and its gradient.
 
 use super::{A, B, C, DA, DB, DOUT};
-use crate::reference::{Array, Inputs, Real};
+use crate::lab::{Array, Inputs, Real};
 
 /// out = a b + c.
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>) -> Vec<Option<Array<R>>> {

@@ -1,12 +1,11 @@
 //! The gradients of both norms.
 
 use super::check_eps;
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, Space};
-use crate::op::{ArgPlan, Args, Arrangement, Attrs, Case, Cost, OpSpec, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Values};
+use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
 use crate::ops::FLOATS;
+use crate::tensor::{DType, Layout, Space};
 
 // Both ops declare their arguments in this order; rms_norm has no dbias.
 pub(in crate::ops) const X: usize = 0;

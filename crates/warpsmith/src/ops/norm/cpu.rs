@@ -9,8 +9,8 @@ use crate::cpu::rows::{
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
 use crate::device::DeviceInfo;
 use crate::error::Result;
+use crate::op::{Kernel, Launch};
 use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
-use crate::registry::{Kernel, Launch};
 use std::ops::Range;
 
 /// Elements a thread works on at least: less is not worth waking one.

@@ -4,12 +4,12 @@ use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
 use crate::cuda::kernel;
 use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::{FLOATS, column_sum};
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "norm", code: include_str!("kernel.cu") };
 const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_str!("backward.cu") };

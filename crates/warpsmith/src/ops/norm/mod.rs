@@ -5,12 +5,11 @@ pub(super) mod cpu;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
 
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, Space};
-use crate::op::{ArgPlan, Args, Arrangement, Attrs, Case, Cost, OpSpec, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Values};
+use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
 use crate::ops::FLOATS;
+use crate::tensor::{DType, Layout, Space};
 
 // Both ops declare their arguments in this order; rms_norm has no bias.
 pub(super) const X: usize = 0;

@@ -5,11 +5,9 @@ use super::{
     ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS, SCALE,
     SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
 };
-use crate::dtype::DType;
-use crate::fill::sum_repeating;
-use crate::op::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values, sum_repeating};
 use crate::ops::FLOATS;
-use crate::random::Random;
+use crate::tensor::{DType, Random};
 
 /// Queries and keys of requests of very different sizes, up to the case's: nothing, the usual, all keys new, more
 /// queries than keys.

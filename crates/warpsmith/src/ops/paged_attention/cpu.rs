@@ -6,7 +6,7 @@ use super::numbers::requests;
 use super::{K_PAGES, K_SCALE, LSE, OUT, PAGE_TABLE, Problem, Q, SINKS, V_PAGES, V_SCALE};
 use crate::cpu::attention::{self, Cache, Call, Heads, Pages, PerHead};
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;

@@ -71,16 +71,14 @@ mod tests;
 pub use groups::SharedPrefixes;
 pub use problem::Problem;
 
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::infer::{self, Form};
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, SizeSpec, infer,
+};
+use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
 pub(in crate::ops) const Q: usize = 0;
 pub(in crate::ops) const K_PAGES: usize = 1;
@@ -168,7 +166,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -193,12 +191,14 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         problem.cost()
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

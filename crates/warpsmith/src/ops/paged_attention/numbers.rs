@@ -4,7 +4,7 @@ use super::problem::Shared;
 use super::{GROUP_STARTS, KV_LENS, PAGE_TABLE, PREFIX_LENS, Problem, Q_STARTS};
 use crate::cpu::attention::Request;
 use crate::error::{Error, Result};
-use crate::registry::Launch;
+use crate::op::Launch;
 use std::ops::Range;
 
 /// Reads and judges all numbers, before anything is written.

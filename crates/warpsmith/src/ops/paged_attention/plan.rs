@@ -4,7 +4,7 @@
 use super::Problem;
 use super::problem::Shared;
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
+use crate::tensor::DType;
 use std::fmt;
 
 /// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.

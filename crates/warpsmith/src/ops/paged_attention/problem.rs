@@ -4,12 +4,10 @@ use super::{
     ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Q,
     Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, V_PAGES, V_SCALE, WINDOW,
 };
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs, Cost, Products};
+use crate::op::{Args, Attrs, Cost, Matcher, Products};
 use crate::ops::FLOATS;
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 use std::ops::Range;
 
 /// The sizes of a head that kernels are written for.

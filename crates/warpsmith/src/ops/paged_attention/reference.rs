@@ -4,8 +4,8 @@ use super::{
     CAUSAL, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, V_PAGES,
     V_SCALE, WINDOW,
 };
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// out = softmax(scale q kᵀ) v for each request, over the keys that a query sees and a sink.
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

@@ -12,11 +12,11 @@ use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Kernel, Launch};
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
 use crate::ops::attention::sm90::deal::{Deal, plan};
 use crate::ops::attention::sm90::tile::{Kind, Tile};
 use crate::ops::attention::sm90::{CHUNK, Config, WARP_ROWS, factors, supports_options};
-use crate::registry::{CudaKernel, Kernel, Launch};
 
 kernel_params! {
     /// Where the keys of requests are.

@@ -3,8 +3,7 @@
 
 use super::*;
 use crate::device::Device;
-use crate::layout::{Layout, Shape};
-use crate::random::Random;
+use crate::tensor::{Layout, Random, Shape};
 
 const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
@@ -21,11 +20,11 @@ fn devices() -> Vec<Device> {
 /// Every kernel of the device that can run here, with a type it is for.
 fn kernels(device: Device) -> Vec<(&'static str, DType)> {
     let tiers = Tier::available();
-    let here = |k: &crate::registry::KernelInfo| match device {
+    let here = |k: &crate::op::KernelInfo| match device {
         Device::Cpu => k.tier.is_some_and(|t| tiers.contains(&t)),
         Device::Cuda(_) => k.cuda.is_some(),
     };
-    let kernels = crate::registry::AnyOp::kernels(&Forward).into_iter().filter(here);
+    let kernels = crate::op::AnyOp::kernels(&Forward).into_iter().filter(here);
     kernels.map(|k| (k.name, if k.name.ends_with("generic") { DType::F32 } else { DType::BF16 })).collect()
 }
 

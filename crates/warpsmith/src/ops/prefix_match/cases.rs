@@ -2,10 +2,10 @@
 
 use super::flat::{Slot, slots_for};
 use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, SEED, STARTS, TABLE, TOKENS};
-use crate::dtype::DType;
-use crate::op::{ArgPlan, Arrangement, Case, Fill, OpSpec, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values};
+use crate::op::OpSpec;
 use crate::radix::RadixTree;
-use crate::random::Random;
+use crate::tensor::{DType, Random};
 
 /// Token ids: few enough that pages of one token often agree by chance.
 const VOCABULARY: u64 = 1000;

@@ -4,8 +4,7 @@ use super::flat::Flat;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cpu::parallel_for;
 use crate::error::{Error, Result};
-use crate::op::Args;
-use crate::registry::Launch;
+use crate::op::{Args, Launch};
 use std::borrow::Cow;
 
 /// Tokens a thread compares at least: less is not worth waking one.

@@ -7,7 +7,7 @@ use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 
 const SOURCE: Source = Source { name: "prefix_match", code: include_str!("kernel.cu") };
 /// Threads that search for one sequence together, when sequences are few and long.

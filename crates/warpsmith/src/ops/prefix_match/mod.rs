@@ -29,18 +29,15 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::infer::Form;
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec,
+};
 use crate::radix::{Mirror, Version};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
 const TABLE: usize = 0;
 const EDGE_TOKENS: usize = 1;
@@ -153,7 +150,7 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -212,15 +209,17 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::matches(inputs, attrs)
-    }
-
     /// For sequences that match in full: their tokens and the tree's, the pages read and written.
     fn cost(p: &Problem) -> Cost {
         let pages = (p.total / p.page_size).min(p.batch * p.max_pages) + p.batch * p.max_pages;
         let numbers = 2 * p.total + pages + 3 * p.batch;
         Cost::moving((numbers * size_of::<i32>()) as f64, p.total as f64)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::matches(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

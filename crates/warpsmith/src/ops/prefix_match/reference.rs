@@ -1,8 +1,8 @@
 //! The definition of `prefix_match`: every path of the tree, compared with every sequence from the first token on.
 
 use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, STARTS, TABLE, TOKENS};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// table: [slots, 4], edge_tokens: [pages, page_size], edge_pages: [pages], tokens: [total], starts: [batch + 1] ->

@@ -1,18 +1,16 @@
 //! `rms_norm_backward`: the gradients of `rms_norm`.
 
 use super::reference;
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec, SizeSpec};
 use crate::ops::norm::backward::{self as back, DOUT, DSUM, DWEIGHT, DX, Problem, WEIGHT, X};
 use crate::ops::norm::{self, EPS};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -45,12 +43,14 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         back::cost(problem)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -16,17 +16,17 @@ mod reference;
 
 pub use backward::{Backward, RmsNormBackward};
 
-use crate::call::{Call, OneOutput};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, OneOutput, Op, OpSpec, SizeSpec,
+};
 use crate::ops::norm::{self, EPS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -60,12 +60,14 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         norm::cost(problem)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

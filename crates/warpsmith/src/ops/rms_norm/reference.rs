@@ -1,9 +1,8 @@
 //! The definition of `rms_norm` and its gradient.
 
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::ops::norm::backward as back;
-use crate::ops::norm::{EPS, RESIDUAL, SUM, WEIGHT, X};
-use crate::reference::{Array, Inputs, Real};
+use crate::ops::norm::{EPS, RESIDUAL, SUM, WEIGHT, X, backward as back};
 
 /// Per row of length n: s = x + residual; out = s / sqrt(sum(s^2) / n + eps) * weight.
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

@@ -1,16 +1,14 @@
 //! `rope_backward`: the gradient of `rope`, a rotation by the opposite angle.
 
 use super::{ATTRS, OUT, POSITIONS, Problem, SIZES, X, cpu, reference};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -39,12 +37,14 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::rotated(inputs, attrs, -R::one())
-    }
-
     fn cost(problem: &Problem) -> Cost {
         super::cost(problem)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::rotated(inputs, attrs, -R::one())
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -9,9 +9,9 @@ use crate::cpu::rows::{
     Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -5,12 +5,12 @@ use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
 use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "rope", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.

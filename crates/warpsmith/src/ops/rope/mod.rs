@@ -31,21 +31,15 @@ mod tests;
 pub use backward::{Backward, RopeBackward};
 pub(in crate::ops) use rotation::{Rotation, check_numbers};
 
-use crate::call::{Call, OneOutput};
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::Space;
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Fill, Op, OpSpec, SizeSpec,
-    Values,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
 use crate::ops::FLOATS;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 // The backward op has the same arguments and options: `dout` and `dx` take the places of `x` and `out`.
 const X: usize = 0;
@@ -221,7 +215,7 @@ fn bench_cases(spec: &OpSpec) -> Vec<Case> {
     cases
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -250,12 +244,14 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::rotated(inputs, attrs, R::one())
-    }
-
     fn cost(problem: &Problem) -> Cost {
         cost(problem)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::rotated(inputs, attrs, R::one())
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
@@ -318,7 +314,7 @@ impl<'a> Call<'a, Forward> {
 /// The options of both directions.
 macro_rules! options {
     ($op:ty) => {
-        impl<'a> $crate::call::Call<'a, $op> {
+        impl<'a> $crate::op::Call<'a, $op> {
             /// Pairs are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
             pub fn interleaved(self) -> Self {
                 self.attr($crate::ops::rope::LAYOUT, 1.0)

@@ -1,8 +1,8 @@
 //! The definition of `rope` and, with the other sign, of its gradient.
 
 use super::{COS, LAYOUT, POSITIONS, ROTARY_DIM, SCALE, SIN, THETA, X};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// x: [tokens, heads, head_dim], positions: [tokens]. Per token and pair i of d = rotary_dim:
 /// angle = position * scale * theta^(-2 i / d); (a, b) -> (a cos - b sin, b cos + a sin), `sign` times the sine.

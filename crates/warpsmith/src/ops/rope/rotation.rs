@@ -1,10 +1,9 @@
 //! What a call says about the rotation: shared by `rope`, its gradient and the ops that rotate on the way.
 
 use super::{LAYOUT, ROTARY_DIM, SCALE, THETA};
-use crate::check::Matcher;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs};
+use crate::op::{Args, Attrs, Matcher};
+use crate::tensor::DType;
 
 /// Where the tables' elements are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,8 +1,8 @@
 use super::*;
 use crate::Tensor;
 use crate::device::Device;
-use crate::layout::{Layout, Shape};
 use crate::ops::devices;
+use crate::tensor::{Layout, Shape};
 use std::f64::consts::TAU;
 
 fn positions(values: &[i64], shape: &[usize], device: Device) -> Tensor {
@@ -12,11 +12,11 @@ fn positions(values: &[i64], shape: &[usize], device: Device) -> Tensor {
 /// Every kernel of the device that can run here.
 fn kernels(device: Device) -> Vec<&'static str> {
     let tiers = Tier::available();
-    let here = |k: &crate::registry::KernelInfo| match device {
+    let here = |k: &crate::op::KernelInfo| match device {
         Device::Cpu => k.tier.is_some_and(|t| tiers.contains(&t)),
         Device::Cuda(_) => k.cuda.is_some(),
     };
-    crate::registry::AnyOp::kernels(&Forward).into_iter().filter(here).map(|k| k.name).collect()
+    crate::op::AnyOp::kernels(&Forward).into_iter().filter(here).map(|k| k.name).collect()
 }
 
 #[test]

@@ -3,20 +3,18 @@
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::{ATTRS, Problem, SCALE, SIZES, cpu, reference};
-use crate::call::Call;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgPlan, ArgSpec, Args, Attrs, Case, Cost, Op, OpSpec};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 pub(super) const Y: usize = 0;
 pub(super) const DOUT: usize = 1;
 pub(super) const DX: usize = 2;
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -43,12 +41,14 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         problem.cost(3.0, 5.0)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

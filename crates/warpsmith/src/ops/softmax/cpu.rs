@@ -10,9 +10,9 @@ use crate::cpu::rows::{
 };
 use crate::cpu::simd::{Four, MAX_LANES};
 use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
+use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -18,20 +18,15 @@ mod reference;
 
 pub use backward::{Backward, SoftmaxBackward};
 
-use crate::call::{Call, OneOutput};
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::Space;
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::{
-    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec, Values,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
 use crate::ops::{FLOATS, ROW_SIZES};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -134,7 +129,7 @@ fn bench_cases(spec: &OpSpec) -> Vec<Case> {
     cases
 }
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -160,12 +155,14 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         problem.cost(2.0, 5.0)
+    }
+}
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

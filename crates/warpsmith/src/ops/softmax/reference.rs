@@ -1,8 +1,8 @@
 //! The definition of `softmax` and its gradient.
 
 use super::{SCALE, X, backward as back};
+use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::reference::{Array, Inputs, Real};
 
 /// Per row: t = scale x; out = exp(t - max(t)) / sum(exp(t - max(t))).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

@@ -6,7 +6,7 @@ use crate::cpu::attention::Grid;
 use crate::cpu::gemm::Blocks;
 use crate::cpu::rows::for_vectors;
 use crate::cpu::{CpuElement, Simd, bf16, math};
-use crate::dtype::DType;
+use crate::tensor::DType;
 use half::{bf16 as Bf16, f16};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

@@ -7,7 +7,7 @@ use crate::cpu::attention::job::Work;
 use crate::cpu::attention::tiles::{Tile, Tiles};
 use crate::cpu::gemm::{Blocks, Matrix, Piece};
 use crate::cpu::prefetch::fetch_near;
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// Where the keys or values of a unit are copied to.
 pub(super) struct Stage<'a> {

@@ -2,10 +2,10 @@
 
 use super::Tile;
 use super::deal::{Deal, plan};
-use crate::dtype::DType;
 use crate::ops::attention::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS, Packed, Problem};
 use crate::ops::attention::tests::problem;
 use crate::ops::attention::{BLOCK_KV, BLOCK_Q, CAUSAL, SOFTCAP, WINDOW};
+use crate::tensor::DType;
 
 #[test]
 fn tiles_fit_shared_memory_and_the_copy_engine() {

@@ -2,8 +2,8 @@
 
 use super::CHUNK;
 use super::deal::{Deal, plan};
-use crate::dtype::DType;
 use crate::ops::attention::problem::Problem;
+use crate::tensor::DType;
 
 /// Queries of a warpgroup, and its threads.
 const ROWS: usize = 64;

@@ -1,8 +1,8 @@
 //! A row has the same bits however it is called, on every device.
 
 use super::*;
+use crate::lab::proof::kernels_on;
 use crate::ops::devices;
-use crate::proof::kernels_on;
 use std::fmt;
 
 /// What a test runs on.

@@ -5,8 +5,8 @@ use super::{BackwardProblem, DBIAS, DOUT, Z};
 use crate::cpu::rows::with_float;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::error::Result;
+use crate::op::{Kernel, Launch};
 use crate::ops::elementwise::function::{Function, with_function};
-use crate::registry::{Kernel, Launch};
 use std::marker::PhantomData;
 use std::ops::Range;
 

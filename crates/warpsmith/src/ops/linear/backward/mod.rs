@@ -19,19 +19,16 @@ mod transpose;
 
 use super::problem::{Matrix, Part, check_options};
 use super::{Activation, Precision, Problem, reference};
-use crate::call::Call;
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec};
-use crate::op::{Products, SizeSpec, Values};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, Products, SizeSpec,
+};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{DType, TensorView, TensorViewMut};
 
 pub(super) const X: usize = 0;
 pub(super) const W: usize = 1;
@@ -208,7 +205,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -225,10 +222,6 @@ impl Op for Backward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
     fn cost(p: &BackwardProblem) -> Cost {
         let (lines, n, k) = (p.lines as f64, p.n as f64, p.k as f64);
         let products = p.dx.is_some() as u8 + p.dw.is_some() as u8;
@@ -242,6 +235,12 @@ impl Op for Backward {
         let tf32 = [&p.dx, &p.dw].into_iter().flatten().any(|product| product.tf32);
         let units = if tf32 { Products::Tf32 } else { Products::of(p.dtype) };
         Cost::multiplying(elements * p.dtype.size() as f64, flops, units)
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {

@@ -6,7 +6,7 @@ use crate::cuda::{LaunchConfig, kernel};
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::registry::{CudaKernel, Launch};
+use crate::op::{CudaKernel, Launch};
 
 /// Operands of the two products of a call that may be transposed: `w` of `dx`, and both of `dw`.
 const MOST: usize = 3;

@@ -1,6 +1,6 @@
-//! Inputs that an op makes itself: see [`Fill::Generated`](crate::op::Fill::Generated).
+//! Inputs that an op makes itself: see [`Fill::Generated`](crate::lab::Fill::Generated).
 
-use crate::op::{ArgPlan, Case, Generator};
+use crate::lab::{ArgPlan, Case, Generator};
 
 /// What the generators of a case have made so far: each runs once, for all its arguments together.
 pub(super) struct Generated<'a> {
@@ -34,8 +34,9 @@ impl<'a> Generated<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
-    use crate::op::{Fill, OpSpec};
+    use crate::lab::Fill;
+    use crate::op::OpSpec;
+    use crate::tensor::DType;
 
     static SPEC: OpSpec = OpSpec { name: "test_op", summary: "", args: &[], attrs: &[], sizes: &[] };
 

@@ -5,8 +5,7 @@ use crate::cuda::{Context, DeviceBuffer, LaunchConfig, Stream, kernel};
 use crate::error::Result;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::op::Products;
-use crate::registry::{CudaKernel, Defines};
+use crate::op::{CudaKernel, Defines, Products};
 
 const SOURCE: Source = Source { name: "products", code: include_str!("products.cu") };
 /// Threads of a block, as in the device code.

@@ -5,12 +5,10 @@ use super::generated::Generated;
 use super::tensors::{arrange, home};
 use crate::cpu;
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, Shape};
-use crate::op::{ArgPlan, Args, Arrangement, Case, Fill, OpSpec};
-use crate::random::Random;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::lab::{ArgPlan, Arrangement, Case, Fill};
+use crate::op::{Args, OpSpec};
+use crate::tensor::{DType, Layout, Random, Shape, Tensor, TensorView, TensorViewMut};
 use std::sync::LazyLock;
 
 /// Values of the block that is repeated: large enough that no cache or compressor sees the repetition.
@@ -221,11 +219,10 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops;
 
     #[test]
     fn inputs_are_filled_to_the_last_element_and_differ() {
-        let op = ops::find("rms_norm").unwrap();
+        let op = crate::lab::find("rms_norm").unwrap();
         let weight = 1;
         let case = Case::new(op.spec(), DType::BF16).sizes(&[5, BLOCK / 4 + 3]).give(weight);
         let plan = op.plan(&case);

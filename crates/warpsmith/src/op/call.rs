@@ -1,11 +1,10 @@
 //! The builder behind every op's Rust API: `RmsNorm::new(&x).weight(&w).run()?`.
 
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Args, Attrs, Op};
-use crate::registry::{AnyOp, Explanation, Select};
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::op::AnyOp;
+use crate::op::{Args, Attrs, Explanation, Op, Select};
+use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 use std::marker::PhantomData;
 
 /// A call of the op `O` under construction. Each op adds its own methods.

@@ -46,7 +46,7 @@ macro_rules! kernel_params {
         $vis struct $name { $($(#[$fmeta])* pub $field: $t),* }
 
         // SAFETY: `declare` asserts size and offsets of the C twin against this struct.
-        unsafe impl $crate::params::CType for $name {
+        unsafe impl $crate::jit::CType for $name {
             fn field(name: &str) -> String {
                 format!(concat!(stringify!($name), " {}"), name)
             }
@@ -55,9 +55,9 @@ macro_rules! kernel_params {
                 if out.contains(concat!("struct ", stringify!($name), " {")) {
                     return;
                 }
-                $(<$t as $crate::params::CType>::declare(out);)*
+                $(<$t as $crate::jit::CType>::declare(out);)*
                 out.push_str(concat!("struct ", stringify!($name), " {\n"));
-                $(writeln!(out, "  {};", <$t as $crate::params::CType>::field(stringify!($field))).expect("strings grow");)*
+                $(writeln!(out, "  {};", <$t as $crate::jit::CType>::field(stringify!($field))).expect("strings grow");)*
                 out.push_str("};\n");
                 writeln!(out, "static_assert(sizeof({}) == {}, \"size\");", stringify!($name), size_of::<$name>())
                     .expect("strings grow");
@@ -74,7 +74,7 @@ macro_rules! kernel_params {
             #[allow(dead_code)]
             pub fn prelude() -> String {
                 let mut out = String::new();
-                <Self as $crate::params::CType>::declare(&mut out);
+                <Self as $crate::jit::CType>::declare(&mut out);
                 out
             }
         }

@@ -1,6 +1,6 @@
 //! What an op costs at least, from which every report computes its distance to the machine's limits.
 
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// The least work an op can be done with.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -2,13 +2,10 @@
 
 use super::generated::Generated;
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::{Layout, Shape};
-use crate::op::{ArgPlan, Args, Arrangement, Case, Fill, OpSpec, Role, Values};
-use crate::random::Random;
-use crate::reference::Array;
-use crate::tensor::{Tensor, TensorView, TensorViewMut};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Values};
+use crate::op::{Args, OpSpec, Role};
+use crate::tensor::{DType, Layout, Random, Shape, Tensor, TensorView, TensorViewMut};
 
 /// Bytes of poison before and after the elements: more than any vector access, and keeps 256-byte alignment.
 const GUARD: usize = 256;

@@ -10,9 +10,9 @@ mod text;
 pub use machine::{Clocks, Cpu, Machine};
 pub use report::{Detail, EARLIER, PresentCode, Problem, Row, embed, markdown, rows, unproven};
 
-use crate::bench::{Bound, Cache, Ceilings, Measurement};
 use crate::error::{Error, Result};
-use crate::proof::Outcome;
+use crate::lab::bench::{Bound, Cache, Ceilings, Measurement};
+use crate::lab::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

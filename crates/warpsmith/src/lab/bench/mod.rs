@@ -22,9 +22,10 @@ pub use samples::Samples;
 
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::Result;
-use crate::op::Case;
-use crate::proof::{Bulk, kernels_on};
-use crate::registry::{AnyOp, Select};
+use crate::lab::AnyProvable;
+use crate::lab::Case;
+use crate::lab::proof::{Bulk, kernels_on};
+use crate::op::Select;
 use serde::{Deserialize, Serialize};
 
 /// How thoroughly to measure.
@@ -182,7 +183,7 @@ impl Tuning {
 
 /// The tensors of one case, ready to be timed on any number of kernels.
 pub struct Bench {
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     case: Case,
     info: DeviceInfo,
     ceilings: Ceilings,
@@ -197,7 +198,7 @@ impl Bench {
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if not even one copy fits with room to spare.
     pub fn new(
-        op: &'static dyn AnyOp,
+        op: &'static dyn AnyProvable,
         case: &Case,
         device: Device,
         ceilings: Ceilings,
@@ -241,7 +242,8 @@ impl Bench {
         let samples = self.sample(&select)?;
         let name = self.op.spec().name;
         let source_hash = self.op.kernels().into_iter().find(|k| k.name == chosen.kernel);
-        let source_hash = source_hash.map(|kernel| kernel.source_hash(name)).unwrap_or_default();
+        let source_hash =
+            source_hash.map(|kernel| crate::lab::source_hash(&kernel, name)).unwrap_or_default();
         let median_ms = samples.quantile(0.5);
         let (limit_ms, bound) = self.ceilings.limit_ms(&cost);
         Ok(Measurement {
@@ -313,7 +315,7 @@ impl Bench {
 
 /// Times one case on one kernel, or on the one that would be chosen.
 pub fn measure(
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     case: &Case,
     device: Device,
     kernel: Option<&str>,
@@ -342,8 +344,7 @@ fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usi
 mod tests {
     use super::*;
     use crate::cpu::Tier;
-    use crate::dtype::DType;
-    use crate::ops;
+    use crate::tensor::DType;
 
     #[test]
     fn a_cold_gpu_case_rotates_over_three_times_the_cache() {
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_chosen_and_a_named_kernel_are_measured() {
-        let op = ops::find("rms_norm").unwrap();
+        let op = crate::lab::find("rms_norm").unwrap();
         let case = Case::new(op.spec(), DType::F32).sizes(&[64, 256]);
         let settings =
             Settings { seconds: 0.001, rest: 0.0, samples: 3, copy_bytes: 1 << 20, host_rotation: 1 << 20 };

@@ -6,7 +6,7 @@
 //! are random (which knows how badly each element is conditioned), and half a unit in the last place of the output
 //! plus one of the f32 arithmetic inside: a correctly rounded result must pass.
 
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// How far a result is from the truth.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,11 +1,18 @@
 //! Owned tensors and borrowed views on any device.
 
+mod dtype;
+mod layout;
+mod random;
+pub(crate) mod storage;
+
+pub use dtype::{DType, Element, F8E4M3, F8E5M2};
+pub use layout::{Layout, MAX_RANK, Shape, Space};
+pub use random::Random;
+
 use crate::device::{Device, Stream};
-use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Shape};
-use crate::storage::Storage;
 use std::marker::PhantomData;
+use storage::Storage;
 
 /// A tensor that owns its memory.
 pub struct Tensor {
@@ -118,9 +125,9 @@ impl Tensor {
     /// A tensor of standard normal values that depend only on `seed`, the index and the dtype.
     pub fn randn(shape: &[usize], dtype: DType, device: Device, seed: u64) -> Result<Tensor> {
         let count = Shape::new(shape)?.numel();
-        let mut rng = crate::random::Random::new(seed);
+        let mut rng = crate::tensor::Random::new(seed);
         let mut values: Vec<f64> = Vec::new();
-        values.try_reserve_exact(count).map_err(|_| crate::storage::host_out_of_memory(count * 8))?;
+        values.try_reserve_exact(count).map_err(|_| crate::tensor::storage::host_out_of_memory(count * 8))?;
         values.extend((0..count).map(|_| rng.normal()));
         Tensor::from_f64(&values, shape, dtype, device)
     }
@@ -262,7 +269,7 @@ impl<'a> TensorView<'a> {
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let size = self.dtype.size();
         let mut raw = vec![0u8; self.layout.span() * size];
-        crate::storage::download(self.device, self.address, &mut raw)?;
+        crate::tensor::storage::download(self.device, self.address, &mut raw)?;
         if self.layout.is_contiguous() {
             return Ok(raw);
         }

@@ -4,10 +4,11 @@
 use super::bulk::Bulk;
 use super::{Outcome, failed, only};
 use crate::device::{Device, Stream};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, Case, Fill};
-use crate::registry::{AnyOp, KernelInfo, Select};
+use crate::lab::AnyProvable;
+use crate::lab::{ArgPlan, Case, Fill};
+use crate::op::{KernelInfo, Select};
+use crate::tensor::DType;
 
 /// Elements that 32-bit signed offsets cannot reach.
 const REACH: usize = 1 << 31;
@@ -18,7 +19,7 @@ static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
 /// The tensors of a case with more than 2^31 elements in its largest tensor.
 pub struct Large {
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     case: Case,
     plan: Vec<Option<ArgPlan>>,
     tensors: Bulk,
@@ -31,7 +32,7 @@ impl Large {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the op has no batch that could grow, or the device too little memory.
-    pub fn new(op: &'static dyn AnyOp, device: Device) -> Result<Large> {
+    pub fn new(op: &'static dyn AnyProvable, device: Device) -> Result<Large> {
         let unavailable = |why: String| Error::Unavailable {
             what: format!("{}: a case past 2^31 elements", op.spec().name),
             why,
@@ -127,13 +128,13 @@ impl Large {
     }
 }
 
-fn run(op: &dyn AnyOp, tensors: &Bulk, case: &Case, stream: &Stream, select: &Select) -> Result<()> {
+fn run(op: &dyn AnyProvable, tensors: &Bulk, case: &Case, stream: &Stream, select: &Select) -> Result<()> {
     op.run(&tensors.args(), &case.attrs, stream, select)?;
     stream.synchronize()
 }
 
 /// A timed case with its batch grown until the largest tensor has more than 2^31 elements.
-fn grow(op: &dyn AnyOp) -> Option<(Case, Vec<Option<ArgPlan>>)> {
+fn grow(op: &dyn AnyProvable) -> Option<(Case, Vec<Option<ArgPlan>>)> {
     let cases = op.bench_cases();
     let base = cases.iter().find(|case| case.dtype == DType::BF16).or(cases.first())?;
     let plan = op.plan(base);
@@ -182,8 +183,8 @@ mod tests {
 
     #[test]
     fn batches_grow_past_the_reach_of_32_bits_and_rows_stay_as_they_are() {
-        assert!(grow(ops::find("rms_norm").unwrap()).is_some());
-        for op in ops::ALL {
+        assert!(grow(crate::lab::find("rms_norm").unwrap()).is_some());
+        for op in ops::PROVABLE {
             let Some((case, plan)) = grow(*op) else { continue };
             let name = case.name(op.spec());
             let batched = plan.iter().flatten().filter(|plan| plan.batch_dim.is_some());

@@ -113,7 +113,7 @@ fn lines<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Vec<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Cache;
+    use crate::lab::bench::Cache;
 
     fn measured(kernel: &str, case: &str, median_ms: f64) -> Measurement {
         Measurement {
@@ -134,7 +134,7 @@ mod tests {
             gbps: 1.0,
             tflops: 1.0,
             limit_ms: 1.0,
-            bound: crate::bench::Bound::Memory,
+            bound: crate::lab::bench::Bound::Memory,
             percent_of_ceiling: 100.0,
             l2: Cache::Cold,
         }

@@ -13,16 +13,17 @@ pub use tensors::Tensors;
 
 use crate::cpu::Tier;
 use crate::device::{Device, Stream};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{ArgPlan, Case};
-use crate::registry::{AnyOp, Expected, KernelInfo, Select};
+use crate::lab::AnyProvable;
+use crate::lab::{ArgPlan, Case, Expected};
+use crate::op::{KernelInfo, Select};
+use crate::tensor::DType;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 
 /// The kernels of an op that a device can run at all.
-pub fn kernels_on(op: &dyn AnyOp, device: Device) -> Vec<KernelInfo> {
+pub fn kernels_on(op: &dyn AnyProvable, device: Device) -> Vec<KernelInfo> {
     let runs = |kernel: &KernelInfo| match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| tier <= Tier::best()),
         Device::Cuda(_) => kernel.is_cuda(),
@@ -45,7 +46,7 @@ pub struct Outcome {
 
 /// The tensors of a case: drawn once, used for every kernel.
 pub struct Drawn {
-    op: &'static dyn AnyOp,
+    op: &'static dyn AnyProvable,
     case: Case,
     plan: Vec<Option<ArgPlan>>,
     tensors: Tensors,
@@ -55,8 +56,8 @@ impl Drawn {
     /// Draws the inputs of a case.
     ///
     /// # Errors
-    /// What [`AnyOp::check`] says about a case that is no valid call.
-    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Drawn> {
+    /// What [`AnyProvable::check`] says about a case that is no valid call.
+    pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Drawn> {
         let plan = op.plan(case);
         let tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
         op.check(&tensors.args(&plan, None), &case.attrs)?;
@@ -96,8 +97,8 @@ impl Prepared {
     /// Draws the inputs of a case. The reference is evaluated when a kernel is first judged.
     ///
     /// # Errors
-    /// What [`AnyOp::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
-    pub fn new(op: &'static dyn AnyOp, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
+    /// What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
+    pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
         Ok(Prepared { drawn: Drawn::new(op, case, device, seed)?, expected: OnceLock::new() })
     }
 
@@ -107,7 +108,7 @@ impl Prepared {
     /// # Errors
     /// As [`new`](Prepared::new).
     pub fn many(
-        op: &'static dyn AnyOp,
+        op: &'static dyn AnyProvable,
         cases: &[(u64, Case)],
         kernels: &[KernelInfo],
         device: Device,

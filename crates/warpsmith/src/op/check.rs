@@ -12,9 +12,8 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::TensorView;
+use crate::tensor::{DType, TensorView};
 
 /// Collects named sizes over the arguments of one call.
 pub struct Matcher {

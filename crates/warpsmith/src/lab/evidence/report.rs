@@ -1,8 +1,8 @@
 //! What the evidence amounts to: rows for programs, a table for people, and the kernels that lack it.
 
 use super::{Record, Timing, UNPROVEN};
-use crate::bench::Bound;
 use crate::error::{Error, Result};
+use crate::lab::bench::Bound;
 use crate::ops;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,8 +46,10 @@ pub struct PresentCode(BTreeMap<&'static str, String>);
 impl PresentCode {
     /// Of this program.
     pub fn new() -> PresentCode {
-        let kernels = ops::ALL.iter().flat_map(|op| {
-            op.kernels().into_iter().map(|kernel| (kernel.name, kernel.source_hash(op.spec().name)))
+        let kernels = ops::PROVABLE.iter().flat_map(|op| {
+            op.kernels()
+                .into_iter()
+                .map(|kernel| (kernel.name, crate::lab::source_hash(&kernel, op.spec().name)))
         });
         PresentCode(kernels.collect())
     }
@@ -145,7 +147,7 @@ pub fn unproven(folder: &Path) -> Result<Vec<Problem>> {
         Err(error) => return Err(Error::io(&path, "reading", &error)),
     };
     let present = PresentCode::new();
-    let cuda = ops::ALL.iter().flat_map(|op| op.kernels()).filter(|kernel| kernel.is_cuda());
+    let cuda = ops::PROVABLE.iter().flat_map(|op| op.kernels()).filter(|kernel| kernel.is_cuda());
     let kernels: Vec<(&str, &str)> =
         cuda.map(|kernel| (kernel.name, present.0[kernel.name].as_str())).collect();
     Ok(judge(&kernels, &super::load(folder)?, &excuses))
@@ -229,7 +231,7 @@ fn tables(records: &[Record], detail: Detail, present: &PresentCode) -> String {
             let Timing { op, case, dtype, .. } = t;
             let rate = t.bound.rate(t.gbps, t.tflops);
             let share = 100.0 * t.limit_ms / t.ms;
-            let cached = if t.l2 == crate::bench::Cache::Warm { " (in cache)" } else { "" };
+            let cached = if t.l2 == crate::lab::bench::Cache::Warm { " (in cache)" } else { "" };
             let _ = writeln!(
                 out,
                 "| {op} | {case} | {dtype} | {}{mark} | {rate} | {share:.0} %{cached} | {peer} | {gain} |",
@@ -266,7 +268,8 @@ fn table(record: &Record, detail: Detail) -> Vec<&Timing> {
             *best = t;
         }
     }
-    let rank = |op: &str| ops::ALL.iter().position(|known| known.spec().name == op).unwrap_or(usize::MAX);
+    let rank =
+        |op: &str| ops::PROVABLE.iter().position(|known| known.spec().name == op).unwrap_or(usize::MAX);
     let mut timings: Vec<&Timing> = fastest.into_values().collect();
     timings.sort_by(|a, b| {
         let dtype = |t: &Timing| (t.dtype != "bf16", t.dtype.clone());
@@ -303,8 +306,8 @@ pub fn embed(document: &str, table: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Cache, Ceilings};
-    use crate::evidence::{CaseRecord, Cpu, Machine};
+    use crate::lab::bench::{Cache, Ceilings};
+    use crate::lab::evidence::{CaseRecord, Cpu, Machine};
 
     fn record(kernel: &str, hash: &str, ok: bool) -> Record {
         let mut record = Record::new(Machine { device: "GPU".into(), ..Machine::default() });
@@ -357,9 +360,9 @@ mod tests {
 
     #[test]
     fn rows_hold_cases_and_timings_with_todays_verdict() {
-        let op = ops::find("rms_norm").unwrap();
+        let op = crate::lab::find("rms_norm").unwrap();
         let kernel = op.kernels()[0];
-        let hash = kernel.source_hash("rms_norm");
+        let hash = crate::lab::source_hash(&kernel, "rms_norm");
         let mut record = record(kernel.name, &hash, true);
         let ours = Timing {
             kernel: kernel.name.into(),

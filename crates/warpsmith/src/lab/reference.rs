@@ -1,7 +1,7 @@
 //! The arithmetic in which references are evaluated: `f64` for the truth, [`Naive`] for the error a plain
 //! implementation in a given dtype makes, and [`Random`] for the error it makes on average.
 
-use crate::dtype::{DType, Element};
+use crate::tensor::{DType, Element};
 use std::marker::PhantomData;
 use std::ops::{Add, Div, Index, Mul, Neg, Sub};
 
@@ -426,20 +426,20 @@ impl<R> Index<usize> for Inputs<'_, R> {
 macro_rules! with_stored {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F16 => {
+            $crate::tensor::DType::F16 => {
                 type $T = half::f16;
                 $body
             }
-            $crate::dtype::DType::BF16 => {
+            $crate::tensor::DType::BF16 => {
                 type $T = half::bf16;
                 $body
             }
-            $crate::dtype::DType::F8E4M3 => {
-                type $T = $crate::dtype::F8E4M3;
+            $crate::tensor::DType::F8E4M3 => {
+                type $T = $crate::tensor::F8E4M3;
                 $body
             }
-            $crate::dtype::DType::F8E5M2 => {
-                type $T = $crate::dtype::F8E5M2;
+            $crate::tensor::DType::F8E5M2 => {
+                type $T = $crate::tensor::F8E5M2;
                 $body
             }
             _ => {
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn tensor_cores_cut_8_bit_addends_below_the_largest() {
-        use crate::dtype::F8E4M3;
+        use crate::tensor::F8E4M3;
         let kept = 1.0 + 2f64.powi(-TENSOR_BITS);
         let sum = |small: f64| Naive::<F8E4M3>::of(1.0).add_products(&[Naive::of(small)]).f64();
         assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));

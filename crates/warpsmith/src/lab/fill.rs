@@ -1,6 +1,6 @@
 //! What the arguments of cases are filled with.
 
-use crate::op::Case;
+use crate::lab::Case;
 
 /// How an argument is filled.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,177 @@
+//! One point of an op's problem space, to be checked or timed.
+
+use super::fill::Fill;
+use crate::op::{Attrs, OpSpec};
+use crate::tensor::DType;
+
+/// How a case lays out the tensors in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Arrangement {
+    /// Row-major without gaps, aligned.
+    Contiguous,
+    /// Rows further apart than they are long, by an odd number of elements.
+    PaddedRows,
+    /// The last dimension is not the fastest: neighbours of a row are apart.
+    Transposed,
+    /// Contiguous, but starting one element after an aligned address.
+    Misaligned,
+    /// The last dimension but one before the one ahead of it: `[..., tokens, heads, dim]` as `[..., heads, tokens, dim]`.
+    HeadsFirst,
+}
+
+/// What values a case feeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Values {
+    /// What [`ArgPlan::fill`] says.
+    Typical,
+    /// Typical values a thousand times larger.
+    Large,
+    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in; of generated ones, the unusual.
+    Special,
+}
+
+/// What a case gives one argument.
+#[derive(Debug, Clone)]
+pub struct ArgPlan {
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Values (of inputs).
+    pub fill: Fill,
+    /// The dimension along which rows are independent of each other, if the argument has one: a call on some of
+    /// its indices must give the same bits for them.
+    pub batch_dim: Option<usize>,
+}
+
+impl ArgPlan {
+    /// Normal values, with the first dimension as the batch.
+    pub fn batched(shape: &[usize], dtype: DType) -> Option<Self> {
+        let batch_dim = (shape.len() > 1).then_some(0);
+        Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim })
+    }
+
+    /// Normal values shared by the whole batch (weights, biases).
+    pub fn shared(shape: &[usize], dtype: DType) -> Option<Self> {
+        Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim: None })
+    }
+}
+
+/// One point of an op's problem space, to be checked or timed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// Values of [`OpSpec::sizes`].
+    pub sizes: Vec<usize>,
+    /// The main element type.
+    pub dtype: DType,
+    /// Options.
+    pub attrs: Attrs,
+    /// Bit `i` set: optional argument `i` is given.
+    pub optional: u32,
+    /// Memory layout of the tensors.
+    pub arrangement: Arrangement,
+    /// Values.
+    pub values: Values,
+    /// Where the op allows it: compute in place.
+    pub in_place: bool,
+    /// Timed on GPUs alone: on a CPU it would take minutes.
+    pub gpu_only: bool,
+    /// It asks for what only some kernels have, on some devices none.
+    pub selective: bool,
+}
+
+impl Case {
+    /// Default sizes and options, no optional arguments.
+    pub fn new(spec: &OpSpec, dtype: DType) -> Self {
+        Case {
+            sizes: spec.sizes.iter().map(|s| s.default).collect(),
+            dtype,
+            attrs: Attrs::defaults(spec),
+            optional: 0,
+            arrangement: Arrangement::Contiguous,
+            values: Values::Typical,
+            in_place: false,
+            gpu_only: false,
+            selective: false,
+        }
+    }
+
+    /// With sizes, in the order of [`OpSpec::sizes`].
+    pub fn sizes(mut self, sizes: &[usize]) -> Self {
+        self.sizes = sizes.to_vec();
+        self
+    }
+
+    /// With one option set.
+    pub fn attr(mut self, index: usize, value: f64) -> Self {
+        self.attrs = self.attrs.with(index, value);
+        self
+    }
+
+    /// With an optional argument given.
+    pub fn give(mut self, index: usize) -> Self {
+        self.optional |= 1 << index;
+        self
+    }
+
+    /// Timed on GPUs alone.
+    pub fn gpu_only(mut self) -> Self {
+        self.gpu_only = true;
+        self
+    }
+
+    /// For the kernels that have what it asks for, if there are any on the device.
+    pub fn selective(mut self) -> Self {
+        self.selective = true;
+        self
+    }
+
+    /// With tensors laid out in memory in another way.
+    pub fn arranged(mut self, arrangement: Arrangement) -> Self {
+        self.arrangement = arrangement;
+        self
+    }
+
+    /// With other values.
+    pub fn values(mut self, values: Values) -> Self {
+        self.values = values;
+        self
+    }
+
+    /// Computing in place.
+    pub fn in_place(mut self) -> Self {
+        self.in_place = true;
+        self
+    }
+
+    /// Whether optional argument `index` is given.
+    pub fn gives(&self, index: usize) -> bool {
+        self.optional & (1 << index) != 0
+    }
+
+    /// A name that says everything but the dtype: `num_tokens=8 hidden=64 +residual eps=0.1 transposed`.
+    pub fn name(&self, spec: &OpSpec) -> String {
+        let mut parts: Vec<String> =
+            spec.sizes.iter().zip(&self.sizes).map(|(s, v)| format!("{}={v}", s.name)).collect();
+        parts.extend(
+            (0..spec.args.len()).filter(|&i| self.gives(i)).map(|i| format!("+{}", spec.args[i].name)),
+        );
+        parts.extend(self.attrs.describe(spec));
+        match self.arrangement {
+            Arrangement::Contiguous => {}
+            Arrangement::PaddedRows => parts.push("padded".into()),
+            Arrangement::Transposed => parts.push("transposed".into()),
+            Arrangement::Misaligned => parts.push("misaligned".into()),
+            Arrangement::HeadsFirst => parts.push("heads-first".into()),
+        }
+        match self.values {
+            Values::Typical => {}
+            Values::Large => parts.push("large".into()),
+            Values::Special => parts.push("special".into()),
+        }
+        if self.in_place {
+            parts.push("in-place".into());
+        }
+        parts.join(" ")
+    }
+}

@@ -1,0 +1,22 @@
+//! The lab: reference arithmetic, cases, proof, benchmarks and evidence. Programs that only run kernels need none of it.
+
+pub mod bench;
+mod case;
+pub mod evidence;
+mod fill;
+pub mod proof;
+mod provable;
+pub mod reference;
+mod sources;
+
+pub use case::{ArgPlan, Arrangement, Case, Values};
+pub(crate) use fill::sum_repeating;
+pub use fill::{Fill, Generator, Lengths};
+pub use provable::{AnyProvable, Expected, Provable};
+pub use reference::{Array, Inputs, Real};
+pub use sources::source_hash;
+
+/// The op of a name, with its cases and its reference.
+pub fn find(name: &str) -> Option<&'static dyn AnyProvable> {
+    crate::ops::PROVABLE.iter().copied().find(|op| op.spec().name == name)
+}

@@ -1,0 +1,83 @@
+//! What proves an op: its definition and its cases.
+
+use super::case::{ArgPlan, Case};
+use super::reference::{Array, Inputs, Naive, Random, Real, with_stored};
+use crate::op::{AnyOp, Attrs, Op};
+use crate::tensor::DType;
+
+/// An op that can be proven and measured.
+pub trait Provable: Op {
+    /// The definition: plain loops over `R`. Evaluated in `f64` it is the truth; evaluated in the naive
+    /// arithmetic of a dtype it sets the tolerance. Returns one array per argument of the spec, `None` for
+    /// inputs and outputs that were not asked for.
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>>;
+
+    /// The tensors of a case, by position in the spec; `None` for optional arguments not given.
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>>;
+
+    /// The cases every kernel must pass.
+    fn cases() -> Vec<Case>;
+
+    /// The cases that are timed and compared with peers.
+    fn bench_cases() -> Vec<Case>;
+}
+
+/// Truth, naive result and conditioning of one case: per output argument, in `f64`.
+pub struct Expected {
+    /// The reference in `f64`.
+    pub truth: Vec<Option<Array<f64>>>,
+    /// The reference in the naive arithmetic of the dtype.
+    pub naive: Vec<Option<Array<f64>>>,
+    /// The standard deviation of the naive arithmetic's error, element by element.
+    pub deviation: Vec<Option<Array<f64>>>,
+}
+
+/// Every [`Provable`] op behind one object-safe face.
+pub trait AnyProvable: AnyOp {
+    /// The cases every kernel must pass.
+    fn cases(&self) -> Vec<Case>;
+    /// The cases that are timed.
+    fn bench_cases(&self) -> Vec<Case>;
+    /// The tensors of a case.
+    fn plan(&self, case: &Case) -> Vec<Option<ArgPlan>>;
+    /// Evaluates the reference in `f64` and in naive arithmetic on inputs given in `f64`. `wanted` has a bit for
+    /// each argument of the call.
+    fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected;
+}
+
+impl<O: Provable> AnyProvable for O {
+    fn cases(&self) -> Vec<Case> {
+        O::cases()
+    }
+
+    fn bench_cases(&self) -> Vec<Case> {
+        O::bench_cases()
+    }
+
+    fn plan(&self, case: &Case) -> Vec<Option<ArgPlan>> {
+        O::plan(case)
+    }
+
+    fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
+        let truth = O::reference(&Inputs::new(inputs, wanted), attrs);
+        let (naive, deviation) = with_stored!(dtype, T => {
+            let naive = evaluate::<O, Naive<T>>(inputs, wanted, attrs, |x| x.f64());
+            (naive, evaluate::<O, Random<T>>(inputs, wanted, attrs, |x| x.deviation()))
+        });
+        Expected { truth, naive, deviation }
+    }
+}
+
+/// The reference in another arithmetic, each result seen through `read`.
+fn evaluate<O: Provable, R: Real>(
+    inputs: &[Option<Array<f64>>],
+    wanted: u32,
+    attrs: &Attrs,
+    read: fn(&R) -> f64,
+) -> Vec<Option<Array<f64>>> {
+    let inputs: Vec<Option<Array<R>>> =
+        inputs.iter().map(|input| input.as_ref().map(|a| Array::of(&a.shape, &a.data))).collect();
+    let outputs = O::reference(&Inputs::new(&inputs, wanted), attrs);
+    let seen = |a: Array<R>| Array { shape: a.shape, data: a.data.iter().map(read).collect() };
+    outputs.into_iter().map(|output| output.map(seen)).collect()
+}

@@ -1,0 +1,169 @@
+//! The tensors of one call.
+
+use super::spec::{MAX_ARGS, OpSpec, Role};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::tensor::{TensorView, TensorViewMut};
+use std::any::Any;
+
+/// The tensors of one call, by position in [`OpSpec::args`].
+#[derive(Clone)]
+pub struct Args<'a> {
+    spec: &'static OpSpec,
+    slots: [Option<TensorView<'a>>; MAX_ARGS],
+    prepared: Option<&'a (dyn Any + Sync)>,
+}
+
+impl<'a> Args<'a> {
+    /// No tensors yet.
+    pub fn new(spec: &'static OpSpec) -> Self {
+        Args { spec, slots: [None; MAX_ARGS], prepared: None }
+    }
+
+    /// Sets an input.
+    ///
+    /// # Panics
+    /// If the op's argument `index` is an output: a mistake in the op, not in the call.
+    pub fn input(mut self, index: usize, view: TensorView<'a>) -> Self {
+        assert!(!self.spec.args[index].is_output(), "{} is an output", self.spec.args[index].name);
+        self.slots[index] = Some(view);
+        self
+    }
+
+    /// Sets an input if there is one.
+    pub fn maybe(self, index: usize, view: Option<TensorView<'a>>) -> Self {
+        match view {
+            Some(view) => self.input(index, view),
+            None => self,
+        }
+    }
+
+    /// Sets an output.
+    ///
+    /// # Panics
+    /// If the op's argument `index` is an input: a mistake in the op, not in the call.
+    pub fn output(mut self, index: usize, view: TensorViewMut<'a>) -> Self {
+        assert!(self.spec.args[index].is_output(), "{} is an input", self.spec.args[index].name);
+        self.slots[index] = Some(view.raw());
+        self
+    }
+
+    /// Sets an output and the input it is computed in place of to the same memory.
+    pub fn in_place(mut self, input: usize, output: usize, view: TensorViewMut<'a>) -> Self {
+        assert_eq!(self.spec.args[output].role, Role::Out { in_place_of: Some(input) });
+        self.slots[input] = Some(view.raw());
+        self.slots[output] = Some(view.raw());
+        self
+    }
+
+    /// Hands kernels what was made of an input beforehand. Only a hint: those that cannot use it take the input as it is.
+    pub(crate) fn with_prepared<T: Any + Sync>(mut self, prepared: &'a T) -> Self {
+        self.prepared = Some(prepared);
+        self
+    }
+
+    /// What was made of an input beforehand, if it is of this type.
+    pub(crate) fn prepared<T: Any>(&self) -> Option<&'a T> {
+        (self.prepared? as &dyn Any).downcast_ref()
+    }
+
+    /// The op's description.
+    pub fn spec(&self) -> &'static OpSpec {
+        self.spec
+    }
+
+    /// An argument, if given.
+    pub fn get(&self, index: usize) -> Option<&TensorView<'a>> {
+        self.slots[index].as_ref()
+    }
+
+    /// A required argument; present once [`Args::validate`] has passed.
+    pub fn at(&self, index: usize) -> &TensorView<'a> {
+        self.get(index)
+            .unwrap_or_else(|| panic!("{}: `{}` is missing", self.spec.name, self.spec.args[index].name))
+    }
+
+    /// Address of an argument; zero if it was left out.
+    pub fn address(&self, index: usize) -> usize {
+        self.get(index).map_or(0, |view| view.address())
+    }
+
+    /// The device all arguments live on.
+    pub fn device(&self) -> Device {
+        self.slots.iter().flatten().next().map_or(Device::Cpu, |view| view.device())
+    }
+
+    /// Whether every tensor's rows (its last dimension) are dense, start on 16-byte boundaries and are whole
+    /// multiples of 16 bytes long, so that they can be moved in 16-byte pieces.
+    pub fn have_vector_rows(&self) -> bool {
+        self.slots.iter().flatten().all(|view| {
+            let (layout, size) = (view.layout(), view.dtype().size());
+            let Some((row, leading)) = layout.shape().split_last() else { return false };
+            let aligned = leading
+                .iter()
+                .zip(layout.strides())
+                .all(|(&n, &s)| n <= 1 || (s as usize * size).is_multiple_of(16));
+            aligned && layout.step() == 1 && (row * size).is_multiple_of(16) && view.is_aligned(16)
+        })
+    }
+
+    /// Whether no output has any element, so that there is nothing to do.
+    pub fn outputs_are_empty(&self) -> bool {
+        let outputs = self.spec.args.iter().zip(&self.slots).filter(|(arg, _)| arg.is_output());
+        outputs.filter_map(|(_, slot)| slot.as_ref()).all(|view| view.layout().numel() == 0)
+    }
+
+    /// The checks that are the same for every op: required arguments, one device, alignment, aliasing.
+    pub fn validate(&self) -> Result<()> {
+        let op = self.spec.name;
+        for (index, arg) in self.spec.args.iter().enumerate() {
+            let Some(view) = self.get(index) else {
+                if arg.optional {
+                    continue;
+                }
+                return Err(Error::argument(op, arg.name, "a tensor", "nothing"));
+            };
+            if view.device() != self.device() {
+                let expected = format!("a tensor on {}, like the other arguments", self.device());
+                return Err(Error::argument(op, arg.name, expected, view.device().to_string()));
+            }
+            if view.layout().numel() > 0 && !view.is_aligned(view.dtype().size()) {
+                let expected = format!("an address that is a multiple of {} bytes", view.dtype().size());
+                return Err(Error::argument(op, arg.name, expected, format!("{:#x}", view.address())));
+            }
+            if arg.is_output() {
+                if view.layout().overlaps_itself() {
+                    let got = format!("{:?}", view.layout());
+                    return Err(Error::argument(
+                        op,
+                        arg.name,
+                        "an output whose elements are all distinct",
+                        got,
+                    ));
+                }
+                self.check_aliases(index, view)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_aliases(&self, output: usize, view: &TensorView<'_>) -> Result<()> {
+        let role = self.spec.args[output].role;
+        for (index, other) in self.slots.iter().enumerate() {
+            let Some(other) = other.as_ref().filter(|_| index != output) else { continue };
+            let same = other.address() == view.address()
+                && other.dtype() == view.dtype()
+                && other.layout() == view.layout();
+            let in_place = same && role == (Role::Out { in_place_of: Some(index) });
+            if !in_place && !view.is_apart_from(other) {
+                return Err(Error::argument(
+                    self.spec.name,
+                    self.spec.args[output].name,
+                    "memory that no other argument uses",
+                    format!("memory that overlaps `{}`", self.spec.args[index].name),
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,281 @@
+//! Kernels: what one is, what it can run, and what it gets.
+
+use super::args::Args;
+use crate::cpu::Tier;
+use crate::device::{DeviceInfo, Stream};
+use crate::error::Result;
+use crate::jit::{Arch, Source};
+#[cfg(feature = "cuda")]
+use std::hash::Hash;
+
+/// Why a kernel cannot run a problem.
+pub type Why = String;
+
+/// The device half of a CUDA kernel.
+pub struct CudaKernel {
+    /// The embedded source.
+    pub source: Source,
+    /// C declarations of its parameter struct, put before the source.
+    pub prelude: fn() -> String,
+    /// The `extern "C"` function.
+    pub function: &'static str,
+    /// Oldest architecture it is written for.
+    pub min_arch: Arch,
+    /// Compile with fast math.
+    pub fast_math: bool,
+    /// What a kernel pack holds and the compile tests build: every set of defines `run` may ask for or, where these are
+    /// thousands, some that together have each value of each define.
+    pub variants: fn() -> Vec<Defines>,
+}
+
+/// Compile-time values of a specialised kernel.
+pub type Defines = Vec<(&'static str, String)>;
+
+/// A library of the GPU's vendor, with kernels of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct VendorLibrary {
+    /// Its name.
+    pub name: &'static str,
+    /// The sources of the calls into it, which identify the kernel instead of device code.
+    pub sources: &'static [&'static str],
+}
+
+/// What a kernel runs on.
+pub enum Target {
+    /// The host, with the instructions of a tier.
+    Cpu(Tier),
+    /// A CUDA device.
+    Cuda(&'static CudaKernel),
+    /// A CUDA device, through a library.
+    Library(VendorLibrary),
+}
+
+/// One implementation of an op.
+pub struct Kernel<P: 'static> {
+    /// Its name, unique over all ops.
+    pub name: &'static str,
+    /// Where it runs.
+    pub target: Target,
+    /// Further device functions the kernel launches.
+    pub also: [Option<&'static CudaKernel>; 2],
+    /// Whether it runs on devices too old for those: it then does without.
+    pub also_optional: bool,
+    /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
+    /// allows others.
+    pub batch_invariant: bool,
+    /// Whether it can run a problem, beyond what the target implies.
+    pub supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>,
+    /// The configuration it would use, for people.
+    pub config: fn(&P, &DeviceInfo) -> String,
+    /// Bytes of scratch memory it needs on the device.
+    pub workspace: fn(&P, &DeviceInfo) -> usize,
+    /// Runs it.
+    pub run: fn(&Launch<'_, P>) -> Result<()>,
+}
+
+impl<P> Kernel<P> {
+    /// A batch-invariant CPU kernel without conditions.
+    pub const fn cpu(name: &'static str, tier: Tier, run: fn(&Launch<'_, P>) -> Result<()>) -> Self {
+        Kernel {
+            name,
+            target: Target::Cpu(tier),
+            also: [None; 2],
+            also_optional: false,
+            batch_invariant: true,
+            supports: |_, _| Ok(()),
+            config: |_, info| format!("{} threads", info.units),
+            workspace: |_, _| 0,
+            run,
+        }
+    }
+
+    /// A batch-invariant CUDA kernel without conditions.
+    pub const fn cuda(
+        name: &'static str,
+        kernel: &'static CudaKernel,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
+        Self::on_device(name, Target::Cuda(kernel), true, run)
+    }
+
+    /// A kernel of a vendor's library, which promises nothing about the rest of the batch.
+    pub const fn library(
+        name: &'static str,
+        library: VendorLibrary,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
+        Self::on_device(name, Target::Library(library), false, run)
+    }
+
+    const fn on_device(
+        name: &'static str,
+        target: Target,
+        batch_invariant: bool,
+        run: fn(&Launch<'_, P>) -> Result<()>,
+    ) -> Self {
+        Kernel {
+            name,
+            target,
+            also: [None; 2],
+            also_optional: false,
+            batch_invariant,
+            supports: |_, _| Ok(()),
+            config: |_, _| String::new(),
+            workspace: |_, _| 0,
+            run,
+        }
+    }
+
+    /// With conditions.
+    pub const fn when(mut self, supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>) -> Self {
+        self.supports = supports;
+        self
+    }
+
+    /// With a printable configuration.
+    pub const fn configured(mut self, config: fn(&P, &DeviceInfo) -> String) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// With a further device function.
+    pub const fn and(mut self, device: &'static CudaKernel) -> Self {
+        self.also = match self.also {
+            [None, _] => [Some(device), None],
+            [first, None] => [first, Some(device)],
+            _ => panic!("a kernel has at most three device functions"),
+        };
+        self
+    }
+
+    /// Where the device is too old for the further functions, it does without them.
+    pub const fn or_without(mut self) -> Self {
+        self.also_optional = true;
+        self
+    }
+
+    /// The most demanding of the device functions that it cannot do without.
+    fn most_demanding(&self) -> Option<&'static CudaKernel> {
+        let Target::Cuda(cuda) = self.target else { return None };
+        let also = self.also.into_iter().flatten().filter(|_| !self.also_optional);
+        also.chain([cuda]).max_by_key(|kernel| (kernel.min_arch.accel, kernel.min_arch.number()))
+    }
+
+    /// With scratch memory.
+    pub const fn with_workspace(mut self, workspace: fn(&P, &DeviceInfo) -> usize) -> Self {
+        self.workspace = workspace;
+        self
+    }
+
+    /// Whether the kernel can run `problem` on the device.
+    pub fn refuses(&self, problem: &P, info: &DeviceInfo) -> Option<Why> {
+        match (&self.target, info.arch) {
+            (Target::Cpu(_), Some(_)) => Some("runs on the CPU only".into()),
+            (Target::Cuda(_) | Target::Library(_), None) => Some("runs on CUDA devices only".into()),
+            (Target::Cpu(tier), None) if *tier > info.tier => {
+                Some(format!("needs {tier}, the best here is {}", info.tier))
+            }
+            (_, arch) => match (self.most_demanding(), arch) {
+                (Some(kernel), Some(arch)) if !kernel.is_for(arch) => {
+                    Some(format!("needs {}, the device is {arch}", kernel.min_arch))
+                }
+                _ => (self.supports)(problem, info).err(),
+            },
+        }
+    }
+}
+
+/// One call of a kernel: everything its `run` gets.
+pub struct Launch<'a, P> {
+    /// The checked problem.
+    pub problem: &'a P,
+    /// The tensors.
+    pub args: &'a Args<'a>,
+    /// The device.
+    pub info: &'a DeviceInfo,
+    /// The order of execution.
+    pub stream: &'a Stream,
+    /// Address of the scratch memory asked for.
+    pub workspace: usize,
+    /// The tier of a CPU kernel.
+    pub tier: Tier,
+    /// The device half of a CUDA kernel.
+    pub cuda: Option<&'static CudaKernel>,
+}
+
+impl CudaKernel {
+    /// Whether it is written for this architecture: code for an `a` architecture runs on that one alone.
+    pub fn is_for(&self, arch: Arch) -> bool {
+        match self.min_arch.accel {
+            true => self.min_arch.number() == arch.number(),
+            false => self.min_arch.number() <= arch.number(),
+        }
+    }
+}
+
+/// Facts about a kernel, for listings, packs and evidence.
+#[derive(Clone, Copy)]
+pub struct KernelInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// CPU tier, if it is a CPU kernel.
+    pub tier: Option<Tier>,
+    /// Device half, if it is a CUDA kernel.
+    pub cuda: Option<&'static CudaKernel>,
+    /// Further device functions it launches.
+    pub also: [Option<&'static CudaKernel>; 2],
+    /// The library it calls, if it is one of a vendor's library.
+    pub library: Option<VendorLibrary>,
+    /// The oldest architecture it runs on, if it is a CUDA kernel.
+    pub min_arch: Option<Arch>,
+    /// Whether results are independent of the rest of the batch.
+    pub batch_invariant: bool,
+}
+
+impl KernelInfo {
+    /// Whether it runs on CUDA devices rather than on the CPU.
+    pub fn is_cuda(&self) -> bool {
+        self.tier.is_none()
+    }
+
+    /// Identifies a CUDA kernel's code by its device sources, headers and parameters; a library's by the code that calls
+    /// it. CPU kernels have the library's version: their sources are not in the program.
+    pub fn identity(&self) -> String {
+        if let Some(library) = self.library {
+            return blake3::hash(library.sources.concat().as_bytes()).to_hex().to_string();
+        }
+        let Some(cuda) = self.cuda else { return env!("CARGO_PKG_VERSION").into() };
+        let hash = |k: &CudaKernel| crate::jit::source_hash(&k.source, &(k.prelude)());
+        if self.also[0].is_none() {
+            return hash(cuda);
+        }
+        let all = self.also.iter().flatten().fold(hash(cuda), |all, also| all + &hash(also));
+        blake3::hash(all.as_bytes()).to_hex().to_string()
+    }
+}
+
+pub(super) fn info_of<P>(kernel: &Kernel<P>) -> KernelInfo {
+    let (tier, cuda, library) = match kernel.target {
+        Target::Cpu(tier) => (Some(tier), None, None),
+        Target::Cuda(cuda) => (None, Some(cuda), None),
+        Target::Library(library) => (None, None, Some(library)),
+    };
+    KernelInfo {
+        name: kernel.name,
+        tier,
+        cuda,
+        also: kernel.also,
+        library,
+        min_arch: kernel.most_demanding().map(|cuda| cuda.min_arch),
+        batch_invariant: kernel.batch_invariant,
+    }
+}
+
+/// A hash for in-process tables.
+#[cfg(feature = "cuda")]
+pub(crate) fn quick_hash(value: &impl Hash) -> u64 {
+    use std::hash::Hasher;
+    let mut hasher = std::hash::DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,58 @@
+//! What an op is: its description, its arguments, its check, its kernels, and how a call finds and runs one.
+//!
+//! An op is a marker type that implements [`Op`]; everything generic (the command line, bindings, docs) works on
+//! `&dyn AnyOp`, which every [`Op`] is. What proves and measures it is in [`crate::lab`].
+
+mod any;
+mod args;
+mod attrs;
+mod call;
+mod check;
+mod cost;
+pub mod infer;
+mod kernel;
+mod select;
+mod spec;
+pub mod tuned;
+
+pub use any::AnyOp;
+pub use args::Args;
+pub use attrs::Attrs;
+pub use call::{Call, OneOutput};
+pub use check::Matcher;
+pub use cost::{Cost, Products};
+pub use infer::Form;
+#[cfg(feature = "cuda")]
+pub(crate) use kernel::quick_hash;
+pub use kernel::{CudaKernel, Defines, Kernel, KernelInfo, Launch, Target, VendorLibrary, Why};
+pub use select::{Explanation, Select};
+pub use spec::{ArgSpec, AttrKind, AttrSpec, MAX_ARGS, MAX_ATTRS, OpSpec, Role, SizeSpec};
+
+use crate::error::Result;
+use std::fmt;
+use std::hash::Hash;
+
+/// An op. See `docs/adding-an-op.md`.
+pub trait Op: Sync + 'static {
+    /// A checked call: shapes, strides, dtypes and options, without addresses. To hold one is proof that
+    /// [`Op::check`] passed.
+    type Problem: Copy + Eq + Hash + fmt::Debug + Send + Sync + 'static;
+
+    /// Name, arguments, options, sizes.
+    const SPEC: OpSpec;
+
+    /// The only place that judges shapes, strides, dtypes and options. [`Args::validate`] has passed before.
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem>;
+
+    /// Shapes and dtypes of the outputs where they are allocated for the call: what the documentation of the
+    /// arguments says, unless an option decides.
+    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        infer::outputs(args, attrs, wanted)
+    }
+
+    /// Kernels, the preferred ones first.
+    fn kernels() -> &'static [Kernel<Self::Problem>];
+
+    /// The least bytes and operations.
+    fn cost(problem: &Self::Problem) -> Cost;
+}
