@@ -2,7 +2,8 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::jit::{Arch, Profile, Request};
-use warpsmith::op::{CudaKernel, Defines, KernelInfo};
+use warpsmith::jit::{CudaKernel, Defines};
+use warpsmith::op::KernelInfo;
 use warpsmith::{Error, Result, ops};
 
 /// One specialisation of a device function.

@@ -142,7 +142,8 @@ impl Call {
                 }
             };
         }
-        let result = catch_unwind(AssertUnwindSafe(|| self.op.run(&args, &self.attrs, stream, &self.select)));
+        let result =
+            catch_unwind(AssertUnwindSafe(|| self.op.run(&mut args, &self.attrs, stream, &self.select)));
         let memory_changed = *std::hint::black_box(&memory) != before;
         result.map(|result| Ending { result, memory_changed })
     }
@@ -443,7 +444,7 @@ fn options_that_are_no_numbers() {
 fn unknown_and_foreign_kernels() {
     for op in ops::PROVABLE {
         let base = &bases(*op)[0];
-        let named = |name: &str| {
+        let named = |name: &'static str| {
             let mut call = base.clone();
             call.select.kernel = Some(name.into());
             call.make().expect("no panic")

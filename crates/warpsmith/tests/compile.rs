@@ -17,7 +17,7 @@ use std::sync::Arc;
 use warpsmith::jit::cache::Cache;
 use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Jit, Key, Origin, Request, Toolchain, inspect};
-use warpsmith::op::{CudaKernel, Defines};
+use warpsmith::jit::{CudaKernel, Defines};
 use warpsmith::ops;
 
 /// How many variants of a kernel are built.

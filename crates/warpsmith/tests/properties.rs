@@ -376,7 +376,7 @@ proptest! {
                 }
             };
         }
-        let named = |kernel: &str| {
+        let named = |kernel: &'static str| {
             let select = Select { kernel: Some(kernel.into()), allow_batch_variant: true };
             op.explain(&args, &case.attrs, &info, &select)
         };
@@ -474,14 +474,14 @@ proptest! {
         for kernel in op.kernels().iter().filter(|k| k.tier.is_some_and(|t| Tier::available().contains(&t))) {
             let target = Tensor::from_f64(&vec![f64::NAN; out.span()], &[out.span()], dtype, Device::Cpu).unwrap();
             // SAFETY: both tensors are live, span their layouts, and are not used otherwise during the call.
-            let args = unsafe {
+            let mut args = unsafe {
                 let (from, to) = (memory.view().address(), target.view().address());
                 Args::new(op.spec())
                     .input(0, TensorView::from_raw(from, dtype, x, Device::Cpu))
                     .output(3, TensorViewMut::from_raw(to, dtype, out, Device::Cpu))
             };
             let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: false };
-            op.run(&args, &attrs, &Stream::Host, &select).unwrap();
+            op.run(&mut args, &attrs, &Stream::Host, &select).unwrap();
             let written = target.to_f64().unwrap();
             let results: Vec<f64> = offsets(&out).iter().map(|&o| written[o]).collect();
             let verdict = compare(Expectation { truth, naive, deviation, dtype }, &results);

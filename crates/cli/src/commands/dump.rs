@@ -4,8 +4,9 @@ use crate::inputs::{ProfileArgs, parse_pairs};
 use crate::kernels::{self, Variant};
 use rayon::prelude::*;
 use std::process::ExitCode;
+use warpsmith::jit::CudaKernel;
 use warpsmith::jit::{self, Arch, inspect};
-use warpsmith::op::{CudaKernel, KernelInfo};
+use warpsmith::op::KernelInfo;
 use warpsmith::{Device, Error, Result};
 
 /// Show a kernel: the resources of its variants, its source, its PTX or its machine code

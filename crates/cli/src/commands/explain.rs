@@ -69,7 +69,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => args.device.unwrap_or_else(Device::best).info()?,
     };
     let call = imagine(spec, &plan_case(op, &case)?, info.device)?;
-    let select = Select { kernel: args.kernel.clone(), allow_batch_variant: args.allow_batch_variant };
+    let select =
+        Select { kernel: args.kernel.clone().map(Into::into), allow_batch_variant: args.allow_batch_variant };
     let cost = op.cost(&call, &case.attrs)?;
     let explanation = op.explain(&call, &case.attrs, &info, &select)?;
 

@@ -84,9 +84,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             call = call.output(index, tensor.view_mut());
         }
     }
-    let select = Select { kernel: args.kernel.clone(), allow_batch_variant: args.kernel.is_some() };
+    let select =
+        Select { kernel: args.kernel.clone().map(Into::into), allow_batch_variant: args.kernel.is_some() };
     let stream = device.default_stream()?;
-    let kernel = op.run(&call, &attrs, &stream, &select)?;
+    let kernel = op.run(&mut call, &attrs, &stream, &select)?;
     stream.synchronize()?;
 
     let written = |index: usize| outputs[index].as_ref().or(inputs[index].as_ref());

@@ -1,5 +1,6 @@
 //! Devices and their contexts.
 
+use super::arena::Arena;
 use super::driver::{self, Api};
 use super::graph::Captures;
 use super::memory::Parked;
@@ -202,6 +203,10 @@ pub struct Context {
     pub(super) captures: Captures,
     pub(super) pinned: PinnedPool,
     pub(super) modules: Mutex<HashMap<String, &'static Module>>,
+    /// Streams of others by their handle, so that what is known of one outlives the value that names it.
+    borrowed: Mutex<HashMap<u64, Stream>>,
+    /// Workspaces of captures that others began, by the capture: their graphs may replay at any time.
+    pub(super) lent: Mutex<HashMap<u64, Arena>>,
 }
 
 // SAFETY: the raw members are driver handles, which any thread may use; everything mutable is locked or atomic.
@@ -262,6 +267,8 @@ impl Context {
             captures: Captures::default(),
             pinned: PinnedPool::default(),
             modules: Mutex::default(),
+            borrowed: Mutex::default(),
+            lent: Mutex::default(),
         }));
         let streams = [Stream::new(context)?, Stream::new(context)?];
         context.streams.get_or_init(|| streams);
@@ -307,6 +314,13 @@ impl Context {
     /// The stream for allocations that must not touch the caller's stream, because that is being captured.
     pub(super) fn side_stream(&self) -> &Stream {
         &self.streams.get().expect("set before the context is handed out")[1]
+    }
+
+    /// The stream known by a foreign handle, made by the first call.
+    pub(super) fn borrowed_stream(&self, raw: u64, make: impl FnOnce() -> Stream) -> Stream {
+        // A handle of ours, which somebody hands back, is our stream.
+        let own = self.streams.get().into_iter().flatten().find(|stream| stream.raw() == raw);
+        own.cloned().unwrap_or_else(|| lock(&self.borrowed).entry(raw).or_insert_with(make).clone())
     }
 
     /// Memory of the device and of our pool.

@@ -2,6 +2,7 @@
 
 use super::context::{Context, cu};
 use super::memory::DeviceBuffer;
+use super::order::Access;
 use super::pinned::PinnedBuffer;
 use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
@@ -163,43 +164,34 @@ pub unsafe fn fill_u32(stream: &Stream, dst: u64, value: u32, count: usize) -> R
 
 impl DeviceBuffer {
     /// Writes `src` at byte `offset`, in the order of `stream`; see [`upload`].
-    pub fn upload(&self, stream: &Stream, offset: usize, src: &[u8]) -> Result<()> {
+    pub fn upload(&mut self, stream: &Stream, offset: usize, src: &[u8]) -> Result<()> {
         check_range("DeviceBuffer::upload", self.len(), &(offset..offset.saturating_add(src.len())))?;
-        self.note_use(stream)?;
-        // SAFETY: the range was checked, and the memory outlives the copy because the use was noted.
-        unsafe { upload(stream, self.ptr() + offset as u64, src) }
+        // SAFETY: the range was checked, and the use is noted.
+        self.with(stream, Access::Write, || unsafe { upload(stream, self.ptr() + offset as u64, src) })
     }
 
     /// Reads from byte `offset` into `dst` and waits for it; see [`download`].
     pub fn download(&self, stream: &Stream, offset: usize, dst: &mut [u8]) -> Result<()> {
         check_range("DeviceBuffer::download", self.len(), &(offset..offset.saturating_add(dst.len())))?;
-        self.note_use(stream)?;
         // SAFETY: as above.
-        unsafe { download(stream, self.ptr() + offset as u64, dst) }
+        self.with(stream, Access::Read, || unsafe { download(stream, self.ptr() + offset as u64, dst) })
     }
 
     /// Copies all of `src` to byte `offset`, in the order of `stream`.
-    pub fn copy_from(&self, stream: &Stream, offset: usize, src: &DeviceBuffer) -> Result<()> {
+    pub fn copy_from(&mut self, stream: &Stream, offset: usize, src: &DeviceBuffer) -> Result<()> {
         check_range("DeviceBuffer::copy_from", self.len(), &(offset..offset.saturating_add(src.len())))?;
-        if self.ptr() == src.ptr() && !self.is_empty() {
-            return Err(Error::argument(
-                "DeviceBuffer::copy_from",
-                "src",
-                "another buffer",
-                "the same buffer",
-            ));
-        }
-        self.note_use(stream)?;
-        src.note_use(stream)?;
-        // SAFETY: the range was checked, and both memories outlive the copy because their uses were noted.
-        unsafe { copy_d2d(stream, self.ptr() + offset as u64, src.ptr(), src.len()) }
+        self.with(stream, Access::Write, || {
+            src.with(stream, Access::Read, || {
+                // SAFETY: the range was checked, two buffers do not overlap, and both uses are noted.
+                unsafe { copy_d2d(stream, self.ptr() + offset as u64, src.ptr(), src.len()) }
+            })
+        })
     }
 
     /// Sets every byte to `value`, in the order of `stream`.
-    pub fn fill(&self, stream: &Stream, value: u8) -> Result<()> {
-        self.note_use(stream)?;
-        // SAFETY: all of our memory, which outlives the fill because the use was noted.
-        unsafe { fill_u8(stream, self.ptr(), value, self.len()) }
+    pub fn fill(&mut self, stream: &Stream, value: u8) -> Result<()> {
+        // SAFETY: all of our memory, and the use is noted.
+        self.with(stream, Access::Write, || unsafe { fill_u8(stream, self.ptr(), value, self.len()) })
     }
 }
 
@@ -221,7 +213,7 @@ pub fn measure_copy(ctx: &'static Context, bytes: usize) -> Result<f64> {
         return Err(Error::argument("measure_copy", "bytes", "at least 1", "0"));
     }
     let stream = Stream::new(ctx)?;
-    let (from, to) = (DeviceBuffer::alloc(&stream, bytes)?, DeviceBuffer::alloc(&stream, bytes)?);
+    let (mut from, mut to) = (DeviceBuffer::alloc(&stream, bytes)?, DeviceBuffer::alloc(&stream, bytes)?);
     from.fill(&stream, 0x5a)?;
     let mut marks = Vec::new();
     for repetition in 0..WARM_UP + REPETITIONS {

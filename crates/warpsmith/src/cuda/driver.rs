@@ -144,6 +144,7 @@ driver_functions! {
             *mut CUtensorMap, CUtensorMapDataType, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32,
             CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
         );
+        cuTensorMapReplaceAddress(*mut CUtensorMap, *mut c_void);
     }
 }
 

@@ -1,6 +1,7 @@
 //! CUDA graphs: recording the work given to a stream and replaying it.
 
 use super::context::{Context, cu, lock};
+use super::order::Access;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
@@ -9,12 +10,14 @@ use std::sync::{Arc, Mutex};
 
 /// Memory a graph keeps alive.
 pub(super) trait Resource: Send + Sync {
-    /// Says that work given to `stream` uses it.
-    fn note(&self, stream: &Stream);
+    /// Before a replay on `stream`: makes it wait for what must come first.
+    fn order(&self, stream: &Stream, access: Access) -> Result<()>;
+    /// After the replay was given to `stream`.
+    fn note(&self, stream: &Stream, access: Access);
 }
 
-/// What must live as long as a graph.
-type Kept = Vec<Arc<dyn Resource>>;
+/// What must live as long as a graph, and what the graph does with it.
+type Kept = Vec<(Arc<dyn Resource>, Access)>;
 
 /// The captures of a context that are going on, and what their graphs will keep.
 #[derive(Default)]
@@ -35,11 +38,14 @@ impl Captures {
     }
 
     /// Keeps `resource` for the graph of capture `id`. A capture that is not ours keeps nothing.
-    pub fn keep(&self, id: u64, resource: Arc<dyn Resource>) {
-        if let Some((_, kept)) = lock(&self.open).iter_mut().find(|(open, _)| *open == id)
-            && !kept.iter().any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&resource)))
-        {
-            kept.push(resource);
+    pub fn keep(&self, id: u64, resource: Arc<dyn Resource>, access: Access) {
+        let mut open = lock(&self.open);
+        let Some((_, kept)) = open.iter_mut().find(|(open, _)| *open == id) else { return };
+        let same = |other: &Arc<dyn Resource>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&resource));
+        match kept.iter_mut().find(|(other, _)| same(other)) {
+            Some((_, known)) if access == Access::Write => *known = Access::Write,
+            Some(_) => {}
+            None => kept.push((resource, access)),
         }
     }
 
@@ -114,7 +120,7 @@ impl Graph {
         let mut raw: CUgraphExec = std::ptr::null_mut();
         // SAFETY: the graph is alive and complete; the driver writes one handle.
         unsafe { cu!(self.ctx, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
-        Ok(GraphExec { ctx: self.ctx, raw, kept: self.kept.clone(), launched_on: Mutex::default() })
+        Ok(GraphExec { ctx: self.ctx, raw, kept: self.kept.clone(), launching: Mutex::default() })
     }
 }
 
@@ -176,7 +182,7 @@ pub struct GraphExec {
     ctx: &'static Context,
     raw: CUgraphExec,
     kept: Arc<Kept>,
-    launched_on: Mutex<Vec<Stream>>,
+    launching: Mutex<()>,
 }
 
 // SAFETY: the handle may be used from any thread, one at a time; `launch` holds a lock.
@@ -187,21 +193,20 @@ unsafe impl Sync for GraphExec {}
 impl GraphExec {
     /// Copies the graph to the device now, so that the first launch is as fast as the others.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
-        let _one_at_a_time = lock(&self.launched_on);
+        let _one_at_a_time = lock(&self.launching);
         // SAFETY: both handles are alive.
         unsafe { cu!(self.ctx, cuGraphUpload(self.raw, stream.handle())) }
     }
 
-    /// Gives the recorded work to `stream`. It uses the addresses it was recorded with.
+    /// Gives the recorded work to `stream`, after all other work with the memory it uses. It uses the addresses it was
+    /// recorded with.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
-        let mut launched_on = lock(&self.launched_on);
+        let _one_at_a_time = lock(&self.launching);
+        self.kept.iter().try_for_each(|(resource, access)| resource.order(stream, *access))?;
         // SAFETY: both handles are alive, and the memory the graph kept lives until after its last launch.
-        unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) }?;
-        if !launched_on.contains(stream) {
-            launched_on.push(stream.clone());
-            self.kept.iter().for_each(|resource| resource.note(stream));
-        }
-        Ok(())
+        let launched = unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) };
+        self.kept.iter().for_each(|(resource, access)| resource.note(stream, *access));
+        launched
     }
 }
 
@@ -221,7 +226,11 @@ mod tests {
     struct Memory(#[allow(dead_code)] u8);
 
     impl Resource for Memory {
-        fn note(&self, _: &Stream) {}
+        fn order(&self, _: &Stream, _: Access) -> Result<()> {
+            Ok(())
+        }
+
+        fn note(&self, _: &Stream, _: Access) {}
     }
 
     #[test]
@@ -232,11 +241,13 @@ mod tests {
         captures.begin(9);
         assert!(captures.any() && captures.is_open(7) && !captures.is_open(8));
         let (kept, stray) = (Arc::new(Memory(1)), Arc::new(Memory(2)));
-        captures.keep(7, kept.clone());
-        captures.keep(7, kept.clone());
-        captures.keep(8, stray.clone());
+        captures.keep(7, kept.clone(), Access::Read);
+        captures.keep(7, kept.clone(), Access::Write);
+        captures.keep(8, stray.clone(), Access::Read);
         assert_eq!((Arc::strong_count(&kept), Arc::strong_count(&stray)), (2, 1));
-        assert_eq!(captures.end(7).len(), 1);
+        let ended = captures.end(7);
+        assert!(matches!(&ended[..], [(_, Access::Write)]));
+        drop(ended);
         assert_eq!(captures.end(7).len(), 0, "ended twice");
         assert!(captures.any() && captures.is_open(9));
         assert_eq!(captures.end(9).len(), 0);

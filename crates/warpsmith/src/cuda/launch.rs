@@ -96,7 +96,7 @@ pub fn check_limits(
 }
 
 /// Checks the size of the parameter struct against what the kernel declares and the driver can pass.
-fn check_params(
+pub(super) fn check_params(
     kernel: &str,
     props: &DeviceProps,
     function: &FunctionAttributes,
@@ -120,6 +120,48 @@ fn product(extents: [u32; 3]) -> u64 {
     extents.into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
+/// The driver's launch attributes of a configuration.
+#[derive(Clone, Copy)]
+pub(super) struct Attributes {
+    all: [CUlaunchAttribute; 2],
+    used: u32,
+}
+
+// SAFETY: plain numbers; the pointers that a union of attributes could hold are never set.
+unsafe impl Send for Attributes {}
+// SAFETY: as above.
+unsafe impl Sync for Attributes {}
+
+impl Attributes {
+    /// Those that a launch on a device needs.
+    pub fn of(cfg: &LaunchConfig, props: &DeviceProps) -> Attributes {
+        let mut all: [CUlaunchAttribute; 2] = [attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE); 2];
+        let mut used = 0;
+        if let Some([x, y, z]) = cfg.cluster {
+            all[used] = attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+            all[used].value.clusterDim = CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+            used += 1;
+        }
+        if cfg.pdl && props.major >= 9 {
+            all[used] = attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+            all[used].value.programmaticStreamSerializationAllowed = 1;
+            used += 1;
+        }
+        Attributes { all, used: used as u32 }
+    }
+}
+
+impl Function {
+    /// Raises the limits that a launch needs raised.
+    pub(super) fn prepare(&self, cfg: &LaunchConfig) -> Result<()> {
+        self.allow_shared(cfg.shared_bytes)?;
+        match cfg.cluster {
+            Some(cluster) if product(cluster) > PORTABLE_CLUSTER.into() => self.allow_large_clusters(),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Gives a kernel with one by-value parameter to `stream`. Returns at once.
 ///
 /// # Safety
@@ -127,35 +169,35 @@ fn product(extents: [u32; 3]) -> u64 {
 /// kernel does there, until the stream has run the kernel (or as long as the graph, if it is captured), and the
 /// kernel must not race with other streams.
 pub unsafe fn launch<P: Copy>(f: &Function, stream: &Stream, cfg: &LaunchConfig, params: &P) -> Result<()> {
+    let props = f.context().info();
+    check_limits(f.name(), props, f.attributes(), cfg)?;
+    check_params(f.name(), props, f.attributes(), size_of::<P>())?;
+    f.prepare(cfg)?;
+    let params = (&raw const *params).cast_mut().cast();
+    // SAFETY: passed on.
+    unsafe { launch_raw(f, stream, cfg, &Attributes::of(cfg, props), params) }
+}
+
+/// As [`launch`], for a configuration that was checked and prepared.
+///
+/// # Safety
+/// As [`launch`]; `params` must point to the kernel's parameter.
+pub(super) unsafe fn launch_raw(
+    f: &Function,
+    stream: &Stream,
+    cfg: &LaunchConfig,
+    attributes: &Attributes,
+    params: *mut c_void,
+) -> Result<()> {
     let ctx = f.context();
     if !std::ptr::eq(ctx, stream.context()) {
         let (expected, got) =
             (format!("a stream of {}", ctx.name()), format!("one of {}", stream.context().name()));
         return Err(Error::argument("launch", "stream", expected, got));
     }
-    check_limits(f.name(), ctx.info(), f.attributes(), cfg)?;
-    check_params(f.name(), ctx.info(), f.attributes(), size_of::<P>())?;
-    f.allow_shared(cfg.shared_bytes)?;
-    let mut arguments: [*mut c_void; 1] = [(&raw const *params).cast_mut().cast()];
+    let mut arguments: [*mut c_void; 1] = [params];
     let ([gx, gy, gz], [bx, by, bz]) = (cfg.grid, cfg.block);
-    let mut attributes: [CUlaunchAttribute; 2] =
-        [attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE); 2];
-    let mut used = 0;
-    if let Some([x, y, z]) = cfg.cluster {
-        if product([x, y, z]) > PORTABLE_CLUSTER.into() {
-            f.allow_large_clusters()?;
-        }
-        attributes[used] = attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
-        attributes[used].value.clusterDim = CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-        used += 1;
-    }
-    if cfg.pdl && ctx.info().major >= 9 {
-        attributes[used] =
-            attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
-        attributes[used].value.programmaticStreamSerializationAllowed = 1;
-        used += 1;
-    }
-    if used == 0 {
+    if attributes.used == 0 {
         // SAFETY: the driver copies the parameter during the call; the caller vouches for what it points to.
         return unsafe {
             cu!(
@@ -190,11 +232,11 @@ pub unsafe fn launch<P: Copy>(f: &Function, stream: &Stream, cfg: &LaunchConfig,
         blockDimZ: bz,
         sharedMemBytes: cfg.shared_bytes,
         hStream: stream.handle(),
-        attrs: attributes.as_mut_ptr(),
-        numAttrs: used as u32,
+        attrs: attributes.all.as_ptr().cast_mut(),
+        numAttrs: attributes.used,
     };
     ctx.bind()?;
-    // SAFETY: as above; the attributes live through the call.
+    // SAFETY: as above; the driver only reads the attributes, which live through the call.
     let code = unsafe { launch_ex(&config, f.handle(), arguments.as_mut_ptr(), std::ptr::null_mut()) };
     ctx.check_code("cuLaunchKernelEx", code)
 }

@@ -1,61 +1,300 @@
-//! Device memory: stream-ordered buffers from a pool of our own.
+//! Device memory: from a pool of our own in the order of a stream, or somebody else's with a deleter.
 
 use super::context::{Context, cu, lock};
 use super::driver::OUT_OF_MEMORY;
 use super::graph::Resource;
-use super::stream::{RelaxedCapture, Stream};
+use super::order::{Access, Uses};
+use super::stream::{Event, RelaxedCapture, Stream};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use std::sync::{Arc, Mutex};
 
-/// Device memory. Allocated and freed in the order of a stream, so neither waits for the device.
-///
-/// The stream it was allocated on may use it freely. Every other stream that uses it must be noted with
-/// [`DeviceBuffer::note_use`]; dropping the buffer then frees it after all of them. A buffer noted on a stream
-/// that is being captured, or allocated for one, is kept alive by the graph. Cloning shares the memory.
-#[derive(Clone)]
-pub struct DeviceBuffer(Arc<Allocation>);
+/// Gives foreign memory back to its owner.
+pub(crate) type Deleter = Box<dyn FnOnce() + Send>;
 
-/// The memory behind a buffer; shared with the graphs that use it.
-pub(super) struct Allocation {
+/// A piece of device memory, shared by the tensors and graphs that use it. Dropping the last handle frees it after all work
+/// that was noted as using it.
+pub(crate) struct Allocation {
+    ctx: &'static Context,
     ptr: CUdeviceptr,
     len: usize,
-    stream: Stream,
-    uses: Mutex<Vec<Stream>>,
+    uses: Uses,
+    origin: Origin,
 }
 
-/// Memory that was dropped while one of its streams was captured and waits for the capture to end.
-pub(super) struct Parked {
-    ptr: CUdeviceptr,
-    stream: Stream,
-    uses: Vec<Stream>,
+/// Who owns the memory.
+enum Origin {
+    /// Our pool, which allocates and frees in the order of this stream.
+    Pool(Stream),
+    /// Nobody frees it.
+    Lasting,
+    /// Somebody else, whose own work with it is on this stream, if it is known.
+    Foreign { home: Option<Stream>, deleter: Mutex<Option<Deleter>> },
 }
 
-impl DeviceBuffer {
-    /// Allocates `len` bytes, aligned to at least 256, with arbitrary content. Zero bytes hold no memory.
+/// Memory that was dropped and cannot be given back yet.
+pub(super) enum Parked {
+    /// Of the pool, while one of its streams is captured: freeing would become part of the graph.
+    Pool { ptr: CUdeviceptr, stream: Stream, uses: Vec<Stream> },
+    /// Of somebody else, until the device has passed the marks.
+    Foreign { marks: Vec<Event>, unmarked: Vec<Stream>, deleter: Deleter },
+}
+
+impl Allocation {
+    /// Memory from the pool, aligned to at least 256 bytes, with arbitrary content. Zero bytes hold no memory.
     ///
     /// On a stream that is being captured the memory is real and at hand at once, and lives as long as the graph.
-    pub fn alloc(stream: &Stream, len: usize) -> Result<DeviceBuffer> {
+    pub fn new(stream: &Stream, len: usize) -> Result<Arc<Allocation>> {
         let ctx = stream.context();
-        let capture = stream.capture_id()?;
+        let pool = |ptr, stream: &Stream| {
+            let origin = Origin::Pool(stream.clone());
+            Arc::new(Allocation { ctx, ptr, len, uses: Uses::of(stream), origin })
+        };
         if len == 0 {
-            return Ok(DeviceBuffer(Arc::new(Allocation::new(0, 0, stream.clone()))));
+            return Ok(pool(0, stream));
         }
         ctx.collect_parked();
+        let capture = if stream.may_be_captured() { stream.capture_id()? } else { None };
         let Some(id) = capture else {
-            let ptr = allocate(ctx, stream, len)?;
-            return Ok(DeviceBuffer(Arc::new(Allocation::new(ptr, len, stream.clone()))));
+            return Ok(pool(allocate(ctx, stream, len)?, stream));
         };
+        if !ctx.captures.is_open(id) {
+            let expected = "a stream that no other library is capturing: its graph would not keep the memory alive. \
+                            Allocate before the capture, or capture with `Graph::capture`";
+            return Err(Error::argument("allocation", "stream", expected, "such a stream"));
+        }
         // On the captured stream the driver would record an allocation node, whose memory exists only while the
         // graph runs. The side stream allocates now; waiting for it orders the memory before every replay.
         let _relaxed = RelaxedCapture::enter(ctx)?;
         let side = ctx.side_stream();
         let ptr = allocate(ctx, side, len)?;
-        let allocation = Arc::new(Allocation::new(ptr, len, side.clone()));
-        allocation.note(stream);
         side.synchronize()?;
-        ctx.captures.keep(id, allocation.clone());
-        Ok(DeviceBuffer(allocation))
+        let origin = Origin::Pool(side.clone());
+        let allocation = Arc::new(Allocation { ctx, ptr, len, uses: Uses::none(), origin });
+        ctx.captures.keep(id, allocation.clone(), Access::Write);
+        Ok(allocation)
+    }
+
+    /// Memory that is never freed, ready for every stream.
+    pub fn lasting(ctx: &'static Context, len: usize) -> Result<Arc<Allocation>> {
+        let _relaxed = RelaxedCapture::enter(ctx)?;
+        let side = ctx.side_stream();
+        let ptr = allocate(ctx, side, len)?;
+        side.synchronize()?;
+        Ok(Arc::new(Allocation { ctx, ptr, len, uses: Uses::none(), origin: Origin::Lasting }))
+    }
+
+    /// Memory of somebody else, who is told by `deleter`, exactly once, when no work uses it any more.
+    ///
+    /// With a `home`, the memory is made and freed in that stream's order, as frameworks do: the deleter may then be called
+    /// while work is still under way, after `home` was told to wait for it.
+    ///
+    /// # Safety
+    /// `ptr` must be `len` bytes of device memory of the context until the deleter is called, and other users' writes must be
+    /// ordered before the work given to streams from now on (by `home`, or because they are done).
+    pub unsafe fn foreign(
+        ctx: &'static Context,
+        ptr: u64,
+        len: usize,
+        home: Option<Stream>,
+        deleter: Deleter,
+    ) -> Arc<Allocation> {
+        let uses = home.as_ref().map_or_else(Uses::none, Uses::of);
+        let origin = Origin::Foreign { home, deleter: Mutex::new(Some(deleter)) };
+        Arc::new(Allocation { ctx, ptr, len, uses, origin })
+    }
+
+    /// The device address; zero if there are no bytes.
+    pub fn address(&self) -> usize {
+        self.ptr as usize
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The context the memory belongs to.
+    pub fn context(&self) -> &'static Context {
+        self.ctx
+    }
+
+    /// Before work that uses the memory is given to `stream`.
+    pub fn order(&self, stream: &Stream, access: Access) -> Result<()> {
+        self.uses.order(stream, access)
+    }
+
+    /// After it was, whether or not all of it could be.
+    pub fn note(&self, stream: &Stream, access: Access) {
+        self.uses.note(stream, access);
+    }
+
+    /// As [`Allocation::order`], for work that a capture may record: the graph then keeps the memory.
+    pub fn order_and_keep(self: &Arc<Self>, stream: &Stream, access: Access, capture: Capture) -> Result<()> {
+        match capture {
+            Capture::None => self.order(stream, access),
+            Capture::Ours(id) => {
+                self.order(stream, access)?;
+                self.ctx.captures.keep(id, self.clone(), access);
+                Ok(())
+            }
+            Capture::Foreign => match self.origin {
+                // Its owner captures, and keeps it for the graph.
+                Origin::Foreign { .. } | Origin::Lasting => Ok(()),
+                Origin::Pool(_) if self.len == 0 => Ok(()),
+                Origin::Pool(_) => Err(Error::argument(
+                    "capture",
+                    "stream",
+                    "tensors of the library that captures, since its graph does not keep others alive \
+                     (or a capture by `Graph::capture`)",
+                    "a tensor of this library on a stream that another one is capturing",
+                )),
+            },
+        }
+    }
+
+    /// The stream that used the memory last, if that is known.
+    pub fn last_stream(&self) -> Option<Stream> {
+        self.uses.last()
+    }
+}
+
+/// What a stream's work is recorded by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capture {
+    /// It runs.
+    None,
+    /// A capture of this library.
+    Ours(u64),
+    /// A capture that somebody else began.
+    Foreign,
+}
+
+impl Stream {
+    /// What the stream's work is recorded by now.
+    pub(crate) fn capture(&self) -> Result<Capture> {
+        if !self.may_be_captured() {
+            return Ok(Capture::None);
+        }
+        Ok(match self.capture_id()? {
+            None => Capture::None,
+            Some(id) if self.context().captures.is_open(id) => Capture::Ours(id),
+            Some(_) => Capture::Foreign,
+        })
+    }
+}
+
+impl Resource for Allocation {
+    fn order(&self, stream: &Stream, access: Access) -> Result<()> {
+        self.uses.order(stream, access)
+    }
+
+    fn note(&self, stream: &Stream, access: Access) {
+        self.uses.note(stream, access);
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let ctx = self.ctx;
+        match &self.origin {
+            Origin::Lasting => {}
+            Origin::Pool(_) if self.ptr == 0 || ctx.is_poisoned() => {}
+            Origin::Pool(stream) => {
+                let uses = self.uses.streams().into_iter().filter(|user| user != stream).collect();
+                let memory = Parked::Pool { ptr: self.ptr, stream: stream.clone(), uses };
+                ctx.park(memory);
+            }
+            Origin::Foreign { home, deleter } => {
+                let Some(deleter) = lock(deleter).take() else { return };
+                let unmarked: Vec<Stream> =
+                    self.uses.streams().into_iter().filter(|user| Some(user) != home.as_ref()).collect();
+                if unmarked.is_empty() || ctx.is_poisoned() {
+                    return deleter();
+                }
+                // In the order of its home the owner may reuse the memory: the home waits for everybody else.
+                if let Some(home) = home
+                    && unmarked.iter().all(|user| home.wait_for(user).is_ok())
+                {
+                    return deleter();
+                }
+                ctx.park(Parked::Foreign { marks: Vec::new(), unmarked, deleter });
+            }
+        }
+    }
+}
+
+impl Parked {
+    /// Gives the memory back if that can be done now; else what is left to do.
+    fn settle(self) -> Result<Option<Parked>> {
+        match self {
+            Parked::Pool { ptr, stream, uses } => {
+                for user in std::iter::once(&stream).chain(&uses) {
+                    if user.may_be_captured() && user.is_capturing()? {
+                        return Ok(Some(Parked::Pool { ptr, stream, uses }));
+                    }
+                }
+                for user in &uses {
+                    stream.wait_for(user)?;
+                }
+                // SAFETY: nobody holds the memory any more, and every stream that used it was waited for above.
+                unsafe { cu!(stream.context(), cuMemFreeAsync(ptr, stream.handle())) }?;
+                Ok(None)
+            }
+            Parked::Foreign { mut marks, unmarked, deleter } => {
+                let mut left = Vec::new();
+                for stream in unmarked {
+                    if stream.may_be_captured() && stream.is_capturing()? {
+                        left.push(stream);
+                    } else {
+                        let mark = Event::new(stream.context(), false)?;
+                        stream.record(&mark)?;
+                        marks.push(mark);
+                    }
+                }
+                let reached = marks.iter().all(|mark| mark.query().unwrap_or(false));
+                if left.is_empty() && reached {
+                    deleter();
+                    return Ok(None);
+                }
+                Ok(Some(Parked::Foreign { marks, unmarked: left, deleter }))
+            }
+        }
+    }
+}
+
+impl Context {
+    /// Gives memory back now, or when that becomes possible.
+    fn park(&self, memory: Parked) {
+        match memory.settle() {
+            Ok(None) => {}
+            Ok(Some(memory)) => lock(&self.parked).push(memory),
+            Err(error) => self.defer(Err(error)),
+        }
+    }
+
+    /// Gives back parked memory that can be by now.
+    pub(super) fn collect_parked(&self) {
+        let parked = std::mem::take(&mut *lock(&self.parked));
+        if parked.is_empty() {
+            return;
+        }
+        // Event queries are forbidden during somebody's capture, unless the thread says it knows.
+        let relaxed = RelaxedCapture::enter(self);
+        for memory in parked {
+            self.park(memory);
+        }
+        drop(relaxed);
+    }
+}
+
+/// Device memory of its own, outside of any tensor.
+pub struct DeviceBuffer(Arc<Allocation>);
+
+impl DeviceBuffer {
+    /// Allocates `len` bytes in the order of `stream`, aligned to at least 256, with arbitrary content.
+    pub fn alloc(stream: &Stream, len: usize) -> Result<DeviceBuffer> {
+        Allocation::new(stream, len).map(DeviceBuffer)
     }
 
     /// The device address; zero if the buffer is empty.
@@ -73,115 +312,28 @@ impl DeviceBuffer {
         self.0.len == 0
     }
 
-    /// The stream the memory was allocated on.
-    pub fn stream(&self) -> &Stream {
-        &self.0.stream
-    }
-
     /// The context the memory belongs to.
     pub fn context(&self) -> &'static Context {
-        self.0.stream.context()
+        self.0.ctx
     }
 
-    /// Says that work given to `stream` uses the buffer: it is not freed before that work is done, and if the
-    /// stream is being captured, not before the graph is dropped.
-    pub fn note_use(&self, stream: &Stream) -> Result<()> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        self.0.note(stream);
-        let captures = &self.context().captures;
-        if captures.any()
-            && let Some(id) = stream.capture_id()?
-        {
-            captures.keep(id, self.0.clone());
-        }
-        Ok(())
+    /// Gives `stream` work that uses the buffer, ordered with all other uses of it.
+    pub(super) fn with<R>(
+        &self,
+        stream: &Stream,
+        access: Access,
+        work: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        self.0.order_and_keep(stream, access, stream.capture()?)?;
+        let result = work();
+        self.0.note(stream, access);
+        result
     }
 }
 
 impl std::fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "DeviceBuffer({:#x}, {} bytes on {})", self.0.ptr, self.0.len, self.context().name())
-    }
-}
-
-impl Allocation {
-    fn new(ptr: CUdeviceptr, len: usize, stream: Stream) -> Allocation {
-        Allocation { ptr, len, stream, uses: Mutex::default() }
-    }
-}
-
-impl Resource for Allocation {
-    fn note(&self, stream: &Stream) {
-        if *stream == self.stream {
-            return;
-        }
-        let mut uses = lock(&self.uses);
-        if !uses.contains(stream) {
-            uses.push(stream.clone());
-        }
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        let ctx = self.stream.context();
-        if self.ptr == 0 || ctx.is_poisoned() {
-            return;
-        }
-        let uses = std::mem::take(&mut *lock(&self.uses));
-        let memory = Parked { ptr: self.ptr, stream: self.stream.clone(), uses };
-        match memory.capture() {
-            Ok(None) => ctx.defer(memory.free()),
-            // One of our captures: the graph may use the memory, so it becomes the graph's.
-            Ok(Some(id)) if ctx.captures.is_open(id) => {
-                let Parked { ptr, stream, uses } = memory;
-                let allocation = Allocation { ptr, len: self.len, stream, uses: Mutex::new(uses) };
-                ctx.captures.keep(id, Arc::new(allocation));
-            }
-            Ok(Some(_)) => lock(&ctx.parked).push(memory),
-            Err(error) => {
-                ctx.defer(Err(error));
-                lock(&ctx.parked).push(memory);
-            }
-        }
-    }
-}
-
-impl Parked {
-    /// The capture that one of the streams takes part in. While there is one, recording an event or freeing
-    /// there would become part of the graph instead of happening.
-    fn capture(&self) -> Result<Option<u64>> {
-        for stream in std::iter::once(&self.stream).chain(&self.uses) {
-            if let Some(id) = stream.capture_id()? {
-                return Ok(Some(id));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Frees the memory on its stream after everything the other streams were given so far.
-    fn free(&self) -> Result<()> {
-        for user in &self.uses {
-            self.stream.wait_for(user)?;
-        }
-        // SAFETY: nobody holds the buffer any more, and every stream that used it was waited for above.
-        unsafe { cu!(self.stream.context(), cuMemFreeAsync(self.ptr, self.stream.handle())) }
-    }
-}
-
-impl Context {
-    /// Frees parked memory whose captures have ended.
-    pub(super) fn collect_parked(&self) {
-        let mut parked = lock(&self.parked);
-        parked.retain(|memory| match memory.capture() {
-            Ok(None) => {
-                self.defer(memory.free());
-                false
-            }
-            _ => true,
-        });
     }
 }
 

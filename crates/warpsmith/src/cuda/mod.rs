@@ -2,16 +2,18 @@
 //! launches. Nothing here panics or fails to build where CUDA is missing: [`device_count`] is 0 and
 //! [`Context::get`] says why.
 
+mod arena;
 mod context;
 mod copy;
 pub mod cublaslt;
 mod driver;
 mod graph;
-pub mod kernel;
 mod launch;
 mod memory;
 mod module;
+mod order;
 mod pinned;
+mod recording;
 pub mod rows;
 mod stream;
 mod tensor_map;
@@ -22,7 +24,10 @@ pub use driver::probe_library;
 pub use graph::{Graph, GraphExec};
 pub use launch::{LaunchConfig, check_limits, launch};
 pub use memory::DeviceBuffer;
+pub(crate) use memory::{Allocation, Capture};
 pub use module::{Function, FunctionAttributes, Module};
+pub use order::Access;
 pub use pinned::{PinnedBuffer, PinnedStats};
+pub use recording::{Recorder, Recording, load};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Swizzle, TensorMap, Tiled};

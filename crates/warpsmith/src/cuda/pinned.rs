@@ -5,6 +5,7 @@
 use super::context::{Context, cu, lock};
 use super::driver::OUT_OF_MEMORY;
 use super::graph::Resource;
+use super::order::Access;
 use super::stream::{Event, RelaxedCapture, Stream};
 use crate::device::Memory;
 use crate::error::Result;
@@ -94,12 +95,12 @@ impl PinnedBuffer {
     /// Says that work given to `stream` uses the buffer: its memory is not reused before that work is done, and
     /// if the stream is being captured, not before the graph is dropped.
     pub fn note_use(&self, stream: &Stream) -> Result<()> {
-        self.memory.note(stream);
+        self.memory.note(stream, Access::Write);
         let captures = &stream.context().captures;
         if captures.any()
             && let Some(id) = stream.capture_id()?
         {
-            captures.keep(id, self.memory.clone());
+            captures.keep(id, self.memory.clone(), Access::Write);
         }
         Ok(())
     }
@@ -116,7 +117,11 @@ impl std::fmt::Debug for PinnedBuffer {
 }
 
 impl Resource for Pinned {
-    fn note(&self, stream: &Stream) {
+    fn order(&self, _: &Stream, _: Access) -> Result<()> {
+        Ok(())
+    }
+
+    fn note(&self, stream: &Stream, _: Access) {
         let mut uses = lock(&self.uses);
         if !uses.contains(stream) {
             uses.push(stream.clone());

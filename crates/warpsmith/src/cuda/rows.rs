@@ -3,8 +3,8 @@
 use super::LaunchConfig;
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
+use crate::jit::Defines;
 use crate::kernel_params;
-use crate::op::Defines;
 use crate::tensor::{DType, MAX_RANK, Space};
 
 kernel_params! {

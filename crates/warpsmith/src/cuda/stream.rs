@@ -1,10 +1,12 @@
 //! Streams and events.
 
-use super::context::{Context, cu};
+use super::arena::Arena;
+use super::context::{Context, cu, lock};
 use super::driver::{CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureMode};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A queue of work on a device. Cloning gives another handle to the same queue.
 #[derive(Clone)]
@@ -14,6 +16,13 @@ struct Inner {
     ctx: &'static Context,
     raw: CUstream,
     owned: bool,
+    /// Unique in the process and never zero. A driver's handle may be given to another stream later.
+    id: u64,
+    /// Counts the noted uses of memory on this stream.
+    ticks: AtomicU64,
+    /// By id, the ticks of other streams that this one has waited for.
+    passed: Mutex<Vec<(u64, u64)>>,
+    arena: Mutex<Arena>,
 }
 
 // SAFETY: a stream handle may be used from any thread; the driver locks.
@@ -28,12 +37,12 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes one handle.
         unsafe { cu!(ctx, cuStreamCreate(&mut raw, flags)) }?;
-        Ok(Stream(Arc::new(Inner { ctx, raw, owned: true })))
+        Ok(Stream(Arc::new(Inner::new(ctx, raw, true))))
     }
 
     /// The legacy default stream, which waits for, and is waited for by, every blocking stream of the context.
     pub fn legacy(ctx: &'static Context) -> Stream {
-        Stream(Arc::new(Inner { ctx, raw: std::ptr::null_mut(), owned: false }))
+        ctx.borrowed_stream(0, || Stream(Arc::new(Inner::new(ctx, std::ptr::null_mut(), false))))
     }
 
     /// A stream that belongs to someone else, such as PyTorch's current stream. Zero is the legacy default.
@@ -42,7 +51,64 @@ impl Stream {
     /// `raw` must be a `CUstream` of this context, and must outlive the result, its clones, and every buffer
     /// allocated or used on it.
     pub unsafe fn from_raw(ctx: &'static Context, raw: u64) -> Stream {
-        Stream(Arc::new(Inner { ctx, raw: raw as usize as CUstream, owned: false }))
+        ctx.borrowed_stream(raw, || Stream(Arc::new(Inner::new(ctx, raw as usize as CUstream, false))))
+    }
+
+    /// Whether the handle was made by this library.
+    pub(super) fn is_owned(&self) -> bool {
+        self.0.owned
+    }
+
+    /// Unique in the process and never zero.
+    pub(super) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Counts a use of memory whose work the stream has been given.
+    pub(super) fn tick(&self) -> u64 {
+        self.0.ticks.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Makes later work of this stream wait for the work on `other` up to its use number `tick`, unless it has already.
+    pub(super) fn wait_past(&self, other: &Stream, tick: u64) -> Result<()> {
+        if self.id() == other.id() {
+            return Ok(());
+        }
+        let mut passed = lock(&self.0.passed);
+        let known = passed.iter().position(|(id, _)| *id == other.id());
+        if known.is_some_and(|at| passed[at].1 >= tick) {
+            return Ok(());
+        }
+        // Uses are counted after their work was given to the stream, so an event recorded from here on covers them.
+        let now = other.0.ticks.load(Ordering::Acquire);
+        let (captured, other_captured) = (self.capture_id()?, other.capture_id()?);
+        if captured == other_captured {
+            self.wait_for(other)?;
+        } else if other_captured.is_none() {
+            // A capture cannot depend on work outside of it, and a replay comes later anyway.
+            let _relaxed = RelaxedCapture::enter(self.context())?;
+            other.synchronize()?;
+        } else {
+            let expected = "memory that no stream under capture has to be waited for";
+            return Err(Error::argument("stream order", "stream", expected, "work recorded by a capture"));
+        }
+        match known {
+            // Inside a capture the wait holds for the graph alone.
+            _ if captured.is_some() && other_captured.is_some() => {}
+            Some(at) => passed[at].1 = now,
+            None => passed.push((other.id(), now)),
+        }
+        Ok(())
+    }
+
+    /// The stream's workspace, locked: launches that share it must not interleave with another call's.
+    pub(super) fn arena(&self) -> std::sync::MutexGuard<'_, Arena> {
+        lock(&self.0.arena)
+    }
+
+    /// Bytes of workspace the stream holds for its calls and the graphs captured on it.
+    pub fn workspace_bytes(&self) -> usize {
+        self.arena().len()
     }
 
     /// The context the stream belongs to.
@@ -126,7 +192,8 @@ impl Stream {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Stream) -> bool {
-        std::ptr::eq(self.context(), other.context()) && self.handle() == other.handle()
+        self.id() == other.id()
+            || (std::ptr::eq(self.context(), other.context()) && self.handle() == other.handle())
     }
 }
 
@@ -135,6 +202,21 @@ impl Eq for Stream {}
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Stream({:#x} on {})", self.raw(), self.context().name())
+    }
+}
+
+impl Inner {
+    fn new(ctx: &'static Context, raw: CUstream, owned: bool) -> Inner {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Inner {
+            ctx,
+            raw,
+            owned,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            ticks: AtomicU64::new(0),
+            passed: Mutex::default(),
+            arena: Mutex::default(),
+        }
     }
 }
 

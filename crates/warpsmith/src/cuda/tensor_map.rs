@@ -2,7 +2,7 @@
 
 use super::driver;
 use crate::error::{Error, Result};
-use crate::jit::CType;
+use crate::jit::{AddressKind, CType};
 use crate::tensor::DType;
 use cudarc::driver::sys::{
     CUtensorMap, CUtensorMapDataType as DataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
@@ -19,6 +19,8 @@ const STRIDE_LIMIT: u64 = 1 << 40;
 const SIZE_LIMIT: u64 = 1 << 32;
 /// Extents of a box are at most this many elements.
 const BOX_LIMIT: u32 = 256;
+/// No encoded map starts like this: its first word is an address.
+const PLACEHOLDER: u64 = 0xfeed << 48;
 
 /// How the copy engine permutes the 16-byte units of a box in shared memory, so that columns of it can be read without
 /// bank conflicts. The rows of the box are at most as long as the name says.
@@ -135,16 +137,36 @@ impl TensorMap {
     /// A map for a parameter that the kernel does not use.
     pub const UNUSED: TensorMap = TensorMap { opaque: [0; 16] };
 
+    /// Stands for description `index` of a recording until it is encoded.
+    pub(super) fn placeholder(index: usize) -> TensorMap {
+        let mut opaque = [0; 16];
+        opaque[0] = PLACEHOLDER | index as u64;
+        TensorMap { opaque }
+    }
+
+    /// The description this stands for, if it is a placeholder.
+    pub(super) fn placeholder_index(&self) -> Option<usize> {
+        let [first, rest @ ..] = self.opaque;
+        let stands = first & PLACEHOLDER == PLACEHOLDER && rest == [0; 15];
+        stands.then_some((first & !PLACEHOLDER) as usize)
+    }
+
+    /// Puts another address into the map.
+    pub(super) fn replace_address(&mut self, address: u64) -> Result<()> {
+        let api = driver::api()?;
+        let replace =
+            api.cuTensorMapReplaceAddress.ok_or_else(|| unavailable("cuTensorMapReplaceAddress"))?;
+        // SAFETY: the map is one that the driver encoded, and is aligned as it asks; the address is only recorded.
+        let code = unsafe { replace((&raw mut *self).cast(), address as *mut std::ffi::c_void) };
+        api.check("cuTensorMapReplaceAddress", code)
+    }
+
     /// Encodes a map. Needs the driver's library, and neither allocates nor touches a device: it can be done for every
     /// launch. The map holds the address: it is good for as long as the memory there is.
     pub fn encode(tensor: &Tiled<'_>) -> Result<TensorMap> {
         tensor.check()?;
         let api = driver::api()?;
-        let encode = api.cuTensorMapEncodeTiled.ok_or_else(|| Error::Unavailable {
-            what: "cuTensorMapEncodeTiled".into(),
-            why: "the driver does not have it".into(),
-            fix: "Update the driver to CUDA 12 or newer".into(),
-        })?;
+        let encode = api.cuTensorMapEncodeTiled.ok_or_else(|| unavailable("cuTensorMapEncodeTiled"))?;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let steps = [1u32; MOST_DIMENSIONS];
         // SAFETY: the driver reads `rank` sizes, extents and steps and `rank - 1` strides, whose numbers `check`
@@ -170,6 +192,14 @@ impl TensorMap {
     }
 }
 
+fn unavailable(function: &str) -> Error {
+    Error::Unavailable {
+        what: function.into(),
+        why: "the driver does not have it".into(),
+        fix: "Update the driver to CUDA 12 or newer".into(),
+    }
+}
+
 fn data_type(dtype: DType) -> DataType {
     match dtype {
         DType::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -185,6 +215,9 @@ fn data_type(dtype: DType) -> DataType {
 unsafe impl CType for TensorMap {
     fn field(name: &str) -> String {
         format!("TensorMap {name}")
+    }
+    fn addresses(at: usize, found: &mut Vec<(usize, AddressKind)>) {
+        found.push((at, AddressKind::TensorMap));
     }
     fn declare(out: &mut String) {
         if !out.contains("TensorMap {") {

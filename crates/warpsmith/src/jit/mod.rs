@@ -12,6 +12,7 @@ pub mod cache;
 mod elf;
 pub mod headers;
 pub mod inspect;
+mod kernel;
 pub mod nvrtc;
 pub mod pack;
 mod params;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use arch::Arch;
-pub use params::CType;
+pub use kernel::{CudaKernel, Defines};
+pub use params::{AddressKind, CType};
 pub use request::{Key, Profile, Request, Source, source_hash};
 pub use service::{Jit, Toolchain};
 

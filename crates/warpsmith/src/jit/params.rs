@@ -13,6 +13,17 @@ pub unsafe trait CType: Copy {
     fn field(name: &str) -> String;
     /// Emits the declarations the type needs, once.
     fn declare(_out: &mut String) {}
+    /// Lists the parts that hold addresses, which differ from call to call, with their offsets from `at` on.
+    fn addresses(_at: usize, _found: &mut Vec<(usize, AddressKind)>) {}
+}
+
+/// How a parameter holds an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressKind {
+    /// As a `u64`. No other parameter is of that type.
+    Plain,
+    /// Inside a description of a tensor for the copy engine.
+    TensorMap,
 }
 
 macro_rules! c_scalars {
@@ -23,7 +34,17 @@ macro_rules! c_scalars {
         }
     )*};
 }
-c_scalars!(u64 => "unsigned long long", i64 => "long long", u32 => "unsigned int", i32 => "int", f32 => "float");
+c_scalars!(i64 => "long long", u32 => "unsigned int", i32 => "int", f32 => "float");
+
+// SAFETY: as above.
+unsafe impl CType for u64 {
+    fn field(name: &str) -> String {
+        format!("unsigned long long {name}")
+    }
+    fn addresses(at: usize, found: &mut Vec<(usize, AddressKind)>) {
+        found.push((at, AddressKind::Plain));
+    }
+}
 
 // SAFETY: an array of a C type is a C array.
 unsafe impl<T: CType, const N: usize> CType for [T; N] {
@@ -33,6 +54,9 @@ unsafe impl<T: CType, const N: usize> CType for [T; N] {
     }
     fn declare(out: &mut String) {
         T::declare(out);
+    }
+    fn addresses(at: usize, found: &mut Vec<(usize, AddressKind)>) {
+        (0..N).for_each(|i| T::addresses(at + i * size_of::<T>(), found));
     }
 }
 
@@ -49,6 +73,9 @@ macro_rules! kernel_params {
         unsafe impl $crate::jit::CType for $name {
             fn field(name: &str) -> String {
                 format!(concat!(stringify!($name), " {}"), name)
+            }
+            fn addresses(at: usize, found: &mut Vec<(usize, $crate::jit::AddressKind)>) {
+                $(<$t as $crate::jit::CType>::addresses(at + std::mem::offset_of!($name, $field), found);)*
             }
             fn declare(out: &mut String) {
                 use std::fmt::Write;
@@ -85,6 +112,15 @@ macro_rules! kernel_params {
 mod tests {
     kernel_params! { struct Inner { a: i32, b: u64 } }
     kernel_params! { struct Outer { x: f32, inner: Inner, strides: [[i64; 8]; 3] } }
+
+    #[test]
+    fn addresses_are_found_in_nested_structs_and_arrays() {
+        kernel_params! { struct Many { n: i32, at: [u64; 2], inner: [Inner; 2] } }
+        let mut found = Vec::new();
+        <Many as crate::jit::CType>::addresses(8, &mut found);
+        let plain = |at| (at, crate::jit::AddressKind::Plain);
+        assert_eq!(found, [16, 24, 40, 56].map(plain));
+    }
 
     #[test]
     fn twins_are_declared_once_with_asserts() {

@@ -1,12 +1,10 @@
 //! The object-safe face of every op.
 
-use super::kernel::{KernelInfo, Launch, Target, info_of};
+use super::kernel::{KernelInfo, info_of};
 use super::select::{Explanation, Select, named, problem_key, select_kernel};
-use super::{Args, Attrs, Cost, Form, Op, OpSpec, tuned};
-use crate::cpu::Tier;
-use crate::device::{Device, DeviceInfo, Stream};
-use crate::error::{Error, Result};
-use crate::tensor::storage::Storage;
+use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, plan, tuned};
+use crate::device::{DeviceInfo, Stream};
+use crate::error::Result;
 
 /// Every [`Op`] behind one object-safe face.
 pub trait AnyOp: Sync {
@@ -28,10 +26,12 @@ pub trait AnyOp: Sync {
         info: &DeviceInfo,
         select: &Select,
     ) -> Result<Explanation>;
+    /// The prepared form of a call.
+    fn prepare(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan>;
     /// Checks, selects and runs; returns what was chosen. `None` if there was nothing to do.
     fn run(
         &self,
-        args: &Args<'_>,
+        args: &mut Args<'_>,
         attrs: &Attrs,
         stream: &Stream,
         select: &Select,
@@ -93,49 +93,20 @@ impl<O: Op> AnyOp for O {
         })
     }
 
+    fn prepare(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
+        Plan::find::<O>(args, attrs, select)
+    }
+
     fn run(
         &self,
-        args: &Args<'_>,
+        args: &mut Args<'_>,
         attrs: &Attrs,
         stream: &Stream,
         select: &Select,
     ) -> Result<Option<&'static str>> {
-        let problem = checked::<O>(args, attrs)?;
-        if args.outputs_are_empty() {
-            return Ok(None);
-        }
-        if stream.device() != args.device() {
-            let expected = format!("a stream of {}, where the tensors are", args.device());
-            return Err(Error::argument(O::SPEC.name, "stream", expected, stream.device().to_string()));
-        }
-        let info = device_info(args.device())?;
-        let (kernel, _) = select_kernel::<O>(&problem, info, select)?;
-        // Stream-ordered: allocated before and freed after the kernel without waiting, and capturable.
-        let scratch = match (kernel.workspace)(&problem, info) {
-            0 => None,
-            bytes => Some(Storage::allocate(bytes, stream)?),
-        };
-        (kernel.run)(&Launch {
-            problem: &problem,
-            args,
-            info,
-            stream,
-            workspace: scratch.as_ref().map_or(0, Storage::address),
-            tier: match kernel.target {
-                Target::Cpu(tier) => tier,
-                Target::Cuda(_) | Target::Library(_) => Tier::Portable,
-            },
-            cuda: match kernel.target {
-                Target::Cpu(_) | Target::Library(_) => None,
-                Target::Cuda(cuda) => Some(cuda),
-            },
-        })?;
-        for view in (0..O::SPEC.args.len()).filter_map(|i| args.get(i)) {
-            if let Some(storage) = view.storage {
-                storage.note_use(stream)?;
-            }
-        }
-        Ok(Some(kernel.name))
+        let plan = Plan::find::<O>(args, attrs, select)?;
+        plan.launch(args, stream)?;
+        Ok(plan.kernel())
     }
 
     fn remember(
@@ -149,23 +120,13 @@ impl<O: Op> AnyOp for O {
         let problem = checked::<O>(args, attrs)?;
         let kernel = named::<O>(kernel)?;
         let hash = info_of(kernel).identity();
-        tuned::store(&info.name, O::SPEC.name, problem_key(&problem, any_batch), kernel.name, &hash)
+        tuned::store(&info.name, O::SPEC.name, problem_key(&problem, any_batch), kernel.name, &hash)?;
+        plan::forget();
+        Ok(())
     }
 }
 
 fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
     args.validate()?;
     O::check(args, attrs)
-}
-
-/// Facts about a device, read once per process.
-fn device_info(device: Device) -> Result<&'static DeviceInfo> {
-    use std::collections::HashMap;
-    use std::sync::{LazyLock, RwLock};
-    static KNOWN: LazyLock<RwLock<HashMap<Device, &'static DeviceInfo>>> = LazyLock::new(Default::default);
-    if let Some(info) = KNOWN.read().unwrap_or_else(|e| e.into_inner()).get(&device) {
-        return Ok(info);
-    }
-    let info: &'static DeviceInfo = Box::leak(Box::new(device.info()?));
-    Ok(KNOWN.write().unwrap_or_else(|e| e.into_inner()).entry(device).or_insert(info))
 }

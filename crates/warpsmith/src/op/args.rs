@@ -3,21 +3,24 @@
 use super::spec::{MAX_ARGS, OpSpec, Role};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::tensor::{Refusal, TensorView, TensorViewMut};
 use std::any::Any;
 
 /// The tensors of one call, by position in [`OpSpec::args`].
-#[derive(Clone)]
+///
+/// It holds the right to write its outputs, so it cannot be cloned, and what it shows of them cannot outlive a borrow.
 pub struct Args<'a> {
     spec: &'static OpSpec,
     slots: [Option<TensorView<'a>>; MAX_ARGS],
+    /// The first output that must not be written, and why.
+    refusal: Option<(u8, Refusal)>,
     prepared: Option<&'a (dyn Any + Sync)>,
 }
 
 impl<'a> Args<'a> {
     /// No tensors yet.
     pub fn new(spec: &'static OpSpec) -> Self {
-        Args { spec, slots: [None; MAX_ARGS], prepared: None }
+        Args { spec, slots: [None; MAX_ARGS], refusal: None, prepared: None }
     }
 
     /// Sets an input.
@@ -44,16 +47,36 @@ impl<'a> Args<'a> {
     /// If the op's argument `index` is an input: a mistake in the op, not in the call.
     pub fn output(mut self, index: usize, view: TensorViewMut<'a>) -> Self {
         assert!(self.spec.args[index].is_output(), "{} is an input", self.spec.args[index].name);
-        self.slots[index] = Some(view.raw());
+        let (view, refusal) = view.into_parts();
+        self.slots[index] = Some(view);
+        self.refusal = self.refusal.or(refusal.map(|refusal| (index as u8, refusal)));
         self
     }
 
     /// Sets an output and the input it is computed in place of to the same memory.
     pub fn in_place(mut self, input: usize, output: usize, view: TensorViewMut<'a>) -> Self {
         assert_eq!(self.spec.args[output].role, Role::Out { in_place_of: Some(input) });
-        self.slots[input] = Some(view.raw());
-        self.slots[output] = Some(view.raw());
+        self = self.output(output, view);
+        self.slots[input] = self.slots[output];
         self
+    }
+
+    /// These arguments with stand-ins for their addresses, for recording a call. They are never read or written.
+    #[cfg(feature = "cuda")]
+    pub(super) fn with_addresses(&self, address: impl Fn(usize) -> usize) -> Args<'_> {
+        let mut slots = self.slots;
+        for (index, slot) in slots.iter_mut().enumerate() {
+            if let Some(view) = slot {
+                view.address = address(index);
+            }
+        }
+        Args { spec: self.spec, slots, refusal: None, prepared: None }
+    }
+
+    /// The arguments given, with their positions.
+    pub(super) fn given(&self) -> impl Iterator<Item = (usize, &TensorView<'a>)> {
+        let slots = self.slots[..self.spec.args.len()].iter().enumerate();
+        slots.filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }
 
     /// Hands kernels what was made of an input beforehand. Only a hint: those that cannot use it take the input as it is.
@@ -73,12 +96,12 @@ impl<'a> Args<'a> {
     }
 
     /// An argument, if given.
-    pub fn get(&self, index: usize) -> Option<&TensorView<'a>> {
+    pub fn get<'s>(&'s self, index: usize) -> Option<&'s TensorView<'s>> {
         self.slots[index].as_ref()
     }
 
     /// A required argument; present once [`Args::validate`] has passed.
-    pub fn at(&self, index: usize) -> &TensorView<'a> {
+    pub fn at<'s>(&'s self, index: usize) -> &'s TensorView<'s> {
         self.get(index)
             .unwrap_or_else(|| panic!("{}: `{}` is missing", self.spec.name, self.spec.args[index].name))
     }
@@ -141,16 +164,25 @@ impl<'a> Args<'a> {
                         got,
                     ));
                 }
-                self.check_aliases(index, view)?;
             }
         }
-        Ok(())
+        self.check_writes()
+    }
+
+    /// The checks that depend on addresses, and so are made for every call: that outputs may be written, and share no
+    /// element with another argument.
+    pub(super) fn check_writes(&self) -> Result<()> {
+        if let Some((index, refusal)) = self.refusal {
+            let arg = self.spec.args[index as usize].name;
+            return Err(Error::argument(self.spec.name, arg, Refusal::EXPECTED, refusal.to_string()));
+        }
+        let outputs = self.given().filter(|(index, _)| self.spec.args[*index].is_output());
+        outputs.into_iter().try_for_each(|(index, view)| self.check_aliases(index, view))
     }
 
     fn check_aliases(&self, output: usize, view: &TensorView<'_>) -> Result<()> {
         let role = self.spec.args[output].role;
-        for (index, other) in self.slots.iter().enumerate() {
-            let Some(other) = other.as_ref().filter(|_| index != output) else { continue };
+        for (index, other) in self.given().filter(|(index, _)| *index != output) {
             let same = other.address() == view.address()
                 && other.dtype() == view.dtype()
                 && other.layout() == view.layout();

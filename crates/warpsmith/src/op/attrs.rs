@@ -45,6 +45,11 @@ impl Attrs {
         self.values[index] as usize
     }
 
+    /// The values as numbers that differ if the values do.
+    pub(super) fn bits(&self) -> impl Iterator<Item = u64> {
+        self.values.iter().map(|value| value.to_bits())
+    }
+
     /// Sets an option from text, as the command line does.
     pub fn parse(&mut self, spec: &OpSpec, name: &str, text: &str) -> Result<()> {
         let known = || spec.attrs.iter().map(|a| a.name).collect::<Vec<_>>().join(", ");

@@ -2,9 +2,10 @@
 
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::AnyOp;
-use crate::op::{Args, Attrs, Explanation, Op, Select};
+
+use super::{AnyOp, Args, Attrs, Explanation, Op, Plan, Select};
 use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 /// A call of the op `O` under construction. Each op adds its own methods.
@@ -12,6 +13,7 @@ pub struct Call<'a, O> {
     args: Args<'a>,
     attrs: Attrs,
     select: Select,
+    kept: Option<&'a mut Option<Plan>>,
     op: PhantomData<O>,
 }
 
@@ -22,6 +24,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
             args: Args::new(spec),
             attrs: Attrs::defaults(spec),
             select: Select::default(),
+            kept: None,
             op: PhantomData,
         }
     }
@@ -52,7 +55,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
     }
 
     /// Uses the kernel of this name or fails.
-    pub fn kernel(mut self, name: impl Into<String>) -> Self {
+    pub fn kernel(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.select.kernel = Some(name.into());
         self
     }
@@ -63,13 +66,37 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
+    /// Keeps the call's plan in `plan`, and takes it from there the next time, as long as it is that of the call: a layer that
+    /// owns one spares the look-up.
+    ///
+    /// ```
+    /// use warpsmith::{DType, Device, Result, Tensor, op::Plan, ops::RmsNorm};
+    /// struct Norm {
+    ///     weight: Tensor,
+    ///     plan: Option<Plan>,
+    /// }
+    /// impl Norm {
+    ///     fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
+    ///         RmsNorm::new(x).weight(&self.weight).keep_plan(&mut self.plan).run()
+    ///     }
+    /// }
+    /// let mut norm = Norm { weight: Tensor::randn(&[64], DType::F32, Device::Cpu, 0)?, plan: None };
+    /// norm.forward(&Tensor::randn(&[4, 64], DType::F32, Device::Cpu, 1)?)?;
+    /// assert!(norm.plan.is_some());
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn keep_plan(mut self, plan: &'a mut Option<Plan>) -> Self {
+        self.kept = Some(plan);
+        self
+    }
+
     /// The device's default stream: the one calls without a stream use.
     pub(crate) fn default_stream(&self) -> Result<Stream> {
         self.args.device().default_stream()
     }
 
     /// An argument already given.
-    pub(crate) fn view(&self, index: usize) -> &TensorView<'a> {
+    pub(crate) fn view(&self, index: usize) -> &TensorView<'_> {
         self.args.at(index)
     }
 
@@ -105,7 +132,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
         Tensor::empty_on(&shape, dtype, stream)
     }
 
-    /// Checks, selects and launches with the outputs given by position.
+    /// Launches with the outputs given by position.
     pub(crate) fn launch<'b, const N: usize>(
         self,
         outputs: [(usize, TensorViewMut<'b>); N],
@@ -118,7 +145,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
         for (index, view) in outputs {
             args = args.output(index, view);
         }
-        O::default().run(&args, &self.attrs, stream, &self.select).map(|_| ())
+        launch::<O>(&args, &self.attrs, &self.select, self.kept, stream)
     }
 
     /// As [`Call::launch`], with `output` written over `input`.
@@ -133,14 +160,30 @@ impl<'a, O: Op + Default> Call<'a, O> {
         'a: 'b,
     {
         let args: Args<'b> = self.args;
-        O::default().run(&args.in_place(input, output, view), &self.attrs, stream, &self.select).map(|_| ())
+        let args = args.in_place(input, output, view);
+        launch::<O>(&args, &self.attrs, &self.select, self.kept, stream)
     }
 }
 
-impl<O> Clone for Call<'_, O> {
-    fn clone(&self) -> Self {
-        Call { args: self.args.clone(), attrs: self.attrs, select: self.select.clone(), op: PhantomData }
+/// Launches the plan that was kept, or finds one and keeps it.
+fn launch<O: Op>(
+    args: &Args<'_>,
+    attrs: &Attrs,
+    select: &Select,
+    kept: Option<&mut Option<Plan>>,
+    stream: &Stream,
+) -> Result<()> {
+    if let Some(plan) = kept.as_deref().and_then(Option::as_ref)
+        && plan.is_of(args, attrs, select)
+    {
+        return plan.launch(args, stream);
     }
+    let plan = Plan::find::<O>(args, attrs, select)?;
+    plan.launch(args, stream)?;
+    if let Some(kept) = kept {
+        *kept = Some(plan);
+    }
+    Ok(())
 }
 
 /// An op whose calls can make its one output themselves.
@@ -159,9 +202,9 @@ impl<'a, O: OneOutput> Call<'a, O> {
     }
 
     /// Which kernel [`run`](Call::run) would take, in which configuration and precision, and why it takes no other.
-    pub fn explain(&self) -> Result<Explanation> {
+    pub fn explain(self) -> Result<Explanation> {
         let mut out = self.allocate(O::OUTPUT, &self.default_stream()?)?;
-        let args = self.args.clone().output(O::OUTPUT, out.view_mut());
+        let args = self.args.output(O::OUTPUT, out.view_mut());
         O::default().explain(&args, &self.attrs, &args.device().info()?, &self.select)
     }
 

@@ -4,32 +4,15 @@ use super::args::Args;
 use crate::cpu::Tier;
 use crate::device::{DeviceInfo, Stream};
 use crate::error::Result;
-use crate::jit::{Arch, Source};
+use crate::jit::{Arch, CudaKernel};
 #[cfg(feature = "cuda")]
-use std::hash::Hash;
+use crate::{
+    cuda::{LaunchConfig, Recorder, TensorMap, Tiled},
+    jit::{CType, Defines},
+};
 
 /// Why a kernel cannot run a problem.
 pub type Why = String;
-
-/// The device half of a CUDA kernel.
-pub struct CudaKernel {
-    /// The embedded source.
-    pub source: Source,
-    /// C declarations of its parameter struct, put before the source.
-    pub prelude: fn() -> String,
-    /// The `extern "C"` function.
-    pub function: &'static str,
-    /// Oldest architecture it is written for.
-    pub min_arch: Arch,
-    /// Compile with fast math.
-    pub fast_math: bool,
-    /// What a kernel pack holds and the compile tests build: every set of defines `run` may ask for or, where these are
-    /// thousands, some that together have each value of each define.
-    pub variants: fn() -> Vec<Defines>,
-}
-
-/// Compile-time values of a specialised kernel.
-pub type Defines = Vec<(&'static str, String)>;
 
 /// A library of the GPU's vendor, with kernels of its own.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,7 +50,7 @@ pub struct Kernel<P: 'static> {
     pub supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>,
     /// The configuration it would use, for people.
     pub config: fn(&P, &DeviceInfo) -> String,
-    /// Bytes of scratch memory it needs on the device.
+    /// Bytes of workspace it needs on the device.
     pub workspace: fn(&P, &DeviceInfo) -> usize,
     /// Runs it.
     pub run: fn(&Launch<'_, P>) -> Result<()>,
@@ -161,7 +144,7 @@ impl<P> Kernel<P> {
         also.chain([cuda]).max_by_key(|kernel| (kernel.min_arch.accel, kernel.min_arch.number()))
     }
 
-    /// With scratch memory.
+    /// With a workspace.
     pub const fn with_workspace(mut self, workspace: fn(&P, &DeviceInfo) -> usize) -> Self {
         self.workspace = workspace;
         self
@@ -186,6 +169,9 @@ impl<P> Kernel<P> {
 }
 
 /// One call of a kernel: everything its `run` gets.
+///
+/// Kernels of the CPU and of libraries run each time they are called. Those of a GPU are called once for a plan, and record
+/// their launches: the addresses they see are stand-ins, which later calls replace.
 pub struct Launch<'a, P> {
     /// The checked problem.
     pub problem: &'a P,
@@ -195,21 +181,54 @@ pub struct Launch<'a, P> {
     pub info: &'a DeviceInfo,
     /// The order of execution.
     pub stream: &'a Stream,
-    /// Address of the scratch memory asked for.
+    /// Address of the workspace asked for.
     pub workspace: usize,
     /// The tier of a CPU kernel.
     pub tier: Tier,
     /// The device half of a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
+    #[cfg(feature = "cuda")]
+    pub(super) recorder: Option<&'a Recorder>,
 }
 
-impl CudaKernel {
-    /// Whether it is written for this architecture: code for an `a` architecture runs on that one alone.
-    pub fn is_for(&self, arch: Arch) -> bool {
-        match self.min_arch.accel {
-            true => self.min_arch.number() == arch.number(),
-            false => self.min_arch.number() <= arch.number(),
-        }
+#[cfg(feature = "cuda")]
+impl<P> Launch<'_, P> {
+    fn recorder(&self) -> &Recorder {
+        self.recorder.expect("CUDA kernels are recorded")
+    }
+
+    /// Records a launch of the call's CUDA kernel.
+    ///
+    /// # Safety
+    /// `params` must be what the kernel's prelude declares, and its addresses good for the accesses the kernel makes under
+    /// `defines` and `config`, whatever the addresses of a call with this problem are.
+    pub unsafe fn record<T: CType>(
+        &self,
+        defines: &Defines,
+        config: &LaunchConfig,
+        params: &T,
+    ) -> Result<()> {
+        let kernel = self.cuda.expect("a CUDA kernel's launch has its device half");
+        self.recorder().launch(kernel, defines, config, params)
+    }
+
+    /// Records a launch of one of several device functions that a call consists of.
+    ///
+    /// # Safety
+    /// As [`Launch::record`].
+    pub unsafe fn record_part<T: CType>(
+        &self,
+        kernel: &'static CudaKernel,
+        defines: &Defines,
+        config: &LaunchConfig,
+        params: &T,
+    ) -> Result<()> {
+        self.recorder().launch(kernel, defines, config, params)
+    }
+
+    /// The copy engine's description of a tensor of the call.
+    pub fn tensor_map(&self, tensor: &Tiled<'_>) -> Result<TensorMap> {
+        self.recorder().tensor_map(tensor)
     }
 }
 
@@ -269,13 +288,4 @@ pub(super) fn info_of<P>(kernel: &Kernel<P>) -> KernelInfo {
         min_arch: kernel.most_demanding().map(|cuda| cuda.min_arch),
         batch_invariant: kernel.batch_invariant,
     }
-}
-
-/// A hash for in-process tables.
-#[cfg(feature = "cuda")]
-pub(crate) fn quick_hash(value: &impl Hash) -> u64 {
-    use std::hash::Hasher;
-    let mut hasher = std::hash::DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }

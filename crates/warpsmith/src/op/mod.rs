@@ -11,6 +11,7 @@ mod check;
 mod cost;
 pub mod infer;
 mod kernel;
+mod plan;
 mod select;
 mod spec;
 pub mod tuned;
@@ -22,9 +23,8 @@ pub use call::{Call, OneOutput};
 pub use check::Matcher;
 pub use cost::{Cost, Products};
 pub use infer::Form;
-#[cfg(feature = "cuda")]
-pub(crate) use kernel::quick_hash;
-pub use kernel::{CudaKernel, Defines, Kernel, KernelInfo, Launch, Target, VendorLibrary, Why};
+pub use kernel::{Kernel, KernelInfo, Launch, Target, VendorLibrary, Why};
+pub use plan::Plan;
 pub use select::{Explanation, Select};
 pub use spec::{ArgSpec, AttrKind, AttrSpec, MAX_ARGS, MAX_ATTRS, OpSpec, Role, SizeSpec};
 

@@ -4,13 +4,14 @@ use super::kernel::{Kernel, Why, info_of};
 use super::{Op, tuned};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 use std::fmt;
 
 /// How a kernel is chosen.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
     /// Use this kernel or fail.
-    pub kernel: Option<String>,
+    pub kernel: Option<Cow<'static, str>>,
     /// Also consider kernels whose results depend on the rest of the batch.
     pub allow_batch_variant: bool,
 }

@@ -142,12 +142,17 @@ impl Layout {
 
     /// Whether the dimensions together with another one, given as stride and size, name an element twice.
     fn overlaps(&self, more: Option<(isize, usize)>) -> bool {
-        let dims = (0..self.rank()).filter(|&d| self.shape[d] > 1);
-        let mut dims: Vec<(isize, usize)> =
-            dims.map(|d| (self.strides[d], self.shape[d])).chain(more).collect();
+        let mut dims = [(0, 0); MAX_RANK + 1];
+        let mut count = 0;
+        let wide = (0..self.rank()).filter(|&d| self.shape[d] > 1);
+        for dim in wide.map(|d| (self.strides[d], self.shape[d])).chain(more) {
+            dims[count] = dim;
+            count += 1;
+        }
+        let dims = &mut dims[..count];
         dims.sort_unstable();
         let mut reach = 0isize;
-        for (stride, size) in dims {
+        for &mut (stride, size) in dims {
             if stride <= reach {
                 return true;
             }

@@ -7,7 +7,7 @@ use warpsmith::{Error, Result};
 #[test]
 fn a_graph_replays_fills_copies_and_uploads() {
     let Some(gpu) = gpu() else { return };
-    let (stream, first, second) = stream_with_buffers(gpu.ctx, 4096);
+    let (stream, mut first, mut second) = stream_with_buffers(gpu.ctx, 4096);
     first.fill(&stream, 1).unwrap();
     second.fill(&stream, 2).unwrap();
     let graph = Graph::capture(&stream, |stream| {
@@ -37,14 +37,14 @@ fn a_graph_replays_fills_copies_and_uploads() {
 fn a_graph_keeps_the_memory_it_uses() {
     let Some(gpu) = gpu() else { return };
     const LEN: usize = 32 << 20;
-    let (stream, before, result) = stream_with_buffers(gpu.ctx, LEN);
+    let (stream, before, mut result) = stream_with_buffers(gpu.ctx, LEN);
     let other = DeviceBuffer::alloc(&stream, LEN).unwrap();
     let mut before = Some(before);
     let mut inside = None;
     let graph = Graph::capture(&stream, |stream| {
-        let scratch = DeviceBuffer::alloc(stream, LEN)?;
+        let mut scratch = DeviceBuffer::alloc(stream, LEN)?;
         scratch.fill(stream, 3)?;
-        let dropped = before.take().expect("called once");
+        let mut dropped = before.take().expect("called once");
         dropped.copy_from(stream, 0, &scratch)?;
         result.copy_from(stream, 0, &dropped)?;
         inside = Some(scratch);
@@ -55,8 +55,8 @@ fn a_graph_keeps_the_memory_it_uses() {
     let exec = graph.instantiate().unwrap();
     drop(graph);
     // Memory that was freed by mistake would be handed out here and overwritten by the replay.
-    let fresh: Vec<_> = (0..4).map(|_| DeviceBuffer::alloc(&stream, LEN).unwrap()).collect();
-    for buffer in &fresh {
+    let mut fresh: Vec<_> = (0..4).map(|_| DeviceBuffer::alloc(&stream, LEN).unwrap()).collect();
+    for buffer in &mut fresh {
         buffer.fill(&stream, 0x77).unwrap();
     }
     exec.launch(&stream).unwrap();
@@ -80,7 +80,7 @@ fn a_graph_keeps_the_memory_it_uses() {
 #[test]
 fn a_failed_capture_leaves_the_stream_usable() {
     let Some(gpu) = gpu() else { return };
-    let (stream, buffer, _) = stream_with_buffers(gpu.ctx, 4096);
+    let (stream, mut buffer, _) = stream_with_buffers(gpu.ctx, 4096);
     buffer.fill(&stream, 4).unwrap();
     let failed = Graph::capture(&stream, |stream| -> Result<()> {
         buffer.fill(stream, 5)?;

@@ -35,7 +35,7 @@ fn buffers_count_in_the_pool_and_trimming_returns_them() {
 fn an_empty_buffer_holds_no_memory() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
-    let empty = DeviceBuffer::alloc(stream, 0).unwrap();
+    let mut empty = DeviceBuffer::alloc(stream, 0).unwrap();
     assert_eq!((empty.ptr(), empty.len()), (0, 0));
     empty.upload(stream, 0, &[]).unwrap();
     empty.fill(stream, 1).unwrap();
@@ -50,7 +50,7 @@ fn pageable_copies_survive_every_chunk_edge() {
     for len in [1, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 5 * CHUNK + 17] {
         let bytes = pattern(len);
         // One byte to each side shows writes outside the range.
-        let buffer = DeviceBuffer::alloc(stream, len + 2).unwrap();
+        let mut buffer = DeviceBuffer::alloc(stream, len + 2).unwrap();
         buffer.fill(stream, 0xcc).unwrap();
         buffer.upload(stream, 1, &bytes).unwrap();
         let back = read(&buffer, stream);
@@ -64,7 +64,7 @@ fn pageable_copies_survive_every_chunk_edge() {
 fn ranges_outside_a_buffer_are_refused() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
-    let buffer = DeviceBuffer::alloc(stream, 16).unwrap();
+    let mut buffer = DeviceBuffer::alloc(stream, 16).unwrap();
     for offset in [9, 17, usize::MAX] {
         assert!(matches!(buffer.upload(stream, offset, &[0; 8]), Err(Error::Argument { .. })), "{offset}");
         assert!(
@@ -72,7 +72,8 @@ fn ranges_outside_a_buffer_are_refused() {
             "{offset}"
         );
     }
-    assert!(matches!(buffer.copy_from(stream, 0, &buffer), Err(Error::Argument { .. })));
+    let longer = DeviceBuffer::alloc(stream, 17).unwrap();
+    assert!(matches!(buffer.copy_from(stream, 0, &longer), Err(Error::Argument { .. })));
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn running_out_of_memory_is_typed_and_passes() {
             }
             other => panic!("{requested}: {other:?}"),
         }
-        let buffer = DeviceBuffer::alloc(stream, 1 << 20).unwrap();
+        let mut buffer = DeviceBuffer::alloc(stream, 1 << 20).unwrap();
         buffer.fill(stream, 7).unwrap();
         assert!(read(&buffer, stream).iter().all(|&byte| byte == 7));
     }

@@ -7,7 +7,7 @@ use warpsmith::cuda::{DeviceBuffer, Event, Graph, Stream};
 #[test]
 fn events_order_and_time() {
     let Some(gpu) = gpu() else { return };
-    let (stream, buffer, _) = stream_with_buffers(gpu.ctx, 256 << 20);
+    let (stream, mut buffer, _) = stream_with_buffers(gpu.ctx, 256 << 20);
     let (start, end) = (Event::new(gpu.ctx, true).unwrap(), Event::new(gpu.ctx, true).unwrap());
     assert!(start.query().unwrap(), "an event that was never recorded is reached");
     stream.record(&start).unwrap();
@@ -29,14 +29,13 @@ fn a_buffer_is_freed_after_the_other_streams_that_use_it() {
     const LEN: usize = 128 << 20;
     let (first, second) = (Stream::new(gpu.ctx).unwrap(), Stream::new(gpu.ctx).unwrap());
     for round in 0..4u8 {
-        let used = DeviceBuffer::alloc(&first, LEN).unwrap();
-        second.wait_for(&first).unwrap();
+        let mut used = DeviceBuffer::alloc(&first, LEN).unwrap();
         for _ in 0..8 {
             used.fill(&second, 0xaa).unwrap();
         }
         drop(used);
         // Very likely the same memory: the fills above must not land in it.
-        let next = DeviceBuffer::alloc(&first, LEN).unwrap();
+        let mut next = DeviceBuffer::alloc(&first, LEN).unwrap();
         next.fill(&first, round).unwrap();
         second.synchronize().unwrap();
         assert!(read(&next, &first).iter().all(|&byte| byte == round), "round {round}");
@@ -53,7 +52,7 @@ fn foreign_and_legacy_streams_work() {
     assert_eq!(foreign, owner);
     let legacy = Stream::legacy(gpu.ctx);
     for stream in [&foreign, &legacy] {
-        let buffer = DeviceBuffer::alloc(stream, 1000).unwrap();
+        let mut buffer = DeviceBuffer::alloc(stream, 1000).unwrap();
         let bytes = pattern(1000);
         buffer.upload(stream, 0, &bytes).unwrap();
         assert_eq!(read(&buffer, stream), bytes);

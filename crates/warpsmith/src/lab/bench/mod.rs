@@ -291,8 +291,8 @@ impl Bench {
 
     fn sample(&self, select: &Select) -> Result<Samples> {
         let call = |set: usize, stream: &Stream| -> Result<()> {
-            let args = self.sets[set].args();
-            self.op.run(&args, &self.case.attrs, stream, select).map(|_| ())
+            let mut args = self.sets[set].args();
+            self.op.run(&mut args, &self.case.attrs, stream, select).map(|_| ())
         };
         match self.info.device {
             Device::Cpu => host::sample(self.sets.len(), &self.settings, |set| call(set, &Stream::Host)),
@@ -326,7 +326,7 @@ pub fn measure(
 }
 
 fn select(kernel: Option<&str>) -> Select {
-    Select { kernel: kernel.map(str::to_string), allow_batch_variant: kernel.is_some() }
+    Select { kernel: kernel.map(|name| name.to_string().into()), allow_batch_variant: kernel.is_some() }
 }
 
 /// State of the cache for a case of this many bytes, and the copies of its tensors that takes.

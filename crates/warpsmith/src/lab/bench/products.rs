@@ -1,11 +1,13 @@
 //! How fast a GPU multiplies when operands need not be moved.
 
 use super::{Settings, cuda};
-use crate::cuda::{Context, DeviceBuffer, LaunchConfig, Stream, kernel};
+use crate::cuda::{Context, DeviceBuffer, LaunchConfig, Stream, launch, load};
+use crate::device;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Products};
+use crate::op::Products;
 
 const SOURCE: Source = Source { name: "products", code: include_str!("products.cu") };
 /// Threads of a block, as in the device code.
@@ -38,6 +40,7 @@ const fn device(function: &'static str, min_arch: Arch, variants: fn() -> Vec<De
         function,
         min_arch,
         fast_math: false,
+        overlaps: true,
         variants,
     }
 }
@@ -113,10 +116,15 @@ pub(super) fn rate(
     let out = DeviceBuffer::alloc(&stream, blocks * THREADS * size_of::<f32>())?;
     stream.synchronize()?;
     let params = ProductsParams { out: out.ptr(), rounds: rounds as i32 };
-    let config = LaunchConfig::new([blocks as u32, 1, 1], [THREADS as u32, 1, 1], 0);
+    let config =
+        LaunchConfig { pdl: true, ..LaunchConfig::new([blocks as u32, 1, 1], [THREADS as u32, 1, 1], 0) };
+    let function = load(context, &way.device, &defines)?;
     let samples = cuda::sample(context, 1, settings, |_, stream| {
+        let device::Stream::Cuda(stream) = stream else {
+            unreachable!("samples are taken on a stream of the device")
+        };
         // SAFETY: a thread writes one f32 of `out`, which has room for all and outlives the samples.
-        unsafe { kernel::run_on(stream, &way.device, &defines, &config, &params) }
+        unsafe { launch(function, stream, &config, &params) }
     })?;
     Ok(Some(per_round * rounds * blocks as f64 / (samples.quantile(0.5) * 1e9)))
 }

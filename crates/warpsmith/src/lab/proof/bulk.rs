@@ -95,9 +95,7 @@ impl Bulk {
             args = match arg.is_output() {
                 false => args.input(index, view),
                 // SAFETY: whoever runs calls on these tensors runs them one after the other, in stream order.
-                true => args.output(index, unsafe {
-                    TensorViewMut::from_raw(view.address(), view.dtype(), *view.layout(), view.device())
-                }),
+                true => args.output(index, unsafe { TensorViewMut::assume_unique(view) }),
             };
         }
         args
@@ -128,9 +126,7 @@ impl Slot {
     }
 
     fn view(&self) -> TensorView<'_> {
-        let address = self.memory.view().address() + self.start;
-        // SAFETY: the elements lie inside `memory`, which the view's lifetime borrows.
-        unsafe { TensorView::from_raw(address, self.dtype, self.layout, self.memory.device()) }
+        self.memory.view().recast(self.start, self.dtype, self.layout)
     }
 
     /// The bytes of the whole span with `values` at their places; zeros elsewhere.

@@ -129,7 +129,7 @@ impl Large {
 }
 
 fn run(op: &dyn AnyProvable, tensors: &Bulk, case: &Case, stream: &Stream, select: &Select) -> Result<()> {
-    op.run(&tensors.args(), &case.attrs, stream, select)?;
+    op.run(&mut tensors.args(), &case.attrs, stream, select)?;
     stream.synchronize()
 }
 

@@ -76,8 +76,8 @@ impl Drawn {
     }
 
     fn run(&self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
-        let args = self.tensors.args(&self.plan, part);
-        self.op.run(&args, &self.case.attrs, stream, select)?;
+        let mut args = self.tensors.args(&self.plan, part);
+        self.op.run(&mut args, &self.case.attrs, stream, select)?;
         stream.synchronize()
     }
 

@@ -2,7 +2,8 @@
 
 use super::{DOUT, DX, KINDS, OUT, Problem, X};
 use crate::jit::Source;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::jit::{CudaKernel, Defines};
+use crate::op::{Kernel, Launch};
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
 use crate::ops::elementwise::function::Kind;
 

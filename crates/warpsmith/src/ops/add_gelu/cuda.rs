@@ -1,13 +1,14 @@
 //! `add_gelu` on CUDA devices.
 
 use super::{BIAS, DBIAS, DOUT, DX, KINDS, OUT, Problem, X, backward as back};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::column_sum::cuda as column_sum;
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
@@ -72,6 +73,7 @@ static BACKWARD_DEVICE: CudaKernel = CudaKernel {
     function: "add_gelu_backward",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Vec::new();
         for dtype in FLOATS {
@@ -130,7 +132,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
         let defines = backward_defines(p.dtype, p.vector_rows, p.has_dbias, p.kind);
         // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers all columns, and the
         // workspace holds one row of sums a group.
-        unsafe { kernel::run(launch, &defines, &config, &params)? };
+        unsafe { launch.record(&defines, &config, &params)? };
     }
     if !p.has_dbias {
         return Ok(());

@@ -3,12 +3,13 @@
 
 use super::problem::{Grid, HEAD_DIMS, Heads, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::flag;
-use crate::cuda::{LaunchConfig, kernel};
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{Args, CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Args, Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -186,6 +187,7 @@ static GENERIC_DEVICE: CudaKernel = CudaKernel {
     function: "attention_generic",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Vec::new();
         for dtype in FLOATS {
@@ -220,7 +222,7 @@ pub(super) const GENERIC: Kernel<Problem> =
         let defines = generic_defines(&Scores::of(p), p.dtype, p.head_dim, tile);
         let config = LaunchConfig::new([blocks(p, tile)?, 1, 1], [GENERIC_THREADS, 1, 1], 0);
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
-        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, tile)) }
+        unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, tile)) }
     })
     .when(|p, _| {
         p.admits(&GENERIC_ROWS, &[GENERIC_KEYS])?;
@@ -234,6 +236,7 @@ static SM80_DEVICE: CudaKernel = CudaKernel {
     function: "attention_sm80",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Vec::new();
         for dtype in [DType::F16, DType::BF16] {
@@ -275,7 +278,7 @@ pub(super) const SM80: Kernel<Problem> =
         let config = LaunchConfig::new([blocks(p, SM80_ROWS)?, 1, 1], [SM80_THREADS, 1, 1], shared as u32);
         let defines = sm80_defines(&Scores::of(p), p.dtype, p.head_dim, keys);
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
-        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
+        unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
     })
     .when(|p, _| {
         if p.dtype == DType::F32 {
@@ -293,6 +296,7 @@ static SM80_F32_DEVICE: CudaKernel = CudaKernel {
     function: "attention_sm80_f32",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let plain = HEAD_DIMS.map(|head_dim| sm80_f32_defines(&Scores::PLAIN, head_dim));
         let others = Scores::covering(DType::F32).map(|scores| sm80_f32_defines(&scores, 128));
@@ -324,7 +328,7 @@ pub(super) const SM80_F32: Kernel<Problem> =
         let config = LaunchConfig::new([blocks, 1, 1], [SM80_THREADS, 1, 1], shared);
         let defines = sm80_f32_defines(&Scores::of(p), p.head_dim);
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
-        unsafe { kernel::run(launch, &defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
+        unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
     })
     .when(|p, info| {
         if p.dtype != DType::F32 {

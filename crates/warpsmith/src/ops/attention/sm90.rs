@@ -9,12 +9,13 @@ use super::cuda::{AttentionParams, addressable, vectors};
 use super::problem::{HEAD_DIMS, Heads, Problem};
 use super::{K, OUT, Q, V};
 use crate::cuda::rows::flag;
-use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
+use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::tensor::DType;
 use deal::{Deal, plan};
 use std::f32::consts::LOG2_E;
@@ -173,6 +174,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "attention_sm90",
     min_arch: Arch::new(9, 0, true),
     fast_math: false,
+    overlaps: true,
     variants: || Config::covering(None).iter().map(Config::defines).collect(),
 };
 
@@ -214,16 +216,17 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
 
 /// The map of boxes of `rows` tokens of a chunk of one head.
 fn map(
-    address: usize,
-    p: &Problem,
+    launch: &Launch<'_, Problem>,
+    index: usize,
     at: &Heads,
     [tokens, heads]: [usize; 2],
     rows: usize,
 ) -> Result<TensorMap> {
+    let p = launch.problem;
     let size = p.dtype.size();
     let bytes = |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
-    TensorMap::encode(&Tiled {
-        address: address as u64,
+    launch.tensor_map(&Tiled {
+        address: launch.args.address(index) as u64,
         dtype: p.dtype,
         sizes: &[p.head_dim, tokens, heads, p.batch].map(|n| n as u64),
         strides: &[bytes(at.token, tokens), bytes(at.head, heads), bytes(at.batch, p.batch)],
@@ -254,15 +257,12 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
             limit: limit as u64,
         });
     }
-    let map = |index: usize, at: &Heads, sizes: [usize; 2], rows: usize| {
-        map(launch.args.address(index), p, at, sizes, rows)
-    };
     let [scale_log2, softcap_in] = factors(p.scale(), p.softcap());
     let params = Sm90Params {
-        q_map: map(Q, &p.q, [p.q_len, p.num_heads], tile.rows())?,
-        k_map: map(K, &p.k, [p.kv_len, p.num_kv_heads], tile.keys)?,
-        v_map: map(V, &p.v, [p.kv_len, p.num_kv_heads], tile.keys)?,
-        out_map: map(OUT, &p.out, [p.q_len, p.num_heads], WARP_ROWS)?,
+        q_map: map(launch, Q, &p.q, [p.q_len, p.num_heads], tile.rows())?,
+        k_map: map(launch, K, &p.k, [p.kv_len, p.num_kv_heads], tile.keys)?,
+        v_map: map(launch, V, &p.v, [p.kv_len, p.num_kv_heads], tile.keys)?,
+        out_map: map(launch, OUT, &p.out, [p.q_len, p.num_heads], WARP_ROWS)?,
         attention: AttentionParams::new(p, launch.args, tile.rows()),
         tiles: tiles as u32,
         m_tiles: m_tiles as u32,
@@ -275,5 +275,5 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([tiles.min(units) as u32, 1, 1], [threads, 1, 1], shared);
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks share
     // all tiles among them.
-    unsafe { kernel::run(launch, &Config::of(p, tile).defines(), &config, &params) }
+    unsafe { launch.record(&Config::of(p, tile).defines(), &config, &params) }
 }

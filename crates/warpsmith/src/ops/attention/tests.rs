@@ -62,7 +62,7 @@ fn rows((out, lse): (Tensor, Tensor)) -> Vec<Vec<u8>> {
     (0..batch * len).map(row).collect()
 }
 
-fn causal<'a>(kernel: &str, q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>) -> Vec<Vec<u8>> {
+fn causal<'a>(kernel: &'static str, q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>) -> Vec<Vec<u8>> {
     rows(Attention::new(q, k, v).causal().kernel(kernel).run_with_lse().unwrap())
 }
 
@@ -94,14 +94,20 @@ fn numbers(len: usize, heads: [usize; 3], dim: usize) -> [Vec<f32>; 3] {
 }
 
 /// Causal attention of the queries `from..len` over all keys, as bits.
-fn bits_of(kernel: &str, tensors: &[Vec<f32>; 3], heads: [usize; 3], dim: usize, from: usize) -> Vec<u32> {
+fn bits_of(
+    kernel: &'static str,
+    tensors: &[Vec<f32>; 3],
+    heads: [usize; 3],
+    dim: usize,
+    from: usize,
+) -> Vec<u32> {
     let bytes = bytes_of(kernel, DType::F32, tensors, heads, dim, from);
     bytes.chunks(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
 }
 
 /// The same of any type, as bytes.
 fn bytes_of(
-    kernel: &str,
+    kernel: &'static str,
     dtype: DType,
     tensors: &[Vec<f32>; 3],
     heads: [usize; 3],

@@ -1,13 +1,14 @@
 //! `cast` on CUDA devices: host half.
 
 use super::{OUT, Problem, SCALE, Scaling, TYPES, X, group};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, blocks_ahead, flag, grid_blocks, is_large};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "cast", code: include_str!("kernel.cu") };
@@ -42,6 +43,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "cast",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -129,5 +131,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     let defines = defines(p.from, p.to, p.scaling, p.vector_rows, tiling.items);
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers every row.
-    unsafe { kernel::run(launch, &defines, &config, &params) }
+    unsafe { launch.record(&defines, &config, &params) }
 }

@@ -1,12 +1,13 @@
 //! Adding partial sums on CUDA devices: host half.
 
 use super::Target;
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::element;
-use crate::cuda::{LaunchConfig, kernel};
 use crate::error::Result;
+use crate::jit::CudaKernel;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Launch};
+use crate::op::Launch;
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -26,6 +27,7 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
     function: "column_sum",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || FLOATS.map(|d| vec![element(d)]).to_vec(),
 };
 
@@ -55,5 +57,5 @@ pub(in crate::ops) unsafe fn add<P>(
     };
     let config = LaunchConfig::new([hidden.div_ceil(32) as u32, targets.len() as u32, 1], [1024, 1, 1], 0);
     // SAFETY: passed on; each block writes its own columns of one gradient.
-    unsafe { kernel::run_part(launch, &DEVICE, &vec![element(dtype)], &config, &params) }
+    unsafe { launch.record_part(&DEVICE, &vec![element(dtype)], &config, &params) }
 }

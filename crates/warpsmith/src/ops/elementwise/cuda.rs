@@ -1,13 +1,14 @@
 //! The engine on CUDA devices: host half. The device half is `elementwise.cuh`.
 
 use super::{Grid, MAX_STREAMS};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{blocks_ahead, element, flag, is_large};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Launch};
+use crate::op::Launch;
 use crate::ops::FLOATS;
 use crate::tensor::MAX_RANK;
 
@@ -205,7 +206,15 @@ pub(in crate::ops) const fn device(
     variants: fn() -> Vec<Defines>,
 ) -> CudaKernel {
     let min_arch = Arch::new(6, 0, false);
-    CudaKernel { source, prelude: ElementwiseParams::prelude, function, min_arch, fast_math: false, variants }
+    CudaKernel {
+        source,
+        prelude: ElementwiseParams::prelude,
+        function,
+        min_arch,
+        fast_math: false,
+        overlaps: true,
+        variants,
+    }
 }
 
 /// Launches the call's kernel; `addresses` are those of the inputs, then of the outputs.
@@ -248,7 +257,7 @@ pub(in crate::ops) unsafe fn run<P>(
     let defines = [plan.mode.defines(), vec![element(grid.dtype)], own].concat();
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     // SAFETY: passed on; the plan covers every element once.
-    unsafe { kernel::run_part(launch, device, &defines, &config, &params) }
+    unsafe { launch.record_part(device, &defines, &config, &params) }
 }
 
 #[cfg(test)]

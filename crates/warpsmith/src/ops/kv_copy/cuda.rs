@@ -1,13 +1,14 @@
 //! `kv_copy` on CUDA devices: host half.
 
 use super::{CACHE, PAIRS, Problem, WIDEST};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, blocks_ahead, grid_blocks, is_large};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::tensor::DType;
 
 const SOURCE: Source = Source { name: "kv_copy", code: include_str!("kernel.cu") };
@@ -46,6 +47,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "kv_copy",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -127,5 +129,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     // SAFETY: `check` bound the runs to the cache and found their places multiples of the width; `supports` bound the
     // numbers that are narrowed here; the kernel skips pages out of range.
-    unsafe { kernel::run(launch, &defines(p.width, tiling.items), &config, &params) }
+    unsafe { launch.record(&defines(p.width, tiling.items), &config, &params) }
 }

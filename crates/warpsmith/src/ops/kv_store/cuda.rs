@@ -1,13 +1,14 @@
 //! `kv_store` on CUDA devices: host half.
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, Side, V, V_CACHE, V_SCALE};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag, grid_blocks};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::rope::cuda::{Heads, ITEMS as ROTATED_ITEMS, MAX_PAIRS, Rotary, Shape, THREADS};
 use crate::tensor::DType;
@@ -53,6 +54,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "kv_store",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -255,7 +257,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     };
     // SAFETY: `check` bound shapes and strides to the parameters, `supports` the numbers that are narrowed here; the
     // kernel skips slots out of range, and shared memory holds both factors of every pair of a block's tokens.
-    unsafe { kernel::run(launch, &variant.defines(), &config, &params) }
+    unsafe { launch.record(&variant.defines(), &config, &params) }
 }
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 
 use super::problem::{Dequant, FP8, INPUTS, Order, Part};
 use super::{Gate, Problem};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::flag;
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::DType;
@@ -202,6 +203,7 @@ pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     function: "linear_generic",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Vec::new();
         for dtype in INPUTS {
@@ -259,7 +261,7 @@ pub(in crate::ops) unsafe fn run_generic<P>(launch: &Launch<'_, P>, p: &Problem,
     let blocks = tiles(p, tile, columns(p, tile))?;
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS, 1, 1], 0);
     // SAFETY: the caller vouches for the tensors; the blocks cover every tile.
-    unsafe { kernel::run_part(launch, &GENERIC_DEVICE, &defines, &config, &LinearParams::new(p, part)) }
+    unsafe { launch.record_part(&GENERIC_DEVICE, &defines, &config, &LinearParams::new(p, part)) }
 }
 
 /// Rows of `w` of a block's tile, bytes of K in a stage, and stages, as in the device code.
@@ -273,6 +275,7 @@ pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     function: "linear_sm80",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Vec::new();
         for dtype in FLOATS {
@@ -347,5 +350,5 @@ pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, pa
     let shared = (SM80_STAGES * (tile + SM80_TILE_N) * SM80_STAGE_BYTES) as u32;
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS, 1, 1], shared);
     // SAFETY: the caller vouches for the tensors; the blocks cover every tile.
-    unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &LinearParams::new(p, part)) }
+    unsafe { launch.record_part(&SM80_DEVICE, &defines, &config, &LinearParams::new(p, part)) }
 }

@@ -8,12 +8,13 @@ use super::cuda::{Epilogue, LinearParams, addressable};
 use super::problem::{Dequant, INPUTS, Order, Part, Strides};
 use super::{Gate, Problem};
 use crate::cuda::rows::flag;
-use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
+use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::DType;
 use tile::{BLOCKS, Cluster, EXCHANGED, SKINNY, Schedule, TILES, Tile};
@@ -218,6 +219,7 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
     function: "linear_sm90",
     min_arch: Arch::new(9, 0, true),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -328,19 +330,33 @@ struct Operand {
 impl Operand {
     /// The boxes of tiles of `rows` rows, and those of the last one. With a gate the rows of gate and up are two parts.
     /// Each of `share` blocks loads its part of every box.
-    fn maps(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<(TensorMap, Edge)> {
+    fn maps<P>(
+        &self,
+        launch: &Launch<'_, P>,
+        k: usize,
+        rows: usize,
+        share: usize,
+        gate: Gate,
+    ) -> Result<(TensorMap, Edge)> {
         let parts = if gate == Gate::None { 1 } else { 2 };
         let whole = rows / parts / share;
         let left = self.rows / parts % (rows / parts);
         // The parts of several blocks start where the pattern in shared memory does.
         let box_rows = if share == 1 { left } else { left.div_ceil(8 * share) * 8 };
-        let map = self.map(k, whole, share, gate)?;
-        let edge = if left == 0 { map } else { self.map(k, box_rows, share, gate)? };
+        let map = self.map(launch, k, whole, share, gate)?;
+        let edge = if left == 0 { map } else { self.map(launch, k, box_rows, share, gate)? };
         Ok((map, Edge { map: edge, box_rows: box_rows as i32 }))
     }
 
     /// The map of boxes of `rows` rows and a stage of K, or if columns are dense of a share of a stage.
-    fn map(&self, k: usize, rows: usize, share: usize, gate: Gate) -> Result<TensorMap> {
+    fn map<P>(
+        &self,
+        launch: &Launch<'_, P>,
+        k: usize,
+        rows: usize,
+        share: usize,
+        gate: Gate,
+    ) -> Result<TensorMap> {
         let size = self.dtype.size();
         let bytes =
             |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
@@ -362,7 +378,7 @@ impl Operand {
             };
             extents = [stage, rows as u32, 1, 1];
         }
-        TensorMap::encode(&Tiled {
+        launch.tensor_map(&Tiled {
             address: self.address as u64,
             dtype: self.dtype,
             sizes: &sizes.map(|n| n as u64),
@@ -375,7 +391,7 @@ impl Operand {
 
 /// The map of boxes of the output: the rows of a warp, and as many columns as divide every slice of a tile. With exchanged
 /// operands the columns of a block of 64 rows of `w`.
-fn out_map(p: &Problem, part: &Part, tile: Tile) -> Result<TensorMap> {
+fn out_map<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part, tile: Tile) -> Result<TensorMap> {
     let size = p.out_dtype.size();
     let slice = STAGE_ROW / size;
     let columns = tile.columns(p.gate);
@@ -383,7 +399,7 @@ fn out_map(p: &Problem, part: &Part, tile: Tile) -> Result<TensorMap> {
     let width = width.expect("columns are a multiple of 16");
     let rows = if tile.exchanged { BOX_ROWS } else { SLICE_ROWS };
     let bytes = |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
-    TensorMap::encode(&Tiled {
+    launch.tensor_map(&Tiled {
         address: part.out as u64,
         dtype: p.out_dtype,
         sizes: &[p.n as u64, p.m as u64, p.batch as u64],
@@ -432,14 +448,14 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         });
     }
     let band = tile.band(p);
-    let (x_map, x_edge) = x.maps(p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
-    let (w_map, w_edge) = w.maps(p.k, tile.n, tile.cluster_m(), p.gate)?;
+    let (x_map, x_edge) = x.maps(launch, p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
+    let (w_map, w_edge) = w.maps(launch, p.k, tile.n, tile.cluster_m(), p.gate)?;
     let params = Sm90Params {
         x_map,
         w_map,
         x_edge,
         w_edge,
-        out_map: if config.tma_store { out_map(p, part, tile)? } else { TensorMap::UNUSED },
+        out_map: if config.tma_store { out_map(launch, p, part, tile)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: tile.k_tiles(p) as i32,
         ahead: config.ahead(p, launch.info.units) as i32,
@@ -457,5 +473,5 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         ..LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], config.shared_bytes() as u32)
     };
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them.
-    unsafe { kernel::run_part(launch, &DEVICE, &config.defines(), &launch_config, &params) }
+    unsafe { launch.record_part(&DEVICE, &config.defines(), &launch_config, &params) }
 }

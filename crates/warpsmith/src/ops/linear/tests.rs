@@ -159,12 +159,12 @@ fn packed_weights_give_the_same_bits() {
             assert!(weight.packed_bytes() >= rows * k * dtype.size(), "{weight:?}");
             for m in [1, 5, 40] {
                 let x = tensor(&[m, k], dtype);
-                let plain = Linear::new(&x, weight.tensor()).gated(gate, Activation::Silu);
-                let packed = Linear::packed(&x, &weight).silu();
+                let plain = || Linear::new(&x, weight.tensor()).gated(gate, Activation::Silu);
+                let packed = || Linear::packed(&x, &weight).silu();
                 for kernel in ["linear_avx512", "linear_avx2", "linear_portable"] {
-                    let run = |call: &Linear<'_>| call.clone().kernel(kernel).out_dtype(DType::F32).run();
-                    let Ok(expected) = run(&plain) else { continue };
-                    let got = run(&packed).unwrap();
+                    let run = |call: Linear<'_>| call.kernel(kernel).out_dtype(DType::F32).run();
+                    let Ok(expected) = run(plain()) else { continue };
+                    let got = run(packed()).unwrap();
                     assert_eq!(data(&got), data(&expected), "{dtype} {kernel} {m}x{rows}x{k} {gate:?}");
                 }
             }

@@ -1,12 +1,13 @@
 //! `merge_states` on CUDA devices: host half.
 
 use super::{COUNTS, LSE, LSES, OUT, OUTS, Problem};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -35,6 +36,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "merge_states",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -114,5 +116,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters, `supports` the numbers that are narrowed here, and the
     // grid covers every row.
-    unsafe { kernel::run(launch, &defines(p.from, p.to, p.vector, form), &config, &params) }
+    unsafe { launch.record(&defines(p.from, p.to, p.vector, form), &config, &params) }
 }

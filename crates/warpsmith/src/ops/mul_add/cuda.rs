@@ -3,7 +3,8 @@
 use super::backward::{self, Wanted};
 use super::{A, B, C, OUT, Problem};
 use crate::jit::Source;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::jit::{CudaKernel, Defines};
+use crate::op::{Kernel, Launch};
 use crate::ops::elementwise::cuda::{Signature, describe, device, run, variants};
 
 const SOURCE: Source = Source { name: "mul_add", code: include_str!("kernel.cu") };

@@ -1,13 +1,13 @@
 //! Both norms on CUDA devices: host half.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
-use crate::cuda::kernel;
 use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::{FLOATS, column_sum};
 use crate::tensor::DType;
 
@@ -131,7 +131,7 @@ const fn device(
     function: &'static str,
     variants: fn() -> Vec<Defines>,
 ) -> CudaKernel {
-    CudaKernel { source, prelude, function, min_arch: ANY_ARCH, fast_math: false, variants }
+    CudaKernel { source, prelude, function, min_arch: ANY_ARCH, fast_math: false, overlaps: true, variants }
 }
 
 /// A kernel that keeps rows in registers. On the oldest GPUs the compiler spills; the others serve those.
@@ -253,7 +253,7 @@ fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefe
     let defines = defines(tiling, p.dtype, features);
     let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines, &config, &params(launch, tiling)) }
+    unsafe { launch.record(&defines, &config, &params(launch, tiling)) }
 }
 
 // ---- backward ----
@@ -428,7 +428,7 @@ fn run_backward(
         config.shared_bytes = (stages * stage_bytes(tiling)) as u32;
         // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers the row, and the
         // workspace holds the partial sums of every group.
-        unsafe { kernel::run(launch, &defines, &config, &params)? };
+        unsafe { launch.record(&defines, &config, &params)? };
     }
     if p.num_sums() == 0 {
         return Ok(());

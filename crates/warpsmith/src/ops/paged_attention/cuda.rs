@@ -9,13 +9,14 @@ use super::{
     GROUP_STARTS, K_PAGES, K_SCALE, KV_LENS, LSE, OUT, PAGE_TABLE, PREFIX_LENS, Problem, Q, Q_STARTS, SINKS,
     V_PAGES, V_SCALE,
 };
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -82,6 +83,7 @@ pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     function: "paged_attention_sm80",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: sm80_variants,
 };
 
@@ -91,6 +93,7 @@ pub(in crate::ops) static MERGE: CudaKernel = CudaKernel {
     function: "paged_attention_merge",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let few = HEAD_DIMS.map(|head_dim| merge_defines(DType::BF16, head_dim, head_dim % 64 == 0, true));
         let many = HEAD_DIMS.map(|head_dim| merge_defines(DType::F16, head_dim, head_dim % 64 != 0, false));
@@ -105,6 +108,7 @@ pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     function: "paged_attention_generic",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let types = types(&FLOATS);
         let dims = types.flat_map(|(dtype, cache)| HEAD_DIMS.map(|head_dim| (dtype, cache, head_dim)));
@@ -442,7 +446,7 @@ pub(in crate::ops) unsafe fn run<P>(
         let [blocks, threads] = [part.blocks(), shape.threads()].map(|count| count as u32);
         let config = LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], part.shared(p) as u32);
         // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
-        unsafe { kernel::run_part(launch, &SM80_DEVICE, &defines, &config, &params)? };
+        unsafe { launch.record_part(&SM80_DEVICE, &defines, &config, &params)? };
         // The states of all levels are merged at once, after the last.
         let merges = if levels == 0 { ranges > 0 } else { i + 1 == plan.parts.len() };
         if merges {
@@ -494,7 +498,7 @@ pub(in crate::ops) unsafe fn run_generic<P>(
     let blocks = p.num_tokens * p.num_heads * ranges.max(1);
     let config = LaunchConfig::new([blocks as u32, 1, 1], [GENERIC_THREADS, 1, 1], 0);
     // SAFETY: the caller vouches for the tensors; the workspace holds the states of every range.
-    unsafe { kernel::run(launch, &defines, &config, &params)? };
+    unsafe { launch.record(&defines, &config, &params)? };
     if ranges > 0 {
         // SAFETY: as above.
         unsafe { run_merge(launch, p, &params, keys)? };
@@ -511,5 +515,5 @@ unsafe fn run_merge<P>(launch: &Launch<'_, P>, p: &Problem, params: &PagedParams
     let defines = merge_defines(p.dtype, p.head_dim, keys == Keys::Dense, one_row);
     let config = merge_config(p, launch.info, one_row, params.ranges as usize);
     // SAFETY: passed on.
-    unsafe { kernel::run_part(launch, &MERGE, &defines, &config, params) }
+    unsafe { launch.record_part(&MERGE, &defines, &config, params) }
 }

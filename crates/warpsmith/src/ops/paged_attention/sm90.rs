@@ -7,12 +7,13 @@
 use super::cuda::{self, MERGE, SM80_DEVICE, addressable};
 use super::plan::{FEW_ROWS, Plan};
 use super::{K_PAGES, KV_LENS, LSE, OUT, PAGE_TABLE, Problem, Q, Q_STARTS, SINKS, V_PAGES};
-use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled, kernel};
+use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
+use crate::jit::CudaKernel;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::attention::cuda::{AttentionParams, GridStrides, HeadStrides};
 use crate::ops::attention::sm90::deal::{Deal, plan};
 use crate::ops::attention::sm90::tile::{Kind, Tile};
@@ -52,6 +53,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "paged_attention_sm90",
     min_arch: Arch::new(9, 0, true),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let mut all = Config::covering(Some(PAGE_SIZES[0]));
         let plain = all[0];
@@ -145,7 +147,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     let size = p.dtype.size();
     let bytes = |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
     let pages = |index: usize, [page, slot, head, _]: [isize; 4]| {
-        TensorMap::encode(&Tiled {
+        launch.tensor_map(&Tiled {
             address: args.address(index) as u64,
             dtype: p.dtype,
             sizes: &[p.head_dim, p.page_size, p.num_kv_heads, p.num_pages].map(|n| n as u64),
@@ -155,7 +157,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
         })
     };
     let tokens = |index: usize, [token, head]: [isize; 2], rows: usize| {
-        TensorMap::encode(&Tiled {
+        launch.tensor_map(&Tiled {
             address: args.address(index) as u64,
             dtype: p.dtype,
             sizes: &[p.head_dim, p.num_tokens, p.num_heads, 1].map(|n| n as u64),
@@ -207,7 +209,7 @@ unsafe fn run_many(launch: &Launch<'_, Problem>) -> Result<()> {
     let launch_config = LaunchConfig::new([blocks, 1, 1], [tile.threads() as u32, 1, 1], shared);
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks share all
     // tiles among them.
-    unsafe { kernel::run(launch, &config.defines(), &launch_config, &params) }
+    unsafe { launch.record(&config.defines(), &launch_config, &params) }
 }
 
 /// The tile of a call.

@@ -96,7 +96,7 @@ impl Pool {
     }
 
     /// Out and lse of the last `counts` tokens of each request, as bits.
-    fn run(&self, counts: &[usize], dtype: DType, device: Device, kernel: &str) -> Vec<Vec<u64>> {
+    fn run(&self, counts: &[usize], dtype: DType, device: Device, kernel: &'static str) -> Vec<Vec<u64>> {
         self.run_with(counts, dtype, device, kernel, None)
     }
 
@@ -106,7 +106,7 @@ impl Pool {
         counts: &[usize],
         dtype: DType,
         device: Device,
-        kernel: &str,
+        kernel: &'static str,
         groups: Option<&Groups>,
     ) -> Vec<Vec<u64>> {
         let [k, v, table, lens] = self.tensors(dtype, device);
@@ -174,7 +174,7 @@ fn assert_same_alone_and_in_chunks(
     counts: &[usize],
     chunks: &[usize],
     device: Device,
-    (kernel, dtype): (&str, DType),
+    (kernel, dtype): (&'static str, DType),
 ) {
     let together = pool.run(counts, dtype, device, kernel);
     let mut first = 0;
@@ -353,7 +353,12 @@ fn slots_without_keys_are_not_read() {
 }
 
 /// Asserts that the last `count` tokens of each request have the same bits however the cache lies in memory.
-fn assert_same_in_all_layouts(pool: &Pool, count: usize, device: Device, (kernel, dtype): (&str, DType)) {
+fn assert_same_in_all_layouts(
+    pool: &Pool,
+    count: usize,
+    device: Device,
+    (kernel, dtype): (&'static str, DType),
+) {
     let [k, v, table, lens] = pool.tensors(dtype, device);
     let (q, _) = pool.queries(&vec![count; pool.lens.len()], dtype, device);
     let run = |k: TensorView<'_>, v: TensorView<'_>| {
@@ -440,7 +445,7 @@ fn assert_wrong_numbers_are_moved(
     pool: &Pool,
     counts: [usize; 2],
     device: Device,
-    (kernel, dtype): (&str, DType),
+    (kernel, dtype): (&'static str, DType),
 ) {
     let want = pool.run(&counts, dtype, device, kernel);
     // Nothing of these can be reached by a key of the second request.

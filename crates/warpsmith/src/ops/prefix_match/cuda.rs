@@ -2,12 +2,13 @@
 
 use super::flat::MAX_PROBES;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, Memory, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
-use crate::cuda::{LaunchConfig, kernel};
+use crate::cuda::LaunchConfig;
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 
 const SOURCE: Source = Source { name: "prefix_match", code: include_str!("kernel.cu") };
 /// Threads that search for one sequence together, when sequences are few and long.
@@ -37,6 +38,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "prefix_match",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -95,5 +97,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     };
     let config = LaunchConfig::new([p.batch.div_ceil(sequences) as u32, 1, 1], [threads as u32, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters; the kernel stays inside them whatever the arrays hold.
-    unsafe { kernel::run(launch, &defines(p.memory, group), &config, &params) }
+    unsafe { launch.record(&defines(p.memory, group), &config, &params) }
 }

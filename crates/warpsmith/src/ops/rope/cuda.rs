@@ -2,13 +2,14 @@
 
 use super::angles;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -70,6 +71,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "rope",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants,
 };
 
@@ -262,7 +264,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], shared);
         // SAFETY: `check` bound shapes and strides to the parameters, the columns cover the rotated pairs and what
         // is copied, and shared memory holds both factors of every pair of the block's tokens.
-        unsafe { kernel::run(launch, &defines, &config, &params)? };
+        unsafe { launch.record(&defines, &config, &params)? };
         first_pair += num_pairs;
         if first_pair == p.rotation.pairs() {
             return Ok(());

@@ -2,13 +2,13 @@
 
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
-use crate::cuda::kernel;
 use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
@@ -79,7 +79,15 @@ const fn device(
     function: &'static str,
     variants: fn() -> Vec<Defines>,
 ) -> CudaKernel {
-    CudaKernel { source, prelude, function, min_arch: Arch::new(6, 0, false), fast_math: false, variants }
+    CudaKernel {
+        source,
+        prelude,
+        function,
+        min_arch: Arch::new(6, 0, false),
+        fast_math: false,
+        overlaps: true,
+        variants,
+    }
 }
 
 static ROW_DEVICE: CudaKernel = device(SOURCE, SoftmaxParams::prelude, "softmax_row", || {
@@ -172,7 +180,7 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let config = tiling.launch(p.num_rows)?;
     let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines(p.dtype, vector, &tiling), &config, &params(launch, &tiling, 0)) }
+    unsafe { launch.record(&defines(p.dtype, vector, &tiling), &config, &params(launch, &tiling, 0)) }
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -182,12 +190,7 @@ fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     config.shared_bytes = (cached * LONG.lanes * 16) as u32;
     // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
     unsafe {
-        kernel::run(
-            launch,
-            &defines(p.dtype, p.vector_rows as u8, &LONG),
-            &config,
-            &params(launch, &LONG, cached),
-        )
+        launch.record(&defines(p.dtype, p.vector_rows as u8, &LONG), &config, &params(launch, &LONG, cached))
     }
 }
 
@@ -219,5 +222,5 @@ fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> 
     };
     let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { kernel::run(launch, &defines(p.dtype, p.vector_rows as u8, tiling), &config, &params) }
+    unsafe { launch.record(&defines(p.dtype, p.vector_rows as u8, tiling), &config, &params) }
 }

@@ -5,13 +5,14 @@ use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, 
 use super::super::problem::{Matrix, Part};
 use super::super::sm90;
 use super::{BackwardProblem, DBIAS, DOUT, Z, transpose};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag};
-use crate::cuda::{LaunchConfig, kernel};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, Source};
+use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Defines, Kernel, Launch};
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::DType;
@@ -38,6 +39,7 @@ static PASS: CudaKernel = CudaKernel {
     function: "linear_backward_pass",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || {
         let kinds = [None, Some(Kind::Gelu), Some(Kind::GeluTanh), Some(Kind::Silu), Some(Kind::Relu)];
         let written = [[true, true], [true, false], [false, true]];
@@ -191,11 +193,11 @@ fn go_over(launch: &Launch<'_, BackwardProblem>) -> Result<()> {
     let defines = pass_defines(p.dtype, p.activation, [p.stores_dz, p.has_dbias], is_vector(p));
     let pass = config(COLUMNS * 16 / p.dtype.size(), blocks.count);
     // SAFETY: `check` bound the shapes; the scratch memory has the size that was asked for.
-    unsafe { kernel::run_part(launch, &PASS, &defines, &pass, &params)? };
+    unsafe { launch.record_part(&PASS, &defines, &pass, &params)? };
     if blocks.partial_bytes(p) == 0 {
         return Ok(());
     }
     let params = LinearPassParams { rows: blocks.count as i64, ..params };
     // SAFETY: as above; the pass has written the sums by then.
-    unsafe { kernel::run_part(launch, &PASS, &sum_defines(p.dtype), &config(COLUMNS, 1), &params) }
+    unsafe { launch.record_part(&PASS, &sum_defines(p.dtype), &config(COLUMNS, 1), &params) }
 }

@@ -2,11 +2,12 @@
 
 use super::super::Problem;
 use super::super::problem::{Order, Part, Strides};
-use crate::cuda::{LaunchConfig, kernel};
+use crate::cuda::LaunchConfig;
 use crate::error::Result;
+use crate::jit::CudaKernel;
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
-use crate::op::{CudaKernel, Launch};
+use crate::op::Launch;
 
 /// Operands of the two products of a call that may be transposed: `w` of `dx`, and both of `dw`.
 const MOST: usize = 3;
@@ -32,6 +33,7 @@ pub(super) static DEVICE: CudaKernel = CudaKernel {
     function: "linear_backward_transpose",
     min_arch: Arch::new(9, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || vec![Vec::new()],
 };
 
@@ -108,7 +110,7 @@ pub(super) unsafe fn run<'a, P>(
     if copies > 0 {
         let config = LaunchConfig::new([tiles as u32, copies as u32, 1], [THREADS, 1, 1], 0);
         // SAFETY: the caller vouches for the tensors and the scratch memory; a block without a tile does nothing.
-        unsafe { kernel::run_part(launch, &DEVICE, &Vec::new(), &config, &params)? };
+        unsafe { launch.record_part(&DEVICE, &Vec::new(), &config, &params)? };
     }
     Ok(products)
 }

@@ -1,0 +1,403 @@
+//! Plans: what a call needs to know, found out once.
+//!
+//! The first call of a kind checks its arguments, chooses a kernel, compiles and loads it, and prepares its launches. All
+//! that is kept in a plan, under everything it depends on: types, shapes, strides and alignment of the arguments, options,
+//! and the choice of kernels. Later calls compare that, check what depends on addresses alone, and launch.
+
+use super::kernel::{Kernel, Launch, Target};
+use super::select::{Select, select_kernel};
+use super::{Args, Attrs, Op, OpSpec};
+use crate::cpu::Tier;
+use crate::device::{Device, DeviceInfo, Stream};
+use crate::error::{Error, Result};
+use crate::tensor::storage::HostBuffer;
+use crate::tensor::{DType, Layout, TensorView};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, RwLock};
+
+/// Addresses decide over nothing but their lowest bits: no kernel moves more than 16 bytes at once.
+const ALIGNMENT: usize = 16;
+/// Most plans that are kept. Beyond it, those go that were not used since the last time.
+const MOST_PLANS: usize = 4096;
+
+/// A prepared call of an op: launches with any tensors of the same types, shapes, strides and alignment.
+///
+/// Calls find their plans by themselves. Holding one spares the look-up, and shows that all that is slow is done.
+#[derive(Clone)]
+pub struct Plan(Arc<Inner>);
+
+struct Inner {
+    signature: Signature,
+    /// Nothing if there is nothing to do.
+    work: Option<Work>,
+    device: Device,
+    recently_used: AtomicBool,
+}
+
+struct Work {
+    kernel: &'static str,
+    workspace: usize,
+    run: Box<dyn Run>,
+}
+
+/// The part of a plan that knows the op's problem.
+trait Run: Send + Sync {
+    fn run(&self, args: &Args<'_>, stream: &Stream, workspace: usize) -> Result<()>;
+}
+
+/// Everything a plan depends on.
+struct Signature {
+    spec: &'static OpSpec,
+    attrs: Attrs,
+    select: Select,
+    args: Box<[Option<Form>]>,
+}
+
+/// What a plan depends on of one argument.
+#[derive(Clone, Copy, PartialEq)]
+struct Form {
+    dtype: DType,
+    device: Device,
+    layout: Layout,
+    misalignment: u8,
+}
+
+impl Form {
+    fn of(view: &TensorView<'_>) -> Form {
+        let misalignment = (view.address() % ALIGNMENT) as u8;
+        Form { dtype: view.dtype(), device: view.device(), layout: *view.layout(), misalignment }
+    }
+
+    fn is(&self, view: &TensorView<'_>) -> bool {
+        self.misalignment == (view.address() % ALIGNMENT) as u8
+            && self.dtype == view.dtype()
+            && self.device == view.device()
+            && self.layout == *view.layout()
+    }
+}
+
+impl Signature {
+    fn of(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Signature {
+        let spec = args.spec();
+        let args = (0..spec.args.len()).map(|index| args.get(index).map(Form::of)).collect();
+        Signature { spec, attrs: *attrs, select: select.clone(), args }
+    }
+
+    fn is(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
+        self.attrs == *attrs && self.select == *select && self.fits(args)
+    }
+
+    /// Whether arguments are of the op and of the forms that the plan was made for.
+    fn fits(&self, args: &Args<'_>) -> bool {
+        self.spec.name == args.spec().name
+            && self.args.iter().enumerate().all(|(index, form)| match (form, args.get(index)) {
+                (None, None) => true,
+                (Some(form), Some(view)) => form.is(view),
+                _ => false,
+            })
+    }
+}
+
+/// A quick hash of everything a plan depends on. Plans with the same hash are compared.
+fn hash(args: &Args<'_>, attrs: &Attrs, select: &Select) -> u64 {
+    let mut mix = Mix(0);
+    args.spec().name.bytes().for_each(|byte| mix.add(byte.into()));
+    for (index, view) in args.given() {
+        let layout = view.layout();
+        mix.add((index << 16 | layout.rank() << 8 | view.address() % ALIGNMENT) as u64);
+        mix.add(view.dtype() as u64);
+        for (&size, &stride) in layout.shape().iter().zip(layout.strides()) {
+            mix.add(size as u64);
+            mix.add(stride as u64);
+        }
+    }
+    attrs.bits().for_each(|bits| mix.add(bits));
+    mix.add(select.allow_batch_variant as u64);
+    mix.0
+}
+
+/// Multiplies and rotates each word into the state.
+struct Mix(u64);
+
+impl Mix {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// Plans by their hash, which is one already.
+type Table = HashMap<u64, Vec<Plan>, BuildHasherDefault<Identity>>;
+
+#[derive(Default)]
+struct Identity(u64);
+
+impl Hasher for Identity {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only hashes are hashed");
+    }
+    fn write_u64(&mut self, hash: u64) {
+        // The table takes the upper bits for something else than the lower.
+        self.0 = hash ^ hash >> 32;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+static PLANS: LazyLock<RwLock<Table>> = LazyLock::new(Default::default);
+
+/// Forgets all plans, because what was chosen for them may change. Plans that callers hold stay as they are.
+pub(super) fn forget() {
+    PLANS.write().unwrap_or_else(|e| e.into_inner()).clear();
+}
+
+impl Plan {
+    /// The plan of a call: the one made before, or a new one.
+    pub(super) fn find<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
+        let hash = hash(args, attrs, select);
+        {
+            let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
+            let known = plans.get(&hash).into_iter().flatten();
+            if let Some(plan) = known.into_iter().find(|plan| plan.0.signature.is(args, attrs, select)) {
+                if !plan.0.recently_used.load(Ordering::Relaxed) {
+                    plan.0.recently_used.store(true, Ordering::Relaxed);
+                }
+                return Ok(plan.clone());
+            }
+        }
+        let plan = Plan::new::<O>(args, attrs, select)?;
+        let mut plans = PLANS.write().unwrap_or_else(|e| e.into_inner());
+        if plans.len() >= MOST_PLANS {
+            plans.retain(|_, same| {
+                same.retain(|plan| plan.0.recently_used.swap(false, Ordering::Relaxed));
+                !same.is_empty()
+            });
+            if plans.len() > MOST_PLANS / 2 {
+                plans.clear();
+            }
+        }
+        plans.entry(hash).or_default().push(plan.clone());
+        Ok(plan)
+    }
+
+    fn new<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
+        args.validate()?;
+        let problem = O::check(args, attrs)?;
+        let device = args.device();
+        let work = match args.outputs_are_empty() {
+            true => None,
+            false => {
+                let info = device_info(device)?;
+                let (kernel, _) = select_kernel::<O>(&problem, info, select)?;
+                Some(prepare::<O>(problem, kernel, info, args)?)
+            }
+        };
+        let signature = Signature::of(args, attrs, select);
+        Ok(Plan(Arc::new(Inner { signature, work, device, recently_used: AtomicBool::new(true) })))
+    }
+
+    /// The kernel it launches; nothing if there is nothing to do.
+    pub fn kernel(&self) -> Option<&'static str> {
+        self.0.work.as_ref().map(|work| work.kernel)
+    }
+
+    /// Bytes of workspace a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.0.work.as_ref().map_or(0, |work| work.workspace)
+    }
+
+    /// Whether it is the plan of such a call.
+    pub(super) fn is_of(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
+        self.0.signature.is(args, attrs, select)
+    }
+
+    /// Launches with other tensors of the same types, shapes, strides and alignment, and the plan's own options.
+    pub fn run(&self, args: &mut Args<'_>, stream: &Stream) -> Result<()> {
+        let signature = &self.0.signature;
+        if !signature.fits(args) {
+            let expected = "a plan for arguments of these types, shapes, strides and alignment";
+            let got = format!("one of `{}` for others", signature.spec.name);
+            return Err(Error::argument(args.spec().name, "plan", expected, got));
+        }
+        self.launch(args, stream)
+    }
+
+    /// Launches with arguments that the plan was found for.
+    pub(super) fn launch(&self, args: &Args<'_>, stream: &Stream) -> Result<()> {
+        args.check_writes()?;
+        let Some(work) = &self.0.work else { return Ok(()) };
+        if stream.device() != self.0.device {
+            let expected = format!("a stream of {}, where the tensors are", self.0.device);
+            return Err(Error::argument(args.spec().name, "stream", expected, stream.device().to_string()));
+        }
+        match stream {
+            Stream::Host => {
+                with_host_workspace(work.workspace, |workspace| work.run.run(args, stream, workspace))
+            }
+            #[cfg(feature = "cuda")]
+            Stream::Cuda(cuda) => {
+                order(args, cuda)?;
+                let result = cuda.with_workspace(work.workspace, |at| work.run.run(args, stream, at));
+                // Noted even if only some launches succeeded: those use the memory.
+                for (index, view) in args.given() {
+                    if let Some(storage) = view.storage {
+                        storage.note(cuda, access(args.spec(), index));
+                    }
+                }
+                result
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kernel = self.kernel().unwrap_or("nothing to do");
+        write!(
+            f,
+            "Plan({}: {kernel}, {} bytes of workspace)",
+            self.0.signature.spec.name,
+            self.workspace_bytes()
+        )
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn access(spec: &OpSpec, index: usize) -> crate::cuda::Access {
+    if spec.args[index].is_output() { crate::cuda::Access::Write } else { crate::cuda::Access::Read }
+}
+
+/// Makes the stream wait for whatever must come before this use of the arguments.
+#[cfg(feature = "cuda")]
+fn order(args: &Args<'_>, stream: &crate::cuda::Stream) -> Result<()> {
+    let capture = stream.capture()?;
+    let spec = args.spec();
+    for (index, view) in args.given() {
+        let Some(storage) = view.storage else { continue };
+        storage.order(stream, access(spec, index), capture).map_err(|error| match error {
+            Error::Argument { expected, got, .. } => {
+                Error::argument(spec.name, spec.args[index].name, expected, got)
+            }
+            other => other,
+        })?;
+    }
+    Ok(())
+}
+
+/// The part of a plan that depends on the kernel's target.
+fn prepare<O: Op>(
+    problem: O::Problem,
+    kernel: &'static Kernel<O::Problem>,
+    info: &'static DeviceInfo,
+    args: &Args<'_>,
+) -> Result<Work> {
+    let workspace = (kernel.workspace)(&problem, info);
+    let run: Box<dyn Run> = match kernel.target {
+        Target::Cpu(_) | Target::Library(_) => Box::new(Direct { problem, kernel, info }),
+        #[cfg(feature = "cuda")]
+        Target::Cuda(_) => Box::new(record(&problem, kernel, info, args)?),
+        #[cfg(not(feature = "cuda"))]
+        Target::Cuda(_) => return Err(crate::device::no_cuda_feature()),
+    };
+    let _ = args;
+    Ok(Work { kernel: kernel.name, workspace, run })
+}
+
+/// A kernel that runs when it is called: of the CPU, or of a library.
+struct Direct<P: 'static> {
+    problem: P,
+    kernel: &'static Kernel<P>,
+    info: &'static DeviceInfo,
+}
+
+impl<P: Send + Sync> Run for Direct<P> {
+    fn run(&self, args: &Args<'_>, stream: &Stream, workspace: usize) -> Result<()> {
+        (self.kernel.run)(&Launch {
+            problem: &self.problem,
+            args,
+            info: self.info,
+            stream,
+            workspace,
+            tier: match self.kernel.target {
+                Target::Cpu(tier) => tier,
+                Target::Cuda(_) | Target::Library(_) => Tier::Portable,
+            },
+            cuda: None,
+            #[cfg(feature = "cuda")]
+            recorder: None,
+        })
+    }
+}
+
+/// Records the launches of a CUDA kernel.
+#[cfg(feature = "cuda")]
+fn record<P>(
+    problem: &P,
+    kernel: &'static Kernel<P>,
+    info: &'static DeviceInfo,
+    args: &Args<'_>,
+) -> Result<crate::cuda::Recording> {
+    use crate::cuda::{Context, Recorder};
+    let Device::Cuda(ordinal) = info.device else { unreachable!("the kernel was chosen for a CUDA device") };
+    let context = Context::get(ordinal)?;
+    let addresses = (0..args.spec().args.len()).map(|index| args.address(index)).collect();
+    let recorder = Recorder::new(context, addresses);
+    let stream = Stream::Cuda(context.default_stream().clone());
+    (kernel.run)(&Launch {
+        problem,
+        args: &args.with_addresses(|index| recorder.argument(index)),
+        info,
+        stream: &stream,
+        workspace: recorder.workspace(),
+        tier: Tier::Portable,
+        cuda: match kernel.target {
+            Target::Cuda(cuda) => Some(cuda),
+            _ => None,
+        },
+        recorder: Some(&recorder),
+    })?;
+    Ok(recorder.finish())
+}
+
+#[cfg(feature = "cuda")]
+impl Run for crate::cuda::Recording {
+    fn run(&self, args: &Args<'_>, stream: &Stream, workspace: usize) -> Result<()> {
+        let Stream::Cuda(stream) = stream else {
+            return Err(Error::parse("stream", "a CUDA stream", "the host stream"));
+        };
+        // SAFETY: the arguments have the forms that the plan was made for, so the kernel stays inside them; the uses of their
+        // memory are noted, and the workspace has the size the plan says.
+        unsafe { self.launch(stream, |index| args.address(index), workspace) }
+    }
+}
+
+/// Calls `work` with the address of `bytes` bytes of this thread's workspace. It is kept: fresh memory costs page faults.
+fn with_host_workspace<R>(bytes: usize, work: impl FnOnce(usize) -> Result<R>) -> Result<R> {
+    thread_local! {
+        static KEPT: Cell<Option<HostBuffer>> = const { Cell::new(None) };
+    }
+    if bytes == 0 {
+        return work(0);
+    }
+    // A call inside another's finds none and makes its own.
+    let buffer = match KEPT.take().filter(|buffer| buffer.len() >= bytes) {
+        Some(buffer) => buffer,
+        None => HostBuffer::new(bytes)?,
+    };
+    let result = work(buffer.as_ptr() as usize);
+    KEPT.set(Some(buffer));
+    result
+}
+
+/// Facts about a device, read once per process.
+fn device_info(device: Device) -> Result<&'static DeviceInfo> {
+    static KNOWN: LazyLock<RwLock<HashMap<Device, &'static DeviceInfo>>> = LazyLock::new(Default::default);
+    if let Some(info) = KNOWN.read().unwrap_or_else(|e| e.into_inner()).get(&device) {
+        return Ok(info);
+    }
+    let info: &'static DeviceInfo = Box::leak(Box::new(device.info()?));
+    Ok(KNOWN.write().unwrap_or_else(|e| e.into_inner()).entry(device).or_insert(info))
+}

@@ -1,0 +1,217 @@
+//! Tensors in memory of others: a framework's, a capsule's, a file's.
+
+use super::storage::Storage;
+use super::{DType, Layout, Shape, Tensor};
+use crate::device::{Device, Stream};
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Memory of somebody else, to be used as a tensor.
+pub struct Foreign {
+    /// Address of the first element, on the device.
+    pub address: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape and strides.
+    pub layout: Layout,
+    /// Where it is.
+    pub device: Device,
+    /// The stream in whose order its owner makes and frees it, if it is on a GPU and has one. First uses on other streams wait
+    /// for it, and it waits for them before the memory is given back.
+    pub stream: Option<Stream>,
+    /// Whether it must not be written.
+    pub read_only: bool,
+}
+
+impl Tensor {
+    /// A tensor in memory of somebody else. `deleter` is called exactly once, on any thread, after the last handle is gone and
+    /// the last work on any stream that uses the memory is done (or, with a stream of its owner's, ordered before whatever
+    /// that is given next).
+    ///
+    /// # Safety
+    /// Until the deleter is called, the address must be good for reads of the layout's span (and writes, unless read-only), and
+    /// others may write there, or read while it is written, only in the order of `stream`; on the host not at all.
+    pub unsafe fn from_foreign(memory: Foreign, deleter: impl FnOnce() + Send + 'static) -> Result<Tensor> {
+        let Foreign { address, dtype, layout, device, stream, read_only } = memory;
+        if layout.numel() > 0 && !address.is_multiple_of(dtype.size()) {
+            let expected = format!("a multiple of {} bytes", dtype.size());
+            return Err(Error::argument(
+                "Tensor::from_foreign",
+                "address",
+                expected,
+                format!("{address:#x}"),
+            ));
+        }
+        if let Some(stream) = stream.as_ref().filter(|stream| stream.device() != device) {
+            let (expected, got) = (format!("a stream of {device}"), stream.device().to_string());
+            return Err(Error::argument("Tensor::from_foreign", "stream", expected, got));
+        }
+        let len = layout.span() * dtype.size();
+        // SAFETY: passed on.
+        let storage =
+            unsafe { Storage::foreign(address, len, device, stream.as_ref(), read_only, Box::new(deleter)) }?;
+        Ok(Tensor { storage: Arc::new(storage), offset: 0, dtype, layout })
+    }
+}
+
+/// A file mapped into memory, whose parts can be used as read-only tensors without copying them. The mapping lives as long as
+/// one of them.
+///
+/// As with every mapping, the file must not become shorter while it is in use.
+pub struct MappedFile {
+    storage: Arc<Storage>,
+}
+
+impl MappedFile {
+    /// Maps a whole file.
+    pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
+        let path = path.as_ref();
+        let failed = |doing: &str, error: &std::io::Error| Error::io(path, doing, error);
+        let file = File::open(path).map_err(|e| failed("opening", &e))?;
+        let len = file.metadata().map_err(|e| failed("reading its size", &e))?.len();
+        let len =
+            usize::try_from(len).map_err(|_| failed("mapping", &std::io::ErrorKind::FileTooLarge.into()))?;
+        if len == 0 {
+            let storage = Arc::new(Storage::allocate(0, &Stream::Host)?);
+            return Ok(MappedFile { storage });
+        }
+        // SAFETY: a new private mapping at an address of the system's choice; the descriptor may be closed afterwards.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+        };
+        if start == libc::MAP_FAILED {
+            return Err(failed("mapping", &std::io::Error::last_os_error()));
+        }
+        let start = start as usize;
+        let unmap = move || {
+            // SAFETY: mapped above with this length, and no tensor uses it any more.
+            let failed = unsafe { libc::munmap(start as *mut libc::c_void, len) } != 0;
+            debug_assert!(!failed, "{}", std::io::Error::last_os_error());
+        };
+        // SAFETY: the mapping is private and read-only, and lives until it is unmapped.
+        let storage = unsafe { Storage::foreign(start, len, Device::Cpu, None, true, Box::new(unmap)) }?;
+        Ok(MappedFile { storage: Arc::new(storage) })
+    }
+
+    /// Size of the file in bytes.
+    pub fn len(&self) -> usize {
+        self.storage.len()
+    }
+
+    /// Whether the file is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        if self.is_empty() {
+            return &[];
+        }
+        // SAFETY: the mapping is as long, is not written, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.storage.address() as *const u8, self.len()) }
+    }
+
+    /// The elements that lie `offset` bytes from the start of the file on, in row-major order.
+    ///
+    /// # Errors
+    /// If they do not lie in the file, or not at a multiple of their size.
+    pub fn tensor(&self, offset: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let layout = Layout::contiguous(Shape::new(shape)?);
+        let bytes = layout.numel() * dtype.size();
+        if offset.checked_add(bytes).is_none_or(|end| end > self.len()) {
+            let expected = format!("a tensor inside the file's {} bytes", self.len());
+            let got = format!("{bytes} bytes at {offset}");
+            return Err(Error::argument("MappedFile::tensor", "offset", expected, got));
+        }
+        if bytes > 0 && !(self.storage.address() + offset).is_multiple_of(dtype.size()) {
+            let expected = format!("a multiple of {} bytes", dtype.size());
+            return Err(Error::argument("MappedFile::tensor", "offset", expected, offset.to_string()));
+        }
+        Ok(Tensor { storage: self.storage.clone(), offset, dtype, layout })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A tensor over a vector that counts how often it is given back.
+    fn foreign(data: Vec<f32>, shape: &[usize], read_only: bool, deleted: &Arc<AtomicUsize>) -> Tensor {
+        let deleted = deleted.clone();
+        let memory = Foreign {
+            address: data.as_ptr() as usize,
+            dtype: DType::F32,
+            layout: Layout::contiguous(Shape::new(shape).unwrap()),
+            device: Device::Cpu,
+            stream: None,
+            read_only,
+        };
+        let give_back = move || {
+            drop(data);
+            deleted.fetch_add(1, Ordering::SeqCst);
+        };
+        // SAFETY: the vector lives in the deleter, and nobody else has it.
+        unsafe { Tensor::from_foreign(memory, give_back) }.unwrap()
+    }
+
+    #[test]
+    fn memory_of_others_is_given_back_once_after_the_last_handle() {
+        let deleted = Arc::new(AtomicUsize::new(0));
+        let tensor = foreign(vec![1.0, 2.0, 3.0, 4.0], &[2, 2], false, &deleted);
+        let part = tensor.narrow(0, 1, 1).unwrap();
+        drop(tensor);
+        assert_eq!(deleted.load(Ordering::SeqCst), 0);
+        assert_eq!(part.to_vec::<f32>().unwrap(), [3.0, 4.0]);
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn({
+                    let part = part.clone();
+                    move || part.to_vec::<f32>().unwrap()
+                })
+            })
+            .collect();
+        drop(part);
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), [3.0, 4.0]);
+        }
+        assert_eq!(deleted.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn read_only_memory_is_not_written() {
+        let deleted = Arc::new(AtomicUsize::new(0));
+        let mut tensor = foreign(vec![1.0; 4], &[4], true, &deleted);
+        let error = tensor.write(0, &[2f32], &Stream::Host).unwrap_err().to_string();
+        assert!(error.contains("read-only"), "{error}");
+        let x = Tensor::zeros(&[4], DType::F32, Device::Cpu).unwrap();
+        let error =
+            crate::ops::Activation::relu(&x).run_into(&mut tensor, &Stream::Host).unwrap_err().to_string();
+        assert!(error.contains("`out`") && error.contains("read-only"), "{error}");
+    }
+
+    #[test]
+    fn parts_of_a_file_are_tensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        let numbers: Vec<u8> = [0.5f32, -1.0, 8.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        std::fs::write(&path, [&[7u8; 8][..], &numbers].concat()).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        let tensor = file.tensor(8, &[3], DType::F32).unwrap();
+        assert_eq!((file.len(), file.bytes()[7]), (20, 7));
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(tensor.to_vec::<f32>().unwrap(), [0.5, -1.0, 8.0]);
+        let file = MappedFile { storage: tensor.storage.clone() };
+        for (offset, count) in [(12, 3), (6, 1), (usize::MAX, 1), (20, 1)] {
+            let error = file.tensor(offset, &[count], DType::F32).unwrap_err();
+            assert!(matches!(error, Error::Argument { .. }), "{error}");
+        }
+        assert!(file.tensor(20, &[0], DType::F32).is_ok());
+        assert!(matches!(MappedFile::open(folder.path().join("absent")), Err(Error::Io { .. })));
+    }
+}
