@@ -1,8 +1,8 @@
 //! From scores to exponentials, and the scaling of what was summed before.
 
-use super::state::{State, base};
-use super::{Band, LANES, PANEL, ROWS};
-use crate::cpu::attention::Grid;
+use super::{Band, PANEL};
+use crate::cpu::attention::heads::Grid;
+use crate::cpu::attention::state::{LANES, ROWS, State, base};
 use crate::cpu::gemm::Blocks;
 use crate::cpu::rows::for_vectors;
 use crate::cpu::{CpuElement, Simd, bf16, math};
