@@ -29,13 +29,13 @@
 
 pub(crate) mod attention;
 mod bandwidth;
-pub mod bf16;
-pub mod coarse;
 mod copy;
+pub mod e4m3;
 mod element;
 pub mod gemm;
 pub mod math;
-pub mod pieces;
+pub mod math16;
+pub mod piecewise;
 pub mod prefetch;
 pub mod rows;
 mod runs;
