@@ -1,6 +1,7 @@
 //! Elements in memory, `f32` in registers: loads widen, stores round to nearest with ties to even.
 
 use super::prefetch::{AHEAD, claim_ahead, fetch};
+use super::scratch::Plain;
 use super::simd::Simd;
 use super::simd::fp8::{decode_e4m3, decode_e5m2, encode_e4m3, encode_e5m2};
 use crate::tensor::{DType, Element, F8E4M3, F8E5M2};
@@ -10,7 +11,7 @@ use half::{bf16, f16};
 ///
 /// Every conversion gives the same bits on every tier and as the scalar `to_f32` and `from_f32`. `f16` and `bf16`
 /// overflow to infinity; the 8-bit floats saturate to their largest value, infinity included. NaN stays NaN.
-pub trait CpuElement: Element {
+pub trait CpuElement: Element + Plain {
     /// Reads `S::N` elements.
     ///
     /// # Safety

@@ -147,7 +147,7 @@ fn subjects() -> Vec<Subject> {
 
 /// The functions in pieces, whose bits are those of the others only on tiers without.
 fn in_pieces() -> Vec<Subject> {
-    use crate::cpu::pieces::for_f32;
+    use crate::cpu::piecewise::for_f32;
     let mut found = subjects();
     found.retain_mut(|subject| {
         subject.apply = match subject.name {

@@ -2,6 +2,7 @@
 
 use super::element::CpuElement;
 use super::prefetch::{AHEAD, LINE, claim_ahead, fetch};
+use super::scratch::{Need, Region};
 use super::simd::{MAX_LANES, Pair, Simd, Task, dispatch};
 use super::tier::Tier;
 use crate::tensor::DType;
@@ -195,42 +196,59 @@ pub fn inlined<R, F: Fn(usize, usize) -> R>(f: F) -> F {
     f
 }
 
-/// Scratch for rows whose elements are `step` apart: they are gathered before and scattered after the work, so
-/// that the arithmetic, and its bits, are those of dense rows.
-#[derive(Default)]
-pub struct Scratch<T> {
-    rows: Vec<Vec<T>>,
+/// Copies of rows whose elements are `step` apart: they are gathered before and scattered after the work, so that the
+/// arithmetic, and its bits, are those of dense rows.
+pub struct DenseRows<'a, T> {
+    copies: &'a mut [T],
+    /// Elements from one copy to the next.
+    apart: usize,
+    n: usize,
 }
 
-impl<T: CpuElement> Scratch<T> {
-    /// Room for rows of `n` elements of tensors with these steps; dense tensors need none.
-    pub fn new(n: usize, steps: &[isize]) -> Self {
-        let zero = T::from_f32(0.0);
-        Scratch {
-            rows: steps.iter().map(|&step| if step == 1 { Vec::new() } else { vec![zero; n] }).collect(),
-        }
+impl<'a, T: CpuElement> DenseRows<'a, T> {
+    /// Scratch for [`DenseRows::new`] with elements of this type.
+    pub fn need(dtype: DType, n: usize, steps: &[isize]) -> Need {
+        Need::of::<u8>(copies(steps) * apart(dtype.size(), n) * dtype.size())
+    }
+
+    /// Room for a row of up to `n` elements of each of the tensors with these steps; dense tensors need none.
+    pub fn new(region: &mut Region<'a>, n: usize, steps: &[isize]) -> Self {
+        let apart = apart(size_of::<T>(), n);
+        DenseRows { copies: region.slice(copies(steps) * apart), apart, n }
+    }
+
+    /// From now on rows have `n` elements, at most as many as there is room for.
+    pub fn set_len(&mut self, n: usize) {
+        assert!(n <= self.apart, "{n} elements of a row, room for {}", self.apart);
+        self.n = n;
+    }
+
+    #[inline]
+    fn copy(&mut self, t: usize) -> &mut [T] {
+        &mut self.copies[t * self.apart..][..self.n]
     }
 
     /// The row at `p` of tensor `t`, dense.
     ///
     /// # Safety
-    /// The `n` elements `step` apart from `p` must be readable, with the `n` and `step` given to `new`.
+    /// The `n` elements `step` apart from `p` must be readable, with the `step` given to `new`.
     #[inline]
     pub unsafe fn gather(&mut self, t: usize, p: *const T, step: isize) -> *const T {
         if step == 1 {
             return p;
         }
-        for (i, slot) in self.rows[t].iter_mut().enumerate() {
+        let copy = self.copy(t);
+        for (i, slot) in copy.iter_mut().enumerate() {
             // SAFETY: `i < n`.
             *slot = unsafe { *p.offset(i as isize * step) };
         }
-        self.rows[t].as_ptr()
+        copy.as_ptr()
     }
 
-    /// Where to write the dense row of tensor `t` that belongs at `p`; [`Scratch::scatter`] puts it there.
+    /// Where to write the dense row of tensor `t` that belongs at `p`; [`DenseRows::scatter`] puts it there.
     #[inline]
     pub fn target(&mut self, t: usize, p: *mut T, step: isize) -> *mut T {
-        if step == 1 { p } else { self.rows[t].as_mut_ptr() }
+        if step == 1 { p } else { self.copy(t).as_mut_ptr() }
     }
 
     /// Puts the row of tensor `t` in its place.
@@ -238,14 +256,24 @@ impl<T: CpuElement> Scratch<T> {
     /// # Safety
     /// The `n` elements `step` apart from `p` must be writable.
     #[inline]
-    pub unsafe fn scatter(&self, t: usize, p: *mut T, step: isize) {
+    pub unsafe fn scatter(&mut self, t: usize, p: *mut T, step: isize) {
         if step != 1 {
-            for (i, value) in self.rows[t].iter().enumerate() {
+            for (i, value) in self.copy(t).iter().enumerate() {
                 // SAFETY: `i < n`.
                 unsafe { *p.offset(i as isize * step) = *value };
             }
         }
     }
+}
+
+/// How many rows [`DenseRows`] has room for.
+fn copies(steps: &[isize]) -> usize {
+    if steps.iter().all(|&step| step == 1) { 0 } else { steps.len() }
+}
+
+/// Elements of `size` bytes from one of its rows to the next: whole cache lines.
+fn apart(size: usize, n: usize) -> usize {
+    (n * size).next_multiple_of(LINE) / size
 }
 
 /// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are

@@ -7,6 +7,7 @@
 //! Each thread has a share of the loop and goes through it in order, so that what it has asked memory for ahead of one part
 //! is there when it begins the next. Who is done with the own share takes from the end of another's.
 
+use super::scratch::{self, Need, Region};
 use crate::env;
 use crate::error::{Error, Result};
 use std::any::Any;
@@ -23,6 +24,8 @@ const WATCH: Duration = Duration::from_micros(40);
 /// Parts of a thread's share. The smaller, the less a thread that is slowed by others makes the rest wait; as long as many
 /// are left, several are worked on as one.
 const PARTS_PER_THREAD: usize = 8;
+/// Bytes that the scratch of a thread is a multiple of, so that no two threads write to neighbouring lines.
+const PAGE: usize = 4096;
 /// More threads than this are refused as a mistake.
 const MAX_THREADS: usize = 4096;
 
@@ -91,7 +94,56 @@ pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     if len <= grain || threads == 1 || INSIDE.get() {
         return f(0..len);
     }
-    Pool::of_size(threads).run(len, grain.max(len.div_ceil(threads * PARTS_PER_THREAD)), &f);
+    Pool::of_size(threads).run(len, part_len(len, grain, threads), &|_, range| f(range));
+}
+
+/// [`parallel_for`] with scratch for each part, as much as `need` says. What is in it was left by others.
+///
+/// The memory is the calling thread's, for all threads: a call that was made before allocates nothing, whichever threads
+/// take part.
+///
+/// # Panics
+/// As [`parallel_for`].
+#[inline]
+pub fn parallel_for_with_scratch(
+    len: usize,
+    grain: usize,
+    need: Need,
+    f: impl Fn(Range<usize>, Region<'_>) + Sync,
+) {
+    if len == 0 {
+        return;
+    }
+    let threads = num_threads();
+    if len <= grain || threads == 1 || INSIDE.get() {
+        return scratch::with(need, |region| f(0..len, region));
+    }
+    let each = need.bytes().next_multiple_of(PAGE);
+    scratch::with(Need::of::<u8>(each * threads), |mut all| {
+        let all = AllScratch(all.slice::<u8>(each * threads).as_mut_ptr());
+        Pool::of_size(threads).run(len, part_len(len, grain, threads), &|thread, range| {
+            // SAFETY: the memory has room for every thread, no two work on parts under the same number at a time, and the
+            // loop ends before its scope does.
+            f(range, unsafe { Region::new(all.of(thread, each), each) });
+        });
+    });
+}
+
+/// The scratch of all threads of a loop.
+struct AllScratch(*mut u8);
+
+// SAFETY: each thread uses its own part.
+unsafe impl Sync for AllScratch {}
+
+impl AllScratch {
+    fn of(&self, thread: usize, each: usize) -> *mut u8 {
+        self.0.wrapping_add(thread * each)
+    }
+}
+
+/// Indices of a part.
+fn part_len(len: usize, grain: usize, threads: usize) -> usize {
+    grain.max(len.div_ceil(threads * PARTS_PER_THREAD))
 }
 
 /// What is left of the parts of one thread: the first in the upper half, the end in the lower. On a cache line of its own.
@@ -125,7 +177,8 @@ impl Share {
 
 /// One parallel loop, on its caller's stack.
 struct Job<'a> {
-    f: &'a (dyn Fn(Range<usize>) + Sync),
+    /// Is given the number of the thread among those of the loop, and a range.
+    f: &'a (dyn Fn(usize, Range<usize>) + Sync),
     len: usize,
     part: usize,
     shares: &'a [Share],
@@ -138,7 +191,7 @@ impl Job<'_> {
         let was_inside = INSIDE.replace(true);
         while let Some(parts) = self.take(own) {
             let range = parts.start * self.part..self.len.min(parts.end.saturating_mul(self.part));
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(range))) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(own, range))) {
                 self.shares.iter().for_each(|share| share.set(0..0));
                 lock(&self.panic).get_or_insert(payload);
             }
@@ -221,9 +274,9 @@ impl Pool {
         pool
     }
 
-    fn run(&self, len: usize, part: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    fn run(&self, len: usize, part: usize, f: &(dyn Fn(usize, Range<usize>) + Sync)) {
         let Ok(_caller) = self.caller.try_lock() else {
-            return f(0..len);
+            return f(0, 0..len);
         };
         let (parts, shares) = (len.div_ceil(part), self.shares.len());
         for (i, share) in self.shares.iter().enumerate() {
@@ -394,7 +447,7 @@ mod tests {
             std::thread::sleep(Duration::from_micros(500));
             let barrier = std::sync::Barrier::new(2);
             let parts = AtomicUsize::new(0);
-            pool.run(2, 1, &|_| {
+            pool.run(2, 1, &|_, _| {
                 parts.fetch_add(1, Ordering::Relaxed);
                 barrier.wait();
             });

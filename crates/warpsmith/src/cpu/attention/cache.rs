@@ -1,6 +1,6 @@
 //! Where keys and values are.
 
-use super::{Heads, PerHead, Request};
+use super::heads::{Heads, PerHead, Request};
 use crate::cpu::gemm::Blocks;
 use crate::cpu::prefetch::fetch_near;
 use crate::tensor::DType;

@@ -3,12 +3,13 @@
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Values become units of a right
 //! operand between the products of those before them: what was stored a moment ago cannot be loaded at once.
 
-use super::Heads;
+use super::attend::Attend;
 use super::band::Band;
 use super::cache::Block;
-use super::job::{Attend, Work};
+use super::heads::Heads;
 use super::memory::{Layout, Pieces, Space};
 use super::tiles::{Tile, Units};
+use super::work::Work;
 use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, DirectProduct, Matrix, Pairs, Rows, turn_sums};
 use crate::tensor::DType;
@@ -19,7 +20,7 @@ const TILE: usize = Blocks::TILE;
 /// Units of keys or values that are under way.
 const RING: usize = 2;
 
-/// [`Way::Direct`](super::memory::Way::Direct).
+/// [`Strategy::Direct`](super::memory::Strategy::Direct).
 pub(super) struct Direct<'a> {
     work: &'a Work<'a>,
     blocks: &'a mut Blocks,
@@ -36,7 +37,7 @@ impl Direct<'_> {
     }
 
     /// Floats of what is under way.
-    pub fn planes(space: &Space) -> usize {
+    pub fn staging(space: &Space) -> usize {
         RING * (PANEL * PANEL + Self::pair(space))
     }
 
@@ -68,9 +69,9 @@ impl<'a> Attend<'a> for Direct<'a> {
                 blocks.pack_columns(&matrix, memory.queries.at(head).cast());
             }
         }
-        let mut planes = Layout { next: memory.planes };
-        let turned = planes.take(RING, PANEL * PANEL);
-        let pairs = planes.take(RING, Self::pair(space));
+        let mut layout = Layout { next: memory.staging };
+        let turned = layout.take(RING, PANEL * PANEL);
+        let pairs = layout.take(RING, Self::pair(space));
         Direct { work, blocks, turned, pairs }
     }
 

@@ -1,14 +1,15 @@
 //! Few rows of f32: values are used from where they lie, and keys too where vectors can.
 
+use super::attend::Attend;
 use super::band::Band;
 use super::cache::{Block, Cache};
-use super::job::{Attend, Work};
-use super::memory::Way;
+use super::memory::Strategy;
 use super::tiles::Tiles;
+use super::work::Work;
 use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, Matrix};
 
-/// [`Way::InPlace`].
+/// [`Strategy::InPlace`].
 pub(super) struct InPlace<'a> {
     work: &'a Work<'a>,
     blocks: &'a mut Blocks,
@@ -19,7 +20,7 @@ impl<'a> Attend<'a> for InPlace<'a> {
     unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, _: &[Band<'_>]) -> Self {
         // SAFETY: passed on.
         unsafe { work.pack_queries(blocks) };
-        InPlace { work, blocks, keys_too: matches!(work.space.way, Way::InPlace { keys: true }) }
+        InPlace { work, blocks, keys_too: matches!(work.space.strategy, Strategy::InPlace { keys: true }) }
     }
 
     #[inline(always)]

@@ -1,13 +1,16 @@
 //! Jobs: blocks of keys and values go past the rows of a job, band by band.
 
+use super::attend::Attend;
 use super::band::Band;
 use super::cache::Block;
+use super::call::{Call, SEGMENT};
 use super::in_place::InPlace;
-use super::memory::{Memory, Space, Way};
+use super::memory::{Partials, Space, Strategy};
 use super::packed::Packed;
 use super::plan::{Job, keys_of};
-use super::{Call, Partials, SEGMENT};
+use super::work::Work;
 use crate::cpu::gemm::{Blocks, Isa};
+use crate::cpu::scratch::{Need, Region};
 use crate::cpu::{CpuElement, Simd, Task};
 use crate::tensor::DType;
 use std::marker::PhantomData;
@@ -23,26 +26,58 @@ pub(super) struct Compute<'a, T> {
     pub call: &'a Call<'a>,
     pub jobs: &'a [Job],
     pub partials: Partials,
-    /// The space of the largest job.
-    pub scratch: *mut f32,
+    pub extent: Extent,
+    pub region: Region<'a>,
     pub t: PhantomData<T>,
+}
+
+/// What the largest of some jobs takes.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    /// Floats it works in.
+    pub floats: usize,
+    pub bands: usize,
+    /// Floats of the states of all bands.
+    pub states: usize,
+}
+
+impl Extent {
+    pub fn of(call: &Call<'_>, blocks: &Blocks, jobs: &[Job]) -> Extent {
+        let mut extent = Extent { floats: 0, bands: 0, states: 0 };
+        for job in jobs {
+            let space = space_of(call, blocks, job);
+            extent.floats = extent.floats.max(space.total());
+            extent.bands = extent.bands.max(space.bands);
+            extent.states = extent.states.max(space.states());
+        }
+        extent
+    }
+
+    /// What a thread that computes or merges jobs needs.
+    pub fn need(&self) -> Need {
+        Need::of::<f32>(self.floats).and::<Band<'_>>(self.bands)
+    }
 }
 
 impl<T: CpuElement> Task for Compute<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let mut blocks = Blocks::new(Isa::of_tier(self.call.tier), T::DTYPE);
+        let scratch = self.region.slice(self.extent.floats).as_mut_ptr();
+        let mut bands = self.region.list(self.extent.bands);
         for job in self.jobs {
             let partial = job.partial.map(|index| self.partials.at(index));
             // SAFETY: the scratch holds the space; jobs write different rows of the outputs, and different partials.
             unsafe {
-                let work = Work::new(self.call, job, &blocks, self.scratch, partial);
-                let mut bands = work.bands();
+                let space = space_of(self.call, &blocks, job);
+                let work = Work::new(self.call, job, space, scratch, partial);
+                bands.clear();
+                bands.extend((0..work.space.bands).map(|index| Band::new(&work, index)));
                 work.attend::<T, S>(s, &mut blocks, &mut bands);
                 if partial.is_none() {
-                    for band in &bands {
+                    for band in bands.iter() {
                         band.finish::<T, S>(s, work.memory.scratch.at(0));
                     }
                 }
@@ -51,81 +86,49 @@ impl<T: CpuElement> Task for Compute<'_, T> {
     }
 }
 
-/// A job in the hands of a thread: all that is the same for its blocks.
-pub(super) struct Work<'a> {
-    pub call: &'a Call<'a>,
-    pub job: &'a Job,
-    pub space: Space,
-    pub memory: Memory,
+/// The sizes of a job.
+pub(super) fn space_of(call: &Call<'_>, blocks: &Blocks, job: &Job) -> Space {
+    let mut space = Space::new(call, blocks, job);
+    space.staging = match space.strategy {
+        #[cfg(target_arch = "x86_64")]
+        Strategy::Direct => Direct::staging(&space),
+        #[cfg(target_arch = "x86_64")]
+        Strategy::Split => Split::staging(&space),
+        #[cfg(target_arch = "x86_64")]
+        Strategy::Few => Few::staging(&space),
+        _ => 0,
+    };
+    space
 }
 
-/// A way to let blocks of keys go past the bands of a job: one for each [`Way`].
-pub(super) trait Attend<'a> {
-    /// Packs the queries of the bands as this way needs them.
-    ///
-    /// # Safety
-    /// The work must be laid out for this way; its memory be the caller's, and hold what the space says; the bands be the job's.
-    unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self;
-
-    /// Adds what the bands see of a block to their sums.
-    ///
-    /// Must be `#[inline(always)]`, to be compiled for the tier.
-    ///
-    /// # Safety
-    /// The bands must be those of [`Self::begin`], the keys the request's.
-    unsafe fn block<S: Simd>(&mut self, s: S, bands: &mut [Band<'_>], block: &Block<'_>);
-}
-
-impl<'a> Work<'a> {
-    /// Lays a job out from `scratch` on; see [`Memory::new`].
-    pub fn new(
-        call: &'a Call<'a>,
-        job: &'a Job,
-        blocks: &Blocks,
-        scratch: *mut f32,
-        partial: Option<*mut f32>,
-    ) -> Work<'a> {
-        let space = Space::new(call, blocks, job);
-        let memory = Memory::new(&space, scratch, partial);
-        Work { call, job, space, memory }
-    }
-
-    /// The bands of the job, which have seen nothing yet.
-    ///
-    /// # Safety
-    /// The memory must be the caller's, and hold what the space says.
-    pub unsafe fn bands(&self) -> Vec<Band<'a>> {
-        // SAFETY: passed on.
-        (0..self.space.bands).map(|index| unsafe { Band::new(self, index) }).collect()
-    }
-
-    /// Lets all keys of the job go past its bands, in the way it was laid out for.
+impl Work<'_> {
+    /// Lets all keys of the job go past its bands, by the strategy it was laid out for.
     ///
     /// # Safety
     /// The memory must be the caller's, and hold what the space says; the bands be the job's. `T` must be the call's type.
     #[inline(always)]
     unsafe fn attend<T: CpuElement, S: Simd>(&self, s: S, blocks: &mut Blocks, bands: &mut [Band<'_>]) {
-        // Constants rule out the types and tiers that a way is never chosen for: nothing is compiled for those.
-        // SAFETY: passed on; the way is the work's own, and tiles imply the instructions of the highest tier.
+        // Constants rule out the types and tiers that a strategy is never chosen for: nothing is compiled for those.
+        // SAFETY: passed on; the strategy is the work's own, and tiles imply the instructions of the highest tier.
         unsafe {
-            match self.space.way {
-                Way::Packed => self.walk::<Packed<'_, T>, S>(s, blocks, bands),
-                Way::InPlace { .. } if const { matches!(T::DTYPE, DType::F32) } => {
+            match self.space.strategy {
+                Strategy::Packed => self.walk::<Packed<'_, T>, S>(s, blocks, bands),
+                Strategy::InPlace { .. } if const { matches!(T::DTYPE, DType::F32) } => {
                     self.walk::<InPlace<'_>, S>(s, blocks, bands);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Way::Direct if const { on_highest::<S>() && matches!(T::DTYPE, DType::BF16) } => {
+                Strategy::Direct if const { on_highest::<S>() && matches!(T::DTYPE, DType::BF16) } => {
                     self.walk::<Direct<'_>, S>(s, blocks, bands);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Way::Split if const { on_highest::<S>() && matches!(T::DTYPE, DType::F32) } => {
+                Strategy::Split if const { on_highest::<S>() && matches!(T::DTYPE, DType::F32) } => {
                     self.walk::<Split<'_>, S>(s, blocks, bands);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Way::Few if const { on_highest::<S>() && matches!(T::DTYPE, DType::F32) } => {
+                Strategy::Few if const { on_highest::<S>() && matches!(T::DTYPE, DType::F32) } => {
                     self.walk::<Few<'_>, S>(s, blocks, bands);
                 }
-                _ => unreachable!("a way that this type or tier does not have"),
+                _ => unreachable!("a strategy that this type or tier does not have"),
             }
         }
     }
@@ -143,7 +146,7 @@ impl<'a> Work<'a> {
     ) {
         let Work { call, job, ref space, .. } = *self;
         // SAFETY: passed on.
-        let mut way = unsafe { W::begin(self, blocks, bands) };
+        let mut strategy = unsafe { W::begin(self, blocks, bands) };
         let seen = keys_of(call, &job.request, &job.queries);
         // Many rows keep memory waiting for a whole block. For few, what is asked for should be near.
         let ahead = if space.head_bands == 1 { Blocks::TILE / 2 } else { space.block_keys };
@@ -158,7 +161,7 @@ impl<'a> Work<'a> {
                 let keys = first..next.min(job.request.kv_len);
                 if keys.end > seen.start {
                     // SAFETY: passed on; the keys are the request's.
-                    unsafe { way.block(s, bands, &Block { request: &job.request, keys, ahead }) };
+                    unsafe { strategy.block(s, bands, &Block { request: &job.request, keys, ahead }) };
                 }
             }
             for band in bands.iter_mut() {

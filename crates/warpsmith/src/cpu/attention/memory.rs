@@ -1,19 +1,19 @@
 //! What a job works in: how it takes its blocks, how much memory that needs, and where everything lies in it.
 
-use super::Call;
-use super::band::{Band, State};
+use super::call::Call;
 use super::plan::Job;
-#[cfg(target_arch = "x86_64")]
-use super::{direct::Direct, split::Few, split::Split};
+use super::state::{BAND_SCRATCH, State};
 use crate::cpu::gemm::Blocks;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::scratch::{LINE, Plain};
 
 /// How a job takes blocks of keys and values. What the types and the layout of a call allow decides, and how many rows there are
 /// to share the work of packing.
 #[derive(Clone, Copy)]
-pub(super) enum Way {
+pub(super) enum Strategy {
     /// A block is packed, and all bands go through it.
     Packed,
-    /// Values of f32 are used where they are, and keys too if so said. Each head is one band, as in all ways for few rows.
+    /// Values of f32 are used where they are, and keys too if so said. Each head is one band, as in all strategies for few rows.
     InPlace { keys: bool },
     /// Few rows of bf16 on tiles, which use keys and values where they are.
     Direct,
@@ -23,26 +23,26 @@ pub(super) enum Way {
     Few,
 }
 
-impl Way {
-    /// The way of a job with so many rows of a KV head.
-    fn of(call: &Call<'_>, blocks: &Blocks, rows: usize) -> Way {
+impl Strategy {
+    /// The strategy for a job with so many rows of a KV head.
+    fn of(call: &Call<'_>, blocks: &Blocks, rows: usize) -> Strategy {
         let Call { cache, head_dim, .. } = call;
         if blocks.splits() {
-            return if rows <= Blocks::TILE { Way::Few } else { Way::Split };
+            return if rows <= Blocks::TILE { Strategy::Few } else { Strategy::Split };
         }
         if cache.is_direct(blocks, *head_dim, rows) {
-            return Way::Direct;
+            return Strategy::Direct;
         }
         if cache.multiplies_values_in_place(blocks, *head_dim, rows.div_ceil(blocks.rows())) {
-            return Way::InPlace { keys: cache.k.dim == 1 && blocks.multiplies_in_place(rows) };
+            return Strategy::InPlace { keys: cache.k.dim == 1 && blocks.multiplies_in_place(rows) };
         }
-        Way::Packed
+        Strategy::Packed
     }
 }
 
 /// Sizes of a job, and of what it works in, in floats.
 pub(super) struct Space {
-    pub way: Way,
+    pub strategy: Strategy,
     /// Rows of a band.
     pub rows: usize,
     /// KV heads whose blocks are packed together.
@@ -62,22 +62,25 @@ pub(super) struct Space {
     scored: usize,
     /// Copies of some keys and values, where they are not packed from where they are.
     gathered: usize,
+    /// What the strategy keeps of keys and values.
+    pub staging: usize,
 }
 
 impl Space {
+    /// All but [`Space::staging`], which the strategy knows.
     pub fn new(call: &Call<'_>, blocks: &Blocks, job: &Job) -> Space {
         let rows = job.queries.len() * call.group;
         let head_bands = rows.div_ceil(blocks.rows());
         let kv_heads = job.kv_heads.len();
-        let way = Way::of(call, blocks, rows);
-        let (heads, scored) = match way {
-            Way::Packed => (kv_heads, 1),
-            Way::InPlace { .. } => (1, kv_heads),
-            Way::Split => (1, 2),
-            Way::Direct | Way::Few => (0, kv_heads),
+        let strategy = Strategy::of(call, blocks, rows);
+        let (heads, scored) = match strategy {
+            Strategy::Packed => (kv_heads, 1),
+            Strategy::InPlace { .. } => (1, kv_heads),
+            Strategy::Split => (1, 2),
+            Strategy::Direct | Strategy::Few => (0, kv_heads),
         };
         Space {
-            way,
+            strategy,
             rows: blocks.rows(),
             heads,
             head_bands,
@@ -89,6 +92,7 @@ impl Space {
             steps: call.head_dim.div_ceil(Blocks::SPLIT_STEP),
             scored,
             gathered: if call.cache.is_gathered() { 2 * Blocks::TILE * call.head_dim } else { 0 },
+            staging: 0,
         }
     }
 
@@ -104,10 +108,10 @@ impl Space {
 
     /// The queries of one band.
     fn queries(&self) -> usize {
-        match self.way {
-            Way::Packed | Way::InPlace { .. } => self.rows * Blocks::ROW,
-            Way::Direct => Blocks::TILE * self.units,
-            Way::Split | Way::Few => self.steps * Blocks::SPLIT,
+        match self.strategy {
+            Strategy::Packed | Strategy::InPlace { .. } => self.rows * Blocks::ROW,
+            Strategy::Direct => Blocks::TILE * self.units,
+            Strategy::Split | Strategy::Few => self.steps * Blocks::SPLIT,
         }
     }
 
@@ -121,24 +125,11 @@ impl Space {
         self.panels * Blocks::PANEL * self.value_units
     }
 
-    /// Keys and values as tiles need them.
-    fn planes(&self) -> usize {
-        match self.way {
-            #[cfg(target_arch = "x86_64")]
-            Way::Direct => Direct::planes(self),
-            #[cfg(target_arch = "x86_64")]
-            Way::Split => Split::planes(self),
-            #[cfg(target_arch = "x86_64")]
-            Way::Few => Few::PLANES,
-            _ => 0,
-        }
-    }
-
     /// All of it.
     pub fn total(&self) -> usize {
         let packed = self.heads * (self.keys() + self.values());
-        let operands = self.bands * self.queries() + packed + self.gathered + self.planes();
-        2 * self.states() + operands + self.scored * Band::SCRATCH
+        let operands = self.bands * self.queries() + packed + self.gathered + self.staging;
+        2 * self.states() + operands + self.scored * BAND_SCRATCH
     }
 }
 
@@ -154,6 +145,23 @@ impl Layout {
         self.next = first.wrapping_add(count * len);
         Pieces { first, len }
     }
+
+    /// The next `len` elements of another type, on cache lines of their own: [`floats_of`] floats.
+    ///
+    /// # Safety
+    /// The memory must have room, be initialised, and be nobody else's for as long as `'a`.
+    #[cfg(target_arch = "x86_64")]
+    pub unsafe fn slice<'a, T: Plain>(&mut self, len: usize) -> &'a mut [T] {
+        let Pieces { first, .. } = self.take(1, floats_of::<T>(len));
+        // SAFETY: passed on; any bits are elements.
+        unsafe { std::slice::from_raw_parts_mut(first.cast(), len) }
+    }
+}
+
+/// Floats that `len` elements take, on cache lines of their own.
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn floats_of<T>(len: usize) -> usize {
+    (len * size_of::<T>()).next_multiple_of(LINE) / size_of::<f32>()
 }
 
 /// Pieces of memory, all as long, one after the other.
@@ -187,9 +195,9 @@ pub(super) struct Memory {
     pub values: Pieces,
     /// Copies of some keys and values.
     pub gathered: *mut f32,
-    /// What a way keeps there of keys and values.
+    /// What the strategy keeps of keys and values.
     #[cfg(target_arch = "x86_64")]
-    pub planes: *mut f32,
+    pub staging: *mut f32,
     /// What bands work in: for as many as have their scores at once.
     pub scratch: Pieces,
 }
@@ -206,8 +214,8 @@ impl Memory {
         let values = layout.take(space.heads, space.values());
         let gathered = layout.take(1, space.gathered);
         #[cfg(target_arch = "x86_64")]
-        let planes = layout.take(1, space.planes());
-        let scratch = layout.take(space.scored, Band::SCRATCH);
+        let staging = layout.take(1, space.staging);
+        let scratch = layout.take(space.scored, BAND_SCRATCH);
         debug_assert_eq!(layout.next, data.wrapping_add(space.total()));
         Memory {
             total: partial.map_or(total, |partial| total.elsewhere(partial)),
@@ -217,8 +225,32 @@ impl Memory {
             values,
             gathered: gathered.first,
             #[cfg(target_arch = "x86_64")]
-            planes: planes.first,
+            staging: staging.first,
             scratch,
         }
     }
 }
+
+/// Memory for the results of segments that are merged later, `stride` floats each.
+#[derive(Clone, Copy)]
+pub(super) struct Partials {
+    pub data: *mut f32,
+    pub stride: usize,
+}
+
+impl Partials {
+    pub fn at(&self, index: usize) -> *mut f32 {
+        self.data.wrapping_add(index * self.stride)
+    }
+}
+
+impl Default for Partials {
+    fn default() -> Self {
+        Partials { data: std::ptr::null_mut(), stride: 0 }
+    }
+}
+
+// SAFETY: each partial is written by one job and read after the loop that wrote it.
+unsafe impl Sync for Partials {}
+// SAFETY: as above.
+unsafe impl Send for Partials {}

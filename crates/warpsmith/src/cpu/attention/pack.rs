@@ -3,8 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use super::band::Band;
 use super::cache::{Block, Run};
-use super::job::Work;
-use super::memory::Way;
+use super::memory::Strategy;
+use super::work::Work;
 use crate::cpu::gemm::{Blocks, Matrix, Place};
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ impl Work<'_> {
         let (cache, head_dim) = (&call.cache, call.head_dim);
         let packing = Packing { work: self, blocks, count: block.keys.len() };
         let most = if space.head_bands == 1 { Blocks::TILE } else { usize::MAX };
-        let values_too = !matches!(space.way, Way::InPlace { .. });
+        let values_too = !matches!(space.strategy, Strategy::InPlace { .. });
         let mut key = block.keys.start;
         while key < block.keys.end {
             let mut packed = 0;

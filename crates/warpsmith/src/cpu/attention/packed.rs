@@ -1,14 +1,15 @@
 //! Any rows of any type: a block is packed once, and all bands go through it.
 
+use super::attend::Attend;
 use super::band::{Band, View};
 use super::cache::Block;
-use super::job::{Attend, Work};
+use super::work::Work;
 use crate::cpu::gemm::{BlockProduct, Blocks};
 use crate::cpu::{CpuElement, Simd};
 use crate::tensor::DType;
 use std::marker::PhantomData;
 
-/// [`Way::Packed`](super::memory::Way::Packed).
+/// [`Strategy::Packed`](super::memory::Strategy::Packed).
 pub(super) struct Packed<'a, T> {
     work: &'a Work<'a>,
     blocks: &'a mut Blocks,

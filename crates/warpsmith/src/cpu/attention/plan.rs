@@ -1,8 +1,10 @@
-//! What there is to do: requests, and the jobs they are cut into.
+//! What there is to do: the jobs that requests are cut into.
 
-use super::{Call, SEGMENT};
+use super::call::{Call, SEGMENT};
+use super::heads::Request;
 use crate::cpu::gemm::Blocks;
 use crate::cpu::num_threads;
+use crate::cpu::scratch::List;
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -17,17 +19,6 @@ pub(super) const SPLIT_ROWS: usize = 64;
 /// Jobs for each thread that even out what the threads do.
 pub(super) const JOBS_PER_THREAD: usize = 4;
 
-/// Where the tokens of a request are.
-#[derive(Clone, Copy)]
-pub(crate) struct Request {
-    /// Index of the batch, or of the row of the page table.
-    pub batch: usize,
-    pub first_query: usize,
-    pub q_len: usize,
-    pub first_key: usize,
-    pub kv_len: usize,
-}
-
 /// Consecutive queries of all heads of some KV heads, and the segments to compute.
 #[derive(Clone)]
 pub(super) struct Job {
@@ -41,48 +32,60 @@ pub(super) struct Job {
     pub partial: Option<usize>,
 }
 
-/// The jobs of all requests. Of those that a thread has for its own, the longest come first: so the last ones, which another
-/// thread may wait for, are short.
-pub(super) fn jobs(call: &Call<'_>, requests: &[Request], blocks: &Blocks) -> Vec<Job> {
-    let mut jobs = Vec::new();
-    let band = blocks.rows();
-    let queries = match call.block_rows {
-        0 => (rows_of_job(call, requests, blocks) / band * band / call.group).max(8),
-        rows => rows / call.group,
-    };
+/// How requests are cut into jobs.
+pub(super) struct Cut {
+    /// Queries of a job.
+    queries: usize,
+    /// The most jobs of one KV head.
+    pub jobs: usize,
+}
+
+impl Cut {
+    pub fn new(call: &Call<'_>, requests: &[Request], blocks: &Blocks) -> Cut {
+        let band = blocks.rows();
+        let queries = match call.block_rows {
+            0 => (rows_of_job(call, requests, blocks) / band * band / call.group).max(8),
+            rows => rows / call.group,
+        };
+        Cut { queries, jobs: requests.iter().map(|request| request.q_len.div_ceil(queries)).sum() }
+    }
+}
+
+/// Adds the jobs of all requests to `jobs`. Of those that a thread has for its own, the longest come first: so the last ones,
+/// which another thread may wait for, are short. `of_head` is room for the jobs of one KV head.
+pub(super) fn add_jobs(
+    call: &Call<'_>,
+    requests: &[Request],
+    cut: &Cut,
+    of_head: &mut List<'_, Job>,
+    jobs: &mut List<'_, Job>,
+) {
     for request in requests {
-        for block in (0..request.q_len.div_ceil(queries)).rev() {
-            let queries = block * queries..((block + 1) * queries).min(request.q_len);
+        for block in (0..request.q_len.div_ceil(cut.queries)).rev() {
+            let queries = block * cut.queries..((block + 1) * cut.queries).min(request.q_len);
             let keys = keys_of(call, request, &queries);
             let first = keys.start / SEGMENT;
             let segments = first..keys.end.div_ceil(SEGMENT).max(first);
-            jobs.push(Job {
-                request: *request,
-                kv_heads: 0..call.num_kv_heads,
-                queries,
-                segments,
-                partial: None,
-            });
+            let (request, kv_heads) = (*request, 0..call.num_kv_heads);
+            of_head.push(Job { request, kv_heads, queries, segments, partial: None });
         }
     }
     let few = |job: &&Job| job.queries.len() * call.group <= SPLIT_ROWS / 4;
-    let heads = heads_of_job(call, jobs.iter().filter(few));
-    let mut parts = Vec::new();
+    let heads = heads_of_job(call, of_head.iter().filter(few));
     for first in 0..call.num_kv_heads {
-        for job in &jobs {
+        for job in of_head.iter() {
             let heads = if few(&job) { heads } else { 1 };
             if first % heads == 0 {
                 let kv_heads = first..(first + heads).min(call.num_kv_heads);
-                parts.push(Job { kv_heads, ..job.clone() });
+                jobs.push(Job { kv_heads, ..job.clone() });
             }
         }
     }
-    if !parts.iter().any(|job| few(&job)) {
-        let own = parts.len().div_ceil(num_threads()).max(1);
+    if !jobs.iter().any(|job| few(&job)) {
+        let own = jobs.len().div_ceil(num_threads()).max(1);
         let pairs = |job: &Job| keys_of(call, &job.request, &job.queries).len() * job.queries.len();
-        parts.chunks_mut(own).for_each(|own| own.sort_by_key(|job| Reverse(pairs(job))));
+        jobs.chunks_mut(own).for_each(|own| own.sort_unstable_by_key(|job| Reverse(pairs(job))));
     }
-    parts
 }
 
 /// How many rows go into one job: many, as long as all threads have something to do.

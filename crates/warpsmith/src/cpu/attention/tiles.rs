@@ -4,9 +4,9 @@
 //! those of the next, and each product asks for what a later one needs, wherever that is: in another head, in another
 //! page, among the values, in the next block.
 
-use super::Heads;
 use super::cache::{Block, Cache};
-use super::job::Work;
+use super::heads::Heads;
+use super::work::Work;
 use crate::cpu::gemm::Blocks;
 use std::ops::Range;
 

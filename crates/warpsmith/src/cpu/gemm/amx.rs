@@ -104,7 +104,7 @@ impl Tiles {
         self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
     }
 
-    /// Computes `product`. `Int8` sums are i32, written as their bits.
+    /// Computes `product`.
     ///
     /// # Safety
     /// The memory of `product` must be as its fields say.
@@ -122,10 +122,6 @@ impl Tiles {
                 (Unit::Bf16, true, false) => bf16_2x1(product),
                 (Unit::Bf16, false, true) => bf16_1x2(product),
                 (Unit::Bf16, false, false) => bf16_1x1(product),
-                (Unit::Int8, true, true) => int8_2x2(product),
-                (Unit::Int8, true, false) => int8_2x1(product),
-                (Unit::Int8, false, true) => int8_1x2(product),
-                (Unit::Int8, false, false) => int8_1x1(product),
                 (Unit::F32, ..) => unreachable!("tiles do not multiply f32"),
             }
         }
@@ -163,7 +159,6 @@ impl Tiles {
                     let count = at_once.min(product.steps - done);
                     match unit {
                         Unit::Bf16 => bf16_streamed(product, ahead, done, count),
-                        Unit::Int8 => int8_streamed(product, ahead, done, count),
                         Unit::F32 => unreachable!("tiles do not multiply f32"),
                     }
                     done += count;
@@ -316,8 +311,6 @@ macro_rules! kernels {
 
 #[cfg(target_arch = "x86_64")]
 kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
-#[cfg(target_arch = "x86_64")]
-kernels!("tdpbssd", int8_2x2, int8_2x1, int8_1x2, int8_1x1);
 
 /// Zeros two by two tiles, or loads them where a sum goes on.
 ///
@@ -410,5 +403,3 @@ macro_rules! streamed {
 
 #[cfg(target_arch = "x86_64")]
 streamed!("tdpbf16ps", bf16_streamed);
-#[cfg(target_arch = "x86_64")]
-streamed!("tdpbssd", int8_streamed);

@@ -10,7 +10,6 @@ use super::dot;
 use super::isa::Isa;
 use super::matrix::{Block, Columnwise, Matrix, Unit, copy_panels, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
-use super::unit_for;
 use super::vector::{self, LEFT_STRIDE};
 use crate::cpu::Tier;
 use crate::cpu::prefetch::fetch_near;
@@ -84,7 +83,7 @@ impl Blocks {
         let tiles = unsafe { Tiles::new() };
         Blocks {
             isa,
-            unit: unit_for(isa, dtype, dtype),
+            unit: Unit::of(isa, dtype, dtype),
             splits: isa == Isa::Amx && dtype == DType::F32,
             tiles,
         }

@@ -1,50 +1,27 @@
-//! Blocks and threads on vectors: which part of a product is computed when, and where its operands are at that time.
+//! Which kernels multiply: tiles, tiles of split f32, or vectors.
 
-use super::buffer::{Slot, with_scratch};
-use super::epilogue::{Epilogue, Tile};
+use super::blocked;
+use super::epilogue::Epilogue;
 use super::isa::Isa;
-use super::matrix::{Block, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side};
-use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, LINE_UNITS};
-use crate::cpu::{Simd, Task, dispatch, num_threads, parallel_for};
-use std::ops::Range;
-
-/// Sums of one tile.
-pub(super) const TILE: usize = PANEL * PANEL;
-/// Units of k in a block on vectors. A product of fewer would be short beside what it takes to begin and end it.
-const DEPTH: usize = 512;
-/// Panels of a strip, whose units of one block of k fill half of the second cache: the more there are, the fewer times the left
-/// operand is copied.
-const WIDEST: usize = 16;
-/// Blocks of rows that a strip is multiplied with before it is packed for the next block of k. Their sums leave the second
-/// cache, and are asked for in time.
-const KEPT: usize = 80;
-/// Bytes of the right operand that are packed before they are used, per thread, where threads share them. The left operand
-/// is read once for each chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
-const CHUNK: usize = 4 << 20;
-/// Blocks of rows and panels of a task of packed panels.
-const LARGEST: (usize, usize) = (18, 16);
-/// Fewer panels than this for each thread are packed by all threads together.
-const LEAST_PANELS: usize = 2;
+use super::matrix::Unit;
+use super::panel::{PackedWeights, Side};
+use super::{stream, tiles, vector};
 
 /// The product with packed weights.
 ///
 /// # Safety
 /// The matrix of `x` must be readable and `epilogue` be able to store the product.
 pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
-    let panel_len = if w.is_gated() { HALF } else { PANEL };
-    let panels = w.n().div_ceil(panel_len);
     // SAFETY: passed on.
     unsafe {
         if is_on_tiles(w.isa(), w.unit()) {
-            return super::tiles::packed(x, w, epilogue);
+            return tiles::packed(x, w, epilogue);
         }
         #[cfg(target_arch = "x86_64")]
         if w.isa() == Isa::Amx {
             return super::split::packed(x, w, epilogue);
         }
-        let product = Blocked { isa: w.isa(), unit: w.unit(), left: x, len: w.n(), panel_len, epilogue };
-        product.shared(&Right { panels: w.panels(), panel: 0, unit: 0 }, 0..panels);
+        blocked::packed(x, w, epilogue);
     }
 }
 
@@ -56,385 +33,20 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     // SAFETY: passed on.
     unsafe {
         if is_on_tiles(isa, unit) {
-            return super::tiles::unpacked(unit, x, w, epilogue);
+            return tiles::unpacked(unit, x, w, epilogue);
         }
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Amx {
             return super::split::unpacked(x, w, epilogue);
         }
         if x.len() <= vector::block_rows(isa) {
-            return super::stream::run(isa, unit, x, w, epilogue);
+            return stream::run(isa, unit, x, w, epilogue);
         }
+        blocked::unpacked(isa, unit, x, w, epilogue);
     }
-    let product = Blocked { isa, unit, left: x, len: w.len(), panel_len: w.panel_len(), epilogue };
-    if w.panels() >= LEAST_PANELS * num_threads() {
-        // SAFETY: passed on.
-        return unsafe { product.strips(w) };
-    }
-    let mut panels = Panels { data: std::ptr::null_mut(), unit, units: unit.packed_len(w.k()), width: PANEL };
-    let at_once = (CHUNK * num_threads() / panels.bytes(1).max(1)).clamp(1, w.panels().max(1));
-    with_scratch(Slot::Shared, panels.bytes(at_once), |scratch| {
-        panels.data = scratch.cast();
-        for first in (0..w.panels()).step_by(at_once) {
-            let count = at_once.min(w.panels() - first);
-            // SAFETY: the scratch holds `at_once` panels; nobody reads them while they are packed.
-            unsafe {
-                panels.pack(isa.tier(), w, first, count);
-                product.shared(&Right { panels, panel: first, unit: 0 }, first..first + count);
-            }
-        }
-    });
 }
 
 /// Whether tiles multiply the units as they are.
 fn is_on_tiles(isa: Isa, unit: Unit) -> bool {
     isa == Isa::Amx && unit != Unit::F32
-}
-
-/// Into how many tasks to split `blocks` and `panels`, over `units` units of k.
-///
-/// A task is no larger than `largest` blocks and panels, so that its panels and sums stay in the second cache. There are
-/// enough tasks, in a multiple of what the threads take at once, to keep the
-/// threads equally busy, unless they became too small to pay for their start.
-pub(super) fn grid(blocks: usize, panels: usize, units: usize, largest: (usize, usize)) -> (usize, usize) {
-    const LEAST: usize = 1 << 10;
-    let parts = 4 * num_threads();
-    let (mut down, mut across) = (blocks.div_ceil(largest.0), panels.div_ceil(largest.1));
-    if parts == 4 {
-        return (down, across);
-    }
-    let size = |down, across| (blocks / down, panels / across);
-    loop {
-        let (rows, cols) = size(down, across);
-        if down * across >= parts || rows * cols * units < 2 * LEAST || rows.max(cols) < 2 {
-            break;
-        }
-        if rows >= cols { down *= 2 } else { across *= 2 }
-    }
-    if down * across > parts / 2 {
-        let even = (down..=blocks.min(down * 2)).find(|down| (down * across).is_multiple_of(parts));
-        down = even.unwrap_or(down);
-    }
-    (down, across)
-}
-
-/// Part `index` of `0..len` split evenly into `parts`.
-pub(super) fn share(len: usize, index: usize, parts: usize) -> Range<usize> {
-    index * len / parts..(index + 1) * len / parts
-}
-
-/// A block of k, in units.
-#[derive(Copy, Clone)]
-pub(super) struct Depth {
-    pub from: usize,
-    pub len: usize,
-    pub last: bool,
-}
-
-impl Depth {
-    /// The blocks of `units` units, `depth` each.
-    pub fn all(units: usize, depth: usize) -> impl Iterator<Item = Depth> {
-        (0..units.max(1)).step_by(depth).map(move |from| {
-            let len = depth.min(units - from);
-            Depth { from, len, last: from + len == units }
-        })
-    }
-}
-
-/// A part of a product: some blocks of the left operand and some panels of the right one.
-pub(super) struct Part {
-    pub blocks: Range<usize>,
-    pub panels: Range<usize>,
-}
-
-impl Part {
-    /// Part `task` of `down` x `across` parts of some blocks and panels.
-    pub fn of_task(
-        task: usize,
-        (down, across): (usize, usize),
-        blocks: usize,
-        panels: &Range<usize>,
-    ) -> Part {
-        // Down first: the panels stay in the cache.
-        let columns = share(panels.len(), task / down, across);
-        let panels = panels.start + columns.start..panels.start + columns.end;
-        Part { blocks: share(blocks, task % down, down), panels }
-    }
-}
-
-/// A product of a left operand with panels of a right one of `len` outputs.
-struct Blocked<'a, E> {
-    isa: Isa,
-    unit: Unit,
-    left: &'a Side,
-    len: usize,
-    /// Outputs in a panel.
-    panel_len: usize,
-    epilogue: &'a E,
-}
-
-/// What will be packed next: `panels` of a side, from unit `from` on.
-struct Upcoming<'a> {
-    side: &'a Side,
-    panels: Range<usize>,
-    from: usize,
-}
-
-/// The memory one thread works in.
-pub(super) struct Workspace {
-    /// A block of rows of the left operand.
-    left: *mut u32,
-    /// A tile, or what a panel is packed to.
-    pub spare: *mut f32,
-    /// The sums of a part: one tile for each block and panel, or one for all where k is not cut.
-    pub sums: *mut f32,
-    /// Panels that are packed by the thread that uses them.
-    strip: *mut u32,
-}
-
-impl Workspace {
-    const LEFT: usize = 14 * LEFT_STRIDE;
-
-    /// Calls `f` with this thread's workspace, with room for `sums` sums and `units` units of a panel.
-    pub fn with<R>(sums: usize, units: usize, f: impl FnOnce(Workspace) -> R) -> R {
-        let units = Self::LEFT + TILE + sums + units * PANEL;
-        with_scratch(Slot::Own, units * size_of::<u32>(), |scratch| {
-            let left = scratch.cast::<u32>();
-            let spare = left.wrapping_add(Self::LEFT).cast::<f32>();
-            let sums_at = spare.wrapping_add(TILE);
-            f(Workspace { left, spare, sums: sums_at, strip: sums_at.wrapping_add(sums).cast() })
-        })
-    }
-}
-
-const _: () = assert!(LEFT_STRIDE >= DEPTH);
-
-impl<E: Epilogue> Blocked<'_, E> {
-    fn units(&self) -> usize {
-        self.unit.packed_len(self.left.k())
-    }
-
-    /// Units of k in a block: all, or a part of about the same size as the others.
-    fn depth(&self) -> usize {
-        let units = self.units().max(1);
-        units.div_ceil(units.div_ceil(DEPTH)).next_multiple_of(LINE_UNITS)
-    }
-
-    /// Rows of the left side in a block.
-    fn block_len(&self) -> usize {
-        vector::block_rows(self.isa)
-    }
-
-    /// Sums of a block and a panel.
-    fn tile_len(&self) -> usize {
-        self.block_len() * PANEL
-    }
-
-    /// Each thread packs strips of the weights and multiplies all rows with them: what it packed is still in its cache then,
-    /// and no thread waits for another.
-    ///
-    /// # Safety
-    /// As for [`unpacked`].
-    unsafe fn strips(&self, right: &Side) {
-        let (threads, panels) = (num_threads(), right.panels());
-        let blocks = self.left.len().div_ceil(self.block_len());
-        let across = panels.div_ceil(WIDEST).next_multiple_of(threads).min(panels);
-        let width = panels.div_ceil(across);
-        let depth = self.depth();
-        let cuts = self.units() > depth;
-        let kept = if cuts { blocks.div_ceil(blocks.div_ceil(KEPT)) } else { blocks };
-        let sums = self.tile_len() * if cuts { kept * width } else { 1 };
-        parallel_for(across, 1, |strips| {
-            Workspace::with(sums, width * depth, |space| {
-                for strip in strips {
-                    let panels = share(panels, strip, across);
-                    for first in (0..blocks).step_by(kept) {
-                        let blocks = first..blocks.min(first + kept);
-                        let part = Part { blocks, panels: panels.clone() };
-                        for k in Depth::all(self.units(), depth) {
-                            let to =
-                                Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
-                            let from = if k.last { 0 } else { k.from + k.len };
-                            let upcoming = Upcoming { side: right, panels: panels.clone(), from };
-                            // SAFETY: the strip has room for its panels, and parts are disjoint.
-                            unsafe {
-                                to.pack_here(self.isa.tier(), right, panels.clone(), k.from, k.len);
-                                let right = Right { panels: to, panel: panels.start, unit: k.from };
-                                self.sweep(&right, &part, k, Some(&upcoming), &space);
-                            }
-                        }
-                    }
-                }
-                end(self.isa, self.epilogue);
-            });
-        });
-    }
-
-    /// Threads share out blocks of the left operand and panels that are packed already.
-    ///
-    /// # Safety
-    /// As for [`unpacked`], with `panels` packed.
-    unsafe fn shared(&self, right: &Right, panels: Range<usize>) {
-        let blocks = self.left.len().div_ceil(self.block_len());
-        if blocks == 0 || panels.is_empty() {
-            return;
-        }
-        let (down, across) = grid(blocks, panels.len(), self.units(), LARGEST);
-        let depth = self.depth();
-        let tiles = blocks.div_ceil(down) * panels.len().div_ceil(across);
-        let sums = self.tile_len() * if self.units() > depth { tiles } else { 1 };
-        parallel_for(down * across, 1, |tasks| {
-            Workspace::with(sums, 0, |space| {
-                for task in tasks {
-                    let part = Part::of_task(task, (down, across), blocks, &panels);
-                    for k in Depth::all(self.units(), depth) {
-                        // SAFETY: tasks are disjoint, and the workspace is this thread's.
-                        unsafe { self.sweep(right, &part, k, None, &space) };
-                    }
-                }
-                end(self.isa, self.epilogue);
-            });
-        });
-    }
-
-    /// Multiplies all blocks of a part with all its panels over one block of k.
-    ///
-    /// # Safety
-    /// The panels must be packed; the workspace must hold the sums of the part.
-    unsafe fn sweep(
-        &self,
-        right: &Right,
-        part: &Part,
-        k: Depth,
-        upcoming: Option<&Upcoming<'_>>,
-        space: &Workspace,
-    ) {
-        let whole = k.from == 0 && k.last;
-        let tile_len = if whole { 0 } else { self.tile_len() };
-        let mut sums = space.sums;
-        let mut rest = upcoming.map(Upcoming::rows).into_iter().flatten();
-        for block in part.blocks.clone() {
-            // SAFETY: the block is inside the left operand, the workspace holds it.
-            let rows = unsafe { self.load_left(block, k, space) };
-            let mut next = self.rows_of(block + 1, k);
-            for (index, panel) in part.panels.clone().enumerate() {
-                let of_left = next.len().div_ceil(part.panels.len() - index).min(AHEAD);
-                let ahead = std::array::from_fn(|slot| {
-                    let row = if slot < of_left { next.next() } else { rest.next() };
-                    row.unwrap_or(space.left.cast_const().cast())
-                });
-                let (col, cols) = self.columns(panel);
-                let row = block * self.block_len();
-                if k.last {
-                    self.epilogue.expect(row..row + rows, col..col + cols);
-                }
-                let product = vector::Product {
-                    rows,
-                    units: k.len,
-                    left: space.left,
-                    right: right.at(panel, k.from),
-                    right_width: PANEL as isize,
-                    right_ahead: vector::PANEL_AHEAD,
-                    out: sums,
-                    resume: k.from > 0,
-                    ahead: Some(Ahead { rows: ahead, sums: sums.wrapping_add(tile_len) }),
-                };
-                // SAFETY: the operands hold `k.len` units and the sums a tile; each tile is finished once.
-                unsafe {
-                    vector::multiply(self.isa, self.unit, product);
-                    if k.last {
-                        let tile = Tile { sums, row, col, rows, cols };
-                        finish(self.isa, tile, self.unit == Unit::Int8, self.epilogue);
-                    }
-                }
-                sums = sums.wrapping_add(tile_len);
-            }
-        }
-    }
-
-    /// Where the units of the rows of a block begin, if they lie as the unit wants them.
-    fn rows_of(&self, block: usize, k: Depth) -> impl ExactSizeIterator<Item = *const u8> {
-        let matrix = &self.left.halves[0];
-        let first = (block * self.block_len()).min(matrix.rows);
-        let end =
-            if matrix.is_units(self.unit) { (first + self.block_len()).min(matrix.rows) } else { first };
-        (first..end).map(move |row| matrix.at(row, k.from * self.unit.elements()))
-    }
-
-    /// Copies units `from .. from + len` of a block of the left operand to the workspace and returns its rows.
-    ///
-    /// # Safety
-    /// The block must be inside the left operand; the workspace must be this thread's.
-    unsafe fn load_left(&self, block: usize, depth: Depth, space: &Workspace) -> usize {
-        let unit = self.unit;
-        let k = (depth.from * unit.elements()).min(self.left.k());
-        let row = block * self.block_len();
-        let rows = self.block_len().min(self.left.len() - row);
-        let matrix = &self.left.halves[0];
-        let block = Block { matrix, row, rows, k, len: (depth.len * unit.elements()).min(matrix.k - k) };
-        // SAFETY: rows and elements are inside the matrix; the workspace holds them.
-        unsafe { copy_rows(self.isa.tier(), unit, block, space.left, LEFT_STRIDE, depth.len) };
-        rows
-    }
-
-    /// The first output of a panel, and how many it has.
-    fn columns(&self, panel: usize) -> (usize, usize) {
-        let first = panel * self.panel_len;
-        (first, (self.len - first).min(self.panel_len))
-    }
-}
-
-impl Upcoming<'_> {
-    /// Where the rows begin.
-    fn rows(&self) -> impl Iterator<Item = *const u8> {
-        let k_bytes = self.from * size_of::<u32>();
-        self.panels.clone().flat_map(move |panel| {
-            (0..2).flat_map(move |g| {
-                let (matrix, first, rows) = self.side.half(panel, g);
-                (first..first + rows).map(move |row| matrix.at(row, 0).wrapping_add(k_bytes))
-            })
-        })
-    }
-}
-
-/// Runs the epilogue on the tier's vectors; i32 sums become f32 first.
-///
-/// # Safety
-/// The tile must hold whole rows of [`PANEL`] sums.
-pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, integers: bool, epilogue: &E) {
-    struct Finish<'a, E>(Tile, bool, &'a E);
-    impl<E: Epilogue> Task for Finish<'_, E> {
-        type Out = ();
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            let Finish(tile, integers, epilogue) = self;
-            // SAFETY: a tile holds whole rows; the epilogue's memory is the promise of `run`'s caller.
-            unsafe {
-                if integers {
-                    let sums = tile.sums.cast_mut();
-                    for i in 0..tile.rows * PANEL / S::N {
-                        let p = sums.add(i * S::N);
-                        s.store(p, s.i_to_f32(s.bits_of(s.load(p))));
-                    }
-                }
-                epilogue.finish(s, &tile);
-            }
-        }
-    }
-    dispatch(isa.tier(), Finish(tile, integers, epilogue));
-}
-
-/// Tells the epilogue that this thread has no more tiles for now.
-pub(super) fn end<E: Epilogue>(isa: Isa, epilogue: &E) {
-    struct End<'a, E>(&'a E);
-    impl<E: Epilogue> Task for End<'_, E> {
-        type Out = ();
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) {
-            self.0.end(s);
-        }
-    }
-    dispatch(isa.tier(), End(epilogue));
 }

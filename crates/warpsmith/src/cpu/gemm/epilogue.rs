@@ -1,10 +1,11 @@
 //! What becomes of a finished sum: the caller's last steps, on a tile that is still in the first cache.
 
+use super::isa::Isa;
 use super::panel::{HALF, PANEL};
 use crate::cpu::prefetch::claim;
-use crate::cpu::rows::{can_stream, load_at};
+use crate::cpu::rows::can_stream;
 use crate::cpu::simd::{MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd};
+use crate::cpu::{CpuElement, Simd, Task, dispatch};
 use std::ops::Range;
 
 /// A tile of finished sums: rows `row .. row + rows` and columns `col .. col + cols` of the product.
@@ -192,29 +193,34 @@ impl<T: CpuElement> Epilogue for Output<T> {
     }
 }
 
-/// The product of quantised operands: each sum times the scale of its row and that of its column.
-#[derive(Copy, Clone)]
-pub struct Scaled<'a, T> {
-    /// Where results go.
-    pub out: Output<T>,
-    /// A scale for each row.
-    pub rows: &'a [f32],
-    /// A scale for each column.
-    pub cols: &'a [f32],
+/// Runs the epilogue on the tier's vectors.
+///
+/// # Safety
+/// The tile must hold whole rows of [`PANEL`] sums.
+pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, epilogue: &E) {
+    struct Finish<'a, E>(Tile, &'a E);
+    impl<E: Epilogue> Task for Finish<'_, E> {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            // SAFETY: a tile holds whole rows; the epilogue's memory is the promise of the product's caller.
+            unsafe { self.1.finish(s, &self.0) };
+        }
+    }
+    dispatch(isa.tier(), Finish(tile, epilogue));
 }
 
-impl<T: CpuElement> Epilogue for Scaled<'_, T> {
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
-        assert!(self.rows.len() >= tile.row + tile.rows && self.cols.len() >= tile.col + tile.cols);
-        tile.for_vectors(
-            s,
-            #[inline(always)]
-            // SAFETY: the tile was found to be inside the scales; its elements are the caller's promise.
-            |row, col, count, sums| unsafe {
-                let scale = s.mul(s.splat(self.rows[row]), load_at(s, self.cols.as_ptr(), col, count));
-                self.out.store(s, row, col, count, s.mul(sums, scale), false);
-            },
-        );
+/// Tells the epilogue that this thread has no more tiles for now.
+pub(super) fn end<E: Epilogue>(isa: Isa, epilogue: &E) {
+    struct End<'a, E>(&'a E);
+    impl<E: Epilogue> Task for End<'_, E> {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            self.0.end(s);
+        }
     }
+    dispatch(isa.tier(), End(epilogue));
 }

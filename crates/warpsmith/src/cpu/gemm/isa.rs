@@ -18,9 +18,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512.
     Avx512,
-    /// AVX-512 with the dot products of BF16 and VNNI.
+    /// AVX-512 with the dot products of BF16.
     Avx512Dot,
-    /// AMX tiles for bf16 and int8, and for f32 as sums of bf16.
+    /// AMX tiles for bf16, and for f32 as sums of bf16.
     Amx,
 }
 
@@ -109,11 +109,10 @@ impl std::str::FromStr for Isa {
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Isa {
     use std::arch::is_x86_feature_detected as has;
-    let dot = has!("avx512bf16") && has!("avx512vnni");
     match Tier::supported() {
         Tier::Portable => Isa::Portable,
         Tier::Avx2 => Isa::Avx2,
-        Tier::Avx512 if !dot => Isa::Avx512,
+        Tier::Avx512 if !has!("avx512bf16") => Isa::Avx512,
         Tier::Avx512 if !(amx_in_processor() && amx_permitted()) => Isa::Avx512Dot,
         Tier::Avx512 => Isa::Amx,
     }
@@ -124,11 +123,11 @@ fn detect() -> Isa {
     Isa::Portable
 }
 
-/// AMX-TILE, AMX-BF16 and AMX-INT8, with the tile state enabled by the operating system.
+/// AMX-TILE and AMX-BF16, with the tile state enabled by the operating system.
 #[cfg(target_arch = "x86_64")]
 fn amx_in_processor() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
-    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    const BF16_TILE: u32 = 1 << 22 | 1 << 24;
     const OSXSAVE: u32 = 1 << 27;
     const TILE_STATE: u64 = 1 << 17 | 1 << 18;
     if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
@@ -141,7 +140,7 @@ fn amx_in_processor() -> bool {
         std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
         enabled = u64::from(high) << 32 | u64::from(low);
     }
-    __cpuid_count(7, 0).edx & BF16_TILE_INT8 == BF16_TILE_INT8 && enabled & TILE_STATE == TILE_STATE
+    __cpuid_count(7, 0).edx & BF16_TILE == BF16_TILE && enabled & TILE_STATE == TILE_STATE
 }
 
 /// Asks the kernel for the tile state, which Linux grants per process and only on demand.

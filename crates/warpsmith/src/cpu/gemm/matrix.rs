@@ -1,8 +1,9 @@
 //! The operands: matrices anywhere in memory, and their rows as units.
 //!
-//! A *unit* is 32 bits: one f32, two neighbouring bf16 or four neighbouring int8 of a row. The dot-product
-//! instructions consume pairs and quads as one lane, so in units all types pack the same way.
+//! A *unit* is 32 bits: one f32, or two neighbouring bf16 of a row. The dot-product instructions consume pairs as one lane,
+//! so in units both types pack the same way.
 
+use super::isa::Isa;
 use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map};
 use crate::tensor::{DType, F8E4M3, F8E5M2};
@@ -63,17 +64,20 @@ pub(super) enum Unit {
     F32,
     /// Two bf16.
     Bf16,
-    /// Four int8, which tensors hold as `U8` bits.
-    Int8,
 }
 
 impl Unit {
+    /// What products of these types are computed on. The 8-bit floats are exact in bf16.
+    pub fn of(isa: Isa, x: DType, w: DType) -> Unit {
+        let narrow = |d| matches!(d, DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
+        if narrow(x) && narrow(w) && isa >= Isa::Avx512Dot { Unit::Bf16 } else { Unit::F32 }
+    }
+
     /// Elements in a unit.
     pub const fn elements(self) -> usize {
         match self {
             Unit::F32 => 1,
             Unit::Bf16 => 2,
-            Unit::Int8 => 4,
         }
     }
 
@@ -82,7 +86,6 @@ impl Unit {
         match self {
             Unit::F32 => DType::F32,
             Unit::Bf16 => DType::BF16,
-            Unit::Int8 => DType::U8,
         }
     }
 
@@ -91,7 +94,7 @@ impl Unit {
     pub const fn packed_len(self, k: usize) -> usize {
         match self {
             Unit::F32 => k,
-            Unit::Bf16 | Unit::Int8 => k.div_ceil(16 * self.elements()) * 16,
+            Unit::Bf16 => k.div_ceil(16 * self.elements()) * 16,
         }
     }
 }
@@ -140,8 +143,6 @@ pub(super) unsafe fn copy_rows(
                 other => unreachable!("{other} does not fit bf16"),
             }
         }
-        // SAFETY: passed on.
-        Unit::Int8 => unsafe { copy_bytes(&block, dst.cast(), stride * 4, padded * 4) },
     }
 }
 
@@ -392,28 +393,6 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
                 to = to.wrapping_add(panel_len);
                 column = column.wrapping_add(width);
             }
-        }
-    }
-}
-
-/// [`copy_rows`] for bytes.
-///
-/// # Safety
-/// As for [`copy_rows`], with `stride` and `padded` in bytes.
-unsafe fn copy_bytes(block: &Block<'_>, dst: *mut u8, stride: usize, padded: usize) {
-    for r in 0..block.rows {
-        let src = block.matrix.at(block.row + r, block.k);
-        // SAFETY: `copy_rows` was promised the block and the rows at `dst`.
-        unsafe {
-            let row = dst.add(r * stride);
-            if block.matrix.k_stride == 1 {
-                std::ptr::copy_nonoverlapping(src, row, block.len);
-            } else {
-                for i in 0..block.len {
-                    *row.add(i) = *src.wrapping_offset(i as isize * block.matrix.k_stride);
-                }
-            }
-            std::ptr::write_bytes(row.add(block.len), 0, padded - block.len);
         }
     }
 }

@@ -3,8 +3,7 @@
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
 //! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
 //! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
-//! else as f32, which AMX multiplies as sums of bf16. Two operands of [`DType::U8`] are int8: their sums are exact in
-//! i32, and become f32 for the epilogue ([`Scaled`] is one).
+//! else as f32, which AMX multiplies as sums of bf16.
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
@@ -18,14 +17,14 @@
 //! - on AMX the weights are packed for many rows. For few they are left and `x` is packed: `(W · xᵀ)ᵀ`. Tiles load 16
 //!   rows of W straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles
 //!   are transposed in registers.
-//! - f32 on AMX does the same, but both operands are split into planes of bf16 first.
+//! - f32 on AMX does the same, but both operands are split into three bf16 terms first.
 //! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
 //!
 //! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
 
 mod amx;
 mod block;
-mod buffer;
+mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod direct;
 #[cfg(target_arch = "x86_64")]
@@ -35,6 +34,7 @@ mod epilogue;
 mod isa;
 mod matrix;
 mod panel;
+mod partition;
 mod rate;
 mod results;
 #[cfg(target_arch = "x86_64")]
@@ -44,10 +44,9 @@ mod tiles;
 mod vector;
 
 pub use block::{BlockProduct, Blocks, Place};
-pub(crate) use buffer::{Slot, with_scratch};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use direct::{DirectProduct, Pairs, Rows};
-pub use epilogue::{Epilogue, Output, Scaled, Tile};
+pub use epilogue::{Epilogue, Output, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;
 pub use panel::PackedWeights;
@@ -89,16 +88,6 @@ pub struct Gemm<'a> {
     pub isa: Isa,
 }
 
-/// What the kernels compute on. The 8-bit floats are exact in bf16; [`DType::U8`] stands for the bits of int8.
-fn unit_for(isa: Isa, x: DType, w: DType) -> Unit {
-    let narrow = |d| matches!(d, DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
-    match (x, w) {
-        (DType::U8, DType::U8) => Unit::Int8,
-        _ if narrow(x) && narrow(w) && isa >= Isa::Avx512Dot => Unit::Bf16,
-        _ => Unit::F32,
-    }
-}
-
 fn side_of(weights: &Weights<'_>) -> Option<Side> {
     match *weights {
         Weights::Plain(matrix) => Some(Side::one(matrix)),
@@ -121,7 +110,7 @@ pub unsafe fn pack(isa: Isa, x_dtype: DType, weights: &Weights<'_>) -> Option<Pa
     let side = side_of(weights)?;
     let isa = isa.min(Isa::supported());
     // SAFETY: passed on.
-    Some(unsafe { PackedWeights::pack(isa, unit_for(isa, x_dtype, side.halves[0].dtype), &side) })
+    Some(unsafe { PackedWeights::pack(isa, Unit::of(isa, x_dtype, side.halves[0].dtype), &side) })
 }
 
 /// Computes the product and hands it to `epilogue`, tile by tile, on all threads.
@@ -139,13 +128,13 @@ pub unsafe fn run<E: Epilogue>(gemm: &Gemm<'_>, epilogue: &E) {
             (Some(w), _) => {
                 assert_eq!(x.k(), w.k(), "k of {:?} and {w:?}", gemm.x);
                 let isa = gemm.isa.min(Isa::supported());
-                let unit = unit_for(isa, gemm.x.dtype, w.halves[0].dtype);
+                let unit = Unit::of(isa, gemm.x.dtype, w.halves[0].dtype);
                 drive::unpacked(isa, unit, &x, &w, epilogue);
             }
             (None, Weights::Packed(w)) => {
                 assert_eq!(x.k(), w.k(), "k of {:?} and {w:?}", gemm.x);
                 assert_eq!(
-                    unit_for(w.isa(), gemm.x.dtype, w.unit().dtype()),
+                    Unit::of(w.isa(), gemm.x.dtype, w.unit().dtype()),
                     w.unit(),
                     "{:?} and {w:?}",
                     gemm.x

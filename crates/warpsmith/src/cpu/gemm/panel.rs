@@ -4,9 +4,9 @@
 //! 16 make one AVX-512 vector, or one tile of 16 x 16 units, each. In the gated form one half comes from the gate's
 //! matrix and the other from that of the values it gates, so that both products of an output meet in one tile.
 
-use super::buffer::Buffer;
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_columns, copy_rows};
+use crate::cpu::scratch::{Buffer, Need};
 use crate::cpu::{Tier, parallel_for};
 use std::ops::Range;
 
@@ -14,6 +14,8 @@ use std::ops::Range;
 pub(super) const PANEL: usize = 32;
 /// Columns of half a panel: lanes of a vector, rows of a tile.
 pub(super) const HALF: usize = 16;
+/// Sums of a tile: a block of rows times a panel.
+pub(super) const TILE: usize = PANEL * PANEL;
 /// Units of a row that are converted before they are transposed.
 const STAGE: usize = 256;
 
@@ -83,6 +85,11 @@ impl Panels {
         panels * self.units * self.width * size_of::<u32>()
     }
 
+    /// The same as scratch.
+    pub fn need(&self, panels: usize) -> Need {
+        Need::of::<u32>(panels * self.units * self.width)
+    }
+
     /// Packs panels `first .. first + count` of `side` to the front, on all threads.
     ///
     /// # Safety
@@ -144,7 +151,7 @@ impl Panels {
             // SAFETY: the rows of the matrix are readable up to `valid` bytes; the target is the caller's.
             return unsafe { transpose(tier, &source, len, target(0), self.width, cols) };
         }
-        if matrix.row_stride == 1 && self.unit != Unit::Int8 && self.width == PANEL && rows > 0 {
+        if matrix.row_stride == 1 && self.width == PANEL && rows > 0 {
             let k = (from * per_unit).min(matrix.k);
             let block = Block { matrix, row, rows, k, len: (matrix.k - k).min(len * per_unit) };
             // SAFETY: the block is inside the matrix; the target is the caller's.
@@ -378,7 +385,7 @@ impl PackedWeights {
             k: side.k(),
             gated: side.gated,
         };
-        packed.buffer = Buffer::new(packed.panels().bytes(side.panels()));
+        packed.buffer = Buffer::zeroed(packed.panels().bytes(side.panels()));
         // SAFETY: the buffer was made for these panels.
         unsafe { packed.panels().pack(isa.tier(), side, 0, side.panels()) };
         packed

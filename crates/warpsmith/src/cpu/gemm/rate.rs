@@ -1,8 +1,8 @@
 //! How fast the processor multiplies when it does nothing else: the ceiling of products whose operands are near.
 
-use super::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::amx::Tiles;
+use super::isa::Isa;
 use crate::cpu::{Simd, Task, dispatch, parallel_for, with_threads};
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;

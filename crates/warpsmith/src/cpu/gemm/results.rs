@@ -1,7 +1,6 @@
 //! From tiles of sums to the epilogue: which rows and columns a tile is, and how far it is finished.
 
-use super::drive::finish;
-use super::epilogue::{Epilogue, Tile};
+use super::epilogue::{self, Epilogue, Tile};
 use super::isa::Isa;
 use super::panel::{PANEL, Side, transpose_sums};
 use std::ops::Range;
@@ -14,8 +13,6 @@ pub(super) struct Results<'a, E> {
     pub panel_len: usize,
     /// Whether the left operand is the weights.
     pub swapped: bool,
-    /// Whether sums are i32.
-    pub integers: bool,
     pub epilogue: &'a E,
 }
 
@@ -92,7 +89,7 @@ impl<E: Epilogue> Results<'_, E> {
             let rows = Tile { sums, row: tile.row + *done, rows: rows - *done, ..*tile };
             *done += rows.rows;
             // SAFETY: the tile's memory is the caller's promise; each row is finished once.
-            unsafe { finish(Isa::Amx, rows, self.integers, self.epilogue) };
+            unsafe { epilogue::finish(Isa::Amx, rows, self.epilogue) };
         }
     }
 }

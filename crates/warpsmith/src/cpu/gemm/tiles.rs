@@ -6,14 +6,14 @@
 //! of the left operand out instead.
 
 use super::amx::{self, Ahead, Shape, Tiles};
-use super::buffer::{LINE, Slot, with_scratch};
-use super::drive::{Depth, Part, TILE, end, grid, share};
-use super::epilogue::Epilogue;
+use super::epilogue::{Epilogue, end};
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side};
+use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, TILE};
+use super::partition::{Depth, Part, grid, is_swapped, share};
 use super::results::{Results, Unfinished};
-use crate::cpu::{num_threads, parallel_for};
+use crate::cpu::scratch::{self, LINE, Need, Region};
+use crate::cpu::{num_threads, parallel_for_with_scratch};
 use std::ops::Range;
 
 /// Units of all panels of a strip: 1 MiB, half of a second cache.
@@ -45,8 +45,7 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
     let panel_len = if w.is_gated() { HALF } else { PANEL };
     let panels = w.n().div_ceil(panel_len);
     let direct = is_direct(w.unit(), x, panels);
-    let integers = w.unit() == Unit::Int8;
-    let results = Results { left: x, len: w.n(), panel_len, swapped: false, integers, epilogue };
+    let results = Results { left: x, len: w.n(), panel_len, swapped: false, epilogue };
     let product = Tiled { unit: w.unit(), left: x, direct, results };
     let right = Right { panels: w.panels(), panel: 0, unit: 0 };
     // SAFETY: passed on.
@@ -62,8 +61,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilo
     let (left, right) = if swapped { (w, x) } else { (x, w) };
     let (panels, panel_len) = (right.panels(), right.panel_len());
     let direct = is_direct(unit, left, panels);
-    let integers = unit == Unit::Int8;
-    let results = Results { left, len: right.len(), panel_len, swapped, integers, epilogue };
+    let results = Results { left, len: right.len(), panel_len, swapped, epilogue };
     let product = Tiled { unit, left, direct, results };
     let units = unit.packed_len(right.k());
     let threads = num_threads();
@@ -77,30 +75,14 @@ pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilo
         let width = if swapped && right.len() <= HALF { right.len() } else { PANEL };
         let mut to = Panels { data: std::ptr::null_mut(), unit, units, width };
         let at_once = (CHUNK * threads / to.bytes(1).max(1)).clamp(1, panels.max(1));
-        with_scratch(Slot::Shared, to.bytes(at_once), |scratch| {
-            to.data = scratch.cast();
+        scratch::with(to.need(at_once), |mut region| {
+            to.data = region.slice(at_once * to.units * to.width).as_mut_ptr();
             for first in (0..panels).step_by(at_once) {
                 let count = at_once.min(panels - first);
                 to.pack(Isa::Amx.tier(), right, first, count);
                 product.shared(&Right { panels: to, panel: first, unit: 0 }, first..first + count);
             }
         });
-    }
-}
-
-/// Whether the weights are the left operand.
-///
-/// Rows are best left where they are if they are contiguous. If both are, or neither, it is a matter of turning round: the
-/// right operand, once for each row of the left, or the sums, once for each unit of k. Both in blocks of 16 x 16 units.
-pub(super) fn is_swapped(x: &Side, w: &Side) -> bool {
-    let contiguous = |side: &Side| side.halves.iter().all(|m| m.k_stride == 1);
-    match (contiguous(x), contiguous(w)) {
-        (true, false) => false,
-        (false, true) => true,
-        _ => {
-            let share = |n: usize| 1.0 / n.max(1) as f64;
-            share(w.panels() * PANEL) + 2.0 * share(x.k()) < share(x.len())
-        }
     }
 }
 
@@ -139,17 +121,21 @@ impl Workspace {
     const ROW: usize = COPIED_DEPTH + 16;
     const COPY: usize = PANEL * Self::ROW;
 
-    /// Calls `f` with this thread's workspace, with room for a strip of `strip` units and the sums of `tiles` tiles.
-    fn with<R>(strip: usize, tiles: usize, f: impl FnOnce(Workspace) -> R) -> R {
-        let units = Self::TAIL + TILE + Self::COPY + strip * PANEL + tiles * TILE;
-        with_scratch(Slot::Own, units * size_of::<u32>(), |scratch| {
-            let tail = scratch.cast::<u32>();
-            let turned = tail.wrapping_add(Self::TAIL);
-            let copy = turned.wrapping_add(TILE);
-            let strip_at = copy.wrapping_add(Self::COPY);
-            let sums = strip_at.wrapping_add(strip * PANEL);
-            f(Workspace { tail, turned: turned.cast(), copy, strip: strip_at, sums: sums.cast() })
-        })
+    /// Room for a strip of `strip` units and the sums of `tiles` tiles.
+    fn need(strip: usize, tiles: usize) -> Need {
+        let fixed = Need::of::<u32>(Self::TAIL).and::<f32>(TILE).and::<u32>(Self::COPY);
+        fixed.and::<u32>(strip * PANEL).and::<f32>(tiles * TILE)
+    }
+
+    /// The workspace of a thread, as large as [`Workspace::need`] says.
+    fn new(mut region: Region<'_>, strip: usize, tiles: usize) -> Workspace {
+        Workspace {
+            tail: region.slice(Self::TAIL).as_mut_ptr(),
+            turned: region.slice(TILE).as_mut_ptr(),
+            copy: region.slice(Self::COPY).as_mut_ptr(),
+            strip: region.slice(strip * PANEL).as_mut_ptr(),
+            sums: region.slice(tiles * TILE).as_mut_ptr(),
+        }
     }
 }
 
@@ -190,29 +176,28 @@ impl<E: Epilogue> Tiled<'_, E> {
         let cuts = self.units() > depth;
         let width = panels.div_ceil(across);
         let kept = if cuts { (KEPT / width).clamp(1, blocks.max(1)) } else { blocks.max(1) };
-        parallel_for(across, 1, |strips| {
-            Workspace::with(width * depth, if cuts { kept * width } else { 2 }, |space| {
-                // SAFETY: the caller promised AMX.
-                let mut tiles = unsafe { Tiles::new() };
-                for strip in strips {
-                    let panels = share(panels, strip, across);
-                    for first in (0..blocks).step_by(kept) {
-                        let blocks = first..blocks.min(first + kept);
-                        let part = Part { blocks, panels: panels.clone() };
-                        for k in Depth::all(self.units(), depth) {
-                            let to =
-                                Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
-                            // SAFETY: the strip has room for its panels, and parts are disjoint.
-                            unsafe {
-                                to.pack_here(Isa::Amx.tier(), right, panels.clone(), k.from, k.len);
-                                let right = Right { panels: to, panel: panels.start, unit: k.from };
-                                self.sweep(&mut tiles, &right, &part, k, &space);
-                            }
+        let (strip_units, sums) = (width * depth, if cuts { kept * width } else { 2 });
+        parallel_for_with_scratch(across, 1, Workspace::need(strip_units, sums), |strips, region| {
+            let space = Workspace::new(region, strip_units, sums);
+            // SAFETY: the caller promised AMX.
+            let mut tiles = unsafe { Tiles::new() };
+            for strip in strips {
+                let panels = share(panels, strip, across);
+                for first in (0..blocks).step_by(kept) {
+                    let blocks = first..blocks.min(first + kept);
+                    let part = Part { blocks, panels: panels.clone() };
+                    for k in Depth::all(self.units(), depth) {
+                        let to = Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
+                        // SAFETY: the strip has room for its panels, and parts are disjoint.
+                        unsafe {
+                            to.pack_here(Isa::Amx.tier(), right, panels.clone(), k.from, k.len);
+                            let right = Right { panels: to, panel: panels.start, unit: k.from };
+                            self.sweep(&mut tiles, &right, &part, k, &space);
                         }
                     }
                 }
-                end(Isa::Amx, self.results.epilogue);
-            });
+            }
+            end(Isa::Amx, self.results.epilogue);
         });
     }
 
@@ -231,19 +216,19 @@ impl<E: Epilogue> Tiled<'_, E> {
         let largest = (if cuts { (KEPT / wide).max(1) } else { blocks }, wide);
         let (down, across) = grid(blocks, panels.len(), self.units(), largest);
         let tiles_of_task = blocks.div_ceil(down) * panels.len().div_ceil(across);
-        parallel_for(down * across, 1, |tasks| {
-            Workspace::with(0, if cuts { tiles_of_task } else { 2 }, |space| {
-                // SAFETY: the caller promised AMX.
-                let mut tiles = unsafe { Tiles::new() };
-                for task in tasks {
-                    let part = Part::of_task(task, (down, across), blocks, &panels);
-                    for k in Depth::all(self.units(), depth) {
-                        // SAFETY: tasks are disjoint, and the workspace is this thread's.
-                        unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
-                    }
+        let sums = if cuts { tiles_of_task } else { 2 };
+        parallel_for_with_scratch(down * across, 1, Workspace::need(0, sums), |tasks, region| {
+            let space = Workspace::new(region, 0, sums);
+            // SAFETY: the caller promised AMX.
+            let mut tiles = unsafe { Tiles::new() };
+            for task in tasks {
+                let part = Part::of_task(task, (down, across), blocks, &panels);
+                for k in Depth::all(self.units(), depth) {
+                    // SAFETY: tasks are disjoint, and the workspace is this thread's.
+                    unsafe { self.sweep(&mut tiles, right, &part, k, &space) };
                 }
-                end(Isa::Amx, self.results.epilogue);
-            });
+            }
+            end(Isa::Amx, self.results.epilogue);
         });
     }
 

@@ -66,7 +66,7 @@ pub(super) const fn block_rows(isa: Isa) -> usize {
     }
 }
 
-/// Computes `product`. `Int8` sums are i32, written as their bits.
+/// Computes `product`.
 ///
 /// # Safety
 /// The memory of `product` must be as its fields say; `isa` must be supported and have the unit's instructions.
@@ -76,10 +76,6 @@ pub(super) unsafe fn multiply(isa: Isa, unit: Unit, product: Product) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller promised the instructions and the memory.
         Unit::Bf16 => unsafe { dot::multiply_bf16(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Unit::Int8 if isa >= Isa::Avx512Dot => unsafe { dot::multiply_int8(product) },
-        Unit::Int8 => dispatch(isa.tier(), PlainInt8(product)),
         #[cfg(not(target_arch = "x86_64"))]
         Unit::Bf16 => unreachable!("no dot products of bf16 here"),
     }
@@ -256,37 +252,6 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
     }
 }
 
-/// int8 without its own instructions: plain integer arithmetic, which the compiler vectorises for the tier.
-struct PlainInt8(Product);
-
-impl Task for PlainInt8 {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let p = self.0;
-        for r in 0..p.rows {
-            // SAFETY: `multiply`'s caller promised the memory; i32 and u32 have the size and alignment of f32.
-            unsafe {
-                let out = &mut *p.out.add(r * PANEL).cast::<[i32; PANEL]>();
-                let mut sums = if p.resume { *out } else { [0; PANEL] };
-                for unit in 0..p.units {
-                    let a = (*p.left.add(r * LEFT_STRIDE + unit)).to_le_bytes();
-                    let b = &*p.right.offset(unit as isize * p.right_width).cast::<[u32; PANEL]>();
-                    for c in 0..PANEL {
-                        let b = b[c].to_le_bytes();
-                        for i in 0..4 {
-                            let product = i32::from(a[i] as i8).wrapping_mul(i32::from(b[i] as i8));
-                            sums[c] = sums[c].wrapping_add(product);
-                        }
-                    }
-                }
-                *out = sums;
-            }
-        }
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
 mod dot {
     use super::{Dot, Product, wide};
@@ -301,56 +266,37 @@ mod dot {
         unsafe { wide(Bf16, p) }
     }
 
-    /// # Safety
-    /// As for [`super::multiply`], with AVX-512 VNNI.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub unsafe fn multiply_int8(p: Product) {
-        // SAFETY: passed on.
-        unsafe { wide(Int8, p) }
-    }
-
     /// Pairs of bf16, both products added to the sum with a rounding each; subnormals count as zero.
     #[derive(Copy, Clone)]
     struct Bf16;
 
-    /// Quads of int8. The instruction takes one unsigned operand: `a * b = (a + 128) * b - 128 * b`, and both terms
-    /// are summed here, modulo 2^32 as i32 sums are.
-    #[derive(Copy, Clone)]
-    struct Int8;
-
-    macro_rules! memory {
-        () => {
-            type V = __m512i;
-            const N: usize = 16;
-
-            #[inline(always)]
-            fn zero(self) -> __m512i {
-                // SAFETY: the entry functions are compiled for AVX-512.
-                unsafe { _mm512_setzero_si512() }
-            }
-
-            #[inline(always)]
-            unsafe fn load(self, p: *const u32) -> __m512i {
-                // SAFETY: the caller promised the lanes.
-                unsafe { _mm512_loadu_si512(p.cast()) }
-            }
-
-            #[inline(always)]
-            unsafe fn store(self, p: *mut u32, v: __m512i) {
-                // SAFETY: the caller promised the lanes.
-                unsafe { _mm512_storeu_si512(p.cast(), v) }
-            }
-
-            #[inline(always)]
-            unsafe fn broadcast(self, p: *const u32) -> __m512i {
-                // SAFETY: the caller promised the unit.
-                unsafe { _mm512_set1_epi32(*p.cast::<i32>()) }
-            }
-        };
-    }
-
     impl Dot for Bf16 {
-        memory!();
+        type V = __m512i;
+        const N: usize = 16;
+
+        #[inline(always)]
+        fn zero(self) -> __m512i {
+            // SAFETY: the entry function is compiled for AVX-512.
+            unsafe { _mm512_setzero_si512() }
+        }
+
+        #[inline(always)]
+        unsafe fn load(self, p: *const u32) -> __m512i {
+            // SAFETY: the caller promised the lanes.
+            unsafe { _mm512_loadu_si512(p.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, p: *mut u32, v: __m512i) {
+            // SAFETY: the caller promised the lanes.
+            unsafe { _mm512_storeu_si512(p.cast(), v) }
+        }
+
+        #[inline(always)]
+        unsafe fn broadcast(self, p: *const u32) -> __m512i {
+            // SAFETY: the caller promised the unit.
+            unsafe { _mm512_set1_epi32(*p.cast::<i32>()) }
+        }
 
         #[inline(always)]
         fn step(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
@@ -358,20 +304,6 @@ mod dot {
             unsafe {
                 let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
                 _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(sum), a, b))
-            }
-        }
-    }
-
-    impl Dot for Int8 {
-        memory!();
-
-        #[inline(always)]
-        fn step(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: the entry function is compiled for AVX-512 VNNI; nothing touches memory.
-            unsafe {
-                let bias = _mm512_set1_epi8(i8::MIN);
-                let biased = _mm512_dpbusd_epi32(sum, _mm512_xor_si512(a, bias), b);
-                _mm512_sub_epi32(biased, _mm512_dpbusd_epi32(_mm512_setzero_si512(), bias, b))
             }
         }
     }

@@ -1,38 +1,6 @@
 //! The 8-bit floats: codes in lanes of 32 bits to values and back, on any tier.
 
 use super::Simd;
-use crate::cpu::runs::Runs;
-use crate::cpu::tier::Tier;
-
-/// What is done to elements before they are rounded, correctly rounded itself.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scaled {
-    /// Multiplied by this.
-    Times(f32),
-    /// Divided by this.
-    Over(f32),
-}
-
-/// Converts the first of the elements of each run of bf16 to e4m3, as many as there is a quicker way for than by vectors of f32;
-/// tells how many. `scaled` has what is done to those of each run. With `stream` past the caches: then call [`Simd::fence`]
-/// before others read them.
-///
-/// # Safety
-/// Sources must be readable and results writable for all runs, and apart.
-#[inline]
-pub unsafe fn bf16_to_e4m3<S: Simd>(
-    _: S,
-    runs: &Runs<'_, u16, u8>,
-    scaled: &[Scaled],
-    stream: bool,
-) -> usize {
-    match S::TIER {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: passed on; the token proves the tier.
-        Tier::Avx512 => unsafe { super::avx512_e4m3::convert(runs, scaled, stream) },
-        _ => 0,
-    }
-}
 
 /// What [`Simd::load_e4m3_pair`] does where nothing is known that is faster.
 ///

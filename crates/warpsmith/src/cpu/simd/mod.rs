@@ -13,8 +13,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod avx512_e4m3;
-#[cfg(target_arch = "x86_64")]
 mod avx512_fp8;
 pub(in crate::cpu) mod fp8;
 mod pair;
@@ -25,7 +23,6 @@ mod vector;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
-pub use fp8::{Scaled, bf16_to_e4m3};
 pub use pair::Pair;
 pub use portable::Portable;
 pub use vector::Simd;

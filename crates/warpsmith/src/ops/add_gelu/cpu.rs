@@ -1,8 +1,8 @@
 //! `add_gelu` on the CPU.
 
 use super::{BIAS, DBIAS, DOUT, DX, OUT, Problem, X, backward as back};
-use crate::cpu::rows::{Scratch, can_stream, for_vectors, load_at, put_at, store_at, with_float};
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::rows::{DenseRows, can_stream, for_vectors, load_at, put_at, store_at, with_float};
+use crate::cpu::{CpuElement, Region, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream};
 use crate::error::Result;
 use crate::op::{Kernel, Launch};
 use crate::ops::column_sum::cpu as column_sum;
@@ -45,9 +45,10 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
     let per_group = column_sum::rows_per_group(p.num_rows);
     let grain = GRAIN.div_ceil(p.hidden.max(1) * per_group);
-    parallel_for(column_sum::groups(p.num_rows), grain, |groups| {
+    let need = DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps);
+    parallel_for_with_scratch(column_sum::groups(p.num_rows), grain, need, |groups, region| {
         with_float!(p.dtype, T => with_function!(p.kind, F in Gelu GeluTanh => {
-            dispatch(launch.tier, Groups::<T, F> { launch, groups: groups.clone(), types: PhantomData })
+            dispatch(launch.tier, Groups::<T, F> { launch, groups, region, types: PhantomData })
         }))
     });
     if p.has_dbias {
@@ -62,6 +63,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
 struct Groups<'a, T, F> {
     launch: &'a Launch<'a, back::Problem>,
     groups: Range<usize>,
+    region: Region<'a>,
     types: PhantomData<(T, F)>,
 }
 
@@ -69,14 +71,14 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let s = s.pair();
         let (p, args) = (self.launch.problem, self.launch.args);
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let n = p.hidden;
         let want_stream = should_stream(p.num_rows * n * p.dtype.size());
         let per_group = column_sum::rows_per_group(p.num_rows);
-        let mut scratch = Scratch::<T>::new(n, &p.steps);
+        let mut scratch = DenseRows::<T>::new(&mut self.region, n, &p.steps);
         let [x_step, dout_step, dx_step, bias_step, _] = p.steps;
         // SAFETY: `check` bound all shapes to these sizes and strides; groups of rows and their partial sums are
         // disjoint; dx overlaps dout only element for element, and each element is read before it is written.
@@ -92,7 +94,7 @@ impl<T: CpuElement, F: Function> Task for Groups<'_, T, F> {
                     let x = scratch.gather(0, at(X, x_at), x_step);
                     let dout = scratch.gather(1, at(DOUT, dout_at), dout_step);
                     let dx = scratch.target(2, at(DX, dx_at), dx_step);
-                    let stream = want_stream && can_stream::<S::Pair, T>(dx);
+                    let stream = want_stream && dx_step == 1 && can_stream::<S::Pair, T>(dx);
                     for_vectors::<S::Pair>(
                         n,
                         #[inline(always)]

@@ -3,6 +3,7 @@
 use super::problem::{self, BLOCKS_Q, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
 use crate::cpu::attention::{self, Cache, Call, Grid, Heads, PerHead, Request};
+use crate::cpu::scratch::{self, List, Need};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::op::Launch;
@@ -20,7 +21,20 @@ pub(super) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), S
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let requests = requests(launch)?;
+    let count = p.packed.map_or(p.batch, |packed| packed.requests);
+    scratch::with(Need::of::<Request>(count), |mut region| {
+        let mut requests = region.list(count);
+        add_requests(launch, &mut requests)?;
+        // SAFETY: the requests are those of the call.
+        unsafe { attend(launch, &requests) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The requests must lie in the tensors.
+unsafe fn attend(launch: &Launch<'_, Problem>, requests: &[Request]) {
+    let p = launch.problem;
     let address = |index: usize| launch.args.address(index);
     let heads = |index: usize, h: &problem::Heads| Heads {
         data: address(index),
@@ -64,45 +78,39 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         keys: &|i, request| p.keys(i, request.q_len, request.kv_len),
     };
     // SAFETY: the problem has been checked against these tensors, and the requests lie in them.
-    unsafe { attention::run(&call, &requests) };
-    Ok(())
+    unsafe { attention::run(&call, requests) };
 }
 
-/// The requests, in bounds.
-fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
+/// Adds the requests, found to be in bounds.
+fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_, Request>) -> Result<()> {
     let p = launch.problem;
     let Some(packed) = p.packed else {
-        return Ok((0..p.batch)
-            .map(|batch| Request { batch, first_query: 0, q_len: p.q_len, first_key: 0, kv_len: p.kv_len })
-            .collect());
+        let request =
+            |batch| Request { batch, first_query: 0, q_len: p.q_len, first_key: 0, kv_len: p.kv_len };
+        requests.extend((0..p.batch).map(request));
+        return Ok(());
     };
-    let starts = |index: usize, step: isize, len: usize| -> Result<Vec<usize>> {
-        let mut all = Vec::with_capacity(packed.requests + 1);
-        for r in 0..=packed.requests {
-            // SAFETY: `check` bound the tensor to one more start than there are requests, this far apart.
-            let start = unsafe { *(launch.args.address(index) as *const i32).offset(r as isize * step) };
-            let least = all.last().copied().unwrap_or(0);
-            let found = usize::try_from(start).ok().filter(|start| (least..=len).contains(start));
-            let Some(start) = found else {
-                let expected = format!("starts that ascend from 0 to {len} at most");
-                let spec = launch.args.spec();
-                let got = format!("{start} at index {r}");
-                return Err(Error::argument(spec.name, spec.args[index].name, expected, got));
-            };
-            all.push(start);
-        }
-        Ok(all)
-    };
-    let queries = starts(Q_STARTS, packed.q_step, p.q_len)?;
-    let keys = starts(KV_STARTS, packed.kv_step, p.kv_len)?;
-    let both = queries.windows(2).zip(keys.windows(2));
-    Ok(both
-        .map(|(q, k)| Request {
-            batch: 0,
-            first_query: q[0],
-            q_len: q[1] - q[0],
-            first_key: k[0],
-            kv_len: k[1] - k[0],
+    // Start `r` of the queries or keys, of which there are `len`, after one at `least`.
+    let start = |index: usize, step: isize, r: usize, least: usize, len: usize| -> Result<usize> {
+        // SAFETY: `check` bound the tensor to one more start than there are requests, this far apart.
+        let start = unsafe { *(launch.args.address(index) as *const i32).offset(r as isize * step) };
+        usize::try_from(start).ok().filter(|start| (least..=len).contains(start)).ok_or_else(|| {
+            let spec = launch.args.spec();
+            let expected = format!("starts that ascend from 0 to {len} at most");
+            Error::argument(spec.name, spec.args[index].name, expected, format!("{start} at index {r}"))
         })
-        .collect())
+    };
+    let mut first_query = start(Q_STARTS, packed.q_step, 0, 0, p.q_len)?;
+    for r in 1..=packed.requests {
+        let end = start(Q_STARTS, packed.q_step, r, first_query, p.q_len)?;
+        requests.push(Request { batch: 0, first_query, q_len: end - first_query, first_key: 0, kv_len: 0 });
+        first_query = end;
+    }
+    let mut first_key = start(KV_STARTS, packed.kv_step, 0, 0, p.kv_len)?;
+    for (r, request) in requests.iter_mut().enumerate() {
+        let end = start(KV_STARTS, packed.kv_step, r + 1, first_key, p.kv_len)?;
+        (request.first_key, request.kv_len) = (first_key, end - first_key);
+        first_key = end;
+    }
+    Ok(())
 }

@@ -1,9 +1,9 @@
 //! `cast` on the CPU, one source for all tiers.
 
 use super::{OUT, Problem, SCALE, Scaling, X};
+use crate::cpu::e4m3::{Scaled, bf16_to_e4m3};
 use crate::cpu::prefetch::{SIDE_BY_SIDE, side_by_side};
 use crate::cpu::rows::{Divide, with_element};
-use crate::cpu::simd::{Scaled, bf16_to_e4m3};
 use crate::cpu::{CpuElement, Runs, Simd, Task, dispatch, parallel_for, should_stream};
 use crate::error::Result;
 use crate::op::Launch;

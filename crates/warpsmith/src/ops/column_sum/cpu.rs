@@ -12,6 +12,9 @@ const MAX_GROUPS: usize = 64;
 /// Additions a thread makes at least: fewer are not worth waking one.
 const GRAIN: usize = 1 << 15;
 
+/// Columns that are added at a time: their sums stay in the first cache.
+const AT_ONCE: usize = 1024;
+
 /// Rows of a group.
 pub(in crate::ops) fn rows_per_group(num_rows: usize) -> usize {
     num_rows.div_ceil(MAX_GROUPS).max(4)
@@ -59,15 +62,18 @@ unsafe fn add_columns<T: CpuElement>(
     (out, step): Target,
 ) {
     let (partial, out) = (partial as *const f32, out as *mut T);
-    let mut sums = vec![0f32; columns.len()];
-    // SAFETY: the caller promised the partial sums and the gradient.
-    unsafe {
-        for group in 0..groups {
-            let row = std::slice::from_raw_parts(partial.add(group * hidden + columns.start), columns.len());
-            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
-        }
-        for (column, sum) in columns.zip(sums) {
-            *out.offset(column as isize * step) = T::from_f32(sum);
+    for first in columns.clone().step_by(AT_ONCE) {
+        let columns = first..columns.end.min(first + AT_ONCE);
+        let mut sums = [0f32; AT_ONCE];
+        // SAFETY: the caller promised the partial sums and the gradient.
+        unsafe {
+            for group in 0..groups {
+                let row = std::slice::from_raw_parts(partial.add(group * hidden + first), columns.len());
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+            for (column, sum) in columns.zip(sums) {
+                *out.offset(column as isize * step) = T::from_f32(sum);
+            }
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use super::{Grid, MAX_STREAMS};
 use crate::cpu::prefetch::{SIDE_BY_SIDE, claim_ahead, fetch, side_by_side};
-use crate::cpu::rows::{Scratch, can_stream, with_float};
+use crate::cpu::rows::{DenseRows, can_stream, with_float};
 use crate::cpu::simd::{Four, MAX_LANES, Pair};
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::{CpuElement, Region, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream};
 use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 const GRAIN: usize = 1 << 15;
 
 /// What is computed for each element: `I` inputs to `O` outputs, on vectors. `T` is the type in memory: expressions
-/// may be as coarse as it allows.
+/// need only be as accurate as it can tell.
 pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
     Copy + Send + Sync
 {
@@ -48,9 +48,10 @@ pub(in crate::ops) unsafe fn run<const I: usize, const O: usize>(
     let cut = Cut::new(grid.columns);
     let e = expression;
     let grain = GRAIN.div_ceil(grid.columns.clamp(1, cut.columns));
-    parallel_for(grid.num_rows * cut.blocks, grain, |units| {
+    let need = DenseRows::<f32>::need(grid.dtype, cut.columns, &grid.steps[..I + O]);
+    parallel_for_with_scratch(grid.num_rows * cut.blocks, grain, need, |units, region| {
         with_float!(grid.dtype, T => {
-            let part = Part::<T, _> { grid, cut, addresses, units: units.clone(), stream, e, t: PhantomData };
+            let part = Part::<T, _> { grid, cut, addresses, units, stream, region, e, t: PhantomData };
             run_part::<T, _, I, O>(tier, part);
         })
     });
@@ -91,6 +92,7 @@ struct Part<'a, T, E> {
     addresses: &'a [usize],
     units: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     e: E,
     t: PhantomData<T>,
 }
@@ -226,7 +228,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let part = self.0;
+        let mut part = self.0;
         // Four vectors in lock-step: the longest expressions are chains of dozens of operations.
         let s = s.pair().pair();
         let lanes = <Four<S> as Simd>::N;
@@ -237,7 +239,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
         let steps = &steps[..I + O];
         let dense = steps.iter().all(|&step| step == 1);
         let (most, reach) = side_by_side(part.stream && dense);
-        let (mut scratch, mut room) = (Scratch::<T>::new(0, steps), 0);
+        let mut scratch = DenseRows::<T>::new(&mut part.region, part.cut.columns, steps);
         // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
         let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
         let end = |t: usize| t * MAX_LANES;
@@ -247,9 +249,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
             let Group { at, n, blocks } = group;
             unit += blocks;
             let next = part.group(unit, most);
-            if n != room && !dense {
-                (scratch, room) = (Scratch::new(n, steps), n);
-            }
+            scratch.set_len(n);
             // SAFETY: the caller of `run` promised the tensors; blocks are disjoint; outputs overlap inputs only
             // element for element, and each element is read before it is written.
             unsafe {
@@ -267,7 +267,8 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
                     }
                     for t in 0..O {
                         to[k][t] = scratch.target(I + t, at[k][I + t], steps[I + t]);
-                        stream &= can_stream::<S::Pair, T>(to[k][t]) || Self::width(I + t) == 0;
+                        let streams = steps[I + t] == 1 && can_stream::<S::Pair, T>(to[k][t]);
+                        stream &= streams || Self::width(I + t) == 0;
                     }
                 }
                 // Columns with others ahead of them in the block, the rest of the whole vectors, and for each block what is left.

@@ -1,8 +1,8 @@
 //! The activation functions the elementwise ops share: which there are, what they mean, and how the CPU computes them.
 
-use crate::cpu::coarse::{self, Bf16, F16};
-use crate::cpu::pieces::{for_bf16, for_f32};
-use crate::cpu::{CpuElement, Simd, bf16, math};
+use crate::cpu::math16::{self, Bf16, F16, derivatives};
+use crate::cpu::piecewise::{for_bf16, for_f32};
+use crate::cpu::{CpuElement, Simd, math};
 use crate::lab::Real;
 use crate::tensor::DType;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
@@ -102,7 +102,7 @@ fn softplus<R: Real>(x: R) -> R {
 }
 
 /// A function on vectors, as accurate as results rounded to `T` can show. Derivatives have zeros, near which little
-/// would be left of coarse ones; bf16 is the one type with few enough numbers near them.
+/// would be left of rough ones; bf16 is the one type with few enough numbers near them.
 pub(in crate::ops) trait Function: Copy + Send + Sync + 'static {
     fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
     /// [`Function::value`] where inputs may be of any size: never in pieces, which are slower where many inputs lie outside
@@ -149,20 +149,20 @@ macro_rules! functions {
 }
 functions! {
     Gelu: for_f32::gelu, for_bf16::gelu;
-        math::gelu, coarse::gelu::<F16, _>, coarse::gelu::<Bf16, _>;
-        math::d_gelu, bf16::d_gelu;
+        math::gelu, math16::gelu::<F16, _>, math16::gelu::<Bf16, _>;
+        math::d_gelu, derivatives::d_gelu;
     GeluTanh: for_f32::gelu_tanh, for_bf16::gelu_tanh;
-        math::gelu_tanh, coarse::gelu_tanh::<F16, _>, coarse::gelu_tanh::<Bf16, _>;
-        math::d_gelu_tanh, bf16::d_gelu_tanh;
+        math::gelu_tanh, math16::gelu_tanh::<F16, _>, math16::gelu_tanh::<Bf16, _>;
+        math::d_gelu_tanh, derivatives::d_gelu_tanh;
     Silu: for_f32::silu, for_bf16::silu;
-        math::silu, coarse::silu::<F16, _>, coarse::silu::<Bf16, _>;
-        math::d_silu, bf16::d_silu;
+        math::silu, math16::silu::<F16, _>, math16::silu::<Bf16, _>;
+        math::d_silu, derivatives::d_silu;
     Relu: math::relu, math::relu;
         math::relu, math::relu, math::relu;
         math::d_relu, math::d_relu;
     Mish: for_f32::mish, for_bf16::mish;
-        math::mish, coarse::mish::<F16, _>, coarse::mish::<Bf16, _>;
-        math::d_mish, bf16::d_mish;
+        math::mish, math16::mish::<F16, _>, math16::mish::<Bf16, _>;
+        math::d_mish, derivatives::d_mish;
 }
 
 /// Runs `$body` with `$F` set to the [`Function`] of a [`Kind`], which must be one of those listed: code is made for

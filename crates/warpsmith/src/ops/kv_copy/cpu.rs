@@ -2,7 +2,8 @@
 
 use super::{CACHE, PAIRS, Problem};
 use crate::cpu::rows::index_at;
-use crate::cpu::{Simd, Task, copy_bytes, dispatch, parallel_for, should_stream};
+use crate::cpu::scratch::{self, List};
+use crate::cpu::{Need, Simd, Task, copy_bytes, dispatch, parallel_for, should_stream};
 use crate::error::{Error, Result};
 use crate::op::Launch;
 use std::ops::Range;
@@ -12,21 +13,28 @@ const GRAIN: usize = 1 << 16;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let pairs = checked_pairs(launch)?;
-    let runs = pairs.len() * p.runs.len();
-    let stream = should_stream(runs.saturating_mul(p.run_bytes()));
-    parallel_for(runs, GRAIN.div_ceil(p.run_bytes().max(1)), |range| {
-        dispatch(launch.tier, Copy { launch, pairs: &pairs, range, stream });
-    });
-    Ok(())
+    scratch::with(Need::of::<[usize; 2]>(p.num_pairs).and::<usize>(p.num_pairs), |mut region| {
+        let (mut pairs, mut targets) = (region.list(p.num_pairs), region.list(p.num_pairs));
+        check_pairs(launch, &mut pairs, &mut targets)?;
+        let pairs = &pairs[..];
+        let runs = pairs.len() * p.runs.len();
+        let stream = should_stream(runs.saturating_mul(p.run_bytes()));
+        parallel_for(runs, GRAIN.div_ceil(p.run_bytes().max(1)), |range| {
+            dispatch(launch.tier, Copy { launch, pairs, range, stream });
+        });
+        Ok(())
+    })
 }
 
-/// The pairs that are not skipped.
-fn checked_pairs(launch: &Launch<'_, Problem>) -> Result<Vec<[usize; 2]>> {
+/// Adds the pairs that are not skipped to `pairs`, and their destinations in ascending order to `targets`.
+fn check_pairs(
+    launch: &Launch<'_, Problem>,
+    pairs: &mut List<'_, [usize; 2]>,
+    targets: &mut List<'_, usize>,
+) -> Result<()> {
     let p = launch.problem;
     let wrong =
         |expected: &str, got: String| Err(Error::argument(launch.args.spec().name, "pairs", expected, got));
-    let mut pairs = Vec::with_capacity(p.num_pairs);
     for i in 0..p.num_pairs {
         let page = |side: usize| {
             let offset = i * p.pair_strides[0] as usize + side * p.pair_strides[1] as usize;
@@ -43,7 +51,7 @@ fn checked_pairs(launch: &Launch<'_, Problem>) -> Result<Vec<[usize; 2]>> {
             pairs.push(pair.map(|page| page as usize));
         }
     }
-    let mut targets: Vec<usize> = pairs.iter().map(|pair| pair[1]).collect();
+    targets.extend(pairs.iter().map(|pair| pair[1]));
     targets.sort_unstable();
     if let Some(twice) = targets.windows(2).find(|two| two[0] == two[1]) {
         return wrong("destinations that differ", format!("page {} as that of two pairs", twice[0]));
@@ -51,7 +59,7 @@ fn checked_pairs(launch: &Launch<'_, Problem>) -> Result<Vec<[usize; 2]>> {
     if let Some(both) = pairs.iter().find(|pair| targets.binary_search(&pair[0]).is_ok()) {
         return wrong("sources that are no destinations", format!("page {} as both", both[0]));
     }
-    Ok(pairs)
+    Ok(())
 }
 
 /// Runs `range`, counted pair by pair for each start in a page.

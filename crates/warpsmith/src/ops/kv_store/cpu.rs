@@ -1,8 +1,12 @@
 //! `kv_store` on the CPU, one source for all tiers.
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
-use crate::cpu::rows::{Narrow, Scratch, for_vectors, index_at, load_at, store_at, with_float};
-use crate::cpu::{CpuElement, Simd, Task, Tier, copy_bytes, dispatch, parallel_for, should_stream};
+use crate::cpu::rows::{DenseRows, Narrow, for_vectors, index_at, load_at, store_at, with_float};
+use crate::cpu::scratch::{self, List};
+use crate::cpu::{
+    CpuElement, Need, Region, Simd, Task, Tier, copy_bytes, dispatch, parallel_for_with_scratch,
+    should_stream,
+};
 use crate::error::{Error, Result};
 use crate::op::Launch;
 use crate::ops::rope::cpu::{Factors, Head, Row};
@@ -15,32 +19,56 @@ const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let slots = checked_slots(launch)?;
+    let tokens = p.num_tokens;
+    scratch::with(Need::of::<i64>(tokens).and::<i64>(tokens), |mut region| {
+        let mut slots = region.list(tokens);
+        check_slots(launch, &mut slots)?;
+        let differ = all_differ(&slots, region.slice(tokens));
+        run_checked(launch, &slots, differ)
+    })
+}
+
+/// [`run`] with slots that were found to be right; `differ` if no two tokens are stored at the same.
+fn run_checked(launch: &Launch<'_, Problem>, slots: &[i64], differ: bool) -> Result<()> {
+    let p = launch.problem;
     if let (Some(rotation), Some((dtype, stride))) = (p.rotation, p.positions) {
         let base = launch.args.address(POSITIONS);
         // SAFETY: the offsets of the tensor's elements.
         let at = |token: usize| unsafe { index_at(base, dtype, token * stride as usize) };
         rotation.check_positions(launch.args.spec().name, (0..p.num_tokens).map(at))?;
     }
-    let factors = p.rotation.map(|r| Factors::new(&r, [COS, SIN].map(|index| launch.args.address(index))));
+    let frequencies = p.rotation.and_then(|rotation| Factors::frequencies(&rotation));
+    let tables = [COS, SIN].map(|index| launch.args.address(index));
+    let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_deref()));
+    let factors = factors.as_ref();
     let token = 2 * p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.to.size());
     // In order, so that of tokens with the same slot the last one stays.
-    let grain = if all_differ(&slots) { GRAIN.div_ceil(token.max(1)) } else { p.num_tokens };
-    parallel_for(p.num_tokens, grain, |tokens| {
-        let (slots, factors) = (&slots[..], factors.as_ref());
+    let grain = if differ { GRAIN.div_ceil(token.max(1)) } else { p.num_tokens };
+    parallel_for_with_scratch(p.num_tokens, grain, need(p), |tokens, region| {
         with_float!(p.from, T => {
-            dispatch(launch.tier, Store::<T> { launch, slots, factors, tokens, stream, t: PhantomData })
+            dispatch(launch.tier, Store::<T> { launch, slots, factors, tokens, stream, region, t: PhantomData })
         });
     });
     Ok(())
 }
 
-/// The slot of each token; -1 for those that are skipped.
-fn checked_slots(launch: &Launch<'_, Problem>) -> Result<Vec<i64>> {
+/// Scratch of [`Store`].
+fn need(p: &Problem) -> Need {
+    let sources = DenseRows::<f32>::need(p.from, p.head_dim, &p.sides.map(|side| side.source[2]));
+    let factors = p.rotation.map_or(Need::default(), |rotation| Row::need(&rotation));
+    sources.plus(factors).and::<f32>(wide_len(p)).and::<u8>(p.head_dim * p.from.size())
+}
+
+/// Elements of a token that are rotated in f32 before they become 8-bit floats.
+fn wide_len(p: &Problem) -> usize {
+    if p.from == p.to { 0 } else { p.num_heads * p.head_dim }
+}
+
+/// Adds the slot of each token to `slots`; -1 for those that are skipped.
+fn check_slots(launch: &Launch<'_, Problem>, slots: &mut List<'_, i64>) -> Result<()> {
     let p = launch.problem;
     let num_slots = p.num_pages * p.page_size;
-    let mut slots = Vec::with_capacity(p.num_tokens);
     for token in 0..p.num_tokens {
         let offset = token * p.slot_stride as usize;
         // SAFETY: the offset of an element of the tensor.
@@ -52,26 +80,27 @@ fn checked_slots(launch: &Launch<'_, Problem>) -> Result<Vec<i64>> {
         }
         slots.push(slot);
     }
-    Ok(slots)
+    Ok(())
 }
 
-/// Whether no two tokens are stored at the same slot.
-fn all_differ(slots: &[i64]) -> bool {
+/// Whether no two tokens are stored at the same slot; `sorted` is room for all of them.
+fn all_differ(slots: &[i64], sorted: &mut [i64]) -> bool {
     let increase = |slots: &[i64]| slots.windows(2).all(|two| two[0] < two[1] || two[1] == -1);
     if increase(slots) && !slots.contains(&-1) {
         return true;
     }
-    let mut sorted = slots.to_vec();
+    sorted.copy_from_slice(slots);
     sorted.sort_unstable();
-    increase(&sorted)
+    increase(sorted)
 }
 
 struct Store<'a, T> {
     launch: &'a Launch<'a, Problem>,
     slots: &'a [i64],
-    factors: Option<&'a Factors>,
+    factors: Option<&'a Factors<'a>>,
     tokens: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     t: PhantomData<T>,
 }
 
@@ -79,17 +108,17 @@ impl<T: CpuElement> Task for Store<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
         let size = p.to.size() as isize;
-        let mut sources = Scratch::<T>::new(p.head_dim, &p.sides.map(|side| side.source[2]));
-        let mut row = p.rotation.map(|rotation| Row::new(&rotation));
+        let region = &mut self.region;
+        let mut sources = DenseRows::<T>::new(region, p.head_dim, &p.sides.map(|side| side.source[2]));
+        let mut row = p.rotation.map(|rotation| Row::new(region, &rotation));
         let run = p.num_heads * p.head_dim;
-        let mut wide = vec![0.0; if p.from == p.to { 0 } else { run }];
+        let wide = region.slice::<f32>(wide_len(p));
         // A head of the cache whose elements are apart, before it is put there.
-        let mut dense = vec![T::from_f32(0.0); p.head_dim];
-        let dense = dense.as_mut_ptr().cast::<u8>();
+        let dense = region.slice::<T>(p.head_dim).as_mut_ptr().cast::<u8>();
         for token in self.tokens {
             let Ok(slot) = usize::try_from(self.slots[token]) else { continue };
             if let (Some(row), Some(factors), Some((dtype, stride))) = (&mut row, self.factors, p.positions) {
@@ -171,7 +200,7 @@ unsafe fn scatter(elements: *const u8, out: *mut u8, step: isize, size: usize, n
 /// `x` must be readable and `out` writable for these elements, the two apart or the same.
 unsafe fn rotate<T: CpuElement>(
     tier: Tier,
-    row: Option<&Row>,
+    row: Option<&Row<'_>>,
     x: *const T,
     out: *mut T,
     stream: bool,

@@ -9,7 +9,8 @@ use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
 use super::{Gate, PackedWeight, Problem};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::scratch::{self, Need, Region};
+use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream};
 use crate::error::Result;
 use crate::op::Launch;
 use crate::ops::elementwise::function::{Function, Kind, with_function};
@@ -49,7 +50,10 @@ pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, prepared: Op
         }
         return;
     }
-    parallel_for(p.batch * p.n.div_ceil(PANEL), 1, |panels| dispatch(tier, Panels { p, part, panels }));
+    let panels = p.batch * p.n.div_ceil(PANEL);
+    parallel_for_with_scratch(panels, 1, Panels::need(p), |panels, region| {
+        dispatch(tier, Panels { p, part, panels, region });
+    });
 }
 
 /// A matrix of weights in memory.
@@ -98,9 +102,11 @@ unsafe fn multiply_matrix(p: &Problem, part: &Part, isa: Isa, packed: Option<&Pa
         row_stride: p.x.row,
         k_stride: p.x.col,
     };
-    // SAFETY: `check` bound all shapes to these sizes and strides; `out` overlaps `residual` only element for element,
-    // and each is read before it is written.
-    unsafe { gemm::run(&Gemm { x, weights, isa }, &Finish::new(p, part)) }
+    scratch::with(Finish::need(p), |region| {
+        // SAFETY: `check` bound all shapes to these sizes and strides; `out` overlaps `residual` only element for element,
+        // and each is read before it is written.
+        unsafe { gemm::run(&Gemm { x, weights, isa }, &Finish::new(p, part, region)) }
+    });
 }
 
 /// The last steps of every sum, and what they need of rows and columns, in f32.
@@ -109,41 +115,55 @@ struct Finish<'a> {
     out: usize,
     residual: usize,
     /// Empty where there are none. Of gate and up.
-    bias: [Vec<f32>; 2],
+    bias: [&'a [f32]; 2],
     /// The scales of the rows of `w`, of gate and up.
-    w_scales: [Vec<f32>; 2],
-    x_scales: Vec<f32>,
+    w_scales: [&'a [f32]; 2],
+    x_scales: &'a [f32],
     /// Whether results go past the caches: then memory need not be read before it is written.
     stream: bool,
 }
 
 impl<'a> Finish<'a> {
+    /// How many values of bias, of scales of `w`, and of scales of `x` there are; of the first two for each half.
+    fn sizes(p: &Problem) -> ([usize; 2], [usize; 2], usize) {
+        let scaled = p.dequant == Dequant::Whole;
+        let halves =
+            |given: bool| [if given { p.n } else { 0 }, if given && p.gate != Gate::None { p.n } else { 0 }];
+        (halves(p.has_bias), halves(scaled), if scaled { p.m } else { 0 })
+    }
+
+    /// Scratch for [`Finish::new`].
+    fn need(p: &Problem) -> Need {
+        let (bias, w_scales, x_scales) = Self::sizes(p);
+        let columns = bias.into_iter().chain(w_scales);
+        columns.fold(Need::of::<f32>(x_scales), |need, len| need.and::<f32>(len))
+    }
+
     /// # Safety
     /// `part` must hold the tensors of `p`.
-    unsafe fn new(p: &'a Problem, part: &Part) -> Self {
-        let rows = |half: usize| (0..p.n).map(move |j| if half == 0 { p.gate_row(j) } else { p.up_row(j) });
-        let halves = if p.gate == Gate::None { 1 } else { 2 };
-        let column_terms = |given: bool, base: usize, step: isize, dtype: DType| {
-            std::array::from_fn(|half| match given && half < halves {
-                // SAFETY: `check` bound bias and scales to the rows of `w`.
-                true => rows(half).map(|row| unsafe { value_at(base, row as isize * step, dtype) }).collect(),
-                false => Vec::new(),
-            })
+    unsafe fn new(p: &'a Problem, part: &Part, mut region: Region<'a>) -> Self {
+        let (bias, w_scales, x_scales) = Self::sizes(p);
+        let row = |half: usize, j: usize| (if half == 0 { p.gate_row(j) } else { p.up_row(j) }) as isize;
+        let mut values = |len: usize, value: &dyn Fn(usize) -> f32| -> &'a [f32] {
+            let values = region.slice(len);
+            values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+            values
         };
-        let scaled = p.dequant == Dequant::Whole;
-        let x_scales = (0..if scaled { p.m } else { 0 })
-            // SAFETY: as above, to the rows of `x`.
-            .map(|i| unsafe { value_at(part.x_scale, i as isize * p.x_scale.row, DType::F32) })
-            .collect();
-        Finish {
-            p,
-            out: part.out,
-            residual: part.residual,
-            bias: column_terms(p.has_bias, part.bias, p.bias_step, p.out_dtype),
-            w_scales: column_terms(scaled, part.w_scale, p.w_scale.row, DType::F32),
-            x_scales,
-            // The halves of a line that gated tiles make come too far apart.
-            stream: p.gate == Gate::None && should_stream(p.batch * p.m * p.n * p.out_dtype.size()),
+        // SAFETY: `check` bound bias and scales to the rows of `w`, and the scales of `x` to its rows.
+        unsafe {
+            let bias_at = |half, j| value_at(part.bias, row(half, j) * p.bias_step, p.out_dtype);
+            let scale_at = |half, j| value_at(part.w_scale, row(half, j) * p.w_scale.row, DType::F32);
+            let x_scale_at = |i: usize| value_at(part.x_scale, i as isize * p.x_scale.row, DType::F32);
+            Finish {
+                p,
+                out: part.out,
+                residual: part.residual,
+                bias: [0, 1].map(|half| values(bias[half], &|j| bias_at(half, j))),
+                w_scales: [0, 1].map(|half| values(w_scales[half], &|j| scale_at(half, j))),
+                x_scales: values(x_scales, &x_scale_at),
+                // The halves of a line that gated tiles make come too far apart.
+                stream: p.gate == Gate::None && should_stream(p.batch * p.m * p.n * p.out_dtype.size()),
+            }
         }
     }
 
@@ -248,7 +268,7 @@ impl<'a> Finish<'a> {
 impl Epilogue for Finish<'_> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile) {
-        // A residual could cancel all but the error of a coarse activation.
+        // A residual could cancel all but the error of an approximate activation.
         // SAFETY: passed on.
         unsafe {
             match self.p.out_dtype {

@@ -6,7 +6,9 @@ use crate::cpu::rows::{
     Narrow, can_stream, for_vectors, load_at, load_unordered_at, put_near_at, store_at, with_float,
 };
 use crate::cpu::simd::MAX_LANES;
-use crate::cpu::{CpuElement, Simd, Task, dispatch, math, parallel_for, should_stream};
+use crate::cpu::{
+    CpuElement, Need, Region, Simd, Task, dispatch, math, parallel_for_with_scratch, should_stream,
+};
 use crate::error::Result;
 use crate::op::Launch;
 use std::marker::PhantomData;
@@ -20,9 +22,10 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let rows = p.num_tokens * p.num_heads;
     let stream = should_stream(rows * p.head_dim * p.to.size());
     let row = (p.num_parts * p.head_dim).max(1);
-    parallel_for(rows, GRAIN.div_ceil(row), |rows| {
+    let need = Weights::need(p.num_parts).and::<f32>(p.head_dim).and::<(usize, f32)>(p.num_parts);
+    parallel_for_with_scratch(rows, GRAIN.div_ceil(row), need, |rows, region| {
         with_float!(p.from, T => {
-            dispatch(launch.tier, Merge::<T> { launch, rows, stream, t: PhantomData });
+            dispatch(launch.tier, Merge::<T> { launch, rows, stream, region, t: PhantomData });
         });
     });
     Ok(())
@@ -32,24 +35,30 @@ struct Merge<'a, T> {
     launch: &'a Launch<'a, Problem>,
     rows: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     t: PhantomData<T>,
 }
 
 /// Weights of the parts of as many rows as a vector has lanes: exponentials of one row alone are a chain of operations that
 /// nothing else could run beside.
-struct Weights {
+struct Weights<'a> {
     /// For each part the lse of each row; minus infinity if the row does not have the part.
-    lses: Vec<f32>,
-    weights: Vec<f32>,
+    lses: &'a mut [f32],
+    weights: &'a mut [f32],
     /// What a row's weighted sum is multiplied by, and its merged lse.
     inverses: [f32; MAX_LANES],
     merged: [f32; MAX_LANES],
 }
 
-impl Weights {
-    fn new(num_parts: usize, lanes: usize) -> Self {
-        let lses = vec![f32::NEG_INFINITY; num_parts * lanes];
-        Weights { weights: lses.clone(), lses, inverses: [0.0; MAX_LANES], merged: [0.0; MAX_LANES] }
+impl<'a> Weights<'a> {
+    /// Scratch for [`Weights::new`], on any tier.
+    fn need(num_parts: usize) -> Need {
+        Need::of::<f32>(num_parts * MAX_LANES).and::<f32>(num_parts * MAX_LANES)
+    }
+
+    fn new(region: &mut Region<'a>, num_parts: usize, lanes: usize) -> Self {
+        let [lses, weights] = [0; 2].map(|_| region.filled(num_parts * lanes, f32::NEG_INFINITY));
+        Weights { lses, weights, inverses: [0.0; MAX_LANES], merged: [0.0; MAX_LANES] }
     }
 
     /// Works out the weights once all lses are in place.
@@ -87,14 +96,14 @@ impl<T: CpuElement> Task for Merge<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
         // A row of another type is merged in f32 and rounded by a task of its own.
-        let mut merged = vec![0.0; p.head_dim];
-        let mut weights = Weights::new(p.num_parts, S::N);
+        let merged = self.region.slice::<f32>(p.head_dim);
+        let mut weights = Weights::new(&mut self.region, p.num_parts, S::N);
         // The parts of a row that is merged.
-        let mut parts_of_row = Vec::with_capacity(p.num_parts);
+        let mut parts_of_row = self.region.list(p.num_parts);
         let Range { start, end } = self.rows;
         for row in start..end {
             let lane = (row - start) % S::N;

@@ -5,6 +5,7 @@ use super::{A, B, C, OUT, Problem};
 use crate::cpu::{CpuElement, Simd};
 use crate::error::Result;
 use crate::op::Launch;
+use crate::ops::elementwise::MAX_STREAMS;
 use crate::ops::elementwise::cpu::{Expression, run};
 
 #[derive(Clone, Copy)]
@@ -46,13 +47,18 @@ pub(super) fn forward(launch: &Launch<'_, Problem>) -> Result<()> {
 
 pub(super) fn backward(launch: &Launch<'_, backward::Problem>) -> Result<()> {
     let backward::Problem { grid, wanted } = launch.problem;
-    let at: Vec<usize> = wanted.operands().iter().map(|&index| launch.args.address(index)).collect();
+    let operands = wanted.operands();
+    let mut at = [0; MAX_STREAMS];
+    for (at, &index) in at.iter_mut().zip(operands) {
+        *at = launch.args.address(index);
+    }
+    let at = &at[..operands.len()];
     // SAFETY: `check` made the grid of these tensors.
     unsafe {
         match wanted {
             Wanted::Neither => {}
-            Wanted::Da | Wanted::Db => run(grid, launch.tier, &at, Product),
-            Wanted::Both => run(grid, launch.tier, &at, Gradients),
+            Wanted::Da | Wanted::Db => run(grid, launch.tier, at, Product),
+            Wanted::Both => run(grid, launch.tier, at, Gradients),
         }
     }
     Ok(())

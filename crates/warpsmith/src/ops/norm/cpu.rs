@@ -3,10 +3,12 @@
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
 use crate::cpu::prefetch::{Ahead, FAR_AHEAD, fetch_near};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at, put_near_at,
+    DenseRows, can_stream, for_vectors, inlined, keep_first, load_at, load_unordered_at, put_at, put_near_at,
     store_at, sum_vectors, with_float,
 };
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::{
+    CpuElement, Need, Region, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream,
+};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::op::{Kernel, Launch};
@@ -19,18 +21,32 @@ const GRAIN: usize = 1 << 15;
 pub(in crate::ops) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.num_rows * p.hidden * p.dtype.size());
-    parallel_for(
+    parallel_for_with_scratch(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
-        |rows| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, rows, stream, t: std::marker::PhantomData })),
+        forward_need(p),
+        |rows, region| {
+            with_float!(p.dtype, T => {
+                dispatch(launch.tier, Forward::<T> { launch, rows, stream, region, t: std::marker::PhantomData })
+            })
+        },
     );
     Ok(())
+}
+
+/// Scratch of [`Forward`]: weight and bias, two rows, and a sum with the residual.
+fn forward_need(p: &Problem) -> Need {
+    let row = DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps[..4]);
+    let vectors = DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps[4..]);
+    let held = if p.has_residual { p.hidden * p.dtype.size() } else { 0 };
+    vectors.plus(row).plus(row).and::<u8>(held)
 }
 
 struct Forward<'a, T> {
     launch: &'a Launch<'a, Problem>,
     rows: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     t: std::marker::PhantomData<T>,
 }
 
@@ -38,7 +54,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         // Four sums at once: additions wait for one another.
         let s = s.pair().pair();
         // SAFETY: `check` bound all shapes to these sizes and strides, so every row lies in its tensor; threads get
@@ -58,16 +74,19 @@ impl<T: CpuElement> Forward<'_, T> {
     /// # Safety
     /// The rows must lie in their tensors, and be nobody else's.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const ADD: bool>(&self, s: S) {
+    unsafe fn rows<S: Simd, const ADD: bool>(&mut self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
+        let rows = self.rows.clone();
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let [x_step, out_step, residual_step, sum_step, weight_step, bias_step] = p.steps;
-        let mut vectors = Scratch::<T>::new(p.hidden, &[weight_step, bias_step]);
+        let region = &mut self.region;
+        let mut vectors = DenseRows::<T>::new(region, p.hidden, &[weight_step, bias_step]);
         // For a row and the next.
-        let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..4]));
+        let mut scratch = [0, 1].map(|_| DenseRows::<T>::new(region, p.hidden, &p.steps[..4]));
         // A row with its residual added, which the next takes the place of element by element.
-        let mut held = vec![T::from_f32(0.0); if ADD { p.hidden } else { 0 }];
+        let held = region.slice(if ADD { p.hidden } else { 0 }).as_mut_ptr();
+        let want_stream = self.stream;
         // SAFETY: passed on.
         unsafe {
             let mut vector = |present: bool, t: usize, index: usize, step: isize| {
@@ -77,8 +96,7 @@ impl<T: CpuElement> Forward<'_, T> {
                 weight: vector(p.has_weight, 0, WEIGHT, weight_step),
                 bias: vector(p.has_bias, 1, BIAS, bias_step),
             };
-            let held = held.as_mut_ptr();
-            let row_at = |row: usize, scratch: &mut Scratch<T>| {
+            let row_at = |row: usize, scratch: &mut DenseRows<'_, T>| {
                 let [x_at, _, residual_at, sum_at] = p.rows.offsets(row);
                 let x = scratch.gather(0, at(X, x_at), x_step);
                 if !ADD {
@@ -86,9 +104,15 @@ impl<T: CpuElement> Forward<'_, T> {
                 }
                 let residual = scratch.gather(2, at(RESIDUAL, residual_at), residual_step);
                 let sum = scratch.target(3, at(SUM, sum_at), sum_step);
-                Row { x, residual, sum, held, stream: self.stream && can_stream::<S, T>(sum) }
+                Row {
+                    x,
+                    residual,
+                    sum,
+                    held,
+                    stream: want_stream && sum_step == 1 && can_stream::<S, T>(sum),
+                }
             };
-            let Range { start, end } = self.rows;
+            let Range { start, end } = rows;
             let mut row = row_at(start, &mut scratch[start % 2]);
             let mut sums = row.sums(
                 s,
@@ -102,7 +126,7 @@ impl<T: CpuElement> Forward<'_, T> {
                     scratch[index % 2].scatter(3, at(SUM, sum_at), sum_step);
                 }
                 let out = scratch[index % 2].target(1, at(OUT, out_at), out_step);
-                let stream = self.stream && can_stream::<S, T>(out);
+                let stream = want_stream && out_step == 1 && can_stream::<S, T>(out);
                 let normal = Normal::new(
                     s,
                     p,
@@ -364,10 +388,11 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let per_block = rows_per_group(p.num_rows);
     let blocks = groups(p.num_rows);
     let grain = GRAIN.div_ceil(p.hidden.max(1) * per_block);
-    parallel_for(
+    parallel_for_with_scratch(
         blocks,
         grain,
-        |blocks| with_float!(p.dtype, T => dispatch(launch.tier, BackwardBlocks::<T> { launch, blocks, t: std::marker::PhantomData })),
+        DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps),
+        |blocks, region| with_float!(p.dtype, T => dispatch(launch.tier, BackwardBlocks::<T> { launch, blocks, region, t: std::marker::PhantomData })),
     );
     let sums = [(p.has_dweight, back::DWEIGHT, p.steps[5]), (p.has_dbias, back::DBIAS, p.steps[6])];
     let targets = sums.into_iter().filter(|(wanted, _, _)| *wanted);
@@ -380,6 +405,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
 struct BackwardBlocks<'a, T> {
     launch: &'a Launch<'a, back::Problem>,
     blocks: Range<usize>,
+    region: Region<'a>,
     t: std::marker::PhantomData<T>,
 }
 
@@ -387,14 +413,14 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let s = s.pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let (n, eps) = (p.hidden, f32::from_bits(p.eps_bits));
         let want_stream = should_stream(p.num_rows * n * p.dtype.size());
-        let mut scratch = Scratch::<T>::new(n, &p.steps);
+        let mut scratch = DenseRows::<T>::new(&mut self.region, n, &p.steps);
         let [x_step, dout_step, dx_step, dsum_step, weight_step, _, _] = p.steps;
         let num_blocks = groups(p.num_rows);
         let per_block = rows_per_group(p.num_rows);
@@ -460,7 +486,7 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
                     let r = 1.0 / (squares / n as f32 + eps).sqrt();
                     let (scale, mean_gy) = (s.splat(r), s.splat(dot * r / n as f32));
                     let mean_g = s.splat(if p.center { total / n as f32 } else { 0.0 });
-                    let stream = want_stream && can_stream::<S::Pair, T>(dx);
+                    let stream = want_stream && dx_step == 1 && can_stream::<S::Pair, T>(dx);
                     for_vectors::<S::Pair>(
                         n,
                         #[inline(always)]

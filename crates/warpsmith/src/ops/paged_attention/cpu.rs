@@ -2,15 +2,28 @@
 //!
 //! Prefixes that requests share are read as part of each.
 
-use super::numbers::requests;
+use super::numbers::add_requests;
 use super::{K_PAGES, K_SCALE, LSE, OUT, PAGE_TABLE, Problem, Q, SINKS, V_PAGES, V_SCALE};
-use crate::cpu::attention::{self, Cache, Call, Heads, Pages, PerHead};
+use crate::cpu::attention::{self, Cache, Call, Heads, Pages, PerHead, Request};
+use crate::cpu::scratch::{self, Need};
 use crate::error::Result;
 use crate::op::Launch;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
+    let count = launch.problem.requests;
+    scratch::with(Need::of::<Request>(count), |mut region| {
+        let mut requests = region.list(count);
+        add_requests(launch, &mut requests)?;
+        // SAFETY: all numbers have been judged.
+        unsafe { attend(launch, &requests) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The requests and their pages must lie in the tensors.
+unsafe fn attend(launch: &Launch<'_, Problem>, requests: &[Request]) {
     let p = launch.problem;
-    let requests = requests(launch)?;
     let address = |index: usize| launch.args.address(index);
     let tokens = |index: usize, [token, head, dim]: [isize; 3]| Heads {
         data: address(index),
@@ -56,7 +69,6 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         block_keys: attention::KEYS,
         keys: &|i, request| p.keys(i, request.q_len, request.kv_len),
     };
-    // SAFETY: the problem has been checked against these tensors, and `requests` has judged all pages.
-    unsafe { attention::run(&call, &requests) };
-    Ok(())
+    // SAFETY: the problem has been checked against these tensors; the caller promised the rest.
+    unsafe { attention::run(&call, requests) };
 }

@@ -3,15 +3,15 @@
 use super::problem::Shared;
 use super::{GROUP_STARTS, KV_LENS, PAGE_TABLE, PREFIX_LENS, Problem, Q_STARTS};
 use crate::cpu::attention::Request;
+use crate::cpu::scratch::{self, List, Need};
 use crate::error::{Error, Result};
 use crate::op::Launch;
 use std::ops::Range;
 
-/// Reads and judges all numbers, before anything is written.
-pub(super) fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
+/// Reads and judges all numbers, before anything is written, and adds the requests to `requests`.
+pub(super) fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_, Request>) -> Result<()> {
     let p = launch.problem;
     let numbers = Numbers { launch };
-    let mut requests = Vec::with_capacity(p.requests);
     let mut end = 0;
     for index in 0..p.requests {
         let kv_len = numbers.at(KV_LENS, [0, p.kv_lens_step], [0, index]);
@@ -49,8 +49,12 @@ pub(super) fn requests(launch: &Launch<'_, Problem>) -> Result<Vec<Request>> {
             kv_len,
         });
     }
-    numbers.judge_groups(&requests)?;
-    Ok(requests)
+    let Some(shared) = p.shared else { return Ok(()) };
+    let count = requests.len();
+    scratch::with(Need::of::<usize>(count).and::<usize>(count), |mut region| {
+        let room = [region.filled(count, 0), region.slice(count)];
+        numbers.judge_groups(requests, &shared, room)
+    })
 }
 
 /// The whole numbers of a call.
@@ -70,14 +74,18 @@ impl Numbers<'_> {
     }
 
     /// Prefixes are read as part of each request here, but what is said of them must be true.
-    fn judge_groups(&self, requests: &[Request]) -> Result<()> {
-        let Some(shared) = self.launch.problem.shared else { return Ok(()) };
-        // Keys of each request that the levels so far have.
-        let mut known = vec![0; requests.len()];
+    ///
+    /// `known` are the keys of each request that the levels so far have, zero at first; `before` is room for as many.
+    fn judge_groups(
+        &self,
+        requests: &[Request],
+        shared: &Shared,
+        [known, before]: [&mut [usize]; 2],
+    ) -> Result<()> {
         for level in 0..shared.levels {
-            let before = known.clone();
+            before.copy_from_slice(known);
             for group in 0..shared.groups {
-                let (members, len) = self.group(requests, &shared, level, group)?;
+                let (members, len) = self.group(requests, shared, level, group)?;
                 let known = &mut known[members.clone()];
                 if len > 0 && before[members.clone()].iter().any(|&keys| keys != before[members.start]) {
                     let expected = format!("groups of level {level} within those of the level before");
@@ -101,10 +109,10 @@ impl Numbers<'_> {
         let p = self.launch.problem;
         let start = |group: usize| self.at(GROUP_STARTS, shared.starts, [level, group]);
         let (first, end) = (start(group), start(group + 1));
-        let place = format!("group {group} of level {level}");
+        let place = || format!("group {group} of level {level}");
         if first < 0 || end < first || end as usize > requests.len() {
             let expected = format!("starts that ascend from 0 to at most requests={}", requests.len());
-            return self.wrong("group_starts", expected, format!("{first} and {end} for {place}"));
+            return self.wrong("group_starts", expected, format!("{first} and {end} for {}", place()));
         }
         let range = first as usize..end as usize;
         let members = &requests[range.clone()];
@@ -113,7 +121,7 @@ impl Numbers<'_> {
         let most = members.iter().map(|r| r.kv_len.saturating_sub(r.q_len)).min().unwrap_or(0);
         if len < 0 || len as usize > most {
             let expected = format!("lengths from 0 to the {most} keys before the queries of its requests");
-            return self.wrong("prefix_lens", expected, format!("{len} for {place}"));
+            return self.wrong("prefix_lens", expected, format!("{len} for {}", place()));
         }
         for page in 0..(len as usize).div_ceil(p.page_size) {
             let id = |r: &Request| self.at(PAGE_TABLE, p.page_table, [r.batch, page]);

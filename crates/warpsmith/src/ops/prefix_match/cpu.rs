@@ -3,23 +3,30 @@
 use super::flat::Flat;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cpu::parallel_for;
+use crate::cpu::scratch::{self, Need, Region};
 use crate::error::{Error, Result};
 use crate::op::{Args, Launch};
-use std::borrow::Cow;
 
 /// Tokens a thread compares at least: less is not worth waking one.
 const GRAIN: usize = 1 << 12;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
+    let inputs = [TABLE, EDGE_TOKENS, EDGE_PAGES, TOKENS, STARTS];
+    let need = |index: usize| Need::of::<i32>(copied(launch.args, index));
+    let need = inputs.into_iter().fold(Need::default(), |all, index| all.plus(need(index)));
+    scratch::with(need, |region| run_dense(launch, region))
+}
+
+/// [`run`] with copies of the inputs whose elements are apart in `region`.
+fn run_dense(launch: &Launch<'_, Problem>, mut region: Region<'_>) -> Result<()> {
     let (p, args) = (launch.problem, launch.args);
-    let [table, edge_tokens, edge_pages] =
-        [dense(args, TABLE)?, dense(args, EDGE_TOKENS)?, dense(args, EDGE_PAGES)?];
-    let [tokens, starts] = [dense(args, TOKENS)?, dense(args, STARTS)?];
-    check_starts(args, &starts, tokens.len())?;
+    let [table, edge_tokens, edge_pages, tokens, starts] =
+        [TABLE, EDGE_TOKENS, EDGE_PAGES, TOKENS, STARTS].map(|index| dense(args, index, &mut region));
+    check_starts(args, starts, tokens.len())?;
     let flat = Flat {
         table: table.as_chunks().0,
-        tokens: &edge_tokens,
-        pages: &edge_pages,
+        tokens: edge_tokens,
+        pages: edge_pages,
         page_size: p.page_size,
         seed: p.seed,
     };
@@ -50,19 +57,29 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     Ok(())
 }
 
-/// An input as a slice; a copy of it where its elements are apart.
-fn dense<'a>(args: &'a Args<'_>, index: usize) -> Result<Cow<'a, [i32]>> {
+/// Elements of an input that are copied.
+fn copied(args: &Args<'_>, index: usize) -> usize {
     let view = args.at(index);
-    if !view.layout().is_contiguous() {
-        return view.to_vec().map(Cow::Owned);
+    if view.layout().is_contiguous() { 0 } else { view.layout().numel() }
+}
+
+/// An input as a slice; a copy of it where its elements are apart.
+fn dense<'a, 's: 'a>(args: &'a Args<'_>, index: usize, region: &mut Region<'s>) -> &'a [i32] {
+    let view = args.at(index);
+    let (layout, data) = (view.layout(), view.address() as *const i32);
+    if !layout.is_contiguous() {
+        let copy = region.slice(layout.numel());
+        for (i, slot) in copy.iter_mut().enumerate() {
+            // SAFETY: the view is of type i32, and this the offset of one of its elements.
+            *slot = unsafe { *data.add(layout.offset_of(i)) };
+        }
+        return copy;
     }
-    if view.layout().numel() == 0 {
-        return Ok(Cow::Borrowed(&[]));
+    if layout.numel() == 0 {
+        return &[];
     }
     // SAFETY: the view is dense, of type i32 and aligned for it, lives as long as `args`, and is not written meanwhile.
-    Ok(Cow::Borrowed(unsafe {
-        std::slice::from_raw_parts(view.address() as *const i32, view.layout().numel())
-    }))
+    unsafe { std::slice::from_raw_parts(data, layout.numel()) }
 }
 
 fn check_starts(args: &Args<'_>, starts: &[i32], total: usize) -> Result<()> {

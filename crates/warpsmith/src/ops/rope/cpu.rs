@@ -6,14 +6,18 @@ use super::rotation::Tables;
 use super::{COS, OUT, POSITIONS, Problem, Rotation, SIN, X};
 use crate::cpu::prefetch::{AHEAD, SIDE_BY_SIDE, fetch, side_by_side};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at, with_float,
+    DenseRows, can_stream, for_vectors, index_at, load_at, load_unordered_at, put_near_at, store_at,
+    with_float,
 };
-use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for, should_stream};
+use crate::cpu::{
+    CpuElement, Need, Region, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream,
+};
 use crate::error::Result;
 use crate::op::Launch;
 use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Elements a thread works on at least: less is not worth waking one.
 const GRAIN: usize = 1 << 15;
@@ -23,12 +27,19 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     // SAFETY: these are the offsets of the tensor's elements.
     let positions = (0..p.num_tokens).map(|token| unsafe { position(launch, p.tokens.offsets(token)[2]) });
     p.rotation.check_positions(launch.args.spec().name, positions)?;
-    let factors = Factors::new(&p.rotation, [COS, SIN].map(|index| launch.args.address(index)));
+    let frequencies = Factors::frequencies(&p.rotation);
+    let tables = [COS, SIN].map(|index| launch.args.address(index));
+    let factors = Factors::new(&p.rotation, tables, frequencies.as_deref());
     let token = p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.dtype.size());
-    parallel_for(p.num_tokens, GRAIN.div_ceil(token.max(1)), |tokens| {
+    let mut need = DenseRows::<f32>::need(p.dtype, p.head_dim, &p.steps);
+    for _ in 0..SIDE_BY_SIDE {
+        need = need.plus(Row::need(&p.rotation));
+    }
+    let factors = &factors;
+    parallel_for_with_scratch(p.num_tokens, GRAIN.div_ceil(token.max(1)), need, |tokens, region| {
         with_float!(p.dtype, T => {
-            dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, factors: &factors, t: PhantomData })
+            dispatch(launch.tier, Rotate::<T> { launch, tokens, stream, factors, region, t: PhantomData })
         });
     });
     Ok(())
@@ -48,7 +59,8 @@ struct Rotate<'a, T> {
     launch: &'a Launch<'a, Problem>,
     tokens: Range<usize>,
     stream: bool,
-    factors: &'a Factors,
+    factors: &'a Factors<'a>,
+    region: Region<'a>,
     t: PhantomData<T>,
 }
 
@@ -56,18 +68,18 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         let in_place = args.address(X) == args.address(OUT);
         let rotary_dim = p.rotation.rotary_dim;
         let copied = if in_place { rotary_dim } else { p.head_dim };
-        let mut scratch = Scratch::<T>::new(p.head_dim, &p.steps);
+        let mut scratch = DenseRows::<T>::new(&mut self.region, p.head_dim, &p.steps);
         let [x_step, out_step] = p.steps;
         // Several tokens side by side, head by head; what is gathered and scattered takes turns.
         let (side, reach) = side_by_side(self.stream && p.steps == [1, 1]);
-        let mut rows: Vec<Row> = (0..side.min(self.tokens.len())).map(|_| Row::new(&p.rotation)).collect();
+        let mut rows = [0; SIDE_BY_SIDE].map(|_| Row::new(&mut self.region, &p.rotation));
         let heads_ahead = reach.div_ceil((p.head_dim * size_of::<T>()).max(1));
         let last = self.tokens.end.saturating_sub(1);
         // SAFETY: `check` bound all shapes to these sizes and strides and `run` the positions to the tables; threads
@@ -95,7 +107,7 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
                         let ahead = at(X, token).wrapping_offset(ahead as isize * p.head_strides[0]);
                         let x = scratch.gather(0, x_head, x_step);
                         let out = scratch.target(1, out_head, out_step);
-                        rotate_head(s.pair(), row, x, out, ahead, self.stream);
+                        rotate_head(s.pair(), row, x, out, ahead, self.stream && out_step == 1);
                         // What is gathered and scattered must be whole, also in place.
                         let copied = if out_step == 1 { copied } else { p.head_dim };
                         if copied > rotary_dim {
@@ -113,43 +125,60 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
 }
 
 /// Where the factors of a rotation come from.
-pub(in crate::ops) struct Factors {
+pub(in crate::ops) struct Factors<'a> {
     rotation: Rotation,
     /// Addresses of the tables.
     tables: [usize; 2],
-    frequencies: Vec<u64>,
+    frequencies: &'a [u64],
 }
 
-impl Factors {
-    pub fn new(rotation: &Rotation, tables: [usize; 2]) -> Factors {
-        let frequencies = match rotation.tables {
-            Some(_) => Vec::new(),
-            None => frequencies(rotation.rotary_dim, rotation.theta.get(), rotation.scale.get()).to_vec(),
-        };
-        Factors { rotation: *rotation, tables, frequencies }
+impl<'a> Factors<'a> {
+    /// The frequencies that [`Factors::new`] needs: none with tables.
+    pub fn frequencies(rotation: &Rotation) -> Option<Rc<[u64]>> {
+        let Rotation { rotary_dim, theta, scale, tables, .. } = rotation;
+        tables.is_none().then(|| frequencies(*rotary_dim, theta.get(), scale.get()))
+    }
+
+    pub fn new(rotation: &Rotation, tables: [usize; 2], frequencies: Option<&'a [u64]>) -> Factors<'a> {
+        Factors { rotation: *rotation, tables, frequencies: frequencies.unwrap_or_default() }
     }
 }
 
 /// Factors for one token. `half`: cosine and sine of each pair. `interleaved`: the factor of each element and of
 /// the other element of its pair, which is minus or plus the sine.
-pub(in crate::ops) struct Row {
+pub(in crate::ops) struct Row<'a> {
     rotary_dim: usize,
     interleaved: bool,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-    quarters: Vec<f32>,
-    rests: Vec<f32>,
+    cos: &'a mut [f32],
+    sin: &'a mut [f32],
+    quarters: &'a mut [f32],
+    rests: &'a mut [f32],
 }
 
-impl Row {
+impl<'a> Row<'a> {
+    /// Numbers of cosines, and of angles.
+    fn sizes(rotation: &Rotation) -> (usize, usize) {
+        let angles = rotation.rotary_dim / 2;
+        (if rotation.interleaved { rotation.rotary_dim } else { angles }, angles)
+    }
+
+    /// Scratch for [`Row::new`].
+    pub fn need(rotation: &Rotation) -> Need {
+        let (factors, angles) = Self::sizes(rotation);
+        Need::of::<f32>(factors).and::<f32>(factors).and::<f32>(angles).and::<f32>(angles)
+    }
+
     /// Room for the factors of any token.
-    pub fn new(rotation: &Rotation) -> Self {
-        let Rotation { rotary_dim, interleaved, .. } = *rotation;
-        let factors = if interleaved { rotary_dim } else { rotary_dim / 2 };
-        let zeros = |n| vec![0.0; n];
-        let (cos, sin) = (zeros(factors), zeros(factors));
-        let (quarters, rests) = (zeros(rotary_dim / 2), zeros(rotary_dim / 2));
-        Row { rotary_dim, interleaved, cos, sin, quarters, rests }
+    pub fn new(region: &mut Region<'a>, rotation: &Rotation) -> Self {
+        let (factors, angles) = Self::sizes(rotation);
+        Row {
+            rotary_dim: rotation.rotary_dim,
+            interleaved: rotation.interleaved,
+            cos: region.filled(factors, 0.0),
+            sin: region.filled(factors, 0.0),
+            quarters: region.filled(angles, 0.0),
+            rests: region.filled(angles, 0.0),
+        }
     }
 
     /// Elements of a head that are rotated.
@@ -162,7 +191,7 @@ impl Row {
     /// # Safety
     /// `factors` must be of the rotation given to `new`. With tables, the position must be a row of theirs.
     #[inline(always)]
-    pub unsafe fn fill<S: Simd>(&mut self, s: S, factors: &Factors, position: i64) {
+    pub unsafe fn fill<S: Simd>(&mut self, s: S, factors: &Factors<'_>, position: i64) {
         let n = self.rotary_dim / 2;
         match factors.rotation.tables {
             Some(Tables { strides, .. }) => {
@@ -178,8 +207,8 @@ impl Row {
                 }
             }
             None => {
-                let slots = self.quarters.iter_mut().zip(&mut self.rests);
-                for ((quarter, rest), &frequency) in slots.zip(&factors.frequencies) {
+                let slots = self.quarters.iter_mut().zip(&mut *self.rests);
+                for ((quarter, rest), &frequency) in slots.zip(factors.frequencies) {
                     let (q, r) = reduced(frequency.wrapping_mul(position as u64));
                     (*quarter, *rest) = (f32::from_bits(q as u32), r);
                 }
@@ -227,7 +256,7 @@ impl Row {
     }
 }
 
-impl Row {
+impl Row<'_> {
     /// Brings the factors into the order in which elements of `T` are loaded. To be called once they are filled in, with
     /// the token that heads will be rotated with.
     #[inline(always)]
@@ -236,7 +265,7 @@ impl Row {
             return;
         }
         let s = s.pair();
-        for table in [&mut self.cos, &mut self.sin] {
+        for table in [&mut *self.cos, &mut *self.sin] {
             for factors in table.chunks_exact_mut(<S::Pair as Simd>::N) {
                 // SAFETY: the chunk is as long as the vector.
                 unsafe { s.store(factors.as_mut_ptr(), T::to_unordered(s, s.load(factors.as_ptr()))) };
@@ -249,7 +278,7 @@ impl Row {
 /// would take minutes to compile.
 pub(in crate::ops) struct Head<'a, T> {
     /// Arranged for elements of `T`.
-    pub row: &'a Row,
+    pub row: &'a Row<'a>,
     pub x: *const T,
     pub out: *mut T,
     pub stream: bool,
@@ -288,7 +317,7 @@ impl<T: CpuElement> Task for Head<'_, T> {
 #[inline(always)]
 unsafe fn rotate_head<S: Simd, T: CpuElement>(
     s: S,
-    row: &Row,
+    row: &Row<'_>,
     x: *const T,
     out: *mut T,
     ahead: *const T,

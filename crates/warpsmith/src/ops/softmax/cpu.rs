@@ -2,14 +2,17 @@
 
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
-use crate::cpu::coarse::{Bf16, F16, Precision};
+use crate::cpu::math16::{Bf16, F16, Precision};
 use crate::cpu::prefetch::{AHEAD, Ahead, fetch, fetch_near};
 use crate::cpu::rows::{
-    Scratch, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_near_at, put_unordered_at,
-    replace_rest, store_at, sum_vectors, with_float,
+    DenseRows, can_stream, for_vectors, keep_first, load_at, load_unordered_at, put_near_at,
+    put_unordered_at, replace_rest, store_at, sum_vectors, with_float,
 };
+use crate::cpu::scratch::Plain;
 use crate::cpu::simd::{Four, MAX_LANES};
-use crate::cpu::{CpuElement, Simd, Task, dispatch, l2_bytes, math, parallel_for, should_stream};
+use crate::cpu::{
+    CpuElement, Need, Region, Simd, Task, dispatch, l2_bytes, math, parallel_for_with_scratch, should_stream,
+};
 use crate::error::Result;
 use crate::op::Launch;
 use crate::tensor::DType;
@@ -28,18 +31,37 @@ const PIECE: usize = 4096;
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_for(
+    parallel_for_with_scratch(
         p.num_rows,
         GRAIN.div_ceil(p.hidden.max(1)),
-        |rows| with_float!(p.dtype, T => dispatch(launch.tier, Forward::<T> { launch, rows, stream, t: PhantomData })),
+        forward_need(p),
+        |rows, region| {
+            with_float!(p.dtype, T => {
+                dispatch(launch.tier, Forward::<T> { launch, rows, stream, region, t: PhantomData })
+            })
+        },
     );
     Ok(())
+}
+
+/// Scratch of [`Forward`]: two rows, the exponentials of one, its pieces and their factors.
+fn forward_need(p: &Problem) -> Need {
+    let rows = DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps[..2]);
+    let pieces = p.hidden.div_ceil(PIECE);
+    rows.plus(rows).and::<f32>(kept_powers(p)).and::<Piece>(pieces).and::<f32>(pieces)
+}
+
+/// How many exponentials of a row are kept: all if a quarter of L2 holds them, the rest of it being for the row itself and for
+/// what comes next, else none.
+fn kept_powers(p: &Problem) -> usize {
+    if p.hidden * size_of::<f32>() <= l2_bytes() / 4 { p.hidden } else { 0 }
 }
 
 struct Forward<'a, T> {
     launch: &'a Launch<'a, Problem>,
     rows: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     t: PhantomData<T>,
 }
 
@@ -47,21 +69,21 @@ impl<T: CpuElement> Task for Forward<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         // Four vectors in lock-step: exponentials are chains of a dozen operations.
         let s = s.pair().pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
         // For a row and the one before it, which is stored meanwhile.
-        let mut scratch = [0, 1].map(|_| Scratch::<T>::new(p.hidden, &p.steps[..2]));
-        // A quarter of L2 for the exponentials of a row, the rest for the row itself and for what comes next. Those of the
-        // next row take their place one by one: rows of usual length then leave room in L1.
-        let fits = p.hidden * size_of::<f32>() <= l2_bytes() / 4;
-        let mut powers = vec![0f32; if fits { p.hidden } else { 0 }];
-        let mut pieces = vec![Piece::default(); p.hidden.div_ceil(PIECE)];
+        let region = &mut self.region;
+        let mut scratch = [0, 1].map(|_| DenseRows::<T>::new(region, p.hidden, &p.steps[..2]));
+        // Those of the next row take their place one by one: rows of usual length then leave room in L1.
+        let powers = region.slice::<f32>(kept_powers(p));
+        let fits = powers.len() == p.hidden;
+        let pieces = region.slice::<Piece>(p.hidden.div_ceil(PIECE));
         let scale = Scale::new(s, p.scale());
-        let mut factors = vec![0f32; pieces.len()];
+        let factors = region.slice::<f32>(pieces.len());
         // Where the row before belongs, and what is left to do for it.
         let mut before: Option<(usize, Pending<T>)> = None;
         let last = self.rows.end.wrapping_sub(1);
@@ -74,7 +96,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
             unsafe {
                 let x = scratch[this].gather(0, at(X, x_at), p.steps[0]);
                 let out = scratch[this].target(1, at(OUT, out_at), p.steps[1]);
-                let stream = self.stream && can_stream::<S::Pair, T>(out);
+                let stream = self.stream && p.steps[1] == 1 && can_stream::<S::Pair, T>(out);
                 if fits {
                     let next = p.rows.offsets((row + 1).min(p.num_rows - 1))[0];
                     let soon = if p.steps[0] == 1 { at(X, next).cast_const() } else { x };
@@ -89,7 +111,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                             (x, p.hidden),
                             soon,
                             (&scale, pivot),
-                            &mut pieces,
+                            pieces,
                             #[inline(always)]
                             |piece, i, count, e| {
                                 if let Some(pending) = pending {
@@ -110,12 +132,12 @@ impl<T: CpuElement> Task for Forward<'_, T> {
                         }
                         pivot = Pivot::Row(largest(s, x, p.hidden, &scale));
                     };
-                    for (factor, piece) in factors.iter_mut().zip(&pieces) {
+                    for (factor, piece) in factors.iter_mut().zip(&*pieces) {
                         *factor = piece.factor(s, top, &scale) / sum;
                     }
                     before = Some((out_at, Pending { powers, out, stream }));
                 } else {
-                    long_row(s, (x, out, p.hidden), &scale, &mut pieces, stream);
+                    long_row(s, (x, out, p.hidden), &scale, pieces, stream);
                     scratch[this].scatter(1, at(OUT, out_at), p.steps[1]);
                 }
             }
@@ -265,6 +287,9 @@ unsafe fn largest<S: Simd, T: CpuElement>(s: S, x: *const T, n: usize, scale: &S
     s.reduce_max(top)
 }
 
+// SAFETY: two numbers.
+unsafe impl Plain for Piece {}
+
 /// A piece of a row: what its exponentials are relative to, and their sum.
 #[derive(Clone, Copy, Default)]
 struct Piece {
@@ -405,11 +430,12 @@ unsafe fn long_row<S: Simd, T: CpuElement>(
 pub(super) fn run_backward(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
-    parallel_for(
-        p.num_rows,
-        GRAIN.div_ceil(p.hidden.max(1)),
-        |rows| with_float!(p.dtype, T => dispatch(launch.tier, Backward::<T> { launch, rows, stream, t: PhantomData })),
-    );
+    let need = DenseRows::<f32>::need(p.dtype, p.hidden, &p.steps[..3]);
+    parallel_for_with_scratch(p.num_rows, GRAIN.div_ceil(p.hidden.max(1)), need, |rows, region| {
+        with_float!(p.dtype, T => {
+            dispatch(launch.tier, Backward::<T> { launch, rows, stream, region, t: PhantomData })
+        })
+    });
     Ok(())
 }
 
@@ -417,6 +443,7 @@ struct Backward<'a, T> {
     launch: &'a Launch<'a, Problem>,
     rows: Range<usize>,
     stream: bool,
+    region: Region<'a>,
     t: PhantomData<T>,
 }
 
@@ -424,12 +451,12 @@ impl<T: CpuElement> Task for Backward<'_, T> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let s = s.pair();
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
-        let mut scratch = Scratch::<T>::new(p.hidden, &p.steps[..3]);
+        let mut scratch = DenseRows::<T>::new(&mut self.region, p.hidden, &p.steps[..3]);
         let scale = s.splat(p.scale() as f32);
         for row in self.rows {
             let [y_at, dout_at, dx_at, _] = p.rows.offsets(row);
@@ -453,7 +480,7 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                     },
                 );
                 let dot = s.splat(dot);
-                let stream = self.stream && can_stream::<S::Pair, T>(dx);
+                let stream = self.stream && p.steps[2] == 1 && can_stream::<S::Pair, T>(dx);
                 for_vectors::<S::Pair>(
                     p.hidden,
                     #[inline(always)]

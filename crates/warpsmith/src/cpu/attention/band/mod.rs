@@ -2,24 +2,19 @@
 
 mod results;
 mod softmax;
-mod state;
 
 // Only tiles have the softmax done in pieces.
 #[cfg(target_arch = "x86_64")]
 pub(super) use softmax::Growth;
 pub(super) use softmax::View;
-pub(super) use state::State;
 
-use super::job::Work;
+use super::call::{Call, KEYS};
 use super::plan::Job;
-use super::{Call, KEYS};
+use super::state::{ROWS, State};
+use super::work::Work;
 use crate::cpu::gemm::Blocks;
 use std::ops::Range;
 
-/// The most rows of a band.
-const ROWS: usize = Blocks::PANEL;
-/// Lanes of the widest vectors that are summed in.
-const LANES: usize = 16;
 const PANEL: usize = Blocks::PANEL;
 
 /// Rows of a job.
@@ -46,10 +41,6 @@ pub(super) struct Band<'a> {
 }
 
 impl<'a> Band<'a> {
-    /// Floats a band works in: scores, exponentials, and a row.
-    pub const SCRATCH: usize = KEYS / PANEL * ROWS * PANEL + ROWS * Blocks::ROW + Self::LONGEST;
-    const LONGEST: usize = 256;
-
     /// Band `index` of a job, which has seen nothing yet.
     ///
     /// # Safety
@@ -57,7 +48,7 @@ impl<'a> Band<'a> {
     pub unsafe fn new(work: &Work<'a>, index: usize) -> Band<'a> {
         let Work { call, job, ref space, ref memory } = *work;
         let [total, current] =
-            [memory.total, memory.current].map(|states| State::at(states.at(index), space));
+            [memory.total, memory.current].map(|states| State::at(states.at(index), space.rows));
         let first = index % space.head_bands * space.rows;
         let rows = first..(first + space.rows).min(job.queries.len() * call.group);
         let mut seen = [(0, 0); ROWS];

@@ -1,7 +1,7 @@
 //! From the sums of segments to results.
 
-use super::state::{State, base};
-use super::{Band, LANES};
+use super::Band;
+use crate::cpu::attention::state::{LANES, State, base};
 use crate::cpu::prefetch::claim;
 use crate::cpu::{CpuElement, Simd, math};
 

@@ -1,11 +1,12 @@
 //! From scores to exponentials, and the scaling of what was summed before.
 
-use super::state::{State, base};
-use super::{Band, LANES, PANEL, ROWS};
-use crate::cpu::attention::Grid;
+use super::{Band, PANEL};
+use crate::cpu::attention::heads::Grid;
+use crate::cpu::attention::state::{LANES, ROWS, State, base};
 use crate::cpu::gemm::Blocks;
+use crate::cpu::math16::exp2_fine;
 use crate::cpu::rows::for_vectors;
-use crate::cpu::{CpuElement, Simd, bf16, math};
+use crate::cpu::{CpuElement, Simd, math};
 use crate::tensor::DType;
 use half::{bf16 as Bf16, f16};
 use std::f32::consts::LOG2_E;
@@ -88,7 +89,7 @@ impl Growth {
 #[inline(always)]
 fn exponential<S: Simd>(s: S, scores: S::V, factor: S::V, base: S::V) -> S::V {
     let x = s.sub(s.mul(scores, factor), base);
-    bf16::exp2_fine(s, s.mul(x, s.splat(LOG2_E)))
+    exp2_fine(s, s.mul(x, s.splat(LOG2_E)))
 }
 
 impl Band<'_> {

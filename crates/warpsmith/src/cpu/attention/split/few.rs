@@ -3,41 +3,47 @@
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Each piece is split one ahead of the
 //! products: what was stored a moment ago cannot be loaded at once.
 
-use super::mend::is_left_out;
+use super::left_out::{LeftOut, add_values, is_left_out};
+use super::softmax::Softmax;
 use super::stage::Stage;
-use super::{KEYS, LeftOut, PANEL, STEP_LEN, Softmax};
 use crate::cpu::Simd;
-use crate::cpu::attention::Heads;
-use crate::cpu::attention::band::Band;
+use crate::cpu::attention::attend::Attend;
+use crate::cpu::attention::band::{Band, View};
 use crate::cpu::attention::cache::Block;
-use crate::cpu::attention::job::{Attend, Work};
-use crate::cpu::attention::memory::{Layout, Pieces};
-use crate::cpu::attention::tiles::Units;
+use crate::cpu::attention::call::KEYS;
+use crate::cpu::attention::heads::Heads;
+use crate::cpu::attention::memory::{Layout, Pieces, Space, floats_of};
+use crate::cpu::attention::tiles::{Tile, Tiles, Units};
+use crate::cpu::attention::work::Work;
 use crate::cpu::gemm::{
     Blocks, Piece, RowSplitter, Sizes, SplitBlock, SplitBlocks, Turned, ValueSplitter, split_block, turn_sums,
 };
 
+const PANEL: usize = Blocks::PANEL;
+const STEP_LEN: usize = Blocks::SPLIT;
 /// Steps that are split or multiplied at a time, and units of keys or values that they belong to.
 const RING: usize = 2;
 /// How many rows or pairs of rows of the next step are split after each sixth of the products of one.
 const ROWS_AT_ONCE: usize = PANEL.div_ceil(SplitBlock::calls(1));
 const PAIRS_AT_ONCE: usize = (PANEL / 2).div_ceil(SplitBlock::calls(1));
 
-/// [`Way::Few`](crate::cpu::attention::memory::Way::Few): the tiles, and what is known of the operands.
+/// [`Strategy::Few`](crate::cpu::attention::memory::Strategy::Few): the tiles, and what is known of the operands.
 pub(in crate::cpu::attention) struct Few<'a> {
-    pub(super) work: &'a Work<'a>,
-    pub(super) blocks: &'a Blocks,
+    work: &'a Work<'a>,
+    blocks: &'a Blocks,
     tiles: SplitBlocks,
-    planes: Planes,
+    rings: Rings,
     /// The queries of each head.
-    pub(super) queries: Vec<Sizes>,
-    /// Of each head, for the present block.
-    pub(super) left_out: Vec<LeftOut>,
+    queries: &'a [Sizes],
+    /// The values of the present block that are not among the split ones: of each head, for each panel of columns.
+    left_out: &'a mut [LeftOut],
+    /// Room for the rows of a band, to recompute scores.
+    rows: *mut f32,
 }
 
 /// Where what is under way is.
 #[derive(Clone, Copy)]
-struct Planes {
+struct Rings {
     /// Steps of split keys or values.
     steps: Pieces,
     /// Scores by key.
@@ -46,16 +52,15 @@ struct Planes {
     staged: Pieces,
 }
 
-impl Planes {
+impl Rings {
     const TURNED: usize = PANEL * PANEL;
     const STAGED: usize = PANEL * Blocks::ROW;
 
-    fn new(data: *mut f32) -> Planes {
-        let mut layout = Layout { next: data };
+    fn new(layout: &mut Layout) -> Rings {
         let steps = layout.take(RING, STEP_LEN);
         let turned = layout.take(RING, Self::TURNED);
         let staged = layout.take(RING, Self::STAGED);
-        Planes { steps, turned, staged }
+        Rings { steps, turned, staged }
     }
 
     fn step(&self, position: usize) -> *mut f32 {
@@ -72,26 +77,42 @@ impl Planes {
 }
 
 impl Few<'_> {
-    /// Floats of what is under way.
-    pub const PLANES: usize = RING * (STEP_LEN + Planes::TURNED + Planes::STAGED);
+    const ROWS: usize = PANEL * Blocks::ROW;
+
+    /// Floats of what is kept.
+    pub fn staging(space: &Space) -> usize {
+        let rings = RING * (STEP_LEN + Rings::TURNED + Rings::STAGED);
+        let known = floats_of::<Sizes>(space.bands) + floats_of::<LeftOut>(space.bands * space.panels);
+        rings + Self::ROWS + known
+    }
+
+    /// What is left out of the values of a head.
+    fn left_out_of(&self, head: usize) -> &[LeftOut] {
+        let panels = self.work.space.panels;
+        &self.left_out[head * panels..][..panels]
+    }
 
     /// Where the keys or values of a unit are copied to.
-    pub(super) fn stage(&self, number: usize) -> Stage<'_> {
-        Stage { work: self.work, blocks: self.blocks, rows: self.planes.staged(number) }
+    fn stage(&self, number: usize) -> Stage<'_> {
+        Stage { work: self.work, blocks: self.blocks, rows: self.rings.staged(number) }
     }
 }
 
 impl<'a> Attend<'a> for Few<'a> {
     unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self {
         let Work { call, space, memory, .. } = work;
-        let planes = Planes::new(memory.planes);
-        let rows = Band::exponentials(memory.scratch.at(0));
+        let mut layout = Layout { next: memory.staging };
+        let rings = Rings::new(&mut layout);
+        let rows = layout.take(1, Self::ROWS).at(0);
         // No keys are copied yet.
-        let panel = planes.staged(0);
-        // SAFETY: a band's scratch has room for its rows, and a stage for a panel of queries. Tiles, without which nothing is
-        // split, imply the instructions.
+        let panel = rings.staged(0);
+        // SAFETY: the memory holds what `staging` says, and is the caller's; a stage has room for a panel of queries. Tiles,
+        // without which nothing is split, imply the instructions.
         unsafe {
-            let queries = bands.iter().enumerate().map(|(head, band)| {
+            let queries = layout.slice(bands.len());
+            let left_out = layout.slice(bands.len() * space.panels);
+            left_out.fill([0; KEYS / PANEL]);
+            for (head, (band, sizes)) in bands.iter().zip(&mut *queries).enumerate() {
                 work.pack_band(blocks, band, rows);
                 for k in 0..call.head_dim {
                     for lane in 0..PANEL {
@@ -99,13 +120,11 @@ impl<'a> Attend<'a> for Few<'a> {
                             if lane < band.rows() { *rows.add(lane * Blocks::ROW + k) } else { 0.0 };
                     }
                 }
-                split_block(panel, call.head_dim, memory.queries.at(head))
-            });
-            let queries: Vec<Sizes> = queries.collect();
+                *sizes = split_block(panel, call.head_dim, memory.queries.at(head));
+            }
             // What is past a head that is not whole panels long stays zero.
-            std::ptr::write_bytes(panel, 0, RING * Planes::STAGED);
-            let left_out = vec![vec![[0; KEYS / PANEL]; space.panels]; queries.len()];
-            Few { work, blocks, tiles: SplitBlocks::new(), planes, queries, left_out }
+            std::ptr::write_bytes(panel, 0, RING * Rings::STAGED);
+            Few { work, blocks, tiles: SplitBlocks::new(), rings, queries, left_out, rows }
         }
     }
 
@@ -131,8 +150,8 @@ impl<'a> Attend<'a> for Few<'a> {
             self.weigh(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
                 band.note_sums();
-                if is_left_out(&self.left_out[head], &panels) {
-                    self.add_values(head, band, &view(head, band), &units.tiles);
+                if is_left_out(self.left_out_of(head), &panels) {
+                    self.add_left_out(head, band, &view(head, band), &units.tiles);
                 }
             }
         }
@@ -146,7 +165,7 @@ impl Few<'_> {
     /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scores(&self, bands: &[Band<'_>], units: &Units<'_>) {
-        let (Work { call, space, memory, .. }, planes) = (self.work, self.planes);
+        let (Work { call, space, memory, .. }, rings) = (self.work, self.rings);
         let (k, then) = (&units.tiles.cache.k, (&units.tiles.cache.v, units.tiles.keys.start));
         // SAFETY: passed on.
         let pieces = |number: usize| unsafe { self.pieces(units, k, number, then) };
@@ -154,11 +173,11 @@ impl Few<'_> {
         unsafe {
             let mut rows = RowSplitter::new(pieces(0), call.head_dim);
             let mut position = 0;
-            rows.begin(0, planes.step(position));
+            rows.begin(0, rings.step(position));
             rows.finish();
             for number in 0..units.len() {
                 let (head, panel) = units.place(number);
-                let out = planes.turned(number);
+                let out = rings.turned(number);
                 let mut sizes = None;
                 let turned = Turned::begin();
                 for step in 0..space.steps {
@@ -170,10 +189,10 @@ impl Few<'_> {
                         }
                     }
                     if following != 0 || number + 1 < units.len() {
-                        rows.begin(following, planes.step(position + 1));
+                        rows.begin(following, rings.step(position + 1));
                     }
                     let queries = memory.queries.at(head).wrapping_add(step * STEP_LEN);
-                    turned.step(planes.step(position), queries, || rows.advance(ROWS_AT_ONCE));
+                    turned.step(rings.step(position), queries, || rows.advance(ROWS_AT_ONCE));
                     rows.finish();
                     position += 1;
                 }
@@ -182,7 +201,7 @@ impl Few<'_> {
                 turn_sums(out, bands[head].rows(), scores);
                 let keys = sizes.expect("a head has a step");
                 if !self.queries[head].fits(&keys) {
-                    self.mend_scores(head, &bands[head], pieces(number), &keys, scores);
+                    self.recompute_scores(head, &bands[head], pieces(number), &keys, scores);
                 }
             }
         }
@@ -194,7 +213,7 @@ impl Few<'_> {
     /// As for [`Attend::block`].
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn weigh(&mut self, bands: &[Band<'_>], units: &Units<'_>) {
-        let (Work { space, memory, .. }, planes) = (self.work, self.planes);
+        let (Work { space, memory, .. }, rings) = (self.work, self.rings);
         let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
         let of_column = |pieces: &[Piece; 2], column: usize| {
             pieces.map(|piece| Piece { data: piece.data.wrapping_add(column * PANEL), ..piece })
@@ -204,22 +223,22 @@ impl Few<'_> {
         unsafe {
             let mut rows = self.pieces(units, v, 0, then);
             let mut position = 0;
-            let mut left_out = ValueSplitter::new(rows, planes.step(position)).finish();
+            let mut left_out = ValueSplitter::new(rows, rings.step(position)).finish();
             for number in 0..units.len() {
                 let (head, panel) = units.place(number);
                 let band = &bands[head];
                 for column in 0..space.panels {
-                    self.left_out[head][column][panel] = left_out;
+                    self.left_out[head * space.panels + column][panel] = left_out;
                     let following = (column + 1) % space.panels;
                     let last = following == 0 && number + 1 == units.len();
                     if following == 0 && !last {
                         rows = self.pieces(units, v, number + 1, then);
                     }
                     let mut values =
-                        ValueSplitter::new(of_column(&rows, following), planes.step(position + 1));
+                        ValueSplitter::new(of_column(&rows, following), rings.step(position + 1));
                     let product = SplitBlock {
                         left: Band::exponentials(memory.scratch.at(head)).wrapping_add(panel * STEP_LEN),
-                        right: planes.step(position),
+                        right: rings.step(position),
                         steps: 1,
                         rows: band.rows(),
                         cols: PANEL,
@@ -253,5 +272,62 @@ impl Few<'_> {
         let stage = self.stage(number);
         // SAFETY: passed on.
         unsafe { units.at(heads, number, then).map(|tile| stage.piece(heads, &units.tiles, &tile)) }
+    }
+
+    /// Recomputes the scores of a unit of keys on vectors where the products of a query of a head and a key are out of the range of
+    /// tiles.
+    ///
+    /// # Safety
+    /// The keys must be readable, and `out` hold their scores. AVX-512 must be there.
+    #[cold]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,fma")]
+    unsafe fn recompute_scores(
+        &self,
+        head: usize,
+        band: &Band<'_>,
+        keys: [Piece; 2],
+        sizes: &Sizes,
+        out: *mut f32,
+    ) {
+        let queries = self.rows;
+        // SAFETY: there is room for the rows of a band.
+        unsafe {
+            self.work.pack_band(self.blocks, band, queries);
+            for i in 0..band.rows() {
+                for j in (0..PANEL).filter(|&j| !self.queries[head].fits_at(i, sizes, j)) {
+                    let piece = &keys[j / Blocks::TILE];
+                    if j % Blocks::TILE >= piece.count {
+                        continue;
+                    }
+                    let key = piece.data.wrapping_offset((j % Blocks::TILE) as isize * piece.row);
+                    // In the order of vectors.
+                    *out.add(i * PANEL + j) = (0..self.work.call.head_dim)
+                        .fold(0f32, |sum, k| (*queries.add(i * Blocks::ROW + k)).mul_add(*key.add(k), sum));
+                }
+            }
+        }
+    }
+
+    /// Adds the values of a head that were left out of the block.
+    ///
+    /// # Safety
+    /// As for [`Attend::block`], with the view's exponentials made.
+    #[cold]
+    #[inline(never)]
+    unsafe fn add_left_out(&self, head: usize, band: &Band<'_>, view: &View, tiles: &Tiles<'_>) {
+        let v = &tiles.cache.v;
+        let stage = self.stage(0);
+        let row = |key: usize, column: usize| {
+            // SAFETY: the key is the request's.
+            unsafe {
+                let kv_head = tiles.kv_heads.start + head;
+                let address = tiles.cache.find(v, tiles.block.request, view.first() + key, kv_head).0;
+                let tile = Tile { head, from: key, count: 1, address, ahead: 0 };
+                stage.piece(v, tiles, &tile).data.wrapping_add(column * PANEL)
+            }
+        };
+        // SAFETY: passed on; tiles imply the instructions.
+        unsafe { add_values(band, view, self.left_out_of(head), row) };
     }
 }

@@ -1,11 +1,12 @@
 //! The softmax of a band, in small pieces between the products of others.
 
-use super::{PANEL, STEP_LEN};
 use crate::cpu::Simd;
 use crate::cpu::attention::band::{Band, Growth, View};
-use crate::cpu::gemm::split_left;
+use crate::cpu::gemm::{Blocks, split_left};
 use std::arch::x86_64::*;
 
+const PANEL: usize = Blocks::PANEL;
+const STEP_LEN: usize = Blocks::SPLIT;
 /// Rows whose maxima are found at once.
 const RAISED: usize = 2;
 /// Panels of keys of a row that become exponentials at once.

@@ -1,13 +1,14 @@
 //! Keys and values that few rows cannot split from where they lie.
 
-use super::PANEL;
-use crate::cpu::attention::Heads;
 use crate::cpu::attention::cache::Run;
-use crate::cpu::attention::job::Work;
+use crate::cpu::attention::heads::Heads;
 use crate::cpu::attention::tiles::{Tile, Tiles};
+use crate::cpu::attention::work::Work;
 use crate::cpu::gemm::{Blocks, Matrix, Piece};
 use crate::cpu::prefetch::fetch_near;
 use crate::tensor::DType;
+
+const PANEL: usize = Blocks::PANEL;
 
 /// Where the keys or values of a unit are copied to.
 pub(super) struct Stage<'a> {

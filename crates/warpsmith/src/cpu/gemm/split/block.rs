@@ -1,16 +1,16 @@
 //! Products of blocks of f32 on tiles, for kernels that feed one product into the next.
 //!
-//! Operands are split into *steps* ([`super::planes`]) that follow each other in memory: 32 rows of a left one, 32 columns of
+//! Operands are split into *steps* ([`super::terms`]) that follow each other in memory: 32 rows of a left one, 32 columns of
 //! a right one. Sums are rows of [`PANEL`] f32, and their bits do not depend on the number of rows.
 
-use super::mend::{Sizes, VALUES};
-use super::planes::{
-    Largest, PLANE, ROW, STEP, STEP_BYTES, TILE, magnitudes, split_columns, split_pair, split_row,
+use super::range::{Sizes, VALUES};
+use super::steps::{CALLS, Form, begin, step, store};
+use super::terms::{
+    Largest, ROW, STEP, STEP_BYTES, TERM, TILE, magnitudes, split_columns, split_pair, split_row,
     split_vectors,
 };
-use super::steps::{CALLS, Form, begin, step, store};
-use crate::cpu::gemm::Blocks;
 use crate::cpu::gemm::amx::{Shape, Tiles};
+use crate::cpu::gemm::block::Blocks;
 use crate::cpu::gemm::panel::avx512::transposed;
 use crate::cpu::gemm::panel::{HALF, PANEL};
 use crate::cpu::prefetch::{LINE, fetch_near};
@@ -359,10 +359,9 @@ const MOST: u32 = (*VALUES.end() + 1) << 7;
 unsafe fn leave_out(dst: *mut f32) -> u32 {
     let mut left_out = 0;
     for row in 0..PANEL {
-        // Where the row's numbers are, of each plane of both tiles.
-        let number = |plane: usize, column: usize| {
-            let at =
-                plane * PLANE + column / HALF * TILE + row / 2 * ROW + (2 * (column % HALF) + row % 2) * 2;
+        // Where the row's numbers are, of each term of both tiles.
+        let number = |term: usize, column: usize| {
+            let at = term * TERM + column / HALF * TILE + row / 2 * ROW + (2 * (column % HALF) + row % 2) * 2;
             dst.cast::<u8>().wrapping_add(at).cast::<u16>()
         };
         // SAFETY: passed on.
@@ -403,9 +402,9 @@ pub(crate) unsafe fn turn_sums(sums: *const f32, rows: usize, out: *mut f32) {
 pub(crate) unsafe fn left_element(src: *const f32, row: usize, k: usize) -> f32 {
     let at =
         src.cast::<u8>().wrapping_add(row / HALF * TILE + row % HALF * ROW).cast::<u16>().wrapping_add(k);
-    let part = |plane: usize| {
+    let part = |term: usize| {
         // SAFETY: passed on.
-        let bits = unsafe { *at.byte_add(plane * PLANE) };
+        let bits = unsafe { *at.byte_add(term * TERM) };
         f32::from_bits(u32::from(bits) << 16)
     };
     part(0) + part(1) + part(2)

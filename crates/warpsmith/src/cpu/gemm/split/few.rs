@@ -1,18 +1,19 @@
 //! Few rows of f32 on tiles: the weights are read once, split in the first cache and used at once.
 
-use super::mend::{Exponents, Magnitudes, Mender};
-use super::planes::{Largest, PLANE, STEP, STEP_BYTES, magnitude, magnitudes, split_columns, split_row};
+use super::operand::{Operand, STAGE, SplitProduct, split_panel};
+use super::range::{Exponents, Magnitudes};
+use super::recompute::Recompute;
 use super::steps::{Form, Narrow, begin, narrow_begin, narrow_step, narrow_store, step, store};
-use super::{Operand, STAGE, SplitProduct, split_panel};
+use super::terms::{Largest, STEP, STEP_BYTES, TERM, magnitude, magnitudes, split_columns, split_row};
 use crate::cpu::gemm::amx::{Shape, Tiles};
-use crate::cpu::gemm::buffer::{Slot, with_scratch};
-use crate::cpu::gemm::drive::{Depth, TILE, end};
-use crate::cpu::gemm::epilogue::Epilogue;
+use crate::cpu::gemm::epilogue::{Epilogue, end};
 use crate::cpu::gemm::isa::Isa;
 use crate::cpu::gemm::matrix::{Block, Unit, copy_rows};
-use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side};
-use crate::cpu::parallel_for;
+use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side, TILE};
+use crate::cpu::gemm::partition::Depth;
+use crate::cpu::parallel_for_with_scratch;
 use crate::cpu::prefetch::{LINE, fetch_line};
+use crate::cpu::scratch::{self, Need, Region};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -77,7 +78,7 @@ pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: 
 /// Up to 16 rows are tiles of 16 pairs of k for each row, or of each row, and nothing between them, so that the first
 /// cache holds them.
 #[derive(Copy, Clone)]
-struct XPlanes {
+struct XTerms {
     data: *mut u8,
     /// A step as it is split.
     loose: *mut u8,
@@ -87,9 +88,9 @@ struct XPlanes {
 }
 
 // SAFETY: written before the loop that shares it, only read in it.
-unsafe impl Sync for XPlanes {}
+unsafe impl Sync for XTerms {}
 
-impl XPlanes {
+impl XTerms {
     fn is_narrow(&self) -> bool {
         self.rows <= HALF
     }
@@ -103,14 +104,14 @@ impl XPlanes {
         }
     }
 
-    /// Bytes of a plane of a step.
-    fn plane(&self) -> usize {
+    /// Bytes of a term of a step.
+    fn term(&self) -> usize {
         let (rows, bytes) = self.tile();
-        if self.is_narrow() { rows * bytes } else { PLANE }
+        if self.is_narrow() { rows * bytes } else { TERM }
     }
 
     fn step(&self, step: usize) -> *mut u8 {
-        self.data.wrapping_add(step * 3 * self.plane())
+        self.data.wrapping_add(step * 3 * self.term())
     }
 
     /// Where to split a step to.
@@ -127,10 +128,10 @@ impl XPlanes {
             return;
         }
         let (rows, bytes) = self.tile();
-        for plane in 0..3 {
+        for term in 0..3 {
             for row in 0..rows {
-                let from = self.loose.wrapping_add(plane * PLANE + row * 4 * HALF);
-                let to = self.step(step).wrapping_add(plane * self.plane() + row * bytes);
+                let from = self.loose.wrapping_add(term * TERM + row * 4 * HALF);
+                let to = self.step(step).wrapping_add(term * self.term() + row * bytes);
                 // SAFETY: both are inside what the scratch holds.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
@@ -148,7 +149,7 @@ impl XPlanes {
     }
 
     /// # Safety
-    /// The tiles must have [`XPlanes::shape`].
+    /// The tiles must have [`XTerms::shape`].
     #[inline(always)]
     unsafe fn begin(&self) {
         // SAFETY: passed on.
@@ -164,14 +165,14 @@ impl XPlanes {
     /// Adds the products with a step of weights.
     ///
     /// # Safety
-    /// As for [`XPlanes::begin`]; `weights` must hold a step.
+    /// As for [`XTerms::begin`]; `weights` must hold a step.
     #[inline(always)]
     unsafe fn multiply(&self, index: usize, weights: *const u8) {
         let (x, swapped) = (self.step(index).cast_const(), self.swapped);
         // SAFETY: passed on.
         unsafe {
             if self.is_narrow() {
-                let x = [0, 1, 2].map(|plane| x.wrapping_add(plane * self.plane()));
+                let x = [0, 1, 2].map(|term| x.wrapping_add(term * self.term()));
                 return narrow_step(Narrow { x, x_stride: self.tile().1, w: weights, swapped });
             }
             match swapped {
@@ -181,10 +182,10 @@ impl XPlanes {
         }
     }
 
-    /// Stores what [`XPlanes::begin`] began.
+    /// Stores what [`XTerms::begin`] began.
     ///
     /// # Safety
-    /// As for [`XPlanes::begin`]; `sums` must hold a tile from half `g` of its rows on, and as much again.
+    /// As for [`XTerms::begin`]; `sums` must hold a tile from half `g` of its rows on, and as much again.
     #[inline(always)]
     unsafe fn store(&self, sums: *mut f32, g: usize) {
         let out = sums.wrapping_add(g * HALF * PANEL);
@@ -200,15 +201,15 @@ impl XPlanes {
 }
 
 /// Calls `f` with room for the steps of all rows, and for a step of f32.
-fn with_rows(x: &Side, swapped: bool, f: impl FnOnce(XPlanes, *mut f32)) {
-    let mut planes =
-        XPlanes { data: std::ptr::null_mut(), loose: std::ptr::null_mut(), rows: x.len(), swapped };
-    let bytes = (x.k().div_ceil(STEP) * 3 * planes.plane()).next_multiple_of(LINE);
-    let stage = STAGE * PANEL * size_of::<f32>();
-    with_scratch(Slot::Shared, bytes + STEP_BYTES + stage, |scratch| {
-        planes.loose = scratch;
-        planes.data = scratch.wrapping_add(STEP_BYTES);
-        f(planes, planes.data.wrapping_add(bytes).cast());
+fn with_rows(x: &Side, swapped: bool, f: impl FnOnce(XTerms, *mut f32)) {
+    let mut terms =
+        XTerms { data: std::ptr::null_mut(), loose: std::ptr::null_mut(), rows: x.len(), swapped };
+    let bytes = x.k().div_ceil(STEP) * 3 * terms.term();
+    let need = Need::of::<u8>(STEP_BYTES).and::<u8>(bytes).and::<f32>(STAGE * PANEL);
+    scratch::with(need, |mut region| {
+        terms.loose = region.slice(STEP_BYTES).as_mut_ptr();
+        terms.data = region.slice(bytes).as_mut_ptr();
+        f(terms, region.slice(STAGE * PANEL).as_mut_ptr());
     });
 }
 
@@ -322,7 +323,7 @@ impl Stream for WeightPanels {
 /// As for [`super::run`], with AMX; `rows` must hold all steps of `x`.
 unsafe fn stream<E: Epilogue, S: Stream>(
     product: &SplitProduct<'_, E>,
-    rows: XPlanes,
+    rows: XTerms,
     rows_seen: &Magnitudes,
     weights: &S,
 ) {
@@ -335,41 +336,62 @@ unsafe fn stream<E: Epilogue, S: Stream>(
         return;
     }
     let grain = (1 << 12) / k.max(1) + 1;
-    parallel_for(blocks, grain, |range| {
-        // The second half of the sums is stored as a whole tile.
-        let bytes = RING * STEP_BYTES + 3 * TILE * size_of::<f32>();
-        with_scratch(Slot::Own, bytes, |scratch| {
-            // SAFETY: the caller promised AMX, which implies the instructions; the scratch is this thread's.
-            unsafe {
-                let mut tiles = Tiles::new();
-                tiles.configure(rows.shape());
-                multiply(product, &rows, rows_seen, weights, range, scratch);
-            }
-            end(Isa::Amx, product.results.epilogue);
-        });
+    parallel_for_with_scratch(blocks, grain, Workspace::NEED, |range, region| {
+        let mut space = Workspace::new(region);
+        // SAFETY: the caller promised AMX, which implies the instructions; the scratch is this thread's.
+        unsafe {
+            let mut tiles = Tiles::new();
+            tiles.configure(rows.shape());
+            multiply(product, &rows, rows_seen, weights, range, &mut space);
+        }
+        end(Isa::Amx, product.results.epilogue);
     });
+}
+
+/// The memory one thread works in.
+struct Workspace {
+    ring: *mut u8,
+    /// A tile, transposed.
+    turned: *mut f32,
+    sums: *mut f32,
+    recompute: Recompute,
+}
+
+impl Workspace {
+    const RING: usize = RING * STEP_BYTES;
+    /// The second half of the sums is stored as a whole tile.
+    const SUMS: usize = 2 * TILE;
+    const NEED: Need =
+        Need::of::<u8>(Self::RING).and::<f32>(TILE).and::<f32>(Self::SUMS).plus(Recompute::NEED);
+
+    fn new(mut region: Region<'_>) -> Workspace {
+        Workspace {
+            ring: region.slice(Self::RING).as_mut_ptr(),
+            turned: region.slice(TILE).as_mut_ptr(),
+            sums: region.slice(Self::SUMS).as_mut_ptr(),
+            recompute: Recompute::new(&mut region),
+        }
+    }
 }
 
 /// Multiplies some blocks of the weights with all rows.
 ///
 /// # Safety
-/// As for [`stream`], with tiles configured; the scratch must hold the ring and three tiles.
+/// As for [`stream`], with tiles configured; the workspace must be this thread's.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn multiply<E: Epilogue, S: Stream>(
     product: &SplitProduct<'_, E>,
-    rows: &XPlanes,
+    rows: &XTerms,
     rows_seen: &Magnitudes,
     weights: &S,
     blocks: Range<usize>,
-    scratch: *mut u8,
+    space: &mut Workspace,
 ) {
     let k = product.left.k();
     let steps = k.div_ceil(STEP);
-    let turned = scratch.wrapping_add(RING * STEP_BYTES).cast::<f32>();
-    let sums = turned.wrapping_add(TILE);
-    let slot = |position: usize| scratch.wrapping_add(position % RING * STEP_BYTES);
+    let Workspace { ring, turned, sums, ref mut recompute } = *space;
+    let slot = |position: usize| ring.wrapping_add(position % RING * STEP_BYTES);
     let swapped = product.results.swapped;
-    let mut mender = Mender::default();
     let rows_exponents = Exponents::of(rows_seen);
     // What is split and what is multiplied lie less than a ring apart, in steps and so in pieces.
     let mut seen = [[_mm512_setzero_si512(); HALF]; RING];
@@ -412,7 +434,7 @@ unsafe fn multiply<E: Epilogue, S: Stream>(
             if !Exponents::of(&weights_seen).fits(rows_exponents) {
                 let (left_seen, right_seen) =
                     if swapped { (&weights_seen, rows_seen) } else { (rows_seen, &weights_seen) };
-                mender.mend((product.left, left, left_seen), (&product.right, right, right_seen), sums);
+                recompute.tile((product.left, left, left_seen), (&product.right, right, right_seen), sums);
             }
             let mut pending = product.results.unfinished(left, right, sums, turned);
             product.results.finish(&mut pending, 1, 1);

@@ -1,11 +1,11 @@
 //! The products of a step: six for each pair of tiles, all added to the same sums.
 //!
-//! Tiles 0 to 3 are the sums (row-major in a 2 x 2 grid), 4 and 5 hold a plane of the left operand, 6 and 7 one of the right.
-//! From one product to the next only one operand's plane changes, so that 24 products take 14 loads. A sum must get the six in
+//! Tiles 0 to 3 are the sums (row-major in a 2 x 2 grid), 4 and 5 hold a term of the left operand, 6 and 7 one of the right.
+//! From one product to the next only one operand's term changes, so that 24 products take 14 loads. A sum must get the six in
 //! the same order whichever operand is left: there are kernels for `x` left and for the weights left, the one the other's
 //! mirror image.
 
-use super::planes::STEP_BYTES;
+use super::terms::STEP_BYTES;
 use crate::cpu::gemm::panel::PANEL;
 use std::arch::asm;
 
@@ -20,7 +20,7 @@ pub(super) struct Form {
     pub swapped: bool,
 }
 
-/// Products after another plane of the left operand was loaded, `$at` bytes into the step.
+/// Products after another term of the left operand was loaded, `$at` bytes into the step.
 #[rustfmt::skip]
 macro_rules! left {
     (2 2 $at:literal) => { concat!(
@@ -38,7 +38,7 @@ macro_rules! left {
         "tileloadd tmm4, [{l} + {row} + ", $at, "]\n", "tdpbf16ps tmm0, tmm4, tmm6\n") };
 }
 
-/// Products after another plane of the right operand was loaded.
+/// Products after another term of the right operand was loaded.
 #[rustfmt::skip]
 macro_rules! right {
     (2 2 $at:literal) => { concat!(
@@ -56,7 +56,7 @@ macro_rules! right {
         "tileloadd tmm6, [{r} + {row} + ", $at, "]\n", "tdpbf16ps tmm0, tmm4, tmm6\n") };
 }
 
-/// Loads a plane of the right operand, for the products that [`left`] makes; and the reverse.
+/// Loads a term of the right operand, for the products that [`left`] makes; and the reverse.
 #[rustfmt::skip]
 macro_rules! load {
     (right 1 $at:literal) => { concat!("tileloadd tmm6, [{r} + {row} + ", $at, "]\n") };
@@ -67,8 +67,8 @@ macro_rules! load {
         "tileloadd tmm4, [{l} + {row} + ", $at, "]\n", "tileloadd tmm5, [{l} + {row} + ", $at, " + 1024]\n") };
 }
 
-/// One step of `$down` x `$across` tiles. Of `x` and the weights: planes 2 and 0, 1 and 0, 1 and 1, 0 and 1, 0 and 2, 0 and 0.
-/// After the products of each pair of planes it calls `between`.
+/// One step of `$down` x `$across` tiles. Of `x` and the weights: terms 2 and 0, 1 and 0, 1 and 1, 0 and 1, 0 and 2, 0 and 0.
+/// After the products of each pair of terms it calls `between`.
 macro_rules! step {
     ($name:ident, $mirrored:ident, $down:tt $across:tt) => {
         /// # Safety
@@ -243,7 +243,7 @@ pub(super) unsafe fn store(form: Form, out: *mut f32) {
 /// where they are right.
 #[derive(Copy, Clone)]
 pub(super) struct Narrow {
-    /// The planes of `x`.
+    /// The terms of `x`.
     pub x: [*const u8; 3],
     /// Bytes from one row of their tiles to the next.
     pub x_stride: usize,

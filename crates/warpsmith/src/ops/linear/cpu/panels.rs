@@ -8,15 +8,24 @@ pub(super) struct Panels<'a> {
     pub p: &'a Problem,
     pub part: &'a Part,
     pub panels: Range<usize>,
+    pub region: Region<'a>,
+}
+
+impl Panels<'_> {
+    /// Scratch of a thread.
+    pub fn need(p: &Problem) -> Need {
+        let Sizes { padded, w_rows, blocks } = Sizes::of(p);
+        Need::of::<f32>(w_rows * padded).and::<f32>(ROWS * padded).and::<f32>(w_rows * blocks)
+    }
 }
 
 impl Task for Panels<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let (p, per_matrix) = (self.p, self.p.n.div_ceil(PANEL));
-        let mut work = Work::new(p);
+        let mut work = Work::new(&mut self.region, p);
         for panel in self.panels {
             let (batch, first) = (panel / per_matrix, panel % per_matrix * PANEL);
             let columns = PANEL.min(p.n - first);
@@ -35,34 +44,47 @@ impl Task for Panels<'_> {
 }
 
 /// Scratch memory of a thread, all in f32.
-struct Work {
-    /// Elements of a row, padded with zeros to whole vectors.
+struct Work<'a> {
     padded: usize,
     /// Rows of `w` of the panel: gate rows and then up rows.
-    w: Vec<f32>,
+    w: &'a mut [f32],
     /// [`ROWS`] rows of `x`.
-    x: Vec<f32>,
+    x: &'a mut [f32],
     /// Scale of each of those rows of `w` in each block of K, of which there are none if K is empty; one block unless
     /// scaled by block.
-    w_scales: Vec<f32>,
+    w_scales: &'a mut [f32],
     bias: [f32; 2 * PANEL],
     sums: [[f32; 2 * PANEL]; ROWS],
-    /// Rows of `w` in `w`; a multiple of [`COLUMNS`], the last ones may be zeros.
     w_rows: usize,
     blocks: usize,
 }
 
-impl Work {
-    fn new(p: &Problem) -> Work {
-        let padded = p.k.next_multiple_of(64);
+/// Sizes of what a thread works in.
+struct Sizes {
+    /// Elements of a row, padded with zeros to whole vectors.
+    padded: usize,
+    /// Rows of `w` of a panel; a multiple of [`COLUMNS`], the last ones may be zeros.
+    w_rows: usize,
+    /// Blocks of K that have a scale.
+    blocks: usize,
+}
+
+impl Sizes {
+    fn of(p: &Problem) -> Sizes {
         let gates = if p.gate == Gate::None { 1 } else { 2 };
-        let w_rows = gates * PANEL;
         let blocks = if p.dequant == Dequant::Blocks { p.k.div_ceil(SCALE_BLOCK) } else { 1 };
+        Sizes { padded: p.k.next_multiple_of(64), w_rows: gates * PANEL, blocks }
+    }
+}
+
+impl<'a> Work<'a> {
+    fn new(region: &mut Region<'a>, p: &Problem) -> Work<'a> {
+        let Sizes { padded, w_rows, blocks } = Sizes::of(p);
         Work {
             padded,
-            w: vec![0.0; w_rows * padded],
-            x: vec![0.0; ROWS * padded],
-            w_scales: vec![1.0; w_rows * blocks],
+            w: region.filled(w_rows * padded, 0.0),
+            x: region.filled(ROWS * padded, 0.0),
+            w_scales: region.filled(w_rows * blocks, 1.0),
             bias: [0.0; 2 * PANEL],
             sums: [[0.0; 2 * PANEL]; ROWS],
             w_rows,
@@ -181,7 +203,7 @@ impl Work {
                 }
                 let line = Line { p, sums, bias: &self.bias, residual: &residual };
                 let result = match p.out_dtype {
-                    // A residual could cancel all but the error of a coarse activation.
+                    // A residual could cancel all but the error of an approximate activation.
                     DType::BF16 if !p.has_residual => line.result::<S, bf16>(s, columns),
                     DType::F16 if !p.has_residual => line.result::<S, f16>(s, columns),
                     _ => line.result::<S, f32>(s, columns),
@@ -202,7 +224,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// The result before it is rounded; the activation as coarse as `T` allows.
+    /// The result before it is rounded; the activation as accurate as `T` can tell.
     #[inline(always)]
     fn result<S: Simd, T: CpuElement>(&self, s: S, columns: usize) -> [f32; PANEL] {
         match self.p.activation {

@@ -1,12 +1,22 @@
 //! What is kept of the softmax of a band's rows.
 
-use super::{LANES, PANEL, ROWS};
-use crate::cpu::attention::memory::Space;
+use super::call::KEYS;
+use crate::cpu::gemm::Blocks;
+
+/// The most rows of a band.
+pub(super) const ROWS: usize = Blocks::PANEL;
+/// Lanes of the widest vectors that are summed in.
+pub(super) const LANES: usize = 16;
+const PANEL: usize = Blocks::PANEL;
+/// Floats of the longest head.
+const LONGEST: usize = 256;
+/// Floats a band works in: scores, exponentials, and a row.
+pub(super) const BAND_SCRATCH: usize = KEYS / PANEL * ROWS * PANEL + ROWS * Blocks::ROW + LONGEST;
 
 /// Where the rows of a band stand in one softmax: the largest score so far, the sum of the exponentials of the scores
 /// less that, and the sums of the values weighted with them.
 #[derive(Clone, Copy)]
-pub(in crate::cpu::attention) struct State {
+pub(super) struct State {
     pub(super) most: *mut f32,
     pub(super) sum: *mut f32,
     /// Sums of exponentials by lane, which make `sum` in the end.
@@ -20,11 +30,11 @@ impl State {
     /// Floats before the values.
     pub const LEN: usize = 2 * ROWS + ROWS * LANES;
 
-    /// The state of a band at `data`.
-    pub fn at(data: *mut f32, space: &Space) -> State {
+    /// The state at `data` of a band, of at most `rows` rows.
+    pub fn at(data: *mut f32, rows: usize) -> State {
         let sum = data.wrapping_add(ROWS);
         let lanes = sum.wrapping_add(ROWS);
-        State { most: data, sum, lanes, values: data.wrapping_add(Self::LEN), stride: space.rows * PANEL }
+        State { most: data, sum, lanes, values: data.wrapping_add(Self::LEN), stride: rows * PANEL }
     }
 
     /// Forgets everything.

@@ -1,7 +1,9 @@
-//! Functions for results that are rounded to 16 bits, as coarse as the type allows: in about half the instructions of
+//! Approximations that are good enough for results that are rounded to 16 bits: in about half the instructions of
 //! [`super::math`]. The same bits on every tier; NaN and infinities as there.
 //!
 //! The polynomials are minimax fits of this project.
+
+pub mod derivatives;
 
 use super::math::{GELU_TANH_A, GELU_TANH_B, poly};
 use super::simd::Simd;
@@ -103,6 +105,13 @@ impl Precision for F16 {
     }
 }
 
+/// `2^x` for `x <= 127`; relative error `2^-22`.
+#[inline(always)]
+pub fn exp2_fine<S: Simd>(s: S, x: S::V) -> S::V {
+    let c = [1.0, 0.693_151_3, 0.240_164_58, 0.055_799_585, 0.009_017_376, 0.001_867_001];
+    s.scale2_floor(poly(s, s.fraction(x), c), x)
+}
+
 // Products with an exponential are normal numbers for longer than the exponential itself, which ends at 2^-126. So
 // exponentials are computed too large, by two to the power of these: what `x` is there. They end where the product does.
 const LIFT_GELU: f32 = 3.76;
@@ -166,8 +175,8 @@ pub fn gelu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
 
 #[cfg(test)]
 mod tests {
-    use super::super::math;
     use super::*;
+    use crate::cpu::math;
     use crate::cpu::{Task, Tier, dispatch};
     use std::marker::PhantomData;
 

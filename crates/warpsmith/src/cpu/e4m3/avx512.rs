@@ -5,9 +5,10 @@
 //! the mantissa alone decides, and 128 of those can be looked up in two registers. Subnormal results are few: their
 //! codes go up by one at eight elements, and of the cells between an eighth of a binade and the next none has two of these.
 
-use super::{Avx512, Scaled};
+use super::scaled::Scaled;
 use crate::cpu::prefetch::{LINE, SIDE_BY_SIDE, claim_ahead, fetch_line};
 use crate::cpu::runs::Runs;
+use crate::cpu::simd::Avx512;
 use std::arch::x86_64::*;
 
 /// Fewer elements are not worth their tables.

@@ -1,20 +1,13 @@
-//! Derivatives for results that are rounded to bf16, as coarse as that allows: within `2^-10` of the exact values and
+//! Derivatives that are good enough for results that are rounded to bf16: within `2^-10` of the exact values and
 //! `2^-18` more, absolutely, since they have zeros. The same bits on every tier; NaN and infinities as in
-//! [`super::math`].
+//! [`crate::cpu::math`].
 //!
 //! The polynomials are minimax fits of this project.
 
-use super::coarse::{F16, Precision};
-use super::math::{GELU_TANH_A, GELU_TANH_B, INVERSE_SQRT_2PI, TAIL_ENDS, poly, upper_tail_quotient};
-use super::simd::Simd;
+use super::{F16, Precision, exp2_fine};
+use crate::cpu::math::{GELU_TANH_A, GELU_TANH_B, INVERSE_SQRT_2PI, TAIL_ENDS, upper_tail_quotient};
+use crate::cpu::simd::Simd;
 use std::f32::consts::LOG2_E;
-
-/// `2^x` for `x <= 127`; relative error `2^-22`.
-#[inline(always)]
-pub fn exp2_fine<S: Simd>(s: S, x: S::V) -> S::V {
-    let c = [1.0, 0.693_151_3, 0.240_164_58, 0.055_799_585, 0.009_017_376, 0.001_867_001];
-    s.scale2_floor(poly(s, s.fraction(x), c), x)
-}
 
 /// `e^x` for `x` up to `2^limit`, given `x log2 e`: where functions have reached their limits for good, but the square of
 /// `1 / (1 + e^x)` is zero. The operand order lets NaN through.
@@ -23,7 +16,7 @@ fn bounded_exp<S: Simd>(s: S, binary: S::V, limit: f32) -> S::V {
     exp2_fine(s, s.min(s.splat(limit), binary))
 }
 
-/// [`super::math::d_gelu`].
+/// [`crate::cpu::math::d_gelu`].
 #[inline(always)]
 pub fn d_gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let magnitude = s.abs(x);
@@ -36,7 +29,7 @@ pub fn d_gelu<S: Simd>(s: S, x: S::V) -> S::V {
     s.select(s.lt(x, s.zero()), d, s.sub(s.splat(1.0), d))
 }
 
-/// [`super::math::d_gelu_tanh`].
+/// [`crate::cpu::math::d_gelu_tanh`].
 #[inline(always)]
 pub fn d_gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let square = s.mul(x, x);
@@ -49,7 +42,7 @@ pub fn d_gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(x, s.mul(spread, inner), s.mul(w, inverse))
 }
 
-/// [`super::math::d_silu`].
+/// [`crate::cpu::math::d_silu`].
 #[inline(always)]
 pub fn d_silu<S: Simd>(s: S, x: S::V) -> S::V {
     let w = bounded_exp(s, s.mul(x, s.splat(LOG2_E)), 80.0);
@@ -57,7 +50,7 @@ pub fn d_silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(x, s.mul(w, s.mul(inverse, inverse)), s.mul(w, inverse))
 }
 
-/// [`super::math::d_mish`].
+/// [`crate::cpu::math::d_mish`].
 #[inline(always)]
 pub fn d_mish<S: Simd>(s: S, x: S::V) -> S::V {
     let (two, four) = (s.splat(2.0), s.splat(4.0));
@@ -72,8 +65,8 @@ pub fn d_mish<S: Simd>(s: S, x: S::V) -> S::V {
 
 #[cfg(test)]
 mod tests {
-    use super::super::math;
     use super::*;
+    use crate::cpu::math;
     use crate::cpu::{Task, Tier, dispatch};
 
     /// Each function beside the accurate one.

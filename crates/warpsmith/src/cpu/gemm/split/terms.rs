@@ -3,7 +3,7 @@
 //! `x0` is the bf16 nearest to `x`, `x1` the one nearest to what is left, and `x2` the rest, which bf16 holds exactly: 8 bits
 //! each. That is so for every finite number above 2^-102; of smaller ones the last bits are lost in `x2`.
 //!
-//! A *step* is 32 elements of k for 32 rows (of a left operand) or columns (of a right one): three planes of two tiles, a
+//! A *step* is 32 elements of k for 32 rows (of a left operand) or columns (of a right one): three terms of two tiles, a
 //! KiB each, so that one address and its offsets reach all of them. Left tiles hold rows as they are, right ones pairs of
 //! elements of a column side by side.
 
@@ -16,12 +16,12 @@ pub(in crate::cpu::gemm) const STEP: usize = 32;
 pub(in crate::cpu::gemm) const ROW: usize = 64;
 /// Bytes of a tile.
 pub(in crate::cpu::gemm) const TILE: usize = HALF * ROW;
-/// Bytes of a plane of a step: two tiles.
-pub(in crate::cpu::gemm) const PLANE: usize = 2 * TILE;
+/// Bytes of a term of a step: two tiles.
+pub(in crate::cpu::gemm) const TERM: usize = 2 * TILE;
 /// Bytes of a step.
-pub(in crate::cpu::gemm) const STEP_BYTES: usize = 3 * PLANE;
+pub(in crate::cpu::gemm) const STEP_BYTES: usize = 3 * TERM;
 
-/// The largest magnitudes of a first plane's elements, as bits, which have the same order. A NaN of the 2^15 largest has no
+/// The largest magnitudes of a first term's elements, as bits, which have the same order. A NaN of the 2^15 largest has no
 /// first part, but passes into the third, and so into every product.
 pub(in crate::cpu::gemm) type Largest = __m512i;
 
@@ -66,8 +66,8 @@ fn split(x: __m512i) -> [__m512i; 3] {
 
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn larger(largest: Largest, plane: __m512i) -> Largest {
-    _mm512_max_epu16(largest, _mm512_and_si512(plane, _mm512_set1_epi16(i16::MAX)))
+fn larger(largest: Largest, term: __m512i) -> Largest {
+    _mm512_max_epu16(largest, _mm512_and_si512(term, _mm512_set1_epi16(i16::MAX)))
 }
 
 /// Splits `len <= 32` elements of row `row < 32` into the left tiles of the step at `dst`; what is past them becomes zero.
@@ -93,7 +93,7 @@ pub(in crate::cpu::gemm) unsafe fn split_row(
     }
 }
 
-/// Splits 32 elements of row `row < 32` into the left tiles of the step at `dst`, and returns those of the first plane.
+/// Splits 32 elements of row `row < 32` into the left tiles of the step at `dst`, and returns those of the first term.
 ///
 /// # Safety
 /// `dst` must hold a step, on a cache line.
@@ -110,12 +110,11 @@ pub(in crate::cpu::gemm) unsafe fn split_vectors(
         let to = dst.add((row / HALF).wrapping_mul(TILE).wrapping_add(row % HALF * ROW));
         let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
         let (a, b) = (split(first), split(second));
-        let planes: [_; 3] =
-            std::array::from_fn(|plane| _mm512_permutex2var_epi16(a[plane], upper, b[plane]));
-        for (plane, &both) in planes.iter().enumerate() {
-            _mm512_store_si512(to.add(plane * PLANE).cast(), both);
+        let terms: [_; 3] = std::array::from_fn(|term| _mm512_permutex2var_epi16(a[term], upper, b[term]));
+        for (term, &both) in terms.iter().enumerate() {
+            _mm512_store_si512(to.add(term * TERM).cast(), both);
         }
-        planes[0]
+        terms[0]
     }
 }
 
@@ -148,7 +147,7 @@ pub(in crate::cpu::gemm) unsafe fn split_columns(
     largest
 }
 
-/// Splits two neighbouring elements of 16 columns into the row of a right tile at `dst`, and of its other planes.
+/// Splits two neighbouring elements of 16 columns into the row of a right tile at `dst`, and of its other terms.
 ///
 /// # Safety
 /// `dst` must be such a row of a step.
@@ -161,29 +160,29 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
     largest: Largest,
 ) -> Largest {
     let (even, odd) = (split(even), split(odd));
-    let planes: [_; 3] =
-        std::array::from_fn(|plane| _mm512_or_si512(_mm512_srli_epi32::<16>(even[plane]), odd[plane]));
-    for (plane, &both) in planes.iter().enumerate() {
+    let terms: [_; 3] =
+        std::array::from_fn(|term| _mm512_or_si512(_mm512_srli_epi32::<16>(even[term]), odd[term]));
+    for (term, &both) in terms.iter().enumerate() {
         // SAFETY: the row is inside the step.
-        unsafe { _mm512_store_si512(dst.add(plane * PLANE).cast(), both) };
+        unsafe { _mm512_store_si512(dst.add(term * TERM).cast(), both) };
     }
-    larger(largest, planes[0])
+    larger(largest, terms[0])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::gemm::Isa;
+    use crate::cpu::gemm::isa::Isa;
 
     #[repr(align(64))]
     struct Step([u16; STEP_BYTES / 2]);
 
     impl Step {
-        /// The planes of element `k` of row or column `lane`.
-        fn planes(&self, left: bool, lane: usize, k: usize) -> [f32; 3] {
+        /// The terms of element `k` of row or column `lane`.
+        fn terms(&self, left: bool, lane: usize, k: usize) -> [f32; 3] {
             let at = if left { lane % HALF * 32 + k } else { k / 2 * 32 + lane % HALF * 2 + k % 2 };
             std::array::from_fn(|p| {
-                let bits = self.0[p * PLANE / 2 + lane / HALF * TILE / 2 + at];
+                let bits = self.0[p * TERM / 2 + lane / HALF * TILE / 2 + at];
                 f32::from_bits(u32::from(bits) << 16)
             })
         }
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn three_planes_hold_every_bit() {
+    fn three_terms_hold_every_bit() {
         if Isa::supported() < Isa::Amx {
             return;
         }
@@ -249,10 +248,10 @@ mod tests {
             for lane in 0..PANEL {
                 for k in 0..STEP {
                     let expected = if k < len { numbers[lane * STEP + k] } else { 0.0 };
-                    for planes in [left.planes(true, lane, k), right.planes(false, lane, k)] {
-                        let [x0, x1, x2] = planes;
-                        assert_eq!(x0 + (x1 + x2), expected, "{planes:?}");
-                        assert!(x1.abs() <= x0.abs() / 256.0 && x2.abs() <= x0.abs() / 65536.0, "{planes:?}");
+                    for terms in [left.terms(true, lane, k), right.terms(false, lane, k)] {
+                        let [x0, x1, x2] = terms;
+                        assert_eq!(x0 + (x1 + x2), expected, "{terms:?}");
+                        assert!(x1.abs() <= x0.abs() / 256.0 && x2.abs() <= x0.abs() / 65536.0, "{terms:?}");
                     }
                 }
             }

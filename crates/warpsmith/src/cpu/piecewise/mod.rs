@@ -1,5 +1,5 @@
 //! Activations in pieces: a polynomial for each of 32 parts of the range where inputs mostly are, its coefficients looked
-//! up in registers. That takes half the instructions of [`super::math`] and [`super::coarse`], which have the rest, and all
+//! up in registers. That takes half the instructions of [`super::math`] and [`super::math16`], which have the rest, and all
 //! of it on tiers that would look up in memory. NaN and infinities as there.
 
 mod fit;
@@ -160,13 +160,13 @@ pub mod for_bf16 {
 
     mod rest {
         use super::Simd;
-        use crate::cpu::coarse::{self, Bf16};
+        use crate::cpu::math16::{self, Bf16};
 
         macro_rules! of {
             ($($name:ident)*) => {$(
                 #[inline(always)]
                 pub fn $name<S: Simd>(s: S, x: S::V) -> S::V {
-                    coarse::$name::<Bf16, S>(s, x)
+                    math16::$name::<Bf16, S>(s, x)
                 }
             )*};
         }
@@ -242,8 +242,8 @@ mod tests {
                 macro_rules! check {
                     ($($name:ident)*) => {$(
                         let want = lanes(math::$name(s, v));
-                        let coarse = [lanes(for_bf16::$name(s, v)), lanes(for_bf16::$name(s, alone)), want];
-                        check(stringify!($name), 10, x, coarse);
+                        let rough = [lanes(for_bf16::$name(s, v)), lanes(for_bf16::$name(s, alone)), want];
+                        check(stringify!($name), 10, x, rough);
                         let got = lanes(for_f32::$name(s, v));
                         let want = match stringify!($name) {
                             "gelu_tanh" => exact_gelu_tanh(x, got, want),

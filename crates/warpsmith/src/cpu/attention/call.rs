@@ -1,0 +1,43 @@
+//! One call, as the op's check found it to be right.
+
+use super::cache::Cache;
+use super::heads::{Grid, Heads, PerHead, Request};
+use crate::cpu::Tier;
+use crate::tensor::DType;
+use std::ops::Range;
+
+/// Keys of a block, unless the caller wants fewer.
+pub(crate) const KEYS: usize = 128;
+/// Keys of a segment.
+pub(super) const SEGMENT: usize = 8 * KEYS;
+
+/// One call.
+pub(crate) struct Call<'a> {
+    pub tier: Tier,
+    /// The type of queries and results.
+    pub dtype: DType,
+    pub num_kv_heads: usize,
+    /// Query heads that share a KV head.
+    pub group: usize,
+    /// A multiple of the widest vectors' lanes.
+    pub head_dim: usize,
+    pub q: Heads,
+    pub cache: Cache,
+    pub out: Heads,
+    /// Elements are f32, one for a head.
+    pub lse: Option<Heads>,
+    pub sinks: Option<PerHead>,
+    /// Bytes; scores where they are zero do not count.
+    pub mask: Option<Grid>,
+    /// Added to scores.
+    pub bias: Option<(Grid, DType)>,
+    /// Zero for none.
+    pub softcap: f32,
+    pub scale: f32,
+    /// Rows of a job, at least `group`; zero for as many as are best.
+    pub block_rows: usize,
+    /// Keys of a block: whole panels, at most [`KEYS`].
+    pub block_keys: usize,
+    /// The keys that a query of a request sees, masks aside. Both ends ascend with the query.
+    pub keys: &'a (dyn Fn(usize, &Request) -> Range<usize> + Sync),
+}

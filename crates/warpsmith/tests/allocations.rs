@@ -1,0 +1,154 @@
+//! A call that was made before allocates nothing in its CPU kernel, on no thread.
+//!
+//! Every kernel runs every case of its op twice. Allocations of the second run are told apart by where they come from: those
+//! of kernels fail the test; those of the path around them (checks, selection, workspace) are only reported.
+//! `WARPSMITH_TEST_OP=name` runs one op alone.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::backtrace::Backtrace;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use warpsmith::Error;
+use warpsmith::cpu::gemm::Isa;
+use warpsmith::cpu::{Tier, with_threads};
+use warpsmith::device::Device;
+use warpsmith::lab::AnyProvable;
+use warpsmith::lab::proof::Tensors;
+use warpsmith::op::Select;
+use warpsmith::ops;
+
+/// Ops that multiply matrices, and choose among instructions within the highest tier.
+const WITH_PRODUCTS: [&str; 4] = ["linear", "linear_backward", "attention", "paged_attention"];
+/// Threads of the kernels: more than one, so that workers are counted too.
+const THREADS: usize = 3;
+
+/// Whether allocations are counted now.
+static COUNTING: AtomicBool = AtomicBool::new(false);
+/// Where they came from.
+static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// Whether this thread is looking at an allocation, which allocates too.
+    static LOOKING: Cell<bool> = const { Cell::new(false) };
+}
+
+struct Counting;
+
+impl Counting {
+    fn note(&self) {
+        if !COUNTING.load(Ordering::Relaxed) || LOOKING.replace(true) {
+            return;
+        }
+        let trace = Backtrace::force_capture().to_string();
+        FOUND.lock().unwrap().push(trace);
+        LOOKING.set(false);
+    }
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.note();
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.note();
+        // SAFETY: passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.note();
+        // SAFETY: passed on.
+        unsafe { System.realloc(p, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The frames of the library from the allocation outwards, as far as the call of the kernel; none if it was outside of that.
+fn in_kernel(trace: &str) -> Option<String> {
+    let names = trace.lines().map(str::trim).filter_map(|line| line.split_once(": ").map(|(_, name)| name));
+    let frames: Vec<&str> = names.filter(|name| name.contains("warpsmith::")).collect();
+    let last = frames.iter().rposition(|name| name.contains("::cpu::"))?;
+    Some(frames[..=last].join("\n    "))
+}
+
+/// Where the allocations of the second of two runs came from.
+fn second_run(
+    op: &dyn AnyProvable,
+    tensors: &Tensors,
+    case: &warpsmith::lab::Case,
+    select: &Select,
+) -> Option<Vec<String>> {
+    let plan = op.plan(case);
+    let stream = Device::Cpu.default_stream().unwrap();
+    let args = tensors.args(&plan, None);
+    let run = || op.run(&args, &case.attrs, &stream, select);
+    match run() {
+        Ok(Some(_)) => {}
+        Ok(None) | Err(Error::Unsupported { .. }) => return None,
+        Err(error) => panic!("{}: {error}", op.spec().name),
+    }
+    COUNTING.store(true, Ordering::SeqCst);
+    let second = run();
+    COUNTING.store(false, Ordering::SeqCst);
+    second.unwrap();
+    Some(std::mem::take(&mut FOUND.lock().unwrap()))
+}
+
+/// Runs all cases of an op; returns what its kernels allocated, by place, and how much was allocated around them at most.
+fn count(op: &dyn AnyProvable) -> (BTreeMap<String, usize>, usize) {
+    let spec = op.spec();
+    let (mut inside, mut outside) = (BTreeMap::new(), 0);
+    for case in op.cases() {
+        let tensors = Tensors::new(spec, &case, &op.plan(&case), Device::Cpu, 1).unwrap();
+        for kernel in op.kernels() {
+            if kernel.tier.is_none_or(|tier| tier > Tier::supported()) {
+                continue;
+            }
+            let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: true };
+            let Some(found) = second_run(op, &tensors, &case, &select) else { continue };
+            let (kernels, around): (Vec<_>, Vec<_>) =
+                found.iter().map(|trace| in_kernel(trace)).partition(Option::is_some);
+            outside = outside.max(around.len());
+            for place in kernels.into_iter().flatten() {
+                *inside.entry(format!("{} {}:\n    {place}", kernel.name, case.name(spec))).or_insert(0) += 1;
+            }
+        }
+    }
+    (inside, outside)
+}
+
+#[test]
+fn a_second_call_allocates_nothing_in_its_kernel() {
+    let wanted = std::env::var("WARPSMITH_TEST_OP").ok();
+    let mut failures = Vec::new();
+    for &op in ops::PROVABLE {
+        let name = op.spec().name;
+        if wanted.as_ref().is_some_and(|wanted| wanted != name) {
+            continue;
+        }
+        let isas: Vec<Isa> = match WITH_PRODUCTS.contains(&name) {
+            true => Isa::available().filter(|isa| isa.tier() == Tier::supported()).collect(),
+            false => vec![Isa::supported()],
+        };
+        for isa in isas {
+            Isa::limit(isa);
+            let (inside, outside) = with_threads(THREADS, || count(op));
+            println!("{name} on {}: {} in kernels, at most {outside} around one", isa.name(), inside.len());
+            failures.extend(inside.into_iter().take(3).map(|(place, times)| format!("{times} x {place}")));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
