@@ -1,10 +1,10 @@
 //! `prefix_match` on the CPU: the search of the tree itself, sequences shared out over the threads.
 
-use super::flat::Flat;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cpu::parallel_for;
 use crate::error::{Error, Result};
 use crate::op::{Args, Launch};
+use crate::radix::flat::Flat;
 use std::borrow::Cow;
 
 /// Tokens a thread compares at least: less is not worth waking one.
