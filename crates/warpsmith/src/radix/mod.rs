@@ -61,6 +61,7 @@
 mod arena;
 mod check;
 mod evict;
+pub mod flat;
 mod index;
 mod marks;
 mod mirror;
@@ -69,7 +70,6 @@ mod pins;
 mod tests;
 mod version;
 
-pub use crate::ops::prefix_match::flat;
 pub use check::Broken;
 pub use mirror::Mirror;
 pub use pins::Pin;

@@ -1,10 +1,10 @@
 //! The cases of `prefix_match`: trees and sequences that reach every path of a search.
 
-use super::flat::{Slot, slots_for};
 use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, SEED, STARTS, TABLE, TOKENS};
 use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values};
 use crate::op::OpSpec;
 use crate::radix::RadixTree;
+use crate::radix::flat::{Slot, slots_for};
 use crate::tensor::{DType, Random};
 
 /// Token ids: few enough that pages of one token often agree by chance.

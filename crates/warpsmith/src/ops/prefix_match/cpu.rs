@@ -1,11 +1,11 @@
 //! `prefix_match` on the CPU: the search of the tree itself, sequences shared out over the threads.
 
-use super::flat::Flat;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cpu::parallel_for;
 use crate::cpu::scratch::{self, Need, Region};
 use crate::error::{Error, Result};
 use crate::op::{Args, Launch};
+use crate::radix::flat::Flat;
 
 /// Tokens a thread compares at least: less is not worth waking one.
 const GRAIN: usize = 1 << 12;

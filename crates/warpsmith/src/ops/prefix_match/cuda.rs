@@ -1,6 +1,5 @@
 //! `prefix_match` on CUDA devices: host half.
 
-use super::flat::MAX_PROBES;
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, Memory, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cuda::LaunchConfig;
 use crate::device::DeviceInfo;
@@ -9,6 +8,7 @@ use crate::jit::{Arch, Source};
 use crate::jit::{CudaKernel, Defines};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
+use crate::radix::flat::MAX_PROBES;
 
 const SOURCE: Source = Source { name: "prefix_match", code: include_str!("kernel.cu") };
 /// Threads that search for one sequence together, when sequences are few and long.

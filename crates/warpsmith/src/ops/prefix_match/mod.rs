@@ -1,7 +1,7 @@
 //! `prefix_match`: the longest prefix of each of a batch of token sequences that a radix tree holds.
 //!
-//! The tree is given as arrays, which [`flat`] describes and [`radix::Mirror`](crate::radix::Mirror) keeps on a device.
-//! All are i32 and may have any strides.
+//! The tree is given as arrays: [`radix::flat`](crate::radix::flat) describes them, and
+//! [`radix::Mirror`](crate::radix::Mirror) keeps them on a device. All are i32 and may have any strides.
 //!
 //! - `table` `[num_slots, 4]`, `num_slots` a power of two: the edges, by hash. `edge_tokens` `[num_pages, page_size]` and
 //!   `edge_pages` `[num_pages]`: the token and page ids of all edges. `seed` is that of the hash.
@@ -24,7 +24,6 @@ mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-pub mod flat;
 mod reference;
 #[cfg(test)]
 mod tests;
