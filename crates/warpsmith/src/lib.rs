@@ -17,6 +17,7 @@ pub mod device;
 pub mod env;
 pub mod error;
 pub mod jit;
+#[cfg(feature = "lab")]
 pub mod lab;
 pub mod op;
 pub mod ops;

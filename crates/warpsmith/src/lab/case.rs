@@ -4,6 +4,22 @@ use super::fill::Fill;
 use crate::op::{Attrs, OpSpec};
 use crate::tensor::DType;
 
+/// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
+/// vector, warp and block sizes, and rows that do not fit registers.
+pub(crate) const ROW_SIZES: &[&[usize]] = &[
+    &[0, 64],
+    &[1, 1],
+    &[3, 7],
+    &[2, 8],
+    &[65, 31],
+    &[17, 129],
+    &[4, 256],
+    &[3, 1023],
+    &[2, 4096],
+    &[2, 4099],
+    &[1, 70_001],
+];
+
 /// How a case lays out the tensors in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arrangement {

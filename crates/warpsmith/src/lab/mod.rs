@@ -1,4 +1,5 @@
-//! The lab: reference arithmetic, cases, proof, benchmarks and evidence. Programs that only run kernels need none of it.
+//! The lab: reference arithmetic, cases, proof, benchmarks and evidence. Programs that only run kernels
+//! need none of it: it is compiled with the feature `lab`.
 
 pub mod bench;
 mod case;
@@ -9,6 +10,7 @@ mod provable;
 pub mod reference;
 mod sources;
 
+pub(crate) use case::ROW_SIZES;
 pub use case::{ArgPlan, Arrangement, Case, Values};
 pub(crate) use fill::sum_repeating;
 pub use fill::{Fill, Generator, Lengths};

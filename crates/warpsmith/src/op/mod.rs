@@ -1,7 +1,7 @@
 //! What an op is: its description, its arguments, its check, its kernels, and how a call finds and runs one.
 //!
 //! An op is a marker type that implements [`Op`]; everything generic (the command line, bindings, docs) works on
-//! `&dyn AnyOp`, which every [`Op`] is. What proves and measures it is in [`crate::lab`].
+//! `&dyn AnyOp`, which every [`Op`] is. What proves and measures it is in `lab`.
 
 mod any;
 mod args;

@@ -37,6 +37,7 @@ pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use softmax::{Softmax, SoftmaxBackward};
 
+#[cfg(feature = "lab")]
 use crate::lab::AnyProvable;
 use crate::op::AnyOp;
 use crate::tensor::DType;
@@ -48,6 +49,7 @@ macro_rules! list {
         pub static ALL: &[&dyn AnyOp] = &[$(&$op),*];
 
         /// Every op with its cases and its reference.
+        #[cfg(feature = "lab")]
         pub static PROVABLE: &[&dyn AnyProvable] = &[$(&$op),*];
     };
 }
@@ -97,19 +99,3 @@ fn devices() -> Vec<crate::device::Device> {
 
 /// The types the memory-bound ops compute on.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-
-/// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
-/// vector, warp and block sizes, and rows that do not fit registers.
-pub(crate) const ROW_SIZES: &[&[usize]] = &[
-    &[0, 64],
-    &[1, 1],
-    &[3, 7],
-    &[2, 8],
-    &[65, 31],
-    &[17, 129],
-    &[4, 256],
-    &[3, 1023],
-    &[2, 4096],
-    &[2, 4099],
-    &[1, 70_001],
-];

@@ -1,15 +1,14 @@
 //! `activation_backward`: the gradient of `activation`.
 
-use super::{DOUT, DX, KIND, Problem, SIZES, X, reference};
+use super::{DOUT, DX, KIND, Problem, SIZES, X};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -42,24 +41,6 @@ impl Op for Backward {
 
     fn cost(problem: &Problem) -> Cost {
         super::cost(problem, 3)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        vec![ArgPlan::batched(&case.sizes, case.dtype); 3]
-    }
-
-    fn cases() -> Vec<Case> {
-        super::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(&Self::SPEC)
     }
 }
 

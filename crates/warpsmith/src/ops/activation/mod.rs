@@ -18,23 +18,25 @@
 //! of relu. The kernels are those of `ops/elementwise`.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{ActivationBackward, Backward};
 
 use super::elementwise::function::Kind;
-use super::elementwise::{self, Grid, Stream as Operand};
+use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
 use crate::ops::FLOATS;
-use crate::tensor::{DType, TensorView};
+use crate::tensor::TensorView;
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -75,25 +77,7 @@ fn cost(problem: &Problem, tensors: usize) -> Cost {
     Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, elements)
 }
 
-/// Every function in every case.
-fn cases(spec: &OpSpec) -> Vec<Case> {
-    elementwise::cases(spec, |case| {
-        (0..KINDS.len()).map(|kind| case.clone().attr(KIND, kind as f64)).collect()
-    })
-}
-
-fn bench_cases(spec: &OpSpec) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        for kind in 0..KINDS.len() {
-            cases.push(Case::new(spec, dtype).attr(KIND, kind as f64));
-        }
-        cases.push(Case::new(spec, dtype).sizes(&[128, 4096]));
-    }
-    cases
-}
-
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -118,24 +102,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         cost(problem, 2)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        vec![ArgPlan::batched(&case.sizes, case.dtype); 2]
-    }
-
-    fn cases() -> Vec<Case> {
-        cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        bench_cases(&Self::SPEC)
     }
 }
 
@@ -185,7 +151,7 @@ impl<'a> Call<'a, Forward> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Device, Tensor};
+    use crate::{DType, Device, Tensor};
 
     #[test]
     fn the_choices_are_the_functions() {

@@ -1,10 +1,9 @@
 //! `add_gelu_backward`: the gradients of `add_gelu`.
 
-use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X, check_all, reference};
+use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X, check_all};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{DType, Layout, Space, Tensor, TensorView, TensorViewMut};
@@ -25,7 +24,7 @@ pub struct Problem {
     pub(super) vector_rows: bool,
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -72,31 +71,6 @@ impl Op for Backward {
         let vectors = p.hidden as f64 * (1 + p.has_dbias as u8) as f64;
         let flops = if p.has_dbias { 4.0 } else { 3.0 };
         Cost::moving((3.0 * elements + vectors) * p.dtype.size() as f64, flops * elements)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        let rows = ArgPlan::batched(&case.sizes, case.dtype);
-        let vector = ArgPlan::shared(&case.sizes[1..], case.dtype);
-        let dbias = if case.gives(DBIAS) { vector.clone() } else { None };
-        vec![rows.clone(), vector, rows.clone(), rows, dbias]
-    }
-
-    fn cases() -> Vec<Case> {
-        let mut cases = super::cases(&Self::SPEC, &[DBIAS]);
-        // Enough rows for every group of them to have several.
-        let many = |dtype| Case::new(&Self::SPEC, dtype).give(DBIAS);
-        cases.extend(crate::ops::FLOATS.map(|dtype| many(dtype).sizes(&[3000, 24])));
-        cases
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(&Self::SPEC, &[DBIAS])
     }
 }
 

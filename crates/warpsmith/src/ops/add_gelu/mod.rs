@@ -12,18 +12,20 @@
 //! sums in f32 before `dx` is rounded, in an order that depends on the number of rows and the device alone.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{AddGeluBackward, Backward};
 
 use super::elementwise::function::Kind;
-use super::elementwise::{self, Grid, Stream as Operand};
+use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
@@ -63,25 +65,6 @@ fn check_all(spec: &OpSpec, args: &Args<'_>, vectors: &[usize]) -> Result<(Match
     Ok((sizes, dtype))
 }
 
-fn cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
-    elementwise::cases(spec, |case| {
-        let full = optional.iter().fold(case.clone(), |case, &index| case.give(index));
-        let tanh = full.clone().attr(APPROXIMATE, 1.0);
-        if optional.is_empty() { vec![full, tanh] } else { vec![full, tanh, case] }
-    })
-}
-
-fn bench_cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        let case = optional.iter().fold(Case::new(spec, dtype), |case, &index| case.give(index));
-        cases.push(case.clone());
-        cases.push(case.clone().attr(APPROXIMATE, 1.0));
-        cases.push(case.sizes(&[128, 4096]));
-    }
-    cases
-}
-
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
@@ -90,7 +73,7 @@ pub struct Problem {
     hidden: usize,
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -124,25 +107,6 @@ impl Op for Forward {
     fn cost(p: &Problem) -> Cost {
         let elements = p.grid.len() as f64;
         Cost::moving((2.0 * elements + p.hidden as f64) * p.grid.dtype.size() as f64, 2.0 * elements)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        let rows = ArgPlan::batched(&case.sizes, case.dtype);
-        vec![rows.clone(), ArgPlan::shared(&case.sizes[1..], case.dtype), rows]
-    }
-
-    fn cases() -> Vec<Case> {
-        cases(&Self::SPEC, &[])
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        bench_cases(&Self::SPEC, &[])
     }
 }
 

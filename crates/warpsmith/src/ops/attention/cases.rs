@@ -2,73 +2,215 @@
 
 use super::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
 use super::{
-    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC, WINDOW,
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, Forward, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
+    WINDOW, reference,
 };
-use crate::lab::{ArgPlan, Arrangement, Case, Fill, Lengths, Values};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Lengths, Provable, Real, Values};
+use crate::op::Attrs;
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
-pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-    let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] = case.sizes[..] else {
-        unreachable!("six sizes")
-    };
-    let normal = Fill::Normal(0.0, 1.0);
-    let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
-    let by_batch =
-        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(0) };
-    let shared =
-        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
-    let sinks = given(SINKS, shared(&[num_heads], DType::F32, normal));
-    if case.gives(Q_STARTS) {
-        // Requests over their own tokens have as many keys as queries; others also have none of either.
-        let queries = Lengths { longest: q_len, shift: 0 };
-        let keys = Lengths { longest: kv_len, shift: if q_len == kv_len { 0 } else { 3 } };
-        let (q_len, kv_len) = (queries.sum(batch), keys.sum(batch));
-        let starts = |lengths| Some(shared(&[batch + 1], DType::I32, Fill::Starts(lengths)));
-        let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, normal);
-        let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, normal);
-        let lse = given(LSE, shared(&[1, num_heads, q_len], DType::F32, normal));
-        let (q_starts, kv_starts) = (starts(queries), starts(keys));
-        return vec![
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] = case.sizes[..] else {
+            unreachable!("six sizes")
+        };
+        let normal = Fill::Normal(0.0, 1.0);
+        let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
+        let by_batch =
+            |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(0) };
+        let shared =
+            |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
+        let sinks = given(SINKS, shared(&[num_heads], DType::F32, normal));
+        if case.gives(Q_STARTS) {
+            // Requests over their own tokens have as many keys as queries; others also have none of either.
+            let queries = Lengths { longest: q_len, shift: 0 };
+            let keys = Lengths { longest: kv_len, shift: if q_len == kv_len { 0 } else { 3 } };
+            let (q_len, kv_len) = (queries.sum(batch), keys.sum(batch));
+            let starts = |lengths| Some(shared(&[batch + 1], DType::I32, Fill::Starts(lengths)));
+            let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, normal);
+            let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, normal);
+            let lse = given(LSE, shared(&[1, num_heads, q_len], DType::F32, normal));
+            let (q_starts, kv_starts) = (starts(queries), starts(keys));
+            return vec![
+                Some(q.clone()),
+                Some(k.clone()),
+                Some(k),
+                q_starts,
+                kv_starts,
+                None,
+                None,
+                sinks,
+                Some(q),
+                lse,
+            ];
+        }
+        let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, normal);
+        let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, normal);
+        // Which of their kinds and shapes a case gets, so that all are reached.
+        let mask_dtype = if case.dtype == DType::F16 { DType::U8 } else { DType::Bool };
+        let bias_dtype = if kv_len % 2 == 1 { DType::F32 } else { case.dtype };
+        let mask = match q_len % 3 {
+            0 => shared(&[1, 1, q_len, kv_len], mask_dtype, Fill::Below(2)),
+            1 => by_batch(&[batch, 1, q_len, kv_len], mask_dtype, Fill::Below(2)),
+            _ => by_batch(&[batch, num_heads, q_len, kv_len], mask_dtype, Fill::Below(2)),
+        };
+        let bias = match q_len % 3 {
+            0 => shared(&[1, num_heads, q_len, kv_len], bias_dtype, normal),
+            1 => shared(&[1, 1, q_len, kv_len], bias_dtype, normal),
+            _ => by_batch(&[batch, num_heads, q_len, kv_len], bias_dtype, normal),
+        };
+        vec![
             Some(q.clone()),
             Some(k.clone()),
             Some(k),
-            q_starts,
-            kv_starts,
             None,
             None,
+            given(MASK, mask),
+            given(BIAS, bias),
             sinks,
             Some(q),
-            lse,
-        ];
+            given(LSE, by_batch(&[batch, num_heads, q_len], DType::F32, normal)),
+        ]
     }
-    let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, normal);
-    let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, normal);
-    // Which of their kinds and shapes a case gets, so that all are reached.
-    let mask_dtype = if case.dtype == DType::F16 { DType::U8 } else { DType::Bool };
-    let bias_dtype = if kv_len % 2 == 1 { DType::F32 } else { case.dtype };
-    let mask = match q_len % 3 {
-        0 => shared(&[1, 1, q_len, kv_len], mask_dtype, Fill::Below(2)),
-        1 => by_batch(&[batch, 1, q_len, kv_len], mask_dtype, Fill::Below(2)),
-        _ => by_batch(&[batch, num_heads, q_len, kv_len], mask_dtype, Fill::Below(2)),
-    };
-    let bias = match q_len % 3 {
-        0 => shared(&[1, num_heads, q_len, kv_len], bias_dtype, normal),
-        1 => shared(&[1, 1, q_len, kv_len], bias_dtype, normal),
-        _ => by_batch(&[batch, num_heads, q_len, kv_len], bias_dtype, normal),
-    };
-    vec![
-        Some(q.clone()),
-        Some(k.clone()),
-        Some(k),
-        None,
-        None,
-        given(MASK, mask),
-        given(BIAS, bias),
-        sinks,
-        Some(q),
-        given(LSE, by_batch(&[batch, num_heads, q_len], DType::F32, normal)),
-    ]
+
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for dtype in FLOATS {
+            let case = |sizes: [usize; 6]| Case::new(&SPEC, dtype).sizes(&sizes);
+            let causal = |sizes: [usize; 6]| case(sizes).attr(CAUSAL, 1.0);
+            let packed = |sizes: [usize; 6]| case(sizes).give(Q_STARTS).give(KV_STARTS);
+            cases.push(case([0, 5, 7, 2, 2, 64]));
+            cases.push(case([2, 2, 2, 2, 2, 32]));
+            for head_dim in HEAD_DIMS {
+                cases.push(case([2, 18, 70, 2, 1, head_dim]).give(LSE));
+                cases.push(causal([1, 66, 70, 1, 1, head_dim]));
+            }
+            for [q_len, kv_len] in LENGTHS {
+                cases.push(case([1, q_len, kv_len, 2, 1, 32]).give(LSE));
+                cases.push(causal([1, q_len, kv_len, 1, 1, 32]).give(LSE));
+            }
+            for [num_heads, num_kv_heads] in GROUPS {
+                cases.push(causal([2, 5, 40, num_heads, num_kv_heads, 64]));
+                cases.push(case([3, 1, 150, num_heads, num_kv_heads, 64]).give(LSE));
+            }
+            // Long enough for decoding to be split.
+            cases.push(causal([1, 1, 5000, 2, 1, 32]).give(LSE).give(SINKS));
+            // Several blocks of either: each size that some kernel has, of the heads that have most of them.
+            let blocks = |case: Case, block_q: usize, block_kv: usize| {
+                case.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64).selective()
+            };
+            if dtype != DType::F16 {
+                for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
+                    cases.push(blocks(causal([1, 300, 300, 2, 1, 64]), block_q, block_kv));
+                }
+            }
+            if dtype == DType::BF16 {
+                for (head_dim, block_q, block_kv) in
+                    [(128, 192, 80), (128, 128, 128), (128, 128, 64), (192, 128, 64)]
+                {
+                    cases.push(blocks(causal([1, 300, 300, 2, 2, head_dim]), block_q, block_kv));
+                }
+                cases.push(blocks(packed([5, 300, 300, 2, 1, 128]).attr(CAUSAL, 1.0), 192, 80));
+            }
+            // Several blocks of keys of every head; decoding that is cut into blocks of several spans; and into one block a
+            // multiprocessor.
+            for head_dim in HEAD_DIMS {
+                cases.push(causal([1, 130, 300, 2, 1, head_dim]).give(LSE));
+                cases.push(case([1, 1, 1300, 4, 2, head_dim]));
+            }
+            if dtype == DType::BF16 {
+                cases.push(case([8, 1, 8320, 16, 8, 128]));
+                cases.push(case([16, 1, 1100, 16, 8, 128]).give(LSE));
+                for head_dim in [80, 96, 160, 192, 256] {
+                    let sinks = packed([5, 150, 400, 4, 2, head_dim]).attr(CAUSAL, 1.0).give(SINKS);
+                    cases.push(sinks.attr(WINDOW, 200.0));
+                    cases.push(case([2, 140, 300, 2, 2, head_dim]).arranged(Arrangement::HeadsFirst));
+                    cases.push(case([1, 140, 300, 2, 2, head_dim]).attr(SOFTCAP, 20.0));
+                }
+            }
+            // Many keys of a long head, with few rows and with many.
+            cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));
+            cases.push(causal([1, 600, 1100, 1, 1, 128]));
+            for window in [1.0, 16.0, 64.0, 1e9] {
+                cases.push(causal([2, 70, 150, 2, 1, 32]).attr(WINDOW, window).give(LSE));
+                cases.push(case([1, 130, 70, 1, 1, 32]).attr(WINDOW, window));
+            }
+            cases.push(case([2, 20, 70, 2, 2, 64]).attr(SOFTCAP, 5.0).attr(SCALE, 1.0).give(LSE));
+            cases.push(causal([1, 70, 70, 2, 1, 64]).attr(SOFTCAP, 50.0));
+            cases.push(case([1, 20, 70, 2, 2, 64]).attr(SCALE, -0.3));
+            cases.push(case([2, 20, 70, 4, 2, 64]).give(SINKS).give(LSE));
+            cases.push(causal([1, 40, 9, 4, 2, 64]).give(SINKS).give(LSE));
+            for q_len in [2, 3, 4, 65, 66, 67] {
+                // So few keys that some rows see none.
+                cases.push(case([2, q_len, 2, 2, 2, 32]).give(MASK).give(LSE));
+                cases.push(case([2, q_len, 70, 2, 2, 32]).give(MASK));
+                cases.push(case([2, q_len, 70 + q_len % 2, 2, 2, 32]).give(BIAS));
+                cases.push(causal([2, q_len, 131, 2, 2, 32]).give(MASK).give(BIAS).give(LSE));
+            }
+            let all = |sizes: [usize; 6]| {
+                let case = causal(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5);
+                case.give(SINKS).give(LSE)
+            };
+            cases.push(all([2, 66, 130, 4, 2, 128]));
+            cases.push(all([2, 68, 130, 4, 2, 64]).give(MASK).give(BIAS));
+            cases.push(packed([8, 1000, 1000, 1, 1, 32]).attr(CAUSAL, 1.0).give(LSE));
+            cases.push(packed([8, 129, 65, 2, 1, 64]).give(LSE));
+            cases.push(packed([9, 65, 1000, 4, 2, 32]).attr(CAUSAL, 1.0).attr(WINDOW, 100.0).give(SINKS));
+            cases.push(packed([2, 64, 64, 2, 2, 128]));
+            for arrangement in [
+                Arrangement::PaddedRows,
+                Arrangement::Transposed,
+                Arrangement::Misaligned,
+                Arrangement::HeadsFirst,
+            ] {
+                cases.push(case([2, 35, 70, 4, 2, 64]).arranged(arrangement));
+                cases.push(all([2, 68, 75, 4, 2, 32]).give(MASK).give(BIAS).arranged(arrangement));
+                cases.push(causal([2, 1, 140, 4, 2, 64]).give(LSE).arranged(arrangement));
+                cases.push(packed([5, 65, 70, 2, 1, 64]).attr(CAUSAL, 1.0).give(LSE).arranged(arrangement));
+            }
+            for values in [Values::Large, Values::Special] {
+                cases.push(case([2, 35, 70, 4, 2, 64]).give(LSE).values(values));
+                cases.push(case([2, 1, 70, 4, 2, 64]).give(SINKS).values(values));
+                cases.push(case([2, 8, 140, 2, 1, 32]).give(BIAS).give(SINKS).give(LSE).values(values));
+            }
+            cases.push(causal([2, 70, 75, 2, 1, 64]).give(LSE).values(Values::Large));
+            cases.push(all([1, 70, 75, 2, 1, 64]).values(Values::Large));
+        }
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        let case = |dtype, sizes: [usize; 6], causal: bool| {
+            Case::new(&SPEC, dtype).sizes(&sizes).attr(CAUSAL, causal.into())
+        };
+        let mut cases = Vec::new();
+        for (head_dim, lengths) in [(128, &[512, 2048, 8192, 16384][..]), (64, &[2048, 8192])] {
+            let heads = HIDDEN / head_dim;
+            for &len in lengths {
+                for causal in [false, true] {
+                    let sizes = [TOKENS / len, len, len, heads, heads, head_dim];
+                    cases.push(case(DType::BF16, sizes, causal).gpu_only());
+                }
+            }
+        }
+        cases.push(case(DType::BF16, [2, 8192, 8192, 32, 8, 128], true).gpu_only());
+        cases.push(case(DType::F16, [2, 8192, 8192, 16, 16, 128], true).gpu_only());
+        cases.push(case(DType::BF16, [8, 2048, 2048, 8, 8, 256], true).gpu_only());
+        for dtype in [DType::BF16, DType::F32] {
+            for len in [1024, 4096] {
+                cases.push(case(dtype, [1, len, len, 8, 8, 64], true));
+            }
+            cases.push(case(dtype, [1, 1024, 1024, 16, 8, 128], true));
+            cases.push(case(dtype, [1, 1, 8192, 32, 8, 128], true));
+            cases.push(case(dtype, [16, 1, 4096, 32, 8, 128], true).gpu_only());
+        }
+        cases
+    }
 }
 
 /// Queries and keys one short of and one past the blocks kernels work in, empty, one, and long.
@@ -89,140 +231,6 @@ const LENGTHS: [[usize; 2]; 12] = [
 /// Query heads and KV heads.
 const GROUPS: [[usize; 2]; 5] = [[3, 3], [6, 2], [8, 1], [16, 2], [71, 1]];
 
-pub(super) fn cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let case = |sizes: [usize; 6]| Case::new(&SPEC, dtype).sizes(&sizes);
-        let causal = |sizes: [usize; 6]| case(sizes).attr(CAUSAL, 1.0);
-        let packed = |sizes: [usize; 6]| case(sizes).give(Q_STARTS).give(KV_STARTS);
-        cases.push(case([0, 5, 7, 2, 2, 64]));
-        cases.push(case([2, 2, 2, 2, 2, 32]));
-        for head_dim in HEAD_DIMS {
-            cases.push(case([2, 18, 70, 2, 1, head_dim]).give(LSE));
-            cases.push(causal([1, 66, 70, 1, 1, head_dim]));
-        }
-        for [q_len, kv_len] in LENGTHS {
-            cases.push(case([1, q_len, kv_len, 2, 1, 32]).give(LSE));
-            cases.push(causal([1, q_len, kv_len, 1, 1, 32]).give(LSE));
-        }
-        for [num_heads, num_kv_heads] in GROUPS {
-            cases.push(causal([2, 5, 40, num_heads, num_kv_heads, 64]));
-            cases.push(case([3, 1, 150, num_heads, num_kv_heads, 64]).give(LSE));
-        }
-        // Long enough for decoding to be split.
-        cases.push(causal([1, 1, 5000, 2, 1, 32]).give(LSE).give(SINKS));
-        // Several blocks of either: each size that some kernel has, of the heads that have most of them.
-        let blocks = |case: Case, block_q: usize, block_kv: usize| {
-            case.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64).selective()
-        };
-        if dtype != DType::F16 {
-            for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
-                cases.push(blocks(causal([1, 300, 300, 2, 1, 64]), block_q, block_kv));
-            }
-        }
-        if dtype == DType::BF16 {
-            for (head_dim, block_q, block_kv) in
-                [(128, 192, 80), (128, 128, 128), (128, 128, 64), (192, 128, 64)]
-            {
-                cases.push(blocks(causal([1, 300, 300, 2, 2, head_dim]), block_q, block_kv));
-            }
-            cases.push(blocks(packed([5, 300, 300, 2, 1, 128]).attr(CAUSAL, 1.0), 192, 80));
-        }
-        // Several blocks of keys of every head; decoding that is cut into blocks of several spans; and into one block a
-        // multiprocessor.
-        for head_dim in HEAD_DIMS {
-            cases.push(causal([1, 130, 300, 2, 1, head_dim]).give(LSE));
-            cases.push(case([1, 1, 1300, 4, 2, head_dim]));
-        }
-        if dtype == DType::BF16 {
-            cases.push(case([8, 1, 8320, 16, 8, 128]));
-            cases.push(case([16, 1, 1100, 16, 8, 128]).give(LSE));
-            for head_dim in [80, 96, 160, 192, 256] {
-                let sinks = packed([5, 150, 400, 4, 2, head_dim]).attr(CAUSAL, 1.0).give(SINKS);
-                cases.push(sinks.attr(WINDOW, 200.0));
-                cases.push(case([2, 140, 300, 2, 2, head_dim]).arranged(Arrangement::HeadsFirst));
-                cases.push(case([1, 140, 300, 2, 2, head_dim]).attr(SOFTCAP, 20.0));
-            }
-        }
-        // Many keys of a long head, with few rows and with many.
-        cases.push(case([1, 66, 1100, 1, 1, 128]).give(LSE));
-        cases.push(causal([1, 600, 1100, 1, 1, 128]));
-        for window in [1.0, 16.0, 64.0, 1e9] {
-            cases.push(causal([2, 70, 150, 2, 1, 32]).attr(WINDOW, window).give(LSE));
-            cases.push(case([1, 130, 70, 1, 1, 32]).attr(WINDOW, window));
-        }
-        cases.push(case([2, 20, 70, 2, 2, 64]).attr(SOFTCAP, 5.0).attr(SCALE, 1.0).give(LSE));
-        cases.push(causal([1, 70, 70, 2, 1, 64]).attr(SOFTCAP, 50.0));
-        cases.push(case([1, 20, 70, 2, 2, 64]).attr(SCALE, -0.3));
-        cases.push(case([2, 20, 70, 4, 2, 64]).give(SINKS).give(LSE));
-        cases.push(causal([1, 40, 9, 4, 2, 64]).give(SINKS).give(LSE));
-        for q_len in [2, 3, 4, 65, 66, 67] {
-            // So few keys that some rows see none.
-            cases.push(case([2, q_len, 2, 2, 2, 32]).give(MASK).give(LSE));
-            cases.push(case([2, q_len, 70, 2, 2, 32]).give(MASK));
-            cases.push(case([2, q_len, 70 + q_len % 2, 2, 2, 32]).give(BIAS));
-            cases.push(causal([2, q_len, 131, 2, 2, 32]).give(MASK).give(BIAS).give(LSE));
-        }
-        let all = |sizes: [usize; 6]| {
-            let case = causal(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5);
-            case.give(SINKS).give(LSE)
-        };
-        cases.push(all([2, 66, 130, 4, 2, 128]));
-        cases.push(all([2, 68, 130, 4, 2, 64]).give(MASK).give(BIAS));
-        cases.push(packed([8, 1000, 1000, 1, 1, 32]).attr(CAUSAL, 1.0).give(LSE));
-        cases.push(packed([8, 129, 65, 2, 1, 64]).give(LSE));
-        cases.push(packed([9, 65, 1000, 4, 2, 32]).attr(CAUSAL, 1.0).attr(WINDOW, 100.0).give(SINKS));
-        cases.push(packed([2, 64, 64, 2, 2, 128]));
-        for arrangement in [
-            Arrangement::PaddedRows,
-            Arrangement::Transposed,
-            Arrangement::Misaligned,
-            Arrangement::HeadsFirst,
-        ] {
-            cases.push(case([2, 35, 70, 4, 2, 64]).arranged(arrangement));
-            cases.push(all([2, 68, 75, 4, 2, 32]).give(MASK).give(BIAS).arranged(arrangement));
-            cases.push(causal([2, 1, 140, 4, 2, 64]).give(LSE).arranged(arrangement));
-            cases.push(packed([5, 65, 70, 2, 1, 64]).attr(CAUSAL, 1.0).give(LSE).arranged(arrangement));
-        }
-        for values in [Values::Large, Values::Special] {
-            cases.push(case([2, 35, 70, 4, 2, 64]).give(LSE).values(values));
-            cases.push(case([2, 1, 70, 4, 2, 64]).give(SINKS).values(values));
-            cases.push(case([2, 8, 140, 2, 1, 32]).give(BIAS).give(SINKS).give(LSE).values(values));
-        }
-        cases.push(causal([2, 70, 75, 2, 1, 64]).give(LSE).values(Values::Large));
-        cases.push(all([1, 70, 75, 2, 1, 64]).values(Values::Large));
-    }
-    cases
-}
-
 /// Tokens of all requests of a case for GPUs, and elements of all heads of a token.
 const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
-
-pub(super) fn bench_cases() -> Vec<Case> {
-    let case = |dtype, sizes: [usize; 6], causal: bool| {
-        Case::new(&SPEC, dtype).sizes(&sizes).attr(CAUSAL, causal.into())
-    };
-    let mut cases = Vec::new();
-    for (head_dim, lengths) in [(128, &[512, 2048, 8192, 16384][..]), (64, &[2048, 8192])] {
-        let heads = HIDDEN / head_dim;
-        for &len in lengths {
-            for causal in [false, true] {
-                let sizes = [TOKENS / len, len, len, heads, heads, head_dim];
-                cases.push(case(DType::BF16, sizes, causal).gpu_only());
-            }
-        }
-    }
-    cases.push(case(DType::BF16, [2, 8192, 8192, 32, 8, 128], true).gpu_only());
-    cases.push(case(DType::F16, [2, 8192, 8192, 16, 16, 128], true).gpu_only());
-    cases.push(case(DType::BF16, [8, 2048, 2048, 8, 8, 256], true).gpu_only());
-    for dtype in [DType::BF16, DType::F32] {
-        for len in [1024, 4096] {
-            cases.push(case(dtype, [1, len, len, 8, 8, 64], true));
-        }
-        cases.push(case(dtype, [1, 1024, 1024, 16, 8, 128], true));
-        cases.push(case(dtype, [1, 1, 8192, 32, 8, 128], true));
-        cases.push(case(dtype, [16, 1, 4096, 32, 8, 128], true).gpu_only());
-    }
-    cases
-}

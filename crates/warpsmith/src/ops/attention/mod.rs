@@ -38,11 +38,13 @@
 //!   below `2^-94` of it.)
 //! - Memory is linear in the lengths.
 
+#[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;
 mod problem;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod sm90;
@@ -56,7 +58,6 @@ pub use problem::Problem;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, Products, SizeSpec, infer,
 };
@@ -145,7 +146,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -181,24 +182,6 @@ impl Op for Forward {
             + if p.has_lse { 4.0 * queries * p.num_heads as f64 } else { 0.0 };
         let flops = 4.0 * p.head_dim as f64 * p.num_heads as f64 * p.seen_pairs();
         Cost::multiplying(bytes, flops, Products::of(p.dtype))
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        cases::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases::cases()
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        cases::bench_cases()
     }
 }
 

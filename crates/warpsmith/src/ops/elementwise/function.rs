@@ -3,9 +3,7 @@
 use crate::cpu::math16::{self, Bf16, F16, derivatives};
 use crate::cpu::piecewise::{for_bf16, for_f32};
 use crate::cpu::{CpuElement, Simd, math};
-use crate::lab::Real;
 use crate::tensor::DType;
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 /// An activation function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,62 +41,6 @@ impl Kind {
             Kind::Mish => "Mish",
         }
     }
-
-    /// The definition.
-    pub fn value<R: Real>(self, x: R) -> R {
-        match self {
-            Kind::Gelu => R::of(0.5) * x * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf()),
-            Kind::GeluTanh => R::of(0.5) * x * (R::one() + inner(x).tanh()),
-            Kind::Silu => x * sigmoid(x),
-            Kind::Relu => {
-                if x < R::zero() {
-                    R::zero()
-                } else {
-                    x
-                }
-            }
-            Kind::Mish => x * softplus(x).tanh(),
-        }
-    }
-
-    /// The derivative; at the kink of relu it is zero.
-    pub fn derivative<R: Real>(self, x: R) -> R {
-        let half = R::of(0.5);
-        match self {
-            Kind::Gelu => {
-                let cdf = half * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf());
-                let density = R::of(FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) * (-half * x * x).exp();
-                cdf + x * density
-            }
-            Kind::GeluTanh => {
-                let t = inner(x).tanh();
-                let slope = R::of(FRAC_2_SQRT_PI / SQRT_2) * (R::one() + R::of(3.0 * 0.044715) * x * x);
-                half * (R::one() + t) + half * x * (R::one() - t * t) * slope
-            }
-            Kind::Silu => sigmoid(x) * (R::one() + x * (R::one() - sigmoid(x))),
-            Kind::Relu if x.f64().is_nan() => x,
-            Kind::Relu => R::of(if x > R::zero() { 1.0 } else { 0.0 }),
-            Kind::Mish => {
-                let t = softplus(x).tanh();
-                t + x * sigmoid(x) * (R::one() - t * t)
-            }
-        }
-    }
-}
-
-/// sqrt(2 / pi) (x + 0.044715 x^3).
-fn inner<R: Real>(x: R) -> R {
-    R::of(FRAC_2_SQRT_PI / SQRT_2) * (x + R::of(0.044715) * x * x * x)
-}
-
-/// 1 / (1 + e^-x), without overflow.
-fn sigmoid<R: Real>(x: R) -> R {
-    if x < R::zero() { x.exp() / (R::one() + x.exp()) } else { R::one() / (R::one() + (-x).exp()) }
-}
-
-/// ln(1 + e^x), without overflow.
-fn softplus<R: Real>(x: R) -> R {
-    if x < R::zero() { x.exp().ln_1p() } else { x + (-x).exp().ln_1p() }
 }
 
 /// A function on vectors, as accurate as results rounded to `T` can show. Derivatives have zeros, near which little

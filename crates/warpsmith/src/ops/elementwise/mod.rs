@@ -6,15 +6,17 @@
 //! element lies, so dimensions are reordered and merged freely: tensors that are all transposed in the same way are as
 //! good as contiguous ones. A vector that every row shares (a bias) is a tensor whose leading strides are zero.
 
+#[cfg(feature = "lab")]
+pub(super) mod cases;
 pub(super) mod cpu;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
 pub(super) mod function;
+#[cfg(feature = "lab")]
+mod reference;
 
 use crate::error::Result;
-use crate::lab::{Arrangement, Case, Values};
-use crate::op::{Args, OpSpec};
-use crate::ops::FLOATS;
+use crate::op::Args;
 use crate::tensor::{DType, Layout, MAX_RANK, Shape, Space};
 
 /// Most tensors of a call: inputs, then outputs.
@@ -107,26 +109,6 @@ impl Grid {
     pub fn len(&self) -> usize {
         self.num_rows * self.columns
     }
-}
-
-/// Cases that reach every path of the engine, for an op whose sizes are rows and columns.
-pub(super) fn cases(spec: &OpSpec, vary: impl Fn(Case) -> Vec<Case>) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let plain = Case::new(spec, dtype);
-        for sizes in [[0, 64], [1, 1], [3, 7], [2, 8], [65, 31], [4, 256], [3, 1023], [2, 4099], [1, 70_001]]
-        {
-            cases.extend(vary(plain.clone().sizes(&sizes)));
-        }
-        let case = plain.sizes(&[33, 264]);
-        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-            cases.extend(vary(case.clone().arranged(arrangement)));
-        }
-        cases.extend(vary(case.clone().values(Values::Large)));
-        cases.extend(vary(case.clone().values(Values::Special)));
-        cases.extend(vary(case.in_place()));
-    }
-    cases
 }
 
 #[cfg(test)]

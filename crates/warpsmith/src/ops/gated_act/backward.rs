@@ -1,10 +1,9 @@
 //! `gated_act_backward`: the gradient of `gated_act`.
 
-use super::{ATTRS, DOUT, DX, INTERLEAVED, KIND, KINDS, LAYOUT, Problem, SIZES, X, reference, unpack};
+use super::{ATTRS, DOUT, DX, INTERLEAVED, KIND, KINDS, LAYOUT, Problem, SIZES, X, unpack};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::ops::elementwise::{Grid, Stream as Operand};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
@@ -26,7 +25,7 @@ impl BackwardProblem {
     }
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -61,24 +60,6 @@ impl Op for Backward {
 
     fn cost(problem: &BackwardProblem) -> Cost {
         super::cost(&problem.of, 5)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        super::plan(case, &[true, false, true])
-    }
-
-    fn cases() -> Vec<Case> {
-        super::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(&Self::SPEC)
     }
 }
 

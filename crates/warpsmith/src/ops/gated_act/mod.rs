@@ -12,19 +12,21 @@
 //! `dup = dout * f(gate)`. The kernels are those of `ops/elementwise`.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{Backward, GatedActBackward};
 
 use super::elementwise::function::Kind;
-use super::elementwise::{self, Grid, Stream as Operand};
+use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
 };
@@ -122,35 +124,7 @@ fn cost(problem: &Problem, tensors: usize) -> Cost {
     Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, flops * elements)
 }
 
-fn plan(case: &Case, packed: &[bool]) -> Vec<Option<ArgPlan>> {
-    let [rows, hidden] = case.sizes[..] else { unreachable!("the op has two sizes") };
-    packed
-        .iter()
-        .map(|&p| ArgPlan::batched(&[rows, if p { 2 * hidden } else { hidden }], case.dtype))
-        .collect()
-}
-
-/// Both layouts in every case, the functions in turn.
-fn cases(spec: &OpSpec) -> Vec<Case> {
-    elementwise::cases(spec, |case| {
-        let all = (0..2 * KINDS.len()).map(|i| (i / 2, i % 2));
-        all.map(|(kind, layout)| case.clone().attr(KIND, kind as f64).attr(LAYOUT, layout as f64)).collect()
-    })
-}
-
-fn bench_cases(spec: &OpSpec) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        let case = Case::new(spec, dtype);
-        cases.push(case.clone());
-        cases.push(case.clone().attr(LAYOUT, INTERLEAVED as f64));
-        cases.push(case.clone().attr(KIND, 1.0));
-        cases.push(case.sizes(&[128, 14336]));
-    }
-    cases
-}
-
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -182,24 +156,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         cost(problem, 3)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        plan(case, &[true, false])
-    }
-
-    fn cases() -> Vec<Case> {
-        cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        bench_cases(&Self::SPEC)
     }
 }
 

@@ -20,10 +20,12 @@
 //!   keeps its bits.
 //! - An empty cache is left alone.
 
+#[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,6 @@ mod tests;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
 };
@@ -49,8 +50,8 @@ const K_SCALE: usize = 6;
 const V_SCALE: usize = 7;
 const K_CACHE: usize = 8;
 const V_CACHE: usize = 9;
+
 // The first options are those of `rope`, at the positions they have there.
-const TO: usize = 4;
 
 const INDICES: [DType; 2] = [DType::I64, DType::I32];
 
@@ -170,7 +171,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -233,24 +234,6 @@ impl Op for Forward {
         let tokens = 2.0 * elements * (p.from.size() + p.to.size()) as f64;
         let others = (p.num_tokens * indices + tables + scales) as f64;
         Cost::moving(tokens + others, 6.0 * rotations + quotients)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::stored(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        cases::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        cases::bench_cases(&Self::SPEC)
     }
 }
 

@@ -1,16 +1,14 @@
 //! `layer_norm_backward`: the gradients of `layer_norm`.
 
-use super::reference;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec, SizeSpec};
 use crate::ops::norm::backward::{self as back, DBIAS, DOUT, DSUM, DWEIGHT, DX, Problem, WEIGHT, X};
 use crate::ops::norm::{self, EPS};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -46,24 +44,6 @@ impl Op for Backward {
 
     fn cost(problem: &Problem) -> Cost {
         back::cost(problem)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        back::plan(&Self::SPEC, case)
-    }
-
-    fn cases() -> Vec<Case> {
-        back::cases(&Self::SPEC, &[WEIGHT, DWEIGHT, DBIAS])
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        back::bench_cases(&Self::SPEC, &[WEIGHT, DWEIGHT, DBIAS])
     }
 }
 

@@ -13,6 +13,9 @@
 //! kernels are shared with `rms_norm`, in `ops/norm`.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{Backward, LayerNormBackward};
@@ -20,14 +23,13 @@ pub use backward::{Backward, LayerNormBackward};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, OneOutput, Op, OpSpec, SizeSpec,
 };
 use crate::ops::norm::{self, BIAS, EPS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -64,24 +66,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         norm::cost(problem)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        norm::plan(&Self::SPEC, case)
-    }
-
-    fn cases() -> Vec<Case> {
-        norm::cases(&Self::SPEC, &[WEIGHT, BIAS])
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        norm::bench_cases(&Self::SPEC, &[WEIGHT, BIAS])
     }
 }
 

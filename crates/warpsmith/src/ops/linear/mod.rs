@@ -32,6 +32,7 @@
 //! `linear_backward` computes the gradients of `x`, `w` and `bias`.
 
 mod backward;
+#[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -40,6 +41,7 @@ mod cublaslt;
 mod cuda;
 mod packed;
 mod problem;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
@@ -54,7 +56,6 @@ use super::elementwise::function::Kind;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, OneOutput, Op, OpSpec, Products,
     SizeSpec, infer,
@@ -221,7 +222,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -263,24 +264,6 @@ impl Op for Forward {
             + results * p.out_dtype.size() as f64;
         let products = if p.tf32 { Products::Tf32 } else { Products::of(p.x_dtype) };
         Cost::multiplying(bytes, 2.0 * matrices * m * rows * k, products)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        cases::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases::cases()
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        cases::bench_cases()
     }
 }
 

@@ -14,9 +14,12 @@
 //! - An lse of NaN or plus infinity makes the token's head NaN. NaN and infinity in a part that has weight reach the
 //!   result as the formula says.
 
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -24,7 +27,6 @@ mod tests;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec, infer,
 };
@@ -107,7 +109,7 @@ fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
     known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -166,70 +168,6 @@ impl Op for Forward {
         let counts = if p.counts.is_some() { (p.num_tokens * size_of::<i32>()) as f64 } else { 0.0 };
         let states = rows * dim * (parts * p.from.size() as f64 + p.to.size() as f64);
         Cost::moving(states + lses + counts, rows * dim * (2.0 * parts + 1.0))
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::merged(inputs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        let [tokens, parts, heads, head_dim] = case.sizes[..] else { unreachable!("four sizes") };
-        let plan = |shape: &[usize], dtype, fill, batch_dim| {
-            Some(ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(batch_dim) })
-        };
-        let normal = Fill::Normal(0.0, 1.0);
-        let to = result_type(case.dtype, &case.attrs).expect("a case has one of the choices");
-        vec![
-            plan(&[parts, tokens, heads, head_dim], case.dtype, normal, 1),
-            plan(&[parts, tokens, heads], DType::F32, Fill::Normal(3.0, 2.0), 1),
-            plan(&[tokens], DType::I32, Fill::Below(parts + 1), 0).filter(|_| case.gives(COUNTS)),
-            plan(&[tokens, heads, head_dim], to, normal, 0),
-            plan(&[tokens, heads], DType::F32, normal, 0).filter(|_| case.gives(LSE)),
-        ]
-    }
-
-    fn cases() -> Vec<Case> {
-        let mut cases = Vec::new();
-        for dtype in FLOATS {
-            let case = Case::new(&Self::SPEC, dtype);
-            for sizes in [
-                [0, 2, 4, 64],
-                [3, 0, 2, 8],
-                [1, 1, 1, 1],
-                [5, 2, 3, 7],
-                [9, 3, 8, 64],
-                [4, 5, 4, 80],
-                [2, 33, 2, 128],
-                [70, 2, 1, 128],
-                [3, 4, 2, 256],
-                [2, 2, 1, 4099],
-            ] {
-                cases.push(case.clone().sizes(&sizes));
-                cases.push(case.clone().sizes(&sizes).give(LSE).give(COUNTS));
-            }
-            for to in [1.0, 2.0, 3.0] {
-                cases.push(case.clone().sizes(&[6, 4, 3, 64]).give(LSE).attr(TO, to));
-            }
-            let case = case.sizes(&[13, 6, 3, 40]).give(LSE).give(COUNTS);
-            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-                cases.push(case.clone().arranged(arrangement));
-            }
-            cases.push(case.clone().values(Values::Large));
-            cases.push(case.values(Values::Special));
-        }
-        cases
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        let case = |dtype, sizes: &[usize]| Case::new(&Self::SPEC, dtype).sizes(sizes).give(LSE);
-        vec![
-            case(DType::BF16, &[8192, 2, 32, 128]),
-            case(DType::BF16, &[128, 2, 32, 128]),
-            case(DType::F32, &[64, 16, 32, 128]).attr(TO, 3.0),
-            case(DType::F32, &[8192, 4, 32, 128]).attr(TO, 3.0),
-        ]
     }
 }
 

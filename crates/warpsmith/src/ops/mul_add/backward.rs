@@ -1,12 +1,11 @@
 //! `mul_add_backward`: the gradients of `mul_add`.
 
-use super::{A, B, DA, DB, DOUT, SIZES, reference};
+use super::{A, B, DA, DB, DOUT, SIZES};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
-use crate::ops::elementwise::{self, Grid, Stream as Operand};
+use crate::ops::elementwise::{Grid, Stream as Operand};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 /// A checked call.
@@ -37,7 +36,7 @@ impl Wanted {
     }
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -83,28 +82,6 @@ impl Op for Backward {
         let (elements, tensors) = (problem.grid.len() as f64, problem.wanted.operands().len());
         let flops = if problem.wanted == Wanted::Both { 2.0 } else { 1.0 };
         Cost::moving(elements * (tensors * problem.grid.dtype.size()) as f64, flops * elements)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        let plan =
-            |index| (index < DA || case.gives(index)).then(|| ArgPlan::batched(&case.sizes, case.dtype));
-        (0..Self::SPEC.args.len()).map(|index| plan(index).flatten()).collect()
-    }
-
-    fn cases() -> Vec<Case> {
-        elementwise::cases(&Self::SPEC, |case| {
-            vec![case.clone().give(DA).give(DB), case.clone().give(DA), case.give(DB)]
-        })
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(|dtype| Case::new(&Self::SPEC, dtype).give(DA).give(DB))
     }
 }
 

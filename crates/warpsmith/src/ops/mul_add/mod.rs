@@ -10,17 +10,19 @@
 //! itself. The kernels are those of `ops/elementwise`.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{Backward, MulAddBackward};
 
-use super::elementwise::{self, Grid, Stream as Operand};
+use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec};
 use crate::ops::FLOATS;
 use crate::tensor::{DType, TensorView};
@@ -51,18 +53,13 @@ fn check_all(spec: &OpSpec, args: &Args<'_>) -> Result<DType> {
     Ok(dtype)
 }
 
-fn bench_cases(case: impl Fn(DType) -> Case) -> Vec<Case> {
-    let types = [DType::BF16, DType::F32];
-    types.into_iter().flat_map(|dtype| [case(dtype), case(dtype).sizes(&[128, 4096])]).collect()
-}
-
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     grid: Grid,
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -94,24 +91,6 @@ impl Op for Forward {
     fn cost(problem: &Problem) -> Cost {
         let elements = problem.grid.len() as f64;
         Cost::moving(4.0 * elements * problem.grid.dtype.size() as f64, 2.0 * elements)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, _: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        vec![ArgPlan::batched(&case.sizes, case.dtype); 4]
-    }
-
-    fn cases() -> Vec<Case> {
-        elementwise::cases(&Self::SPEC, |case| vec![case])
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        bench_cases(|dtype| Case::new(&Self::SPEC, dtype))
     }
 }
 

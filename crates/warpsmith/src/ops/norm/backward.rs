@@ -2,7 +2,6 @@
 
 use super::check_eps;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Arrangement, Case, Values};
 use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
 use crate::ops::FLOATS;
 use crate::tensor::{DType, Layout, Space};
@@ -81,46 +80,4 @@ pub(in crate::ops) fn cost(p: &Problem) -> Cost {
     let vectors = p.hidden as f64 * (p.has_weight as usize + p.num_sums()) as f64;
     let flops = if p.center { 16.0 } else { 12.0 };
     Cost::moving((passes * elements + vectors) * p.dtype.size() as f64, flops * elements)
-}
-
-pub(in crate::ops) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
-    (0..spec.args.len())
-        .map(|index| match index {
-            _ if spec.args[index].optional && !case.gives(index) => None,
-            WEIGHT | DWEIGHT | DBIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
-            _ => ArgPlan::batched(&case.sizes, case.dtype),
-        })
-        .collect()
-}
-
-/// `vectors`: the weight and the summed gradients of the op.
-pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let full = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
-        for sizes in crate::ops::ROW_SIZES {
-            cases.push(full.clone().sizes(sizes));
-        }
-        cases.push(full.clone().sizes(&[300, 72]));
-        cases.push(full.clone().sizes(&[7, 200]).give(DSUM));
-        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
-        cases.push(Case::new(spec, dtype).give(DWEIGHT).sizes(&[5, 1000]));
-        let case = full.give(DSUM).sizes(&[33, 264]);
-        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-            cases.push(case.clone().arranged(arrangement));
-        }
-        cases.push(case.clone().values(Values::Special));
-        cases.push(case.in_place());
-    }
-    cases
-}
-
-pub(in crate::ops) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        for sizes in [[8192, 4096], [32768, 8192]] {
-            cases.push(vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes));
-        }
-    }
-    cases
 }

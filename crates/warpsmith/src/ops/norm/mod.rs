@@ -1,12 +1,13 @@
 //! What `rms_norm` and `layer_norm` share: they differ in whether the mean is subtracted.
 
 pub(super) mod backward;
+#[cfg(feature = "lab")]
+pub(super) mod cases;
 pub(super) mod cpu;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
 
 use crate::error::Result;
-use crate::lab::{ArgPlan, Arrangement, Case, Values};
 use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
 use crate::ops::FLOATS;
 use crate::tensor::{DType, Layout, Space};
@@ -83,51 +84,4 @@ pub(super) fn cost(p: &Problem) -> Cost {
     let vectors = p.hidden as f64 * (p.has_weight as u8 + p.has_bias as u8) as f64;
     let flops = if p.center { 6.0 } else { 4.0 } + if p.has_residual { 1.0 } else { 0.0 };
     Cost::moving((passes * elements + vectors) * p.dtype.size() as f64, flops * elements)
-}
-
-pub(super) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
-    (0..spec.args.len())
-        .map(|index| match index {
-            _ if spec.args[index].optional && !case.gives(index) => None,
-            WEIGHT | BIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
-            _ => ArgPlan::batched(&case.sizes, case.dtype),
-        })
-        .collect()
-}
-
-/// `vectors`: the optional weight and bias of the op.
-pub(super) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
-        let fused = plain.clone().give(RESIDUAL).give(SUM);
-        for sizes in crate::ops::ROW_SIZES {
-            cases.push(plain.clone().sizes(sizes));
-            cases.push(fused.clone().sizes(sizes));
-        }
-        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
-        cases.push(plain.clone().sizes(&[5, 1000]).attr(EPS, 0.5));
-        for case in [plain, fused] {
-            let case = case.sizes(&[33, 264]);
-            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-                cases.push(case.clone().arranged(arrangement));
-            }
-            cases.push(case.clone().values(Values::Large));
-            cases.push(case.clone().values(Values::Special));
-            cases.push(case.in_place());
-        }
-    }
-    cases
-}
-
-pub(super) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        for sizes in [[128, 4096], [8192, 4096], [32768, 8192]] {
-            let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes);
-            cases.push(plain.clone());
-            cases.push(plain.give(RESIDUAL).give(SUM));
-        }
-    }
-    cases
 }

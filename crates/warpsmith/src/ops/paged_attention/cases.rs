@@ -2,12 +2,184 @@
 
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
-    ALWAYS_SHARE, CAUSAL, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS, SCALE,
-    SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW,
+    ALWAYS_SHARE, CAUSAL, Forward, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS,
+    SCALE, SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW, reference,
 };
-use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values, sum_repeating};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values, sum_repeating};
+use crate::op::Attrs;
 use crate::ops::FLOATS;
 use crate::tensor::{DType, Random};
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let [requests, q_len, _, num_heads, num_kv_heads, head_dim, page_size, _] = case.sizes[..] else {
+            unreachable!("eight sizes")
+        };
+        let groups = groups(case);
+        let num_tokens = sum_repeating(requests, MIXED.len(), |r| length(case, r)[0]);
+        let (each, pool) = pages(case);
+        // One query of each request: then tokens and requests are the same batch.
+        let by_request = (q_len == 1 && !case.gives(Q_STARTS) && !case.gives(GROUP_STARTS)).then_some(0);
+        let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
+        let batched = |shape: &[usize], dtype, fill| ArgPlan {
+            shape: shape.to_vec(),
+            dtype,
+            fill,
+            batch_dim: by_request,
+        };
+        let shared =
+            |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
+        let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
+        // Each type of queries with each narrow cache: one where keys have a scale, the other where values alone have.
+        let cache_dtype = match (case.gives(K_SCALE), case.gives(V_SCALE)) {
+            (false, false) => case.dtype,
+            (scaled_keys, _) => NARROW[usize::from((case.dtype == DType::F16) == scaled_keys)],
+        };
+        let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, normal);
+        let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, normal);
+        let made = Fill::Generated(numbers);
+        vec![
+            Some(q.clone()),
+            Some(cache.clone()),
+            Some(cache),
+            Some(batched(&[requests, each], DType::I32, made)),
+            Some(batched(&[requests], DType::I32, made)),
+            given(Q_STARTS, shared(&[requests + 1], DType::I32, made)),
+            given(
+                K_SCALE,
+                shared(&[if case.gives(V_SCALE) { num_kv_heads } else { 1 }], DType::F32, factors),
+            ),
+            given(V_SCALE, shared(&[if page_size == 7 { 1 } else { num_kv_heads }], DType::F32, factors)),
+            given(SINKS, shared(&[num_heads], DType::F32, normal)),
+            given(GROUP_STARTS, shared(&[levels(case), groups + 1], DType::I32, made)),
+            given(PREFIX_LENS, shared(&[levels(case), groups], DType::I32, made)),
+            Some(q),
+            given(LSE, batched(&[num_tokens, num_heads], DType::F32, normal)),
+        ]
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for dtype in FLOATS {
+            let case = |sizes: [usize; 7]| Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[0]].concat());
+            let mixed = |sizes: [usize; 7]| case(sizes).give(Q_STARTS).give(LSE);
+            cases.push(case([0, 1, 20, 2, 2, 64, 16]));
+            cases.push(case([2, 2, 2, 2, 2, 32, 2]));
+            for head_dim in HEAD_DIMS {
+                cases.push(case([2, 1, 70, 4, 2, head_dim, 16]).give(LSE));
+                cases.push(case([1, 20, 150, 2, 2, head_dim, 8]));
+            }
+            for (i, keys) in KEYS.into_iter().enumerate() {
+                cases.push(case([3, 1, keys, 4, 1, 32, [16, 1, 7, 64, 256][i % 5]]).give(LSE));
+            }
+            for [num_heads, num_kv_heads] in GROUPS {
+                cases.push(case([2, 3, 90, num_heads, num_kv_heads, 64, 16]));
+            }
+            for page_size in [1, 5, 16, 48, 256] {
+                cases.push(case([2, 5, 700, 2, 1, 32, page_size]).give(LSE));
+            }
+            cases.push(mixed([8, 1000, 1000, 1, 1, 32, 16]));
+            cases.push(mixed([9, 65, 1000, 4, 2, 64, 32]).give(SINKS));
+            cases.push(mixed([5, 40, 600, 2, 1, 128, 16]).attr(CAUSAL, 0.0));
+            if dtype != DType::F32 {
+                // Tiles enough for the largest: of requests that are all alike, and of one with many queries among others.
+                cases.push(case([10, 150, 300, 8, 4, 128, 16]).give(LSE));
+                cases.push(case([12, 150, 200, 6, 3, 64, 32]));
+                cases.push(mixed([16, 170, 200, 36, 36, 128, 64]).give(SINKS).attr(WINDOW, 90.0));
+            }
+            if dtype == DType::BF16 {
+                // Room for so many keys that requests are cut, if they are as long as that.
+                cases.push(case([18, 1, 4200, 16, 8, 32, 16]).give(LSE));
+                cases.push(mixed([34, 1, 4200, 8, 4, 32, 16]));
+                // Blocks of three spans; and eight warps, alone on a multiprocessor.
+                cases.push(case([8, 1, 8320, 16, 8, 128, 16]));
+                cases.push(case([16, 1, 1100, 16, 8, 128, 16]).give(LSE));
+            }
+            if dtype != DType::F32 {
+                // Several blocks of keys, many rows: every length of heads, with pages longer than a block.
+                for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
+                    let sizes = [2, 100, 300, 4, 2, head_dim, [128, 256, 64][i % 3]];
+                    cases.push(if i % 2 == 0 { case(sizes) } else { mixed(sizes).give(SINKS) });
+                }
+            }
+            for window in [1.0, 64.0, 1e9] {
+                cases.push(case([2, 1, 700, 4, 2, 32, 16]).attr(WINDOW, window).give(LSE));
+                cases.push(
+                    mixed([8, 130, 1000, 2, 1, 32, 7])
+                        .attr(WINDOW, window)
+                        .attr(CAUSAL, (window != 64.0).into()),
+                );
+            }
+            cases.push(case([2, 5, 90, 2, 2, 64, 16]).attr(SOFTCAP, 5.0).attr(SCALE, 1.0).give(LSE));
+            cases.push(case([2, 1, 600, 8, 2, 128, 16]).attr(SOFTCAP, 50.0));
+            cases.push(case([2, 20, 70, 2, 2, 64, 16]).attr(SCALE, -0.3));
+            let all = |sizes: [usize; 7]| {
+                mixed(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5).give(SINKS)
+            };
+            cases.push(all([5, 66, 130, 4, 2, 128, 16]));
+            let sharing = |sizes: [usize; 7], prefix_len: usize| {
+                let case = Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[prefix_len]].concat());
+                case.give(GROUP_STARTS).give(PREFIX_LENS).give(LSE).attr(ALWAYS_SHARE, 1.0)
+            };
+            cases.push(sharing([2, 2, 6, 2, 2, 32, 2], 2));
+            cases.push(sharing([40, 1, 90, 4, 2, 32, 16], 0));
+            cases.push(sharing([5, 1, 700, 4, 2, 64, 16], 256));
+            cases.push(sharing([6, 3, 600, 4, 1, 128, 7], 290).give(SINKS).attr(SOFTCAP, 20.0));
+            cases.push(sharing([3, 1, 4500, 4, 2, 32, 16], 2048));
+            cases.push(sharing([2, 30, 1700, 2, 2, 64, 16], 1500).attr(CAUSAL, 0.0));
+            cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
+            if dtype == DType::BF16 {
+                // Many requests with few keys of their own: a warp each.
+                cases.push(sharing([64, 1, 1200, 16, 8, 128, 16], 1024));
+            }
+            let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
+            cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
+            cases.push(narrow(sharing([4, 1, 1500, 8, 2, 128, 16], 1300)));
+            cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
+            cases.push(case([2, 1, 600, 8, 2, 128, 16]).give(K_SCALE));
+            cases.push(case([2, 3, 300, 4, 2, 64, 16]).give(V_SCALE).give(LSE));
+            cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(case([2, 1, 140, 4, 2, 64, 16]).give(LSE).arranged(arrangement));
+                cases.push(all([5, 65, 70, 2, 1, 32, 16]).arranged(arrangement));
+                cases.push(narrow(case([2, 2, 70, 4, 2, 64, 16])).arranged(arrangement));
+            }
+            for values in [Values::Large, Values::Special] {
+                cases.push(case([3, 1, 70, 4, 2, 64, 16]).give(LSE).values(values));
+                cases.push(case([2, 1, 600, 4, 2, 64, 16]).give(SINKS).give(LSE).values(values));
+            }
+            cases.push(mixed([5, 70, 200, 2, 1, 64, 16]).values(Values::Large));
+        }
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        let case = |dtype, [requests, q_len, kv_len]: [usize; 3]| {
+            Case::new(&SPEC, dtype).sizes(&[requests, q_len, kv_len, 32, 8, 128, 16, 0])
+        };
+        let mut cases = Vec::new();
+        // Decoding.
+        for sizes in [[1, 1, 8192], [1, 1, 131_072], [16, 1, 4096], [64, 1, 4096], [256, 1, 2048]] {
+            let bf16 = case(DType::BF16, sizes);
+            let fp8 = bf16.clone().give(K_SCALE).give(V_SCALE).gpu_only();
+            cases.extend([if sizes[0] * sizes[2] > 1 << 17 { bf16.gpu_only() } else { bf16 }, fp8]);
+        }
+        cases.push(case(DType::F32, [1, 1, 8192]));
+        // A prefix that all share.
+        let shared = Case::new(&SPEC, DType::BF16).sizes(&[64, 1, 8192 + 128, 32, 8, 128, 16, 8192]);
+        cases.push(shared.clone().gpu_only());
+        cases.push(shared.give(GROUP_STARTS).give(PREFIX_LENS).gpu_only());
+        // Prompts, at once and after what is cached already.
+        cases.push(case(DType::BF16, [2, 8192, 8192]).gpu_only());
+        cases.push(case(DType::BF16, [4, 512, 8192]).gpu_only());
+        cases.push(case(DType::BF16, [1, 512, 1024]));
+        cases
+    }
+}
 
 /// Queries and keys of requests of very different sizes, up to the case's: nothing, the usual, all keys new, more
 /// queries than keys.
@@ -75,163 +247,7 @@ fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     values
 }
 
-pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-    let [requests, q_len, _, num_heads, num_kv_heads, head_dim, page_size, _] = case.sizes[..] else {
-        unreachable!("eight sizes")
-    };
-    let groups = groups(case);
-    let num_tokens = sum_repeating(requests, MIXED.len(), |r| length(case, r)[0]);
-    let (each, pool) = pages(case);
-    // One query of each request: then tokens and requests are the same batch.
-    let by_request = (q_len == 1 && !case.gives(Q_STARTS) && !case.gives(GROUP_STARTS)).then_some(0);
-    let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
-    let batched =
-        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: by_request };
-    let shared =
-        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
-    let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
-    // Each type of queries with each narrow cache: one where keys have a scale, the other where values alone have.
-    let cache_dtype = match (case.gives(K_SCALE), case.gives(V_SCALE)) {
-        (false, false) => case.dtype,
-        (scaled_keys, _) => NARROW[usize::from((case.dtype == DType::F16) == scaled_keys)],
-    };
-    let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, normal);
-    let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, normal);
-    let made = Fill::Generated(numbers);
-    vec![
-        Some(q.clone()),
-        Some(cache.clone()),
-        Some(cache),
-        Some(batched(&[requests, each], DType::I32, made)),
-        Some(batched(&[requests], DType::I32, made)),
-        given(Q_STARTS, shared(&[requests + 1], DType::I32, made)),
-        given(K_SCALE, shared(&[if case.gives(V_SCALE) { num_kv_heads } else { 1 }], DType::F32, factors)),
-        given(V_SCALE, shared(&[if page_size == 7 { 1 } else { num_kv_heads }], DType::F32, factors)),
-        given(SINKS, shared(&[num_heads], DType::F32, normal)),
-        given(GROUP_STARTS, shared(&[levels(case), groups + 1], DType::I32, made)),
-        given(PREFIX_LENS, shared(&[levels(case), groups], DType::I32, made)),
-        Some(q),
-        given(LSE, batched(&[num_tokens, num_heads], DType::F32, normal)),
-    ]
-}
-
 /// Keys one short of and one past pages, steps and splits; none, one, and several splits.
 const KEYS: [usize; 10] = [0, 1, 15, 17, 64, 65, 127, 513, 1000, 1100];
 /// Query heads and KV heads.
 const GROUPS: [[usize; 2]; 5] = [[3, 3], [6, 2], [8, 1], [32, 2], [71, 1]];
-
-pub(super) fn cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let case = |sizes: [usize; 7]| Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[0]].concat());
-        let mixed = |sizes: [usize; 7]| case(sizes).give(Q_STARTS).give(LSE);
-        cases.push(case([0, 1, 20, 2, 2, 64, 16]));
-        cases.push(case([2, 2, 2, 2, 2, 32, 2]));
-        for head_dim in HEAD_DIMS {
-            cases.push(case([2, 1, 70, 4, 2, head_dim, 16]).give(LSE));
-            cases.push(case([1, 20, 150, 2, 2, head_dim, 8]));
-        }
-        for (i, keys) in KEYS.into_iter().enumerate() {
-            cases.push(case([3, 1, keys, 4, 1, 32, [16, 1, 7, 64, 256][i % 5]]).give(LSE));
-        }
-        for [num_heads, num_kv_heads] in GROUPS {
-            cases.push(case([2, 3, 90, num_heads, num_kv_heads, 64, 16]));
-        }
-        for page_size in [1, 5, 16, 48, 256] {
-            cases.push(case([2, 5, 700, 2, 1, 32, page_size]).give(LSE));
-        }
-        cases.push(mixed([8, 1000, 1000, 1, 1, 32, 16]));
-        cases.push(mixed([9, 65, 1000, 4, 2, 64, 32]).give(SINKS));
-        cases.push(mixed([5, 40, 600, 2, 1, 128, 16]).attr(CAUSAL, 0.0));
-        if dtype != DType::F32 {
-            // Tiles enough for the largest: of requests that are all alike, and of one with many queries among others.
-            cases.push(case([10, 150, 300, 8, 4, 128, 16]).give(LSE));
-            cases.push(case([12, 150, 200, 6, 3, 64, 32]));
-            cases.push(mixed([16, 170, 200, 36, 36, 128, 64]).give(SINKS).attr(WINDOW, 90.0));
-        }
-        if dtype == DType::BF16 {
-            // Room for so many keys that requests are cut, if they are as long as that.
-            cases.push(case([18, 1, 4200, 16, 8, 32, 16]).give(LSE));
-            cases.push(mixed([34, 1, 4200, 8, 4, 32, 16]));
-            // Blocks of three spans; and eight warps, alone on a multiprocessor.
-            cases.push(case([8, 1, 8320, 16, 8, 128, 16]));
-            cases.push(case([16, 1, 1100, 16, 8, 128, 16]).give(LSE));
-        }
-        if dtype != DType::F32 {
-            // Several blocks of keys, many rows: every length of heads, with pages longer than a block.
-            for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
-                let sizes = [2, 100, 300, 4, 2, head_dim, [128, 256, 64][i % 3]];
-                cases.push(if i % 2 == 0 { case(sizes) } else { mixed(sizes).give(SINKS) });
-            }
-        }
-        for window in [1.0, 64.0, 1e9] {
-            cases.push(case([2, 1, 700, 4, 2, 32, 16]).attr(WINDOW, window).give(LSE));
-            cases.push(
-                mixed([8, 130, 1000, 2, 1, 32, 7]).attr(WINDOW, window).attr(CAUSAL, (window != 64.0).into()),
-            );
-        }
-        cases.push(case([2, 5, 90, 2, 2, 64, 16]).attr(SOFTCAP, 5.0).attr(SCALE, 1.0).give(LSE));
-        cases.push(case([2, 1, 600, 8, 2, 128, 16]).attr(SOFTCAP, 50.0));
-        cases.push(case([2, 20, 70, 2, 2, 64, 16]).attr(SCALE, -0.3));
-        let all = |sizes: [usize; 7]| {
-            mixed(sizes).attr(WINDOW, 50.0).attr(SOFTCAP, 20.0).attr(SCALE, 0.5).give(SINKS)
-        };
-        cases.push(all([5, 66, 130, 4, 2, 128, 16]));
-        let sharing = |sizes: [usize; 7], prefix_len: usize| {
-            let case = Case::new(&SPEC, dtype).sizes(&[&sizes[..], &[prefix_len]].concat());
-            case.give(GROUP_STARTS).give(PREFIX_LENS).give(LSE).attr(ALWAYS_SHARE, 1.0)
-        };
-        cases.push(sharing([2, 2, 6, 2, 2, 32, 2], 2));
-        cases.push(sharing([40, 1, 90, 4, 2, 32, 16], 0));
-        cases.push(sharing([5, 1, 700, 4, 2, 64, 16], 256));
-        cases.push(sharing([6, 3, 600, 4, 1, 128, 7], 290).give(SINKS).attr(SOFTCAP, 20.0));
-        cases.push(sharing([3, 1, 4500, 4, 2, 32, 16], 2048));
-        cases.push(sharing([2, 30, 1700, 2, 2, 64, 16], 1500).attr(CAUSAL, 0.0));
-        cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
-        if dtype == DType::BF16 {
-            // Many requests with few keys of their own: a warp each.
-            cases.push(sharing([64, 1, 1200, 16, 8, 128, 16], 1024));
-        }
-        let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
-        cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
-        cases.push(narrow(sharing([4, 1, 1500, 8, 2, 128, 16], 1300)));
-        cases.push(narrow(case([2, 3, 70, 6, 3, 80, 7])));
-        cases.push(case([2, 1, 600, 8, 2, 128, 16]).give(K_SCALE));
-        cases.push(case([2, 3, 300, 4, 2, 64, 16]).give(V_SCALE).give(LSE));
-        cases.push(narrow(all([8, 100, 300, 4, 2, 64, 16])));
-        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-            cases.push(case([2, 1, 140, 4, 2, 64, 16]).give(LSE).arranged(arrangement));
-            cases.push(all([5, 65, 70, 2, 1, 32, 16]).arranged(arrangement));
-            cases.push(narrow(case([2, 2, 70, 4, 2, 64, 16])).arranged(arrangement));
-        }
-        for values in [Values::Large, Values::Special] {
-            cases.push(case([3, 1, 70, 4, 2, 64, 16]).give(LSE).values(values));
-            cases.push(case([2, 1, 600, 4, 2, 64, 16]).give(SINKS).give(LSE).values(values));
-        }
-        cases.push(mixed([5, 70, 200, 2, 1, 64, 16]).values(Values::Large));
-    }
-    cases
-}
-
-pub(super) fn bench_cases() -> Vec<Case> {
-    let case = |dtype, [requests, q_len, kv_len]: [usize; 3]| {
-        Case::new(&SPEC, dtype).sizes(&[requests, q_len, kv_len, 32, 8, 128, 16, 0])
-    };
-    let mut cases = Vec::new();
-    // Decoding.
-    for sizes in [[1, 1, 8192], [1, 1, 131_072], [16, 1, 4096], [64, 1, 4096], [256, 1, 2048]] {
-        let bf16 = case(DType::BF16, sizes);
-        let fp8 = bf16.clone().give(K_SCALE).give(V_SCALE).gpu_only();
-        cases.extend([if sizes[0] * sizes[2] > 1 << 17 { bf16.gpu_only() } else { bf16 }, fp8]);
-    }
-    cases.push(case(DType::F32, [1, 1, 8192]));
-    // A prefix that all share.
-    let shared = Case::new(&SPEC, DType::BF16).sizes(&[64, 1, 8192 + 128, 32, 8, 128, 16, 8192]);
-    cases.push(shared.clone().gpu_only());
-    cases.push(shared.give(GROUP_STARTS).give(PREFIX_LENS).gpu_only());
-    // Prompts, at once and after what is cached already.
-    cases.push(case(DType::BF16, [2, 8192, 8192]).gpu_only());
-    cases.push(case(DType::BF16, [4, 512, 8192]).gpu_only());
-    cases.push(case(DType::BF16, [1, 512, 1024]));
-    cases
-}

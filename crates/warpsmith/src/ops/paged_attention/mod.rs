@@ -53,6 +53,7 @@
 //!   ranges of the first.
 //! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
 
+#[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -62,6 +63,7 @@ mod numbers;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod plan;
 pub(in crate::ops) mod problem;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
@@ -74,7 +76,6 @@ pub use problem::Problem;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, SizeSpec, infer,
 };
@@ -166,7 +167,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -193,24 +194,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         problem.cost()
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        cases::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases::cases()
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        cases::bench_cases()
     }
 }
 

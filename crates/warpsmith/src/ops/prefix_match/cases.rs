@@ -1,11 +1,91 @@
 //! The cases of `prefix_match`: trees and sequences that reach every path of a search.
 
-use super::{EDGE_PAGES, EDGE_TOKENS, MAX_PAGES, SEED, STARTS, TABLE, TOKENS};
-use crate::lab::{ArgPlan, Arrangement, Case, Fill, Values};
-use crate::op::OpSpec;
+use super::{EDGE_PAGES, EDGE_TOKENS, Forward, MAX_PAGES, SEED, STARTS, TABLE, TOKENS, reference};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
+use crate::op::{Attrs, Op};
 use crate::radix::RadixTree;
 use crate::radix::flat::{Slot, slots_for};
 use crate::tensor::{DType, Random};
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::matches(inputs, attrs)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let s = Sizes::of(case);
+        let input = |shape: &[usize]| {
+            let fill = Fill::Generated(generate);
+            Some(ArgPlan { shape: shape.to_vec(), dtype: DType::I32, fill, batch_dim: None })
+        };
+        let output = |shape: &[usize]| ArgPlan::shared(shape, DType::I32);
+        vec![
+            input(&[slots_for(s.edges()), 4]),
+            input(&[s.num_pages(), s.page_size]),
+            input(&[s.num_pages()]),
+            input(&[s.batch * s.length]),
+            input(&[s.batch + 1]),
+            output(&[s.batch]),
+            output(&[s.batch]),
+            output(&[s.batch, case.attrs.index(MAX_PAGES)]),
+        ]
+    }
+
+    fn cases() -> Vec<Case> {
+        let case = |sizes: [usize; 5]| Case::new(&Self::SPEC, DType::I32).sizes(&sizes).attr(MAX_PAGES, 40.0);
+        let mut cases = Vec::new();
+        for sizes in [
+            // batch, length, page_size, paths, depth
+            [0, 64, 16, 3, 2],
+            [7, 0, 16, 3, 2],
+            [9, 64, 16, 0, 2],
+            [1, 1, 1, 1, 1],
+            [1, 16, 16, 1, 1],
+            [14, 40, 1, 6, 3],
+            [33, 100, 1, 20, 100],
+            [29, 130, 3, 9, 4],
+            [40, 700, 16, 12, 5],
+            [21, 520, 64, 8, 3],
+            [15, 2100, 4, 6, 2],
+            // Many children of the root.
+            [50, 16, 16, 900, 1],
+            [50, 2, 1, 600, 2],
+        ] {
+            cases.push(case(sizes));
+            cases.push(case(sizes).values(Values::Special));
+        }
+        cases.push(case([2, 4, 2, 2, 2]).attr(MAX_PAGES, 3.0));
+        // Long chains, and edges that a whole block compares.
+        let special = |sizes: [usize; 5]| case(sizes).values(Values::Special);
+        cases.push(special([8, 3000, 1, 2, 3000]));
+        cases.push(special([8, 16_000, 8, 2, 2000]).attr(MAX_PAGES, 2000.0));
+        cases.push(special([9, 20_000, 16, 3, 2]).attr(MAX_PAGES, 1250.0));
+        cases.push(special([9, 20_000, 5, 3, 1]).attr(MAX_PAGES, 3.0));
+        cases.push(special([30, 640, 16, 12, 5]).attr(MAX_PAGES, 0.0));
+        cases.push(special([30, 640, 16, 12, 5]).attr(SEED, f64::from(u32::MAX)));
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            for sizes in [[29, 640, 16, 12, 5], [29, 130, 1, 12, 20], [8, 9000, 4, 3, 3]] {
+                cases.push(special(sizes).arranged(arrangement));
+            }
+        }
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for length in [512, 4096, 32_768] {
+            for batch in [1, 8, 64, 512, 4096] {
+                if batch * length <= 1 << 24 {
+                    let case = Case::new(&Self::SPEC, DType::I32).sizes(&[batch, length, 16, 64, 8]);
+                    cases.push(case.attr(MAX_PAGES, (length / 16) as f64));
+                }
+            }
+        }
+        // A deep path of short edges: a search can only go one after the other.
+        cases.push(Case::new(&Self::SPEC, DType::I32).sizes(&[64, 4096, 16, 64, 256]).attr(MAX_PAGES, 256.0));
+        cases
+    }
+}
 
 /// Token ids: few enough that pages of one token often agree by chance.
 const VOCABULARY: u64 = 1000;
@@ -42,25 +122,6 @@ impl Sizes {
     }
 }
 
-pub(super) fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-    let s = Sizes::of(case);
-    let input = |shape: &[usize]| {
-        let fill = Fill::Generated(generate);
-        Some(ArgPlan { shape: shape.to_vec(), dtype: DType::I32, fill, batch_dim: None })
-    };
-    let output = |shape: &[usize]| ArgPlan::shared(shape, DType::I32);
-    vec![
-        input(&[slots_for(s.edges()), 4]),
-        input(&[s.num_pages(), s.page_size]),
-        input(&[s.num_pages()]),
-        input(&[s.batch * s.length]),
-        input(&[s.batch + 1]),
-        output(&[s.batch]),
-        output(&[s.batch]),
-        output(&[s.batch, case.attrs.index(MAX_PAGES)]),
-    ]
-}
-
 /// A tree with holes, and garbage wherever nothing is stored. Typical sequences are stored in full; special ones are also
 /// cut, changed, foreign or empty.
 fn generate(case: &Case, seed: u64) -> Vec<Vec<f64>> {
@@ -70,7 +131,11 @@ fn generate(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let hash_seed = case.attrs.index(SEED) as u32;
     let Some(tree) = build(&s, &paths, hash_seed, &mut rng) else {
         // Sizes that no tree has: an empty one.
-        return plan(case).into_iter().flatten().map(|arg| vec![0.0; arg.shape.iter().product()]).collect();
+        return Forward::plan(case)
+            .into_iter()
+            .flatten()
+            .map(|arg| vec![0.0; arg.shape.iter().product()])
+            .collect();
     };
     let flat = tree.flat();
     assert_eq!(flat.seed, hash_seed, "the hashes of a case must not crowd");
@@ -169,59 +234,4 @@ fn draw_sequence(kind: usize, path: &[i32], length: usize, rng: &mut Random) -> 
         _ => sequence.truncate(sequence.len().saturating_sub(1)),
     }
     sequence
-}
-
-pub(super) fn cases(spec: &OpSpec) -> Vec<Case> {
-    let case = |sizes: [usize; 5]| Case::new(spec, DType::I32).sizes(&sizes).attr(MAX_PAGES, 40.0);
-    let mut cases = Vec::new();
-    for sizes in [
-        // batch, length, page_size, paths, depth
-        [0, 64, 16, 3, 2],
-        [7, 0, 16, 3, 2],
-        [9, 64, 16, 0, 2],
-        [1, 1, 1, 1, 1],
-        [1, 16, 16, 1, 1],
-        [14, 40, 1, 6, 3],
-        [33, 100, 1, 20, 100],
-        [29, 130, 3, 9, 4],
-        [40, 700, 16, 12, 5],
-        [21, 520, 64, 8, 3],
-        [15, 2100, 4, 6, 2],
-        // Many children of the root.
-        [50, 16, 16, 900, 1],
-        [50, 2, 1, 600, 2],
-    ] {
-        cases.push(case(sizes));
-        cases.push(case(sizes).values(Values::Special));
-    }
-    cases.push(case([2, 4, 2, 2, 2]).attr(MAX_PAGES, 3.0));
-    // Long chains, and edges that a whole block compares.
-    let special = |sizes: [usize; 5]| case(sizes).values(Values::Special);
-    cases.push(special([8, 3000, 1, 2, 3000]));
-    cases.push(special([8, 16_000, 8, 2, 2000]).attr(MAX_PAGES, 2000.0));
-    cases.push(special([9, 20_000, 16, 3, 2]).attr(MAX_PAGES, 1250.0));
-    cases.push(special([9, 20_000, 5, 3, 1]).attr(MAX_PAGES, 3.0));
-    cases.push(special([30, 640, 16, 12, 5]).attr(MAX_PAGES, 0.0));
-    cases.push(special([30, 640, 16, 12, 5]).attr(SEED, f64::from(u32::MAX)));
-    for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-        for sizes in [[29, 640, 16, 12, 5], [29, 130, 1, 12, 20], [8, 9000, 4, 3, 3]] {
-            cases.push(special(sizes).arranged(arrangement));
-        }
-    }
-    cases
-}
-
-pub(super) fn bench_cases(spec: &OpSpec) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for length in [512, 4096, 32_768] {
-        for batch in [1, 8, 64, 512, 4096] {
-            if batch * length <= 1 << 24 {
-                let case = Case::new(spec, DType::I32).sizes(&[batch, length, 16, 64, 8]);
-                cases.push(case.attr(MAX_PAGES, (length / 16) as f64));
-            }
-        }
-    }
-    // A deep path of short edges: a search can only go one after the other.
-    cases.push(Case::new(spec, DType::I32).sizes(&[64, 4096, 16, 64, 256]).attr(MAX_PAGES, 256.0));
-    cases
 }

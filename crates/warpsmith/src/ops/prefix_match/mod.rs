@@ -20,10 +20,12 @@
 //! tree's to give to others until they are pinned: [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match) does
 //! that, and notices where it is too late.
 
+#[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,6 @@ mod tests;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec,
 };
@@ -149,7 +150,7 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -213,24 +214,6 @@ impl Op for Forward {
         let pages = (p.total / p.page_size).min(p.batch * p.max_pages) + p.batch * p.max_pages;
         let numbers = 2 * p.total + pages + 3 * p.batch;
         Cost::moving((numbers * size_of::<i32>()) as f64, p.total as f64)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::matches(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        cases::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        cases::bench_cases(&Self::SPEC)
     }
 }
 

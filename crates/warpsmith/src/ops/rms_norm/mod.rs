@@ -12,6 +12,9 @@
 //! are shared with `layer_norm`, in `ops/norm`.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{Backward, RmsNormBackward};
@@ -19,14 +22,13 @@ pub use backward::{Backward, RmsNormBackward};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, OneOutput, Op, OpSpec, SizeSpec,
 };
 use crate::ops::norm::{self, EPS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -62,24 +64,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         norm::cost(problem)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        norm::plan(&Self::SPEC, case)
-    }
-
-    fn cases() -> Vec<Case> {
-        norm::cases(&Self::SPEC, &[WEIGHT])
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        norm::bench_cases(&Self::SPEC, &[WEIGHT])
     }
 }
 

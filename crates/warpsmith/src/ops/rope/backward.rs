@@ -1,14 +1,13 @@
 //! `rope_backward`: the gradient of `rope`, a rotation by the opposite angle.
 
-use super::{ATTRS, OUT, POSITIONS, Problem, SIZES, X, cpu, reference};
+use super::{ATTRS, OUT, POSITIONS, Problem, SIZES, X, cpu};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -39,24 +38,6 @@ impl Op for Backward {
 
     fn cost(problem: &Problem) -> Cost {
         super::cost(problem)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::rotated(inputs, attrs, -R::one())
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        super::plan(case)
-    }
-
-    fn cases() -> Vec<Case> {
-        super::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(&Self::SPEC)
     }
 }
 

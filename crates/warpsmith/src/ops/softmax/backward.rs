@@ -2,11 +2,10 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{ATTRS, Problem, SCALE, SIZES, cpu, reference};
+use super::{ATTRS, Problem, SCALE, SIZES, cpu};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
 use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
@@ -14,7 +13,7 @@ pub(super) const Y: usize = 0;
 pub(super) const DOUT: usize = 1;
 pub(super) const DX: usize = 2;
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -43,24 +42,6 @@ impl Op for Backward {
 
     fn cost(problem: &Problem) -> Cost {
         problem.cost(3.0, 5.0)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        super::plan(&Self::SPEC, case)
-    }
-
-    fn cases() -> Vec<Case> {
-        super::cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        super::bench_cases(&Self::SPEC)
     }
 }
 

@@ -11,9 +11,12 @@
 //! `softmax_backward` computes the gradient of `x` from the result and its gradient.
 
 mod backward;
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
 pub use backward::{Backward, SoftmaxBackward};
@@ -21,11 +24,10 @@ pub use backward::{Backward, SoftmaxBackward};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
-use crate::ops::{FLOATS, ROW_SIZES};
+use crate::ops::FLOATS;
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const X: usize = 0;
@@ -92,44 +94,7 @@ impl Problem {
     }
 }
 
-fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
-    spec.args.iter().map(|_| ArgPlan::batched(&case.sizes, case.dtype)).collect()
-}
-
-fn cases(spec: &OpSpec) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in FLOATS {
-        let plain = Case::new(spec, dtype);
-        cases.extend(ROW_SIZES.iter().map(|sizes| plain.clone().sizes(sizes)));
-        // Rows of a vocabulary, and one too long for any CPU's cache.
-        cases.push(plain.clone().sizes(&[2, 40_000]));
-        cases.push(plain.clone().sizes(&[1, 600_001]));
-        for scale in [0.125, 3.7, -1.5, 0.0] {
-            cases.push(plain.clone().sizes(&[5, 1000]).attr(SCALE, scale));
-        }
-        let case = plain.sizes(&[33, 264]);
-        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-            cases.push(case.clone().arranged(arrangement));
-        }
-        cases.push(case.clone().values(Values::Large));
-        cases.push(case.clone().values(Values::Special));
-        cases.push(case.clone().values(Values::Special).attr(SCALE, -0.7));
-        cases.push(case.in_place());
-    }
-    cases
-}
-
-fn bench_cases(spec: &OpSpec) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in [DType::BF16, DType::F32] {
-        for sizes in [[128, 4096], [8192, 4096], [32768, 8192], [256, 128_256]] {
-            cases.push(Case::new(spec, dtype).sizes(&sizes));
-        }
-    }
-    cases
-}
-
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -157,24 +122,6 @@ impl Op for Forward {
 
     fn cost(problem: &Problem) -> Cost {
         problem.cost(2.0, 5.0)
-    }
-}
-
-impl Provable for Forward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        plan(&Self::SPEC, case)
-    }
-
-    fn cases() -> Vec<Case> {
-        cases(&Self::SPEC)
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        bench_cases(&Self::SPEC)
     }
 }
 

@@ -11,6 +11,8 @@
 //! - A gate is undone by `gated_act_backward`, whose result is the `dout` of this op. The gradient of a residual is `dout`.
 //! - A row of `dx` has the same bits whatever the other rows are.
 
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -18,11 +20,10 @@ mod cuda;
 mod transpose;
 
 use super::problem::{Matrix, Part, check_options};
-use super::{Activation, Precision, Problem, reference};
+use super::{Activation, Precision, Problem};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, Products, SizeSpec,
 };
@@ -205,7 +206,7 @@ const SPEC: OpSpec = OpSpec {
     ],
 };
 
-/// The op, as listed in [`crate::ops::PROVABLE`].
+/// The op, as listed in [`crate::ops::ALL`].
 #[derive(Default)]
 pub struct Backward;
 
@@ -235,70 +236,6 @@ impl Op for Backward {
         let tf32 = [&p.dx, &p.dw].into_iter().flatten().any(|product| product.tf32);
         let units = if tf32 { Products::Tf32 } else { Products::of(p.dtype) };
         Cost::multiplying(elements * p.dtype.size() as f64, flops, units)
-    }
-}
-
-impl Provable for Backward {
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::backward(inputs, attrs)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        let [m, n, k] = case.sizes[..] else { unreachable!("three sizes") };
-        let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| case.gives(index));
-        vec![
-            ArgPlan::batched(&[m, k], case.dtype),
-            ArgPlan::shared(&[n, k], case.dtype),
-            ArgPlan::batched(&[m, n], case.dtype),
-            given(Z, ArgPlan::batched(&[m, n], case.dtype)),
-            given(DX, ArgPlan::batched(&[m, k], case.dtype)),
-            given(DW, ArgPlan::shared(&[n, k], case.dtype)),
-            given(DBIAS, ArgPlan::shared(&[n], case.dtype)),
-        ]
-    }
-
-    fn cases() -> Vec<Case> {
-        let mut cases = Vec::new();
-        for dtype in FLOATS {
-            let plain = Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
-            let with = |activation: Activation| plain.clone().give(Z).attr(ACT, activation as u8 as f64);
-            for sizes in
-                [[0, 8, 16], [3, 5, 0], [1, 1, 1], [3, 5, 7], [65, 40, 24], [33, 70, 65], [300, 6, 9]]
-            {
-                cases.push(plain.clone().sizes(&sizes));
-            }
-            for activation in &Activation::ALL[1..] {
-                cases.push(with(*activation).sizes(&[19, 40, 24]));
-            }
-            cases.push(with(Activation::Gelu).sizes(&[3, 5, 7]));
-            cases.push(with(Activation::Gelu).sizes(&[40, 33, 17]).attr(SCALE, -0.5));
-            cases.push(plain.clone().sizes(&[9, 24, 40]).attr(SCALE, 3.0));
-            for gradient in [DX, DW, DBIAS] {
-                let one =
-                    Case::new(&SPEC, dtype).give(gradient).give(Z).attr(ACT, Activation::Silu as u8 as f64);
-                cases.push(one.sizes(&[17, 24, 40]));
-            }
-            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-                cases.push(plain.clone().sizes(&[24, 40, 16]).arranged(arrangement));
-                cases.push(with(Activation::GeluTanh).sizes(&[19, 35, 24]).arranged(arrangement));
-            }
-            cases.push(with(Activation::Silu).sizes(&[9, 24, 40]).values(Values::Large));
-            cases.push(with(Activation::Relu).sizes(&[9, 24, 40]).values(Values::Special));
-        }
-        let tf32 =
-            Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(PRECISION, Precision::Tf32 as u8 as f64);
-        cases.push(tf32.sizes(&[33, 40, 24]));
-        cases
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        let case = |dtype| Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
-        vec![
-            case(DType::BF16),
-            case(DType::BF16).give(Z).attr(ACT, Activation::Gelu as u8 as f64).sizes(&[4096, 4096, 1024]),
-            case(DType::F32).sizes(&[1024, 1024, 1024]),
-            case(DType::F32).sizes(&[1024, 1024, 1024]).attr(PRECISION, Precision::Tf32 as u8 as f64),
-        ]
     }
 }
 

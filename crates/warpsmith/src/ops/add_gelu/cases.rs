@@ -1,0 +1,71 @@
+//! The cases of `add_gelu` and its gradient: what every kernel must pass, and what is timed.
+
+use super::{APPROXIMATE, Backward, DBIAS, Forward, reference};
+use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::op::{Attrs, Op, OpSpec};
+use crate::ops::FLOATS;
+use crate::ops::elementwise::cases::every_path;
+use crate::tensor::DType;
+
+impl Provable for Forward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::forward(inputs, attrs)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let rows = ArgPlan::batched(&case.sizes, case.dtype);
+        vec![rows.clone(), ArgPlan::shared(&case.sizes[1..], case.dtype), rows]
+    }
+
+    fn cases() -> Vec<Case> {
+        cases(&Self::SPEC, &[])
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC, &[])
+    }
+}
+
+impl Provable for Backward {
+    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
+        reference::backward(inputs, attrs)
+    }
+
+    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
+        let rows = ArgPlan::batched(&case.sizes, case.dtype);
+        let vector = ArgPlan::shared(&case.sizes[1..], case.dtype);
+        let dbias = if case.gives(DBIAS) { vector.clone() } else { None };
+        vec![rows.clone(), vector, rows.clone(), rows, dbias]
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = cases(&Self::SPEC, &[DBIAS]);
+        // Enough rows for every group of them to have several.
+        let many = |dtype| Case::new(&Self::SPEC, dtype).give(DBIAS);
+        cases.extend(FLOATS.map(|dtype| many(dtype).sizes(&[3000, 24])));
+        cases
+    }
+
+    fn bench_cases() -> Vec<Case> {
+        bench_cases(&Self::SPEC, &[DBIAS])
+    }
+}
+
+fn cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
+    every_path(spec, |case| {
+        let full = optional.iter().fold(case.clone(), |case, &index| case.give(index));
+        let tanh = full.clone().attr(APPROXIMATE, 1.0);
+        if optional.is_empty() { vec![full, tanh] } else { vec![full, tanh, case] }
+    })
+}
+
+fn bench_cases(spec: &OpSpec, optional: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        let case = optional.iter().fold(Case::new(spec, dtype), |case, &index| case.give(index));
+        cases.push(case.clone());
+        cases.push(case.clone().attr(APPROXIMATE, 1.0));
+        cases.push(case.sizes(&[128, 4096]));
+    }
+    cases
+}

@@ -1,0 +1,96 @@
+//! The cases of both norms and their gradients.
+
+use super::{BIAS, EPS, RESIDUAL, SUM, WEIGHT, backward as back};
+use crate::lab::{ArgPlan, Arrangement, Case, ROW_SIZES, Values};
+use crate::op::OpSpec;
+use crate::ops::FLOATS;
+use crate::tensor::DType;
+
+pub(in crate::ops) fn plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
+    (0..spec.args.len())
+        .map(|index| match index {
+            _ if spec.args[index].optional && !case.gives(index) => None,
+            WEIGHT | BIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
+            _ => ArgPlan::batched(&case.sizes, case.dtype),
+        })
+        .collect()
+}
+
+/// `vectors`: the optional weight and bias of the op.
+pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
+        let fused = plain.clone().give(RESIDUAL).give(SUM);
+        for sizes in ROW_SIZES {
+            cases.push(plain.clone().sizes(sizes));
+            cases.push(fused.clone().sizes(sizes));
+        }
+        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
+        cases.push(plain.clone().sizes(&[5, 1000]).attr(EPS, 0.5));
+        for case in [plain, fused] {
+            let case = case.sizes(&[33, 264]);
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(case.clone().arranged(arrangement));
+            }
+            cases.push(case.clone().values(Values::Large));
+            cases.push(case.clone().values(Values::Special));
+            cases.push(case.in_place());
+        }
+    }
+    cases
+}
+
+pub(in crate::ops) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in [[128, 4096], [8192, 4096], [32768, 8192]] {
+            let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes);
+            cases.push(plain.clone());
+            cases.push(plain.give(RESIDUAL).give(SUM));
+        }
+    }
+    cases
+}
+
+pub(in crate::ops) fn backward_plan(spec: &OpSpec, case: &Case) -> Vec<Option<ArgPlan>> {
+    (0..spec.args.len())
+        .map(|index| match index {
+            _ if spec.args[index].optional && !case.gives(index) => None,
+            back::WEIGHT | back::DWEIGHT | back::DBIAS => ArgPlan::shared(&case.sizes[1..], case.dtype),
+            _ => ArgPlan::batched(&case.sizes, case.dtype),
+        })
+        .collect()
+}
+
+/// `vectors`: the weight and the summed gradients of the op.
+pub(in crate::ops) fn backward_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        let full = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
+        for sizes in ROW_SIZES {
+            cases.push(full.clone().sizes(sizes));
+        }
+        cases.push(full.clone().sizes(&[300, 72]));
+        cases.push(full.clone().sizes(&[7, 200]).give(back::DSUM));
+        cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
+        cases.push(Case::new(spec, dtype).give(back::DWEIGHT).sizes(&[5, 1000]));
+        let case = full.give(back::DSUM).sizes(&[33, 264]);
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+            cases.push(case.clone().arranged(arrangement));
+        }
+        cases.push(case.clone().values(Values::Special));
+        cases.push(case.in_place());
+    }
+    cases
+}
+
+pub(in crate::ops) fn backward_bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F32] {
+        for sizes in [[8192, 4096], [32768, 8192]] {
+            cases.push(vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v)).sizes(&sizes));
+        }
+    }
+    cases
+}
