@@ -58,6 +58,7 @@ impl<O: Op> AnyOp for O {
     }
 
     fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        attrs.validate(const { &O::SPEC })?;
         O::outputs(args, attrs, wanted)
     }
 
@@ -155,6 +156,7 @@ impl<O: Op> AnyOp for O {
 
 fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
     args.validate()?;
+    attrs.validate(const { &O::SPEC })?;
     O::check(args, attrs)
 }
 

@@ -210,7 +210,7 @@ impl Provable for Forward {
             fill: Fill::Normal(2.0, 0.25),
             batch_dim: (num_scales > 1).then_some(0),
         };
-        let to = TYPES[case.attrs.index(TO)];
+        let to = TYPES[case.attrs.choice(TO)];
         vec![
             ArgPlan::batched(&[rows, hidden], case.dtype),
             case.gives(SCALE).then_some(scale),
@@ -297,7 +297,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Divides by the scale instead of multiplying.
     pub fn inverse(self) -> Self {
-        self.attr(INVERSE, 1.0)
+        self.flag(INVERSE, true)
     }
 
     /// Runs on the device's default stream and returns a new tensor of type `to`.
