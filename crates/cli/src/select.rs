@@ -5,7 +5,7 @@ use crate::kernels::find_kernel;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::proof::kernels_on;
 use warpsmith::lab::{Arrangement, Case, Values};
-use warpsmith::op::{AttrKind, KernelInfo, OpSpec};
+use warpsmith::op::{KernelInfo, OpSpec};
 use warpsmith::{DType, Device, Error, Result, ops};
 
 #[derive(clap::Args)]
@@ -185,11 +185,7 @@ pub fn case_words(spec: &OpSpec, case: &Case) -> Vec<String> {
         words.extend(["--with".into(), arg.name.into()]);
     }
     for (index, attr) in spec.attrs.iter().enumerate() {
-        let value = match attr.kind {
-            AttrKind::Float(_) | AttrKind::Int(_) => case.attrs.f64(index).to_string(),
-            AttrKind::Bool(_) => case.attrs.bool(index).to_string(),
-            AttrKind::Choice(names) => names[case.attrs.index(index)].to_string(),
-        };
+        let value = case.attrs.value(index).text(attr.kind);
         words.extend(["--set".into(), format!("{}={value}", attr.name)]);
     }
     if case.arrangement != Arrangement::Contiguous {

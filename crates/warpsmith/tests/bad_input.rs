@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpsmith::device::{Device, Stream};
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::{Arrangement, Case, Values};
-use warpsmith::op::{Args, AttrKind, Attrs, Role, Select};
+use warpsmith::op::{Args, AttrKind, Attrs, Role, Select, Value};
 use warpsmith::ops;
 use warpsmith::tensor::{Layout, Shape};
 use warpsmith::{DType, Error, Result, Tensor, TensorView, TensorViewMut};
@@ -428,13 +428,62 @@ fn other_devices() {
 }
 
 #[test]
-fn options_that_are_no_numbers() {
+fn options_at_their_limits() {
     for_all(|base, report| {
         for (index, attr) in base.op.spec().attrs.iter().enumerate() {
-            if let AttrKind::Float(_) = attr.kind {
+            let with = |value: Value| Call { attrs: base.attrs.with(index, value), ..base.clone() };
+            let what = |value: Value| format!("{}={value}", attr.name);
+            match attr.kind {
+                AttrKind::Float(_) => {
+                    report.refuses(&with(Value::Float(f64::NAN)), "NaN", Some(attr.name), &Stream::Host);
+                    for value in [f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 5e-324, -0.0] {
+                        report.survives(&with(Value::Float(value)), &what(Value::Float(value)));
+                    }
+                }
+                AttrKind::Int(_) => {
+                    for value in [i64::MIN, -1, 0, 1, 3, i64::from(u32::MAX), 1 << 32, i64::MAX] {
+                        report.survives(&with(Value::Int(value)), &what(Value::Int(value)));
+                    }
+                }
+                AttrKind::Bool(_) => {
+                    for value in [false, true] {
+                        report.survives(&with(Value::Bool(value)), &what(Value::Bool(value)));
+                    }
+                }
+                AttrKind::Choice(names) => {
+                    for at in 0..names.len() as u8 {
+                        report.survives(&with(Value::Choice(at)), &what(Value::Choice(at)));
+                    }
+                    for at in [names.len() as u8, u8::MAX] {
+                        let value = Value::Choice(at);
+                        report.refuses(&with(value), &what(value), Some(attr.name), &Stream::Host);
+                        assert!(base.attrs.clone().set(base.op.spec(), index, value).is_err());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// As the options of another op may be.
+#[test]
+fn options_of_another_kind() {
+    let values = [Value::Float(0.0), Value::Int(0), Value::Bool(false), Value::Choice(0)];
+    for_all(|base, report| {
+        let spec = base.op.spec();
+        for (index, attr) in spec.attrs.iter().enumerate() {
+            let own = std::mem::discriminant(&attr.kind.default_value());
+            for value in values.into_iter().filter(|value| std::mem::discriminant(value) != own) {
                 let mut call = base.clone();
-                call.attrs = call.attrs.with(index, f64::NAN);
-                report.refuses(&call, &format!("{}=NaN", attr.name), Some(attr.name), &Stream::Host);
+                call.attrs = call.attrs.with(index, value);
+                let what = format!("{}={value:?}", attr.name);
+                report.refuses(&call, &what, Some(attr.name), &Stream::Host);
+                assert!(
+                    call.op.outputs(&Args::new(spec), &call.attrs, &[]).is_err(),
+                    "{}: {what}",
+                    spec.name
+                );
+                assert!(base.attrs.clone().set_named(spec, attr.name, value).is_err());
             }
         }
     });

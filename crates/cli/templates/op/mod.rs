@@ -67,7 +67,7 @@ impl Op for Forward {
         sizes.dtype("out", args.at(OUT), &[dtype])?;
         sizes.shape("x", args.at(X), "... hidden")?;
         sizes.shape("out", args.at(OUT), "... hidden")?;
-        let alpha = attrs.f64(ALPHA);
+        let alpha = attrs.float(ALPHA);
         sizes.option("alpha", alpha, "a finite number", (alpha as f32).is_finite())?;
         let (x, out) = (args.at(X).layout(), args.at(OUT).layout());
         let elements = Space::new(x.rank(), [x, out, x, out]);
@@ -163,7 +163,7 @@ impl<'a> Call<'a, Forward> {
 
     /// The factor (1 unless set).
     pub fn alpha(self, alpha: f32) -> Self {
-        self.attr(ALPHA, alpha as f64)
+        self.float(ALPHA, alpha)
     }
 
     /// Multiplies the elements of `x` in place. Set options on a call made with [`Self::in_place`].

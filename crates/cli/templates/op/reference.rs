@@ -8,7 +8,7 @@ use crate::reference::{Array, Inputs, Real};
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let mut out = inputs[X].clone();
     // The kernels hold the factor in f32.
-    let alpha = R::of(attrs.f64(ALPHA) as f32 as f64);
+    let alpha = R::of(attrs.float(ALPHA) as f32 as f64);
     for value in &mut out.data {
         *value = *value * alpha;
     }

@@ -118,9 +118,9 @@ impl Case {
         self
     }
 
-    /// With one option set.
+    /// With one option set: to a number, to 0 or 1 if it is a switch, to a position if it is a choice.
     pub fn attr(mut self, index: usize, value: f64) -> Self {
-        self.attrs = self.attrs.with(index, value);
+        self.attrs = self.attrs.with_number(index, value);
         self
     }
 

@@ -58,6 +58,7 @@ impl<O: Op> AnyOp for O {
     }
 
     fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
+        attrs.validate(const { &O::SPEC })?;
         O::outputs(args, attrs, wanted)
     }
 
@@ -126,7 +127,9 @@ impl<O: Op> AnyOp for O {
     }
 }
 
-fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
+/// The problem of a call, if it is a valid one.
+pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
     args.validate()?;
+    attrs.validate(const { &O::SPEC })?;
     O::check(args, attrs)
 }

@@ -1,9 +1,8 @@
 //! The builder behind every op's Rust API: `RmsNorm::new(&x).weight(&w).run()?`.
 
+use super::{AnyOp, Args, Attrs, Choice, Explanation, Op, Plan, Select, Value};
 use crate::device::Stream;
 use crate::error::Result;
-
-use super::{AnyOp, Args, Attrs, Explanation, Op, Plan, Select};
 use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -49,9 +48,29 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.args.prepared()
     }
 
-    pub(crate) fn attr(mut self, index: usize, value: f64) -> Self {
+    fn option(mut self, index: usize, value: Value) -> Self {
         self.attrs = self.attrs.with(index, value);
         self
+    }
+
+    /// Sets an option that is a real number.
+    pub(crate) fn float(self, index: usize, value: impl Into<f64>) -> Self {
+        self.option(index, Value::Float(value.into()))
+    }
+
+    /// Sets an option that is a whole number. What does not fit `i64` is as large as that can be.
+    pub(crate) fn int(self, index: usize, value: impl TryInto<i64>) -> Self {
+        self.option(index, Value::Int(value.try_into().unwrap_or(i64::MAX)))
+    }
+
+    /// Sets an option that is a switch.
+    pub(crate) fn flag(self, index: usize, value: bool) -> Self {
+        self.option(index, Value::Bool(value))
+    }
+
+    /// Sets an option that is one of several names. A position beyond them is refused when the call is checked.
+    pub(crate) fn choice(self, index: usize, value: impl Choice) -> Self {
+        self.option(index, Value::Choice(value.position()))
     }
 
     /// Uses the kernel of this name or fails.
@@ -127,7 +146,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
     /// A new tensor for the output `index`, with the shape and dtype that the other arguments and the
     /// options ask for.
     pub(crate) fn allocate(&self, index: usize, stream: &Stream) -> Result<Tensor> {
-        let mut forms = O::outputs(&self.args, &self.attrs, &[index])?;
+        let mut forms = O::default().outputs(&self.args, &self.attrs, &[index])?;
         let (shape, dtype) = forms.swap_remove(index).expect("an output that was asked for");
         Tensor::empty_on(&shape, dtype, stream)
     }

@@ -14,6 +14,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::{DType, TensorView};
+use std::fmt::Display;
 
 /// Collects named sizes over the arguments of one call.
 pub struct Matcher {
@@ -130,7 +131,7 @@ impl Matcher {
     }
 
     /// Requires an option's value to satisfy `ok`.
-    pub fn option(&self, name: &str, value: f64, expected: &str, ok: bool) -> Result<()> {
+    pub fn option(&self, name: &str, value: impl Display, expected: &str, ok: bool) -> Result<()> {
         if ok { Ok(()) } else { Err(Error::argument(self.op, name, expected, value.to_string())) }
     }
 }

@@ -54,7 +54,7 @@ pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<O
 fn chosen_dtype(spec: &OpSpec, attrs: &Attrs) -> Option<DType> {
     let index = spec.attrs.iter().position(|attr| attr.name == DTYPE_OPTION)?;
     match spec.attrs[index].kind {
-        AttrKind::Choice(names) => names.get(attrs.index(index))?.parse().ok(),
+        AttrKind::Choice(names) => names.get(attrs.choice(index))?.parse().ok(),
         _ => None,
     }
 }
@@ -191,7 +191,7 @@ impl<'a> Sizes<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{ArgSpec, AttrSpec};
+    use crate::op::{ArgSpec, AttrSpec, Value};
     use crate::{Device, Tensor, ops};
 
     static SPEC: OpSpec = OpSpec {
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(found[3], Some((vec![24, 4, 6], DType::F32)));
         assert_eq!(found[4], Some((vec![5, 7, 16], DType::F32)));
         assert_eq!(found[5], None);
-        let attrs = Attrs::defaults(&SPEC).with(0, 1.0);
+        let attrs = Attrs::defaults(&SPEC).with(0, Value::Choice(1));
         assert_eq!(outputs(&args, &attrs, &[]).unwrap()[2], Some((vec![5, 7, 8], DType::F8E4M3)));
     }
 

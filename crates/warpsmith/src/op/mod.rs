@@ -18,7 +18,7 @@ pub mod tuned;
 
 pub use any::AnyOp;
 pub use args::Args;
-pub use attrs::Attrs;
+pub use attrs::{Attrs, Choice, Value};
 pub use call::{Call, OneOutput};
 pub use check::Matcher;
 pub use cost::{Cost, Products};

@@ -4,6 +4,7 @@
 //! that is kept in a plan, under everything it depends on: types, shapes, strides and alignment of the arguments, options,
 //! and the choice of kernels. Later calls compare that, check what depends on addresses alone, and launch.
 
+use super::any::checked;
 use super::kernel::{Kernel, Launch, Target};
 use super::select::{Select, select_kernel};
 use super::{Args, Attrs, Op, OpSpec};
@@ -184,8 +185,7 @@ impl Plan {
     }
 
     fn new<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
-        args.validate()?;
-        let problem = O::check(args, attrs)?;
+        let problem = checked::<O>(args, attrs)?;
         let device = args.device();
         let work = match args.outputs_are_empty() {
             true => None,

@@ -60,7 +60,7 @@ macro_rules! constructors {
     ($($name:ident $kind:ident $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(x: impl Into<TensorView<'a>>, dout: impl Into<TensorView<'a>>) -> Self {
-            Call::start().input(X, x).input(DOUT, dout).attr(KIND, Kind::$kind as usize as f64)
+            Call::start().input(X, x).input(DOUT, dout).choice(KIND, Kind::$kind as u8)
         }
     )*};
 }

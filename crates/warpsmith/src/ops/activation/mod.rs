@@ -69,7 +69,7 @@ fn check<const N: usize>(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Resul
         sizes.shape(arg.name, args.at(index), "... hidden")?;
     }
     let streams: [Operand; N] = std::array::from_fn(|index| Operand::of(args, index));
-    Ok(Problem { grid: Grid::new(dtype, streams, &[]), kind: KINDS[attrs.index(KIND)] })
+    Ok(Problem { grid: Grid::new(dtype, streams, &[]), kind: KINDS[attrs.choice(KIND)] })
 }
 
 fn cost(problem: &Problem, tensors: usize) -> Cost {
@@ -129,7 +129,7 @@ macro_rules! constructors {
     ($($name:ident $kind:ident $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(x: impl Into<TensorView<'a>>) -> Self {
-            Call::start().input(X, x).attr(KIND, Kind::$kind as usize as f64)
+            Call::start().input(X, x).choice(KIND, Kind::$kind as u8)
         }
     )*};
 }

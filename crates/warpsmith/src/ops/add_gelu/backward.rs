@@ -52,7 +52,7 @@ impl Op for Backward {
             [X, DOUT, DX, BIAS, DBIAS].map(|index| args.get(index).map_or(1, |t| Layout::step(t.layout())));
         Ok(Problem {
             dtype,
-            kind: KINDS[attrs.index(APPROXIMATE)],
+            kind: KINDS[attrs.choice(APPROXIMATE)],
             hidden: sizes.size("hidden"),
             num_rows: sizes.leading_count(),
             rows: Space::new(sizes.leading_rank(), [x, dout, dx, x]),
@@ -97,7 +97,7 @@ impl<'a> Call<'a, Backward> {
 
     /// The tanh form instead of the exact function, as in the forward call.
     pub fn tanh(self) -> Self {
-        self.attr(APPROXIMATE, 1.0)
+        self.choice(APPROXIMATE, 1)
     }
 
     /// Returns the gradients of `x` and of `bias`.

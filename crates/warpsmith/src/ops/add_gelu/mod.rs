@@ -97,7 +97,7 @@ impl Op for Forward {
         let (x, out) = (Operand::of(args, X), Operand::of(args, OUT));
         let bias = Operand::repeated(args, BIAS, x.layout.shape())?;
         let grid = Grid::new(dtype, [x, bias, out], &[]);
-        Ok(Problem { grid, kind: KINDS[attrs.index(APPROXIMATE)], hidden: sizes.size("hidden") })
+        Ok(Problem { grid, kind: KINDS[attrs.choice(APPROXIMATE)], hidden: sizes.size("hidden") })
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {
@@ -142,7 +142,7 @@ impl<'a> Call<'a, Forward> {
 
     /// The tanh form instead of the exact function.
     pub fn tanh(self) -> Self {
-        self.attr(APPROXIMATE, 1.0)
+        self.choice(APPROXIMATE, 1)
     }
 }
 

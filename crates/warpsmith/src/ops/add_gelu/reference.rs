@@ -6,7 +6,7 @@ use crate::op::Attrs;
 
 /// out = gelu(x + bias).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-    let (x, bias, kind) = (&inputs[X], &inputs[BIAS], KINDS[attrs.index(APPROXIMATE)]);
+    let (x, bias, kind) = (&inputs[X], &inputs[BIAS], KINDS[attrs.choice(APPROXIMATE)]);
     let rows = x.rows().flat_map(|row| row.iter().zip(&bias.data));
     let data = rows.map(|(&x, &b)| kind.value(x + b)).collect();
     vec![None, None, Some(Array { shape: x.shape.clone(), data })]
@@ -14,7 +14,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
 
 /// dx = dout gelu'(x + bias); dbias = sum of dx over rows.
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-    let (x, bias, kind) = (&inputs[X], &inputs[BIAS], KINDS[attrs.index(APPROXIMATE)]);
+    let (x, bias, kind) = (&inputs[X], &inputs[BIAS], KINDS[attrs.choice(APPROXIMATE)]);
     let mut dx = Array::zeros(&x.shape);
     let mut dbias = Array::zeros(&bias.shape);
     let n = x.row_len();

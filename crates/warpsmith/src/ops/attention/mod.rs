@@ -230,22 +230,22 @@ impl<'a> Call<'a, Forward> {
 
     /// Queries see no keys after their own position; the last query is at the last key.
     pub fn causal(self) -> Self {
-        self.attr(CAUSAL, 1.0)
+        self.flag(CAUSAL, true)
     }
 
     /// Queries see at most `window` keys before their own position. Zero for all.
     pub fn window(self, window: usize) -> Self {
-        self.attr(WINDOW, window as f64)
+        self.int(WINDOW, window)
     }
 
     /// Scores become `softcap * tanh(score / softcap)`. Zero for none.
     pub fn softcap(self, softcap: f32) -> Self {
-        self.attr(SOFTCAP, softcap.into())
+        self.float(SOFTCAP, softcap)
     }
 
     /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale.into())
+        self.float(SCALE, scale)
     }
 
     /// How many rows of queries, and how many keys, are worked on at a time. Zero lets the kernel choose.
@@ -263,7 +263,7 @@ impl<'a> Call<'a, Forward> {
     /// # Ok::<(), warpsmith::Error>(())
     /// ```
     pub fn blocks(self, block_q: usize, block_kv: usize) -> Self {
-        self.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64)
+        self.int(BLOCK_Q, block_q).int(BLOCK_KV, block_kv)
     }
 
     /// The tensors hold several requests one after the other, which begin at these tokens.

@@ -216,16 +216,16 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let mask = grid(MASK, &MASKS)?;
     let bias = grid(BIAS, &[DType::F32, dtype])?.map(|grid| Bias { grid, dtype: args.at(BIAS).dtype() });
 
-    let (window, softcap, scale) = (attrs.f64(WINDOW), attrs.f64(SOFTCAP), attrs.f64(SCALE));
-    sizes.option("window", window, "a number of keys, or 0", window >= 0.0)?;
+    let (window, softcap, scale) = (attrs.int(WINDOW), attrs.float(SOFTCAP), attrs.float(SCALE));
+    sizes.option("window", window, "a number of keys, or 0", window >= 0)?;
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
     sizes.option("scale", scale, "a finite number", within(scale))?;
     let blocks =
-        [("block_q", attrs.f64(BLOCK_Q), &BLOCKS_Q[..]), ("block_kv", attrs.f64(BLOCK_KV), &BLOCKS_KV)];
+        [("block_q", attrs.int(BLOCK_Q), &BLOCKS_Q[..]), ("block_kv", attrs.int(BLOCK_KV), &BLOCKS_KV)];
     for (name, block, known) in blocks {
         let expected = format!("{}, or 0 to let the kernel choose", listed(known, ", "));
-        let ok = block == 0.0 || known.iter().any(|&n| n as f64 == block);
+        let ok = block == 0 || known.iter().any(|&n| n as i64 == block);
         sizes.option(name, block, &expected, ok)?;
     }
     let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
@@ -251,8 +251,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         window: window as usize,
         softcap_bits: (softcap as f32).to_bits(),
         scale_bits: (scale as f32).to_bits(),
-        block_q: attrs.f64(BLOCK_Q) as usize,
-        block_kv: attrs.f64(BLOCK_KV) as usize,
+        block_q: attrs.int(BLOCK_Q) as usize,
+        block_kv: attrs.int(BLOCK_KV) as usize,
     })
 }
 

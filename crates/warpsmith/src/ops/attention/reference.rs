@@ -54,7 +54,7 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
     let (num_kv_heads, d) = (k.shape[2], k.shape[3]);
     let kv_head = head.head / (inputs[Q].shape[2] / num_kv_heads);
     let position = i as i64 + head.keys.len() as i64 - head.queries.len() as i64;
-    let window = attrs.index(WINDOW) as i64;
+    let window = attrs.int(WINDOW);
     let seen = |j: usize| {
         let visible = !attrs.bool(CAUSAL) || j as i64 <= position;
         let recent = window == 0 || j as i64 >= position - window;
@@ -90,11 +90,11 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
 fn score<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize, j: usize, key: &[R]) -> R {
     let q = &inputs[Q];
     let query = &q.data[((head.queries.start + i) * q.shape[2] + head.head) * key.len()..][..key.len()];
-    let given = attrs.f64(SCALE);
+    let given = attrs.float(SCALE);
     let scale = if given == 0.0 { 1.0 / (key.len() as f64).sqrt() } else { given };
     let dot = query.iter().zip(key).fold(R::zero(), |sum, (&q, &k)| sum + q * k);
     let mut score = dot * R::of(scale as f32 as f64);
-    let cap = attrs.f64(SOFTCAP) as f32 as f64;
+    let cap = attrs.float(SOFTCAP) as f32 as f64;
     if cap != 0.0 {
         score = R::of(cap) * (score / R::of(cap)).tanh();
     }

@@ -238,7 +238,7 @@ pub(super) fn problem(q_len: usize, kv_len: usize, options: &[(usize, f64)]) -> 
         .input(super::V, v.view())
         .output(super::OUT, out.view_mut());
     let defaults = Attrs::defaults(&Forward::SPEC);
-    let attrs = options.iter().fold(defaults, |attrs, &(index, value)| attrs.with(index, value));
+    let attrs = options.iter().fold(defaults, |attrs, &(index, value)| attrs.with_number(index, value));
     Forward::check(&args, &attrs)
 }
 

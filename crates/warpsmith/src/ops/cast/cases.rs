@@ -21,7 +21,7 @@ impl Provable for Forward {
             fill: Fill::Normal(2.0, 0.25),
             batch_dim: (num_scales > 1).then_some(0),
         };
-        let to = TYPES[case.attrs.index(TO)];
+        let to = TYPES[case.attrs.choice(TO)];
         vec![
             ArgPlan::batched(&[rows, hidden], case.dtype),
             case.gives(SCALE).then_some(scale),

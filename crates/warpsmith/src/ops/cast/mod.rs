@@ -232,7 +232,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Divides by the scale instead of multiplying.
     pub fn inverse(self) -> Self {
-        self.attr(INVERSE, 1.0)
+        self.flag(INVERSE, true)
     }
 
     /// Runs on the device's default stream and returns a new tensor of type `to`.

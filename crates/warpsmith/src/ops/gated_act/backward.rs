@@ -51,7 +51,7 @@ impl Op for Backward {
         let ([dgate, dup], to_dup) = unpack(args, DX, shape, interleaved)?;
         let paired: &[usize] = if interleaved { &[0, 3] } else { &[] };
         let grid = Grid::new(dtype, [gate, up, Operand::of(args, DOUT), dgate, dup], paired);
-        Ok(BackwardProblem { of: Problem { grid, kind: KINDS[attrs.index(KIND)], to_up }, to_dup })
+        Ok(BackwardProblem { of: Problem { grid, kind: KINDS[attrs.choice(KIND)], to_up }, to_dup })
     }
 
     fn kernels() -> &'static [Kernel<BackwardProblem>] {
@@ -79,7 +79,7 @@ macro_rules! constructors {
     ($($name:ident $index:literal $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(x: impl Into<TensorView<'a>>, dout: impl Into<TensorView<'a>>) -> Self {
-            Call::start().input(X, x).input(DOUT, dout).attr(KIND, $index as f64)
+            Call::start().input(X, x).input(DOUT, dout).choice(KIND, $index)
         }
     )*};
 }
@@ -94,7 +94,7 @@ impl<'a> Call<'a, Backward> {
 
     /// Gate at the even and up at the odd places of a row, instead of one half each.
     pub fn interleaved(self) -> Self {
-        self.attr(LAYOUT, INTERLEAVED as f64)
+        self.choice(LAYOUT, INTERLEAVED as u8)
     }
 
     /// Runs on the device's default stream and returns a new tensor.

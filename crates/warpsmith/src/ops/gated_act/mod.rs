@@ -115,7 +115,7 @@ fn check(
     }
     sizes.dtype(spec.args[plain].name, args.at(plain), &[dtype])?;
     sizes.shape(spec.args[plain].name, args.at(plain), "... hidden")?;
-    Ok((dtype, attrs.index(LAYOUT) == INTERLEAVED))
+    Ok((dtype, attrs.choice(LAYOUT) == INTERLEAVED))
 }
 
 fn cost(problem: &Problem, tensors: usize) -> Cost {
@@ -147,7 +147,7 @@ impl Op for Forward {
         let ([gate, up], to_up) = unpack(args, X, args.at(OUT).layout().shape(), interleaved)?;
         let paired: &[usize] = if interleaved { &[0] } else { &[] };
         let grid = Grid::new(dtype, [gate, up, Operand::of(args, OUT)], paired);
-        Ok(Problem { grid, kind: KINDS[attrs.index(KIND)], to_up })
+        Ok(Problem { grid, kind: KINDS[attrs.choice(KIND)], to_up })
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {
@@ -183,7 +183,7 @@ macro_rules! constructors {
     ($($name:ident $index:literal $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(x: impl Into<TensorView<'a>>) -> Self {
-            Call::start().input(X, x).attr(KIND, $index as f64)
+            Call::start().input(X, x).choice(KIND, $index)
         }
     )*};
 }
@@ -198,7 +198,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Gate at the even and up at the odd places of a row, instead of one half each.
     pub fn interleaved(self) -> Self {
-        self.attr(LAYOUT, INTERLEAVED as f64)
+        self.choice(LAYOUT, INTERLEAVED as u8)
     }
 
     /// Runs on the device's default stream and returns a new tensor.

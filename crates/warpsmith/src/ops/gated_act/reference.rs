@@ -6,12 +6,12 @@ use crate::op::Attrs;
 
 /// Where column `i` of gate and of up lies in a packed row for `n` columns.
 fn columns(i: usize, n: usize, attrs: &Attrs) -> (usize, usize) {
-    if attrs.index(LAYOUT) == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, n + i) }
+    if attrs.choice(LAYOUT) == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, n + i) }
 }
 
 /// out = f(gate) up.
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-    let (x, kind) = (&inputs[X], KINDS[attrs.index(KIND)]);
+    let (x, kind) = (&inputs[X], KINDS[attrs.choice(KIND)]);
     let n = x.row_len() / 2;
     let mut shape = x.shape.clone();
     *shape.last_mut().expect("a row") = n;
@@ -27,7 +27,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
 
 /// dgate = dout up f'(gate); dup = dout f(gate).
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-    let (x, kind) = (&inputs[X], KINDS[attrs.index(KIND)]);
+    let (x, kind) = (&inputs[X], KINDS[attrs.choice(KIND)]);
     let n = x.row_len() / 2;
     let mut dx = Array::zeros(&x.shape);
     for ((row, dout), dx) in x.rows().zip(inputs[DOUT].rows()).zip(dx.data.chunks_exact_mut((2 * n).max(1))) {

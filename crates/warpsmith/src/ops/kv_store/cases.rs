@@ -19,7 +19,7 @@ impl Provable for Forward {
         let [tokens, heads, head_dim, page_size, pages, num_scales] = case.sizes[..] else {
             unreachable!("six sizes")
         };
-        let rotary_dim = match case.attrs.index(ROTARY_DIM) {
+        let rotary_dim = match case.attrs.int(ROTARY_DIM) as usize {
             0 => head_dim,
             some => some,
         };
@@ -40,7 +40,7 @@ impl Provable for Forward {
         };
         let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| case.gives(index));
         let positions = indices(Fill::Below(if case.gives(COS) { TABLE_ROWS } else { LARGEST_POSITION }));
-        let cache_dtype = [case.dtype, DType::F8E4M3, DType::F8E5M2][case.attrs.index(TO)];
+        let cache_dtype = [case.dtype, DType::F8E4M3, DType::F8E5M2][case.attrs.choice(TO)];
         let cache = heads_at(&[pages, page_size, heads, head_dim], 2, cache_dtype);
         let x = heads_at(&[tokens, heads, head_dim], 1, case.dtype);
         vec![

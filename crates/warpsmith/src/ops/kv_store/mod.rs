@@ -278,22 +278,22 @@ impl<'a> Call<'a, Forward> {
 
     /// Pairs of the rotation are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
     pub fn interleaved(self) -> Self {
-        self.attr(rope::LAYOUT, 1.0)
+        self.choice(rope::LAYOUT, 1)
     }
 
     /// The base of the rotation's frequencies (10000 unless set).
     pub fn theta(self, theta: f64) -> Self {
-        self.attr(rope::THETA, theta)
+        self.float(rope::THETA, theta)
     }
 
     /// Rotates only the first `rotary_dim` elements of a head.
     pub fn rotary_dim(self, rotary_dim: usize) -> Self {
-        self.attr(rope::ROTARY_DIM, rotary_dim as f64)
+        self.int(rope::ROTARY_DIM, rotary_dim)
     }
 
     /// Multiplies positions by `scale`.
     pub fn position_scale(self, scale: f64) -> Self {
-        self.attr(rope::SCALE, scale)
+        self.float(rope::SCALE, scale)
     }
 
     /// Takes the rotation's cosine and sine from tables instead of computing them.

@@ -34,17 +34,17 @@ pub fn stored<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arra
 
 /// Pair i of d = rotary_dim: angle = position * scale * theta^(-2 i / d); (a, b) -> (a cos - b sin, b cos + a sin).
 fn rotate<R: Real>(head: &mut [R], position: R, inputs: &Inputs<'_, R>, attrs: &Attrs) {
-    let dim = if attrs.index(ROTARY_DIM) == 0 { head.len() } else { attrs.index(ROTARY_DIM) };
+    let dim = if attrs.int(ROTARY_DIM) as usize == 0 { head.len() } else { attrs.int(ROTARY_DIM) as usize };
     for i in 0..dim / 2 {
-        let (first, second) = if attrs.index(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
+        let (first, second) = if attrs.choice(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
         let (cos, sin) = match (inputs.get(COS), inputs.get(SIN)) {
             (Some(cos), Some(sin)) => {
                 let at = position.f64() as usize * (dim / 2) + i;
                 (cos.data[at], sin.data[at])
             }
             _ => {
-                let frequency = R::of(attrs.f64(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
-                let angle = position * R::of(attrs.f64(SCALE)) * frequency;
+                let frequency = R::of(attrs.float(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
+                let angle = position * R::of(attrs.float(SCALE)) * frequency;
                 (angle.cos(), angle.sin())
             }
         };

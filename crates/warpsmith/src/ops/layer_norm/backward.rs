@@ -78,7 +78,7 @@ impl<'a> Call<'a, Backward> {
 
     /// The `eps` of the forward call.
     pub fn eps(self, eps: f32) -> Self {
-        self.attr(EPS, eps as f64)
+        self.float(EPS, eps)
     }
 
     /// Returns the gradients of `x`, the weight and the bias.

@@ -118,7 +118,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Adds `eps` to the variance (1e-5 unless set).
     pub fn eps(self, eps: f32) -> Self {
-        self.attr(EPS, eps as f64)
+        self.float(EPS, eps)
     }
 
     /// Normalises the rows of `x` in place. Set weight and options on a call made with [`Self::in_place`].

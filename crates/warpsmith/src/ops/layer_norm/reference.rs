@@ -16,7 +16,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let mut out = Array::zeros(&sum.shape);
     let n = sum.row_len();
     for (row, out) in sum.rows().zip(out.data.chunks_exact_mut(n.max(1))) {
-        let (mean, scale) = moments(row, attrs.f64(EPS));
+        let (mean, scale) = moments(row, attrs.float(EPS));
         for i in 0..n {
             out[i] = (row[i] - mean) * scale;
             if let Some(weight) = inputs.get(WEIGHT) {
@@ -46,7 +46,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     let mut dx = Array::zeros(&x.shape);
     let (mut dweight, mut dbias) = (Array::zeros(&[n]), Array::zeros(&[n]));
     for (row, (x, dout)) in x.rows().zip(dout.rows()).enumerate() {
-        let (mean, r) = moments(x, attrs.f64(EPS));
+        let (mean, r) = moments(x, attrs.float(EPS));
         let g = |i: usize| weight.map_or(dout[i], |w| dout[i] * w.data[i]);
         let y = |i: usize| (x[i] - mean) * r;
         let mean_gy = (0..n).fold(R::zero(), |sum, i| sum + g(i) * y(i)) / R::of(n as f64);

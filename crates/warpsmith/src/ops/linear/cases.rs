@@ -17,7 +17,7 @@ impl Provable for Forward {
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         let [m, n, k, batch] = case.sizes[..] else { unreachable!("four sizes") };
-        let rows = if case.attrs.index(GATE) == 0 { n } else { 2 * n };
+        let rows = if case.attrs.choice(GATE) == 0 { n } else { 2 * n };
         // With one product, tensors have no dimension for the batch.
         let shape = |sizes: &[usize]| match batch {
             1 => sizes.to_vec(),
@@ -34,7 +34,7 @@ impl Provable for Forward {
         let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
         let out = result_type(case.dtype, &case.attrs).unwrap_or(DType::F32);
         let (blocks, row_blocks) = (k.div_ceil(SCALE_BLOCK), rows.div_ceil(SCALE_BLOCK));
-        let (x_scale, w_scale) = match Scaling::ALL[case.attrs.index(SCALING)] {
+        let (x_scale, w_scale) = match Scaling::ALL[case.attrs.choice(SCALING)] {
             Scaling::Tensor => (shared(vec![1], DType::F32, factors), shared(vec![1], DType::F32, factors)),
             Scaling::Row => (by_row(&[m], DType::F32, factors), shared(shape(&[rows]), DType::F32, factors)),
             Scaling::Block => (

@@ -57,8 +57,8 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, OneOutput, Op, OpSpec, Products,
-    SizeSpec, infer,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Choice, Cost, Form, Kernel, OneOutput, Op, OpSpec,
+    Products, SizeSpec, infer,
 };
 use crate::tensor::{DType, TensorView, TensorViewMut};
 
@@ -91,6 +91,12 @@ macro_rules! choices {
             /// The name on the command line.
             pub const fn name(self) -> &'static str {
                 Self::NAMES[self as usize]
+            }
+        }
+
+        impl Choice for $name {
+            fn position(self) -> u8 {
+                self as u8
             }
         }
     };
@@ -169,7 +175,7 @@ const RESULTS: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), S
 
 /// The type of the result where nobody gives it.
 fn result_type(x: DType, attrs: &Attrs) -> Result<DType> {
-    match RESULTS.get(attrs.index(TO)) {
+    match RESULTS.get(attrs.choice(TO)) {
         Some(Some(dtype)) => Ok(*dtype),
         Some(None) if problem::FP8.contains(&x) => Ok(DType::BF16),
         Some(None) => Ok(x),
@@ -242,7 +248,7 @@ impl Op for Forward {
             // The pattern of `w` describes one matrix without a gate.
             if let (Some(columns), Some(w)) = (shape.last_mut(), args.get(W)) {
                 let rows = w.shape().iter().rev().nth(1).copied().unwrap_or(0);
-                *columns = if attrs.index(GATE) == 0 { rows } else { rows / 2 };
+                *columns = if attrs.choice(GATE) == 0 { rows } else { rows / 2 };
             }
         }
         Ok(forms)
@@ -316,7 +322,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Applies a function to product and bias.
     pub fn activation(self, activation: Activation) -> Self {
-        self.attr(ACT, activation as usize as f64)
+        self.choice(ACT, activation)
     }
 
     /// Applies gelu, the one with the error function.
@@ -341,12 +347,12 @@ impl<'a> Call<'a, Forward> {
 
     /// `activation(gate) * up`, from a `w` that holds the rows of both.
     pub fn gated(self, gate: Gate, activation: Activation) -> Self {
-        self.attr(GATE, gate as usize as f64).activation(activation)
+        self.choice(GATE, gate).activation(activation)
     }
 
     /// Multiplies the result before the residual is added.
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale.into())
+        self.float(SCALE, scale)
     }
 
     /// Adds a tensor to the result.
@@ -361,18 +367,18 @@ impl<'a> Call<'a, Forward> {
         x_scale: impl Into<TensorView<'a>>,
         w_scale: impl Into<TensorView<'a>>,
     ) -> Self {
-        self.attr(SCALING, scaling as usize as f64).input(X_SCALE, x_scale).input(W_SCALE, w_scale)
+        self.choice(SCALING, scaling).input(X_SCALE, x_scale).input(W_SCALE, w_scale)
     }
 
     /// How f32 inputs are multiplied.
     pub fn precision(self, precision: Precision) -> Self {
-        self.attr(PRECISION, precision as usize as f64)
+        self.choice(PRECISION, precision)
     }
 
     /// The type of the tensor that [`Linear::run`] returns. Types that are none of `linear` are refused when it runs.
     pub fn out_dtype(self, dtype: DType) -> Self {
         let index = RESULTS.iter().position(|result| *result == Some(dtype));
-        self.attr(TO, index.unwrap_or(RESULTS.len()) as f64)
+        self.choice(TO, index.unwrap_or(RESULTS.len()) as u8)
     }
 
     /// Runs on `stream` and adds to `residual` in place.

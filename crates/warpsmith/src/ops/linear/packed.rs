@@ -87,6 +87,6 @@ impl<'a> Linear<'a> {
     /// `x · wᵀ` with a weight packed beforehand; with a gate if it was packed with one, whose activation
     /// [`Linear::activation`] sets.
     pub fn packed(x: impl Into<TensorView<'a>>, w: &'a PackedWeight) -> Self {
-        Call::start().input(X, x).input(W, &w.tensor).attr(GATE, w.gate as usize as f64).prepared(w)
+        Call::start().input(X, x).input(W, &w.tensor).choice(GATE, w.gate).prepared(w)
     }
 }

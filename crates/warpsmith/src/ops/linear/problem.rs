@@ -169,7 +169,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = SPEC.name;
     let mut sizes = Matcher::new(op);
     let (x, w, out) = (args.at(X), args.at(W), args.at(OUT));
-    let gate = Gate::ALL[attrs.index(GATE)];
+    let gate = Gate::ALL[attrs.choice(GATE)];
     let (x_dtype, w_dtype, out_dtype) = check_types(&sizes, args)?;
 
     sizes.shape("x", x, "... k")?;
@@ -186,8 +186,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     if let Some(residual) = args.get(RESIDUAL) {
         sizes.shape("residual", residual, "... n")?;
     }
-    let dequant = check_scales(&sizes, args, Scaling::ALL[attrs.index(SCALING)])?;
-    let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.index(PRECISION), attrs.f64(SCALE))?;
+    let dequant = check_scales(&sizes, args, Scaling::ALL[attrs.choice(SCALING)])?;
+    let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;
 
     let shared = w.layout().rank() == 2;
     let batches = collapse(args, leading, shared);
@@ -217,7 +217,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         w_order: order(W, 1, [rows, k]),
         out_order: order(OUT, 2, [m, n]),
         residual_order: order(RESIDUAL, 3, [m, n]),
-        activation: Activation::ALL[attrs.index(ACT)].kind(),
+        activation: Activation::ALL[attrs.choice(ACT)].kind(),
         gate,
         dequant,
         tf32: precision == Precision::Tf32,

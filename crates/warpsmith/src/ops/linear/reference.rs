@@ -11,7 +11,7 @@ use crate::op::Attrs;
 /// out = residual + scale act(x wᵀ + bias), or residual + scale (act(gate) up).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, w) = (&inputs[X], &inputs[W]);
-    let gate = Gate::ALL[attrs.index(GATE)];
+    let gate = Gate::ALL[attrs.choice(GATE)];
     let rows = w.shape[w.shape.len() - 2]; // of one matrix
     let n = if gate == Gate::None { rows } else { rows / 2 };
     let k = x.row_len();
@@ -21,8 +21,8 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let m = if w.shape.len() == 2 { lines } else { x.shape[x.shape.len() - 2] };
     debug_assert_eq!(lines, m * matrices);
 
-    let activation = Activation::ALL[attrs.index(ACT)].kind();
-    let scale = R::of(attrs.f64(SCALE) as f32 as f64);
+    let activation = Activation::ALL[attrs.choice(ACT)].kind();
+    let scale = R::of(attrs.float(SCALE) as f32 as f64);
     let mut shape = x.shape.clone();
     *shape.last_mut().expect("a row") = n;
     let mut out = Array::zeros(&shape);
@@ -55,10 +55,10 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
 /// dz = dout scale act'(z), stored; dx = dz w; dw = dzᵀ x; dbias = the sum of the lines of dz before they were stored.
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, w, dout) = (&inputs[back::X], &inputs[back::W], &inputs[back::DOUT]);
-    let tf32 = Precision::ALL[attrs.index(back::PRECISION)] == Precision::Tf32;
+    let tf32 = Precision::ALL[attrs.choice(back::PRECISION)] == Precision::Tf32;
     let element = |v: R| if tf32 { v.tf32() } else { v };
-    let activation = Activation::ALL[attrs.index(back::ACT)].kind();
-    let scale = R::of(attrs.f64(back::SCALE) as f32 as f64);
+    let activation = Activation::ALL[attrs.choice(back::ACT)].kind();
+    let scale = R::of(attrs.float(back::SCALE) as f32 as f64);
     let (n, k) = (dout.row_len(), x.row_len());
     let lines = x.shape[..x.shape.len() - 1].iter().product::<usize>();
     let slope = |i: usize| activation.map_or(R::one(), |kind| kind.derivative(inputs[back::Z].data[i]));
@@ -89,12 +89,12 @@ fn product<R: Real>(
     rows: usize,
     k: usize,
 ) -> R {
-    let tf32 = Precision::ALL[attrs.index(PRECISION)] == Precision::Tf32;
+    let tf32 = Precision::ALL[attrs.choice(PRECISION)] == Precision::Tf32;
     let element = |v: R| if tf32 { v.tf32() } else { v };
     let x = &inputs[X].data[line * k..][..k];
     let w = &inputs[W].data[row * k..][..k];
     // In full precision products are added one by one.
-    let group = if Precision::ALL[attrs.index(PRECISION)] == Precision::Auto { TENSOR_GROUP } else { 1 };
+    let group = if Precision::ALL[attrs.choice(PRECISION)] == Precision::Auto { TENSOR_GROUP } else { 1 };
     let dot = |range: std::ops::Range<usize>| {
         let products: Vec<R> = range.map(|i| element(x[i]) * element(w[i])).collect();
         products.chunks(group).fold(R::zero(), |sum, products| match products {
@@ -103,7 +103,7 @@ fn product<R: Real>(
         })
     };
     let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };
-    match Scaling::ALL[attrs.index(SCALING)] {
+    match Scaling::ALL[attrs.choice(SCALING)] {
         Scaling::Tensor => dot(0..k) * x_scale.data[0] * w_scale.data[0],
         Scaling::Row => dot(0..k) * x_scale.data[line] * w_scale.data[row],
         Scaling::Block => {

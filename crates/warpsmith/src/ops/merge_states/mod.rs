@@ -105,7 +105,7 @@ fn check(args: &Args<'_>) -> Result<Problem> {
 
 /// The type of `out` where the option decides.
 fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
-    let known = [from, DType::F32, DType::F16, DType::BF16].get(attrs.index(TO)).copied();
+    let known = [from, DType::F32, DType::F16, DType::BF16].get(attrs.choice(TO)).copied();
     known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
 }
 
@@ -205,7 +205,7 @@ impl<'a> Call<'a, Forward> {
     /// The type of a new result, f32, f16 or bf16; that of the parts unless set.
     pub fn to(self, dtype: DType) -> Self {
         let choice = FLOATS.iter().position(|&known| known == dtype).unwrap_or(FLOATS.len());
-        self.attr(TO, (choice + 1) as f64)
+        self.choice(TO, (choice + 1) as u8)
     }
 
     /// Runs on the device's default stream and returns the result and its lse as new tensors.

@@ -73,7 +73,7 @@ pub(super) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs)
 }
 
 fn check_eps(sizes: &Matcher, attrs: &Attrs) -> Result<f32> {
-    let eps = attrs.f64(EPS);
+    let eps = attrs.float(EPS);
     sizes.option("eps", eps, "a finite number of zero or more", eps.is_finite() && eps >= 0.0)?;
     Ok(eps as f32)
 }

@@ -260,7 +260,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Shares prefixes even where it is not expected to be faster.
     pub fn always_share(self) -> Self {
-        self.attr(ALWAYS_SHARE, 1.0)
+        self.flag(ALWAYS_SHARE, true)
     }
 
     /// A score without a value for each head.
@@ -270,22 +270,22 @@ impl<'a> Call<'a, Forward> {
 
     /// Every query sees every key of its request.
     pub fn not_causal(self) -> Self {
-        self.attr(CAUSAL, 0.0)
+        self.flag(CAUSAL, false)
     }
 
     /// Queries see at most `window` keys before their own position. Zero for all.
     pub fn window(self, window: usize) -> Self {
-        self.attr(WINDOW, window as f64)
+        self.int(WINDOW, window)
     }
 
     /// Scores become `softcap * tanh(score / softcap)`. Zero for none.
     pub fn softcap(self, softcap: f32) -> Self {
-        self.attr(SOFTCAP, softcap.into())
+        self.float(SOFTCAP, softcap)
     }
 
     /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale.into())
+        self.float(SCALE, scale)
     }
 
     /// Runs on the device's default stream and returns a new tensor.

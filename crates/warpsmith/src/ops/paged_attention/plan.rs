@@ -439,7 +439,7 @@ pub(super) mod tests {
     use super::*;
     use crate::cpu::Tier;
     use crate::device::Device;
-    use crate::op::{Args, Attrs};
+    use crate::op::{Args, Attrs, Value};
     use crate::tensor::Tensor;
 
     /// Requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads.
@@ -459,7 +459,7 @@ pub(super) mod tests {
         let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
         let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
         let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
-        let attrs = Attrs::defaults(&SPEC).with(ALWAYS_SHARE, always_share.into());
+        let attrs = Attrs::defaults(&SPEC).with(ALWAYS_SHARE, Value::Bool(always_share));
         check(&args, &attrs).unwrap()
     }
 

@@ -225,9 +225,9 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         sizes.shape("lse", lse, "num_tokens num_heads")?;
     }
     let shared = check_shared(&mut sizes, args)?;
-    let (window, softcap, scale) = (attrs.f64(WINDOW), attrs.f64(SOFTCAP), attrs.f64(SCALE));
-    sizes.option("window", window, "a number of keys, or 0", window >= 0.0)?;
-    let alone = window == 0.0 || shared.is_none();
+    let (window, softcap, scale) = (attrs.int(WINDOW), attrs.float(SOFTCAP), attrs.float(SCALE));
+    sizes.option("window", window, "a number of keys, or 0", window >= 0)?;
+    let alone = window == 0 || shared.is_none();
     sizes.option("window", window, "0, because `group_starts` is given", alone)?;
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;

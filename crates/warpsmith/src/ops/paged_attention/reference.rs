@@ -23,7 +23,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
         let kv_len = whole(KV_LENS, r) as i64;
         for token in first..end {
             let position = kv_len - end as i64 + token as i64;
-            let window = attrs.index(WINDOW) as i64;
+            let window = attrs.int(WINDOW);
             let seen =
                 |j: &i64| (!attrs.bool(CAUSAL) || *j <= position) && (window == 0 || *j >= position - window);
             let keys: Vec<usize> = (0..kv_len).filter(seen).map(|j| j as usize).collect();
@@ -59,9 +59,9 @@ fn attend<R: Real>(
         let page = table.data[request * table.row_len() + j / page_size].f64() as usize;
         ((page * page_size + j % page_size) * num_kv_heads + kv_head) * head_dim
     };
-    let scale = if attrs.f64(SCALE) == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { attrs.f64(SCALE) };
+    let scale = if attrs.float(SCALE) == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { attrs.float(SCALE) };
     let scale = R::of(scale as f32 as f64) * factor(K_SCALE);
-    let cap = attrs.f64(SOFTCAP) as f32 as f64;
+    let cap = attrs.float(SOFTCAP) as f32 as f64;
     let score = |&j: &usize| {
         let dot = q.iter().zip(&pages.data[at(j)..]).fold(R::zero(), |sum, (&q, &k)| sum + q * k);
         if cap == 0.0 { dot * scale } else { R::of(cap) * (dot * scale / R::of(cap)).tanh() }

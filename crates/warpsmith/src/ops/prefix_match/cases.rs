@@ -27,7 +27,7 @@ impl Provable for Forward {
             input(&[s.batch + 1]),
             output(&[s.batch]),
             output(&[s.batch]),
-            output(&[s.batch, case.attrs.index(MAX_PAGES)]),
+            output(&[s.batch, case.attrs.int(MAX_PAGES) as usize]),
         ]
     }
 
@@ -128,7 +128,7 @@ fn generate(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let s = Sizes::of(case);
     let mut rng = Random::new(seed);
     let paths = draw_paths(&s, &mut rng);
-    let hash_seed = case.attrs.index(SEED) as u32;
+    let hash_seed = case.attrs.int(SEED) as u32;
     let Some(tree) = build(&s, &paths, hash_seed, &mut rng) else {
         // Sizes that no tree has: an empty one.
         return Forward::plan(case)

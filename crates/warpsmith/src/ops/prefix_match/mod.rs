@@ -82,8 +82,8 @@ pub struct Problem {
 
 /// The value of an option that is a whole number from 0 to `most`.
 fn whole(spec: &OpSpec, attrs: &Attrs, option: usize, most: u32) -> Result<usize> {
-    let value = attrs.f64(option);
-    let fits = (0.0..=f64::from(most)).contains(&value) && value.fract() == 0.0;
+    let value = attrs.int(option);
+    let fits = (0..=i64::from(most)).contains(&value);
     Matcher::new(spec.name).option(
         spec.attrs[option].name,
         value,
@@ -264,12 +264,12 @@ impl<'a> Call<'a, Forward> {
         // The mirror goes with the call because it knows what the answer is about.
         let call = Call::start().prepared(tree).input(TABLE, tree.table()).input(EDGE_TOKENS, tree.tokens());
         let call = call.input(EDGE_PAGES, tree.pages()).input(TOKENS, tokens).input(STARTS, starts);
-        call.attr(SEED, f64::from(tree.seed()))
+        call.int(SEED, tree.seed())
     }
 
     /// Columns of `pages`: the first so many pages of a match are reported. 256 if not set.
     pub fn max_pages(self, count: usize) -> Self {
-        self.attr(MAX_PAGES, count as f64)
+        self.int(MAX_PAGES, count)
     }
 
     /// Runs on the device's default stream and returns new tensors.

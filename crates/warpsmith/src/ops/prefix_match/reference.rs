@@ -11,7 +11,7 @@ pub fn matches<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let whole = |index: usize| -> Vec<i64> { inputs[index].data.iter().map(|x| x.f64() as i64).collect() };
     let [table, edge_tokens, edge_pages, tokens, starts] =
         [TABLE, EDGE_TOKENS, EDGE_PAGES, TOKENS, STARTS].map(whole);
-    let (page_size, max_pages) = (inputs[EDGE_TOKENS].row_len(), attrs.index(MAX_PAGES));
+    let (page_size, max_pages) = (inputs[EDGE_TOKENS].row_len(), attrs.int(MAX_PAGES) as usize);
     let batch = starts.len() - 1;
     // By node: its parent, and the pages of its edge.
     let edges: BTreeMap<i64, (i64, std::ops::Range<usize>)> = table

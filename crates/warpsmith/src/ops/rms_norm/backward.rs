@@ -77,7 +77,7 @@ impl<'a> Call<'a, Backward> {
 
     /// The `eps` of the forward call.
     pub fn eps(self, eps: f32) -> Self {
-        self.attr(EPS, eps as f64)
+        self.float(EPS, eps)
     }
 
     /// Returns the gradients of `x` and of the weight.

@@ -111,7 +111,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Adds `eps` to the mean square (1e-6 unless set).
     pub fn eps(self, eps: f32) -> Self {
-        self.attr(EPS, eps as f64)
+        self.float(EPS, eps)
     }
 
     /// Normalises the rows of `x` in place. Set weight and options on a call made with [`Self::in_place`].

@@ -15,7 +15,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let mut out = Array::zeros(&sum.shape);
     let n = sum.row_len();
     for (row, out) in sum.rows().zip(out.data.chunks_exact_mut(n.max(1))) {
-        let scale = inverse_rms(row, attrs.f64(EPS));
+        let scale = inverse_rms(row, attrs.float(EPS));
         for i in 0..n {
             out[i] = row[i] * scale;
             if let Some(weight) = inputs.get(WEIGHT) {
@@ -40,7 +40,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     let mut dx = Array::zeros(&x.shape);
     let mut dweight = Array::zeros(&[n]);
     for (row, (x, dout)) in x.rows().zip(dout.rows()).enumerate() {
-        let r = inverse_rms(x, attrs.f64(EPS));
+        let r = inverse_rms(x, attrs.float(EPS));
         let g = |i: usize| weight.map_or(dout[i], |w| dout[i] * w.data[i]);
         let mean = (0..n).fold(R::zero(), |sum, i| sum + g(i) * (x[i] * r)) / R::of(n as f64);
         for i in 0..n {

@@ -50,7 +50,7 @@ const LARGEST_POSITION: usize = 131_072;
 
 fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
     let [tokens, _, head_dim] = case.sizes[..] else { unreachable!("three sizes") };
-    let rotary_dim = match case.attrs.index(ROTARY_DIM) {
+    let rotary_dim = match case.attrs.int(ROTARY_DIM) as usize {
         0 => head_dim,
         some => some,
     };

@@ -221,22 +221,22 @@ macro_rules! options {
         impl<'a> $crate::op::Call<'a, $op> {
             /// Pairs are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
             pub fn interleaved(self) -> Self {
-                self.attr($crate::ops::rope::LAYOUT, 1.0)
+                self.choice($crate::ops::rope::LAYOUT, 1)
             }
 
             /// The base of the frequencies (10000 unless set).
             pub fn theta(self, theta: f64) -> Self {
-                self.attr($crate::ops::rope::THETA, theta)
+                self.float($crate::ops::rope::THETA, theta)
             }
 
             /// Rotates only the first `rotary_dim` elements of a head.
             pub fn rotary_dim(self, rotary_dim: usize) -> Self {
-                self.attr($crate::ops::rope::ROTARY_DIM, rotary_dim as f64)
+                self.int($crate::ops::rope::ROTARY_DIM, rotary_dim)
             }
 
             /// Multiplies positions by `scale`.
             pub fn scale(self, scale: f64) -> Self {
-                self.attr($crate::ops::rope::SCALE, scale)
+                self.float($crate::ops::rope::SCALE, scale)
             }
 
             /// Takes cosine and sine from tables instead of computing them.

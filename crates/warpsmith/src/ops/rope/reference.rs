@@ -11,18 +11,18 @@ pub fn rotated<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, sign: R) -> Vec<O
     let mut out = x.clone();
     let head_dim = x.row_len();
     let heads = x.shape[x.shape.len() - 2];
-    let dim = if attrs.index(ROTARY_DIM) == 0 { head_dim } else { attrs.index(ROTARY_DIM) };
+    let dim = if attrs.int(ROTARY_DIM) as usize == 0 { head_dim } else { attrs.int(ROTARY_DIM) as usize };
     for (token, &position) in positions.data.iter().enumerate() {
         for i in 0..dim / 2 {
-            let frequency = R::of(attrs.f64(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
-            let angle = position * R::of(attrs.f64(SCALE)) * frequency;
+            let frequency = R::of(attrs.float(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
+            let angle = position * R::of(attrs.float(SCALE)) * frequency;
             let (mut cos, mut sin) = (angle.cos(), angle.sin());
             if let (Some(cos_table), Some(sin_table)) = (inputs.get(COS), inputs.get(SIN)) {
                 let at = position.f64() as usize * (dim / 2) + i;
                 (cos, sin) = (cos_table.data[at], sin_table.data[at]);
             }
             let (first, second) =
-                if attrs.index(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
+                if attrs.choice(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
             for head in 0..heads {
                 let at = (token * heads + head) * head_dim;
                 let (a, b) = (x.data[at + first], x.data[at + second]);

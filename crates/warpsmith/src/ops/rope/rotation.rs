@@ -39,7 +39,7 @@ impl Bits {
 /// its own.
 pub(in crate::ops) fn check_numbers(sizes: &Matcher, args: &Args<'_>, attrs: &Attrs) -> Result<()> {
     let name = |index: usize| args.spec().attrs[index].name;
-    let (theta, scale) = (attrs.f64(THETA), attrs.f64(SCALE));
+    let (theta, scale) = (attrs.float(THETA), attrs.float(SCALE));
     sizes.option(name(THETA), theta, "a finite number above zero", theta.is_finite() && theta > 0.0)?;
     sizes.option(name(SCALE), scale, "a finite number", scale.is_finite())
 }
@@ -55,12 +55,12 @@ impl Rotation {
         empty: bool,
     ) -> Result<Rotation> {
         check_numbers(sizes, args, attrs)?;
-        let asked = attrs.f64(ROTARY_DIM);
-        let rotary_dim = if asked == 0.0 { head_dim } else { asked as usize };
-        let fits = asked >= 0.0 && rotary_dim <= head_dim && rotary_dim.is_multiple_of(2);
+        let asked = attrs.int(ROTARY_DIM);
+        let rotary_dim = if asked == 0 { head_dim } else { asked as usize };
+        let fits = asked >= 0 && rotary_dim <= head_dim && rotary_dim.is_multiple_of(2);
         let expected = format!("an even number up to head_dim={head_dim}");
         let name = args.spec().attrs[ROTARY_DIM].name;
-        sizes.option(name, if asked == 0.0 { head_dim as f64 } else { asked }, &expected, fits)?;
+        sizes.option(name, if asked == 0 { head_dim as i64 } else { asked }, &expected, fits)?;
 
         sizes.bind("rotary_dim/2", rotary_dim / 2);
         let name = |index: usize| args.spec().args[index].name;
@@ -83,10 +83,10 @@ impl Rotation {
         };
         Ok(Rotation {
             rotary_dim,
-            interleaved: attrs.index(LAYOUT) == 1,
+            interleaved: attrs.choice(LAYOUT) == 1,
             backward: false,
-            theta: Bits(attrs.f64(THETA).to_bits()),
-            scale: Bits(attrs.f64(SCALE).to_bits()),
+            theta: Bits(attrs.float(THETA).to_bits()),
+            scale: Bits(attrs.float(SCALE).to_bits()),
             tables,
         })
     }

@@ -71,7 +71,7 @@ impl<'a> Call<'a, Backward> {
 
     /// The `scale` of the forward call.
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale as f64)
+        self.float(SCALE, scale)
     }
 
     /// Runs on the device's default stream and returns a new tensor.

@@ -64,7 +64,7 @@ impl Problem {
             sizes.dtype(arg.name, args.at(index), &[dtype])?;
             sizes.shape(arg.name, args.at(index), "... hidden")?;
         }
-        let scale = attrs.f64(SCALE);
+        let scale = attrs.float(SCALE);
         sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
         let layouts: [_; 4] = std::array::from_fn(|t| args.at(t.min(spec.args.len() - 1)).layout());
         Ok(Problem {
@@ -164,7 +164,7 @@ impl<'a> Call<'a, Forward> {
 
     /// Multiplies `x` by `scale` first (1 unless set).
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale as f64)
+        self.float(SCALE, scale)
     }
 
     /// Replaces the rows of `x` by their softmax. Set options on a call made with [`Self::in_place`].

@@ -6,7 +6,7 @@ use crate::op::Attrs;
 
 /// Per row: t = scale x; out = exp(t - max(t)) / sum(exp(t - max(t))).
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-    let scale = attrs.f64(SCALE);
+    let scale = attrs.float(SCALE);
     let scaled = |x: R| if scale == 1.0 { x } else { x * R::of(scale) };
     let mut out = inputs[X].map(scaled);
     let n = out.row_len().max(1);
@@ -22,7 +22,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
 /// Per row, with y the result of softmax: dx = scale y (dout - sum(y dout)).
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (y, dout) = (&inputs[back::Y], &inputs[back::DOUT]);
-    let scale = R::of(attrs.f64(SCALE));
+    let scale = R::of(attrs.float(SCALE));
     let mut dx = Array::zeros(&y.shape);
     let n = y.row_len().max(1);
     for ((y, dout), dx) in y.rows().zip(dout.rows()).zip(dx.data.chunks_exact_mut(n)) {

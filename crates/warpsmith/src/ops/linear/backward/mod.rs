@@ -103,7 +103,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
             sizes.shape(arg.name, tensor, pattern)?;
         }
     }
-    let activation = Activation::ALL[attrs.index(ACT)];
+    let activation = Activation::ALL[attrs.choice(ACT)];
     if activation != Activation::None && args.get(Z).is_none() {
         let expected = format!("a tensor, because of act={}", activation.name());
         return Err(Error::argument(op, "z", expected, "nothing"));
@@ -111,7 +111,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
     if [DX, DW, DBIAS].iter().all(|&index| args.get(index).is_none()) {
         return Err(Error::argument(op, "dx", "at least one of dx, dw and dbias", "nothing"));
     }
-    let (precision, scale) = check_options(&sizes, op, dtype, attrs.index(PRECISION), attrs.f64(SCALE))?;
+    let (precision, scale) = check_options(&sizes, op, dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;
 
     let (lines, n, k) = (sizes.leading_count(), sizes.size("n"), sizes.size("k"));
     let matrix = |index: usize| match args.get(index) {
@@ -277,17 +277,17 @@ impl<'a> Call<'a, Backward> {
 
     /// The forward call had an activation, which was applied to `z`.
     pub fn activation(self, activation: Activation, z: impl Into<TensorView<'a>>) -> Self {
-        self.attr(ACT, activation as usize as f64).input(Z, z)
+        self.choice(ACT, activation).input(Z, z)
     }
 
     /// The factor of the forward call.
     pub fn scale(self, scale: f32) -> Self {
-        self.attr(SCALE, scale.into())
+        self.float(SCALE, scale)
     }
 
     /// How f32 inputs are multiplied.
     pub fn precision(self, precision: Precision) -> Self {
-        self.attr(PRECISION, precision as usize as f64)
+        self.choice(PRECISION, precision)
     }
 
     /// Writes the gradient of `x`.
