@@ -28,6 +28,9 @@ pub use device::{Device, Stream};
 pub use error::{Error, Result};
 pub use tensor::{DType, Tensor, TensorView, TensorViewMut};
 
+#[cfg(doctest)]
+mod soundness;
+
 /// The examples of the README, compiled and run with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

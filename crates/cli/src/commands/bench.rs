@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
-use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings};
+use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings, host_times};
 use warpsmith::lab::evidence::{self, Machine, PresentCode, Record, Timing};
 use warpsmith::lab::proof::Bulk;
 use warpsmith::{DType, Device, Error, Result};
@@ -49,6 +49,9 @@ pub struct Args {
     /// Print one JSON object per result instead of a table
     #[arg(long)]
     json: bool,
+    /// Time what calls cost the host instead: one repeated call of each of a few ops on tiny tensors, without a graph
+    #[arg(long, conflicts_with_all = ["quick", "baseline", "missing", "step"])]
+    host: bool,
     /// Wait for a line on standard input before each case and before the end, so that another program can time the same
     /// case in between; print each result at once, and read --peers last. The line `again` has a case and the ceilings
     /// measured once more: what counts in the end is the median of its rounds
@@ -64,7 +67,8 @@ Examples:
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
   warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run
-  warpsmith bench linear --record --missing      only what a changed kernel has no timing of";
+  warpsmith bench linear --record --missing      only what a changed kernel has no timing of
+  warpsmith bench --host                         what a call costs the host";
 
 /// Largest tensors, in all, of a case in a quick run.
 pub fn quick_bytes(device: Device) -> usize {
@@ -75,6 +79,9 @@ pub fn quick_bytes(device: Device) -> usize {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.host {
+        return host(args);
+    }
     let device = args.select.device()?;
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
@@ -131,6 +138,43 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => ExitCode::SUCCESS,
     })
 }
+
+/// Host time of single calls.
+fn host(args: &Args) -> Result<ExitCode> {
+    let device = args.select.device()?;
+    let peers = args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default();
+    let mut times = host_times(device)?;
+    for time in &mut times {
+        let found = peers.of(&time.op, &time.case, HOST_DTYPE, &device.to_string());
+        time.peers = found.into_iter().map(|(name, ms)| (name, ms * 1e3)).collect();
+    }
+    if args.json {
+        for time in &times {
+            println!("{}", serde_json::to_string(time).expect("times are plain data"));
+        }
+    } else {
+        let mut headings = vec!["op".to_string(), "case".into(), "host time".into(), "fastest".into()];
+        headings.extend(peers.names());
+        let mut table = table::new(&headings, 2);
+        for time in &times {
+            let us = |us: f64| format!("{us:.2} us");
+            let mut row = vec![time.op.clone(), time.case.clone(), us(time.us), us(time.best_us)];
+            row.extend(peers.names().iter().map(|name| time.peers.get(name).map_or("-".into(), |t| us(*t))));
+            table.add_row(row);
+        }
+        println!("{table}");
+    }
+    if args.record {
+        let folder = evidence::folder(args.evidence.as_deref())?;
+        let mut record = Record::open(&folder, Machine::of(device)?)?;
+        record.set_host_times(times);
+        eprintln!("recorded in {}", record.save(&folder)?.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The dtype that files of peers have for host times; the case says it, too.
+const HOST_DTYPE: &str = "host";
 
 fn json_line(measurement: Option<&Measurement>) -> String {
     serde_json::to_string(&measurement).expect("measurements are plain data")

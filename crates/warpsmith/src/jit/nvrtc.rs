@@ -68,8 +68,8 @@ impl std::fmt::Debug for Nvrtc {
 /// The NVRTC of this machine, searched for once per process.
 ///
 /// Looked at in this order: `lib64` and `lib` of `CUDA_HOME` and `CUDA_PATH`; the dynamic loader's path; the NVIDIA
-/// packages of Python environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, that of the `python3` on `PATH`, the user's, the
-/// system's, and `.venv` here if it is ours); `/usr/local/cuda*`. The newest library of the first place that
+/// packages of Python environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, that of the `python3` on `PATH`, the user's and
+/// the system's); `/usr/local/cuda*`. Nothing in the current folder. The newest library of the first place that
 /// has one is taken.
 pub fn find() -> Result<&'static Nvrtc> {
     static FOUND: OnceLock<Result<Nvrtc>> = OnceLock::new();

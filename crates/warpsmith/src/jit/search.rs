@@ -44,7 +44,6 @@ impl Place {
 /// What the search depends on; tests give their own.
 pub(crate) struct Surroundings<'a> {
     pub var: &'a dyn Fn(&str) -> Option<PathBuf>,
-    pub current_dir: Option<PathBuf>,
     /// `/`, below which the usual places of a system are.
     pub root: PathBuf,
 }
@@ -52,7 +51,7 @@ pub(crate) struct Surroundings<'a> {
 impl Surroundings<'_> {
     /// This process's.
     pub fn of_process() -> Surroundings<'static> {
-        Surroundings { var: &env::path, current_dir: std::env::current_dir().ok(), root: "/".into() }
+        Surroundings { var: &env::path, root: "/".into() }
     }
 
     /// Places of CUDA's libraries, in the order they are tried: what the user named, what the loader knows, Python
@@ -120,10 +119,6 @@ impl Surroundings<'_> {
         prefixes.extend((self.var)(system::HOME).map(|home| home.join(".local")));
         prefixes.push(self.root.join("usr/local"));
         prefixes.push(self.root.join("usr"));
-        // Last, and only if nobody else could have made it: a library found here runs with our rights.
-        prefixes
-            .extend(self.current_dir.as_ref().map(|dir| dir.join(".venv")).filter(|venv| is_own_venv(venv)));
-
         let mut packages = Vec::new();
         for prefix in dedup(prefixes) {
             for lib in ["lib", "lib64"] {
@@ -174,15 +169,6 @@ fn natural(name: &str) -> Vec<u64> {
     name.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-fn is_own_venv(venv: &Path) -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    let ours = |path: &Path| {
-        fs::metadata(path).is_ok_and(|metadata| metadata.uid() == user && metadata.mode() & 0o002 == 0)
-    };
-    ours(venv) && ours(&venv.join("pyvenv.cfg"))
-}
-
 fn dedup<T: PartialEq>(items: Vec<T>) -> Vec<T> {
     let mut unique: Vec<T> = Vec::with_capacity(items.len());
     for item in items {
@@ -215,8 +201,6 @@ mod tests {
         folder(root, "other/bin");
         fs::write(root.join("other/bin/python3"), "").unwrap();
         let other = folder(root, "other/lib/python3.10/site-packages/nvidia/cuda_nvrtc/lib");
-        let own = folder(root, "work/.venv/lib/python3.13/site-packages/nvidia/cu13/lib");
-        fs::write(root.join("work/.venv/pyvenv.cfg"), "").unwrap();
         let usual = ["usr/local/cuda-13.1/lib64", "usr/local/cuda-12.9/lib64"].map(|path| folder(root, path));
 
         let var = |name: &str| match name {
@@ -229,24 +213,26 @@ mod tests {
             }
             _ => None,
         };
-        let around = Surroundings { var: &var, current_dir: Some(root.join("work")), root: root.into() };
+        let around = Surroundings { var: &var, root: root.into() };
         let [new, old] = usual;
-        let folders: Vec<Place> =
-            [venv13, venv12, older, conda, other, own, new, old].map(Place::Folder).into();
+        let folders: Vec<Place> = [venv13, venv12, older, conda, other, new, old].map(Place::Folder).into();
         let expected: Vec<Place> = [Place::Folder(home), Place::Loader].into_iter().chain(folders).collect();
         assert_eq!(around.library_places(), expected);
     }
 
     #[test]
-    fn leaves_alone_an_environment_others_can_write() {
-        use std::os::unix::fs::PermissionsExt;
+    fn what_lies_in_the_current_folder_is_not_loaded() {
         let temp = tempfile::tempdir().unwrap();
-        let venv = folder(temp.path(), ".venv");
-        assert!(!is_own_venv(&venv), "no pyvenv.cfg");
-        fs::write(venv.join("pyvenv.cfg"), "").unwrap();
-        assert!(is_own_venv(&venv));
-        fs::set_permissions(&venv, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(!is_own_venv(&venv));
+        let here = std::env::current_dir().unwrap();
+        let var = |name: &str| (name == system::PATH).then(|| PathBuf::from(".:bin:"));
+        let around = Surroundings { var: &var, root: temp.path().into() };
+        let places = around.library_places();
+        assert!(
+            places
+                .iter()
+                .all(|place| !matches!(place, Place::Folder(f) if f.starts_with(&here) || f.is_relative()))
+        );
+        assert_eq!(around.tool("python3"), None);
     }
 
     #[test]
@@ -272,7 +258,7 @@ mod tests {
         fs::set_permissions(second.join("nvdisasm"), fs::Permissions::from_mode(0o755)).unwrap();
         let path = std::env::join_paths([&first, &second]).unwrap();
         let var = |name: &str| (name == system::PATH).then(|| path.clone().into());
-        let around = Surroundings { var: &var, current_dir: None, root: temp.path().into() };
+        let around = Surroundings { var: &var, root: temp.path().into() };
         assert_eq!(around.tool("nvdisasm"), Some(second.join("nvdisasm")));
         assert_eq!(around.tool("cuobjdump"), None);
     }

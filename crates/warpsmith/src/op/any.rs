@@ -1,7 +1,7 @@
 //! The object-safe face of every op.
 
 use super::kernel::{KernelInfo, info_of};
-use super::select::{Explanation, Select, named, problem_key, select_kernel};
+use super::select::{Explanation, Select, checked, named, problem_key, select_kernel};
 use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, plan, tuned};
 use crate::device::{DeviceInfo, Stream};
 use crate::error::Result;
@@ -125,11 +125,4 @@ impl<O: Op> AnyOp for O {
         plan::forget();
         Ok(())
     }
-}
-
-/// The problem of a call, if it is a valid one.
-pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
-    args.validate()?;
-    attrs.validate(const { &O::SPEC })?;
-    O::check(args, attrs)
 }

@@ -185,6 +185,7 @@ impl Attrs {
     }
 
     /// With one value replaced by a number: whole numbers, switches (0 or 1) and choices (positions) as the option is.
+    #[cfg(feature = "lab")]
     pub(crate) fn with_number(self, index: usize, number: f64) -> Self {
         let value = match self.values[index] {
             Value::Float(_) => Value::Float(number),

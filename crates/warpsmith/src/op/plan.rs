@@ -4,9 +4,8 @@
 //! that is kept in a plan, under everything it depends on: types, shapes, strides and alignment of the arguments, options,
 //! and the choice of kernels. Later calls compare that, check what depends on addresses alone, and launch.
 
-use super::any::checked;
 use super::kernel::{Kernel, Launch, Target};
-use super::select::{Select, select_kernel};
+use super::select::{Select, checked, select_kernel};
 use super::{Args, Attrs, Op, OpSpec};
 use crate::cpu::Tier;
 use crate::device::{Device, DeviceInfo, Stream};

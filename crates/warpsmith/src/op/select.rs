@@ -1,7 +1,7 @@
 //! How a kernel is chosen for a problem.
 
 use super::kernel::{Kernel, Why, info_of};
-use super::{Op, tuned};
+use super::{Args, Attrs, Op, tuned};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -94,4 +94,11 @@ pub(super) fn select_kernel<O: Op>(
 pub(super) fn problem_key<P: fmt::Debug>(problem: &P, any_batch: bool) -> String {
     let hash = &blake3::hash(format!("{problem:?}").as_bytes()).to_hex()[..32];
     if any_batch { format!("{hash}, any batch") } else { hash.to_string() }
+}
+
+/// The problem of a call, if it is a valid one.
+pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
+    args.validate()?;
+    attrs.validate(const { &O::SPEC })?;
+    O::check(args, attrs)
 }

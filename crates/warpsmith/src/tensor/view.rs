@@ -74,6 +74,7 @@ impl<'a> TensorView<'a> {
     ///
     /// # Panics
     /// If that does not lie inside this view.
+    #[cfg(feature = "lab")]
     pub(crate) fn recast(&self, offset: usize, dtype: DType, layout: Layout) -> TensorView<'a> {
         let end = offset + layout.span() * dtype.size();
         assert!(end <= self.layout.span() * self.dtype.size(), "outside of the view");
@@ -211,6 +212,7 @@ impl<'a> TensorViewMut<'a> {
     ///
     /// # Safety
     /// No other view of the memory may be used during `'a`.
+    #[cfg(feature = "lab")]
     pub(crate) unsafe fn assume_unique(view: TensorView<'a>) -> TensorViewMut<'a> {
         TensorViewMut::new(view, None)
     }

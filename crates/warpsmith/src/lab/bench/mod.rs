@@ -10,12 +10,14 @@ mod ceilings;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod overhead;
 #[cfg(feature = "cuda")]
 mod products;
 mod samples;
 
 pub use baseline::{Baseline, Peer, Peers};
 pub use ceilings::{Bound, Ceilings};
+pub use overhead::{HostTime, host_times};
 #[cfg(feature = "cuda")]
 pub use products::device_functions;
 pub use samples::Samples;

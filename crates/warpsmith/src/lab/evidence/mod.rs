@@ -11,7 +11,7 @@ pub use machine::{Clocks, Cpu, Machine};
 pub use report::{Detail, EARLIER, PresentCode, Problem, Row, embed, markdown, rows, unproven};
 
 use crate::error::{Error, Result};
-use crate::lab::bench::{Bound, Cache, Ceilings, Measurement};
+use crate::lab::bench::{Bound, Cache, Ceilings, HostTime, Measurement};
 use crate::lab::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -138,12 +138,22 @@ pub struct Record {
     pub kernels: BTreeMap<String, KernelRecord>,
     /// Sorted by op, kernel, case and dtype.
     pub timings: Vec<Timing>,
+    /// Host time of single calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_times: Vec<HostTime>,
 }
 
 impl Record {
     /// Without evidence yet.
     pub fn new(machine: Machine) -> Record {
-        Record { format: FORMAT, machine, ceilings: None, kernels: BTreeMap::new(), timings: Vec::new() }
+        Record {
+            format: FORMAT,
+            machine,
+            ceilings: None,
+            kernels: BTreeMap::new(),
+            timings: Vec::new(),
+            host_times: Vec::new(),
+        }
     }
 
     /// The device's record in the folder, or a new one; facts about the machine are today's.
@@ -225,6 +235,20 @@ impl Record {
 
     fn drop_stale_timings(&mut self, kernel: &str, source_hash: &str) {
         self.timings.retain(|timing| timing.kernel != kernel || timing.source_hash == source_hash);
+    }
+
+    /// Replaces the host times by those of one run.
+    pub fn set_host_times(&mut self, times: Vec<HostTime>) {
+        let digits = |us: f64| significant(us, 3);
+        self.host_times = times
+            .into_iter()
+            .map(|t| HostTime {
+                us: digits(t.us),
+                best_us: digits(t.best_us),
+                peers: t.peers.into_iter().map(|(name, us)| (name, digits(us))).collect(),
+                ..t
+            })
+            .collect();
     }
 
     /// Whether the record proves this code of a kernel; if not, why not.

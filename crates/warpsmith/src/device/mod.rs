@@ -1,4 +1,8 @@
-//! Devices and the streams their work is ordered on.
+//! Devices, and the streams and events that order their work.
+
+mod stream;
+
+pub use stream::{Event, Stream};
 
 use crate::cpu::{self, Tier};
 use crate::error::{Error, Result};
@@ -191,49 +195,6 @@ impl DeviceInfo {
             units: props.sm_count as usize,
             shared_per_block: props.shared_per_block_optin as usize,
             cache_bytes: props.l2_bytes as usize,
-        }
-    }
-}
-
-/// An order of execution on one device. Work on the host is done when a call returns.
-#[derive(Clone)]
-pub enum Stream {
-    /// The calling thread and its pool.
-    Host,
-    /// A CUDA stream, own or foreign.
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Stream),
-}
-
-impl Stream {
-    /// A new stream on `device`.
-    pub fn new(device: Device) -> Result<Stream> {
-        match device {
-            Device::Cpu => Ok(Stream::Host),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => {
-                Ok(Stream::Cuda(crate::cuda::Stream::new(crate::cuda::Context::get(ordinal)?)?))
-            }
-            #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => Err(no_cuda_feature()),
-        }
-    }
-
-    /// The device the stream belongs to.
-    pub fn device(&self) -> Device {
-        match self {
-            Stream::Host => Device::Cpu,
-            #[cfg(feature = "cuda")]
-            Stream::Cuda(stream) => Device::Cuda(stream.context().ordinal()),
-        }
-    }
-
-    /// Waits for the work enqueued so far.
-    pub fn synchronize(&self) -> Result<()> {
-        match self {
-            Stream::Host => Ok(()),
-            #[cfg(feature = "cuda")]
-            Stream::Cuda(stream) => stream.synchronize(),
         }
     }
 }
