@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     bar.inc(1);
     bar.suspend(|| {
         print(&format!("The limits here: {ceilings}."));
-        println!("\n{}\n{}", line("op and case", ["time", "rate", "of the limit"]), "─".repeat(WIDTH));
+        println!("\n{}\n{}", line("op and case", ["time", "rate", "of the limit"]), "-".repeat(WIDTH));
     });
     let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
     for op in ops::PROVABLE {
