@@ -36,7 +36,7 @@ build: ## Build the release binary
 demo: ## Build, then show the kernels at work
 	@$(MAKE) --no-print-directory setup || echo "warning: no CUDA compiler could be set up; going on without" >&2
 	@$(MAKE) --no-print-directory build
-	$(WARPSMITH) demo $(ARGS)
+	@$(WARPSMITH) demo $(ARGS)
 
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
 	scripts/test.sh "$(VENV)"

@@ -1,4 +1,4 @@
-//! What several commands read from their arguments: ops by name, `name=value` pairs, sizes, options.
+//! Arguments that several commands share: ops by name, `name=value` pairs, sizes, options.
 
 use warpsmith::jit::Profile;
 use warpsmith::lab::AnyProvable;
@@ -6,15 +6,15 @@ use warpsmith::lab::{ArgPlan, Case};
 use warpsmith::op::{Attrs, OpSpec};
 use warpsmith::{Error, Result, ops};
 
-/// No single size is larger: products of two sizes cannot overflow, and loops over one end.
+/// Upper bound of a size, so that products of two sizes cannot overflow and loops over one end.
 const MAX_SIZE: usize = 1 << 31;
-/// No tensor has more bytes: nothing that is computed from shapes can overflow.
+/// Upper bound of a tensor's bytes, so that nothing computed from shapes can overflow.
 const MAX_BYTES: usize = 1 << 46;
-/// What is looked for under the name of an op, but is part of another.
+/// Names that users look for as ops, with the op they are part of.
 const ELSEWHERE: [(&str, &str); 1] =
     [("cascade", "the op paged_attention, with its arguments group_starts and prefix_lens")];
 
-/// The op of a name.
+/// The op with this name.
 pub fn find_op(name: &str) -> Result<&'static dyn AnyProvable> {
     warpsmith::lab::find(name).ok_or_else(|| {
         let known: Vec<&str> = ops::PROVABLE.iter().map(|op| op.spec().name).collect();
@@ -35,7 +35,7 @@ pub fn parse_pairs(texts: &[String]) -> Result<Vec<(String, String)>> {
     texts.iter().map(pair).collect()
 }
 
-/// The sizes of an op: those given, and the defaults of the others.
+/// The sizes of an op: those given, with defaults for the others.
 pub fn parse_sizes(spec: &OpSpec, texts: &[String]) -> Result<Vec<usize>> {
     let mut sizes: Vec<usize> = spec.sizes.iter().map(|size| size.default).collect();
     for (name, value) in parse_pairs(texts)? {
@@ -54,12 +54,12 @@ pub fn parse_sizes(spec: &OpSpec, texts: &[String]) -> Result<Vec<usize>> {
     Ok(sizes)
 }
 
-/// The tensors of a case that was described on the command line, none of them beyond all memory.
+/// The tensors of a case described on the command line. Refuses impossibly large ones.
 pub fn plan_case(op: &dyn AnyProvable, case: &Case) -> Result<Vec<Option<ArgPlan>>> {
     let plan = op.plan(case);
     for (arg, plan) in op.spec().args.iter().zip(&plan) {
         let Some(plan) = plan else { continue };
-        // Sizes of zero hide what the others amount to.
+        // A size of zero would hide the product of the others.
         let sizes = plan.shape.iter().map(|&size| size.max(1));
         let bytes = sizes.fold(plan.dtype.size(), usize::saturating_mul);
         if bytes > MAX_BYTES {
@@ -75,7 +75,7 @@ pub fn plan_case(op: &dyn AnyProvable, case: &Case) -> Result<Vec<Option<ArgPlan
     Ok(plan)
 }
 
-/// The options of an op: those given, and the defaults of the others.
+/// The options of an op: those given, with defaults for the others.
 pub fn parse_attrs(spec: &OpSpec, texts: &[String]) -> Result<Attrs> {
     let mut attrs = Attrs::defaults(spec);
     for (name, value) in parse_pairs(texts)? {
@@ -84,7 +84,7 @@ pub fn parse_attrs(spec: &OpSpec, texts: &[String]) -> Result<Attrs> {
     Ok(attrs)
 }
 
-/// The positions of arguments given by name, out of those `eligible` says can be named here.
+/// The positions of arguments given by name; only `eligible` ones are accepted.
 pub fn find_args(
     spec: &'static OpSpec,
     names: &[String],
@@ -113,7 +113,7 @@ pub struct ProfileArgs {
 }
 
 impl ProfileArgs {
-    /// The profile asked for.
+    /// The requested profile.
     pub fn profile(&self) -> Profile {
         match (self.lineinfo, self.debug) {
             (_, true) => Profile::Debug,

@@ -16,7 +16,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// What to ask of the compiler.
+    /// The request for the compiler.
     pub fn request(&self, arch: Arch, profile: Profile) -> Request<'_> {
         Request {
             prelude: &self.prelude,
@@ -52,7 +52,7 @@ pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {
     device.is_for(arch) && (arch.accel || !device.min_arch.accel)
 }
 
-/// The kernel of a name with the name of its op.
+/// The kernel with this name, and the name of its op.
 pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
     let all =
         ops::PROVABLE.iter().flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
@@ -66,7 +66,7 @@ pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
     Err(Error::parse("kernel", format!("one of {}", known.join(", ")), name))
 }
 
-/// A bar on stderr for work of `total` steps; hidden where stderr is no terminal.
+/// A progress bar on stderr for `total` steps; hidden if stderr is no terminal.
 pub fn progress_bar(total: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} (eta {eta}) {msg}");
     ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

@@ -1,4 +1,4 @@
-//! Which ops, kernels and cases a command works on: the options that `check` and `bench` share.
+//! Selection of ops, kernels and cases: the options that `check` and `bench` share.
 
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::kernels::find_kernel;
@@ -33,23 +33,23 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The device asked for, if it can be used.
+    /// The requested device, if it can be used.
     pub fn device(&self) -> Result<Device> {
         let device = self.device.unwrap_or_else(Device::best);
         device.info().map(|_| device)
     }
 
-    /// The kernel asked for.
+    /// The requested kernel.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
     }
 
-    /// The element type asked for.
+    /// The requested element type.
     pub fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// The ops asked for: the one named, the one of the named kernel, or all.
+    /// The requested ops: the named one, the one of the named kernel, or all.
     pub fn ops(&self) -> Result<Vec<&'static dyn AnyProvable>> {
         let of_kernel = self.kernel().map(find_kernel).transpose()?.map(|(op, _)| op);
         match (&self.op, of_kernel) {
@@ -72,7 +72,7 @@ impl Selection {
         }
     }
 
-    /// The kernels of an op that were asked for and can run on the device.
+    /// The requested kernels of an op that can run on the device.
     pub fn kernels(&self, op: &dyn AnyProvable, device: Device) -> Vec<KernelInfo> {
         let wanted = |kernel: &KernelInfo| self.kernel().is_none_or(|name| name == kernel.name);
         kernels_on(op, device).into_iter().filter(wanted).collect()
@@ -83,12 +83,13 @@ impl Selection {
         !(self.shape.is_empty() && self.options.is_empty() && self.with.is_empty())
     }
 
-    /// Whether not all of an op's own cases were asked for.
+    /// Whether only some of an op's own cases are requested.
     pub fn is_partial(&self) -> bool {
         self.is_one_case() || self.dtype.is_some()
     }
 
-    /// The cases asked for: those of `own`, or the one described, in every dtype of `own`; of the dtype asked for.
+    /// The requested cases: those of `own`, or the described one in every dtype of `own`; filtered by the requested
+    /// dtype.
     pub fn cases(&self, op: &'static dyn AnyProvable, own: Vec<Case>) -> Result<Vec<Case>> {
         if !self.is_one_case() {
             return Ok(own.into_iter().filter(|case| self.dtype.is_none_or(|d| d == case.dtype)).collect());
@@ -110,7 +111,7 @@ impl Selection {
         dtypes.into_iter().map(case).collect()
     }
 
-    /// The words that select the same again, on `device`.
+    /// Command-line arguments that make the same selection on `device`.
     pub fn words(&self, device: Device) -> Vec<String> {
         let mut words: Vec<String> = self.op.iter().cloned().collect();
         words.extend(["--device".into(), device.to_string()]);
@@ -165,7 +166,7 @@ pub fn parse_values(text: &str) -> Result<Values> {
     parse_name("values", [Values::Typical, Values::Large, Values::Special], values_name, text)
 }
 
-/// The one of `all` that has this name.
+/// The member of `all` with this name.
 fn parse_name<T: Copy, const N: usize>(
     what: &str,
     all: [T; N],
@@ -176,7 +177,7 @@ fn parse_name<T: Copy, const N: usize>(
     found.ok_or_else(|| Error::parse(what, all.map(name).join(", "), text))
 }
 
-/// The words that give `warpsmith check` this very case.
+/// Command-line arguments that make `warpsmith check` run exactly this case.
 pub fn case_words(spec: &OpSpec, case: &Case) -> Vec<String> {
     let mut words = vec!["--shape".to_string()];
     words.extend(spec.sizes.iter().zip(&case.sizes).map(|(size, value)| format!("{}={value}", size.name)));

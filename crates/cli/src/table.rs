@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
-/// One line under the headings, nothing else: reads well, and survives being pasted.
+/// Only a line under the headings: easy to read and to paste.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// A table with these headings; columns from `numbers` on are aligned to the right.
@@ -17,6 +17,32 @@ pub fn new(headings: &[String], numbers: usize) -> Table {
     table
 }
 
+/// Breaks text at its spaces into lines of at most `width` characters. All lines but the first begin with `indent`
+/// spaces. A word that is too long for a line is cut.
+pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        if used > 0 && used + 1 + word.len() <= width {
+            lines.last_mut().expect("there is a line").push(' ');
+            used += 1;
+        } else if used > 0 {
+            lines.push(" ".repeat(indent));
+            used = indent;
+        }
+        while used + word.len() > width {
+            let rest = word.split_off(width - used);
+            lines.last_mut().expect("there is a line").extend(word);
+            lines.push(" ".repeat(indent));
+            (word, used) = (rest, indent);
+        }
+        used += word.len();
+        lines.last_mut().expect("there is a line").extend(word);
+    }
+    lines
+}
+
 /// Milliseconds in the unit that reads best.
 pub fn time(ms: f64) -> String {
     match ms {
@@ -26,7 +52,7 @@ pub fn time(ms: f64) -> String {
     }
 }
 
-/// A share of one as a percentage.
+/// A fraction as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
@@ -34,6 +60,14 @@ pub fn percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_broken_at_spaces_and_never_too_long() {
+        assert_eq!(wrap("", 9, 2), [""]);
+        assert_eq!(wrap("one two three four", 9, 2), ["one two", "  three", "  four"]);
+        assert_eq!(wrap("one two three four", 100, 2), ["one two three four"]);
+        assert_eq!(wrap("a 0123456789abcdef b", 6, 1), ["a", " 01234", " 56789", " abcde", " f b"]);
+    }
 
     #[test]
     fn times_choose_their_unit() {

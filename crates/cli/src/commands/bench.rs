@@ -14,12 +14,12 @@ use warpsmith::lab::evidence::{self, Machine, PresentCode, Record, Timing};
 use warpsmith::lab::proof::Bulk;
 use warpsmith::{DType, Device, Error, Result};
 
-/// Time kernels, and say how far they are from the machine's limit
+/// Time kernels and compare them with the machine's limit
 ///
-/// The median of many runs on random data. Tensors that do not fit easily into the cache are found in memory: calls
-/// rotate over several copies of them. On a GPU, calls are replayed from a graph. The ceiling is the slower
-/// of two things measured in the same run: a plain copy of the fewest bytes the op can be done with, and its products if
-/// operands need not be moved.
+/// Reports the median of many runs on random data. Tensors that do not easily fit in the cache are read from memory:
+/// calls rotate over several copies of them. On a GPU, calls are replayed from a graph. The limit is the longer of
+/// two times derived from the same run: a plain copy of the fewest bytes the op can move, and its matrix products
+/// with operands at hand.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -40,7 +40,7 @@ pub struct Args {
     /// Record the results, with the peers', in the evidence folder
     #[arg(long)]
     record: bool,
-    /// Only cases that the evidence has no timing of: those of kernels proven anew
+    /// Only cases without a timing in the evidence, such as those of changed kernels
     #[arg(long, requires = "record")]
     missing: bool,
     /// The evidence folder [default: the repository's]
@@ -70,7 +70,7 @@ Examples:
   warpsmith bench linear --record --missing      only what a changed kernel has no timing of
   warpsmith bench --host                         what a call costs the host";
 
-/// Largest tensors, in all, of a case in a quick run.
+/// Total bytes of the tensors of a case in a quick run, at most.
 pub fn quick_bytes(device: Device) -> usize {
     match device {
         Device::Cpu => 192 << 20,
@@ -180,13 +180,13 @@ fn json_line(measurement: Option<&Measurement>) -> String {
     serde_json::to_string(&measurement).expect("measurements are plain data")
 }
 
-/// Measures a case until it has been answered by something else than `again`, and prints each result at once. Nothing if nobody
-/// answers, because the other side's timings of the case are not complete then.
+/// Measures a case until the answer is something other than `again`, and prints each result at once. `None` if nobody
+/// answers, because the peer's timings of the case are incomplete then.
 fn in_rounds(bench: &mut Bench, kernel: Option<&str>) -> Result<Option<Measurement>> {
     let mut rounds = Vec::new();
     loop {
         let measured = bench.measure(kernel);
-        // Whoever waits for the line of a case gets one if it fails, too. If nobody does, the next wait shows it.
+        // The other side waits for a line, even if the case fails. If nobody listens, the next wait notices.
         let _ = writeln!(std::io::stdout(), "{}", json_line(measured.as_ref().ok()));
         let step = next_step();
         rounds.push(measured?);
@@ -198,7 +198,7 @@ fn in_rounds(bench: &mut Bench, kernel: Option<&str>) -> Result<Option<Measureme
     }
 }
 
-/// What the other side of `--step` wants.
+/// The answer of the other side of `--step`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Next,
@@ -206,7 +206,7 @@ enum Step {
     End,
 }
 
-/// Waits for a line; there is none if whoever would write it has ended.
+/// Waits for a line; `None` if the other side has ended.
 fn next_step() -> Step {
     let mut line = String::new();
     match std::io::stdin().read_line(&mut line) {
@@ -216,13 +216,13 @@ fn next_step() -> Step {
     }
 }
 
-/// Reads a share that may be lost: one that nothing compares with would let everything pass.
+/// Reads a tolerance in percent. NaN is refused, because it would let everything pass.
 fn parse_tolerance(text: &str) -> Result<f64> {
     let percent = text.parse().ok().filter(|percent: &f64| percent.is_finite() && *percent >= 0.0);
     percent.ok_or_else(|| Error::parse("tolerance", "a finite number of zero or more", text))
 }
 
-/// The cases to time, at least one, without the large ones if the run is to be `quick`.
+/// The cases to time, at least one; without the large ones in a `quick` run.
 pub fn timed_cases(
     select: &Selection,
     device: Device,
@@ -268,8 +268,8 @@ fn no_case(select: &Selection, device: Device) -> Result<Error> {
     Ok(Error::Unavailable { what: "a case to time".into(), why, fix: fix.into() })
 }
 
-/// Does `time` with the tensors of every case until it returns nothing; one that does not fit or that no kernel supports is
-/// skipped with a word.
+/// Calls `time` with the tensors of every case until it returns `None`. Skips a case, with a message, if it does not
+/// fit in memory or no kernel supports it.
 pub fn for_each_case<T>(
     cases: &[(&'static dyn AnyProvable, Case)],
     device: Device,

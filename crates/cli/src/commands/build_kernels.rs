@@ -18,10 +18,10 @@ use warpsmith::{Error, Result, ops};
 /// WARPSMITH_KERNEL_PACK.
 ///
 /// It holds every configuration of the kernels of most ops. `linear` and its gradient, `attention` and
-/// `paged_attention` have thousands; of these it holds a covering set: every type, tile and option is there, but not
-/// every combination. A combination that is not there is compiled when it is first used, and kept in the cache on disk. With
-/// WARPSMITH_DISABLE_JIT=1 it is taken from that cache, and if it is not there the call fails with an error that names
-/// the kernel. `warpsmith dump KERNEL` lists the configurations of a kernel that a pack holds.
+/// `paged_attention` have thousands; of these it holds a covering set: every type, tile and option, but not every
+/// combination. Other combinations are compiled on first use and kept in the cache on disk. With
+/// WARPSMITH_DISABLE_JIT=1 they are only taken from that cache; if they are not there, the call fails with an error
+/// that names the kernel. `warpsmith dump KERNEL` lists the configurations of a kernel that a pack holds.
 ///
 /// A pack also serves GPUs of the same major and a higher minor version: one for 80 works on 8.6 and 8.9. Building needs
 /// NVRTC but no GPU; kernels that are in the cache are not compiled again.
@@ -31,13 +31,13 @@ pub struct Args {
     /// Architectures to compile for
     #[arg(long, value_delimiter = ',', required = true)]
     arch: Vec<Arch>,
-    /// Folder to make the pack in; replaced if it is a pack already
+    /// Folder of the pack; an existing pack is replaced
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Only the kernels of this op; can be repeated
     #[arg(long)]
     op: Vec<String>,
-    /// Kernels compiled at a time [default: one for each core]
+    /// Kernels to compile in parallel [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         why: error.to_string(),
         fix: "Ask for fewer with --jobs".into(),
     })?;
-    // Ops share sources, so the number of different requests is known to the builder alone.
+    // Ops share sources, so only the builder knows the number of distinct requests.
     let bar = kernels::progress_bar(requests.len());
     let start = Instant::now();
     let built = pool.install(|| {
@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every variant of the ops named; without names, of all ops and of what measures the machine's limits.
+/// Every variant of the named ops; without names, of all ops and of the kernels that measure the machine's limits.
 fn variants_of(names: &[String]) -> Result<Vec<Variant>> {
     let chosen = match names {
         [] => ops::PROVABLE.to_vec(),
@@ -113,7 +113,7 @@ fn variants_of(names: &[String]) -> Result<Vec<Variant>> {
     Ok(variants)
 }
 
-/// NVRTC behind the disk cache, so that a pack built again after a small change compiles only what changed.
+/// NVRTC behind the disk cache, so that rebuilding a pack after a small change compiles only what changed.
 struct Caching {
     nvrtc: &'static Nvrtc,
     cache: Cache,
@@ -132,7 +132,7 @@ impl Compiler for Caching {
             return Ok(Output { cubin: hit.cubin.to_vec(), log: hit.log });
         }
         let output = self.nvrtc.compile_with(request)?;
-        // A cache that cannot be written costs time, not the pack.
+        // If the cache cannot be written, the next build is slower, but the pack is complete.
         let _ = self.cache.put(&id, request.source.name, &output.cubin, &output.log);
         Ok(output)
     }

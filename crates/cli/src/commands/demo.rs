@@ -1,4 +1,5 @@
-//! `warpsmith demo`: every op checked and timed on this machine in under a minute.
+//! `warpsmith demo`: every op checked and timed on this machine in under a minute. No line is longer than 100
+//! characters.
 
 use crate::commands::bench::quick_bytes;
 use crate::kernels::progress_bar;
@@ -7,15 +8,15 @@ use std::process::ExitCode;
 use std::time::Instant;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
-use warpsmith::lab::bench::{Bench, Cache, Ceilings, Settings};
+use warpsmith::lab::bench::{Bench, Cache, Ceilings, Measurement, Settings};
 use warpsmith::lab::proof::{Bulk, Prepared, kernels_on};
 use warpsmith::{DType, Device, Error, Result, cpu, ops};
 
-/// See the kernels verified and timed on this machine, with or without a GPU
+/// See the kernels checked and timed on this machine, with or without a GPU
 ///
-/// Checks every op on a handful of its cases with every kernel that runs here, times it on a large case and on one
-/// of your size, and shows how near each comes to what the machine can do. Under a minute; --quick under fifteen
-/// seconds. `warpsmith check` and `warpsmith bench` do the same in full.
+/// Checks every kernel that runs here on some of its op's cases, times every op on a large case and on one of your
+/// size, and compares the times with what the machine can do. Takes under a minute, with --quick under fifteen seconds.
+/// `warpsmith check` and `warpsmith bench` do the same in full.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -25,13 +26,13 @@ pub struct Args {
     /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
     #[arg(long)]
     device: Option<Device>,
-    /// Sequences of the case of your size
+    /// Your size: sequences in a batch
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
-    /// Tokens of a sequence of that case
+    /// Your size: tokens in a sequence
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     seq_len: u32,
-    /// Length of a row of that case, for ops that work on rows
+    /// Your size: length of a row, for ops that work on rows
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     d_model: u32,
 }
@@ -42,9 +43,14 @@ Examples:
   warpsmith demo --quick
   warpsmith demo --device cpu --batch-size 4 --seq-len 2048 --d-model 4096";
 
-/// Cases that a kernel is checked on.
+/// Cases a kernel is checked on.
 const CASES: usize = 24;
 const QUICK_CASES: usize = 8;
+
+/// Longest line.
+const WIDTH: usize = 100;
+/// Longest description of a case, indentation included.
+const CASE_WIDTH: usize = 58;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
@@ -59,83 +65,102 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     bar.set_message("copy");
     let ceilings = Ceilings::measure(device, &settings)?;
     bar.inc(1);
-    let headings = ["op", "checked", "case", "dtype", "kernel", "time", "rate", "of the limit"];
-    let mut table = table::new(&headings.map(String::from), 5);
+    bar.suspend(|| {
+        print(&format!("The limits here: {ceilings}."));
+        println!("\n{}\n{}", line("op and case", ["time", "rate", "of the limit"]), "-".repeat(WIDTH));
+    });
     let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
     for op in ops::PROVABLE {
-        bar.set_message(op.spec().name);
+        let spec = op.spec();
+        bar.set_message(spec.name);
         let (passed, failed) = check(*op, device, if args.quick { QUICK_CASES } else { CASES })?;
         checks += passed + failed.len();
         let verdict = match failed.len() {
-            0 => format!("{passed} ok"),
-            n => format!("{n} of {} FAILED", passed + n),
+            0 => format!("{passed} checks passed"),
+            n => format!("{n} of {} checks FAILED", passed + n),
         };
+        bar.suspend(|| print(&format!("{} ({verdict}): {}", spec.name, spec.summary)));
         failures.extend(failed);
-        let mut first = true;
-        for case in timed_cases(args, *op, device) {
-            let measured = match Bench::new(*op, &case, device, ceilings, settings) {
+        for (number, case) in timed_cases(args, *op, device).iter().enumerate() {
+            let measured = match Bench::new(*op, case, device, ceilings, settings) {
                 Ok(bench) => bench.measure(None)?,
                 Err(Error::OutOfMemory { .. }) => continue,
                 Err(error) => return Err(error),
             };
-            let cached = measured.l2 == Cache::Warm;
-            // The small tensors of a quick run may stay in a large last-level cache: no verdict from those.
-            if first && !cached && !args.quick {
+            // The small tensors of a quick run may stay in a large last-level cache, so they give no verdict.
+            if number == 0 && measured.l2 == Cache::Cold && !args.quick {
                 shares.push(measured.percent_of_ceiling);
             }
-            table.add_row([
-                if first { measured.op } else { String::new() },
-                if first { verdict.clone() } else { String::new() },
-                measured.case,
-                measured.dtype,
-                measured.kernel,
-                table::time(measured.median_ms),
-                measured.bound.rate(measured.gbps, measured.tflops),
-                if cached { "in cache".into() } else { format!("{:.0} %", measured.percent_of_ceiling) },
-            ]);
-            first = false;
+            let lines = lines(&measured.case, &measured.dtype, &numbers(&measured));
+            bar.suspend(|| println!("{}", lines.join("\n")));
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    println!("The limits here: {ceilings}.\n");
-    println!("{table}");
+    println!();
     for failure in &failures {
-        println!("{failure}");
+        print(failure);
     }
     let seconds = start.elapsed().as_secs_f64();
     if !failures.is_empty() {
-        println!(
-            "{} of {checks} checks failed: `warpsmith check` shows them all ({seconds:.0} s)",
-            failures.len()
-        );
+        let failed = failures.len();
+        print(&format!(
+            "{failed} of {checks} checks failed ({seconds:.0} s). `warpsmith check` shows them all."
+        ));
         return Ok(ExitCode::FAILURE);
     }
-    shares.sort_by(f64::total_cmp);
-    let speed = match shares.get(shares.len() / 2) {
-        Some(median) => format!("; the median op runs at {median:.0} % of its limit"),
-        None => String::new(),
-    };
-    println!(
-        "All {checks} checks of {} ops passed against the f64 reference{speed} ({seconds:.0} s).",
+    print(&format!(
+        "All {checks} checks of {} ops agree with the f64 reference ({seconds:.0} s).",
         ops::PROVABLE.len()
-    );
+    ));
+    shares.sort_by(f64::total_cmp);
+    if let Some(median) = shares.get(shares.len() / 2) {
+        print(&format!("On large tensors the median op runs at {median:.0} % of what the machine can do."));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 fn introduce(device: Device) -> Result<()> {
     let info = device.info()?;
     match info.arch {
-        Some(arch) => println!("{} ({device}, {arch}, {} multiprocessors)", info.name, info.units),
-        None => println!("{} ({device}, {} threads, {})", info.name, info.units, cpu::Tier::best()),
+        Some(arch) => print(&format!("{} ({device}, {arch}, {} multiprocessors)", info.name, info.units)),
+        None => print(&format!("{} ({device}, {} threads, {})", info.name, info.units, cpu::Tier::best())),
     }
     if device == Device::Cpu && Device::best() == Device::Cpu {
-        println!("No GPU can be used here (`warpsmith doctor` says why): these are the CPU kernels.");
+        print("There is no usable GPU (`warpsmith doctor` says why): these are the CPU kernels.");
     }
     Ok(())
 }
 
-/// Checks every kernel on up to `most` of the op's cases, spread over all of them; passes and descriptions of failures.
+/// Prints text in lines that are not too long.
+fn print(text: &str) {
+    println!("{}", table::wrap(text, WIDTH, 4).join("\n"));
+}
+
+/// A description and three numbers.
+fn line(what: &str, [time, rate, share]: [&str; 3]) -> String {
+    format!("{what:<CASE_WIDTH$} {time:>12} {rate:>13} {share:>13}")
+}
+
+/// The time, the rate and the share of the limit.
+fn numbers(measured: &Measurement) -> [String; 3] {
+    let share = match measured.l2 {
+        Cache::Warm => "in cache".into(),
+        Cache::Cold => format!("{:.0} %", measured.percent_of_ceiling),
+    };
+    [table::time(measured.median_ms), measured.bound.rate(measured.gbps, measured.tflops), share]
+}
+
+/// The lines of a timed case, with the numbers on the first.
+fn lines(case: &str, dtype: &str, numbers: &[String; 3]) -> Vec<String> {
+    let lines = table::wrap(&format!("{dtype} {case}"), CASE_WIDTH - 2, 2);
+    let mut lines: Vec<String> = lines.iter().map(|line| format!("  {line}")).collect();
+    lines[0] = line(&lines[0], numbers.each_ref().map(String::as_str));
+    lines
+}
+
+/// Checks every kernel on up to `most` cases, spread evenly over all of the op's. Returns the number of passes and a
+/// description of each failure.
 fn check(op: &'static dyn AnyProvable, device: Device, most: usize) -> Result<(usize, Vec<String>)> {
     let stream = device.default_stream()?;
     let cases = op.cases();
@@ -172,7 +197,7 @@ fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec
         return Vec::new();
     };
     let mut large = large.clone();
-    // Where even the smallest is too large, fewer rows of it.
+    // If even the smallest case is too large, take fewer of its rows.
     while bytes(&large) > limit && large.sizes[0] > 1 {
         large.sizes[0] /= 2;
     }
@@ -186,4 +211,22 @@ fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec
         }
     }
     if own.sizes == large.sizes { vec![large] } else { vec![large, own] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_is_longer_than_100_characters() {
+        let numbers = ["999.999 ms", "12345 TFLOP/s", "100 %"].map(String::from);
+        for op in ops::PROVABLE {
+            for case in op.bench_cases().iter().chain(&op.cases()) {
+                for line in lines(&case.name(op.spec()), case.dtype.name(), &numbers) {
+                    assert!(line.chars().count() <= WIDTH, "{line}");
+                }
+            }
+        }
+        assert_eq!(line("", [""; 3]).chars().count(), WIDTH);
+    }
 }

@@ -10,7 +10,7 @@ use warpsmith::jit::{Arch, Request, Source, inspect, pack::Pack};
 use warpsmith::ops::RmsNorm;
 use warpsmith::{DType, Device, Error, Result, Tensor, cpu, cuda, env};
 
-/// Look at this machine: what works, what is missing, what that means and how to fix it
+/// Examine this machine: what works, what is missing, what that means and how to fix it
 ///
 /// Every line says `ok`, `missing` (something optional is not there) or `broken` (something is there and does not
 /// work, or a setting cannot be followed). The exit status is 1 if anything is broken; a machine without a GPU is not.
@@ -58,15 +58,15 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// One finding.
 struct Finding {
     what: &'static str,
     state: State,
     /// What was found.
     found: String,
-    /// What that means; empty where there is nothing to say.
+    /// What that means; may be empty.
     meaning: String,
-    /// What can be done; empty if nothing need be.
+    /// How to fix it; empty if nothing needs to be done.
     fix: String,
 }
 
@@ -85,7 +85,7 @@ impl Finding {
         Finding { what, state, found: found.into(), meaning: meaning.into(), fix: fix.into() }
     }
 
-    /// From an error, which knows its own fix if it is about something that is not available.
+    /// From an error. Errors about unavailable things carry their own fix.
     fn from_error(what: &'static str, state: State, error: &Error, meaning: &str, fix: &str) -> Finding {
         match error {
             Error::Unavailable { why, fix, .. } => Finding::new(what, state, why, meaning, fix),
@@ -197,7 +197,7 @@ fn driver() -> Finding {
         let count = cuda::device_count();
         return Finding::ok("CUDA driver", format!("{count} device{}", if count == 1 { "" } else { "s" }));
     };
-    // No driver, or a driver without a GPU, is a machine without CUDA; everything else is a driver that fails.
+    // No driver, or a driver without a GPU, means a machine without CUDA; anything else is a driver failure.
     let absent = cuda::probe_library(&["libcuda.so.1", "libcuda.so"]).is_none();
     let why = error.to_string();
     let no_gpu = why.contains("CUDA_ERROR_NO_DEVICE") || why.contains("sees no device");
@@ -279,7 +279,7 @@ fn try_gpu(device: Device) -> Finding {
     };
     match attempt() {
         Ok(()) => Finding::ok("GPU trial", format!("rms_norm on {device} agrees with the CPU")),
-        // Without a compiler and a pack there is nothing to try, which the line above has said.
+        // Without a compiler or a pack there is nothing to try; an earlier finding says so.
         Err(error @ Error::Unavailable { .. }) => {
             Finding::from_error("GPU trial", State::Missing, &error, "kernels cannot run on this GPU yet", "")
         }
@@ -344,7 +344,7 @@ fn disassembler() -> Finding {
 fn cache() -> Finding {
     let cache = Cache::default_location();
     let entries = cache.entries();
-    // Taking a lock makes the folder and a file in it, and leaves nothing behind.
+    // Taking a lock creates the folder and a file in it, and leaves nothing behind.
     static TRIAL: Source = Source { name: "doctor", code: "" };
     let arch = Arch::new(9, 0, true);
     drop(cache.lock(&EntryId { key: Request::new(&TRIAL, arch).key(), arch, nvrtc: (0, 0) }));
@@ -418,7 +418,7 @@ fn packs() -> Vec<Finding> {
     folders.iter().flat_map(std::env::split_paths).map(check).map(describe).collect()
 }
 
-/// Settings in force; what is wrong with them is said where they matter.
+/// Settings in force. Problems with them are reported where they matter.
 fn variables() -> Finding {
     let names = [
         env::CACHE_DIR,

@@ -11,10 +11,9 @@ use warpsmith::{Device, Error, Result};
 
 /// Show a kernel: the resources of its variants, its source, its PTX or its machine code
 ///
-/// CUDA kernels are compiled in variants, one for each set of defines. Without an option the registers, shared
-/// memory and spills of those that a kernel pack holds are listed with their numbers (all, or where there would be
-/// thousands a set with every type, tile and option); --variant and --set choose among them.
-/// No GPU is needed, only NVRTC (see `warpsmith doctor`).
+/// CUDA kernels are compiled in variants, one for each set of defines. Without an option, lists the registers, shared
+/// memory and spills of the variants that a kernel pack holds (all of them, or a covering set where there are
+/// thousands). --variant and --set choose among them. Needs NVRTC but no GPU (see `warpsmith doctor`).
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -53,7 +52,7 @@ struct What {
 }
 
 impl What {
-    /// Whether something is asked for that is made of device code.
+    /// Whether the output requires device code.
     fn compiled(&self) -> bool {
         self.ptx || self.sass || self.resources
     }
@@ -114,13 +113,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a kernel has no device code that this program compiles, if so.
+/// Why this program has no device code for a kernel, if so.
 fn not_ours(kernel: &KernelInfo) -> Option<String> {
     let library = kernel.library.map(|library| format!("its code is {}'s", library.name));
     kernel.tier.map(|_| "it runs on the CPU and is part of this program".to_string()).or(library)
 }
 
-/// Refuses what the compiler would refuse at length.
+/// Refuses architectures that the compiler would reject with a long message.
 fn can_compile(kernel: &str, device: &CudaKernel, arch: Arch) -> Result<()> {
     if kernels::compiles_for(device, arch) {
         return Ok(());
@@ -138,7 +137,7 @@ fn default_arch() -> Arch {
     here.unwrap_or(Arch::new(9, 0, true))
 }
 
-/// The variants asked for, with their numbers; at least one.
+/// The requested variants with their numbers; at least one.
 fn choose(
     kernel: &str,
     variants: Vec<Variant>,
@@ -209,7 +208,7 @@ fn resources(chosen: &[(usize, Variant)], arch: Arch, args: &Args) -> Result<()>
             ));
         };
         let spills = inspect::spills(&compiled.log).into_iter().find(|spills| spills.function == function);
-        // Packs keep no log, and only the log tells spills from arrays.
+        // Packs keep no log, and only the log distinguishes spills from local arrays.
         let spilled =
             spills.map_or("?".into(), |spills| (spills.store_bytes + spills.load_bytes).to_string());
         println!(

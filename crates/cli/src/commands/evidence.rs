@@ -3,14 +3,14 @@
 use crate::table;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use warpsmith::lab::evidence::{self, Detail, PresentCode, Record};
+use warpsmith::lab::evidence::{self, PresentCode, Record};
 use warpsmith::{Error, Result};
 
 /// Show what was proven and measured on real machines
 ///
-/// Evidence is recorded by `warpsmith check --record` and `warpsmith bench --record`, one file per device, by the
-/// hash of each kernel's source. A kernel is proven if its present source passed every case. A dagger marks times of an
-/// earlier version of a kernel. The limit of a time is by the ceilings of the run that took it.
+/// `warpsmith check --record` and `warpsmith bench --record` write the evidence: one file per device, with the source
+/// hash of every kernel. A kernel is proven if its present source passed every case. A dagger marks results of an
+/// earlier version of a kernel. Times are compared with the ceilings measured in the same run.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -20,16 +20,16 @@ pub struct Args {
     /// Print one JSON object per case and per timing
     #[arg(long, conflicts_with_all = ["markdown", "check", "update_readme"])]
     json: bool,
-    /// Print the README's table; with --all that of docs/performance.md
+    /// Print the README's table: one line per op
     #[arg(long)]
     markdown: bool,
-    /// With --markdown: every case that was timed
+    /// With --markdown: print the page of every device instead, with every timing and every check
     #[arg(long, requires = "markdown")]
     all: bool,
     /// Exit with 1 unless every CUDA kernel is proven, or named in unproven.txt with a reason
     #[arg(long)]
     check: bool,
-    /// Rewrite the tables in README.md and docs/performance.md
+    /// Rewrite the README's table and the page of every device in the evidence folder
     #[arg(long)]
     update_readme: bool,
 }
@@ -54,8 +54,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         update(&folder, &records)?;
     }
     if args.markdown {
-        let detail = if args.all { Detail::Full } else { Detail::Summary };
-        print!("{}", evidence::markdown(&records, detail));
+        match args.all {
+            true => print!("{}", records.iter().map(evidence::page).collect::<Vec<_>>().join("\n")),
+            false => print!("{}", evidence::overview(&records)),
+        }
     }
     if args.check {
         let problems = evidence::unproven(&folder)?;
@@ -70,24 +72,30 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Rewrites the documents beside the evidence folder.
+/// Rewrites the table of the README beside the evidence folder, and the pages inside it.
 fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let folder = folder.canonicalize().map_err(|e| Error::io(folder, "resolving", &e))?;
-    let root = folder.parent().unwrap_or(&folder);
-    for (file, detail) in [("README.md", Detail::Summary), ("docs/performance.md", Detail::Full)] {
-        let path = root.join(file);
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, "reading", &e))?;
-        let Some(updated) = evidence::embed(&text, &evidence::markdown(records, detail)) else {
-            eprintln!("{file} has no evidence markers: left alone");
-            continue;
-        };
-        if updated != text {
-            let aside = path.with_extension("tmp");
-            std::fs::write(&aside, updated).map_err(|e| Error::io(&aside, "writing", &e))?;
-            std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, "renaming into place", &e))?;
-            eprintln!("updated {file}");
-        }
+    let readme = folder.parent().unwrap_or(&folder).join("README.md");
+    let text = std::fs::read_to_string(&readme).map_err(|e| Error::io(&readme, "reading", &e))?;
+    match evidence::embed(&text, &evidence::overview(records)) {
+        Some(updated) => replace(&readme, &updated)?,
+        None => eprintln!("README.md has no evidence markers: left alone"),
     }
+    for record in records {
+        replace(&folder.join(evidence::page_name(record)), &evidence::page(record))?;
+    }
+    Ok(())
+}
+
+/// Writes a file if its text differs: aside first, then renamed into place.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|present| present == text) {
+        return Ok(());
+    }
+    let aside = path.with_extension("tmp");
+    std::fs::write(&aside, text).map_err(|e| Error::io(&aside, "writing", &e))?;
+    std::fs::rename(&aside, path).map_err(|e| Error::io(path, "renaming into place", &e))?;
+    eprintln!("updated {}", path.display());
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use warpsmith::op::{Args as OpArgs, OpSpec, Select};
 use warpsmith::tensor::{Layout, Shape, TensorView, TensorViewMut};
 use warpsmith::{DType, Device, Error, Result};
 
-/// Say which kernel would run a call, how it would be configured, and why the others would not
+/// Show which kernel would run a call, how it would be configured, and why not the others
 ///
 /// Nothing is run and no memory is allocated, so any size can be asked about, and with --arch any GPU, whether this
 /// machine has it or not.
@@ -34,7 +34,7 @@ pub struct Args {
     /// A device of this machine: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
     #[arg(long, conflicts_with = "arch")]
     device: Option<Device>,
-    /// A GPU architecture instead, such as 90a, whether this machine has it or not
+    /// A GPU architecture instead, such as 90a; this machine need not have it
     #[arg(long, value_parser = known_arch)]
     arch: Option<Arch>,
     /// Number of multiprocessors of the GPU of --arch [default: that of a typical card]
@@ -91,9 +91,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The call a plan describes, with tensors that have addresses but no memory. What [`plan_case`] allows can be addressed.
+/// The call that a plan describes, with tensors that have addresses but no memory. Sizes accepted by [`plan_case`]
+/// are addressable.
 fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> Result<OpArgs<'static>> {
-    // As far apart and as aligned as an allocator would place them.
+    // Spaced and aligned as an allocator would.
     const ALIGN: usize = 256;
     let mut address = 1usize << 32;
     let mut call = OpArgs::new(spec);
@@ -102,8 +103,8 @@ fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> R
         let layout = Layout::contiguous(Shape::new(&plan.shape)?);
         let next = (address + layout.span() * plan.dtype.size()).next_multiple_of(ALIGN);
         call = if arg.is_output() {
-            // SAFETY: the call is only checked and explained, which looks at shapes and addresses and never at
-            // what lies there.
+            // SAFETY: the call is only checked and explained, which uses shapes and addresses but never accesses
+            // memory.
             call.output(index, unsafe { TensorViewMut::from_raw(address, plan.dtype, layout, device) })
         } else {
             // SAFETY: as above.
@@ -129,7 +130,7 @@ const CARDS: [(i32, &str, usize, usize, usize); 11] = [
     (120, "GeForce RTX 5090", 170, 99, 96),
 ];
 
-/// Architectures without a card above; each is like the one before it.
+/// Architectures without a card above; each is treated like the one before it.
 const OTHERS: [i32; 6] = [62, 72, 87, 88, 110, 121];
 
 /// Reads an architecture that exists.
@@ -145,14 +146,14 @@ fn known_arch(text: &str) -> Result<Arch> {
     Err(Error::parse("GPU architecture", expected, text))
 }
 
-/// A GPU of this architecture as one usually meets it.
+/// A typical GPU of this architecture.
 fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
     let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
     let &(_, card, typical_units, shared_kib, l2_mib) = known;
     let units = units.map_or(typical_units, usize::from);
     DeviceInfo {
         device: Device::Cuda(0),
-        // Not the name of a device: choices tuned on one must not answer for an imagined one.
+        // Not the name of a real device: choices tuned on one must not be used for a hypothetical one.
         name: format!("an imagined {arch} with {units} multiprocessors, otherwise like {card}"),
         tier: Tier::Portable,
         arch: Some(arch),

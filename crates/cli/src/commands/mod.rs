@@ -1,4 +1,4 @@
-//! The commands, a file each: `Args` is its command line, `run` does it.
+//! The commands, one file each: `Args` is the command line, `run` executes it.
 
 pub mod bench;
 pub mod build_kernels;

@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder of the ops, looked for from here upwards.
+/// The folder of the ops, searched for from the current folder upwards.
 fn find_ops() -> Result<PathBuf> {
     let here = std::env::current_dir().map_err(|error| Error::io(".", "look for the ops", &error))?;
     let found = here.ancestors().map(|folder| folder.join(OPS)).find(|ops| ops.join("mod.rs").exists());
@@ -70,7 +70,7 @@ fn check_name(name: &str) -> Result<&str> {
     if fits { Ok(name) } else { Err(Error::parse("name of the op", expected, name)) }
 }
 
-/// The keywords a snake_case name could be.
+/// The keywords that are valid snake_case names.
 const KEYWORDS: [&str; 49] = [
     "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate", "do", "dyn",
     "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let", "loop",
@@ -88,7 +88,7 @@ fn camel_case(name: &str) -> String {
 fn scaffold(ops: &Path, name: &str) -> Result<Vec<PathBuf>> {
     let list = ops.join("mod.rs");
     let text = std::fs::read_to_string(&list).map_err(|error| Error::io(&list, "read", &error))?;
-    // Everything that can be refused is, before anything is written.
+    // Refuse everything that must be refused before anything is written.
     let registered = register(&text, name).ok_or_else(|| Error::Io {
         path: list.clone(),
         what: format!("`{name}` is there already, or the list `ALL` was not found"),
@@ -140,7 +140,7 @@ fn register(text: &str, name: &str) -> Option<String> {
     Some(format!("{before}{entry}{after}"))
 }
 
-/// Inserts a line among those that have a key, in the order of the keys.
+/// Inserts a line among those with a key, in the order of the keys.
 fn insert_sorted(
     lines: &mut Vec<String>,
     line: String,

@@ -12,8 +12,8 @@ use warpsmith::{DType, Device, Error, Result, Tensor};
 /// Run an op on the tensors of a safetensors file and write its results to another
 ///
 /// The file holds one tensor for each input, named as `warpsmith list OP` names them; inputs marked optional may be
-/// left out. Results are written under the names of the outputs; what an op changes in part is read and written. So any other framework can be compared with:
-/// save the inputs there, run here, load the results there.
+/// left out. Results are written under the names of the outputs; arguments that an op changes in part are read and
+/// written. To compare with another framework, save the inputs there, run the op here, and load the results there.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let wanted = find_args(spec, &args.want, |arg| arg.is_output() && arg.optional, "optional output")?;
     let device = args.device.unwrap_or_else(Device::best);
 
-    // By position in the spec: what the file holds, and then what is computed.
+    // By position in the spec: the tensors of the file, then the computed ones.
     let mut inputs: Vec<Option<Tensor>> = spec.args.iter().map(|_| None).collect();
     for (name, tensor) in read(&args.input, device)? {
         let readable: Vec<&str> = spec.args.iter().filter(|a| a.is_input()).map(|a| a.name).collect();
@@ -121,8 +121,8 @@ fn read(path: &Path, device: Device) -> Result<Vec<(String, Tensor)>> {
     Ok(tensors)
 }
 
-/// The first name that the header of a file has twice: readers take the last of the two without a word. `None` also if it
-/// has no header that could be read.
+/// The first duplicate name in the header of a file, of which readers silently take the last. Also `None` if the
+/// header cannot be read.
 fn repeated_name(file: &[u8]) -> Option<String> {
     let (length, rest) = file.split_first_chunk()?;
     let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
@@ -131,7 +131,7 @@ fn repeated_name(file: &[u8]) -> Option<String> {
     names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].clone())
 }
 
-/// The keys of a map, all of them, whatever its values.
+/// All keys of a map, including duplicates.
 struct Keys(Vec<String>);
 
 impl<'de> Deserialize<'de> for Keys {
@@ -178,7 +178,7 @@ fn write<'a>(
     std::fs::write(path, bytes).map_err(|error| Error::io(path, "write", &error))
 }
 
-/// The name a dtype has in files.
+/// The name of a dtype in files.
 fn stored_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,

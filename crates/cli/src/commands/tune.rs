@@ -9,11 +9,11 @@ use warpsmith::lab::bench::{Settings, Tuning};
 
 /// Time every kernel that can run a case, and remember the fastest for calls on this machine
 ///
-/// Without tuning, a call gets the first kernel in rank that supports it. Choices are kept per device and problem (sizes,
-/// types, layout and options), and hold until the kernel's source changes or another run of this command. A kernel whose
-/// results depend on the rest of the batch is remembered only for calls that allow this. A choice holds for the sizes it was
-/// made for: where another kernel serves other batch sizes, a row's bits may differ between them, which they do not
-/// without tuning. Cases are timed as `warpsmith bench` times them.
+/// Without tuning, a call gets the first kernel in rank that supports it. Choices are kept per device and problem
+/// (sizes, types, layout and options) until the kernel's source changes or this command runs again. A kernel whose
+/// results depend on the rest of the batch is remembered only for calls that allow this. A choice applies only to the
+/// sizes it was made for. If tuning selects different kernels for different batch sizes, the bits of a row may differ
+/// between them; without tuning they do not. Cases are timed as by `warpsmith bench`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

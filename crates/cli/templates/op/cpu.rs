@@ -8,7 +8,7 @@ use crate::registry::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// Minimum number of elements per thread: fewer are not worth waking one.
 const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

@@ -10,9 +10,9 @@ use crate::kernel_params;
 use crate::ops::FLOATS;
 use crate::registry::{CudaKernel, Defines, Kernel, Launch};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
-/// 16-byte chunks of a thread: that many loads are in flight.
+/// 16-byte chunks per thread, all of which are in flight at once.
 const ITEMS: usize = 4;
 
 kernel_params! {

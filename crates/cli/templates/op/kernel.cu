@@ -4,8 +4,8 @@
 // (b * ITEMS + i) * THREADS + t for i below ITEMS, so that neighbours touch neighbouring memory and every thread has
 // ITEMS loads in flight.
 //
-// Defines: ELEM (element type), THREADS (of a block), ITEMS (chunks a thread), VECTOR (x and out are dense, 16-byte
-// aligned and whole chunks).
+// Defines: ELEM (element type), THREADS (per block), ITEMS (chunks per thread), VECTOR (x and out are dense, 16-byte
+// aligned and a multiple of 16 bytes long).
 
 #include "warpsmith/rows.cuh"
 #include "warpsmith/vec.cuh"
@@ -15,7 +15,7 @@ constexpr int V = kVec<T>;
 
 // Elements of chunk `index`, one by one: any strides, and whatever is left at the end.
 WS_INLINE void by_element(const NewOpParams& p, i64 index) {
-  // Not unrolled: the offsets of many elements at once would not fit the registers.
+  // Not unrolled: the offsets of many elements would not fit in registers.
 #pragma unroll 1
   for (i64 at = index * V; at < min((index + 1) * V, p.count); ++at) {
     const T x = ((const T*)p.x)[row_offset(p.elements, 0, at)];

@@ -2,7 +2,7 @@
 //!
 //! - Shapes: `x` and `out` are `[..., hidden]`; any strides.
 //! - Types: f32, f16 or bf16, the same for both tensors. The product is computed in f32 and rounded once.
-//! - NaN and infinity in `x` go the way the formula says; `alpha` must be finite.
+//! - NaN and infinity in `x` propagate as the formula says; `alpha` must be finite.
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 
 mod cpu;
@@ -34,9 +34,9 @@ const ALPHA: usize = 0;
 pub struct Problem {
     dtype: DType,
     count: usize,
-    /// Where the elements of x and out are (the device's form has room for four tensors: both are there twice).
+    /// Where the elements of x and out are. (The device's form has room for four tensors, so both are there twice.)
     elements: Space<4>,
-    /// The elements of each tensor follow each other without gaps.
+    /// The elements of each tensor are contiguous.
     dense: bool,
     /// Dense, 16-byte aligned and a multiple of 16 bytes long.
     vector: bool,

@@ -458,6 +458,20 @@ fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
 }
 
 #[test]
+fn the_demo_shows_every_op_in_100_columns() {
+    let text = succeeds(&["demo", "--quick", "--device", "cpu"]);
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    let list = parse(&succeeds(&["list", "--json"]));
+    for op in list.as_array().unwrap() {
+        let heading = format!("\n{} (", op["name"].as_str().unwrap());
+        assert!(text.contains(&heading), "{heading:?} in:\n{text}");
+    }
+    assert!(text.contains("agree with the f64 reference"), "{text}");
+}
+
+#[test]
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(succeeds(&["completions", shell]).contains("build-kernels"), "{shell}");

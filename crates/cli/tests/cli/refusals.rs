@@ -126,18 +126,27 @@ fn bench_says_why_nothing_was_timed_and_records_nothing() {
 }
 
 #[test]
-fn evidence_names_documents_that_are_not_there() {
+fn evidence_updates_the_readme_and_the_page_of_every_device() {
     let folder = tempfile::tempdir().unwrap();
     let evidence = folder.path().join("evidence");
     std::fs::create_dir(&evidence).unwrap();
     let update = ["evidence", "--update-readme", "--evidence", evidence.to_str().unwrap()];
-    assert!(fails(&update).contains("README.md"));
-    std::fs::write(folder.path().join("README.md"), "").unwrap();
-    // After a word about the one that is there.
-    let output = run(&update);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("performance.md: reading"));
-    std::fs::create_dir(folder.path().join("docs")).unwrap();
-    std::fs::write(folder.path().join("docs/performance.md"), "").unwrap();
+    assert!(fails(&update).contains("README.md: reading"));
+    let readme = folder.path().join("README.md");
+    std::fs::write(&readme, "no markers").unwrap();
     succeeds(&update);
+    assert_eq!(std::fs::read_to_string(&readme).unwrap(), "no markers");
+    std::fs::write(&readme, "head\n<!-- evidence:begin -->\n<!-- evidence:end -->\ntail\n").unwrap();
+    let record = r#"{"format": 1, "device": "GPU 9", "driver": null, "nvrtc": null, "clocks": null, "cpu": null,
+        "ceilings": null, "kernels": {}, "timings": []}"#;
+    std::fs::write(evidence.join("gpu-9.json"), record).unwrap();
+    succeeds(&update);
+    let text = std::fs::read_to_string(&readme).unwrap();
+    assert!(
+        text.starts_with("head\n") && text.ends_with("tail\n") && text.contains("| `rms_norm` |"),
+        "{text}"
+    );
+    assert!(std::fs::read_to_string(evidence.join("gpu-9.md")).unwrap().starts_with("# GPU 9\n"));
+    // What is up to date is not written again.
+    assert_eq!(String::from_utf8(run(&update).stderr).unwrap(), "");
 }

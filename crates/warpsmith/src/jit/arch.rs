@@ -15,11 +15,11 @@ pub struct Arch {
     pub major: u8,
     /// Minor compute capability, 0 to 9.
     pub minor: u8,
-    /// Whether instructions of exactly this chip may be used (`a`: wgmma, tcgen05); such code runs on no other.
+    /// Whether instructions specific to this chip may be used (`a`: wgmma, tcgen05). Such code runs on no other chip.
     pub accel: bool,
 }
 
-/// Integrated (Tegra) GPUs: binary compatibility between minor versions does not hold to or from them.
+/// Integrated (Tegra) GPUs are not binary compatible with other minor versions, in either direction.
 const INTEGRATED: [(u8, u8); 4] = [(5, 3), (6, 2), (7, 2), (8, 7)];
 
 impl Arch {
@@ -28,13 +28,12 @@ impl Arch {
         Arch { major, minor, accel }
     }
 
-    /// What to compile for to get everything out of a device of this compute capability: the `a` variant
-    /// from 9.0 on, where it exists.
+    /// The architecture that uses all of a device of this compute capability: the `a` variant from 9.0 on.
     pub const fn for_device(major: u8, minor: u8) -> Self {
         Arch { major, minor, accel: major >= 9 }
     }
 
-    /// The number NVRTC lists it by: 90 for `sm_90a`.
+    /// The number NVRTC uses in its list: 90 for `sm_90a`.
     pub const fn number(self) -> i32 {
         self.major as i32 * 10 + self.minor as i32
     }
@@ -46,8 +45,8 @@ impl Arch {
 
     /// Architectures whose cubins run on a device this one is native to, best first and starting with itself.
     ///
-    /// A cubin runs on every device of the same major and the same or a higher minor version, so `sm_80` code
-    /// runs on 8.6 and 8.9. Code for an `a` architecture runs on that chip alone.
+    /// A cubin runs on every device of the same major and the same or a higher minor version, so `sm_80` code runs on
+    /// 8.6 and 8.9. Code for an `a` architecture runs only on that chip.
     pub fn loadable(self) -> Vec<Arch> {
         let mut list = vec![self];
         if self.accel {

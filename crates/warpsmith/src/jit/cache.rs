@@ -1,10 +1,10 @@
 //! Compiled kernels on disk, shared by all processes of one user.
 //!
 //! `<root>/kernels/<arch>/<key>-nvrtc<major>.<minor>.cubin`, one file per kernel: a checksum, a description, and the
-//! cubin. Files are written aside and renamed into place, so a reader sees a whole entry or none. An entry is code
-//! that will run with the user's rights: anything that is not a plain file of this user, writable by this user alone,
-//! with an intact checksum and the right key, counts as absent and is rebuilt. No failure here fails a kernel call;
-//! [`Cache::warning`] tells the last one.
+//! cubin. Files are written under a temporary name and renamed into place, so a reader sees a whole entry or none. An
+//! entry is code that will run with the user's rights. Anything that is not a regular file owned by this user,
+//! writable only by this user, with an intact checksum and the right key, counts as absent and is rebuilt. A failure
+//! here never fails a kernel call; [`Cache::warning`] returns the last one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -24,9 +24,9 @@ const MAGIC: &[u8; 8] = b"WSMTHCB1";
 const HASH_LEN: usize = 32;
 /// Magic, checksum of all that follows, length of the description.
 const PREFIX_LEN: usize = MAGIC.len() + HASH_LEN + 4;
-/// Larger files are not ours: no cubin comes near.
+/// Larger files cannot be ours: no cubin comes near this size.
 const MAX_ENTRY: u64 = 256 << 20;
-/// A file written aside that is this old was left by a process that died.
+/// A temporary file of this age was left by a process that died.
 const STALE: Duration = Duration::from_secs(3600);
 const ASIDE: &str = ".aside-";
 const LOCKS: &str = "locks";
@@ -38,21 +38,21 @@ pub struct Cache {
     warning: Mutex<Option<String>>,
 }
 
-/// What an entry is stored under.
+/// The key of an entry.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct EntryId {
     /// Identity of the request.
     pub key: Key,
     /// Architecture of the cubin.
     pub arch: Arch,
-    /// Version of the NVRTC that made it.
+    /// Version of the NVRTC that compiled it.
     pub nvrtc: (i32, i32),
 }
 
 /// An entry, as listed by [`Cache::entries`].
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What it is stored under.
+    /// Its key.
     pub id: EntryId,
     /// The kernel's name.
     pub kernel: String,
@@ -94,7 +94,7 @@ struct Description {
     log: String,
 }
 
-/// Held by the one process that compiles a key; others wait for it. The system drops it with the process.
+/// Held by the process that compiles a key, while others wait. The system releases it when the process ends.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
@@ -103,7 +103,7 @@ pub struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While the lock is held nobody else acts on this file; those who wait for it notice that it is gone.
+        // Nobody else touches this file while the lock is held. Processes that wait for it notice that it is gone.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -128,22 +128,22 @@ impl Cache {
         }
     }
 
-    /// The cache in this folder, which is created when something is first stored.
+    /// The cache in this folder. The folder is created when something is first stored.
     pub fn at(root: impl Into<PathBuf>) -> Cache {
         Cache { root: Some(root.into()), warning: Mutex::new(None) }
     }
 
-    /// Its folder, if there is a place for one.
+    /// Its folder, if one could be determined.
     pub fn root(&self) -> Option<&Path> {
         self.root.as_deref()
     }
 
-    /// Why the cache could last not be used, if ever.
+    /// The last reason why the cache could not be used, if any.
     pub fn warning(&self) -> Option<String> {
         self.warning.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The entry of this id, if it is there and intact.
+    /// The entry with this id, if it exists and is intact.
     pub fn get(&self, id: &EntryId) -> Option<Hit> {
         let folder = self.folder(&id.arch.to_string(), false)?;
         let path = folder.join(id.file_name());
@@ -151,7 +151,7 @@ impl Cache {
         (found.id() == *id).then_some(hit)
     }
 
-    /// The entry of this key made by the newest NVRTC, for machines that have no NVRTC to ask for its version.
+    /// The entry of this key compiled by the newest NVRTC, for machines without an NVRTC whose version could be used.
     pub fn get_any(&self, key: &Key, arch: Arch) -> Option<Hit> {
         let folder = self.folder(&arch.to_string(), false)?;
         let mut ids: Vec<EntryId> = ids_in(&folder, arch).into_iter().filter(|id| id.key == *key).collect();
@@ -159,7 +159,7 @@ impl Cache {
         ids.iter().find_map(|id| self.get(id))
     }
 
-    /// Stores an entry, replacing what may lie there.
+    /// Stores an entry, replacing an existing one.
     pub fn put(&self, id: &EntryId, kernel: &str, cubin: &[u8], log: &str) -> Result<PathBuf> {
         let no_folder = || Error::Unavailable {
             what: "the kernel cache".into(),
@@ -176,7 +176,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// Waits for the right to compile this entry. `None` if locks do not work here: then compile without.
+    /// Waits for the right to compile this entry. `None` if locks do not work here; then compile without one.
     pub fn lock(&self, id: &EntryId) -> Option<Lock> {
         let folder = self.folder(LOCKS, true)?;
         let path = folder.join(format!("{}-{}.lock", id.arch, id.stem()));
@@ -196,7 +196,7 @@ impl Cache {
                     return None;
                 }
             };
-            // The holder before us removes the file: what we locked counts only if it still has its name.
+            // The previous holder removes the file: our lock counts only if the file still has its name.
             let held = file.metadata().map(|metadata| (metadata.dev(), metadata.ino())).ok()?;
             if fs::symlink_metadata(&path).is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == held) {
                 return Some(Lock { path, _file: file });
@@ -230,7 +230,7 @@ impl Cache {
         entries
     }
 
-    /// Removes all entries, intact or not, and whatever died processes left. Other files stay.
+    /// Removes all entries, intact or not, and the leftovers of processes that died. Other files stay.
     pub fn clear(&self) -> Result<Cleared> {
         let mut cleared = Cleared::default();
         for (arch, folder) in self.arch_folders() {
@@ -297,17 +297,17 @@ impl Description {
     }
 }
 
-/// `root/kernels/name`, made if asked. `Ok(None)` if it is not there; an error says why it must not be used.
+/// `root/kernels/name`, created if requested. `Ok(None)` if it does not exist; an error says why it must not be used.
 fn trusted_folder(root: &Path, name: &str, create: bool) -> Result<Option<PathBuf>, String> {
     let kernels = root.join("kernels");
     let folder = kernels.join(name);
     for path in [root, &kernels, &folder] {
         let not_used = |error: io::Error| format!("kernel cache not used: {}: {error}", path.display());
         if create {
-            // Anything created is for this user alone.
+            // Created folders are accessible only to this user.
             DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(not_used)?;
         }
-        // The root may be a link, as caches are often moved to another disk; what we make below it may not.
+        // The root may be a link, as caches are often moved to another disk; the folders below it may not.
         let metadata = if path == root { fs::metadata(path) } else { fs::symlink_metadata(path) };
         let metadata = match metadata {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -365,7 +365,7 @@ fn decode(bytes: &[u8]) -> Option<(Description, Arc<[u8]>)> {
 }
 
 fn read_entry(path: &Path) -> Option<(Description, Hit)> {
-    // Not blocking: the name may be that of a pipe.
+    // Non-blocking, because the name may be that of a pipe.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let metadata = file.metadata().ok()?;
@@ -383,12 +383,12 @@ fn read_entry(path: &Path) -> Option<(Description, Hit)> {
     Some((description, Hit { cubin, log, path: path.into() }))
 }
 
-/// Writes a file under another name in the same folder and renames it into place.
+/// Writes a file under a temporary name in the same folder and renames it into place.
 fn write_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().unwrap_or(Path::new("."));
     let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    // The time keeps apart processes of equal id in different containers.
+    // The time distinguishes processes with the same id in different containers.
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let aside = folder.join(format!("{ASIDE}{process}-{count}-{time:x}"));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
@@ -400,7 +400,7 @@ fn write_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Removes what processes that died while writing have left.
+/// Removes temporary files of processes that died while writing.
 fn remove_stale(folder: &Path) {
     for name in names_in(folder).iter().filter(|name| name.starts_with(ASIDE)) {
         let path = folder.join(name);

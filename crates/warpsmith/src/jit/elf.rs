@@ -1,4 +1,4 @@
-//! The little of the ELF format a cubin needs. Every read is bounded by the file: cubins come from disk.
+//! The part of the ELF format that a cubin needs. Every read is bounds-checked, because cubins come from disk.
 
 use crate::{Error, Result};
 

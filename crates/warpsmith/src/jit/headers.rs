@@ -52,8 +52,8 @@ pub static HEADERS: &[Header] = headers![
 
 /// The headers `texts` include, directly or through other headers, sorted by name.
 ///
-/// Conditions are not evaluated, so the result may hold more than the compiler reads, never less: that errs
-/// towards a rebuild. Names that are no header of ours are left for the compiler to complain about.
+/// Preprocessor conditions are not evaluated, so the result may contain more than the compiler reads, never less; the
+/// worst case is an unnecessary rebuild. Unknown names are left to the compiler to report.
 pub fn included_by(texts: &[&str]) -> Vec<&'static Header> {
     let mut found: Vec<&'static Header> = Vec::new();
     let mut unread: Vec<&str> = texts.to_vec();

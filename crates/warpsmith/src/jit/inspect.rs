@@ -25,7 +25,7 @@ pub struct Resources {
     pub shared_bytes: u64,
 }
 
-/// Registers that did not fit, of one function, as ptxas reports them.
+/// Register spills of one function, as ptxas reports them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Spills {
     /// The function's symbol.
@@ -59,12 +59,12 @@ pub fn resources(cubin: &[u8]) -> Result<Vec<Resources>> {
     let mut list = Vec::new();
     for text in &elf.sections {
         let Some(function) = text.name.strip_prefix(".text.") else { continue };
-        // Only entry points have an information section of their own; the rest are functions they call.
+        // Only entry points have an information section of their own; other functions are called by them.
         if elf.section(&format!(".nv.info.{function}")).is_none() {
             continue;
         }
         let frame = attribute(function, FRAME_SIZE).unwrap_or(0);
-        // The whole call tree's stack, where it is known; less than the frame it cannot be.
+        // The stack of the whole call tree if it is known, which is at least the frame.
         let stack = attribute(function, MIN_STACK_SIZE).unwrap_or(0);
         list.push(Resources {
             function: function.into(),
@@ -77,7 +77,7 @@ pub fn resources(cubin: &[u8]) -> Result<Vec<Resources>> {
     Ok(list)
 }
 
-/// Older compilers note the register count in the top byte of the code section's `info` alone.
+/// Older compilers record the register count only in the top byte of the code section's `info`.
 fn registers_in_header(text: &Section) -> u32 {
     text.info >> 24
 }
@@ -148,7 +148,7 @@ pub fn sass(cubin: &[u8]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A file for tools that read no pipe, removed when done.
+/// A temporary file for tools that cannot read from a pipe, removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -156,7 +156,7 @@ impl Temporary {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("warpsmith-{process}-{count}.cubin"));
-        // Created anew, so that a link someone else put there is not followed.
+        // `create_new`, so that a link planted by someone else is not followed.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let written = file.and_then(|mut file| {
             let temporary = Temporary(path.clone());

@@ -1,8 +1,8 @@
 //! Run-time compilation of kernels: from CUDA C++ to a cubin, without a GPU, a driver or a CUDA toolkit.
 //!
-//! [`get`] answers from memory, then from kernel packs ([`pack`], made ahead of time), then from the disk cache
-//! ([`cache`]), and compiles with NVRTC ([`nvrtc`]) only when none has the kernel. Whatever the number of threads and
-//! processes that ask at once, a kernel is compiled once.
+//! [`get`] looks in memory, then in kernel packs ([`pack`], compiled ahead of time), then in the disk cache
+//! ([`cache`]), and compiles with NVRTC ([`nvrtc`]) only if none has the kernel. A kernel is compiled once, no matter
+//! how many threads and processes ask for it at the same time.
 //!
 //! A pack also serves devices of the same major and a higher minor version than it was built for: an `sm_80` pack
 //! works on 8.6 and 8.9 (see [`Arch::loadable`]). It needs neither NVRTC nor the disk cache.
@@ -32,7 +32,7 @@ pub use service::{Jit, Toolchain};
 
 use crate::Result;
 
-/// What turns a request into code: NVRTC, or a stand-in in tests.
+/// Turns a request into code: NVRTC, or a fake in tests.
 pub trait Compiler: Send + Sync {
     /// Major and minor version. Code of one version is never used for another.
     fn version(&self) -> (i32, i32);
@@ -41,7 +41,7 @@ pub trait Compiler: Send + Sync {
     fn compile(&self, request: &Request) -> Result<Output>;
 }
 
-/// What a [`Compiler`] gives.
+/// The result of a [`Compiler`].
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The code.
@@ -57,13 +57,13 @@ pub struct Compiled {
     pub cubin: Arc<[u8]>,
     /// Identity of the request it answers.
     pub key: Key,
-    /// How it came into this process.
+    /// Where it came from.
     pub origin: Origin,
     /// The compiler's log; empty if it came from a pack.
     pub log: String,
 }
 
-/// How a compiled kernel came into this process.
+/// Where a compiled kernel came from.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Origin {
     /// From this file of a kernel pack.
@@ -79,7 +79,7 @@ pub enum Origin {
 
 static PROFILE: AtomicU8 = AtomicU8::new(0);
 
-/// What kernels are compiled for in this process: [`Profile::Release`] unless changed.
+/// The profile kernels are compiled with in this process: [`Profile::Release`] unless changed.
 pub fn profile() -> Profile {
     match PROFILE.load(Ordering::Relaxed) {
         1 => Profile::LineInfo,
@@ -88,14 +88,14 @@ pub fn profile() -> Profile {
     }
 }
 
-/// Changes what kernels are compiled for from now on; those already loaded stay as they are.
+/// Changes the profile of kernels compiled from now on. Loaded kernels are not affected.
 pub fn set_profile(profile: Profile) {
     PROFILE.store(profile as u8, Ordering::Relaxed);
 }
 
 /// The compiled form of a request, by the process-wide [`Jit`].
 ///
-/// Each call hashes the request, which takes microseconds: whoever launches often keeps what it loaded.
+/// Each call hashes the request, which takes microseconds. Callers that launch often should keep the result.
 pub fn get(request: &Request) -> Result<Arc<Compiled>> {
     Jit::global().get(request)
 }
@@ -105,7 +105,7 @@ pub fn to_ptx(request: &Request) -> Result<String> {
     nvrtc::find()?.ptx_with(request)
 }
 
-/// What kept the disk cache from being used in this process, if anything did.
+/// Why the disk cache could not be used in this process, if so.
 pub fn warnings() -> Vec<String> {
     Jit::global().cache().warning().into_iter().collect()
 }

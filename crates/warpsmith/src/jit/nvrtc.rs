@@ -41,7 +41,7 @@ struct Functions {
     cubin: Getter,
 }
 
-/// The two functions that give a result of a program: its size, then its bytes.
+/// The two functions that return a result of a program: its size, then its bytes.
 struct Getter {
     size: unsafe extern "C" fn(Program, *mut usize) -> Status,
     bytes: unsafe extern "C" fn(Program, *mut c_char) -> Status,
@@ -53,9 +53,9 @@ pub struct Nvrtc {
     path: PathBuf,
     version: (i32, i32),
     archs: Vec<i32>,
-    /// A second copy of the library, for debug builds alone. One debug build leaves NVRTC (12.9 and 13.0) in a state
-    /// that makes all later builds of the process worse: `__grid_constant__` parameters are read through generic
-    /// pointers. A release build must not depend on what was compiled before it.
+    /// A second copy of the library, used only for debug builds. One debug build leaves NVRTC (12.9 and 13.0) in a
+    /// state that makes all later builds of the process worse: `__grid_constant__` parameters are read through
+    /// generic pointers. A release build must not depend on what was compiled before it.
     for_debug: OnceLock<Result<Functions>>,
 }
 
@@ -83,7 +83,7 @@ fn find_in(places: &[Place]) -> Result<Nvrtc> {
         for path in place.libraries("libnvrtc.so") {
             match open(&path) {
                 Ok(nvrtc) => return Ok(nvrtc),
-                // The loader's "no such file" is no news; a file that is there and does not load is.
+                // The loader's "no such file" is expected. A file that exists and does not load is worth reporting.
                 Err(error) if matches!(place, Place::Folder(_)) => failures.push(error.to_string()),
                 Err(_) => {}
             }
@@ -115,8 +115,8 @@ pub fn open(path: &Path) -> Result<Nvrtc> {
         return Err(unusable(path, format!("nvrtcVersion returned {status}")));
     }
     let path = functions.file().unwrap_or_else(|| path.to_path_buf());
-    // NVRTC opens its builtins by bare name and not every release looks beside itself. Once loaded by full path
-    // they are found under that name; where they are absent, the loader may still know better.
+    // NVRTC opens its builtins by bare name, and not every release looks in its own folder. Once loaded by full path
+    // they are found by that name. If they are not there, the loader may still find them elsewhere.
     if let Some(builtins) = search::builtins_beside(&path, (major, minor)) {
         std::mem::forget(load_library(&builtins)?);
     }
@@ -132,7 +132,7 @@ fn unusable(path: &Path, why: String) -> Error {
     }
 }
 
-/// Loads a library without showing its symbols to others, so that two versions do not see each other's.
+/// Loads a library with local symbols, so that two versions do not see each other's.
 fn load_library(path: &Path) -> Result<Library> {
     // SAFETY: loading runs the library's initialisers; the caller chose the file, or it lies where CUDA is installed.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
@@ -339,7 +339,8 @@ impl Functions {
             .and_then(|mut library| io::copy(&mut library, &mut copy))
             .map_err(|error| Error::io(path, "make a copy in memory", &error))?;
         let functions = Functions::load(Path::new(&format!("/proc/self/fd/{descriptor}")))?;
-        // Left open: the loader knows the copy by this number, and would take another file of that number for it.
+        // Left open: the loader identifies the copy by this descriptor's path, and would mistake another file with
+        // the same number for it.
         std::mem::forget(copy);
         Ok(functions)
     }

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 const FORMAT: u32 = 1;
 const INDEX: &str = "index.json";
 
-/// A kernel pack that was opened.
+/// An open kernel pack.
 #[derive(Debug)]
 pub struct Pack {
     folder: PathBuf,
@@ -53,7 +53,7 @@ struct Index {
     entries: Vec<Entry>,
 }
 
-/// How far [`build`] is; given after each kernel.
+/// Progress of [`build`], reported after each kernel.
 #[derive(Copy, Clone, Debug)]
 pub struct Progress<'a> {
     /// Kernels compiled so far.
@@ -73,9 +73,9 @@ pub fn build(requests: &[Request], out: &Path, progress: &(dyn Fn(Progress) + Sy
 
 /// Compiles all requests into the pack `out`.
 ///
-/// The pack is written aside and renamed into place: `out` is a whole pack at all times but for the moment between
-/// two renames when it replaces an older one. A folder that is neither empty nor a pack is left alone. If any kernel
-/// fails to compile, nothing is written.
+/// The pack is written to a temporary folder and renamed into place: `out` is a complete pack at all times, except
+/// for the moment between two renames when it replaces an older one. A folder that is neither empty nor a pack is
+/// left alone. If any kernel fails to compile, nothing is written.
 pub fn build_with(
     compiler: &dyn Compiler,
     requests: &[Request],
@@ -130,7 +130,7 @@ impl Pack {
         let text =
             fs::read(&path).map_err(|error| Error::io(&path, "read the kernel pack's index", &error))?;
         let bad = |what: String| Error::Io { path: path.clone(), what };
-        // The format comes first: the rest of a newer index may look different.
+        // Check the format first: the rest of a newer index may look different.
         #[derive(Deserialize)]
         struct Format {
             format: u32,
@@ -177,8 +177,8 @@ impl Pack {
         &self.entries
     }
 
-    /// The cubin for a request, or else one for an architecture whose code also runs on the requested one's devices.
-    /// An error means that the pack is damaged.
+    /// The cubin for a request, or one for another architecture whose code also runs on the requested one. An error
+    /// means that the pack is damaged.
     pub fn find(&self, request: &Request) -> Result<Option<(PathBuf, Arc<[u8]>)>> {
         if self.entries.is_empty() {
             return Ok(None);
@@ -226,7 +226,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     written.map_err(|error| Error::io(path, "write", &error))
 }
 
-/// A folder beside the final one, removed unless it was renamed.
+/// A temporary folder beside the final one, removed on drop unless it was renamed.
 struct Aside(PathBuf);
 
 impl Aside {
@@ -239,7 +239,7 @@ impl Aside {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let aside = Aside(parent.join(format!(".{}.aside-{process}-{count}", name.to_string_lossy())));
-        // One of the same name was left by a process that died and had our id.
+        // A folder of this name was left by a process that died and had our id.
         let _ = fs::remove_dir_all(&aside.0);
         fs::create_dir(&aside.0).map_err(|error| Error::io(&aside.0, "create", &error))?;
         Ok(aside)

@@ -1,8 +1,9 @@
-//! Kernel parameter structs whose C twin is generated from the same definition.
+//! Kernel parameter structs, each with a C declaration generated from the same definition.
 //!
-//! [`kernel_params!`](crate::kernel_params) declares a `#[repr(C)]` struct and derives the C declaration that is
-//! put before the kernel's source, with `static_assert`s on its size and every offset: host and device cannot
-//! disagree silently. (`__INTADDR__` is the compiler's own `offsetof`: NVRTC has neither header nor builtin for it.)
+//! [`kernel_params!`](crate::kernel_params) declares a `#[repr(C)]` struct and generates the C declaration that
+//! precedes the kernel's source, with `static_assert`s on its size and every offset, so that host and device cannot
+//! disagree silently. (`__INTADDR__` is the compiler's internal `offsetof`: NVRTC has neither a header nor a builtin
+//! for it.)
 
 /// A type that kernels receive by value.
 ///
@@ -11,7 +12,7 @@
 pub unsafe trait CType: Copy {
     /// Declares a field of this type.
     fn field(name: &str) -> String;
-    /// Emits the declarations the type needs, once.
+    /// Emits the declarations the type needs, each once.
     fn declare(_out: &mut String) {}
     /// Lists the parts that hold addresses, which differ from call to call, with their offsets from `at` on.
     fn addresses(_at: usize, _found: &mut Vec<(usize, AddressKind)>) {}

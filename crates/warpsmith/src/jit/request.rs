@@ -1,4 +1,4 @@
-//! What is asked of the compiler, and the hashes that identify it.
+//! Compilation requests, and the hashes that identify them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::Arch;
 use super::headers::{self, Header};
 use crate::{Error, Result};
 
-/// Raised when the same request must no longer give the same cubin, so that old packs and caches are not used.
+/// Increment when the same request must produce different code, so that old packs and caches are not used.
 const FORMAT: u32 = 1;
 
 /// The device code of an op, embedded with `include_str!`.
@@ -35,7 +35,7 @@ pub enum Profile {
     Debug,
 }
 
-/// One kernel source to compile, with everything that decides the outcome except the compiler's version.
+/// One kernel source to compile, with everything that determines the result except the compiler's version.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The kernel source.
@@ -93,7 +93,7 @@ impl<'a> Request<'a> {
 
     /// Identifies the request: equal keys give equal code from equal compilers.
     ///
-    /// The compiler's version is left out, so that a kernel pack can be looked in on a machine that has none;
+    /// The compiler's version is not part of the key, so that a pack can be searched on a machine without a compiler;
     /// the disk cache adds it.
     pub fn key(&self) -> Key {
         let mut digest = Digest::new("key");
@@ -141,13 +141,13 @@ impl<'a> Request<'a> {
 }
 
 /// Identifies a kernel's source for evidence: its name, prelude, code and every header it includes, directly or
-/// not. Defines, options and architecture are not part of it.
+/// indirectly. Defines, options and architecture are not part of it.
 pub fn source_hash(source: &Source, prelude: &str) -> String {
     source_digest(source, prelude).to_hex().to_string()
 }
 
-/// Hash of the text a request compiles. Both parts of a [`Source`] are static, so its share is computed once
-/// per process: asking for a kernel that is in memory does not hash its headers again.
+/// Hash of the text a request compiles. A [`Source`] is static, so its part is computed once per process: a request
+/// for a loaded kernel does not hash the headers again.
 fn source_digest(source: &Source, prelude: &str) -> blake3::Hash {
     let place = |text: &'static str| (text.as_ptr() as usize, text.len());
     type Memo = HashMap<[(usize, usize); 2], blake3::Hash>;

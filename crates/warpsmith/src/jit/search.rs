@@ -1,4 +1,4 @@
-//! Where CUDA's libraries and tools may lie on this machine. Nothing is executed to find out.
+//! Where CUDA's libraries and tools may be installed. Nothing is executed to find out.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -41,7 +41,7 @@ impl Place {
     }
 }
 
-/// What the search depends on; tests give their own.
+/// The environment of a search; tests provide their own.
 pub(crate) struct Surroundings<'a> {
     pub var: &'a dyn Fn(&str) -> Option<PathBuf>,
     /// `/`, below which the usual places of a system are.
@@ -49,7 +49,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// This process's.
+    /// The environment of this process.
     pub fn of_process() -> Surroundings<'static> {
         Surroundings { var: &env::path, root: "/".into() }
     }
@@ -94,11 +94,11 @@ impl Surroundings<'_> {
 
     fn path_folders(&self) -> Vec<PathBuf> {
         let Some(path) = (self.var)(system::PATH) else { return Vec::new() };
-        // An empty or relative entry means the current folder, where anyone may have put anything.
+        // An empty or relative entry means the current folder, which may contain anything.
         std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
     }
 
-    /// The folders `site-packages/nvidia` of the Python environments in sight.
+    /// The folders `site-packages/nvidia` of the Python environments found.
     fn nvidia_packages(&self) -> Vec<PathBuf> {
         let mut prefixes: Vec<PathBuf> = [system::VIRTUAL_ENV, system::CONDA_PREFIX]
             .into_iter()
@@ -107,7 +107,7 @@ impl Surroundings<'_> {
         let interpreter =
             self.path_folders().into_iter().map(|folder| folder.join("python3")).find(|path| path.exists());
         if let Some(interpreter) = interpreter {
-            // In an environment the prefix is where the link lies; elsewhere it is where the program lies.
+            // In an environment the prefix is the folder of the link; elsewhere it is that of the program.
             let real = fs::canonicalize(&interpreter).ok();
             prefixes.extend(
                 [Some(interpreter), real]

@@ -1,4 +1,4 @@
-//! The order in which a kernel is looked for, and the guarantee that it is compiled once.
+//! Where a kernel is looked for, in order, and the guarantee that it is compiled once.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub enum Toolchain {
     Given(Arc<dyn Compiler>),
 }
 
-/// Compiled kernels of this process, and the places more come from.
+/// The compiled kernels of this process, and the sources of further ones.
 pub struct Jit {
     toolchain: Toolchain,
     cache: Cache,
@@ -29,7 +29,7 @@ pub struct Jit {
     kernels: Mutex<HashMap<Key, Slot>>,
 }
 
-/// The outcome for one key. Its lock is held while the outcome is made, so others who need it wait for it.
+/// The result for one key. Its lock is held while the result is computed, so that other threads wait for it.
 type Slot = Arc<Mutex<Option<Result<Arc<Compiled>>>>>;
 
 impl Jit {
@@ -61,8 +61,8 @@ impl Jit {
 
     /// The compiled form of a request.
     ///
-    /// A pack that was named but cannot be read, or whose contents are damaged, is an error: it would be a silent
-    /// compilation otherwise. A damaged cache entry is rebuilt.
+    /// A pack that was named but cannot be read, or whose contents are damaged, is an error, because the alternative
+    /// is to compile silently. A damaged cache entry is rebuilt.
     pub fn get(&self, request: &Request) -> Result<Arc<Compiled>> {
         request.check()?;
         let key = request.key();
@@ -73,7 +73,8 @@ impl Jit {
             return outcome.clone();
         }
         let outcome = self.produce(request, key).map(Arc::new);
-        // A kernel that does not compile never will; other failures (a full disk, a missing library) may pass.
+        // A kernel that does not compile never will. Other failures (a full disk, a missing library) may be
+        // temporary.
         if matches!(outcome, Ok(_) | Err(Error::Compile { .. })) {
             *slot = Some(outcome.clone());
         }
@@ -88,7 +89,7 @@ impl Jit {
         }
         let compiler = match self.compiler(request) {
             Ok(compiler) => compiler,
-            // No version to look for: whatever was compiled before is better than nothing.
+            // There is no version to look for, so take what any compiler has made.
             Err(error) => return self.on_disk(request, key, None).ok_or(error),
         };
         let version = compiler.version();
@@ -97,14 +98,14 @@ impl Jit {
             return Ok(found);
         }
         let _lock = self.cache.lock(&id);
-        // Whoever held the lock before us may have built it.
+        // The previous holder of the lock may have built it.
         if let Some(found) = self.on_disk(request, key, Some(&id)) {
             return Ok(found);
         }
         let start = Instant::now();
         let output = compiler.compile(request)?;
         let ms = start.elapsed().as_millis() as u64;
-        // The cache remembers a failure to store as its warning.
+        // If storing fails, the cache keeps the reason as its warning.
         let _ = self.cache.put(&id, request.source.name, &output.cubin, &output.log);
         Ok(Compiled { cubin: output.cubin.into(), key, origin: Origin::Built { ms }, log: output.log })
     }

@@ -27,26 +27,27 @@ pub enum Arrangement {
     Contiguous,
     /// Rows further apart than they are long, by an odd number of elements.
     PaddedRows,
-    /// The last dimension is not the fastest: neighbours of a row are apart.
+    /// The last dimension is not the fastest: neighbouring elements of a row are not adjacent.
     Transposed,
     /// Contiguous, but starting one element after an aligned address.
     Misaligned,
-    /// The last dimension but one before the one ahead of it: `[..., tokens, heads, dim]` as `[..., heads, tokens, dim]`.
+    /// The second and third last dimensions are swapped in memory: `[..., tokens, heads, dim]` as `[..., heads,
+    /// tokens, dim]`.
     HeadsFirst,
 }
 
-/// What values a case feeds.
+/// The kind of values a case uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Values {
     /// What [`ArgPlan::fill`] says.
     Typical,
     /// Typical values a thousand times larger.
     Large,
-    /// Typical values with NaN, infinities, zeros and subnormals sprinkled in; of generated ones, the unusual.
+    /// Typical values mixed with NaN, infinities, zeros and subnormals; unusual values of generated arguments.
     Special,
 }
 
-/// What a case gives one argument.
+/// The tensor of one argument in a case.
 #[derive(Debug, Clone)]
 pub struct ArgPlan {
     /// Sizes.
@@ -55,8 +56,8 @@ pub struct ArgPlan {
     pub dtype: DType,
     /// Values (of inputs).
     pub fill: Fill,
-    /// The dimension along which rows are independent of each other, if the argument has one: a call on some of
-    /// its indices must give the same bits for them.
+    /// The batch dimension, if the argument has one. Its rows are independent: a call on some of them must give the
+    /// same bits.
     pub batch_dim: Option<usize>,
 }
 
@@ -88,11 +89,11 @@ pub struct Case {
     pub arrangement: Arrangement,
     /// Values.
     pub values: Values,
-    /// Where the op allows it: compute in place.
+    /// Compute in place, if the op allows it.
     pub in_place: bool,
-    /// Timed on GPUs alone: on a CPU it would take minutes.
+    /// Timed only on GPUs, because it would take minutes on a CPU.
     pub gpu_only: bool,
-    /// It asks for what only some kernels have, on some devices none.
+    /// Uses a feature that only some kernels have, and on some devices none.
     pub selective: bool,
 }
 
@@ -130,19 +131,19 @@ impl Case {
         self
     }
 
-    /// Timed on GPUs alone.
+    /// Timed only on GPUs.
     pub fn gpu_only(mut self) -> Self {
         self.gpu_only = true;
         self
     }
 
-    /// For the kernels that have what it asks for, if there are any on the device.
+    /// Only for kernels that have the feature it uses.
     pub fn selective(mut self) -> Self {
         self.selective = true;
         self
     }
 
-    /// With tensors laid out in memory in another way.
+    /// With another memory layout.
     pub fn arranged(mut self, arrangement: Arrangement) -> Self {
         self.arrangement = arrangement;
         self
@@ -165,7 +166,7 @@ impl Case {
         self.optional & (1 << index) != 0
     }
 
-    /// A name that says everything but the dtype: `num_tokens=8 hidden=64 +residual eps=0.1 transposed`.
+    /// A name with everything but the dtype: `num_tokens=8 hidden=64 +residual eps=0.1 transposed`.
     pub fn name(&self, spec: &OpSpec) -> String {
         let mut parts: Vec<String> =
             spec.sizes.iter().zip(&self.sizes).map(|(s, v)| format!("{}={v}", s.name)).collect();

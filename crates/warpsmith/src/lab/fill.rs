@@ -1,4 +1,4 @@
-//! What the arguments of cases are filled with.
+//! The values of arguments in cases.
 
 use crate::lab::Case;
 
@@ -9,33 +9,33 @@ pub enum Fill {
     Normal(f64, f64),
     /// Whole numbers from 0 to below the bound.
     Below(usize),
-    /// Whole numbers from 0 to below the bound, no two the same unless there are more elements than numbers; among
-    /// [`Values::Special`], -1 for some.
+    /// Distinct whole numbers from 0 to below the bound, repeating only if there are more elements than numbers. With
+    /// [`Values::Special`], some are -1.
     Distinct(usize),
     /// A constant.
     Constant(f64),
-    /// What the generator makes at the argument's position: values with structure, which may have to agree with
-    /// those of other arguments (page tables with lengths, a table with what it points to).
+    /// The generator's values for this argument. For values with structure, which may have to agree with other
+    /// arguments (page tables with lengths, a table with what it points to).
     Generated(Generator),
-    /// Where requests begin that lie one after the other: 0, the length of the first, and so on.
+    /// The starts of consecutive requests: 0, the length of the first, and so on.
     Starts(Lengths),
 }
 
-/// Makes the inputs of a case that are filled by it, from a seed: by position in the spec and in row-major order,
-/// nothing at the other positions. The case alone decides the number of values, as it decides the shapes.
+/// Makes inputs of a case from a seed: one vector per argument of the spec, in row-major order, empty for arguments
+/// it does not fill. The number of values depends only on the case, as the shapes do.
 pub type Generator = fn(&Case, u64) -> Vec<Vec<f64>>;
 
-/// The lengths of requests of very different sizes, empty ones among them.
+/// Lengths of requests of very different sizes, including empty ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
-    /// No request is longer.
+    /// Upper bound of a length.
     pub longest: usize,
-    /// By how many requests the lengths are shifted.
+    /// The request to begin with in the list of lengths.
     pub shift: usize,
 }
 
 impl Lengths {
-    /// One short of and one past the tiles that kernels cut lengths into.
+    /// One short of and one past the tile sizes of the kernels.
     const MIXED: [usize; 8] = [65, 0, 1, 129, 63, 1000, 64, 127];
 
     /// The length of request `index`.
@@ -43,13 +43,13 @@ impl Lengths {
         Self::MIXED[(index + self.shift) % Self::MIXED.len()].min(self.longest)
     }
 
-    /// The length of the first `count` requests together.
+    /// The total length of the first `count` requests.
     pub fn sum(&self, count: usize) -> usize {
         sum_repeating(count, Self::MIXED.len(), |index| self.of(index))
     }
 }
 
-/// The sum of `value` over the first `count` indices, if it repeats itself every `period`: however large the count.
+/// The sum of a periodic `value` over the first `count` indices, in time independent of the count.
 pub(crate) fn sum_repeating(count: usize, period: usize, value: impl Fn(usize) -> usize) -> usize {
     let first = |n: usize| (0..n).map(&value).sum::<usize>();
     count / period * first(period) + first(count % period)

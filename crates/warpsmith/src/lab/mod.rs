@@ -18,7 +18,7 @@ pub use provable::{AnyProvable, Expected, Provable};
 pub use reference::{Array, Inputs, Real};
 pub use sources::source_hash;
 
-/// The op of a name, with its cases and its reference.
+/// The op with this name, with its cases and its reference.
 pub fn find(name: &str) -> Option<&'static dyn AnyProvable> {
     crate::ops::PROVABLE.iter().copied().find(|op| op.spec().name == name)
 }

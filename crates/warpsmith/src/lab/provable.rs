@@ -7,9 +7,9 @@ use crate::tensor::DType;
 
 /// An op that can be proven and measured.
 pub trait Provable: Op {
-    /// The definition: plain loops over `R`. Evaluated in `f64` it is the truth; evaluated in the naive
-    /// arithmetic of a dtype it sets the tolerance. Returns one array per argument of the spec, `None` for
-    /// inputs and outputs that were not asked for.
+    /// The definition: plain loops over `R`. Evaluated in `f64` it gives the truth; evaluated in the naive arithmetic
+    /// of a dtype it gives the tolerance. Returns one array per argument of the spec, `None` for inputs and outputs
+    /// that were not asked for.
     fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>>;
 
     /// The tensors of a case, by position in the spec; `None` for optional arguments not given.
@@ -32,7 +32,7 @@ pub struct Expected {
     pub deviation: Vec<Option<Array<f64>>>,
 }
 
-/// Every [`Provable`] op behind one object-safe face.
+/// The object-safe form of [`Provable`].
 pub trait AnyProvable: AnyOp {
     /// The cases every kernel must pass.
     fn cases(&self) -> Vec<Case>;
@@ -68,7 +68,7 @@ impl<O: Provable> AnyProvable for O {
     }
 }
 
-/// The reference in another arithmetic, each result seen through `read`.
+/// The reference in another arithmetic, with `read` applied to each result.
 fn evaluate<O: Provable, R: Real>(
     inputs: &[Option<Array<f64>>],
     wanted: u32,

@@ -1,5 +1,5 @@
-//! The arithmetic in which references are evaluated: `f64` for the truth, [`Naive`] for the error a plain
-//! implementation in a given dtype makes, and [`Random`] for the error it makes on average.
+//! The arithmetics in which references are evaluated: `f64` for the truth, [`Naive`] for the error of a plain
+//! implementation in a given dtype, and [`Random`] for its average error.
 
 use crate::tensor::{DType, Element};
 use std::marker::PhantomData;
@@ -19,15 +19,14 @@ pub trait Real:
     fn of(value: f64) -> Self;
     /// Conversion to `f64`.
     fn f64(self) -> f64;
-    /// What is left of the value after it was stored in a tensor of the case's dtype: the reference says with it
-    /// where intermediate results pass through memory. The identity for `f64`.
+    /// The value after being stored in a tensor of the case's dtype. A reference calls this where intermediate
+    /// results pass through memory. The identity for `f64`.
     fn stored(self) -> Self;
-    /// What is left of an f32 after it was cut to the 10 bits of mantissa of TF32, as tensor cores read it. The
-    /// identity for `f64`.
+    /// The value truncated to the 10 mantissa bits of TF32, as tensor cores read it. The identity for `f64`.
     fn tf32(self) -> Self;
-    /// The sum so far, `self`, and a group of at most [`TENSOR_GROUP`] products, added as tensor cores add products of
-    /// the case's dtype: one by one, but for 8-bit types, where the sum and the products are cut to
-    /// [`TENSOR_BITS`] bits below the leading one of the largest before they are added.
+    /// Adds a group of at most [`TENSOR_GROUP`] products to the sum `self` the way tensor cores do for the case's
+    /// dtype: one by one, except for 8-bit types, where the sum and the products are truncated to [`TENSOR_BITS`]
+    /// bits below the leading bit of the largest before they are added.
     fn add_products(self, products: &[Self]) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
     }
@@ -58,7 +57,7 @@ pub trait Real:
         Self::of(1.0)
     }
 
-    /// The larger; NaN if either is.
+    /// The larger of two numbers; NaN if either is NaN.
     fn max_nan(self, other: Self) -> Self {
         if self.f64().is_nan() || self > other { self } else { other }
     }
@@ -108,13 +107,13 @@ pub const TENSOR_GROUP: usize = 32;
 /// Bits below the leading bit of the largest addend that tensor cores keep when they add products of 8-bit types.
 pub const TENSOR_BITS: i32 = 13;
 
-/// The last bit that is kept of a group's addends; `None` where nothing is cut.
+/// The value of the last bit that is kept of a group's addends; `None` if nothing is truncated.
 fn tensor_unit(addends: impl Iterator<Item = f64>) -> Option<f64> {
     let largest = addends.fold(0.0, |largest: f64, v| if v.is_nan() { v } else { largest.max(v.abs()) });
     (largest.is_finite() && largest > 0.0).then(|| (largest.log2().floor() - TENSOR_BITS as f64).exp2())
 }
 
-/// Plain `f32` arithmetic whose stored values are rounded to `T`: what a straightforward implementation does.
+/// Plain `f32` arithmetic with stored values rounded to `T`, as in a straightforward implementation.
 pub struct Naive<T>(f32, PhantomData<T>);
 
 impl<T> Naive<T> {
@@ -170,7 +169,7 @@ impl<T: Element> Real for Naive<T> {
         Naive::new(T::DTYPE.round(self.0 as f64) as f32)
     }
     fn tf32(self) -> Self {
-        // A NaN whose payload is all in the bits that go would become infinity.
+        // A NaN whose payload lies entirely in the truncated bits would become infinity.
         Naive::new(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
     }
     fn add_products(self, products: &[Self]) -> Self {
@@ -206,28 +205,29 @@ impl<T: Element> Real for Naive<T> {
     }
 }
 
-/// The exact value together with the variance of the error of [`Naive`] arithmetic, if every rounding errs at
-/// random: how well conditioned each element of a result is.
+/// The exact value with the variance of the error of [`Naive`] arithmetic if every rounding error is random. It
+/// measures how well conditioned each element of a result is.
 pub struct Random<T> {
     value: f64,
     variance: f64,
     stored_as: PhantomData<T>,
 }
 
-/// Variance of one rounding of `value`, relative errors being uniform up to `unit`.
+/// Variance of one rounding of `value`, with relative errors uniform up to `unit`.
 fn rounding(value: f64, unit: f64) -> f64 {
     let bound = value * unit;
     bound * bound / 3.0
 }
 
-/// An error of `variance` carried through a slope. Exact operands carry nothing, whatever the slope.
+/// Propagates an error of `variance` through a slope. An exact operand propagates nothing, whatever the slope.
 fn carried(slope: f64, variance: f64) -> f64 {
     if variance == 0.0 || slope == 0.0 { 0.0 } else { slope * slope * variance }
 }
 
 impl<T> Random<T> {
     fn rounded(value: f64, variance: f64) -> Self {
-        // Library functions err by up to one unit in the last place, basic operations by half: count one for all.
+        // Library functions are off by up to one unit in the last place, basic operations by half; assume one for
+        // all.
         let variance = variance + rounding(value, 2.0 * DType::F32.unit_roundoff());
         Random { value, variance, stored_as: PhantomData }
     }
@@ -404,7 +404,7 @@ impl<'a, R> Inputs<'a, R> {
         self.arrays[index].as_ref()
     }
 
-    /// Whether an argument (an optional output, say) is part of the call.
+    /// Whether an argument, such as an optional output, is part of the call.
     pub fn wants(&self, index: usize) -> bool {
         self.wanted & (1 << index) != 0
     }

@@ -2,8 +2,8 @@
 
 use crate::op::KernelInfo;
 
-/// Identifies what a kernel of an op is made of: changes whenever its source, its headers or its parameters do. CPU
-/// kernels are identified by the sources of their op and of the shared CPU parts.
+/// Identifies the code of a kernel: changes whenever its source, its headers or its parameters do. CPU kernels are
+/// identified by the sources of their op and of the shared CPU parts.
 pub fn source_hash(kernel: &KernelInfo, op: &str) -> String {
     if kernel.is_cuda() { kernel.identity() } else { cpu_hash(op) }
 }

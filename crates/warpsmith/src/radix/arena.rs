@@ -3,14 +3,13 @@
 use super::marks::Marks;
 use std::ops::Range;
 
-/// Runs of pages. New ones go behind the last; what runs leave behind when they are dropped is reclaimed by moving
-/// the others together.
+/// Runs of pages. New runs go behind the last; the gaps of dropped runs are reclaimed by compaction.
 #[derive(Debug)]
 pub(super) struct Arena {
     page_size: usize,
     tokens: Vec<i32>,
     pages: Vec<i32>,
-    /// Pages before the first that was never given out.
+    /// Pages up to the end of the last run.
     used: usize,
     /// Pages that belong to edges.
     live: usize,
@@ -54,12 +53,12 @@ impl Arena {
         self.used + pages > self.pages.len()
     }
 
-    /// Whether moving the runs together leaves enough room that `pages` more, and as many again as live, fit.
+    /// Whether compaction leaves at least half of the arena free after adding `pages` more.
     pub fn is_worth_packing(&self, pages: usize) -> bool {
         2 * (self.live + pages) <= self.pages.len()
     }
 
-    /// Makes room for `pages` more behind the last run, and for as many as there are now.
+    /// Makes room for `pages` more behind the last run, at least doubling the capacity.
     pub fn grow(&mut self, pages: usize) {
         let capacity = (self.used + pages).max(2 * self.pages.len());
         self.tokens.resize(capacity * self.page_size, 0);
@@ -77,17 +76,17 @@ impl Arena {
         start
     }
 
-    /// A run of `pages` belongs to no edge any more.
+    /// Notes that a run of `pages` no longer belongs to an edge.
     pub fn drop_run(&mut self, pages: usize) {
         self.live -= pages;
     }
 
-    /// Begins to move all runs together. Every run must then be given to [`Arena::pack`], in the order they lie in.
+    /// Begins compaction. Every run must then be passed to [`Arena::pack`], in memory order.
     pub fn begin_packing(&mut self) {
         (self.used, self.live) = (0, 0);
     }
 
-    /// Moves a run down behind the one given before it. Returns its first page.
+    /// Moves a run down to the end of the previous one. Returns its first page.
     pub fn pack(&mut self, run: Range<usize>) -> usize {
         let start = self.used;
         let size = self.page_size;

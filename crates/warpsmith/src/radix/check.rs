@@ -1,4 +1,4 @@
-//! What must be true of a tree after every operation.
+//! The invariants of a tree, which hold after every operation.
 
 use super::flat::{MAX_PROBES, ROOT, Slot, hash};
 use super::pins::Lru;
@@ -6,7 +6,7 @@ use super::{NONE, Node, RadixTree};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// An invariant of a [`RadixTree`] that does not hold: a mistake in the tree.
+/// A violated invariant of a [`RadixTree`]: a bug in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken(String);
 
@@ -23,10 +23,9 @@ fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
 }
 
 impl RadixTree {
-    /// Checks every invariant, in time that grows with the tree.
+    /// Checks every invariant, in time linear in the size of the tree.
     ///
-    /// # Errors
-    /// Names the first that does not hold.
+    /// # Errors Names the first violated invariant.
     pub fn check(&self) -> Result<(), Broken> {
         let mut reached = vec![ROOT as u32];
         let mut next = 0;
@@ -61,7 +60,7 @@ impl RadixTree {
         &self.nodes[id as usize]
     }
 
-    /// The list of a node's children, and what a node promises about them.
+    /// Checks the list of a node's children, and the node's fields that depend on them.
     fn check_children(&self, id: u32) -> Result<(), Broken> {
         let (mut previous, mut pins, mut count) = (NONE, 0u64, 0);
         for child in self.children(id) {
@@ -85,7 +84,7 @@ impl RadixTree {
         })
     }
 
-    /// A node's edge, and that a search finds it.
+    /// Checks a node's edge, and that a search finds it.
     fn check_node(&self, id: u32) -> Result<(), Broken> {
         let node = self.node(id);
         require(node.len > 0, || format!("the edge to node {id} is empty"))?;
@@ -128,7 +127,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// That edges do not overlap, and that pages and pins are counted right.
+    /// Checks that edges do not overlap, and that the counts of pages and pins are right.
     fn check_pages(&self, ids: &[u32]) -> Result<(), Broken> {
         let mut runs: Vec<_> = ids.iter().map(|&id| self.node(id).run()).collect();
         runs.sort_unstable_by_key(|run| run.start);

@@ -1,12 +1,12 @@
-//! How sequences leave the tree.
+//! Eviction and removal.
 
 use super::flat::ROOT;
 use super::{NAME, NONE, RadixTree};
 use crate::error::{Error, Result};
 
 impl RadixTree {
-    /// Evicts leaves that are not pinned, the least recently used first, until `pages` or more are free or none is left.
-    /// Returns the pages, which are the caller's now.
+    /// Evicts leaves that are not pinned, the least recently used first, until `pages` or more are free or none is
+    /// left. Returns the pages, which now belong to the caller.
     pub fn evict(&mut self, pages: usize) -> Vec<i32> {
         let mut freed = Vec::new();
         while freed.len() < pages {
@@ -16,11 +16,11 @@ impl RadixTree {
         freed
     }
 
-    /// Forgets whatever is stored after `prefix`, in every sequence that begins with it; with an empty prefix, all.
-    /// Returns the pages, which are the caller's now. What the prefix itself takes stays.
+    /// Removes everything stored after `prefix`, in every sequence that begins with it; with an empty prefix,
+    /// everything. The prefix itself stays. Returns the pages, which now belong to the caller.
     ///
-    /// # Errors
-    /// If the prefix is not a number of whole pages, or something after it is pinned. The tree is as before then.
+    /// # Errors If the prefix is not a number of whole pages, or something after it is pinned. The tree is unchanged
+    /// then.
     pub fn remove(&mut self, prefix: &[i32]) -> Result<Vec<i32>> {
         if !prefix.len().is_multiple_of(self.page_size()) {
             let expected = format!("whole pages of {} tokens", self.page_size());
@@ -48,7 +48,7 @@ impl RadixTree {
             next += 1;
         }
         let mut freed = Vec::new();
-        // Those found last have nothing below them any more when their turn comes.
+        // In reverse order every node is a leaf when its turn comes.
         for leaf in doomed.into_iter().rev() {
             self.remove_leaf(leaf, &mut freed);
         }

@@ -1,19 +1,19 @@
-//! The tree as arrays, and how it is searched: what the host, the CPU kernel and the CUDA kernel of `prefix_match`
-//! have in common.
+//! The tree as arrays, and the search in them. The host, the CPU kernel and the CUDA kernel of `prefix_match` share
+//! this layout.
 //!
 //! - `tokens` `[num_pages, page_size]`: the token ids of all edges. An edge is a run of whole pages.
 //! - `pages` `[num_pages]`: the id of the cache page behind each of them.
-//! - `table` `[num_slots, 4]`: a hash table with open addressing and linear probing. A slot is an edge: the node it
-//!   leaves, the node it leads to, where its run starts and how many pages long it is. It is found by the first node
-//!   and the tokens of its first page. A slot that leads to node 0, the root, is empty.
+//! - `table` `[num_slots, 4]`: a hash table with open addressing and linear probing. A slot is an edge: its parent
+//!   node, its child node, the start of its run and the length of the run in pages. It is found by the parent and the
+//!   tokens of its first page. A slot that leads to node 0, the root, is empty.
 //!
-//! A search compares tokens, never hashes alone, and leaves out slots that point outside the arrays: whatever the
-//! arrays hold, a match has the tokens that were asked for. It ends because every step takes a page or more of the
-//! sequence, after at most [`MAX_PROBES`] slots.
+//! A search compares tokens, never only hashes, and skips slots that point outside the arrays. So whatever the arrays
+//! hold, a match has the tokens of the query. The search ends, because every step consumes at least one page of the
+//! sequence after at most [`MAX_PROBES`] slots.
 
 /// The node every path starts at.
 pub const ROOT: i32 = 0;
-/// A slot is at most this far from where its hash says, less one. The tree takes another seed rather than break this.
+/// A slot is less than this far from its home position. The tree changes its seed rather than violate this.
 pub const MAX_PROBES: usize = 128;
 
 /// Slots of the smallest table.
@@ -65,7 +65,7 @@ pub struct Flat<'a> {
     pub pages: &'a [i32],
     /// Tokens of a page.
     pub page_size: usize,
-    /// Of the hash.
+    /// Seed of the hash.
     pub seed: u32,
 }
 
@@ -82,15 +82,15 @@ pub struct Found {
     pub edge: usize,
 }
 
-/// Spreads every bit of `x` over the result.
+/// Mixes every bit of `x` into the whole result.
 fn mix(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
     x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
     x ^ (x >> 16)
 }
 
-/// Where the search for an edge begins, before it is reduced to the size of the table. A sum over the tokens, so that
-/// the lanes of a warp can share it out; each is mixed with its position first, so that their order counts.
+/// The home position of an edge, before reduction to the size of the table. A sum over the tokens, so that the lanes
+/// of a warp can divide it; each token is mixed with its position first, so that the order matters.
 pub fn hash(seed: u32, parent: i32, page: &[i32]) -> u32 {
     let tokens = page.iter().zip(0u32..).map(|(&token, i)| {
         let placed = (token as u32).wrapping_mul(0x9e37_79b1).wrapping_add(i.wrapping_mul(0x85eb_ca77));
@@ -100,7 +100,8 @@ pub fn hash(seed: u32, parent: i32, page: &[i32]) -> u32 {
 }
 
 impl<'a> Flat<'a> {
-    /// The longest match of whole pages. `each` is given every edge on its way: start, and pages that matched.
+    /// The longest match of whole pages. Calls `each` with every edge on the path: its start, and the pages that
+    /// matched.
     pub fn find(&self, tokens: &[i32], mut each: impl FnMut(usize, usize)) -> Found {
         let mut found = Found { node: ROOT, pages: 0, inside: 0, edge: 0 };
         let mut rest = tokens;
@@ -113,8 +114,8 @@ impl<'a> Flat<'a> {
         found
     }
 
-    /// The edge from `node` that begins with the first page of `tokens`: its place in the table, and the pages it has
-    /// in common with them.
+    /// The edge from `node` that begins with the first page of `tokens`: its slot number, the slot, and the number of
+    /// pages that match.
     pub(crate) fn edge(&self, node: i32, tokens: &[i32]) -> Option<(usize, Slot, usize)> {
         let page = tokens.get(..self.page_size).filter(|page| !page.is_empty())?;
         self.probes(node, page).find_map(|(at, slot)| {
@@ -132,7 +133,7 @@ impl<'a> Flat<'a> {
         places.map(|at| (at, Slot::new(table[at]))).take_while(|(_, slot)| !slot.is_empty())
     }
 
-    /// The tokens of an edge; nothing if it is not an edge inside the arrays.
+    /// The tokens of an edge; `None` if the slot points outside the arrays.
     fn tokens_of(&self, slot: Slot) -> Option<&'a [i32]> {
         let (start, len) = (usize::try_from(slot.start).ok()?, usize::try_from(slot.len).ok()?);
         let inside = slot.child > ROOT && len > 0 && start + len <= self.pages.len();
@@ -141,9 +142,9 @@ impl<'a> Flat<'a> {
     }
 }
 
-/// Tokens that two sequences begin with in common.
+/// The length of the common prefix of two sequences.
 fn common(a: &[i32], b: &[i32]) -> usize {
-    /// Compared at once, by the fastest comparison of bytes there is.
+    /// Tokens that are compared at once, by `memcmp`.
     const BLOCK: usize = 128;
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
     let same = blocks * BLOCK;

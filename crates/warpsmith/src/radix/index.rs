@@ -1,10 +1,10 @@
-//! The hash table of edges while it changes.
+//! The hash table of edges.
 
 use super::arena::Arena;
 use super::flat::{Flat, MAX_PROBES, Slot, hash, slots_for};
 use super::marks::Marks;
 
-/// Seeds that are tried before the table is made larger.
+/// Seeds to try before the table grows.
 const TRIES: u32 = 4;
 
 /// The table, at most half full.
@@ -42,13 +42,13 @@ impl Index {
         }
     }
 
-    /// Where the edge from `parent` to `child`, with this first page, is.
+    /// The slot number of the edge from `parent` to `child` with this first page.
     pub fn position(&self, arena: &Arena, parent: i32, child: i32, page: &[i32]) -> Option<usize> {
         let mut probes = self.flat(arena).probes(parent, page);
         probes.find(|(_, slot)| slot.parent == parent && slot.child == child).map(|(at, _)| at)
     }
 
-    /// Puts an edge in the place of another with the same parent and first page.
+    /// Replaces an edge by another with the same parent and first page.
     pub fn replace(&mut self, at: usize, slot: Slot) {
         self.table[at] = slot.row();
         self.marks.mark(at..at + 1);
@@ -85,7 +85,7 @@ impl Index {
         self.used -= 1;
     }
 
-    /// The edges have been moved in the arena: `start_of` a node says where to.
+    /// Updates the edges after compaction; `start_of` gives the new start of a node's edge.
     pub fn relocate(&mut self, start_of: impl Fn(i32) -> i32) {
         for row in self.table.iter_mut().filter(|row| !Slot::new(**row).is_empty()) {
             let slot = Slot::new(*row);
@@ -98,7 +98,8 @@ impl Index {
         hash(self.seed, slot.parent, arena.page_tokens(slot.start as usize)) as usize & (self.table.len() - 1)
     }
 
-    /// Puts an edge into the first empty slot from its home on; `None` if all within reach are taken.
+    /// Puts an edge into the first empty slot after its home position; `None` if all slots within [`MAX_PROBES`] are
+    /// taken.
     fn place(&mut self, arena: &Arena, slot: Slot) -> Option<()> {
         let (home, mask) = (self.home(arena, slot), self.table.len() - 1);
         let mut places = (0..self.table.len().min(MAX_PROBES)).map(|i| (home + i) & mask);
@@ -108,8 +109,8 @@ impl Index {
         Some(())
     }
 
-    /// Makes the table anew with one edge more. Where too many hashes agree, by bad luck or because somebody has
-    /// chosen the tokens, it takes another seed, and in the end more slots.
+    /// Rebuilds the table with one more edge. If too many hashes collide, by bad luck or because an attacker chose
+    /// the tokens, it tries other seeds and finally more slots.
     fn rebuild(&mut self, arena: &Arena, more: Slot, mut slots: usize, seed: u32) {
         let old = std::mem::take(&mut self.table).into_iter().map(Slot::new);
         let edges: Vec<Slot> = old.filter(|slot| !slot.is_empty()).chain([more]).collect();

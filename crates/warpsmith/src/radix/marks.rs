@@ -1,18 +1,18 @@
-//! When the parts of an array last changed.
+//! Change tracking: when each part of an array last changed.
 
 use std::ops::Range;
 
-/// Elements that are copied together or not at all: small enough to copy little too much, large enough that a table
-/// of millions has few parts.
+/// Elements of a part, which is copied as a whole: few enough that little is copied in excess, many enough that a
+/// table of millions has few parts.
 const PART: usize = 64;
-/// Parts that are passed over together where none of them has changed.
+/// Parts of a group, which is skipped as a whole if none of its parts has changed.
 const GROUP: usize = 64;
 
-/// The change that last wrote to each part of an array. To ask takes nothing away: any number of copies, each as of
-/// another change, can learn what they lack.
+/// The change that last wrote to each part of an array. Queries do not reset anything, so any number of copies, each
+/// at a different version, can ask what they are missing.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    /// The change that is going on.
+    /// The current change.
     now: u64,
     parts: Vec<u64>,
     /// The last change to each group of parts.
@@ -20,13 +20,13 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// What is marked from here on belongs to this change, which comes after all others.
+    /// Begins a change, which comes after all others; later marks belong to it.
     pub fn begin(&mut self, change: u64) {
         debug_assert!(change > self.now);
         self.now = change;
     }
 
-    /// Elements `range` change.
+    /// Marks the elements of `range` as changed.
     pub fn mark(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -40,8 +40,7 @@ impl Marks {
         self.groups[first / GROUP..=last / GROUP].fill(self.now);
     }
 
-    /// The ranges that cover all changes after `change` to an array of `len` elements, in order and apart from each
-    /// other.
+    /// Ranges that cover all changes after `change` to an array of `len` elements, sorted and disjoint.
     pub fn since(&self, change: u64, len: usize) -> Vec<Range<usize>> {
         let mut ranges: Vec<Range<usize>> = Vec::new();
         let groups = self.parts.chunks(GROUP).zip(&self.groups).enumerate();
@@ -54,7 +53,7 @@ impl Marks {
                 }
             }
         }
-        // Parts may reach past the end, or lie behind it where the array has shrunk.
+        // Parts may reach past the end, or lie behind it if the array has shrunk.
         ranges.iter_mut().for_each(|range| range.end = range.end.min(len));
         ranges.retain(|range| range.start < range.end);
         ranges

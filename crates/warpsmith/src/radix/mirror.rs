@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-/// The arrays of one tree as tensors, for the op [`prefix_match`](crate::ops::prefix_match). It knows which state of
-/// the tree it holds, so that a tree can have any number of mirrors (one on each GPU), each updated when it suits.
+/// The arrays of one tree as tensors, for the op `prefix_match`. A mirror knows the version of the tree it holds, so
+/// a tree can have any number of mirrors (such as one per GPU), each updated independently.
 #[derive(Debug)]
 pub struct Mirror {
     table: Tensor,
@@ -33,12 +33,11 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Copies what has changed in the tree since the last copy, in the order of `stream`; everything, where an array
-    /// has grown. Searches must be enqueued on the same stream, or wait for it.
+    /// Copies what has changed in the tree since the last update, in stream order; copies everything if an array has
+    /// grown. Searches must be enqueued on the same stream, or wait for it.
     ///
-    /// # Errors
-    /// If it is another tree than the mirror was made of, or memory cannot be had or written. In the second case the
-    /// mirror must not be searched before an update has succeeded: parts of it may be newer than others.
+    /// # Errors If this is not the tree the mirror was made from, or if memory cannot be allocated or written. In the
+    /// latter case the mirror must not be searched until an update succeeds: parts of it may be newer than others.
     pub fn update(&mut self, tree: &RadixTree, stream: &Stream) -> Result<()> {
         let (expected, got) = (self.version.tree(), tree.version().tree());
         if got != expected {
@@ -67,7 +66,7 @@ impl Mirror {
         rows(&mut self.pages, flat.pages, 1, &changes.pages)
     }
 
-    /// The state of the tree that it holds: what a search finds in it is about that state.
+    /// The version of the tree it holds. Search results refer to that version.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -87,7 +86,7 @@ impl Mirror {
         &self.pages
     }
 
-    /// Of the hash.
+    /// Seed of the hash.
     pub fn seed(&self) -> u32 {
         self.seed
     }

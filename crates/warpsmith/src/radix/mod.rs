@@ -1,15 +1,15 @@
 //! A radix tree over token ids: which pages of a KV cache hold the keys and values of which prefix.
 //!
-//! Every edge is a run of whole pages, `page_size` tokens each, and owns their page ids. Sequences that begin alike
-//! share edges; an edge is split where they part. Paths that requests use are pinned; what is not pinned can be evicted,
-//! the least recently used leaf first.
+//! Every edge is a run of whole pages, `page_size` tokens each, and owns their page ids. Sequences with a common
+//! prefix share edges; an edge is split where they diverge. Requests pin the paths they use. Everything else can be
+//! evicted, the least recently used leaf first.
 //!
-//! The tree lives in three arrays ([`flat`]) that a GPU can search too: the op
-//! [`prefix_match`](crate::ops::prefix_match) takes them, and [`Mirror`] keeps a copy of them on a device, of which it
-//! renews only what has changed. A tree can have any number of mirrors.
+//! The tree is stored in three arrays ([`flat`]) that a GPU can search too: the op `prefix_match` takes them as
+//! arguments. A [`Mirror`] keeps a copy of them on a device and updates only what has changed. A tree can have any
+//! number of mirrors.
 //!
-//! Everything is deterministic: the same calls give the same nodes, pages and evictions. No operation recurses, so that
-//! no depth can overflow the stack.
+//! Everything is deterministic: the same calls give the same nodes, pages and evictions. No operation recurses, so no
+//! depth can overflow the stack.
 //!
 //! ```
 //! use warpsmith::radix::RadixTree;
@@ -24,9 +24,9 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 //!
-//! Between a search on a device and the use of its answer the tree may change: room for one request of a batch is made by
-//! evicting what another has just been told of. So an answer comes with the [`Version`] of the tree that it is about, and
-//! [`RadixTree::pin_match`] pins the pages of a match only if they still hold its tokens:
+//! The tree may change between a search on a device and the use of its result: making room for one request of a batch
+//! may evict pages that another request has just found. So a result carries the [`Version`] of the tree it was found
+//! in, and [`RadixTree::pin_match`] pins the pages of a match only if they still hold its tokens:
 //!
 //! ```
 //! use warpsmith::radix::{Mirror, RadixTree};
@@ -83,15 +83,15 @@ use pins::Lru;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names the tree in errors.
+/// The tree's name in errors.
 const NAME: &str = "radix_tree";
 /// No node.
 const NONE: u32 = u32::MAX;
-/// Pages of the pool, tokens of a page and nodes stay below it: the arrays hold 32-bit numbers, and
-/// up to four times the pages of the pool.
+/// Upper bound for pages of the pool, tokens of a page and nodes. The arrays hold 32-bit numbers and up to four times
+/// the pages of the pool.
 const LIMIT: usize = 1 << 28;
 
-/// What the tree knows of a node beside its edge's tokens and pages.
+/// A node, without the tokens and pages of its edge.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     parent: u32,
@@ -102,11 +102,11 @@ struct Node {
     /// The run of pages of the edge that leads here.
     start: u32,
     len: u32,
-    /// Pins of this node and of all below it.
+    /// Pins of this node and of all nodes below it.
     pins: u32,
-    /// When it was last used. Never before a node below it.
+    /// When it was last used; never earlier than a node below it.
     stamp: u64,
-    /// The change it came with: tells it from earlier nodes of the same number.
+    /// The change that created it. Distinguishes it from earlier nodes with the same number.
     born: u64,
 }
 
@@ -119,7 +119,7 @@ impl Node {
 /// A match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
-    /// The node in whose edge it ends. When that is evicted or removed, another may get its number.
+    /// The node in whose edge the match ends. After that node is evicted or removed, another may get its number.
     pub node: u32,
     /// Tokens that matched: whole pages.
     pub tokens: usize,
@@ -132,7 +132,7 @@ pub struct Match {
 pub struct Inserted {
     /// The node in whose edge the sequence ends.
     pub node: u32,
-    /// Pages that were there before: so many of the caller's first pages were not taken.
+    /// Pages the tree already held: that many of the caller's first pages were not taken.
     pub present: usize,
 }
 
@@ -143,9 +143,9 @@ pub struct Stats {
     pub nodes: usize,
     /// Pages in all edges.
     pub pages: usize,
-    /// Of them, pages on pinned paths. All others can be evicted.
+    /// Pages on pinned paths; all others can be evicted.
     pub pinned_pages: usize,
-    /// Pins given out and not given back.
+    /// Pins that were not returned yet.
     pub pins: usize,
     /// Slots of the hash table.
     pub slots: usize,
@@ -156,14 +156,14 @@ pub struct Stats {
 /// The tree. See the [module](self).
 #[derive(Debug)]
 pub struct RadixTree {
-    /// Tells pins and versions of this tree from those of others.
+    /// Distinguishes pins and versions of this tree from those of other trees.
     id: u64,
     /// Changes of the arrays so far.
     change: u64,
     arena: Arena,
     index: Index,
     nodes: Vec<Node>,
-    /// Nodes to be used again, the last first.
+    /// Free nodes; the last is reused first.
     free: Vec<u32>,
     lru: Lru,
     /// A bit for every page of the pool that the tree holds.
@@ -181,8 +181,8 @@ impl RadixTree {
         Self::with_capacity(page_size, num_pages, 0, 0, 0)
     }
 
-    /// As [`RadixTree::new`], with room for `edges` edges of `pages` pages in all before an array grows. `seed` is the
-    /// first seed of the hash: one that nobody can guess keeps others from choosing tokens that collide.
+    /// As [`RadixTree::new`], with room for `edges` edges of `pages` pages in all before an array grows. `seed` is
+    /// the first seed of the hash. A secret seed prevents attackers from choosing tokens that collide.
     pub fn with_capacity(
         page_size: usize,
         num_pages: usize,
@@ -244,7 +244,7 @@ impl RadixTree {
         }
     }
 
-    /// The longest stored prefix of `tokens`, without counting as a use.
+    /// The longest stored prefix of `tokens`. Does not count as a use.
     pub fn find(&self, tokens: &[i32]) -> Match {
         self.search(tokens).1
     }
@@ -256,8 +256,8 @@ impl RadixTree {
         found
     }
 
-    /// As [`RadixTree::lookup`], and pins what was found, so that it cannot be evicted before the pin is given back
-    /// to [`RadixTree::unpin`].
+    /// Like [`RadixTree::lookup`], but pins what was found: it cannot be evicted until the pin is returned to
+    /// [`RadixTree::unpin`].
     ///
     /// # Errors
     /// If there are 2^32 pins already.
@@ -268,12 +268,11 @@ impl RadixTree {
         Ok((found, pin))
     }
 
-    /// Stores a sequence of whole pages: `pages` holds the keys and values of `tokens`. The tree takes the pages of
-    /// what it did not hold yet; the others stay the caller's.
+    /// Stores a sequence of whole pages: `pages` holds the keys and values of `tokens`. The tree takes ownership of
+    /// the pages whose tokens it did not hold yet; the others stay with the caller.
     ///
-    /// # Errors
-    /// If there are not `page_size` tokens for every page, or a page to be taken is outside the pool, occurs twice or is
-    /// held by the tree already. The tree is as before then.
+    /// # Errors If there are not `page_size` tokens for every page, or a page to be taken is outside the pool, occurs
+    /// twice or is held by the tree already. The tree is unchanged then.
     pub fn insert(&mut self, tokens: &[i32], pages: &[i32]) -> Result<Inserted> {
         if pages.len().checked_mul(self.page_size()) != Some(tokens.len()) {
             let expected = format!("{} tokens for each of {} pages", self.page_size(), pages.len());
@@ -302,7 +301,7 @@ impl RadixTree {
         (found, Match { node: found.node as u32, tokens: found.pages * self.page_size(), pages })
     }
 
-    /// Marks pages as held, all or none.
+    /// Marks pages as held: all of them, or none on an error.
     fn take_pages(&mut self, pages: &[i32]) -> Result<()> {
         for (i, &page) in pages.iter().enumerate() {
             let wrong = match usize::try_from(page).ok().filter(|&page| page < self.num_pages) {
@@ -329,8 +328,8 @@ impl RadixTree {
         }
     }
 
-    /// Room for `pages` behind the last edge: by moving edges together if half of the array is free then, else by
-    /// making it larger. Either way a page costs constant time on average.
+    /// Makes room for `pages` behind the last edge: by compacting the edges if that leaves half of the array free,
+    /// otherwise by growing it. Either way a page costs amortised constant time.
     fn make_room(&mut self, pages: usize) {
         if !self.arena.is_full_for(pages) {
             return;
@@ -350,7 +349,7 @@ impl RadixTree {
         self.index.relocate(|id| nodes[id as usize].start as i32);
     }
 
-    /// The node that ends where a search ended: its edge is split if need be.
+    /// The node that ends where a search ended. Splits the edge if necessary.
     fn end_at(&mut self, found: Found) -> u32 {
         let id = found.node as u32;
         if found.inside == found.edge {
@@ -412,7 +411,7 @@ impl RadixTree {
         self.index.insert(&self.arena, slot);
     }
 
-    /// Where the table has the edge to a node.
+    /// The slot of the edge to a node.
     fn slot_of(&self, id: u32) -> usize {
         let node = &self.nodes[id as usize];
         let page = self.arena.page_tokens(node.start as usize);
@@ -420,7 +419,7 @@ impl RadixTree {
         at.expect("every node but the root has a slot")
     }
 
-    /// Makes the neighbours and the parent of `node` point to others in its place.
+    /// Makes the neighbours and the parent of `node` point to other nodes instead.
     fn relink(&mut self, node: Node, from_previous: u32, from_next: u32) {
         match node.previous {
             NONE => self.nodes[node.parent as usize].first_child = from_previous,

@@ -1,12 +1,12 @@
-//! Pins, and the order in which what is not pinned goes.
+//! Pins, and the order in which unpinned leaves are evicted.
 
 use super::flat::{Found, ROOT};
 use super::{NAME, NONE, Node, RadixTree, Version};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 
-/// Keeps a path from being evicted until it is given back to [`RadixTree::unpin`]. One that is dropped instead pins the
-/// path for as long as the tree lives.
+/// Protects a path from eviction until it is returned to [`RadixTree::unpin`]. A pin that is dropped instead keeps
+/// its path for the lifetime of the tree.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is pinned cannot be evicted before the pin is given back"]
 pub struct Pin {
@@ -22,18 +22,17 @@ impl Pin {
 }
 
 impl RadixTree {
-    /// Pins what a search found in a copy of the tree ([`Mirror`](super::Mirror)), and makes it the most recently used:
-    /// the first `tokens` of the path to `node` (whole pages, and no more than matched), and nothing behind them.
-    /// `version` is the state of the tree in which it was found, that of the mirror when it was searched.
+    /// Pins what a search found in a copy of the tree ([`Mirror`](super::Mirror)), and makes it the most recently
+    /// used: the first `tokens` of the path to `node` (whole pages, and no more than matched), and nothing after
+    /// them. `version` is the version of the mirror when it was searched.
     ///
-    /// `None` if the node has been evicted or removed since, whether or not another has its number now. As long as a node
-    /// exists, the path to it has the same tokens and pages: where there is a pin, the pages that the search reported
-    /// still hold what it was asked for. Where there is none, [`RadixTree::lookup_pinned`] finds what is left. Takes
-    /// time that grows with the edges of the path, not with its tokens: they are not compared again.
+    /// Returns `None` if the node has been evicted or removed since, even if its number was reused. As long as a node
+    /// exists, the path to it has the same tokens and pages, so a pin guarantees that the pages the search reported
+    /// still hold the tokens of the query. Without a pin, [`RadixTree::lookup_pinned`] finds what is left. The time
+    /// is linear in the edges of the path; tokens are not compared again.
     ///
-    /// # Errors
-    /// If the version is another tree's, the path has not so many tokens or they are not whole pages, or there are 2^32
-    /// pins already.
+    /// # Errors If the version belongs to another tree, if the path has fewer tokens or they are not whole pages, or
+    /// if there are 2^32 pins already.
     pub fn pin_match(&mut self, version: Version, node: u32, tokens: usize) -> Result<Option<Pin>> {
         self.check_version(version)?;
         if !self.has_node_of(version, node) {
@@ -51,7 +50,7 @@ impl RadixTree {
     /// Pins the path up to where a search ended, and makes it the most recently used. Only what matched is pinned: the
     /// edge ends there afterwards.
     pub(super) fn pin_end(&mut self, found: Found) -> Result<Pin> {
-        // The root counts all pins: where it does not overflow, nothing does.
+        // The root counts all pins: if it does not overflow, no node does.
         if self.nodes[ROOT as usize].pins == u32::MAX {
             return Err(Error::argument(NAME, "pins", "fewer than 2^32", "one more"));
         }
@@ -70,7 +69,7 @@ impl RadixTree {
         Ok(Pin { tree: self.id, node })
     }
 
-    /// Gives a pin back.
+    /// Returns a pin.
     ///
     /// # Errors
     /// If it is a pin of another tree.
@@ -78,7 +77,7 @@ impl RadixTree {
         if pin.tree != self.id {
             return Err(Error::argument(NAME, "pin", "a pin of this tree", "a pin of another"));
         }
-        // The node exists: what is pinned is not removed, and a pin can be given back only once.
+        // The node exists: pinned nodes are not removed, and a pin can be returned only once.
         let mut at = pin.node;
         while at != NONE {
             let above = &mut self.nodes[at as usize];
@@ -92,19 +91,20 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Whether a node that existed in a version exists still, and not only its number. The root always does.
+    /// Whether a node that existed in a version still exists, rather than another with its number. The root always
+    /// does.
     fn has_node_of(&self, version: Version, id: u32) -> bool {
         let node = self.nodes.get(id as usize);
         node.is_some_and(|node| (id == ROOT as u32 || node.len > 0) && version.has_seen(node.born))
     }
 
-    /// A node and all above it, the root at last.
+    /// A node and all nodes above it, ending with the root.
     fn path_up(&self, id: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(Some(id), |&id| Some(self.nodes[id as usize].parent).filter(|&id| id != NONE))
     }
 
-    /// Where a search ends that matches the first `pages` of the `path` pages up to a node: in the edge of a node above
-    /// it, if fewer were asked for or the edge was split since.
+    /// Where a search that matches the first `pages` of the `path` pages up to a node ends. That is in an edge above
+    /// the node if fewer pages are wanted, or if the edge was split since.
     fn end_on_path(&self, node: u32, path: usize, pages: usize) -> Found {
         let mut before = path;
         for id in self.path_up(node) {
@@ -118,7 +118,7 @@ impl RadixTree {
     }
 }
 
-/// The leaves that can be evicted, in the order in which they will be.
+/// The leaves that can be evicted, in order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct Lru {
     clock: u64,
@@ -126,7 +126,7 @@ pub(super) struct Lru {
 }
 
 impl Lru {
-    /// The next time.
+    /// Advances the clock.
     pub fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -144,14 +144,14 @@ impl Lru {
         }
     }
 
-    /// Takes a node out that is about to change, if it could be evicted.
+    /// Removes a node that is about to change, if it could be evicted.
     pub fn remove(&mut self, id: u32, node: &Node) {
         if Lru::takes(id, node) {
             self.leaves.remove(&(node.stamp, id));
         }
     }
 
-    /// The next leaf to go.
+    /// The next leaf to evict.
     pub fn oldest(&self) -> Option<u32> {
         self.leaves.first().map(|&(_, id)| id)
     }

@@ -1,31 +1,31 @@
-//! Which tree, and in which state: how copies and answers know what they are about.
+//! Versions: which tree a copy or a search result belongs to, and in which state.
 
 use super::{NAME, RadixTree};
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// A state of a tree. Copies and the answers found in them carry it, so that the tree can tell what has changed since,
-/// and that they are not another tree's.
+/// A state of a tree. Copies and search results carry it, so that the tree can tell what has changed since, and
+/// whether they belong to it at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     tree: u64,
-    /// Changes that had been made.
+    /// Number of changes made until then.
     change: u64,
 }
 
 impl Version {
-    /// The tree, by number.
+    /// The number of the tree.
     pub(super) fn tree(self) -> u64 {
         self.tree
     }
 
-    /// Whether what came with a change was there in this state.
+    /// Whether this state includes a change.
     pub(super) fn has_seen(self, change: u64) -> bool {
         change <= self.change
     }
 }
 
-/// What has changed in the arrays, in rows.
+/// Changed rows of the arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
     /// Of the table.
@@ -35,30 +35,29 @@ pub struct Changes {
 }
 
 impl RadixTree {
-    /// The state of the tree now. What changes nothing in the arrays (a look-up, a pin that splits no edge) leaves it
-    /// as it is.
+    /// The current version. Operations that do not change the arrays (a lookup, a pin that splits no edge) do not
+    /// change it.
     pub fn version(&self) -> Version {
         Version { tree: self.id, change: self.change }
     }
 
-    /// The parts of the arrays that have changed since a version. An array that has another length than then has
-    /// changed in all its parts.
+    /// The parts of the arrays that have changed since a version. An array whose length has changed counts as changed
+    /// entirely.
     ///
-    /// # Errors
-    /// If it is a version of another tree.
+    /// # Errors If the version belongs to another tree.
     pub fn changes_since(&self, version: Version) -> Result<Changes> {
         self.check_version(version)?;
         let slots = self.index.marks.since(version.change, self.index.table().len());
         Ok(Changes { slots, pages: self.arena.marks.since(version.change, self.arena.used()) })
     }
 
-    /// All that is in use.
+    /// Everything in use.
     pub(super) fn everything(&self) -> Changes {
         let all = |len: usize| Vec::from_iter(Some(0..len).filter(|all| !all.is_empty()));
         Changes { slots: all(self.index.table().len()), pages: all(self.arena.used()) }
     }
 
-    /// Refuses what is about another tree.
+    /// Refuses a version of another tree.
     pub(super) fn check_version(&self, version: Version) -> Result<()> {
         if version.tree != self.id {
             let expected = format!("one of this tree, number {}", self.id);
@@ -67,7 +66,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Begins a change of the arrays: what is written from here on is in no version that was given out.
+    /// Begins a change of the arrays: later writes belong to no version returned so far.
     pub(super) fn begin_change(&mut self) {
         self.change += 1;
         self.index.marks.begin(self.change);

@@ -18,16 +18,16 @@ use warpsmith::lab::{Arrangement, Case, Values};
 use warpsmith::op::KernelInfo;
 use warpsmith::{Device, Error, Result};
 
-/// Bytes that judging a case takes for each byte of its tensors: the reference in three arithmetics of `f64`.
+/// Memory needed to judge a case, per byte of its tensors: the reference in three arithmetics, as `f64`.
 const REFERENCE_COST: u64 = 40;
-/// Cases whose references are held at once, for each thread that evaluates them: they take very different times.
+/// Cases whose references are held at once, per thread: more than one, because they take very different times.
 const CASES_PER_THREAD: usize = 4;
 
 /// Check kernels against the f64 reference
 ///
-/// Every kernel that runs here is run on every case of its op: sizes, types, layouts and values. Each element must
-/// be as near to the f64 reference as a naive computation in the same type would be, twice over; nothing outside the
-/// outputs may change; and a second run, and a run on a part of the batch, must give the same bits.
+/// Every kernel that runs here is run on every case of its op: sizes, types, layouts and values. The error of each
+/// element against the f64 reference may be at most twice that of a naive computation in the same type. Nothing
+/// outside the outputs may change. A second run, and a run on a part of the batch, must give the same bits.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -48,17 +48,17 @@ pub struct Args {
     /// Also run one case with more than 2^31 elements, where memory allows
     #[arg(long)]
     large: bool,
-    /// Run under this tool of compute-sanitizer: memcheck, racecheck, initcheck, synccheck or all; recorded only over all
-    /// cases of an op
+    /// Run under this tool of compute-sanitizer: memcheck, racecheck, initcheck, synccheck or all. Recorded only if
+    /// all cases of an op run
     #[arg(long, value_name = "TOOL", conflicts_with = "large")]
     sanitizer: Option<String>,
-    /// Share the cases of --sanitizer out to so many processes at once: tools keep a GPU less busy than it could be
+    /// Distribute the cases of --sanitizer over this many processes: a single one does not keep a GPU busy
     #[arg(long, value_name = "N", requires = "sanitizer", default_value = "1")]
     jobs: NonZeroUsize,
-    /// Only run each kernel once on each case, without a reference, for a tool that watches; --sanitizer does so
+    /// Only run each kernel once on each case, without a reference, as --sanitizer does
     #[arg(long, conflicts_with_all = ["record", "sanitizer", "json", "large"])]
     launch_only: bool,
-    /// Of the cases only each N-th, from number I on: `I/N`
+    /// Only every N-th case, beginning with number I: `I/N`
     #[arg(long, value_parser = Part::parse, requires = "launch_only", hide = true)]
     part: Option<Part>,
     /// Record the results in the evidence folder
@@ -88,13 +88,13 @@ struct Judged {
     kernel: KernelInfo,
     case: Case,
     outcome: Outcome,
-    /// The command line that runs just this.
+    /// The command line that repeats it.
     again: String,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.select.device()?;
-    // Found before hours of work, not after.
+    // Fail before hours of work, not after.
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     if let Some(tool) = &args.sanitizer {
         sanitize::refuse_partial_record(args)?;
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut broken = None;
     for op in args.select.ops()? {
         if let Err(error) = check_op(args, op, device, &mut results) {
-            // Without the device nothing else can be checked, but what was found so far is still told.
+            // Without the device nothing else can be checked, but results so far are still reported.
             broken = Some(error);
             break;
         }
@@ -241,7 +241,7 @@ fn result(
     Judged { op, kernel: *kernel, case: case.clone(), outcome, again }
 }
 
-/// The cases asked for, each with its seed: the one given, or the number it has among them.
+/// The requested cases, each with its seed: the given one, or its number among them.
 fn cases(args: &Args, op: &'static dyn AnyProvable) -> Result<Vec<(u64, Case)>> {
     let asked_for = (0..).zip(args.select.cases(op, op.cases())?);
     let mut cases: Vec<(u64, Case)> =
@@ -258,8 +258,8 @@ fn cases(args: &Args, op: &'static dyn AnyProvable) -> Result<Vec<(u64, Case)>> 
     Ok(cases)
 }
 
-/// How many of the first cases have references that fit into memory at once: as many as keep all threads busy, if they do.
-/// Refuses a case whose reference alone would not fit, which would end the process.
+/// The number of cases whose references are evaluated at once: enough to keep all threads busy, if they fit in
+/// memory. Refuses a case whose reference alone does not fit, because the process would be killed.
 fn fitting(op: &dyn AnyProvable, cases: &[(u64, Case)]) -> Result<usize> {
     let memory = Device::Cpu.memory()?;
     let most = cases.len().min(CASES_PER_THREAD * rayon::current_num_threads());
@@ -335,7 +335,7 @@ fn kernels_of(results: &[Judged]) -> Vec<&'static str> {
     names
 }
 
-/// Whether every case of the ops asked for is run.
+/// Whether every case of the requested ops runs.
 fn is_full(args: &Args) -> bool {
     !args.select.is_partial() && args.arrangement.is_none()
 }

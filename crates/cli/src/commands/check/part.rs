@@ -1,11 +1,12 @@
-//! The cases of an op shared out to several processes.
+//! Distribution of an op's cases over several processes.
 
 use warpsmith::{Error, Result};
 
-/// What a process exits with whose cases no kernel takes. Of several, some may have none.
+/// Exit status of a process for whose cases there is no kernel, which is normal for some of several processes.
 pub const NOTHING_LAUNCHED: u8 = 98;
 
-/// Each `step`-th case, from number `first` on: neighbours are alike, so that every part has some of the long ones.
+/// Every `step`-th case, beginning with number `first`. Neighbouring cases are similar, so every part gets some of
+/// the long ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     first: usize,
@@ -13,7 +14,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// All parts, which together have every case once.
+    /// All parts; together they cover every case once.
     pub fn all(count: usize) -> impl Iterator<Item = Self> {
         (0..count).map(move |first| Self { first, step: count })
     }
@@ -27,7 +28,7 @@ impl Part {
         }
     }
 
-    /// The words that [`parse`](Self::parse) reads, none for a part that is everything.
+    /// The arguments that [`parse`](Self::parse) reads; none for a part that covers everything.
     pub fn words(self) -> Vec<String> {
         if self.step == 1 {
             Vec::new()

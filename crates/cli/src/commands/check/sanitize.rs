@@ -1,4 +1,4 @@
-//! A check under the tools of compute-sanitizer.
+//! Checks under the tools of compute-sanitizer.
 
 use super::part::{NOTHING_LAUNCHED, Part};
 use super::{Args, is_full};
@@ -9,11 +9,11 @@ use std::process::{Command, ExitCode, ExitStatus};
 use warpsmith::lab::evidence::{Machine, Record};
 use warpsmith::{Device, Error, Result};
 
-/// What a run under a sanitizer exits with when the sanitizer found something.
+/// Exit status of a run in which the sanitizer found something.
 const SANITIZER_ERRORS: i32 = 99;
 const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 
-/// The record of a tool has one verdict for a kernel, which must stand for all its cases.
+/// A tool's record has one verdict per kernel, which must stand for all its cases.
 pub fn refuse_partial_record(args: &Args) -> Result<()> {
     if !args.record || is_full(args) {
         return Ok(());
@@ -25,7 +25,7 @@ pub fn refuse_partial_record(args: &Args) -> Result<()> {
     ))
 }
 
-/// The words after `warpsmith` that check under a sanitizer a part of what was asked for.
+/// The arguments of `warpsmith` for one part of the check under a sanitizer.
 fn watched_words(args: &Args, device: Device, part: Part) -> Vec<String> {
     let mut words = vec!["check".to_string()];
     words.extend(args.select.words(device));
@@ -44,7 +44,7 @@ fn watched_words(args: &Args, device: Device, part: Part) -> Vec<String> {
     words
 }
 
-/// What a tool found in all cases, or `None` if some process did not run to its end or nothing was launched.
+/// The verdict of a tool over all cases, or `None` if a process did not finish or nothing was launched.
 fn verdict(statuses: &[ExitStatus]) -> Option<bool> {
     let codes: Option<Vec<i32>> = statuses.iter().map(ExitStatus::code).collect();
     let launched: Vec<i32> = codes?.into_iter().filter(|code| *code != i32::from(NOTHING_LAUNCHED)).collect();
@@ -52,7 +52,7 @@ fn verdict(statuses: &[ExitStatus]) -> Option<bool> {
     (known && !launched.is_empty()).then(|| launched.iter().all(|code| *code == 0))
 }
 
-/// Runs this very check under a tool, a process for each part of the cases, and returns how each ended.
+/// Runs the same check under a tool, one process per part of the cases, and returns how each ended.
 fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Vec<ExitStatus>> {
     let program = std::env::current_exe().map_err(|e| Error::io("warpsmith", "finding this program", &e))?;
     let command = |part: Part| {
@@ -74,12 +74,12 @@ fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Ve
         output
     };
     std::thread::scope(|scope| {
-        // All are started before the first is waited for.
+        // Start all before waiting for the first.
         let processes: Vec<_> = parts.iter().map(|part| scope.spawn(|| run(*part))).collect();
         let mut statuses = Vec::new();
         for process in processes {
             let output = process.join().expect("the thread only waits").map_err(failed)?;
-            // One after the other, so that what a tool says of a case stays together.
+            // One after the other, so that a tool's messages about a case stay together.
             bar.suspend(|| {
                 eprint!("{}", String::from_utf8_lossy(&output.stderr));
                 print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -91,7 +91,7 @@ fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Ve
     })
 }
 
-/// What the tools found, up to the first that found something or did not see all cases.
+/// The verdicts of the tools, up to the first that found something or did not see all cases.
 fn verdicts<'a>(
     args: &Args,
     device: Device,
@@ -115,7 +115,7 @@ fn verdicts<'a>(
     Ok(verdicts)
 }
 
-/// Runs this very check under compute-sanitizer, once for each tool, and records what the tools said.
+/// Runs the same check under compute-sanitizer, once per tool, and records the verdicts.
 pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> Result<ExitCode> {
     let tools: Vec<&str> = match tool {
         "all" => SANITIZERS.to_vec(),

@@ -1,4 +1,4 @@
-//! Earlier results and those of others, to compare with.
+//! Earlier results, and results of other libraries, to compare with.
 
 use super::Measurement;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Measurements of an earlier run: what `warpsmith bench --json` printed.
+/// Measurements of an earlier run, as printed by `warpsmith bench --json`.
 #[derive(Debug, Clone, Default)]
 pub struct Baseline {
     /// The fastest median, by op, case, dtype and device.
@@ -23,7 +23,7 @@ impl Baseline {
         Ok(Baseline::of(&lines::<Measurement>(path)?))
     }
 
-    /// From measurements at hand. Of several kernels for one case, the fastest counts.
+    /// From measurements. Of several kernels for one case, the fastest counts.
     pub fn of(measurements: &[Measurement]) -> Baseline {
         let mut baseline = Baseline::default();
         for m in measurements {
@@ -33,12 +33,13 @@ impl Baseline {
         baseline
     }
 
-    /// The time of this run over that of the earlier one; `None` if the earlier run has no such case on that device.
+    /// The time of this run divided by that of the earlier one; `None` if the earlier run does not have the case on
+    /// that device.
     pub fn ratio(&self, m: &Measurement) -> Option<f64> {
         self.fastest_ms.get(&key(m)).map(|before| m.median_ms / before)
     }
 
-    /// The cases whose fastest kernel is now slower by more than the share `tolerance`, with their ratios.
+    /// The cases whose fastest kernel is now slower by more than the fraction `tolerance`, with their ratios.
     pub fn regressions<'a>(
         &self,
         measurements: &'a [Measurement],

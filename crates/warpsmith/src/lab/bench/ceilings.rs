@@ -1,4 +1,4 @@
-//! What the machine can do: how fast it copies and how fast it multiplies.
+//! The ceilings of a machine: how fast it copies and how fast it multiplies.
 
 use super::Settings;
 use crate::cpu;
@@ -21,7 +21,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// The rate that this limits, with its unit.
+    /// The rate that is limited, with its unit.
     pub fn rate(self, gbps: f64, tflops: f64) -> String {
         match self {
             Bound::Memory => format!("{} GB/s", rounded(gbps)),
@@ -64,7 +64,7 @@ impl Ceilings {
                 let (threads, isa) = (cpu::num_threads(), Isa::of_tier(cpu::Tier::best()));
                 let time = Duration::from_secs_f64(settings.seconds.min(0.1));
                 let f32_tflops = Some(gemm::f32_rate(isa, threads, time));
-                // There are no units for the narrower ones: they are multiplied as the next wider type.
+                // There are no units for narrower types: they are multiplied as the next wider type.
                 let half_tflops = Some(gemm::bf16_rate(isa, threads, time));
                 Ok(Ceilings {
                     copy_gbps: cpu::measure_copy(bytes, threads)?,
@@ -101,7 +101,7 @@ impl Ceilings {
         }
     }
 
-    /// The least milliseconds in which this can be done, and what takes them.
+    /// The lower bound in milliseconds for this cost, and the ceiling that gives it.
     pub fn limit_ms(&self, cost: &Cost) -> (f64, Bound) {
         let moving = cost.bytes / (self.copy_gbps * 1e6);
         let rate = cost.products.and_then(|products| self.tflops(products));
@@ -111,7 +111,7 @@ impl Ceilings {
         }
     }
 
-    /// The same with every rate replaced by `round` of it.
+    /// The same with `round` applied to every rate.
     pub(crate) fn map(&self, round: impl Fn(f64) -> f64) -> Ceilings {
         Ceilings {
             copy_gbps: round(self.copy_gbps),

@@ -21,7 +21,7 @@ pub fn sample(
 ) -> Result<Samples> {
     let stream = Stream::new(context)?;
     let ordered = device::Stream::Cuda(stream.clone());
-    // Compiles and loads what is needed, which a capture should not have to wait for.
+    // Compiles and loads the kernels before the capture.
     for set in 0..sets {
         call(set, &ordered)?;
     }
@@ -44,7 +44,7 @@ pub fn sample(
         marks.windows(2).map(|pair| Ok(f64::from(Event::elapsed_ms(&pair[0], &pair[1])?))).collect()
     };
     let one = record(1)?;
-    // The first replay warms up, the second tells how long a round takes.
+    // The first replay warms up, the second shows how long a round takes.
     let round_ms = replay(&one, 2)?[1].max(1e-4);
     let rounds = ((REPLAY_MS / round_ms).ceil() as usize).clamp(1, (MAX_CALLS / sets).max(1));
     let graph = if rounds == 1 { one } else { record(rounds)? };
@@ -54,7 +54,7 @@ pub fn sample(
     let mut ms = Vec::new();
     while ms.len() < settings.samples {
         std::thread::sleep(std::time::Duration::from_secs_f64(settings.rest));
-        // Clocks rise under load: a fifth as many replays first.
+        // Warm up with a fifth as many replays, because clocks rise under load.
         replay(&graph, burst.div_ceil(5))?;
         ms.extend(replay(&graph, burst)?.into_iter().map(|ms| ms / calls as f64));
     }

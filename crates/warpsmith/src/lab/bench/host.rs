@@ -6,9 +6,9 @@ use std::time::Instant;
 
 /// A sample lasts at least this long, so that reading the clock does not show in it.
 const SAMPLE_SECONDS: f64 = 2e-4;
-/// Sampling stops after this many times the time asked for, however few samples there are.
+/// Sampling stops after this many times the requested time, however few samples there are.
 const PATIENCE: f64 = 6.0;
-/// But not before this many.
+/// But never before this many samples.
 const FEWEST: usize = 3;
 
 /// Times `call`, which is given the number of the set of tensors to use, rotating over all `sets`.

@@ -1,9 +1,9 @@
-//! Timing: how long a kernel takes, and how far that is from what the machine can do.
+//! Timing: how long a kernel takes, and how close that is to the limit of the machine.
 //!
 //! A measurement is a median over samples with its spread, on random normal data, after warm-up. Unless the whole
-//! case fits easily into the cache, calls rotate over several copies of the tensors, so that each finds them in
-//! memory and not in the cache. On a GPU, calls are replayed from a graph between two events. The ceilings, a plain
-//! copy and products of nearby operands, are measured in the same run.
+//! case easily fits in the cache, calls rotate over several copies of the tensors, so that each call reads from
+//! memory. On a GPU, calls are replayed from a graph between two events. The ceilings, a plain copy and products of
+//! nearby operands, are measured in the same run.
 
 mod baseline;
 mod ceilings;
@@ -33,17 +33,17 @@ use serde::{Deserialize, Serialize};
 /// How thoroughly to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Seconds of sampling; on a GPU again and again, until there are enough samples.
+    /// Seconds of sampling; repeated on a GPU until there are enough samples.
     pub seconds: f64,
-    /// Seconds of rest before each time on a GPU: under products it lowers its clock after some fifty milliseconds, and
-    /// whoever is timed next would pay for those before.
+    /// Seconds of rest before each sampling period on a GPU. Under matrix products it lowers its clock after about
+    /// fifty milliseconds, which would show in the next measurement.
     pub rest: f64,
-    /// Least number of samples; on the CPU unless they take far longer than `seconds`.
+    /// Minimum number of samples. On the CPU there may be fewer if they take far longer than `seconds`.
     pub samples: usize,
     /// Bytes of the copy that measures the ceiling, if memory allows.
     pub copy_bytes: usize,
-    /// Bytes over which cases on the CPU rotate, if they do not fit the caches of its cores. No promise of a cold
-    /// last-level cache: a server's can hold hundreds of megabytes, shared with others.
+    /// Bytes over which CPU cases rotate if they do not fit in the caches of the cores. This does not guarantee a
+    /// cold last-level cache: a server's can hold hundreds of megabytes, shared with others.
     pub host_rotation: usize,
 }
 
@@ -118,7 +118,7 @@ pub struct Measurement {
     pub p90_ms: f64,
     /// Number of calls that were timed.
     pub runs: usize,
-    /// Fewest bytes the op can be done with.
+    /// The fewest bytes the op can move.
     pub bytes: f64,
     /// Arithmetic operations.
     pub flops: f64,
@@ -128,7 +128,7 @@ pub struct Measurement {
     pub tflops: f64,
     /// The least time, by the ceilings measured in this run.
     pub limit_ms: f64,
-    /// Which of them it is.
+    /// The ceiling that gives this limit.
     #[serde(default)]
     pub bound: Bound,
     /// `limit_ms` over the median. Above 100 is possible in a warm cache.
@@ -138,13 +138,13 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Half the distance of the 10th and 90th percentiles over the median.
+    /// Half the distance between the 10th and 90th percentiles, divided by the median.
     pub fn spread(&self) -> f64 {
         (self.p90_ms - self.p10_ms) / (2.0 * self.median_ms)
     }
 
-    /// The one of several rounds with the median time, and the median of their limits; of an even number the larger of the two in
-    /// the middle. None of none.
+    /// The round with the median time, with the median of all limits. Of an even number of rounds, the upper of the
+    /// two in the middle; `None` without rounds.
     pub fn median(mut rounds: Vec<Measurement>) -> Option<Measurement> {
         let middle = rounds.len() / 2;
         rounds.sort_by(|a, b| a.limit_ms.total_cmp(&b.limit_ms));
@@ -160,14 +160,14 @@ impl Measurement {
     }
 }
 
-/// What tuning a case found.
+/// The result of tuning a case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Tuning {
     /// Every kernel that was timed, the fastest first.
     pub measured: Vec<Measurement>,
-    /// The kernel that ran until now.
+    /// The kernel that was used before.
     pub before: &'static str,
-    /// The one that runs from now on, if any that was timed may be chosen.
+    /// The kernel that is used from now on, if one of those timed may be chosen.
     pub chosen: Option<String>,
 }
 
@@ -177,7 +177,7 @@ impl Tuning {
         self.measured.iter().find(|m| m.kernel == kernel)
     }
 
-    /// How many times as fast the chosen kernel is as the one that ran until now, if both were timed.
+    /// The speed-up of the chosen kernel over the one used before, if both were timed.
     pub fn gain(&self) -> Option<f64> {
         Some(self.of(self.before)?.median_ms / self.of(self.chosen.as_ref()?)?.median_ms)
     }
@@ -195,7 +195,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Allocates and fills as many copies of the tensors as it takes.
+    /// Allocates and fills as many copies of the tensors as the rotation needs.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if not even one copy fits with room to spare.
@@ -272,8 +272,8 @@ impl Bench {
         })
     }
 
-    /// Times those of `candidates` that can run the case, and remembers the fastest: one for every call, whose bits do
-    /// not depend on the rest of the batch, and one for calls that allow them to.
+    /// Times the `candidates` that can run the case and remembers the fastest: one among the batch-invariant kernels
+    /// for every call, and one among all kernels for calls that allow batch-variant ones.
     pub fn tune(&self, candidates: &[&str]) -> Result<Tuning> {
         let args = self.sets[0].args();
         let before = self.op.explain(&args, &self.case.attrs, &self.info, &Select::default())?.kernel;
@@ -331,13 +331,13 @@ fn select(kernel: Option<&str>) -> Select {
     Select { kernel: kernel.map(|name| name.to_string().into()), allow_batch_variant: kernel.is_some() }
 }
 
-/// State of the cache for a case of this many bytes, and the copies of its tensors that takes.
+/// The state of the cache for a case of this many bytes, and the number of copies of its tensors that requires.
 fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usize) {
     match info.device {
         Device::Cpu if bytes < info.cache_bytes * info.units / 2 => (Cache::Warm, 1),
         Device::Cpu => (Cache::Cold, settings.host_rotation.div_ceil(bytes.max(1)).max(2)),
         Device::Cuda(_) if bytes < info.cache_bytes / 8 => (Cache::Warm, 1),
-        // One copy is in use; the others must push it out of the cache before its turn comes again.
+        // One copy is in use. The others must evict it from the cache before its next turn.
         Device::Cuda(_) => (Cache::Cold, (3 * info.cache_bytes).div_ceil(bytes.max(1)) + 1),
     }
 }

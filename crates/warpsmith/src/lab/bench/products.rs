@@ -1,4 +1,4 @@
-//! How fast a GPU multiplies when operands need not be moved.
+//! The rate of matrix products on a GPU when operands need not be moved.
 
 use super::{Settings, cuda};
 use crate::cuda::{Context, DeviceBuffer, LaunchConfig, Stream, launch, load};
@@ -78,7 +78,7 @@ fn defines(way: usize, element: &str) -> Defines {
     vec![("WAY", way.to_string()), ("ELEM", element.to_string())]
 }
 
-/// How products are made on an architecture: the way, its number and the element type; `None` where there is none, or
+/// How an architecture multiplies: the instruction, its number and the element type. `None` if there is none, or only
 /// one that is known not to be the fastest.
 fn way(products: Products, arch: Arch) -> Option<(&'static Way, Defines)> {
     let element = match products {
@@ -87,7 +87,7 @@ fn way(products: Products, arch: Arch) -> Option<(&'static Way, Defines)> {
         Products::Half => "bf16",
         Products::Fp8 => "f8e4m3",
     };
-    // Later data-centre parts have instructions of their own, which a measurement of these would call slower than they are.
+    // Later data-centre GPUs have faster instructions of their own, so a measurement of these would be too low.
     match arch.number() {
         90 => Some((&WGMMA, defines(2, element))),
         80..90 | 120.. if products != Products::Fp8 => Some((&MMA, defines(1, element))),

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq)]
 pub struct Samples {
     sorted_ms: Vec<f64>,
-    /// Calls behind all samples.
+    /// Number of calls in all samples.
     pub runs: usize,
 }
 
@@ -19,7 +19,7 @@ impl Samples {
         Samples { sorted_ms: ms, runs }
     }
 
-    /// The value below which a share `q` of the samples lies, interpolated.
+    /// The quantile `q` of the samples, interpolated.
     pub fn quantile(&self, q: f64) -> f64 {
         let at = q.clamp(0.0, 1.0) * (self.sorted_ms.len() - 1) as f64;
         let (low, high) = (self.sorted_ms[at.floor() as usize], self.sorted_ms[at.ceil() as usize]);

@@ -1,11 +1,11 @@
-//! What evidence says about the machine it was taken on.
+//! The machine that evidence was recorded on.
 
 use crate::cpu;
 use crate::device::Device;
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 
-/// Clocks of a GPU in MHz, the highest it may use.
+/// The highest clocks of a GPU, in MHz.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Of the multiprocessors.
@@ -79,7 +79,7 @@ impl Machine {
     }
 }
 
-/// The version of the kernel driver, where the system shows it: the first word made of numbers and dots.
+/// The version of the kernel driver, if the system shows it: the first word that consists of numbers and dots.
 #[cfg(feature = "cuda")]
 fn driver_version() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;

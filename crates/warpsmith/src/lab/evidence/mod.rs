@@ -1,14 +1,16 @@
-//! Evidence: what was proven and measured on real machines, by the hash of the kernels' sources.
+//! Evidence: what was proven and measured on real machines, keyed by the source hash of each kernel.
 //!
 //! One file per device in a folder of the repository. `warpsmith check --record` and `warpsmith bench --record`
 //! write it; tests on machines without a GPU read it.
 
 mod machine;
 mod report;
+mod tables;
 mod text;
 
 pub use machine::{Clocks, Cpu, Machine};
-pub use report::{Detail, EARLIER, PresentCode, Problem, Row, embed, markdown, rows, unproven};
+pub use report::{EARLIER, PresentCode, Problem, Row, rows, unproven};
+pub use tables::{embed, overview, page, page_name};
 
 use crate::error::{Error, Result};
 use crate::lab::bench::{Bound, Cache, Ceilings, HostTime, Measurement};
@@ -19,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// Version of the files' format.
 const FORMAT: u32 = 1;
-/// The file in the folder that names kernels without evidence, `kernel-name: reason` a line.
+/// The file in the folder that names kernels without evidence, one `kernel-name: reason` per line.
 pub const UNPROVEN: &str = "unproven.txt";
 
 /// One case on one kernel.
@@ -31,14 +33,14 @@ pub struct CaseRecord {
     pub dtype: String,
     /// Everything held.
     pub ok: bool,
-    /// `‖out - truth‖ / ‖truth‖`; nothing if it could not be computed.
+    /// `‖out - truth‖ / ‖truth‖`; `None` if it could not be computed.
     pub error: Option<f64>,
     /// Largest elementwise error over what is allowed.
     pub worst: Option<f64>,
 }
 
 impl CaseRecord {
-    /// From what became of a case.
+    /// From the outcome of a case.
     pub fn new(case: String, dtype: &str, outcome: &Outcome) -> Self {
         let digits = |x: f64| x.is_finite().then(|| significant(x, 3));
         CaseRecord {
@@ -60,7 +62,7 @@ pub struct KernelRecord {
     pub source_hash: String,
     /// Every case it was run on.
     pub cases: Vec<CaseRecord>,
-    /// What compute-sanitizer's tools said about a run over all cases: `clean` or `errors`.
+    /// The verdict of each compute-sanitizer tool over all cases: `clean` or `errors`.
     #[serde(default)]
     pub sanitizer: BTreeMap<String, String>,
 }
@@ -80,7 +82,7 @@ pub struct Timing {
     pub dtype: String,
     /// Median milliseconds of one call.
     pub ms: f64,
-    /// Half the distance of the 10th and 90th percentiles over the median.
+    /// Half the distance between the 10th and 90th percentiles, divided by the median.
     pub spread: f64,
     /// Fewest bytes over the median.
     pub gbps: f64,
@@ -88,7 +90,7 @@ pub struct Timing {
     pub tflops: f64,
     /// The least time by the ceilings of the same run.
     pub limit_ms: f64,
-    /// What would have taken it.
+    /// The ceiling that gives this limit.
     #[serde(default)]
     pub bound: Bound,
     /// State of the cache.
@@ -144,7 +146,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Without evidence yet.
+    /// An empty record.
     pub fn new(machine: Machine) -> Record {
         Record {
             format: FORMAT,
@@ -156,7 +158,7 @@ impl Record {
         }
     }
 
-    /// The device's record in the folder, or a new one; facts about the machine are today's.
+    /// The device's record in the folder, or a new one, with the given facts about the machine.
     pub fn open(folder: &Path, machine: Machine) -> Result<Record> {
         let path = folder.join(file_name(&machine.device));
         match path.exists() {
@@ -165,11 +167,11 @@ impl Record {
         }
     }
 
-    /// Adds the cases of one kernel. Evidence of other code of the kernel is dropped. `full`: these are all the
-    /// cases the kernel supports; then failures recorded earlier that were not run again are dropped too.
+    /// Adds the cases of one kernel. Evidence of other versions of the kernel is dropped. `full` means that these are
+    /// all the cases the kernel supports; then earlier failures that were not run again are dropped too.
     ///
-    /// Returns false, recording nothing, if these are a few cases of code that has no full run yet: a record that
-    /// exists must stand for all cases.
+    /// Returns false, recording nothing, if these are only some cases of a version without a full run: an existing
+    /// record must stand for all cases.
     pub fn add_cases(
         &mut self,
         op: &str,
@@ -201,15 +203,15 @@ impl Record {
         true
     }
 
-    /// Adds what a tool of compute-sanitizer said about a kernel; false if there is no record of this code.
+    /// Adds the verdict of a compute-sanitizer tool; false if there is no record of this version of the kernel.
     pub fn add_sanitizer(&mut self, kernel: &str, source_hash: &str, tool: &str, clean: bool) -> bool {
         let record = self.kernels.get_mut(kernel).filter(|record| record.source_hash == source_hash);
         let verdict = if clean { "clean" } else { "errors" };
         record.map(|record| record.sanitizer.insert(tool.into(), verdict.into())).is_some()
     }
 
-    /// Adds a timing in place of the one of the same kernel, case and dtype. Timings of other code of the kernel
-    /// are dropped.
+    /// Adds a timing, replacing one of the same kernel, case and dtype. Timings of other versions of the kernel are
+    /// dropped.
     pub fn add_timing(&mut self, timing: Timing) {
         self.drop_stale_timings(&timing.kernel, &timing.source_hash);
         let key = |t: &Timing| [&t.op, &t.kernel, &t.case, &t.dtype].map(String::clone);
@@ -220,7 +222,7 @@ impl Record {
         }
     }
 
-    /// Whether a case was timed on some kernel as it is in `code`.
+    /// Whether a case was timed on some kernel with its present source.
     pub fn has_timing(&self, code: &PresentCode, op: &str, case: &str, dtype: &str) -> bool {
         self.timings.iter().any(|timing| {
             (&*timing.op, &*timing.case, &*timing.dtype) == (op, case, dtype)
@@ -228,7 +230,7 @@ impl Record {
         })
     }
 
-    /// Sets the ceilings of the run that the timings added now come from.
+    /// Sets the ceilings of the run that the added timings come from.
     pub fn set_ceilings(&mut self, ceilings: Ceilings) {
         self.ceilings = Some(ceilings.map(|rate| significant(rate, 4)));
     }
@@ -271,7 +273,7 @@ impl Record {
         }
     }
 
-    /// Writes the record into the folder, aside and then renamed; returns the file.
+    /// Writes the record to a temporary file in the folder and renames it into place; returns the path.
     pub fn save(&self, folder: &Path) -> Result<PathBuf> {
         let path = folder.join(file_name(&self.machine.device));
         let value = serde_json::to_value(self).expect("records are plain data");
@@ -323,13 +325,17 @@ fn read(path: &Path) -> Result<Record> {
     }
 }
 
-/// `nvidia-h200.json` for `NVIDIA H200`.
 fn file_name(device: &str) -> String {
-    let words = device.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-") + ".json"
+    stem(device) + ".json"
 }
 
-/// Rounded to so many digits, so that files hold no noise.
+/// The name of a device's files without their extension: `nvidia-h200` for `NVIDIA H200`.
+fn stem(device: &str) -> String {
+    let words = device.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
+}
+
+/// Rounds to this many digits, so that files hold no noise.
 fn significant(x: f64, digits: usize) -> f64 {
     format!("{x:.*e}", digits - 1).parse().unwrap_or(x)
 }

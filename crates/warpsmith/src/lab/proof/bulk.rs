@@ -11,7 +11,7 @@ use crate::op::{Args, OpSpec};
 use crate::tensor::{DType, Layout, Random, Shape, Tensor, TensorView, TensorViewMut};
 use std::sync::LazyLock;
 
-/// Values of the block that is repeated: large enough that no cache or compressor sees the repetition.
+/// Values of the repeated block: large enough that no cache or compressor profits from the repetition.
 const BLOCK: usize = 4 << 20;
 /// Of all values.
 const SEED: u64 = 0x5eed;
@@ -30,7 +30,7 @@ struct Slot {
     start: usize,
 }
 
-/// All tensors of a case on one device. Inputs hold typical values, never zeros; outputs what the memory held.
+/// All tensors of a case on one device. Inputs hold typical values, never zeros; outputs are uninitialised.
 pub struct Bulk {
     spec: &'static OpSpec,
     slots: Vec<Option<Slot>>,
@@ -38,7 +38,7 @@ pub struct Bulk {
 }
 
 impl Bulk {
-    /// Allocates everything and fills the inputs; done when it returns.
+    /// Allocates everything and fills the inputs, synchronously.
     pub fn new(spec: &'static OpSpec, case: &Case, plan: &[Option<ArgPlan>], device: Device) -> Result<Bulk> {
         Ok(Bulk::copies(spec, case, plan, device, 1)?.swap_remove(0))
     }
@@ -107,7 +107,7 @@ impl Bulk {
         self.slots[home].as_ref().expect("a given argument").view()
     }
 
-    /// Overwrites an argument by repeating `bytes`; done when it returns.
+    /// Overwrites an argument by repeating `bytes`, synchronously.
     pub fn refill(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
         let home = home(self.spec, self.in_place, |i| self.slots[i].is_some(), index);
         let slot = self.slots[home].as_ref().expect("a given argument");
@@ -129,7 +129,7 @@ impl Slot {
         self.memory.view().recast(self.start, self.dtype, self.layout)
     }
 
-    /// The bytes of the whole span with `values` at their places; zeros elsewhere.
+    /// The bytes of the whole span with `values` in place and zeros elsewhere.
     fn image(&self, values: &[f64]) -> Vec<u8> {
         let size = self.dtype.size();
         let mut bytes = vec![0; self.layout.span() * size];
@@ -148,7 +148,7 @@ impl Slot {
         match self.memory.device() {
             Device::Cpu => {
                 let parts = total.div_ceil(block.len());
-                // In parallel also because a page lands near the thread that writes it first.
+                // In parallel, also because a page is placed near the thread that writes it first.
                 cpu::parallel_for(parts, 1, |range| {
                     for part in range {
                         let at = part * block.len();
@@ -167,11 +167,11 @@ impl Slot {
                 let stream = Context::get(ordinal)?.default_stream();
                 let address = address as u64;
                 let mut filled = block.len().min(total);
-                // SAFETY: inside our memory, which was allocated on this stream.
+                // SAFETY: the range lies inside our memory, which was allocated on this stream.
                 unsafe { upload(stream, address, &block[..filled]) }?;
                 while filled < total {
                     let len = filled.min(total - filled);
-                    // SAFETY: what is filled and what comes after it do not overlap, and both are ours.
+                    // SAFETY: the filled part and the part after it do not overlap, and both are ours.
                     unsafe { copy_d2d(stream, address + filled as u64, address, len) }?;
                     filled += len;
                 }

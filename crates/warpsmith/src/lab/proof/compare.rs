@@ -1,17 +1,17 @@
 //! The tolerance: error at most twice that of the naive computation in the same dtype, against `f64`, for every
 //! element and as a norm.
 //!
-//! A single element of the naive result may be right by luck. So the naive error of an element is taken as the
-//! largest of what the naive computation erred there, three standard deviations of what it errs if its roundings
-//! are random (which knows how badly each element is conditioned), and half a unit in the last place of the output
-//! plus one of the f32 arithmetic inside: a correctly rounded result must pass.
+//! A single element of the naive result may be right by luck. So the naive error of an element is the largest of
+//! three numbers: the error of the naive computation there; three standard deviations of its error if roundings are
+//! random, which reflects how badly the element is conditioned; and half a unit in the last place of the output plus
+//! one of the f32 arithmetic, because a correctly rounded result must pass.
 
 use crate::tensor::DType;
 
 /// How far a result is from the truth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Error {
-    /// Largest `|out - truth|` over what the tolerance allows there; up to 1 passes.
+    /// Largest `|out - truth|` divided by the tolerance; passes up to 1.
     pub worst: f64,
     /// `‖out - truth‖ / ‖truth‖` over finite elements (the absolute norm if the truth is zero).
     pub relative_norm: f64,
@@ -19,12 +19,12 @@ pub struct Error {
     pub max_abs: f64,
 }
 
-/// A tolerated factor over the naive error.
+/// The tolerated multiple of the naive error.
 const FACTOR: f64 = 2.0;
-/// Standard deviations of a naive error that are no surprise.
+/// Standard deviations of a naive error that are expected to occur.
 const DEVIATIONS: f64 = 3.0;
 
-/// What the harness knows about one output.
+/// The expected values of one output.
 #[derive(Clone, Copy)]
 pub struct Expectation<'a> {
     /// The reference in `f64`.
@@ -38,11 +38,11 @@ pub struct Expectation<'a> {
 }
 
 impl Expectation<'_> {
-    /// The error that element `i` may have if it should be `truth`.
+    /// The tolerance of element `i` if it should be `truth`.
     fn allowed(&self, i: usize, truth: f64) -> f64 {
         let naive = (self.dtype.round(self.naive[i]) - truth).abs();
         let random = DEVIATIONS * self.deviation[i];
-        // A naive result that overflowed bounds nothing, and says so.
+        // A naive result that overflowed gives no bound.
         let lost = if naive.is_nan() || random.is_nan() { f64::INFINITY } else { naive.max(random) };
         FACTOR * lost.max(floor(truth.abs(), self.dtype) + random)
     }
@@ -72,7 +72,7 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> 
             }
             continue;
         }
-        // Types without infinity saturate: what is beyond them must be their largest, not anything as far away.
+        // Types without infinity saturate: a value beyond their range must become the largest one, not anything else.
         let t = t.clamp(-most, most);
         let error = (o - t).abs();
         let allowed = expected.allowed(i, t);
@@ -106,7 +106,7 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> 
     Ok(result)
 }
 
-/// Where the truth is not finite, the naive result is as good: f32 overflows before f64 does.
+/// If the truth is not finite, the naive result is accepted too: f32 overflows before f64 does.
 fn naive_agrees(naive: f64, out: f64, dtype: DType) -> bool {
     let naive = dtype.round(naive);
     naive == out || (naive.is_nan() && out.is_nan())
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_small_bias_everywhere_fails_the_norm() {
         let truth = ramp(1000);
-        // Naive is expected to err now and then; an error of that size in every place is far worse as a norm.
+        // An error of this size is expected now and then; in every element it is far worse as a norm.
         let out: Vec<f64> = truth.iter().map(|t| t + 1e-4).collect();
         let expected =
             Expectation { truth: &truth, naive: &truth, deviation: &[1e-4; 1000], dtype: DType::F32 };

@@ -10,11 +10,11 @@ use crate::lab::{ArgPlan, Case, Fill};
 use crate::op::{KernelInfo, Select};
 use crate::tensor::DType;
 
-/// Elements that 32-bit signed offsets cannot reach.
+/// The first element that 32-bit signed offsets cannot reach.
 const REACH: usize = 1 << 31;
 /// Rows compared at each place.
 const ROWS: usize = 3;
-/// What outputs hold before a run: NaN in every float type.
+/// The contents of outputs before a run: NaN in every float type.
 static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
 /// The tensors of a case with more than 2^31 elements in its largest tensor.
@@ -30,8 +30,7 @@ pub struct Large {
 impl Large {
     /// Allocates and fills the case.
     ///
-    /// # Errors
-    /// [`Error::Unavailable`] if the op has no batch that could grow, or the device too little memory.
+    /// # Errors [`Error::Unavailable`] if the op has no batch dimension to grow, or the device has too little memory.
     pub fn new(op: &'static dyn AnyProvable, device: Device) -> Result<Large> {
         let unavailable = |why: String| Error::Unavailable {
             what: format!("{}: a case past 2^31 elements", op.spec().name),
@@ -40,7 +39,7 @@ impl Large {
         };
         let (case, plan) = grow(op).ok_or_else(|| unavailable("the op has no batch to grow".into()))?;
         let (needed, free) = (Bulk::bytes(&plan, case.arrangement)? as u64, device.memory()?.free);
-        // Some memory is left for workspaces and for the rest of the machine.
+        // Leaves memory for workspaces and for the rest of the machine.
         if needed > free / 10 * 9 {
             return Err(unavailable(format!(
                 "it needs {:.1} GiB and {:.1} GiB are free",
@@ -102,14 +101,15 @@ impl Large {
             if let Some(dim) = plan.batch_dim {
                 plan.shape[dim] = ROWS;
             }
-            // Overwritten below, and a generator knows only whole cases.
+            // Overwritten below; a generator only knows whole cases.
             plan.fill = Fill::Constant(0.0);
         }
         let spec = self.op.spec();
         let mut small = Bulk::new(spec, &self.case, &plan, stream.device())?;
         for (index, arg) in spec.args.iter().enumerate() {
             if plan[index].is_some() {
-                // What is written held poison before the large call; what is changed in part must hold it here too.
+                // Outputs held poison before the large call, so arguments that are changed in part must hold it here
+                // too.
                 let rows = if arg.is_output() { &POISON[..] } else { &self.rows(index, start)? };
                 small.refill(index, rows)?;
             }
@@ -133,7 +133,7 @@ fn run(op: &dyn AnyProvable, tensors: &Bulk, case: &Case, stream: &Stream, selec
     stream.synchronize()
 }
 
-/// A timed case with its batch grown until the largest tensor has more than 2^31 elements.
+/// A benchmark case with its batch grown until the largest tensor has more than 2^31 elements.
 fn grow(op: &dyn AnyProvable) -> Option<(Case, Vec<Option<ArgPlan>>)> {
     let cases = op.bench_cases();
     let base = cases.iter().find(|case| case.dtype == DType::BF16).or(cases.first())?;

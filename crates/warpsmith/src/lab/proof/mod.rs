@@ -31,14 +31,14 @@ pub fn kernels_on(op: &dyn AnyProvable, device: Device) -> Vec<KernelInfo> {
     op.kernels().into_iter().filter(runs).collect()
 }
 
-/// What became of one case on one kernel.
+/// The outcome of one case on one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Everything held.
     pub ok: bool,
     /// `‖out - truth‖ / ‖truth‖`, the largest over the outputs.
     pub error: f64,
-    /// Largest elementwise error over what is allowed; up to 1 passes.
+    /// Largest elementwise error divided by the tolerance; passes up to 1.
     pub worst: f64,
     /// What went wrong.
     pub failure: Option<String>,
@@ -64,8 +64,7 @@ impl Drawn {
         Ok(Drawn { op, case: case.clone(), plan, tensors })
     }
 
-    /// Runs one kernel once, without a judgement, for a tool that watches it; `false` if the kernel does not support
-    /// the case.
+    /// Runs one kernel once without judging it, for a sanitizer; `false` if the kernel does not support the case.
     pub fn launch(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<bool> {
         self.tensors.reset()?;
         match self.run(&only(kernel), stream, None) {
@@ -87,7 +86,7 @@ impl Drawn {
     }
 }
 
-/// The tensors of a case and what they must become: computed once, used for every kernel.
+/// The tensors of a case and their expected values: computed once, used for every kernel.
 pub struct Prepared {
     drawn: Drawn,
     expected: OnceLock<Expected>,
@@ -96,14 +95,14 @@ pub struct Prepared {
 impl Prepared {
     /// Draws the inputs of a case. The reference is evaluated when a kernel is first judged.
     ///
-    /// # Errors
-    /// What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined for valid ones alone.
+    /// # Errors What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined only for
+    /// valid calls.
     pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
         Ok(Prepared { drawn: Drawn::new(op, case, device, seed)?, expected: OnceLock::new() })
     }
 
-    /// Draws the inputs of many cases, each from its seed, and evaluates the references of those that one of the kernels
-    /// supports, on all threads. Both take most of the time of a check.
+    /// Draws the inputs of many cases, each from its seed, and evaluates the references of those that one of the
+    /// kernels supports, on all threads. This takes most of the time of a check.
     ///
     /// # Errors
     /// As [`new`](Prepared::new).
@@ -117,7 +116,7 @@ impl Prepared {
         let draw = |(seed, case): &(u64, Case)| Prepared::new(op, case, device, *seed);
         let prepared: Vec<Prepared> = match device {
             Device::Cpu => cases.par_iter().map(draw).collect::<Result<_>>()?,
-            // One thread at a time has a GPU.
+            // One thread at a time uses the GPU.
             Device::Cuda(_) => cases.iter().map(draw).collect::<Result<_>>()?,
         };
         let supports = |prepared: &Prepared, kernel: &KernelInfo| {
@@ -174,7 +173,7 @@ impl Prepared {
             };
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
-            // What the reference leaves alone must not even be rounded.
+            // Elements the reference leaves alone must keep their bits.
             let before = self.drawn.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
             let kept = before.iter().zip(&truth.data).zip(&out).position(|((b, t), o)| b == t && o != b);
             if let Some(at) = kept {
@@ -223,7 +222,7 @@ impl Prepared {
             self.drawn.tensors.reset()?;
             match self.drawn.run(select, stream, Some(part.clone())) {
                 Ok(()) => {}
-                // A part may have an alignment or shape the kernel is not for; whichever kernel runs it by default
+                // The kernel may not support the alignment or shape of a part. Whichever kernel runs it by default
                 // must give the same bits.
                 Err(Error::Unsupported { .. }) => {
                     self.drawn.run(&Select::default(), stream, Some(part.clone()))?
@@ -258,17 +257,18 @@ fn differs_in_part(
     differing(plan.dtype, a, b).find(|i| part.contains(&(i / inner % plan.shape[dim])))
 }
 
-/// The elements whose bits differ, those that are NaN in both left out.
+/// The elements whose bits differ, except those that are NaN in both.
 ///
-/// Sign and payload of a NaN are nobody's to promise: the sum of two NaNs takes those of whichever operand comes first, and
-/// compilers order operands as they like, in each copy of a loop anew. A row that is its thread's first may run in another copy.
+/// The sign and payload of a NaN cannot be promised: the sum of two NaNs takes those of its first operand, and
+/// compilers order operands as they like, differently in each copy of a loop. The first row of a thread may run in
+/// another copy.
 fn differing<'a>(dtype: DType, a: &'a [u8], b: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let is_nan = move |bytes: &[u8]| dtype.read(bytes).is_nan();
     let elements = a.chunks_exact(dtype.size()).zip(b.chunks_exact(dtype.size())).enumerate();
     elements.filter(move |(_, (a, b))| a != b && !(is_nan(a) && is_nan(b))).map(|(i, _)| i)
 }
 
-/// The choice of this kernel and no other.
+/// Selects this kernel and no other.
 fn only(kernel: &KernelInfo) -> Select {
     Select { kernel: Some(kernel.name.into()), allow_batch_variant: true }
 }

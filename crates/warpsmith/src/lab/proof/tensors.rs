@@ -9,13 +9,13 @@ use crate::tensor::{DType, Layout, Random, Shape, Tensor, TensorView, TensorView
 
 /// Bytes of poison before and after the elements: more than any vector access, and keeps 256-byte alignment.
 const GUARD: usize = 256;
-/// A byte that makes NaN of every float type: what is read from a gap shows, and so does what was not written.
+/// A byte that makes NaN in every float type, so that reads from gaps and missing writes show.
 const POISON: u8 = 0xff;
 
 /// One argument: a raw allocation with the elements inside.
 struct Slot {
     memory: Tensor,
-    /// What was uploaded, for telling what changed.
+    /// What was uploaded, to detect changes.
     image: Vec<u8>,
     layout: Layout,
     dtype: DType,
@@ -27,7 +27,7 @@ struct Slot {
 pub struct Tensors {
     spec: &'static OpSpec,
     slots: Vec<Option<Slot>>,
-    /// Values of the inputs, and of what is changed in part, before a run, after rounding to their dtypes.
+    /// Values before a run, rounded to their dtypes, of inputs and of arguments that are changed in part.
     pub inputs: Vec<Option<Array<f64>>>,
     in_place: bool,
 }
@@ -68,7 +68,7 @@ impl Tensors {
         home(self.spec, self.in_place, |i| self.slots[i].is_some(), index)
     }
 
-    /// The call's arguments. `part` restricts the dimension each argument's plan names as its batch.
+    /// The call's arguments. `part` restricts the batch dimension of each argument.
     pub fn args(&self, plan: &[Option<ArgPlan>], part: Option<std::ops::Range<usize>>) -> Args<'_> {
         let mut args = Args::new(self.spec);
         for (index, arg) in self.spec.args.iter().enumerate() {
@@ -88,7 +88,7 @@ impl Tensors {
         args
     }
 
-    /// Puts every byte back as it was before the first run.
+    /// Restores every byte to its state before the first run.
     pub fn reset(&mut self) -> Result<()> {
         for slot in self.slots.iter_mut().flatten() {
             slot.memory.write(0, &slot.image, &slot.memory.device().default_stream()?)?;
@@ -101,7 +101,7 @@ impl Tensors {
         self.slots[self.home(index)].as_ref().expect("a given argument").view().to_bytes()
     }
 
-    /// What must not have changed but did: inputs, and bytes around or between the elements of outputs.
+    /// Bytes that changed but must not: inputs, and bytes around or between the elements of outputs.
     pub fn damage(&self) -> Result<Option<String>> {
         let written: Vec<usize> =
             (0..self.slots.len()).filter(|&i| self.spec.args[i].is_output()).map(|i| self.home(i)).collect();
@@ -153,7 +153,7 @@ impl Slot {
     }
 }
 
-/// The argument that holds the memory of `index`: its input's when computing in place.
+/// The argument whose memory `index` uses: its input when computing in place.
 pub(super) fn home(spec: &OpSpec, in_place: bool, given: impl Fn(usize) -> bool, index: usize) -> usize {
     match spec.args[index].role {
         Role::Out { in_place_of: Some(input) } if in_place && given(input) => input,
@@ -182,7 +182,7 @@ pub(super) fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> 
             order.swap(rank - 2, rank - 3);
             Ok(Layout::contiguous(Shape::new(&memory)?).permute(&order))
         }
-        // A vector cannot have padded or transposed rows; every second element is as irregular as it gets.
+        // A vector has no rows to pad or transpose, so use every second element.
         _ if rank == 1 => Layout::strided(shape, &[2]),
         _ => Ok(Layout::contiguous(shape)),
     }
@@ -212,7 +212,7 @@ fn draw(plan: &ArgPlan, values: Values, seed: u64) -> Vec<f64> {
             let value = match values {
                 Values::Typical => value,
                 Values::Large => value * 1000.0,
-                // Every fourth row, so that most rows show that they are not touched by it.
+                // Every fourth row, so that the other rows show that they are not affected.
                 Values::Special if i / row % 4 == 1 && rng.below(16) == 0 => {
                     specials[rng.below(specials.len() as u64) as usize]
                 }
