@@ -3,12 +3,12 @@
 use super::{OUT, Problem, X};
 use crate::cuda::rows::{Rows, element, flag};
 use crate::cuda::{LaunchConfig, kernel};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, Source};
 use crate::kernel_params;
+use crate::op::{CudaKernel, Defines, Kernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 /// Threads of a block.
 const THREADS: usize = 256;
