@@ -6,9 +6,9 @@ use warpsmith::{Error, Result};
 
 /// Scaffold a new op that builds, runs and passes its checks
 ///
-/// Writes the five files of an op that multiplies by a number, on CPU and CUDA, and adds it to ops/mod.rs. Change
-/// them into the op you want: contract and checks in mod.rs, the definition in reference.rs, the kernels in cpu.rs,
-/// cuda.rs and kernel.cu.
+/// Writes the six files of an op that multiplies by a number, on CPU and CUDA, and adds it to ops/mod.rs. Change
+/// them into the op you want: contract and checks in mod.rs, the definition in reference.rs, what it must pass in
+/// cases.rs, the kernels in cpu.rs, cuda.rs and kernel.cu.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -24,8 +24,9 @@ Examples:
   warpsmith new-op scale
   cargo fmt && cargo test --release -p warpsmith --test conformance";
 
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("mod.rs", include_str!("../../templates/op/mod.rs")),
+    ("cases.rs", include_str!("../../templates/op/cases.rs")),
     ("reference.rs", include_str!("../../templates/op/reference.rs")),
     ("cpu.rs", include_str!("../../templates/op/cpu.rs")),
     ("cuda.rs", include_str!("../../templates/op/cuda.rs")),
@@ -91,7 +92,7 @@ fn scaffold(ops: &Path, name: &str) -> Result<Vec<PathBuf>> {
     // Refuse everything that must be refused before anything is written.
     let registered = register(&text, name).ok_or_else(|| Error::Io {
         path: list.clone(),
-        what: format!("`{name}` is there already, or the list `ALL` was not found"),
+        what: format!("`{name}` is there already, or the list of ops was not found"),
     })?;
     let folder = ops.join(name);
     std::fs::create_dir(&folder).map_err(|error| Error::io(&folder, "create", &error))?;
@@ -128,16 +129,10 @@ fn register(text: &str, name: &str) -> Option<String> {
     insert_sorted(&mut lines, format!("pub mod {name};"), name, module_name)?;
     insert_sorted(&mut lines, format!("pub use {name}::{camel};"), &format!("{name}::"), use_path)?;
 
-    let text = lines.join("\n") + "\n";
-    let (before, list) = text.split_at(text.find("pub static ALL")?);
-    let (inside, after) = list.split_at(list.find("];")?);
-    // The list is on one line, or has a line for each op.
-    let entry = if inside.trim_end().ends_with(',') && inside.ends_with('\n') {
-        format!("{inside}    &{name}::Forward,\n")
-    } else {
-        format!("{inside}, &{name}::Forward")
-    };
-    Some(format!("{before}{entry}{after}"))
+    let begin = lines.iter().position(|line| line == "list![")?;
+    let end = begin + lines[begin..].iter().position(|line| line == "];")?;
+    lines.insert(end, format!("    {name}::Forward,"));
+    Some(lines.join("\n") + "\n")
 }
 
 /// Inserts a line among those with a key, in the order of the keys.
@@ -171,16 +166,15 @@ mod tests {
 
     #[test]
     fn the_list_keeps_its_order_and_form() {
-        let text = "pub mod b;\nmod c;\n\npub use b::{B, BBackward};\n\npub static ALL: &[&dyn Op] =\n    &[&b::Forward];\n";
-        let found = register(text, "bb").unwrap();
+        let text =
+            "pub mod b;\nmod c;\n\npub use b::{B, BBackward};\n\nlist![\n    b::Forward,\n];\n\nlast\n";
         let expected = "pub mod b;\npub mod bb;\nmod c;\n\npub use b::{B, BBackward};\npub use bb::Bb;\n\n\
-            pub static ALL: &[&dyn Op] =\n    &[&b::Forward, &bb::Forward];\n";
-        assert_eq!(found, expected);
-        let long = text.replace("    &[&b::Forward];", "&[\n    &b::Forward,\n];");
-        assert!(register(&long, "a").unwrap().contains("&[\n    &b::Forward,\n    &a::Forward,\n];"));
-        assert!(register(&long, "a").unwrap().starts_with("pub mod a;\npub mod b;\n"));
+            list![\n    b::Forward,\n    bb::Forward,\n];\n\nlast\n";
+        assert_eq!(register(text, "bb").unwrap(), expected);
+        assert!(register(text, "a").unwrap().starts_with("pub mod a;\npub mod b;\n"));
         assert_eq!(register(text, "b"), None);
         assert_eq!(register("no ops here", "a"), None);
+        assert_eq!(register(&text.replace("list![", "other!["), "a"), None);
     }
 
     /// A suite gives every op NaN for each of its options, and it must be refused.
@@ -209,7 +203,7 @@ mod tests {
             assert_eq!((count('{'), count('(')), (count('}'), count(')')), "{}", path.display());
         }
         let list = std::fs::read_to_string(folder.path().join("mod.rs")).unwrap();
-        for line in ["pub mod zz_scale;", "pub use zz_scale::ZzScale;", "&zz_scale::Forward"] {
+        for line in ["pub mod zz_scale;", "pub use zz_scale::ZzScale;", "    zz_scale::Forward,"] {
             assert_eq!(list.matches(line).count(), 1, "{line}");
         }
         assert!(scaffold(folder.path(), "zz_scale").is_err(), "an op is never overwritten");

@@ -4,7 +4,7 @@ use super::{OUT, Problem, X};
 use crate::cpu::rows::with_float;
 use crate::cpu::{CpuElement, Simd, Task, dispatch, map, parallel_for, should_stream};
 use crate::error::Result;
-use crate::registry::Launch;
+use crate::op::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
 

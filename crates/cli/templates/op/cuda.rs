@@ -1,14 +1,14 @@
 //! `new_op` on CUDA devices: host half.
 
 use super::{OUT, Problem, X};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag};
-use crate::cuda::{LaunchConfig, kernel};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::jit::{Arch, Source};
+use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::kernel_params;
+use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
-use crate::registry::{CudaKernel, Defines, Kernel, Launch};
+use crate::tensor::DType;
 
 /// Threads per block.
 const THREADS: usize = 256;
@@ -25,6 +25,7 @@ static DEVICE: CudaKernel = CudaKernel {
     function: "new_op",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
+    overlaps: true,
     variants: || FLOATS.iter().flat_map(|&dtype| [false, true].map(|v| defines(dtype, v))).collect(),
 };
 
@@ -58,5 +59,5 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     };
     let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
     // SAFETY: `check` bound shapes and strides to the parameters, and the grid covers the elements.
-    unsafe { kernel::run(launch, &defines(p.dtype, p.vector), &config, &params) }
+    unsafe { launch.record(&defines(p.dtype, p.vector), &config, &params) }
 }

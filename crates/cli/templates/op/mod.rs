@@ -5,25 +5,22 @@
 //! - NaN and infinity in `x` propagate as the formula says; `alpha` must be finite.
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 
+#[cfg(feature = "lab")]
+mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "lab")]
 mod reference;
 
-use crate::call::{Call, OneOutput};
-use crate::check::Matcher;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::layout::Space;
 use crate::op::{
-    ArgPlan, ArgSpec, Args, Arrangement, AttrKind, AttrSpec, Attrs, Case, Cost, Op, OpSpec, SizeSpec, Values,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
 };
-use crate::ops::{FLOATS, ROW_SIZES};
-use crate::reference::{Array, Inputs, Real};
-use crate::registry::Kernel;
-use crate::tensor::{TensorView, TensorViewMut};
+use crate::ops::FLOATS;
+use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -86,44 +83,9 @@ impl Op for Forward {
         KERNELS
     }
 
-    fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
-        reference::forward(inputs, attrs)
-    }
-
     fn cost(problem: &Problem) -> Cost {
         let elements = problem.count as f64;
         Cost::moving(2.0 * elements * problem.dtype.size() as f64, elements)
-    }
-
-    fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        vec![ArgPlan::batched(&case.sizes, case.dtype); Self::SPEC.args.len()]
-    }
-
-    fn cases() -> Vec<Case> {
-        let mut cases = Vec::new();
-        for dtype in FLOATS {
-            let plain = Case::new(&Self::SPEC, dtype).attr(ALPHA, 1.7);
-            cases.extend(ROW_SIZES.iter().map(|sizes| plain.clone().sizes(sizes)));
-            let case = plain.sizes(&[33, 264]);
-            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
-                cases.push(case.clone().arranged(arrangement));
-            }
-            cases.push(case.clone().values(Values::Large));
-            cases.push(case.clone().values(Values::Special));
-            cases.push(case.in_place());
-        }
-        cases
-    }
-
-    fn bench_cases() -> Vec<Case> {
-        let mut cases = Vec::new();
-        for dtype in [DType::BF16, DType::F32] {
-            let sizes = [[128, 4096], [8192, 4096], [32768, 8192]];
-            cases.extend(
-                sizes.iter().map(|sizes| Case::new(&Self::SPEC, dtype).attr(ALPHA, 1.7).sizes(sizes)),
-            );
-        }
-        cases
     }
 }
 

@@ -448,7 +448,7 @@ fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
         command.args(["new-op", name]).current_dir(ops.parent().unwrap()).output().unwrap()
     };
     assert!(scaffold("zz_scale").status.success());
-    for file in ["mod.rs", "reference.rs", "cpu.rs", "cuda.rs", "kernel.cu"] {
+    for file in ["mod.rs", "cases.rs", "reference.rs", "cpu.rs", "cuda.rs", "kernel.cu"] {
         let text = std::fs::read_to_string(ops.join("zz_scale").join(file)).unwrap();
         assert!(text.contains("zz_scale") || text.contains("ZzScale"), "{file}");
     }

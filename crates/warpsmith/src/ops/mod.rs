@@ -97,5 +97,38 @@ fn devices() -> Vec<crate::device::Device> {
     }
 }
 
+/// What `warpsmith new-op` writes: it must go on compiling and passing its checks.
+#[cfg(test)]
+#[path = "../../../cli/templates/op/mod.rs"]
+mod new_op;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::proof::Prepared;
+
+    #[test]
+    fn a_new_op_passes_its_cases() {
+        for (seed, case) in (0..).zip(new_op::Forward.cases()) {
+            for device in devices() {
+                let kernels = crate::lab::proof::kernels_on(&new_op::Forward, device);
+                let mut prepared =
+                    Prepared::many(&new_op::Forward, &[(seed, case.clone())], &kernels, device).unwrap();
+                for kernel in &kernels {
+                    let outcome = prepared[0].judge(kernel, &device.default_stream().unwrap()).unwrap();
+                    let outcome = outcome.unwrap_or_else(|| panic!("{} runs every case", kernel.name));
+                    assert_eq!(
+                        outcome.failure,
+                        None,
+                        "{}: {}",
+                        kernel.name,
+                        case.name(new_op::Forward.spec())
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// The types the memory-bound ops compute on.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
