@@ -477,7 +477,11 @@ fn options_of_another_kind() {
                 call.attrs = call.attrs.with(index, value);
                 let what = format!("{}={value:?}", attr.name);
                 report.refuses(&call, &what, Some(attr.name), &Stream::Host);
-                assert!(call.op.outputs(&Args::new(spec), &call.attrs, &[]).is_err(), "{}: {what}", spec.name);
+                assert!(
+                    call.op.outputs(&Args::new(spec), &call.attrs, &[]).is_err(),
+                    "{}: {what}",
+                    spec.name
+                );
                 assert!(base.attrs.clone().set_named(spec, attr.name, value).is_err());
             }
         }

@@ -259,15 +259,13 @@ mod tests {
 
     static SPEC: OpSpec = OpSpec {
         name: "test_op",
-        summary: "",
-        args: &[],
         attrs: &[
             AttrSpec { name: "eps", kind: AttrKind::Float(0.5), doc: "" },
             AttrSpec { name: "seed", kind: AttrKind::Int(7), doc: "" },
             AttrSpec { name: "causal", kind: AttrKind::Bool(true), doc: "" },
             AttrSpec { name: "act", kind: AttrKind::Choice(&["none", "gelu"]), doc: "" },
         ],
-        sizes: &[],
+        ..OpSpec::EMPTY
     };
 
     #[test]
@@ -298,8 +296,13 @@ mod tests {
             }
         }
         let error = attrs.set(&SPEC, 3, Value::Choice(2)).unwrap_err().to_string();
-        assert_eq!(error, "test_op: argument `act`: expected one of none, gelu, got none of these (position 2)");
-        assert!(attrs.set(&SPEC, 4, Value::Int(0)).is_err() && attrs.set_named(&SPEC, "x", values[0]).is_err());
+        assert_eq!(
+            error,
+            "test_op: argument `act`: expected one of none, gelu, got none of these (position 2)"
+        );
+        assert!(
+            attrs.set(&SPEC, 4, Value::Int(0)).is_err() && attrs.set_named(&SPEC, "x", values[0]).is_err()
+        );
         for (name, text) in [("eps", "x"), ("seed", "1.5"), ("causal", "1"), ("act", "relu"), ("none", "1")] {
             assert!(attrs.parse(&SPEC, name, text).unwrap_err().to_string().contains(name));
         }

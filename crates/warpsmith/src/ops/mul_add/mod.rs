@@ -21,8 +21,11 @@ use super::elementwise::{self, Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
 use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec};
-use crate::ops::FLOATS;
+use crate::op::gradient::{InputGradient, Source};
+use crate::op::{
+    ArgSpec, Args, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, Matcher, OneOutput, Op, OpSpec,
+    SizeSpec, shape,
+};
 use crate::tensor::{DType, TensorView};
 
 const A: usize = 0;
@@ -37,19 +40,6 @@ const SIZES: &[SizeSpec] = &[
     SizeSpec { name: "num_tokens", default: 32768, doc: "number of rows" },
     SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
 ];
-
-/// Requires every argument to have the shape and type of `a`.
-fn check_all(spec: &OpSpec, args: &Args<'_>) -> Result<DType> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("a", args.at(A), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, "... hidden")?;
-        }
-    }
-    Ok(dtype)
-}
 
 fn bench_cases(case: impl Fn(DType) -> Case) -> Vec<Case> {
     let types = [DType::BF16, DType::F32];
@@ -73,17 +63,29 @@ impl Op for Forward {
         name: "mul_add",
         summary: "Fused multiply-add: a * b + c",
         args: &[
-            ArgSpec::input("a", "[..., hidden]"),
-            ArgSpec::input("b", "[..., hidden]"),
-            ArgSpec::input("c", "[..., hidden]"),
-            ArgSpec::output("out", "[..., hidden]").in_place_of(C),
+            ArgSpec::input("a", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::input("b", shape![.., hidden], DTypeRule::Same(A), ""),
+            ArgSpec::input("c", shape![.., hidden], DTypeRule::Same(A), ""),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(A), "").in_place_of(C),
         ],
-        attrs: &[],
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "mul_add_backward",
+            inputs: &[(A, Source::Input(A)), (B, Source::Input(B)), (DOUT, Source::Incoming(OUT))],
+            results: &[
+                (A, InputGradient::Output(DA)),
+                (B, InputGradient::Output(DB)),
+                (C, InputGradient::Incoming(OUT)),
+            ],
+            ..Gradient::EMPTY
+        }),
+        autocast: Autocast::Widest,
+        ..OpSpec::EMPTY
     };
 
-    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
-        let dtype = check_all(&Self::SPEC, args)?;
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        Matcher::of(args, attrs)?;
+        let dtype = args.at(A).dtype();
         Ok(Problem { grid: Grid::new(dtype, [A, B, C, OUT].map(|index| Operand::of(args, index)), &[]) })
     }
 

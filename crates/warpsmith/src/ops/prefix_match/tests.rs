@@ -74,9 +74,14 @@ fn starts_out_of_order_or_range_are_refused_before_a_write() {
 fn options_and_sizes_that_make_no_sense_are_refused() {
     let mirror = mirror();
     let (tokens, starts) = (tensor(&[1], &[1]), tensor(&[0, 1], &[2]));
-    for (option, value) in
-        [(MAX_PAGES, -1), (MAX_PAGES, 4 << 30), (SEED, -1), (SEED, 1 << 32), (SEED, i64::MAX), (SEED, i64::MIN)]
-    {
+    for (option, value) in [
+        (MAX_PAGES, -1),
+        (MAX_PAGES, 4 << 30),
+        (SEED, -1),
+        (SEED, 1 << 32),
+        (SEED, i64::MAX),
+        (SEED, i64::MIN),
+    ] {
         let call = PrefixMatch::new(&mirror, &tokens, &starts).int(option, value);
         assert!(matches!(call.run(), Err(Error::Argument { .. })), "{option} {value}");
     }
