@@ -17,6 +17,8 @@ const DEFINED: &[(&str, &str, &str)] = &[
     // Tokens behind the last sequence, and pages of any size.
     ("prefix_match", "tokens", "with dimension 0 larger by 1"),
     ("prefix_match", "edge_tokens", "with dimension 1 larger by 1"),
+    // A table of any number of rows.
+    ("embedding", "weight", "with dimension 0 larger by 1"),
     // As many pairs as there are, and a cache of any size.
     ("kv_copy", "pairs", "with dimension 0 larger by 1"),
     ("kv_copy", "cache", "with a leading dimension more"),

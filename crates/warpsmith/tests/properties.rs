@@ -8,7 +8,7 @@ use warpsmith::device::{Device, DeviceInfo, Stream};
 use warpsmith::jit::Arch;
 use warpsmith::lab::proof::{Expectation, Prepared, compare};
 use warpsmith::lab::{Arrangement, Array, Case, Values};
-use warpsmith::op::{Args, Matcher, Select};
+use warpsmith::op::{Args, Attrs, Dim, Dims, Leading, Matcher, OpSpec, Select, ShapeSpec};
 use warpsmith::ops;
 use warpsmith::tensor::{Layout, MAX_RANK, Shape, Space};
 use warpsmith::{DType, Error, Tensor, TensorView, TensorViewMut};
@@ -227,16 +227,29 @@ fn unify(known: &mut HashMap<String, Vec<usize>>, pattern: &str, shape: &[usize]
     true
 }
 
+static NOTHING: OpSpec = OpSpec { name: "op", ..OpSpec::EMPTY };
+
+/// The pattern as an op's description has it.
+fn described(pattern: &'static str) -> ShapeSpec {
+    let dim = |name: &'static str| match name.parse() {
+        Ok(number) => Dim::Number(number),
+        Err(_) => Dim::Named { name, times: 1, over: 1, plus: 0 },
+    };
+    let dims: Vec<Dim> = pattern.split_whitespace().filter(|name| *name != "...").map(dim).collect();
+    let leading = if pattern.starts_with("...") { Leading::Rows } else { Leading::None };
+    ShapeSpec::any(vec![Dims { leading, dims: dims.leak() }].leak())
+}
+
 proptest! {
     #[test]
     fn patterns_unify_like_the_naive_model(
         calls in prop::collection::vec((select(&PATTERNS[..]), prop::collection::vec(1..4usize, 0..4)), 1..6),
     ) {
-        let mut matcher = Matcher::new("op");
+        let (args, attrs) = (Args::new(&NOTHING), Attrs::defaults(&NOTHING));
+        let mut matcher = Matcher::new(&args, &attrs);
         let mut known = HashMap::new();
         for (pattern, shape) in calls {
-            let tensor = Tensor::zeros(&shape, DType::U8, Device::Cpu).unwrap();
-            let result = matcher.shape("x", &tensor.view(), pattern);
+            let result = matcher.shape("x", &described(pattern), &shape);
             prop_assert_eq!(result.is_ok(), unify(&mut known, pattern, &shape), "{} {:?}", pattern, shape);
             if let Err(error) = result {
                 let says = matches!(&error, Error::Argument { op: "op", arg, got, .. }

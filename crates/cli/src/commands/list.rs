@@ -4,7 +4,7 @@ use crate::inputs::find_op;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use warpsmith::lab::AnyProvable;
-use warpsmith::op::{AttrKind, AttrSpec, KernelInfo, Role};
+use warpsmith::op::{AttrSpec, KernelInfo, Role};
 use warpsmith::{Result, ops};
 
 /// List the ops, or show one with its arguments, options, sizes and kernels
@@ -55,7 +55,7 @@ fn show(op: &dyn AnyProvable) {
                 (_, Role::InOut) => "changed",
                 _ => "",
             };
-            vec![arg.name.into(), note.into(), arg.doc.into()]
+            vec![arg.name.into(), note.into(), arg.help()]
         });
         section(title, rows.collect());
     }
@@ -74,12 +74,7 @@ fn option_row(attr: &AttrSpec) -> Vec<String> {
 }
 
 fn default_of(attr: &AttrSpec) -> String {
-    match attr.kind {
-        AttrKind::Float(value) => value.to_string(),
-        AttrKind::Int(value) => value.to_string(),
-        AttrKind::Bool(value) => value.to_string(),
-        AttrKind::Choice(names) => names.first().copied().unwrap_or_default().into(),
-    }
+    attr.kind.default_value().text(attr.kind)
 }
 
 fn runs_on(kernel: &KernelInfo) -> String {
@@ -118,7 +113,8 @@ fn describe(op: &dyn AnyProvable) -> Value {
             "input": arg.is_input(),
             "output": arg.is_output(),
             "optional": arg.optional,
-            "doc": arg.doc,
+            "shape": arg.shape.to_string(),
+            "doc": arg.help(),
         })
     });
     let options = spec.attrs.iter().map(|attr| {
@@ -142,6 +138,7 @@ fn describe(op: &dyn AnyProvable) -> Value {
         "args": args.collect::<Value>(),
         "options": options.collect::<Value>(),
         "sizes": sizes.collect::<Value>(),
+        "gradient": spec.gradient.as_ref().map(|gradient| gradient.op),
         "kernels": kernels.collect::<Value>(),
     })
 }

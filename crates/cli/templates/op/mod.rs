@@ -17,9 +17,9 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, OneOutput, Op, OpSpec,
+    SizeSpec, shape,
 };
-use crate::ops::FLOATS;
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const X: usize = 0;
@@ -50,27 +50,27 @@ impl Op for Forward {
     const SPEC: OpSpec = OpSpec {
         name: "new_op",
         summary: "Multiplication by a number",
-        args: &[ArgSpec::input("x", "[..., hidden]"), ArgSpec::output("out", "[..., hidden]").in_place_of(X)],
+        args: &[
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "").in_place_of(X),
+        ],
         attrs: &[AttrSpec { name: "alpha", kind: AttrKind::Float(1.0), doc: "the factor" }],
         sizes: &[
             SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
             SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
         ],
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        let mut sizes = Matcher::new(Self::SPEC.name);
-        let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-        sizes.dtype("out", args.at(OUT), &[dtype])?;
-        sizes.shape("x", args.at(X), "... hidden")?;
-        sizes.shape("out", args.at(OUT), "... hidden")?;
+        let sizes = Matcher::of(args, attrs)?;
         let alpha = attrs.float(ALPHA);
         sizes.option("alpha", alpha, "a finite number", (alpha as f32).is_finite())?;
         let (x, out) = (args.at(X).layout(), args.at(OUT).layout());
         let elements = Space::new(x.rank(), [x, out, x, out]);
         let dense = elements.rank == 1 && elements.strides.iter().all(|strides| strides[0] == 1);
         Ok(Problem {
-            dtype,
+            dtype: args.at(X).dtype(),
             count: x.numel(),
             elements,
             dense,

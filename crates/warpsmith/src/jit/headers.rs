@@ -20,6 +20,7 @@ macro_rules! headers {
 
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
+    "access.cuh",
     "attention.cuh",
     "attention_mma.cuh",
     "attention_producer.cuh",

@@ -2,7 +2,7 @@
 
 use super::kernel::{KernelInfo, info_of};
 use super::select::{Explanation, Select, checked, named, problem_key, select_kernel};
-use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, plan, tuned};
+use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, infer, plan, tuned};
 use crate::device::{DeviceInfo, Stream};
 use crate::error::Result;
 
@@ -12,7 +12,8 @@ pub trait AnyOp: Sync {
     fn spec(&self) -> &'static OpSpec;
     /// The kernels.
     fn kernels(&self) -> Vec<KernelInfo>;
-    /// What each output must be: see [`Op::outputs`].
+    /// What each output must be: required ones, optional ones at positions in `wanted`, and those that a given input
+    /// implies.
     fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>>;
     /// Checks the arguments without running anything.
     fn check(&self, args: &Args<'_>, attrs: &Attrs) -> Result<()>;
@@ -59,7 +60,7 @@ impl<O: Op> AnyOp for O {
 
     fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
         attrs.validate(const { &O::SPEC })?;
-        O::outputs(args, attrs, wanted)
+        infer::outputs(args, attrs, wanted)
     }
 
     fn check(&self, args: &Args<'_>, attrs: &Attrs) -> Result<()> {

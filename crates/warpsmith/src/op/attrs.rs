@@ -265,15 +265,13 @@ mod tests {
 
     static SPEC: OpSpec = OpSpec {
         name: "test_op",
-        summary: "",
-        args: &[],
         attrs: &[
             AttrSpec { name: "eps", kind: AttrKind::Float(0.5), doc: "" },
             AttrSpec { name: "seed", kind: AttrKind::Int(7), doc: "" },
             AttrSpec { name: "causal", kind: AttrKind::Bool(true), doc: "" },
             AttrSpec { name: "act", kind: AttrKind::Choice(&["none", "gelu"]), doc: "" },
         ],
-        sizes: &[],
+        ..OpSpec::EMPTY
     };
 
     #[test]

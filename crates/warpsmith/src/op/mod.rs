@@ -9,11 +9,15 @@ mod attrs;
 mod call;
 mod check;
 mod cost;
-pub mod infer;
+pub mod gradient;
+mod infer;
 mod kernel;
 mod plan;
 mod select;
+mod shape;
 mod spec;
+#[cfg(test)]
+mod spec_tests;
 pub mod tuned;
 
 pub use any::AnyOp;
@@ -22,11 +26,16 @@ pub use attrs::{Attrs, Choice, Value};
 pub use call::{Call, OneOutput};
 pub use check::Matcher;
 pub use cost::{Cost, Products};
+pub use gradient::Gradient;
 pub use infer::Form;
 pub use kernel::{Kernel, KernelInfo, Launch, Target, VendorLibrary, Why};
 pub use plan::Plan;
 pub use select::{Explanation, Select};
-pub use spec::{ArgSpec, AttrKind, AttrSpec, MAX_ARGS, MAX_ATTRS, OpSpec, Role, SizeSpec};
+pub use shape::{Dim, Dims, Leading, ShapeSpec, dims, shape};
+pub use spec::{
+    ArgSpec, AttrKind, AttrSpec, Autocast, DTypeRule, DerivedSize, MAX_ARGS, MAX_ATTRS, OpSpec, Role,
+    SizeRule, SizeSpec,
+};
 
 use crate::error::Result;
 use std::fmt;
@@ -43,12 +52,6 @@ pub trait Op: Sync + 'static {
 
     /// The only place that judges shapes, strides, dtypes and options. [`Args::validate`] has passed before.
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem>;
-
-    /// Shapes and dtypes of the outputs where they are allocated for the call: what the documentation of the
-    /// arguments says, unless an option decides.
-    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        infer::outputs(args, attrs, wanted)
-    }
 
     /// Kernels, the preferred ones first.
     fn kernels() -> &'static [Kernel<Self::Problem>];

@@ -1,5 +1,8 @@
 //! The static description of an op.
 
+use super::shape::ShapeSpec;
+use crate::op::Gradient;
+use crate::tensor::DType;
 use std::fmt;
 
 /// Most tensor arguments of one op.
@@ -13,12 +16,50 @@ pub struct OpSpec {
     pub name: &'static str,
     /// One line for listings.
     pub summary: &'static str,
-    /// Tensor arguments, inputs before outputs; kernels use their positions.
+    /// Tensor arguments; kernels use their positions.
     pub args: &'static [ArgSpec],
     /// Options.
     pub attrs: &'static [AttrSpec],
-    /// The sizes that determine all shapes.
+    /// The sizes that determine all shapes of a case.
     pub sizes: &'static [SizeSpec],
+    /// Sizes in the arguments' shapes that options decide.
+    pub derived: &'static [DerivedSize],
+    /// The op that computes its gradients, if there is one.
+    pub gradient: Option<Gradient>,
+    /// What becomes of its inputs under mixed precision.
+    pub autocast: Autocast,
+}
+
+impl OpSpec {
+    /// A description of nothing, for what a description does not mention: no options, no gradient.
+    pub const EMPTY: OpSpec = OpSpec {
+        name: "",
+        summary: "",
+        args: &[],
+        attrs: &[],
+        sizes: &[],
+        derived: &[],
+        gradient: None,
+        autocast: Autocast::Unchanged,
+    };
+
+    /// The position of an argument.
+    pub fn arg(&self, name: &str) -> Option<usize> {
+        self.args.iter().position(|arg| arg.name == name)
+    }
+}
+
+/// What becomes of an op's floating-point inputs where a framework computes in mixed precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Autocast {
+    /// They stay as they are.
+    Unchanged,
+    /// They are cast to the low precision.
+    Low,
+    /// They are cast to f32.
+    F32,
+    /// They are cast to the widest type among them.
+    Widest,
 }
 
 /// Whether an argument is read or written.
@@ -35,6 +76,47 @@ pub enum Role {
     InOut,
 }
 
+/// The types an argument may have, and the one it gets where it is allocated for the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DTypeRule {
+    /// One of these; allocated, the first.
+    OneOf(&'static [DType]),
+    /// That of another argument.
+    Same(usize),
+    /// That of another argument, or one of these; allocated, that of the argument.
+    SameOr(usize, &'static [DType]),
+    /// That of another argument; if that is one of these, any of them.
+    Among(usize, &'static [DType]),
+    /// One of `types`; allocated, the one that the choice of `option` names. A choice that names no type stands for that
+    /// of argument `like` or, where that is none of `types`, for bf16.
+    Chosen {
+        /// What it may be.
+        types: &'static [DType],
+        /// The option that decides where it is allocated.
+        option: usize,
+        /// The argument it is like unless the option says otherwise.
+        like: usize,
+    },
+}
+
+impl DTypeRule {
+    /// The types that most ops compute in.
+    pub const FLOAT: DTypeRule = DTypeRule::OneOf(&[DType::F32, DType::F16, DType::BF16]);
+    /// 32-bit floating point alone.
+    pub const F32: DTypeRule = DTypeRule::OneOf(&[DType::F32]);
+    /// 32-bit whole numbers alone.
+    pub const I32: DTypeRule = DTypeRule::OneOf(&[DType::I32]);
+    /// What positions and slots are counted in.
+    pub const INDEX: DTypeRule = DTypeRule::OneOf(&[DType::I64, DType::I32]);
+    /// Any type there is.
+    pub const ANY: DTypeRule = DTypeRule::OneOf(&DType::ALL);
+}
+
+/// `f32`, `i64 or i32`, as in help and errors.
+pub(super) fn list_types(types: &[DType]) -> String {
+    types.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ")
+}
+
 /// One tensor argument.
 pub struct ArgSpec {
     /// Its name.
@@ -43,29 +125,52 @@ pub struct ArgSpec {
     pub role: Role,
     /// Whether a call may leave it out.
     pub optional: bool,
-    /// One line of help, with the shape.
+    /// The other optional argument exactly with which it is given; an output of this kind is implied by that input.
+    pub with: Option<usize>,
+    /// Its shape.
+    pub shape: ShapeSpec,
+    /// Its type.
+    pub dtype: DTypeRule,
+    /// What it is, in a few words, beside shape and type.
     pub doc: &'static str,
 }
 
 impl ArgSpec {
+    const fn new(
+        name: &'static str,
+        role: Role,
+        shape: ShapeSpec,
+        dtype: DTypeRule,
+        doc: &'static str,
+    ) -> Self {
+        ArgSpec { name, role, optional: false, with: None, shape, dtype, doc }
+    }
+
     /// A required input.
-    pub const fn input(name: &'static str, doc: &'static str) -> Self {
-        ArgSpec { name, role: Role::In, optional: false, doc }
+    pub const fn input(name: &'static str, shape: ShapeSpec, dtype: DTypeRule, doc: &'static str) -> Self {
+        Self::new(name, Role::In, shape, dtype, doc)
     }
 
     /// A required output.
-    pub const fn output(name: &'static str, doc: &'static str) -> Self {
-        ArgSpec { name, role: Role::Out { in_place_of: None }, optional: false, doc }
+    pub const fn output(name: &'static str, shape: ShapeSpec, dtype: DTypeRule, doc: &'static str) -> Self {
+        Self::new(name, Role::Out { in_place_of: None }, shape, dtype, doc)
     }
 
     /// A required argument that is changed in part.
-    pub const fn in_out(name: &'static str, doc: &'static str) -> Self {
-        ArgSpec { name, role: Role::InOut, optional: false, doc }
+    pub const fn in_out(name: &'static str, shape: ShapeSpec, dtype: DTypeRule, doc: &'static str) -> Self {
+        Self::new(name, Role::InOut, shape, dtype, doc)
     }
 
     /// This argument, but it may be left out.
     pub const fn optional(mut self) -> Self {
         self.optional = true;
+        self
+    }
+
+    /// This argument, but it is given exactly when argument `index` is.
+    pub const fn with(mut self, index: usize) -> Self {
+        self.optional = true;
+        self.with = Some(index);
         self
     }
 
@@ -83,6 +188,21 @@ impl ArgSpec {
     /// Whether what it holds before the call counts.
     pub const fn is_input(&self) -> bool {
         !matches!(self.role, Role::Out { .. })
+    }
+
+    /// One line of help: shape, type where it is not the op's usual one, and what it is.
+    pub fn help(&self) -> String {
+        let types = match self.dtype {
+            DTypeRule::FLOAT | DTypeRule::Same(_) | DTypeRule::SameOr(..) | DTypeRule::Among(..) => None,
+            DTypeRule::ANY => Some("any type".to_string()),
+            DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => Some(list_types(types)),
+        };
+        match (types, self.doc) {
+            (None, "") => self.shape.to_string(),
+            (Some(types), "") => format!("{}, {types}", self.shape),
+            (None, doc) => format!("{}, {doc}", self.shape),
+            (Some(types), doc) => format!("{}, {types}: {doc}", self.shape),
+        }
     }
 }
 
@@ -110,7 +230,7 @@ pub struct AttrSpec {
     pub doc: &'static str,
 }
 
-/// One named size.
+/// One named size of a case.
 pub struct SizeSpec {
     /// Its name.
     pub name: &'static str,
@@ -118,6 +238,42 @@ pub struct SizeSpec {
     pub default: usize,
     /// One line of help.
     pub doc: &'static str,
+}
+
+/// A size in the arguments' shapes that an option decides.
+pub struct DerivedSize {
+    /// Its name in the shapes.
+    pub name: &'static str,
+    /// How it is found.
+    pub rule: SizeRule,
+}
+
+/// How an option decides a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeRule {
+    /// The value of an option that is a whole number.
+    Option {
+        /// The option.
+        option: usize,
+        /// The largest it may be.
+        most: usize,
+    },
+    /// The value of an option that is a whole number, or another size while that is zero.
+    OptionOr {
+        /// The option.
+        option: usize,
+        /// The other size.
+        size: &'static str,
+    },
+    /// Another size, divided by the number at the position of an option's choice.
+    Divided {
+        /// The other size.
+        size: &'static str,
+        /// The option.
+        option: usize,
+        /// The divisors.
+        by: &'static [usize],
+    },
 }
 
 impl fmt::Display for AttrKind {

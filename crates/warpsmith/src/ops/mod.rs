@@ -5,7 +5,9 @@ pub mod add_gelu;
 pub mod attention;
 pub mod cast;
 mod column_sum;
+pub mod copy;
 mod elementwise;
+pub mod embedding;
 pub mod gated_act;
 pub mod kv_copy;
 pub mod kv_store;
@@ -24,6 +26,8 @@ pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
 pub use attention::Attention;
 pub use cast::Cast;
+pub use copy::{Copy, concat, concat_into};
+pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
@@ -64,6 +68,7 @@ list![
     rope::Forward,
     rope::Backward,
     cast::Forward,
+    copy::Forward,
     activation::Forward,
     activation::Backward,
     add_gelu::Forward,
@@ -72,6 +77,8 @@ list![
     mul_add::Backward,
     gated_act::Forward,
     gated_act::Backward,
+    embedding::Forward,
+    embedding::Backward,
     linear::Forward,
     linear::Backward,
     prefix_match::Forward,

@@ -38,7 +38,7 @@ mod tests {
     use crate::op::OpSpec;
     use crate::tensor::DType;
 
-    static SPEC: OpSpec = OpSpec { name: "test_op", summary: "", args: &[], attrs: &[], sizes: &[] };
+    static SPEC: OpSpec = OpSpec { name: "test_op", ..OpSpec::EMPTY };
 
     fn counted(case: &Case, seed: u64) -> Vec<Vec<f64>> {
         vec![Vec::new(), vec![seed as f64; case.sizes[0]], (0..case.sizes[0]).map(|i| i as f64).collect()]

@@ -4,7 +4,7 @@ use super::{DOUT, DX, KIND, Problem, SIZES, X};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Op, OpSpec, shape};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
@@ -19,9 +19,9 @@ impl Op for Backward {
         name: "activation_backward",
         summary: "Gradient of activation with respect to x",
         args: &[
-            ArgSpec::input("x", "[..., hidden], input of the forward call"),
-            ArgSpec::input("dout", "[..., hidden], gradient of out"),
-            ArgSpec::output("dx", "[..., hidden], gradient of x").in_place_of(DOUT),
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, "input of the forward call"),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(X), "gradient of out"),
+            ArgSpec::output("dx", shape![.., hidden], DTypeRule::Same(X), "gradient of x").in_place_of(DOUT),
         ],
         attrs: &[AttrSpec {
             name: "kind",
@@ -29,10 +29,11 @@ impl Op for Backward {
             doc: "as in the forward call",
         }],
         sizes: SIZES,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        super::check::<3>(&Self::SPEC, args, attrs)
+        super::check::<3>(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -32,10 +32,11 @@ use super::elementwise::function::Kind;
 use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Gradient, Kernel, Matcher, OneOutput,
+    Op, OpSpec, SizeSpec, shape,
 };
-use crate::ops::FLOATS;
 use crate::tensor::TensorView;
 
 const X: usize = 0;
@@ -60,16 +61,10 @@ pub struct Problem {
     kind: Kind,
 }
 
-/// Requires every argument to have the shape and type of `x`.
-fn check<const N: usize>(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        sizes.dtype(arg.name, args.at(index), &[dtype])?;
-        sizes.shape(arg.name, args.at(index), "... hidden")?;
-    }
+fn check<const N: usize>(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    Matcher::of(args, attrs)?;
     let streams: [Operand; N] = std::array::from_fn(|index| Operand::of(args, index));
-    Ok(Problem { grid: Grid::new(dtype, streams, &[]), kind: KINDS[attrs.choice(KIND)] })
+    Ok(Problem { grid: Grid::new(args.at(X).dtype(), streams, &[]), kind: KINDS[attrs.choice(KIND)] })
 }
 
 fn cost(problem: &Problem, tensors: usize) -> Cost {
@@ -87,13 +82,23 @@ impl Op for Forward {
     const SPEC: OpSpec = OpSpec {
         name: "activation",
         summary: "An activation function of each element: gelu, gelu_tanh, silu, relu or mish",
-        args: &[ArgSpec::input("x", "[..., hidden]"), ArgSpec::output("out", "[..., hidden]").in_place_of(X)],
+        args: &[
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "").in_place_of(X),
+        ],
         attrs: &[AttrSpec { name: "kind", kind: AttrKind::Choice(KIND_NAMES), doc: "the function" }],
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "activation_backward",
+            inputs: &[(X, Source::Input(X)), (DOUT, Source::Incoming(OUT))],
+            results: &[(X, InputGradient::Output(DX))],
+            ..Gradient::EMPTY
+        }),
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        check::<2>(&Self::SPEC, args, attrs)
+        check::<2>(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

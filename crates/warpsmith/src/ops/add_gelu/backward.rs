@@ -1,10 +1,10 @@
 //! `add_gelu_backward`: the gradients of `add_gelu`.
 
-use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X, check_all};
+use super::{APPROXIMATE, ATTRS, BIAS, DBIAS, DOUT, DX, KINDS, SIZES, X};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, shape};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{DType, Layout, Space, Tensor, TensorView, TensorViewMut};
 
@@ -35,18 +35,25 @@ impl Op for Backward {
         name: "add_gelu_backward",
         summary: "Gradients of add_gelu with respect to x and bias",
         args: &[
-            ArgSpec::input("x", "[..., hidden], of the forward call"),
-            ArgSpec::input("bias", "[hidden], of the forward call"),
-            ArgSpec::input("dout", "[..., hidden], gradient of out"),
-            ArgSpec::output("dx", "[..., hidden], gradient of x").in_place_of(DOUT),
-            ArgSpec::output("dbias", "[hidden], gradient of bias: dx summed over rows in f32").optional(),
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, "of the forward call"),
+            ArgSpec::input("bias", shape![hidden], DTypeRule::Same(X), "of the forward call"),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(X), "gradient of out"),
+            ArgSpec::output("dx", shape![.., hidden], DTypeRule::Same(X), "gradient of x").in_place_of(DOUT),
+            ArgSpec::output(
+                "dbias",
+                shape![hidden],
+                DTypeRule::Same(X),
+                "gradient of bias: dx summed over rows in f32",
+            )
+            .optional(),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        let (sizes, dtype) = check_all(&Self::SPEC, args, &[BIAS, DBIAS])?;
+        let (sizes, dtype) = (Matcher::of(args, attrs)?, args.at(X).dtype());
         let [x, dout, dx] = [X, DOUT, DX].map(|index| args.at(index).layout());
         let steps =
             [X, DOUT, DX, BIAS, DBIAS].map(|index| args.get(index).map_or(1, |t| Layout::step(t.layout())));

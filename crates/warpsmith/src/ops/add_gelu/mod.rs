@@ -26,11 +26,12 @@ use super::elementwise::function::Kind;
 use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, Matcher,
+    OneOutput, Op, OpSpec, SizeSpec, shape,
 };
-use crate::ops::FLOATS;
-use crate::tensor::{DType, TensorView};
+use crate::tensor::TensorView;
 
 const X: usize = 0;
 const BIAS: usize = 1;
@@ -52,19 +53,6 @@ const SIZES: &[SizeSpec] = &[
     SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
 ];
 
-/// Matches the shapes and types of all arguments; `vectors` are those without leading dimensions.
-fn check_all(spec: &OpSpec, args: &Args<'_>, vectors: &[usize]) -> Result<(Matcher, DType)> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, if vectors.contains(&index) { "hidden" } else { "... hidden" })?;
-        }
-    }
-    Ok((sizes, dtype))
-}
-
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
@@ -84,16 +72,24 @@ impl Op for Forward {
         name: "add_gelu",
         summary: "GELU of the sum of rows and a bias",
         args: &[
-            ArgSpec::input("x", "[..., hidden]"),
-            ArgSpec::input("bias", "[hidden], added to every row"),
-            ArgSpec::output("out", "[..., hidden]").in_place_of(X),
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::input("bias", shape![hidden], DTypeRule::Same(X), "added to every row"),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "").in_place_of(X),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "add_gelu_backward",
+            inputs: &[(X, Source::Input(X)), (BIAS, Source::Input(BIAS)), (DOUT, Source::Incoming(OUT))],
+            results: &[(X, InputGradient::Output(DX)), (BIAS, InputGradient::Output(DBIAS))],
+            ..Gradient::EMPTY
+        }),
+        autocast: Autocast::Widest,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        let (sizes, dtype) = check_all(&Self::SPEC, args, &[BIAS])?;
+        let (sizes, dtype) = (Matcher::of(args, attrs)?, args.at(X).dtype());
         let (x, out) = (Operand::of(args, X), Operand::of(args, OUT));
         let bias = Operand::repeated(args, BIAS, x.layout.shape())?;
         let grid = Grid::new(dtype, [x, bias, out], &[]);
@@ -149,6 +145,7 @@ impl<'a> Call<'a, Forward> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DType;
     use crate::{Device, Tensor};
 
     #[test]

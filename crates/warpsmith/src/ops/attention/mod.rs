@@ -59,7 +59,8 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, Products, SizeSpec, infer,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Kernel, Op, OpSpec, Products,
+    SizeSpec, shape,
 };
 use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
@@ -85,24 +86,46 @@ const SPEC: OpSpec = OpSpec {
     name: "attention",
     summary: "Softmax attention of queries over keys and values, in linear memory",
     args: &[
-        ArgSpec::input("q", "[batch, q_len, num_heads, head_dim]"),
-        ArgSpec::input("k", "[batch, kv_len, num_kv_heads, head_dim]"),
-        ArgSpec::input("v", "[batch, kv_len, num_kv_heads, head_dim]"),
-        ArgSpec::input("q_starts", "[starts], i32: where each request's queries begin, and the end")
-            .optional(),
-        ArgSpec::input("kv_starts", "[starts], i32: the same of keys; given exactly when q_starts is")
-            .optional(),
-        ArgSpec::input("mask", "[batch or 1, num_heads or 1, q_len, kv_len], bool or u8: keys that are seen")
-            .optional(),
+        ArgSpec::input("q", shape![batch, q_len, num_heads, head_dim], DTypeRule::FLOAT, ""),
+        ArgSpec::input("k", shape![batch, kv_len, num_kv_heads, head_dim], DTypeRule::Same(Q), ""),
+        ArgSpec::input("v", shape![batch, kv_len, num_kv_heads, head_dim], DTypeRule::Same(Q), ""),
         ArgSpec::input(
-            "bias",
-            "[batch or 1, num_heads or 1, q_len, kv_len], f32 or the type of q: added to scores",
+            "q_starts",
+            shape![requests + 1],
+            DTypeRule::I32,
+            "where each request's queries begin, and the end",
         )
         .optional(),
-        ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
-        ArgSpec::output("out", "[batch, q_len, num_heads, head_dim]"),
-        ArgSpec::output("lse", "[batch, num_heads, q_len], f32: logarithm of the sum of exponentials")
-            .optional(),
+        ArgSpec::input(
+            "kv_starts",
+            shape![requests + 1],
+            DTypeRule::I32,
+            "the same of keys; given with q_starts",
+        )
+        .with(Q_STARTS),
+        ArgSpec::input(
+            "mask",
+            shape![(1 or batch), (1 or num_heads), q_len, kv_len],
+            DTypeRule::OneOf(&[DType::Bool, DType::U8]),
+            "keys that are seen",
+        )
+        .optional(),
+        ArgSpec::input(
+            "bias",
+            shape![(1 or batch), (1 or num_heads), q_len, kv_len],
+            DTypeRule::SameOr(Q, &[DType::F32]),
+            "f32 or of the type of q: added to scores",
+        )
+        .optional(),
+        ArgSpec::input("sinks", shape![num_heads], DTypeRule::F32, "a score without a value").optional(),
+        ArgSpec::output("out", shape![batch, q_len, num_heads, head_dim], DTypeRule::Same(Q), ""),
+        ArgSpec::output(
+            "lse",
+            shape![batch, num_heads, q_len],
+            DTypeRule::F32,
+            "logarithm of the sum of exponentials",
+        )
+        .optional(),
     ],
     attrs: &[
         AttrSpec {
@@ -144,6 +167,8 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
         SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
     ],
+    autocast: Autocast::Low,
+    ..OpSpec::EMPTY
 };
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -157,14 +182,6 @@ impl Op for Forward {
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         problem::check(args, attrs)
-    }
-
-    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        let mut forms = infer::outputs(args, attrs, wanted)?;
-        if let Some((_, dtype)) = &mut forms[LSE] {
-            *dtype = DType::F32;
-        }
-        Ok(forms)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

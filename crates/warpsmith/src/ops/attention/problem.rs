@@ -6,7 +6,6 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
-use crate::ops::FLOATS;
 use crate::tensor::{DType, TensorView};
 use std::ops::Range;
 
@@ -15,8 +14,6 @@ pub(in crate::ops) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192,
 /// The numbers of rows and of keys of a block that some kernel offers.
 pub(super) const BLOCKS_Q: [usize; 5] = [16, 64, 128, 192, 256];
 pub(super) const BLOCKS_KV: [usize; 5] = [32, 64, 80, 96, 128];
-/// The types of a mask.
-pub(super) const MASKS: [DType; 2] = [DType::Bool, DType::U8];
 
 /// Distances in elements between neighbours of `q`, `k`, `v` or `out`, and what they say about vector access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -172,16 +169,9 @@ fn heads(view: &TensorView<'_>) -> Heads {
 
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = SPEC.name;
-    let mut sizes = Matcher::new(op);
+    let sizes = Matcher::of(args, attrs)?;
     let (q, k, v, out) = (args.at(Q), args.at(K), args.at(V), args.at(OUT));
-    let dtype = sizes.dtype("q", q, &FLOATS)?;
-    for (name, view) in [("k", k), ("v", v), ("out", out)] {
-        sizes.dtype(name, view, &[dtype])?;
-    }
-    sizes.shape("q", q, "batch q_len num_heads head_dim")?;
-    sizes.shape("k", k, "batch kv_len num_kv_heads head_dim")?;
-    sizes.shape("v", v, "batch kv_len num_kv_heads head_dim")?;
-    sizes.shape("out", out, "batch q_len num_heads head_dim")?;
+    let dtype = q.dtype();
     let [batch, q_len, kv_len, num_heads, num_kv_heads, head_dim] =
         ["batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));
     if !HEAD_DIMS.contains(&head_dim) {
@@ -193,28 +183,15 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         return Err(Error::argument(op, "k", expected, num_kv_heads.to_string()));
     }
 
-    let packed = check_starts(&mut sizes, args, batch)?;
-    if let Some(sinks) = args.get(SINKS) {
-        sizes.dtype("sinks", sinks, &[DType::F32])?;
-        sizes.shape("sinks", sinks, "num_heads")?;
-    }
-    let mut lse = Rows::default();
-    if let Some(view) = args.get(LSE) {
-        sizes.dtype("lse", view, &[DType::F32])?;
-        sizes.shape("lse", view, "batch num_heads q_len")?;
+    let packed = check_starts(&sizes, args, batch)?;
+    let lse = args.get(LSE).map_or(Rows::default(), |view| {
         let strides = view.layout().strides();
-        lse = Rows { batch: strides[0], head: strides[1], query: strides[2] };
-    }
-    let grid = |index: usize, allowed: &[DType]| match args.get(index) {
-        None => Ok(None),
-        Some(view) => {
-            let name = SPEC.args[index].name;
-            sizes.dtype(name, view, allowed)?;
-            check_grid(name, view, [batch, num_heads, q_len, kv_len], packed.is_some()).map(Some)
-        }
-    };
-    let mask = grid(MASK, &MASKS)?;
-    let bias = grid(BIAS, &[DType::F32, dtype])?.map(|grid| Bias { grid, dtype: args.at(BIAS).dtype() });
+        Rows { batch: strides[0], head: strides[1], query: strides[2] }
+    });
+    let grid =
+        |index: usize| args.get(index).map(|view| check_grid(index, view, packed.is_some())).transpose();
+    let mask = grid(MASK)?;
+    let bias = grid(BIAS)?.map(|grid| Bias { grid, dtype: args.at(BIAS).dtype() });
 
     let (window, softcap, scale) = (attrs.int(WINDOW), attrs.float(SOFTCAP), attrs.float(SCALE));
     sizes.option("window", window, "a number of keys, or 0", window >= 0)?;
@@ -256,17 +233,11 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-fn check_starts(sizes: &mut Matcher, args: &Args<'_>, batch: usize) -> Result<Option<Packed>> {
-    let (q_starts, kv_starts) = (args.get(Q_STARTS), args.get(KV_STARTS));
-    sizes.together(("q_starts", q_starts), ("kv_starts", kv_starts))?;
-    let (Some(q_starts), Some(kv_starts)) = (q_starts, kv_starts) else { return Ok(None) };
-    for (name, starts) in [("q_starts", q_starts), ("kv_starts", kv_starts)] {
-        sizes.dtype(name, starts, &[DType::I32])?;
-        sizes.shape(name, starts, "requests+1")?;
-    }
-    let Some(requests) = sizes.size("requests+1").checked_sub(1) else {
-        return Err(Error::argument(SPEC.name, "q_starts", "at least one start", "none"));
+fn check_starts(sizes: &Matcher<'_>, args: &Args<'_>, batch: usize) -> Result<Option<Packed>> {
+    let (Some(q_starts), Some(kv_starts)) = (args.get(Q_STARTS), args.get(KV_STARTS)) else {
+        return Ok(None);
     };
+    let requests = sizes.size("requests");
     if batch != 1 {
         let expected = "a batch of 1, because the requests are packed";
         return Err(Error::argument(SPEC.name, "q", expected, format!("batch={batch}")));
@@ -276,18 +247,10 @@ fn check_starts(sizes: &mut Matcher, args: &Args<'_>, batch: usize) -> Result<Op
 }
 
 /// The strides of a mask or bias.
-fn check_grid(name: &str, view: &TensorView<'_>, sizes: [usize; 4], packed: bool) -> Result<Grid> {
-    let [batch, num_heads, q_len, kv_len] = sizes;
+fn check_grid(index: usize, view: &TensorView<'_>, packed: bool) -> Result<Grid> {
     if packed {
         let expected = "nothing, because the requests are packed";
-        return Err(Error::argument(SPEC.name, name, expected, "a tensor"));
-    }
-    let fits = matches!(*view.shape(), [b, h, q, k]
-        if (b == batch || b == 1) && (h == num_heads || h == 1) && q == q_len && k == kv_len);
-    if !fits {
-        let expected =
-            format!("shape [batch={batch} or 1, num_heads={num_heads} or 1, q_len={q_len}, kv_len={kv_len}]");
-        return Err(Error::argument(SPEC.name, name, expected, format!("{:?}", view.shape())));
+        return Err(Error::argument(SPEC.name, SPEC.args[index].name, expected, "a tensor"));
     }
     let stride = |dim: usize| match view.shape()[dim] {
         1 => 0,

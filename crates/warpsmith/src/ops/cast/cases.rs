@@ -1,12 +1,9 @@
 //! The cases of `cast`: what every kernel must pass, and what is timed.
 
-use super::{Forward, INVERSE, SCALE, TYPES, reference};
+use super::{Forward, INVERSE, SCALE, TO, TYPES, reference};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{Attrs, Op};
 use crate::tensor::DType;
-
-/// The option that is the type of what a case makes; calls say it with their tensors.
-const TO: usize = 0;
 
 impl Provable for Forward {
     fn reference<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {

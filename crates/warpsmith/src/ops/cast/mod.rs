@@ -28,13 +28,15 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, ShapeSpec,
+    SizeSpec, dims, shape,
 };
 use crate::tensor::{DType, Layout, Shape, Space, Tensor, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const SCALE: usize = 1;
 const OUT: usize = 2;
+const TO: usize = 0;
 const INVERSE: usize = 1;
 
 /// The types that can be cast, in the order of the option `to`.
@@ -80,20 +82,9 @@ fn access_bytes(dtype: DType, group: usize) -> usize {
 
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = Forward::SPEC.name;
-    let mut sizes = Matcher::new(op);
-    let (x, out) = (args.at(X), args.at(OUT));
-    let (from, to) = (sizes.dtype("x", x, &TYPES)?, sizes.dtype("out", out, &TYPES)?);
-    sizes.shape("x", x, "... hidden")?;
-    sizes.shape("out", out, "... hidden")?;
-    let leading = &x.shape()[..x.shape().len() - 1];
-    let scale = args.get(SCALE);
-    if let Some(scale) = scale {
-        sizes.dtype("scale", scale, &[DType::F32])?;
-        if scale.shape() != [1] && scale.shape() != leading {
-            let expected = format!("shape [1] or {leading:?}");
-            return Err(Error::argument(op, "scale", expected, format!("{:?}", scale.shape())));
-        }
-    }
+    let sizes = Matcher::of(args, attrs)?;
+    let (x, out, scale) = (args.at(X), args.at(OUT), args.get(SCALE));
+    let (from, to) = (x.dtype(), out.dtype());
     let inverse = attrs.bool(INVERSE);
     if inverse && scale.is_none() {
         return Err(Error::argument(op, "scale", "a tensor, because `inverse` is set", "nothing"));
@@ -159,9 +150,21 @@ impl Op for Forward {
         name: "cast",
         summary: "Conversion between floating types, with an optional scale",
         args: &[
-            ArgSpec::input("x", "[..., hidden]"),
-            ArgSpec::input("scale", "[1] or [...], f32: one for all, or one a row").optional(),
-            ArgSpec::output("out", "[..., hidden], of the type to cast to").in_place_of(X),
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::OneOf(&TYPES), ""),
+            ArgSpec::input(
+                "scale",
+                ShapeSpec::any(&[dims![1], dims![..]]),
+                DTypeRule::F32,
+                "one for all, or one a row",
+            )
+            .optional(),
+            ArgSpec::output(
+                "out",
+                shape![.., hidden],
+                DTypeRule::Chosen { types: &TYPES, option: TO, like: X },
+                "of the type to cast to",
+            )
+            .in_place_of(X),
         ],
         attrs: &[
             AttrSpec {
@@ -180,6 +183,7 @@ impl Op for Forward {
             SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
             SizeSpec { name: "num_scales", default: 1, doc: "scales, if given: 1 or num_tokens" },
         ],
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {

@@ -4,7 +4,7 @@ use super::{ATTRS, DOUT, DX, INTERLEAVED, KIND, KINDS, LAYOUT, Problem, SIZES, X
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, shape};
 use crate::ops::elementwise::{Grid, Stream as Operand};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
@@ -36,16 +36,24 @@ impl Op for Backward {
         name: "gated_act_backward",
         summary: "Gradient of gated_act with respect to its packed input",
         args: &[
-            ArgSpec::input("x", "[..., 2 * hidden], input of the forward call"),
-            ArgSpec::input("dout", "[..., hidden], gradient of out"),
-            ArgSpec::output("dx", "[..., 2 * hidden], gradient of x, packed as x is").in_place_of(X),
+            ArgSpec::input("x", shape![.., 2 * hidden], DTypeRule::FLOAT, "input of the forward call"),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(X), "gradient of out"),
+            ArgSpec::output(
+                "dx",
+                shape![.., 2 * hidden],
+                DTypeRule::Same(X),
+                "gradient of x, packed as x is",
+            )
+            .in_place_of(X),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
-        let (dtype, interleaved) = super::check(&Self::SPEC, args, attrs, &[X, DX], DOUT)?;
+        Matcher::of(args, attrs)?;
+        let (dtype, interleaved) = (args.at(X).dtype(), attrs.choice(LAYOUT) == INTERLEAVED);
         let shape = args.at(DOUT).layout().shape();
         let ([gate, up], to_up) = unpack(args, X, shape, interleaved)?;
         let ([dgate, dup], to_dup) = unpack(args, DX, shape, interleaved)?;

@@ -26,12 +26,13 @@ use super::elementwise::function::Kind;
 use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Gradient, Kernel, Matcher, Op, OpSpec,
+    SizeSpec, shape,
 };
-use crate::ops::FLOATS;
-use crate::tensor::{DType, Layout, Shape, Tensor, TensorView, TensorViewMut};
+use crate::tensor::{Layout, Shape, Tensor, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const OUT: usize = 1;
@@ -88,36 +89,6 @@ fn unpack(args: &Args<'_>, index: usize, shape: &Shape, interleaved: bool) -> Re
     Ok(([gate, Operand { address: up, ..gate }], to_up))
 }
 
-/// Checks a call whose packed tensors are `packed` and whose argument `plain` has half their columns.
-fn check(
-    spec: &OpSpec,
-    args: &Args<'_>,
-    attrs: &Attrs,
-    packed: &[usize],
-    plain: usize,
-) -> Result<(DType, bool)> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    let columns = args.at(X).shape().last().copied().unwrap_or(1);
-    if columns % 2 != 0 || args.at(X).shape().is_empty() {
-        return Err(Error::argument(
-            spec.name,
-            "x",
-            "shape [..., 2 * hidden], an even number of columns",
-            format!("{:?}", args.at(X).shape()),
-        ));
-    }
-    sizes.bind("hidden", columns / 2);
-    sizes.bind("columns", columns);
-    for &index in packed {
-        sizes.dtype(spec.args[index].name, args.at(index), &[dtype])?;
-        sizes.shape(spec.args[index].name, args.at(index), "... columns")?;
-    }
-    sizes.dtype(spec.args[plain].name, args.at(plain), &[dtype])?;
-    sizes.shape(spec.args[plain].name, args.at(plain), "... hidden")?;
-    Ok((dtype, attrs.choice(LAYOUT) == INTERLEAVED))
-}
-
 fn cost(problem: &Problem, tensors: usize) -> Cost {
     let elements = problem.grid.len() as f64;
     let flops = if tensors == 3 { 2.0 } else { 5.0 };
@@ -135,15 +106,23 @@ impl Op for Forward {
         name: "gated_act",
         summary: "An activation of one half of each row times the other half: SwiGLU, GeGLU, ReGLU",
         args: &[
-            ArgSpec::input("x", "[..., 2 * hidden], gate and up"),
-            ArgSpec::output("out", "[..., hidden], act(gate) * up"),
+            ArgSpec::input("x", shape![.., 2 * hidden], DTypeRule::FLOAT, "gate and up"),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "act(gate) * up"),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "gated_act_backward",
+            inputs: &[(X, Source::Input(X)), (DOUT, Source::Incoming(OUT))],
+            results: &[(X, InputGradient::Output(DX))],
+            ..Gradient::EMPTY
+        }),
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        let (dtype, interleaved) = check(&Self::SPEC, args, attrs, &[X], OUT)?;
+        Matcher::of(args, attrs)?;
+        let (dtype, interleaved) = (args.at(X).dtype(), attrs.choice(LAYOUT) == INTERLEAVED);
         let ([gate, up], to_up) = unpack(args, X, args.at(OUT).layout().shape(), interleaved)?;
         let paired: &[usize] = if interleaved { &[0] } else { &[] };
         let grid = Grid::new(dtype, [gate, up, Operand::of(args, OUT)], paired);
@@ -227,6 +206,7 @@ impl<'a> Call<'a, Forward> {
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::tensor::DType;
 
     #[test]
     fn odd_rows_and_wrong_halves_are_named() {

@@ -26,7 +26,7 @@ mod tests;
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, SizeSpec, shape};
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const PAIRS: usize = 0;
@@ -61,12 +61,9 @@ impl Problem {
     }
 }
 
-fn check(args: &Args<'_>) -> Result<Problem> {
-    let mut sizes = Matcher::new(Forward::SPEC.name);
+fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let sizes = Matcher::of(args, attrs)?;
     let (pairs, cache) = (args.at(PAIRS), args.at(CACHE));
-    let pair_dtype = sizes.dtype("pairs", pairs, &[DType::I64, DType::I32])?;
-    sizes.shape("pairs", pairs, "num_pairs 2")?;
-    sizes.shape("cache", cache, "... num_pages page_size num_kv_heads head_dim")?;
 
     // In which order a page's elements are copied does not matter: the order of memory makes the longest runs.
     let layout = cache.layout();
@@ -91,7 +88,7 @@ fn check(args: &Args<'_>) -> Result<Problem> {
     let places =
         strides.fold(cache.address() | (run * size), |bits, &stride| bits | (stride as usize * size));
     Ok(Problem {
-        pair_dtype,
+        pair_dtype: pairs.dtype(),
         pair_strides: [pairs.layout().strides()[0], pairs.layout().strides()[1]],
         num_pairs: sizes.size("num_pairs"),
         num_pages: sizes.size("num_pages"),
@@ -114,10 +111,19 @@ impl Op for Forward {
         name: "kv_copy",
         summary: "Copies of whole KV cache pages, all layers at once",
         args: &[
-            ArgSpec::input("pairs", "[num_pairs, 2], i64 or i32: source and destination pages, -1 to skip"),
-            ArgSpec::in_out("cache", "[..., num_pages, page_size, num_kv_heads, head_dim]"),
+            ArgSpec::input(
+                "pairs",
+                shape![num_pairs, 2],
+                DTypeRule::INDEX,
+                "source and destination pages, -1 to skip",
+            ),
+            ArgSpec::in_out(
+                "cache",
+                shape![.., num_pages, page_size, num_kv_heads, head_dim],
+                DTypeRule::ANY,
+                "",
+            ),
         ],
-        attrs: &[],
         sizes: &[
             SizeSpec { name: "num_pairs", default: 2048, doc: "number of pages that are copied" },
             SizeSpec { name: "num_layers", default: 1, doc: "number of caches: layers, keys and values" },
@@ -126,10 +132,11 @@ impl Op for Forward {
             SizeSpec { name: "num_kv_heads", default: 8, doc: "number of heads" },
             SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
         ],
+        ..OpSpec::EMPTY
     };
 
-    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
-        check(args)
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

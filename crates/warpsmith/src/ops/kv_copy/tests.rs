@@ -60,7 +60,11 @@ fn a_page_is_one_run_in_any_order_and_moves_in_the_widest_accesses() {
     let found = |shape: &[usize], order: &[usize]| {
         let mut cache = Tensor::zeros(shape, DType::BF16, Device::Cpu).unwrap();
         let args = Args::new(&Forward::SPEC).input(PAIRS, pairs.view());
-        let p = check(&args.output(CACHE, cache.view_mut().permute(order).unwrap())).unwrap();
+        let p = check(
+            &args.output(CACHE, cache.view_mut().permute(order).unwrap()),
+            &Attrs::defaults(&Forward::SPEC),
+        )
+        .unwrap();
         (p.run, p.runs.len(), p.width)
     };
     let page = 2 * 16 * 64;

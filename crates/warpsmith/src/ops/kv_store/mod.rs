@@ -34,9 +34,9 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    shape,
 };
-use crate::ops::FLOATS;
 use crate::ops::rope::{self, Rotation};
 use crate::tensor::{DType, TensorView, TensorViewMut};
 
@@ -52,8 +52,6 @@ const K_CACHE: usize = 8;
 const V_CACHE: usize = 9;
 
 // The first options are those of `rope`, at the positions they have there.
-
-const INDICES: [DType; 2] = [DType::I64, DType::I32];
 
 /// Keys or values: where they come from and where they go, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -99,20 +97,8 @@ pub struct Problem {
 
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = Forward::SPEC.name;
-    let mut sizes = Matcher::new(op);
-    let from = sizes.dtype("k", args.at(K), &FLOATS)?;
-    sizes.dtype("v", args.at(V), &[from])?;
-    let to = sizes.dtype("k_cache", args.at(K_CACHE), &[from, DType::F8E4M3, DType::F8E5M2])?;
-    sizes.dtype("v_cache", args.at(V_CACHE), &[to])?;
-    let slots = args.at(SLOTS);
-    let slot_dtype = sizes.dtype("slots", slots, &INDICES)?;
-    for (name, index) in [("k", K), ("v", V)] {
-        sizes.shape(name, args.at(index), "num_tokens num_kv_heads head_dim")?;
-    }
-    sizes.shape("slots", slots, "num_tokens")?;
-    for (name, index) in [("k_cache", K_CACHE), ("v_cache", V_CACHE)] {
-        sizes.shape(name, args.at(index), "num_pages page_size num_kv_heads head_dim")?;
-    }
+    let mut sizes = Matcher::of(args, attrs)?;
+    let (from, to, slots) = (args.at(K).dtype(), args.at(K_CACHE).dtype(), args.at(SLOTS));
     let (num_tokens, num_heads, head_dim) =
         (sizes.size("num_tokens"), sizes.size("num_kv_heads"), sizes.size("head_dim"));
 
@@ -120,27 +106,19 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let mut rotation = None;
     let mut position = None;
     if let Some(positions) = args.get(POSITIONS) {
-        let dtype = sizes.dtype("positions", positions, &INDICES)?;
-        sizes.shape("positions", positions, "num_tokens")?;
         let empty = num_tokens * num_heads * head_dim == 0;
         rotation = Some(Rotation::check(&mut sizes, args, attrs, [COS, SIN], head_dim, empty)?);
-        position = Some((dtype, positions.layout().step()));
+        position = Some((positions.dtype(), positions.layout().step()));
     } else if args.get(COS).is_some() || args.get(SIN).is_some() {
         return Err(Error::argument(op, "positions", "a tensor, because there are tables", "nothing"));
     }
 
-    sizes.together(("k_scale", args.get(K_SCALE)), ("v_scale", args.get(V_SCALE)))?;
     let mut num_scales = [0; 2];
     for (t, (name, index)) in [("k_scale", K_SCALE), ("v_scale", V_SCALE)].into_iter().enumerate() {
         let Some(scale) = args.get(index) else { continue };
         if to.size() != 1 {
             let expected = "nothing, because the caches are not of an 8-bit type";
             return Err(Error::argument(op, name, expected, "a tensor"));
-        }
-        sizes.dtype(name, scale, &[DType::F32])?;
-        if scale.shape() != [1] && scale.shape() != [num_heads] {
-            let expected = format!("shape [1] or [num_kv_heads={num_heads}]");
-            return Err(Error::argument(op, name, expected, format!("{:?}", scale.shape())));
         }
         num_scales[t] = scale.layout().numel();
     }
@@ -156,7 +134,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     Ok(Problem {
         from,
         to,
-        slot_dtype,
+        slot_dtype: slots.dtype(),
         slot_stride: slots.layout().step(),
         positions: position,
         rotation,
@@ -182,18 +160,45 @@ impl Op for Forward {
         name: "kv_store",
         summary: "Stores keys and values in a paged cache, with optional rope and 8-bit cast",
         args: &[
-            ArgSpec::input("k", "[num_tokens, num_kv_heads, head_dim]"),
-            ArgSpec::input("v", "[num_tokens, num_kv_heads, head_dim]"),
-            ArgSpec::input("slots", "[num_tokens], i64 or i32: page * page_size + place in it, -1 to skip"),
-            ArgSpec::input("positions", "[num_tokens], i64 or i32; keys are rotated if given").optional(),
-            ArgSpec::input("cos", "[max_pos, rotary_dim / 2], f32; given exactly when sin is").optional(),
-            ArgSpec::input("sin", "[max_pos, rotary_dim / 2], f32").optional(),
-            ArgSpec::input("k_scale", "[num_scales], f32: 1 or num_kv_heads, what keys are divided by")
+            ArgSpec::input("k", shape![num_tokens, num_kv_heads, head_dim], DTypeRule::FLOAT, ""),
+            ArgSpec::input("v", shape![num_tokens, num_kv_heads, head_dim], DTypeRule::Same(K), ""),
+            ArgSpec::input(
+                "slots",
+                shape![num_tokens],
+                DTypeRule::INDEX,
+                "page * page_size + place in it, -1 to skip",
+            ),
+            ArgSpec::input("positions", shape![num_tokens], DTypeRule::INDEX, "keys are rotated if given")
                 .optional(),
-            ArgSpec::input("v_scale", "[num_scales], f32: 1 or num_kv_heads, what values are divided by")
+            ArgSpec::input("cos", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "given with sin")
                 .optional(),
-            ArgSpec::in_out("k_cache", "[num_pages, page_size, num_kv_heads, head_dim]"),
-            ArgSpec::in_out("v_cache", "[num_pages, page_size, num_kv_heads, head_dim]"),
+            ArgSpec::input("sin", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "").with(COS),
+            ArgSpec::input(
+                "k_scale",
+                shape![(1 or num_kv_heads)],
+                DTypeRule::F32,
+                "what keys are divided by",
+            )
+            .optional(),
+            ArgSpec::input(
+                "v_scale",
+                shape![(1 or num_kv_heads)],
+                DTypeRule::F32,
+                "what values are divided by",
+            )
+            .with(K_SCALE),
+            ArgSpec::in_out(
+                "k_cache",
+                shape![num_pages, page_size, num_kv_heads, head_dim],
+                DTypeRule::SameOr(K, &[DType::F8E4M3, DType::F8E5M2]),
+                "of the type of k, or 8-bit",
+            ),
+            ArgSpec::in_out(
+                "v_cache",
+                shape![num_pages, page_size, num_kv_heads, head_dim],
+                DTypeRule::Same(K_CACHE),
+                "",
+            ),
         ],
         attrs: &[
             rope::ATTRS[rope::LAYOUT],
@@ -214,6 +219,8 @@ impl Op for Forward {
             SizeSpec { name: "num_pages", default: 1024, doc: "pages of a cache" },
             SizeSpec { name: "num_scales", default: 1, doc: "scales, if given: 1 or num_kv_heads" },
         ],
+        derived: rope::DERIVED,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {

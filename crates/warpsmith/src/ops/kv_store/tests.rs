@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::Device;
 use crate::lab::proof::kernels_on;
-use crate::ops::{Cast, Rope, devices};
+use crate::ops::{Cast, FLOATS, Rope, devices};
 use crate::tensor::{Layout, Shape, Tensor};
 
 fn indices(values: &[i64], device: Device) -> Tensor {

@@ -5,7 +5,7 @@ use super::{
     ACT, Activation, BIAS, Forward, GATE, Gate, PRECISION, RESIDUAL, SCALE, SCALING, SPEC, Scaling, TO,
     reference,
 };
-use super::{Precision, RESULTS, W_SCALE, X_SCALE, result_type};
+use super::{Precision, RESULTS, W_SCALE, X_SCALE};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::tensor::DType;
@@ -32,7 +32,8 @@ impl Provable for Forward {
         let shared =
             |shape: Vec<usize>, dtype: DType, fill: Fill| ArgPlan { shape, dtype, fill, batch_dim: None };
         let (normal, factors) = (Fill::Normal(0.0, 1.0), Fill::Normal(1.0, 0.25));
-        let out = result_type(case.dtype, &case.attrs).unwrap_or(DType::F32);
+        let like_x = if FP8.contains(&case.dtype) { DType::BF16 } else { case.dtype };
+        let out = RESULTS[case.attrs.choice(TO)].unwrap_or(like_x);
         let (blocks, row_blocks) = (k.div_ceil(SCALE_BLOCK), rows.div_ceil(SCALE_BLOCK));
         let (x_scale, w_scale) = match Scaling::ALL[case.attrs.choice(SCALING)] {
             Scaling::Tensor => (shared(vec![1], DType::F32, factors), shared(vec![1], DType::F32, factors)),

@@ -55,11 +55,13 @@ pub use problem::Problem;
 use super::elementwise::function::Kind;
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Choice, Cost, Form, Kernel, OneOutput, Op, OpSpec,
-    Products, SizeSpec, infer,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Choice, Cost, DTypeRule, DerivedSize, Gradient,
+    Kernel, OneOutput, Op, OpSpec, Products, ShapeSpec, SizeRule, SizeSpec, Value, dims, shape,
 };
+use crate::ops::FLOATS;
 use crate::tensor::{DType, TensorView, TensorViewMut};
 
 pub(in crate::ops) const X: usize = 0;
@@ -173,28 +175,39 @@ choices! {
 /// The types of the result, in the order of the option `to`.
 const RESULTS: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
 
-/// The type of the result where nobody gives it.
-fn result_type(x: DType, attrs: &Attrs) -> Result<DType> {
-    match RESULTS.get(attrs.choice(TO)) {
-        Some(Some(dtype)) => Ok(*dtype),
-        Some(None) if problem::FP8.contains(&x) => Ok(DType::BF16),
-        Some(None) => Ok(x),
-        None => Err(Error::argument(SPEC.name, "to", "f32, f16 or bf16", "another type")),
-    }
-}
-
 const SPEC: OpSpec = OpSpec {
     name: "linear",
     summary: "Matrix product with fused bias, activation, gate, scale and residual",
     args: &[
-        ArgSpec::input("x", "[..., k]"),
-        ArgSpec::input("w", "[..., n, k], one matrix, or one for each of x; 2n rows with a gate"),
-        ArgSpec::input("bias", "[n], of the result's type; 2n with a gate").optional(),
-        ArgSpec::input("residual", "[..., n], of the result's type, added last").optional(),
-        ArgSpec::input("x_scale", "[1], [...] or [..., ceil(k/128)], f32: scales of an 8-bit x").optional(),
-        ArgSpec::input("w_scale", "[1], [n] or [ceil(n/128), ceil(k/128)], f32: scales of an 8-bit w")
+        ArgSpec::input("x", shape![.., k], DTypeRule::OneOf(&problem::INPUTS), ""),
+        ArgSpec::input(
+            "w",
+            shape![[..], rows, k],
+            DTypeRule::Among(X, &problem::FP8),
+            "one matrix, or one for each of x; n rows, with a gate 2n",
+        ),
+        ArgSpec::input("bias", shape![rows], DTypeRule::Same(OUT), "of the result's type").optional(),
+        ArgSpec::input("residual", shape![.., n], DTypeRule::Same(OUT), "of the result's type, added last")
             .optional(),
-        ArgSpec::output("out", "[..., n]").in_place_of(RESIDUAL),
+        ArgSpec::input(
+            "x_scale",
+            ShapeSpec::by_option(SCALING, &[dims![1], dims![..], dims![.., ceil(k / 128)]]),
+            DTypeRule::F32,
+            "scales of an 8-bit x",
+        )
+        .optional(),
+        ArgSpec::input(
+            "w_scale",
+            ShapeSpec::by_option(
+                SCALING,
+                &[dims![1], dims![[..], rows], dims![[..], ceil(rows / 128), ceil(k / 128)]],
+            ),
+            DTypeRule::F32,
+            "scales of an 8-bit w",
+        )
+        .with(X_SCALE),
+        ArgSpec::output("out", shape![.., n], DTypeRule::Chosen { types: &FLOATS, option: TO, like: X }, "")
+            .in_place_of(RESIDUAL),
     ],
     attrs: &[
         AttrSpec { name: "act", kind: AttrKind::Choice(Activation::NAMES), doc: "the activation" },
@@ -226,6 +239,35 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "k", default: 4096, doc: "length of a row of x and w" },
         SizeSpec { name: "batch", default: 1, doc: "number of x and w, if not 1" },
     ],
+    derived: &[DerivedSize {
+        name: "n",
+        rule: SizeRule::Divided { size: "rows", option: GATE, by: &[1, 2, 2] },
+    }],
+    gradient: Some(Gradient {
+        op: "linear_backward",
+        inputs: &[
+            (backward::X, Source::Input(X)),
+            (backward::W, Source::Input(W)),
+            (backward::DOUT, Source::Incoming(OUT)),
+            (
+                backward::Z,
+                Source::Recomputed {
+                    output: OUT,
+                    options: &[(ACT, Value::Choice(0)), (SCALE, Value::Float(1.0))],
+                    without: &[RESIDUAL],
+                },
+            ),
+        ],
+        results: &[
+            (X, InputGradient::Output(backward::DX)),
+            (W, InputGradient::Output(backward::DW)),
+            (BIAS, InputGradient::Output(backward::DBIAS)),
+            (RESIDUAL, InputGradient::Incoming(OUT)),
+        ],
+        only_if: &[(GATE, Value::Choice(0))],
+        without: &[X_SCALE, W_SCALE],
+    }),
+    autocast: Autocast::Low,
 };
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -239,19 +281,6 @@ impl Op for Forward {
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         problem::check(args, attrs)
-    }
-
-    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        let mut forms = infer::outputs(args, attrs, wanted)?;
-        if let Some((shape, dtype)) = &mut forms[OUT] {
-            *dtype = result_type(args.at(X).dtype(), attrs)?;
-            // The pattern of `w` describes one matrix without a gate.
-            if let (Some(columns), Some(w)) = (shape.last_mut(), args.get(W)) {
-                let rows = w.shape().iter().rev().nth(1).copied().unwrap_or(0);
-                *columns = if attrs.choice(GATE) == 0 { rows } else { rows / 2 };
-            }
-        }
-        Ok(forms)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -6,7 +6,6 @@ use super::{
 use super::{SPEC, W, W_SCALE, X, X_SCALE};
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
-use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{DType, MAX_RANK, Space, TensorView};
 
@@ -167,26 +166,20 @@ impl Problem {
 
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = SPEC.name;
-    let mut sizes = Matcher::new(op);
+    let mut sizes = Matcher::new(args, attrs);
+    sizes.arg(X)?;
+    sizes.arg(W)?;
     let (x, w, out) = (args.at(X), args.at(W), args.at(OUT));
-    let gate = Gate::ALL[attrs.choice(GATE)];
-    let (x_dtype, w_dtype, out_dtype) = check_types(&sizes, args)?;
-
-    sizes.shape("x", x, "... k")?;
-    let k = sizes.size("k");
+    let (rows, gate) = (sizes.size("rows"), Gate::ALL[attrs.choice(GATE)]);
+    if gate != Gate::None && rows % 2 != 0 {
+        let expected = "an even number of rows, because of the gate";
+        return Err(Error::argument(op, "w", expected, format!("{:?}", w.shape())));
+    }
+    sizes.all()?;
+    let (n, k) = (sizes.size("n"), sizes.size("k"));
+    let (x_dtype, w_dtype, out_dtype) = (x.dtype(), w.dtype(), out.dtype());
     let leading = &x.shape()[..x.shape().len() - 1];
-    let rows = check_weight(x, w, gate)?;
-    let n = if gate == Gate::None { rows } else { rows / 2 };
-    sizes.bind("rows", rows);
-    sizes.bind("n", n);
-    if let Some(bias) = args.get(BIAS) {
-        sizes.shape("bias", bias, "rows")?;
-    }
-    sizes.shape("out", out, "... n")?;
-    if let Some(residual) = args.get(RESIDUAL) {
-        sizes.shape("residual", residual, "... n")?;
-    }
-    let dequant = check_scales(&sizes, args, Scaling::ALL[attrs.choice(SCALING)])?;
+    let dequant = check_scales(args, Scaling::ALL[attrs.choice(SCALING)])?;
     let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;
 
     let shared = w.layout().rank() == 2;
@@ -230,7 +223,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
 
 /// The precision and the factor of the result, for inputs of `dtype`.
 pub(super) fn check_options(
-    sizes: &Matcher,
+    sizes: &Matcher<'_>,
     op: &'static str,
     dtype: DType,
     precision: usize,
@@ -245,69 +238,24 @@ pub(super) fn check_options(
     Ok((precision, scale as f32))
 }
 
-fn check_types(sizes: &Matcher, args: &Args<'_>) -> Result<(DType, DType, DType)> {
-    let x = sizes.dtype("x", args.at(X), &INPUTS)?;
-    let w = sizes.dtype("w", args.at(W), if FP8.contains(&x) { &FP8 } else { std::slice::from_ref(&x) })?;
-    let out = sizes.dtype("out", args.at(OUT), &FLOATS)?;
-    for (name, index) in [("bias", BIAS), ("residual", RESIDUAL)] {
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(name, tensor, &[out])?;
-        }
-    }
-    Ok((x, w, out))
-}
-
-/// The rows of `w`, which is one matrix for all or one for each leading index of `x` but the last.
-fn check_weight(x: &TensorView<'_>, w: &TensorView<'_>, gate: Gate) -> Result<usize> {
-    let (leading, k) = x.shape().split_at(x.shape().len() - 1);
-    let batch = leading.split_last().map_or(&[][..], |(_, batch)| batch);
-    let (shape, k) = (w.shape(), k[0]);
-    let fits = shape.len() >= 2
-        && shape[shape.len() - 1] == k
-        && (shape.len() == 2 || shape[..shape.len() - 2] == *batch);
-    if !fits {
-        let batched: String = batch.iter().map(|size| format!("{size}, ")).collect();
-        let also = if batch.is_empty() { String::new() } else { format!(" or [{batched}rows, k={k}]") };
-        let expected = format!("shape [rows, k={k}]{also}");
-        return Err(Error::argument(SPEC.name, "w", expected, format!("{shape:?}")));
-    }
-    let rows = shape[shape.len() - 2];
-    if gate != Gate::None && rows % 2 != 0 {
-        let expected = "an even number of rows, because of the gate";
-        return Err(Error::argument(SPEC.name, "w", expected, format!("{shape:?}")));
-    }
-    Ok(rows)
-}
-
-fn check_scales(sizes: &Matcher, args: &Args<'_>, scaling: Scaling) -> Result<Dequant> {
+fn check_scales(args: &Args<'_>, scaling: Scaling) -> Result<Dequant> {
     let op = SPEC.name;
-    let (x, w) = (args.at(X), args.at(W));
-    let scales = [("x_scale", args.get(X_SCALE), x), ("w_scale", args.get(W_SCALE), w)];
-    sizes.together((scales[0].0, scales[0].1), (scales[1].0, scales[1].1))?;
-    for (name, scale, of) in scales {
-        let Some(scale) = scale else { return Ok(Dequant::None) };
-        sizes.dtype(name, scale, &[DType::F32])?;
+    for (name, index, of) in [("x_scale", X_SCALE, X), ("w_scale", W_SCALE, W)] {
+        let Some(scale) = args.get(index) else { return Ok(Dequant::None) };
+        let of = args.at(of);
         if !FP8.contains(&of.dtype()) {
             let expected = format!("nothing, because scales are for 8-bit inputs and x is {}", of.dtype());
             return Err(Error::argument(op, name, expected, "a tensor"));
         }
-        let mut expected = of.shape().to_vec();
-        match scaling {
-            Scaling::Tensor => expected = vec![1],
-            Scaling::Row => {
-                expected.pop();
-            }
-            Scaling::Block => {
-                let rank = expected.len();
-                expected[rank - 1] = expected[rank - 1].div_ceil(SCALE_BLOCK);
-                if name == "w_scale" {
-                    expected[rank - 2] = expected[rank - 2].div_ceil(SCALE_BLOCK);
-                }
-            }
-        }
-        if scale.shape() != expected {
-            let wanted = format!("shape {expected:?} with scaling={}", scaling.name());
-            return Err(Error::argument(op, name, wanted, format!("{:?}", scale.shape())));
+        // One matrix has scales for one, several have scales for each.
+        let rank = match scaling {
+            Scaling::Tensor => 1,
+            Scaling::Row => of.layout().rank() - 1,
+            Scaling::Block => of.layout().rank(),
+        };
+        if scale.layout().rank() != rank {
+            let expected = format!("{rank} dimensions, as many as its matrices have");
+            return Err(Error::argument(op, name, expected, format!("shape {:?}", scale.shape())));
         }
     }
     Ok(if scaling == Scaling::Block { Dequant::Blocks } else { Dequant::Whole })

@@ -1,6 +1,6 @@
 //! The cases of `merge_states`: what every kernel must pass, and what is timed.
 
-use super::{COUNTS, Forward, LSE, TO, reference, result_type};
+use super::{COUNTS, Forward, LSE, TO, reference};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{Attrs, Op};
 use crate::ops::FLOATS;
@@ -17,7 +17,7 @@ impl Provable for Forward {
             Some(ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(batch_dim) })
         };
         let normal = Fill::Normal(0.0, 1.0);
-        let to = result_type(case.dtype, &case.attrs).expect("a case has one of the choices");
+        let to = [case.dtype, DType::F32, DType::F16, DType::BF16][case.attrs.choice(TO)];
         vec![
             plan(&[parts, tokens, heads, head_dim], case.dtype, normal, 1),
             plan(&[parts, tokens, heads], DType::F32, Fill::Normal(3.0, 2.0), 1),

@@ -26,9 +26,10 @@ mod tests;
 
 use crate::cpu::Tier;
 use crate::device::Stream;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec, infer,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    shape,
 };
 use crate::ops::FLOATS;
 use crate::tensor::{DType, Space, Tensor, TensorView, TensorViewMut};
@@ -62,22 +63,10 @@ pub struct Problem {
     vector: bool,
 }
 
-fn check(args: &Args<'_>) -> Result<Problem> {
-    let mut sizes = Matcher::new(Forward::SPEC.name);
+fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let sizes = Matcher::of(args, attrs)?;
     let (outs, lses, out) = (args.at(OUTS), args.at(LSES), args.at(OUT));
-    let (from, to) = (sizes.dtype("outs", outs, &FLOATS)?, sizes.dtype("out", out, &FLOATS)?);
-    sizes.dtype("lses", lses, &[DType::F32])?;
-    sizes.shape("outs", outs, "num_parts num_tokens num_heads head_dim")?;
-    sizes.shape("lses", lses, "num_parts num_tokens num_heads")?;
-    sizes.shape("out", out, "num_tokens num_heads head_dim")?;
-    if let Some(counts) = args.get(COUNTS) {
-        sizes.dtype("counts", counts, &[DType::I32])?;
-        sizes.shape("counts", counts, "num_tokens")?;
-    }
-    if let Some(lse) = args.get(LSE) {
-        sizes.dtype("lse", lse, &[DType::F32])?;
-        sizes.shape("lse", lse, "num_tokens num_heads")?;
-    }
+    let (from, to) = (outs.dtype(), out.dtype());
     let [num_parts, num_tokens, num_heads, head_dim] =
         ["num_parts", "num_tokens", "num_heads", "head_dim"].map(|name| sizes.size(name));
 
@@ -103,13 +92,7 @@ fn check(args: &Args<'_>) -> Result<Problem> {
     })
 }
 
-/// The type of `out` where the option decides.
-fn result_type(from: DType, attrs: &Attrs) -> Result<DType> {
-    let known = [from, DType::F32, DType::F16, DType::BF16].get(attrs.choice(TO)).copied();
-    known.ok_or_else(|| Error::argument(Forward::SPEC.name, "to", "f32, f16 or bf16", "another type"))
-}
-
-/// The op, as listed in [`crate::ops::ALL`].
+/// The op, as listed in [`crate::ops::PROVABLE`].
 #[derive(Default)]
 pub struct Forward;
 
@@ -120,14 +103,22 @@ impl Op for Forward {
         name: "merge_states",
         summary: "Attention over a context from that over its parts",
         args: &[
-            ArgSpec::input("outs", "[num_parts, num_tokens, num_heads, head_dim]"),
+            ArgSpec::input("outs", shape![num_parts, num_tokens, num_heads, head_dim], DTypeRule::FLOAT, ""),
             ArgSpec::input(
                 "lses",
-                "[num_parts, num_tokens, num_heads], f32; minus infinity for an empty part",
+                shape![num_parts, num_tokens, num_heads],
+                DTypeRule::F32,
+                "minus infinity for an empty part",
             ),
-            ArgSpec::input("counts", "[num_tokens], i32: how many parts a token has").optional(),
-            ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
-            ArgSpec::output("lse", "[num_tokens, num_heads], f32").optional(),
+            ArgSpec::input("counts", shape![num_tokens], DTypeRule::I32, "how many parts a token has")
+                .optional(),
+            ArgSpec::output(
+                "out",
+                shape![num_tokens, num_heads, head_dim],
+                DTypeRule::Chosen { types: &FLOATS, option: TO, like: OUTS },
+                "",
+            ),
+            ArgSpec::output("lse", shape![num_tokens, num_heads], DTypeRule::F32, "").optional(),
         ],
         attrs: &[AttrSpec {
             name: "to",
@@ -140,21 +131,11 @@ impl Op for Forward {
             SizeSpec { name: "num_heads", default: 32, doc: "number of query heads" },
             SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
         ],
+        ..OpSpec::EMPTY
     };
 
-    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
-        check(args)
-    }
-
-    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        let mut forms = infer::outputs(args, attrs, wanted)?;
-        if let (Some((_, dtype)), Some(outs)) = (&mut forms[OUT], args.get(OUTS)) {
-            *dtype = result_type(outs.dtype(), attrs)?;
-        }
-        if let Some((_, dtype)) = &mut forms[LSE] {
-            *dtype = DType::F32;
-        }
-        Ok(forms)
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        check(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -4,7 +4,7 @@ use super::{A, B, DA, DB, DOUT, SIZES};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, shape};
 use crate::ops::elementwise::{Grid, Stream as Operand};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
@@ -47,18 +47,21 @@ impl Op for Backward {
         name: "mul_add_backward",
         summary: "Gradients of mul_add with respect to a and b; that of c is dout",
         args: &[
-            ArgSpec::input("a", "[..., hidden], of the forward call"),
-            ArgSpec::input("b", "[..., hidden], of the forward call"),
-            ArgSpec::input("dout", "[..., hidden], gradient of out, and of c"),
-            ArgSpec::output("da", "[..., hidden], gradient of a").optional().in_place_of(DOUT),
-            ArgSpec::output("db", "[..., hidden], gradient of b").optional(),
+            ArgSpec::input("a", shape![.., hidden], DTypeRule::FLOAT, "of the forward call"),
+            ArgSpec::input("b", shape![.., hidden], DTypeRule::Same(A), "of the forward call"),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(A), "gradient of out, and of c"),
+            ArgSpec::output("da", shape![.., hidden], DTypeRule::Same(A), "gradient of a")
+                .optional()
+                .in_place_of(DOUT),
+            ArgSpec::output("db", shape![.., hidden], DTypeRule::Same(A), "gradient of b").optional(),
         ],
-        attrs: &[],
         sizes: SIZES,
+        ..OpSpec::EMPTY
     };
 
-    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
-        let dtype = super::check_all(&Self::SPEC, args)?;
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        Matcher::of(args, attrs)?;
+        let dtype = args.at(A).dtype();
         let wanted = match (args.get(DA).is_some(), args.get(DB).is_some()) {
             (false, false) => Wanted::Neither,
             (true, false) => Wanted::Da,

@@ -23,9 +23,12 @@ pub use backward::{Backward, MulAddBackward};
 use super::elementwise::{Grid, Stream as Operand};
 use crate::cpu::Tier;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec};
-use crate::ops::FLOATS;
-use crate::tensor::{DType, TensorView};
+use crate::op::gradient::{InputGradient, Source};
+use crate::op::{
+    ArgSpec, Args, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, Matcher, OneOutput, Op, OpSpec,
+    SizeSpec, shape,
+};
+use crate::tensor::TensorView;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -39,19 +42,6 @@ const SIZES: &[SizeSpec] = &[
     SizeSpec { name: "num_tokens", default: 32768, doc: "number of rows" },
     SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
 ];
-
-/// Requires every argument to have the shape and type of `a`.
-fn check_all(spec: &OpSpec, args: &Args<'_>) -> Result<DType> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("a", args.at(A), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, "... hidden")?;
-        }
-    }
-    Ok(dtype)
-}
 
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -70,17 +60,29 @@ impl Op for Forward {
         name: "mul_add",
         summary: "Fused multiply-add: a * b + c",
         args: &[
-            ArgSpec::input("a", "[..., hidden]"),
-            ArgSpec::input("b", "[..., hidden]"),
-            ArgSpec::input("c", "[..., hidden]"),
-            ArgSpec::output("out", "[..., hidden]").in_place_of(C),
+            ArgSpec::input("a", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::input("b", shape![.., hidden], DTypeRule::Same(A), ""),
+            ArgSpec::input("c", shape![.., hidden], DTypeRule::Same(A), ""),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(A), "").in_place_of(C),
         ],
-        attrs: &[],
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "mul_add_backward",
+            inputs: &[(A, Source::Input(A)), (B, Source::Input(B)), (DOUT, Source::Incoming(OUT))],
+            results: &[
+                (A, InputGradient::Output(DA)),
+                (B, InputGradient::Output(DB)),
+                (C, InputGradient::Incoming(OUT)),
+            ],
+            ..Gradient::EMPTY
+        }),
+        autocast: Autocast::Widest,
+        ..OpSpec::EMPTY
     };
 
-    fn check(args: &Args<'_>, _: &Attrs) -> Result<Problem> {
-        let dtype = check_all(&Self::SPEC, args)?;
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        Matcher::of(args, attrs)?;
+        let dtype = args.at(A).dtype();
         Ok(Problem { grid: Grid::new(dtype, [A, B, C, OUT].map(|index| Operand::of(args, index)), &[]) })
     }
 

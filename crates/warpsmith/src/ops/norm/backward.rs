@@ -2,8 +2,7 @@
 
 use super::check_eps;
 use crate::error::Result;
-use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
-use crate::ops::FLOATS;
+use crate::op::{Args, Attrs, Cost, Matcher};
 use crate::tensor::{DType, Layout, Space};
 
 // Both ops declare their arguments in this order; rms_norm has no dbias.
@@ -43,23 +42,15 @@ impl Problem {
     }
 }
 
-pub(in crate::ops) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        let pattern = if [WEIGHT, DWEIGHT, DBIAS].contains(&index) { "hidden" } else { "... hidden" };
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, pattern)?;
-        }
-    }
+pub(in crate::ops) fn check(center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let sizes = Matcher::of(args, attrs)?;
     let eps = check_eps(&sizes, attrs)?;
     let given = |index: usize| args.get(index).map(|t| t.layout());
     let (x, dout, dx) = (args.at(X).layout(), args.at(DOUT).layout(), args.at(DX).layout());
     let dsum = given(DSUM).unwrap_or(x);
     let step = |index| given(index).map_or(1, Layout::step);
     Ok(Problem {
-        dtype,
+        dtype: args.at(X).dtype(),
         hidden: sizes.size("hidden"),
         num_rows: sizes.leading_count(),
         rows: Space::new(sizes.leading_rank(), [x, dout, dx, dsum]),

@@ -8,8 +8,7 @@ pub(super) mod cpu;
 pub(super) mod cuda;
 
 use crate::error::Result;
-use crate::op::{Args, Attrs, Cost, Matcher, OpSpec};
-use crate::ops::FLOATS;
+use crate::op::{Args, Attrs, Cost, Matcher};
 use crate::tensor::{DType, Layout, Space};
 
 // Both ops declare their arguments in this order; rms_norm has no bias.
@@ -41,24 +40,15 @@ pub struct Problem {
     eps_bits: u32,
 }
 
-pub(super) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let mut sizes = Matcher::new(spec.name);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    for (index, arg) in spec.args.iter().enumerate() {
-        let pattern = if [WEIGHT, BIAS].contains(&index) { "hidden" } else { "... hidden" };
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, pattern)?;
-        }
-    }
-    sizes.together(("residual", args.get(RESIDUAL)), ("sum", args.get(SUM)))?;
+pub(super) fn check(center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let sizes = Matcher::of(args, attrs)?;
     let eps = check_eps(&sizes, attrs)?;
     let layout = |index: usize| args.get(index).map(|t| t.layout());
     let (x, out) = (args.at(X).layout(), args.at(OUT).layout());
     let (residual, sum) = (layout(RESIDUAL).unwrap_or(x), layout(SUM).unwrap_or(out));
     let vector_step = |index| layout(index).map_or(1, Layout::step);
     Ok(Problem {
-        dtype,
+        dtype: args.at(X).dtype(),
         hidden: sizes.size("hidden"),
         num_rows: sizes.leading_count(),
         rows: Space::new(sizes.leading_rank(), [x, out, residual, sum]),
@@ -72,7 +62,7 @@ pub(super) fn check(spec: &OpSpec, center: bool, args: &Args<'_>, attrs: &Attrs)
     })
 }
 
-fn check_eps(sizes: &Matcher, attrs: &Attrs) -> Result<f32> {
+fn check_eps(sizes: &Matcher<'_>, attrs: &Attrs) -> Result<f32> {
     let eps = attrs.float(EPS);
     sizes.option("eps", eps, "a finite number of zero or more", eps.is_finite() && eps >= 0.0)?;
     Ok(eps as f32)

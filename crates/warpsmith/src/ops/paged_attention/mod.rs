@@ -77,7 +77,8 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Op, OpSpec, SizeSpec, infer,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Kernel, Op, OpSpec, SizeSpec,
+    shape,
 };
 use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
@@ -105,32 +106,75 @@ const SPEC: OpSpec = OpSpec {
     name: "paged_attention",
     summary: "Attention over a cache of keys and values in pages, for many requests",
     args: &[
-        ArgSpec::input("q", "[num_tokens, num_heads, head_dim]"),
-        ArgSpec::input("k_pages", "[num_pages, page_size, num_kv_heads, head_dim]"),
-        ArgSpec::input("v_pages", "[num_pages, page_size, num_kv_heads, head_dim]"),
-        ArgSpec::input("page_table", "[requests, max_pages], i32: the pages of each request"),
-        ArgSpec::input("kv_lens", "[requests], i32: keys of each request, new ones included"),
+        ArgSpec::input("q", shape![num_tokens, num_heads, head_dim], DTypeRule::FLOAT, ""),
+        ArgSpec::input(
+            "k_pages",
+            shape![num_pages, page_size, num_kv_heads, head_dim],
+            DTypeRule::SameOr(Q, &[DType::F8E4M3, DType::F8E5M2]),
+            "of the type of q, or 8-bit",
+        ),
+        ArgSpec::input(
+            "v_pages",
+            shape![num_pages, page_size, num_kv_heads, head_dim],
+            DTypeRule::Same(K_PAGES),
+            "",
+        ),
+        ArgSpec::input(
+            "page_table",
+            shape![requests, max_pages],
+            DTypeRule::I32,
+            "the pages of each request",
+        ),
+        ArgSpec::input(
+            "kv_lens",
+            shape![requests],
+            DTypeRule::I32,
+            "keys of each request, new ones included",
+        ),
         ArgSpec::input(
             "q_starts",
-            "[starts], i32: where each request's queries begin, and the end; evenly if left out",
+            shape![requests + 1],
+            DTypeRule::I32,
+            "where each request's queries begin, and the end; evenly if left out",
         )
         .optional(),
-        ArgSpec::input("k_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's keys").optional(),
-        ArgSpec::input("v_scale", "[1 or num_kv_heads], f32: factor of an 8-bit cache's values").optional(),
-        ArgSpec::input("sinks", "[num_heads], f32: a score without a value").optional(),
+        ArgSpec::input(
+            "k_scale",
+            shape![(1 or num_kv_heads)],
+            DTypeRule::F32,
+            "factor of an 8-bit cache's keys",
+        )
+        .optional(),
+        ArgSpec::input(
+            "v_scale",
+            shape![(1 or num_kv_heads)],
+            DTypeRule::F32,
+            "factor of an 8-bit cache's values",
+        )
+        .optional(),
+        ArgSpec::input("sinks", shape![num_heads], DTypeRule::F32, "a score without a value").optional(),
         ArgSpec::input(
             "group_starts",
-            "[levels, groups_and_end], i32: the requests that begin with the same pages",
+            shape![levels, groups + 1],
+            DTypeRule::I32,
+            "the requests that begin with the same pages",
         )
         .optional(),
         ArgSpec::input(
             "prefix_lens",
-            "[levels, groups], i32: keys that all of a group have; given with group_starts",
+            shape![levels, groups],
+            DTypeRule::I32,
+            "keys that all of a group have; given with group_starts",
+        )
+        .with(GROUP_STARTS),
+        ArgSpec::output("out", shape![num_tokens, num_heads, head_dim], DTypeRule::Same(Q), ""),
+        ArgSpec::output(
+            "lse",
+            shape![num_tokens, num_heads],
+            DTypeRule::F32,
+            "logarithm of the sum of exponentials",
         )
         .optional(),
-        ArgSpec::output("out", "[num_tokens, num_heads, head_dim]"),
-        ArgSpec::output("lse", "[num_tokens, num_heads], f32: logarithm of the sum of exponentials")
-            .optional(),
     ],
     attrs: &[
         AttrSpec { name: "causal", kind: AttrKind::Bool(true), doc: "queries see no keys after their own" },
@@ -165,6 +209,8 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "page_size", default: 16, doc: "keys of a page" },
         SizeSpec { name: "prefix_len", default: 0, doc: "keys that all requests share, with group_starts" },
     ],
+    autocast: Autocast::Low,
+    ..OpSpec::EMPTY
 };
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -178,14 +224,6 @@ impl Op for Forward {
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         problem::check(args, attrs)
-    }
-
-    fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        let mut forms = infer::outputs(args, attrs, wanted)?;
-        if let Some((_, dtype)) = &mut forms[LSE] {
-            *dtype = DType::F32;
-        }
-        Ok(forms)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -34,10 +34,11 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Form, Kernel, Matcher, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, DerivedSize, Kernel, Matcher, Op,
+    OpSpec, SizeRule, SizeSpec, shape,
 };
 use crate::radix::{Mirror, Version};
-use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
+use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 const TABLE: usize = 0;
 const EDGE_TOKENS: usize = 1;
@@ -80,40 +81,15 @@ pub struct Problem {
     strides: [[isize; 2]; 8],
 }
 
-/// The value of an option that is a whole number from 0 to `most`.
-fn whole(spec: &OpSpec, attrs: &Attrs, option: usize, most: u32) -> Result<usize> {
-    let value = attrs.int(option);
-    let fits = (0..=i64::from(most)).contains(&value);
-    Matcher::new(spec.name).option(
-        spec.attrs[option].name,
-        value,
-        &format!("a whole number up to {most}"),
-        fits,
-    )?;
-    Ok(value as usize)
-}
-
 fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let mut sizes = Matcher::new(spec.name);
-    let max_pages = whole(spec, attrs, MAX_PAGES, i32::MAX as u32)?;
-    let seed = whole(spec, attrs, SEED, u32::MAX)?;
-    sizes.bind("max_pages", max_pages);
-    for (index, pattern) in [
-        (TABLE, "num_slots 4"),
-        (EDGE_TOKENS, "num_pages page_size"),
-        (EDGE_PAGES, "num_pages"),
-        (TOKENS, "total"),
-        (STARTS, "batch+1"),
-    ] {
-        sizes.dtype(spec.args[index].name, args.at(index), &[DType::I32])?;
-        sizes.shape(spec.args[index].name, args.at(index), pattern)?;
-    }
+    let sizes = Matcher::of(args, attrs)?;
+    let Ok(seed) = u32::try_from(attrs.int(SEED)) else {
+        let expected = format!("a whole number from 0 to {}", u32::MAX);
+        return Err(Error::argument(spec.name, "seed", expected, attrs.int(SEED).to_string()));
+    };
     let refuse = |index: usize, expected: &str| {
         let got = format!("shape {:?}", args.at(index).shape());
         Err(Error::argument(spec.name, spec.args[index].name, expected, got))
-    };
-    let Some(batch) = sizes.size("batch+1").checked_sub(1) else {
-        return refuse(STARTS, "a start for every sequence, and the end of the last");
     };
     let (num_slots, page_size) = (sizes.size("num_slots"), sizes.size("page_size"));
     if !num_slots.is_power_of_two() || num_slots > LIMIT {
@@ -122,11 +98,7 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     if !(1..=LIMIT).contains(&page_size) {
         return refuse(EDGE_TOKENS, "pages of 1 to 2^30 tokens");
     }
-    sizes.bind("batch", batch);
-    for (index, pattern) in [(MATCHED, "batch"), (NODES, "batch"), (PAGES, "batch max_pages")] {
-        sizes.dtype(spec.args[index].name, args.at(index), &[DType::I32])?;
-        sizes.shape(spec.args[index].name, args.at(index), pattern)?;
-    }
+    let (batch, max_pages) = (sizes.size("batch"), sizes.size("max_pages"));
     let inputs = || (TABLE..=STARTS).map(|index| args.at(index));
     let dense = inputs().all(|view| view.layout().is_contiguous());
     let aligned = page_size.is_multiple_of(4) && inputs().all(|view| view.is_aligned(16));
@@ -137,7 +109,7 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         num_slots,
         num_pages: sizes.size("num_pages"),
         max_pages,
-        seed: seed as u32,
+        seed,
         memory: match (dense, aligned) {
             (true, true) => Memory::Vector,
             (true, false) => Memory::Dense,
@@ -161,14 +133,29 @@ impl Op for Forward {
         name: "prefix_match",
         summary: "Longest prefix of each sequence that a radix tree holds",
         args: &[
-            ArgSpec::input("table", "[num_slots, 4], i32: parent, child, first page and pages of each edge"),
-            ArgSpec::input("edge_tokens", "[num_pages, page_size], i32"),
-            ArgSpec::input("edge_pages", "[num_pages], i32"),
-            ArgSpec::input("tokens", "[total], i32: the sequences, one after the other"),
-            ArgSpec::input("starts", "[batch + 1], i32: where they start, and where the last ends"),
-            ArgSpec::output("matched", "[batch], i32: tokens that match"),
-            ArgSpec::output("nodes", "[batch], i32: the node in whose edge the match ends"),
-            ArgSpec::output("pages", "[batch, max_pages], i32: the pages of the match, then -1"),
+            ArgSpec::input(
+                "table",
+                shape![num_slots, 4],
+                DTypeRule::I32,
+                "parent, child, first page and pages of each edge",
+            ),
+            ArgSpec::input("edge_tokens", shape![num_pages, page_size], DTypeRule::I32, ""),
+            ArgSpec::input("edge_pages", shape![num_pages], DTypeRule::I32, ""),
+            ArgSpec::input("tokens", shape![total], DTypeRule::I32, "the sequences, one after the other"),
+            ArgSpec::input(
+                "starts",
+                shape![batch + 1],
+                DTypeRule::I32,
+                "where they start, and where the last ends",
+            ),
+            ArgSpec::output("matched", shape![batch], DTypeRule::I32, "tokens that match"),
+            ArgSpec::output("nodes", shape![batch], DTypeRule::I32, "the node in whose edge the match ends"),
+            ArgSpec::output(
+                "pages",
+                shape![batch, max_pages],
+                DTypeRule::I32,
+                "the pages of the match, then -1",
+            ),
         ],
         attrs: &[
             AttrSpec { name: "max_pages", kind: AttrKind::Int(256), doc: "columns of `pages`" },
@@ -185,24 +172,15 @@ impl Op for Forward {
             SizeSpec { name: "paths", default: 64, doc: "sequences stored in the tree" },
             SizeSpec { name: "depth", default: 8, doc: "edges of a path, at least" },
         ],
+        derived: &[DerivedSize {
+            name: "max_pages",
+            rule: SizeRule::Option { option: MAX_PAGES, most: i32::MAX as usize },
+        }],
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         check(&Self::SPEC, args, attrs)
-    }
-
-    fn outputs(args: &Args<'_>, attrs: &Attrs, _wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        let max_pages = whole(&Self::SPEC, attrs, MAX_PAGES, i32::MAX as u32)?;
-        let starts = args.get(STARTS).and_then(|starts| starts.shape().first()?.checked_sub(1));
-        let Some(batch) = starts else {
-            let name = Self::SPEC.args[STARTS].name;
-            return Err(Error::argument(Self::SPEC.name, name, "one start or more", "none"));
-        };
-        let mut forms = vec![None; Self::SPEC.args.len()];
-        forms[MATCHED] = Some((vec![batch], DType::I32));
-        forms[NODES] = Some((vec![batch], DType::I32));
-        forms[PAGES] = Some((vec![batch, max_pages], DType::I32));
-        Ok(forms)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -3,7 +3,9 @@
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Op, OpSpec, SizeSpec};
+use crate::op::{
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Op, OpSpec, SizeSpec, shape,
+};
 use crate::ops::norm::backward::{self as back, DOUT, DSUM, DWEIGHT, DX, Problem, WEIGHT, X};
 use crate::ops::norm::{self, EPS};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
@@ -19,22 +21,36 @@ impl Op for Backward {
         name: "rms_norm_backward",
         summary: "Gradients of rms_norm with respect to x (and residual) and weight",
         args: &[
-            ArgSpec::input("x", "[..., hidden], what was normalised: x, or the sum if a residual was added"),
-            ArgSpec::input("weight", "[hidden]").optional(),
-            ArgSpec::input("dout", "[..., hidden], gradient of out"),
-            ArgSpec::input("dsum", "[..., hidden], gradient of the sum from its other uses").optional(),
-            ArgSpec::output("dx", "[..., hidden], gradient of x and of residual").in_place_of(DOUT),
-            ArgSpec::output("dweight", "[hidden], summed over rows in f32").optional(),
+            ArgSpec::input(
+                "x",
+                shape![.., hidden],
+                DTypeRule::FLOAT,
+                "what was normalised: x, or the sum if a residual was added",
+            ),
+            ArgSpec::input("weight", shape![hidden], DTypeRule::Same(X), "").optional(),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(X), "gradient of out"),
+            ArgSpec::input(
+                "dsum",
+                shape![.., hidden],
+                DTypeRule::Same(X),
+                "gradient of the sum from its other uses",
+            )
+            .optional(),
+            ArgSpec::output("dx", shape![.., hidden], DTypeRule::Same(X), "gradient of x and of residual")
+                .in_place_of(DOUT),
+            ArgSpec::output("dweight", shape![hidden], DTypeRule::Same(X), "summed over rows in f32")
+                .optional(),
         ],
         attrs: &[AttrSpec { name: "eps", kind: AttrKind::Float(1e-6), doc: "as in the forward call" }],
         sizes: &[
             SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
             SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
         ],
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        back::check(&Self::SPEC, false, args, attrs)
+        back::check(false, args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

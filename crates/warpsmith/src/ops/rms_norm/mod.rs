@@ -22,9 +22,12 @@ pub use backward::{Backward, RmsNormBackward};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, OneOutput,
+    Op, OpSpec, SizeSpec, shape,
 };
+use crate::ops::norm::backward as back;
 use crate::ops::norm::{self, EPS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
@@ -39,12 +42,13 @@ impl Op for Forward {
         name: "rms_norm",
         summary: "RMS normalisation of rows, with an optional residual added first",
         args: &[
-            ArgSpec::input("x", "[..., hidden]"),
-            ArgSpec::input("weight", "[hidden], multiplies the normalised row").optional(),
-            ArgSpec::input("residual", "[..., hidden], added to x first").optional(),
-            ArgSpec::output("out", "[..., hidden]").in_place_of(X),
-            ArgSpec::output("sum", "[..., hidden], x + residual; given exactly when residual is")
-                .optional()
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::input("weight", shape![hidden], DTypeRule::Same(X), "multiplies the normalised row")
+                .optional(),
+            ArgSpec::input("residual", shape![.., hidden], DTypeRule::Same(X), "added to x first").optional(),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "").in_place_of(X),
+            ArgSpec::output("sum", shape![.., hidden], DTypeRule::Same(X), "x + residual")
+                .with(RESIDUAL)
                 .in_place_of(RESIDUAL),
         ],
         attrs: &[AttrSpec { name: "eps", kind: AttrKind::Float(1e-6), doc: "added to the mean square" }],
@@ -52,10 +56,27 @@ impl Op for Forward {
             SizeSpec { name: "num_tokens", default: 8192, doc: "number of rows" },
             SizeSpec { name: "hidden", default: 4096, doc: "length of a row" },
         ],
+        gradient: Some(Gradient {
+            op: "rms_norm_backward",
+            inputs: &[
+                (back::X, Source::OutputOrInput(SUM, X)),
+                (back::WEIGHT, Source::Input(WEIGHT)),
+                (back::DOUT, Source::Incoming(OUT)),
+                (back::DSUM, Source::Incoming(SUM)),
+            ],
+            results: &[
+                (X, InputGradient::Output(back::DX)),
+                (RESIDUAL, InputGradient::Output(back::DX)),
+                (WEIGHT, InputGradient::Output(back::DWEIGHT)),
+            ],
+            ..Gradient::EMPTY
+        }),
+        autocast: Autocast::F32,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        norm::check(&Self::SPEC, false, args, attrs)
+        norm::check(false, args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

@@ -1,10 +1,10 @@
 //! `rope_backward`: the gradient of `rope`, a rotation by the opposite angle.
 
-use super::{ATTRS, OUT, POSITIONS, Problem, SIZES, X, cpu};
+use super::{ATTRS, COS, DERIVED, OUT, POSITIONS, Problem, SIZES, X, cpu};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Op, OpSpec, shape};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -18,18 +18,32 @@ impl Op for Backward {
         name: "rope_backward",
         summary: "Gradient of rope with respect to x",
         args: &[
-            ArgSpec::input("dout", "[..., num_tokens, num_heads, head_dim], gradient of out"),
-            ArgSpec::input("positions", "[..., num_tokens], i64 or i32"),
-            ArgSpec::input("cos", "[max_pos, rotary_dim / 2], f32; given exactly when sin is").optional(),
-            ArgSpec::input("sin", "[max_pos, rotary_dim / 2], f32").optional(),
-            ArgSpec::output("dx", "[..., num_tokens, num_heads, head_dim], gradient of x").in_place_of(X),
+            ArgSpec::input(
+                "dout",
+                shape![.., num_tokens, num_heads, head_dim],
+                DTypeRule::FLOAT,
+                "gradient of out",
+            ),
+            ArgSpec::input("positions", shape![.., num_tokens], DTypeRule::INDEX, ""),
+            ArgSpec::input("cos", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "given with sin")
+                .optional(),
+            ArgSpec::input("sin", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "").with(COS),
+            ArgSpec::output(
+                "dx",
+                shape![.., num_tokens, num_heads, head_dim],
+                DTypeRule::Same(X),
+                "gradient of x",
+            )
+            .in_place_of(X),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        derived: DERIVED,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        super::check(&Self::SPEC, true, args, attrs)
+        super::check(true, args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

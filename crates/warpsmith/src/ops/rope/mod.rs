@@ -37,10 +37,11 @@ pub(in crate::ops) use rotation::{Rotation, check_numbers};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, DerivedSize, Gradient, Kernel, Matcher,
+    OneOutput, Op, OpSpec, SizeRule, SizeSpec, shape,
 };
-use crate::ops::FLOATS;
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 // The backward op has the same arguments and options: `dout` and `dx` take the places of `x` and `out`.
@@ -69,6 +70,9 @@ pub(in crate::ops) const ATTRS: &[AttrSpec] = &[
     AttrSpec { name: "scale", kind: AttrKind::Float(1.0), doc: "factor on positions" },
 ];
 
+/// What the tables' columns are half of.
+pub(in crate::ops) const DERIVED: &[DerivedSize] =
+    &[DerivedSize { name: "rotary_dim", rule: SizeRule::OptionOr { option: ROTARY_DIM, size: "head_dim" } }];
 const SIZES: &[SizeSpec] = &[
     SizeSpec { name: "num_tokens", default: 8192, doc: "number of tokens" },
     SizeSpec { name: "num_heads", default: 32, doc: "number of heads" },
@@ -94,20 +98,16 @@ pub struct Problem {
     vector_rows: bool,
 }
 
-fn check(spec: &OpSpec, backward: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let mut sizes = Matcher::new(spec.name);
-    let name = |index: usize| spec.args[index].name;
+fn check(backward: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let mut sizes = Matcher::new(args, attrs);
+    sizes.arg(X)?;
     let (x, out, positions) = (args.at(X), args.at(OUT), args.at(POSITIONS));
-    let dtype = sizes.dtype(name(X), x, &FLOATS)?;
-    sizes.dtype(name(OUT), out, &[dtype])?;
-    let position_dtype = sizes.dtype(name(POSITIONS), positions, &[DType::I64, DType::I32])?;
-    sizes.shape(name(X), x, "... num_tokens num_heads head_dim")?;
-    sizes.shape(name(OUT), out, "... num_tokens num_heads head_dim")?;
-    sizes.shape(name(POSITIONS), positions, "... num_tokens")?;
+    let (dtype, position_dtype) = (x.dtype(), positions.dtype());
     let (num_heads, head_dim) = (sizes.size("num_heads"), sizes.size("head_dim"));
 
     let empty = x.layout().numel() == 0;
     let rotation = Rotation::check(&mut sizes, args, attrs, [COS, SIN], head_dim, empty)?;
+    sizes.all()?;
     let rotary_dim = rotation.rotary_dim;
 
     let rank = sizes.leading_rank() + 1;
@@ -148,18 +148,33 @@ impl Op for Forward {
         name: "rope",
         summary: "Rotary position embedding of queries or keys",
         args: &[
-            ArgSpec::input("x", "[..., num_tokens, num_heads, head_dim]"),
-            ArgSpec::input("positions", "[..., num_tokens], i64 or i32"),
-            ArgSpec::input("cos", "[max_pos, rotary_dim / 2], f32; given exactly when sin is").optional(),
-            ArgSpec::input("sin", "[max_pos, rotary_dim / 2], f32").optional(),
-            ArgSpec::output("out", "[..., num_tokens, num_heads, head_dim]").in_place_of(X),
+            ArgSpec::input("x", shape![.., num_tokens, num_heads, head_dim], DTypeRule::FLOAT, ""),
+            ArgSpec::input("positions", shape![.., num_tokens], DTypeRule::INDEX, ""),
+            ArgSpec::input("cos", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "given with sin")
+                .optional(),
+            ArgSpec::input("sin", shape![max_pos, rotary_dim / 2], DTypeRule::F32, "").with(COS),
+            ArgSpec::output("out", shape![.., num_tokens, num_heads, head_dim], DTypeRule::Same(X), "")
+                .in_place_of(X),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        derived: DERIVED,
+        gradient: Some(Gradient {
+            op: "rope_backward",
+            inputs: &[
+                (X, Source::Incoming(OUT)),
+                (POSITIONS, Source::Input(POSITIONS)),
+                (COS, Source::Input(COS)),
+                (SIN, Source::Input(SIN)),
+            ],
+            results: &[(X, InputGradient::Output(OUT))],
+            ..Gradient::EMPTY
+        }),
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        check(&Self::SPEC, false, args, attrs)
+        check(false, args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

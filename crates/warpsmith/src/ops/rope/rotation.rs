@@ -3,7 +3,6 @@
 use super::{LAYOUT, ROTARY_DIM, SCALE, THETA};
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
-use crate::tensor::DType;
 
 /// Where the tables' elements are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,7 +36,7 @@ impl Bits {
 
 /// Judges the options that are numbers. An op that rotates has them at the positions they have in `rope`, under names of
 /// its own.
-pub(in crate::ops) fn check_numbers(sizes: &Matcher, args: &Args<'_>, attrs: &Attrs) -> Result<()> {
+pub(in crate::ops) fn check_numbers(sizes: &Matcher<'_>, args: &Args<'_>, attrs: &Attrs) -> Result<()> {
     let name = |index: usize| args.spec().attrs[index].name;
     let (theta, scale) = (attrs.float(THETA), attrs.float(SCALE));
     sizes.option(name(THETA), theta, "a finite number above zero", theta.is_finite() && theta > 0.0)?;
@@ -47,7 +46,7 @@ pub(in crate::ops) fn check_numbers(sizes: &Matcher, args: &Args<'_>, attrs: &At
 impl Rotation {
     /// Judges the options and the tables, which are the arguments `cos` and `sin`. `empty`: there is nothing to rotate.
     pub fn check(
-        sizes: &mut Matcher,
+        sizes: &mut Matcher<'_>,
         args: &Args<'_>,
         attrs: &Attrs,
         [cos, sin]: [usize; 2],
@@ -62,19 +61,15 @@ impl Rotation {
         let name = args.spec().attrs[ROTARY_DIM].name;
         sizes.option(name, if asked == 0 { head_dim as i64 } else { asked }, &expected, fits)?;
 
-        sizes.bind("rotary_dim/2", rotary_dim / 2);
-        let name = |index: usize| args.spec().args[index].name;
-        sizes.together((name(cos), args.get(cos)), (name(sin), args.get(sin)))?;
+        sizes.together(cos, sin)?;
         let tables = match (args.get(cos), args.get(sin)) {
             (Some(c), Some(s)) => {
-                for (index, table) in [(cos, c), (sin, s)] {
-                    sizes.dtype(name(index), table, &[DType::F32])?;
-                    sizes.shape(name(index), table, "max_pos rotary_dim/2")?;
-                }
+                sizes.arg(cos)?;
+                sizes.arg(sin)?;
                 let max_pos = sizes.size("max_pos");
                 if max_pos == 0 && !empty {
-                    let op = args.spec().name;
-                    return Err(Error::argument(op, name(cos), "a table of at least one row", "max_pos=0"));
+                    let (op, name) = (args.spec().name, args.spec().args[cos].name);
+                    return Err(Error::argument(op, name, "a table of at least one row", "max_pos=0"));
                 }
                 let strides = [c, s].map(|t| [t.layout().strides()[0], t.layout().strides()[1]]);
                 Some(Tables { max_pos, strides })

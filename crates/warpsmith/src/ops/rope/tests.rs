@@ -1,6 +1,7 @@
 use super::*;
 use crate::Tensor;
 use crate::device::Device;
+use crate::ops::FLOATS;
 use crate::ops::devices;
 use crate::tensor::{Layout, Shape};
 use std::f64::consts::TAU;

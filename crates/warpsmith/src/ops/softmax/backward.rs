@@ -6,7 +6,7 @@ use super::{ATTRS, Problem, SCALE, SIZES, cpu};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
-use crate::op::{ArgSpec, Args, Attrs, Call, Cost, Kernel, Op, OpSpec};
+use crate::op::{ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Op, OpSpec, shape};
 use crate::tensor::{Tensor, TensorView, TensorViewMut};
 
 pub(super) const Y: usize = 0;
@@ -24,16 +24,17 @@ impl Op for Backward {
         name: "softmax_backward",
         summary: "Gradient of softmax with respect to x",
         args: &[
-            ArgSpec::input("y", "[..., hidden], what softmax returned"),
-            ArgSpec::input("dout", "[..., hidden], gradient of y"),
-            ArgSpec::output("dx", "[..., hidden], gradient of x").in_place_of(DOUT),
+            ArgSpec::input("y", shape![.., hidden], DTypeRule::FLOAT, "what softmax returned"),
+            ArgSpec::input("dout", shape![.., hidden], DTypeRule::Same(Y), "gradient of y"),
+            ArgSpec::output("dx", shape![.., hidden], DTypeRule::Same(Y), "gradient of x").in_place_of(DOUT),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        Problem::check(&Self::SPEC, args, attrs)
+        Problem::check(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

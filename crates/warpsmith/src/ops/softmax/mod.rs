@@ -24,10 +24,11 @@ pub use backward::{Backward, SoftmaxBackward};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, Matcher,
+    OneOutput, Op, OpSpec, SizeSpec, shape,
 };
-use crate::ops::FLOATS;
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
 const X: usize = 0;
@@ -57,18 +58,13 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        let mut sizes = Matcher::new(spec.name);
-        let dtype = sizes.dtype(spec.args[0].name, args.at(0), &FLOATS)?;
-        for (index, arg) in spec.args.iter().enumerate() {
-            sizes.dtype(arg.name, args.at(index), &[dtype])?;
-            sizes.shape(arg.name, args.at(index), "... hidden")?;
-        }
+    fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+        let sizes = Matcher::of(args, attrs)?;
         let scale = attrs.float(SCALE);
         sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
-        let layouts: [_; 4] = std::array::from_fn(|t| args.at(t.min(spec.args.len() - 1)).layout());
+        let layouts: [_; 4] = std::array::from_fn(|t| args.at(t.min(args.spec().args.len() - 1)).layout());
         Ok(Problem {
-            dtype,
+            dtype: args.at(X).dtype(),
             hidden: sizes.size("hidden"),
             num_rows: sizes.leading_count(),
             rows: Space::new(sizes.leading_rank(), layouts),
@@ -105,15 +101,24 @@ impl Op for Forward {
         name: "softmax",
         summary: "Softmax of scaled rows",
         args: &[
-            ArgSpec::input("x", "[..., hidden]"),
-            ArgSpec::output("out", "[..., hidden], rows that sum to one").in_place_of(X),
+            ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
+            ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "rows that sum to one")
+                .in_place_of(X),
         ],
         attrs: ATTRS,
         sizes: SIZES,
+        gradient: Some(Gradient {
+            op: "softmax_backward",
+            inputs: &[(backward::Y, Source::Output(OUT)), (backward::DOUT, Source::Incoming(OUT))],
+            results: &[(X, InputGradient::Output(backward::DX))],
+            ..Gradient::EMPTY
+        }),
+        autocast: Autocast::F32,
+        ..OpSpec::EMPTY
     };
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-        Problem::check(&Self::SPEC, args, attrs)
+        Problem::check(args, attrs)
     }
 
     fn kernels() -> &'static [Kernel<Problem>] {

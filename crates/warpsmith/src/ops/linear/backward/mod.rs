@@ -25,9 +25,9 @@ use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, Kernel, Matcher, Op, OpSpec, Products, SizeSpec,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, Products,
+    SizeSpec, shape,
 };
-use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{DType, TensorView, TensorViewMut};
 
@@ -94,15 +94,8 @@ impl BackwardProblem {
 
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
     let op = SPEC.name;
-    let mut sizes = Matcher::new(op);
-    let dtype = sizes.dtype("x", args.at(X), &FLOATS)?;
-    let patterns = ["... k", "n k", "... n", "... n", "... k", "n k", "n"];
-    for ((index, arg), pattern) in SPEC.args.iter().enumerate().zip(patterns) {
-        if let Some(tensor) = args.get(index) {
-            sizes.dtype(arg.name, tensor, &[dtype])?;
-            sizes.shape(arg.name, tensor, pattern)?;
-        }
-    }
+    let sizes = Matcher::of(args, attrs)?;
+    let dtype = args.at(X).dtype();
     let activation = Activation::ALL[attrs.choice(ACT)];
     if activation != Activation::None && args.get(Z).is_none() {
         let expected = format!("a tensor, because of act={}", activation.name());
@@ -182,13 +175,19 @@ const SPEC: OpSpec = OpSpec {
     name: "linear_backward",
     summary: "Gradients of linear with respect to its input, weight and bias",
     args: &[
-        ArgSpec::input("x", "[..., k], input of the forward call"),
-        ArgSpec::input("w", "[n, k], its weight"),
-        ArgSpec::input("dout", "[..., n], gradient of its result"),
-        ArgSpec::input("z", "[..., n], what its activation was applied to, if it had one").optional(),
-        ArgSpec::output("dx", "[..., k], gradient of x").optional(),
-        ArgSpec::output("dw", "[n, k], gradient of w").optional(),
-        ArgSpec::output("dbias", "[n], gradient of the bias").optional(),
+        ArgSpec::input("x", shape![.., k], DTypeRule::FLOAT, "input of the forward call"),
+        ArgSpec::input("w", shape![n, k], DTypeRule::Same(X), "its weight"),
+        ArgSpec::input("dout", shape![.., n], DTypeRule::Same(X), "gradient of its result"),
+        ArgSpec::input(
+            "z",
+            shape![.., n],
+            DTypeRule::Same(X),
+            "what its activation was applied to, if it had one",
+        )
+        .optional(),
+        ArgSpec::output("dx", shape![.., k], DTypeRule::Same(X), "gradient of x").optional(),
+        ArgSpec::output("dw", shape![n, k], DTypeRule::Same(X), "gradient of w").optional(),
+        ArgSpec::output("dbias", shape![n], DTypeRule::Same(X), "gradient of the bias").optional(),
     ],
     attrs: &[
         AttrSpec { name: "act", kind: AttrKind::Choice(Activation::NAMES), doc: "the activation" },
@@ -204,6 +203,7 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "n", default: 4096, doc: "columns of dout" },
         SizeSpec { name: "k", default: 4096, doc: "columns of x" },
     ],
+    ..OpSpec::EMPTY
 };
 
 /// The op, as listed in [`crate::ops::ALL`].
