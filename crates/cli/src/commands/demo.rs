@@ -50,7 +50,7 @@ const QUICK_CASES: usize = 8;
 /// Longest line.
 const WIDTH: usize = 100;
 /// Longest description of a case, indentation included.
-const CASE_WIDTH: usize = 58;
+const CASE_WIDTH: usize = 59;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();

@@ -105,7 +105,7 @@ fn facts(record: &Record) -> Vec<String> {
     facts.extend(machine.driver.iter().map(|version| format!("driver {version}")));
     facts.extend(machine.nvrtc.iter().map(|version| format!("NVRTC {version}")));
     facts.extend(machine.cpu.iter().map(|cpu| format!("{} threads, {}", cpu.threads, cpu.tier)));
-    facts.extend(record.ceilings.iter().map(|latest| match copy_range(&record.timings) {
+    facts.extend(record.ceilings.iter().map(|latest| match copy_range(&fastest(record)) {
         None => latest.to_string(),
         Some(range) => {
             format!("{latest} in the latest run; each row is limited by its own run's, copy {range}")
@@ -172,7 +172,7 @@ fn proof_table(record: &Record, present: &PresentCode, out: &mut String) -> bool
 
 /// The lowest and highest copy rates that memory-bound timings are limited by, if they differ by more than one percent.
 /// Timings come from several runs, and each run measures its own ceilings.
-fn copy_range(timings: &[Timing]) -> Option<String> {
+fn copy_range(timings: &[&Timing]) -> Option<String> {
     let limited = timings.iter().filter(|t| t.bound == Bound::Memory && t.limit_ms > 0.0);
     let rates = limited.map(|t| t.gbps * t.ms / t.limit_ms);
     let (low, high) = rates.fold((f64::INFINITY, 0.0), |(low, high), r| (r.min(low), r.max(high)));
