@@ -289,3 +289,41 @@ def cast(case: Case, device: str) -> Work | None:
         return x.to(to)
 
     return Work(fresh, {"torch": call}, call)
+
+
+def copy(case: Case, device: str) -> Work | None:
+    if case.dtype not in DTYPES:
+        return None
+    normal = random_like(case, device)
+    shape = [case.size(name) for name in ("batch", "rows", "cols")]
+    swapped = case.option("order", "kept") == "swapped"
+
+    def call(x):
+        return (x.transpose(1, 2) if swapped else x).clone(memory_format=torch.contiguous_format)
+
+    return Work(lambda: (normal(*shape),), {"torch": call})
+
+
+def embedding(case: Case, device: str) -> Work:
+    rows, hidden = row_sizes(case)
+    vocab = case.size("vocab")
+    normal = random_like(case, device)
+
+    def fresh():
+        return torch.randint(vocab, (rows,), device=device), normal(vocab, hidden)
+
+    return Work(fresh, {"torch": F.embedding})
+
+
+def embedding_backward(case: Case, device: str) -> Work:
+    rows, hidden = row_sizes(case)
+    vocab = int(case.option("vocab", "32768"))
+    normal = random_like(case, device)
+
+    def fresh():
+        return normal(rows, hidden), torch.randint(vocab, (rows,), device=device)
+
+    def call(dout, ids):
+        return torch.ops.aten.embedding_dense_backward(dout, ids, vocab, -1, False)
+
+    return Work(fresh, {"torch": call})

@@ -181,8 +181,11 @@ fn run_computes_what_the_formula_says() {
     let metadata = SafeTensors::read_metadata(&bytes).unwrap().1;
     assert_eq!(metadata.metadata().as_ref().unwrap()["kernel"], "rms_norm_portable");
 
+    // A residual implies the sum.
+    succeeds(&call(&["--set", "eps=0", "--kernel", "rms_norm_portable"]));
+    assert_eq!(std::fs::read(output).unwrap(), bytes);
+
     // Each mistake is named.
-    assert!(fails(&call(&[])).contains("`sum`: expected a tensor, because `residual` is given"));
     assert!(fails(&call(&["--want", "out"])).contains("one of sum"));
     assert!(fails(&call(&["--set", "alpha=1"])).contains("eps"));
     assert!(

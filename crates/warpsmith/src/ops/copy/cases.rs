@@ -78,8 +78,7 @@ fn bench_cases(spec: &OpSpec) -> Vec<Case> {
         let case = Case::new(spec, dtype);
         cases.push(case.clone());
         cases.push(case.clone().attr(ORDER, 1.0));
-        cases.push(case.clone().attr(ORDER, 1.0).sizes(&[512, 128, 64]));
-        cases.push(case.arranged(Arrangement::HeadsFirst).sizes(&[512, 32, 128]));
+        cases.push(case.attr(ORDER, 1.0).sizes(&[512, 128, 64]));
     }
     cases.push(Case::new(spec, DType::BF16).sizes(&[1, 128, 4096]));
     cases
