@@ -400,3 +400,7 @@ fn device_info(device: Device) -> Result<&'static DeviceInfo> {
     let info: &'static DeviceInfo = Box::leak(Box::new(device.info()?));
     Ok(KNOWN.write().unwrap_or_else(|e| e.into_inner()).entry(device).or_insert(info))
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;
