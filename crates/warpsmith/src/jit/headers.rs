@@ -20,6 +20,7 @@ macro_rules! headers {
 
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
+    "async_copy.cuh",
     "attention.cuh",
     "attention_mma.cuh",
     "attention_producer.cuh",
@@ -27,9 +28,11 @@ pub static HEADERS: &[Header] = headers![
     "attention_tiles.cuh",
     "attention_weights.cuh",
     "base.cuh",
+    "division.cuh",
     "elementwise.cuh",
     "fp8.cuh",
     "group.cuh",
+    "hash.cuh",
     "l2.cuh",
     "linear.cuh",
     "linear_activation.cuh",
@@ -44,7 +47,7 @@ pub static HEADERS: &[Header] = headers![
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",
-    "stage.cuh",
+    "shared.cuh",
     "tma.cuh",
     "vec.cuh",
     "wgmma.cuh", //
