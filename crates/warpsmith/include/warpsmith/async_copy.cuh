@@ -9,9 +9,9 @@
 namespace warpsmith {
 
 // Code that has a path without these copies compiles for older devices too, where they do nothing.
-WS_INLINE void copy_async(u32 to, const void* from) {
+WS_INLINE void copy_async(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 #endif
 }
 // Writes zeros if `exists` is false; `from` is not read then and may be any address.

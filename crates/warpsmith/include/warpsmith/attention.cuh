@@ -41,7 +41,8 @@ WS_INLINE int find_packed(const AttentionParams& p, int index, int tile_rows, in
     int first = 0, count = 0;
     if (base + lane < p.requests) packed_range((const i32*)p.q_starts, p.q_starts_step, base + lane, p.q_len, first, count);
     int until = count < least ? 0 : (int)(((i64)count * heads + tile_rows - 1) / tile_rows);
-    until = warp_scan<Sum>(until, lane) + before;
+    until = warp_scan<Sum>(until, lane);
+    until += before;
     const u32 past = __ballot_sync(kAllLanes, index < until);
     if (past) {
       const int owner = __ffs(past) - 1;

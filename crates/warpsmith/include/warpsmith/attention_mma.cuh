@@ -119,14 +119,12 @@ WS_INLINE void weights_of(Softmax& softmax, float (&score)[kKeyBlocks][4], float
 template <class E> WS_INLINE void store_pair(E* to, float low, float high) { *(u32*)to = pack_pair(low, high, E()); }
 WS_INLINE void store_pair(float* to, float low, float high) { *(float2*)to = {low, high}; }
 
-// Where the tiles of a block are in shared memory, and a lane's addresses in them for ldmatrix.
+// Where the tiles of a block are in shared memory.
 struct Tiles {
-  u32 queries, keys, values, query_at, key_at;
+  u32 queries, keys, values;
 
-  WS_INLINE Tiles(const void* shared, int warp, int lane) {
-    queries = shared_address(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
-    query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
-  }
+  WS_INLINE explicit Tiles(const void* shared)
+      : queries(shared_address(shared)), keys(queries + kTileM * kLine), values(keys + 2 * kStage) {}
   // Starts the copies of queries and first keys, one group, and of first values, another.
   template <int kAhead> WS_INLINE void load_first(const AttentionParams& p, const Work& work, const Span& span) const {
     load_queries<kAhead>(queries, p, work);

@@ -179,13 +179,13 @@ WS_INLINE void prefetch_first_tile(const Sm90Params& p) {
   if (p.tiles > gridDim.x || !TileScheduler().get(p, tile) || !is_leader()) return;
   const int kv_head = tile.head / p.attention.group, batch = tile.request.batch;
 #pragma unroll
-  for (int c = 0; c < kChunks; ++c) tma_prefetch_box(&p.q_map, c * 64, tile.first_query, tile.head, batch);
+  for (int c = 0; c < kChunks; ++c) tma_prefetch_box((u64)&p.q_map, c * 64, tile.first_query, tile.head, batch);
 #pragma unroll 1
   for (int n = tile.block; n < min(tile.end, tile.block + STAGES + 1); ++n)
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      tma_prefetch_box(&p.k_map, c * 64, n * BLOCK_N, kv_head, batch);
-      tma_prefetch_box(&p.v_map, c * 64, n * BLOCK_N, kv_head, batch);
+      tma_prefetch_box((u64)&p.k_map, c * 64, n * BLOCK_N, kv_head, batch);
+      tma_prefetch_box((u64)&p.v_map, c * 64, n * BLOCK_N, kv_head, batch);
     }
 #endif
 }

@@ -143,7 +143,10 @@ struct Consumer {
 
   WS_INLINE void pack_weights() {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; ++i) weights[i] = pack_pair(scores[2 * i], scores[2 * i + 1], T{});
+    for (int i = 0; i < BLOCK_N / 4; ++i) {
+      const float pair[2] = {scores[2 * i], scores[2 * i + 1]};
+      weights[i] = pack_pair(pair, T{});
+    }
   }
 
   // Caps the scores of block n and hides those of keys that rows do not see.
@@ -374,7 +377,8 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = 4 * (chunk * 8 + j + i / 2) + 2 * (i % 2);
-        m[i] = pack_pair(out[at] * inverse[i % 2], out[at + 1] * inverse[i % 2], T{});
+        const float pair[2] = {out[at] * inverse[i % 2], out[at + 1] * inverse[i % 2]};
+        m[i] = pack_pair(pair, T{});
       }
       store_matrices<false>(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m);
     }

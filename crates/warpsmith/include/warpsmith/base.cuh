@@ -100,6 +100,8 @@ WS_INLINE u32 pack_pair(float low, float high, bf16) {
 #endif
 }
 
+template <class T> WS_INLINE u32 pack_pair(const float (&pair)[2], T type) { return pack_pair(pair[0], pair[1], type); }
+
 // The value that is read back after x is stored as T.
 template <class T> WS_INLINE float rounded(float x) { return to_f32(from_f32<T>(x)); }
 

@@ -173,7 +173,7 @@ template <int kRowBlocks> struct Output {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       y[i] = finish(p, d[r][at + i], 0.0f, 1.0f, c, to_f32(OUT_T{(u16)(residual >> (16 * i))}));
-    return pack_pair(y[0], y[1], OUT_T{});
+    return pack_pair(y, OUT_T{});
   }
 };
 

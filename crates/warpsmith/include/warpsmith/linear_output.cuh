@@ -217,7 +217,7 @@ template <int kRowBlocks> struct Output {
     for (int j = 0; j < 2; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if constexpr (sizeof(T) == 2) words[2 * j + h] = pack_pair(y[j][h][0], y[j][h][1], T{});
+        if constexpr (sizeof(T) == 2) words[2 * j + h] = pack_pair(y[j][h], T{});
         else words[4 * j + 2 * h] = float_bits(y[j][h][0]), words[4 * j + 2 * h + 1] = float_bits(y[j][h][1]);
       }
   }

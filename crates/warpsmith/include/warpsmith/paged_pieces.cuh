@@ -108,18 +108,6 @@ WS_INLINE Piece piece_at(const PagedParams& p, bool whole, const i64* starts, i6
   return piece;
 }
 
-// As copy_async, for keys and values. With ONCE no other block reads them, so they are the first to be evicted from L2.
-WS_INLINE void copy_keys(u32 to, const void* from, bool exists) {
-#if ONCE && __CUDA_ARCH__ >= 900
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
-               ::"r"(to), "l"(from), "r"(exists ? 16 : 0), "l"(policy) : "memory");
-#else
-  copy_async(to, from, exists);
-#endif
-}
-
 // Loads a number that another kernel may still be writing, past L1, which would keep the old value.
 WS_INLINE i32 load_uncached(u64 numbers, i64 at) {
   i32 x;

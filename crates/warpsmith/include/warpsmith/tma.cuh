@@ -27,9 +27,9 @@ WS_INLINE void tma_load_multicast(u32 shared, const void* map, u32 barrier, u16 
 }
 
 // Prefetches a box to L2. Nothing is read: this is safe even while an earlier kernel still writes the box.
-WS_INLINE void tma_prefetch_box(const void* map, int c0, int c1, int c2, int c3) {
+WS_INLINE void tma_prefetch_box(u64 map, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
-               ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+               ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
 // Stores a box. Threads that wrote it must have executed `async_proxy_fence` before the barrier that precedes this.

@@ -44,6 +44,7 @@ pub static HEADERS: &[Header] = headers![
     "paged_attention.cuh",
     "paged_fragments.cuh",
     "paged_pieces.cuh",
+    "paged_units.cuh",
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",

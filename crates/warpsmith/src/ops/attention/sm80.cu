@@ -23,19 +23,20 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Tiles tiles(shared, warp, lane);
+  const Tiles tiles(shared);
   const Span span = span_of(p, work);
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
   tiles.load_first<kAhead>(p, work, span);
+  const u32 query_at = left_at(tiles.queries, warp, lane), key_at = right_at(tiles.keys, lane);
   const u32 value_at = tiles.values + lane % 16 * kLine + lane / 16 * 16;
   u32 query[kKeepQueries ? kSteps : 1][4];
   if (kKeepQueries) {
     wait_copies<1>();
     __syncthreads();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) load_matrices<false>(query[step], tiles.query_at + step * 32);
+    for (int step = 0; step < kSteps; ++step) load_matrices<false>(query[step], query_at + step * 32);
   }
 
 #pragma unroll 1
@@ -50,11 +51,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       u32(&left)[4] = query[kKeepQueries ? step : 0];
-      if (!kKeepQueries) load_matrices<false>(left, tiles.query_at + step * 32);
+      if (!kKeepQueries) load_matrices<false>(left, query_at + step * 32);
 #pragma unroll
       for (int j = 0; j < kKeyBlocks; j += 2) {
         u32 right[4];
-        load_matrices<false>(right, tiles.key_at + stage + j * 8 * kLine + step * 32);
+        load_matrices<false>(right, key_at + stage + j * 8 * kLine + step * 32);
         multiply(score[j], left, right[0], right[1], T());
         multiply(score[j + 1], left, right[2], right[3], T());
       }

@@ -156,12 +156,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Tiles tiles(shared, warp, lane);
+  const Tiles tiles(shared);
   const Span span = span_of(p, work);
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
   tiles.load_first<kAhead>(p, work, span);
+  const u32 query_at = left_at(tiles.queries, warp, lane), key_at = right_at(tiles.keys, lane);
   const u32 value_at = tiles.values + lane % 4 * 2 * kLine + lane / 4 * 4;
   wait_copies<1>();
   const bool queries_finite = are_finite<kTileM>(tiles.queries);
@@ -174,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
     wait_copies<2>();
     const bool plain = queries_finite && are_finite<kKeys>(tiles.keys + stage);
     float score[kKeyBlocks][4];
-    if (__syncthreads_and(plain)) scores_of<false>(score, tiles.query_at, tiles.key_at + stage);
-    else scores_of<true>(score, tiles.query_at, tiles.key_at + stage);
+    if (__syncthreads_and(plain)) scores_of<false>(score, query_at, key_at + stage);
+    else scores_of<true>(score, query_at, key_at + stage);
 
     float kept[2];
     weights_of(softmax, score, kept, p, work, span, block, lane);

@@ -177,7 +177,7 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
   }
   // Prefetches a stage to L2.
   WS_INLINE void prefetch(u32 rank, int k, int batch) const {
-    each_box(rank, k, [&](u32, int c0, int c1, int part) { tma_prefetch_box(map, c0, c1, part, batch); });
+    each_box(rank, k, [&](u32, int c0, int c1, int part) { tma_prefetch_box((u64)map, c0, c1, part, batch); });
   }
 };
 typedef Operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N> OperandX;

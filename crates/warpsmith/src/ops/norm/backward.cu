@@ -118,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
       for (int i = 0; i < ITEMS; ++i) {
         int k = (i * LANES + lane) * V;
         if (VECTOR == kExact || k < p.hidden) {
-          copy_async(shared_address(staged + stage * kStage + i * kThreads), at.x + k);
-          copy_async(shared_address(staged + stage * kStage + kTensor + i * kThreads), at.dout + k);
+          copy_async(staged + stage * kStage + i * kThreads, at.x + k);
+          copy_async(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
         }
       }
     }
