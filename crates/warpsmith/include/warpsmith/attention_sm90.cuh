@@ -380,7 +380,7 @@ struct Consumer {
         const float pair[2] = {out[at] * inverse[i % 2], out[at + 1] * inverse[i % 2]};
         m[i] = pack_pair(pair, T{});
       }
-      store_matrices<false>(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m);
+      store_matrices<false>(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m[0], m[1], m[2], m[3]);
     }
     __syncwarp();
   }

@@ -108,7 +108,7 @@ template <int kRowBlocks> struct Output {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           if (first + i + j / 2 < kBoxes) words[j] = evaluate(p, d, first + i + j / 2, j % 2, residual[i / 2][j]);
-        store_matrices<true>(matrix_row(i), words);
+        store_matrices<true>(matrix_row(i), words[0], words[1], words[2], words[3]);
       }
       async_proxy_fence();
       named_barrier_sync(barrier, 128);

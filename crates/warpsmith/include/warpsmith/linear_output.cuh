@@ -223,7 +223,7 @@ template <int kRowBlocks> struct Output {
   }
   template <class T> WS_INLINE void write_group(const u32 (&words)[kWords], u32 column) const {
     if constexpr (sizeof(T) == 2) {
-      store_matrices<false>(place(lane % 16, column + lane / 16 * 8), words);
+      store_matrices<false>(place(lane % 16, column + lane / 16 * 8), words[0], words[1], words[2], words[3]);
     } else {
 #pragma unroll
       for (int j = 0; j < 2; ++j)

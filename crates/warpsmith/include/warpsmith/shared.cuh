@@ -45,13 +45,13 @@ template <bool kTransposed> WS_INLINE void load_matrices(u32 (&m)[4], u32 row) {
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 // From sm_90 on.
-template <bool kTransposed> WS_INLINE void store_matrices(u32 row, const u32 (&m)[4]) {
+template <bool kTransposed> WS_INLINE void store_matrices(u32 row, u32 m0, u32 m1, u32 m2, u32 m3) {
   if (kTransposed)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(row), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+                 ::"r"(row), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory");
   else
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(row), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3]) : "memory");
+                 ::"r"(row), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory");
 }
 
 }  // namespace warpsmith
