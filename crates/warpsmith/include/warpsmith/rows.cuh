@@ -49,8 +49,9 @@ template <int kLanes, int kRows> struct ThreadRow {
 };
 
 // A block of kThreads threads as lines of 2^lane_bits threads each, for row lengths that are known only at run time.
+// `lane_bits` refers to the kernel's parameters: to read it again is cheaper than to keep it in a register.
 template <int kThreads> struct Lines {
-  int lane_bits;
+  const int& lane_bits;
 
   WS_INLINE int lane() const { return threadIdx.x & ((1 << lane_bits) - 1); }
   WS_INLINE u32 line() const { return threadIdx.x >> lane_bits; }
