@@ -119,19 +119,13 @@ WS_INLINE void weights_of(Softmax& softmax, float (&score)[kKeyBlocks][4], float
 template <class E> WS_INLINE void store_pair(E* to, float low, float high) { *(u32*)to = pack_pair(low, high, E()); }
 WS_INLINE void store_pair(float* to, float low, float high) { *(float2*)to = {low, high}; }
 
-// Where the tiles of a block are in shared memory.
-struct Tiles {
-  u32 queries, keys, values;
-
-  WS_INLINE explicit Tiles(const void* shared)
-      : queries(shared_address(shared)), keys(queries + kTileM * kLine), values(keys + 2 * kStage) {}
-  // Starts the copies of queries and first keys, one group, and of first values, another.
-  template <int kAhead> WS_INLINE void load_first(const AttentionParams& p, const Work& work, const Span& span) const {
-    load_queries<kAhead>(queries, p, work);
-    load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
-    load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
-  }
-};
+// Starts the copies of queries and first keys, one group, and of first values, another.
+template <int kAhead>
+WS_INLINE void load_first(u32 queries, u32 keys, u32 values, const AttentionParams& p, const Work& work, const Span& span) {
+  load_queries<kAhead>(queries, p, work);
+  load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
+  load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
+}
 
 // Writes the results of a lane's rows, and their lse.
 WS_INLINE void finish_rows(const float (&out)[kColumnBlocks][4], const Softmax& softmax, const AttentionParams& p, const Work& work,

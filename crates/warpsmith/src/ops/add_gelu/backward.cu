@@ -25,10 +25,9 @@ WS_INLINE void load(Chunk<T>& c, const T* at) {
 extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const AddGeluBackwardParams p) {
   begin_kernel();
   const BlockPlace tile(p.column_tiles);
-  const Lines<kThreads> lines{p.lanes_log2};
-  const u32 lane = lines.lane();
+  const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1);
   const i64 column = (((i64)tile.column << p.lanes_log2) + lane) * kUnit;
-  const i64 group = (i64)tile.row * lines.count() + lines.line();
+  const i64 group = (i64)tile.row * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
   if (column >= p.hidden || group >= p.num_groups) return;
   float bias[kUnit], sum[kUnit];
   Chunk<T> biases;

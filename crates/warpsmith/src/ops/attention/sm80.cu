@@ -23,14 +23,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Tiles tiles(shared);
+  const u32 queries = shared_address(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
   const Span span = span_of(p, work);
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
-  tiles.load_first<kAhead>(p, work, span);
-  const u32 query_at = left_at(tiles.queries, warp, lane), key_at = right_at(tiles.keys, lane);
-  const u32 value_at = tiles.values + lane % 16 * kLine + lane / 16 * 16;
+  load_first<kAhead>(queries, keys, values, p, work, span);
+  const u32 query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
+  const u32 value_at = values + lane % 16 * kLine + lane / 16 * 16;
   u32 query[kKeepQueries ? kSteps : 1][4];
   if (kKeepQueries) {
     wait_copies<1>();
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
   for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
     // The stage that is filled here was last read before the second barrier of the previous iteration.
-    load_block<kAhead>(tiles.keys, p.k, p.k_at, work, span, block + 1);
+    load_block<kAhead>(keys, p.k, p.k_at, work, span, block + 1);
     wait_copies<2>();
     __syncthreads();
     float score[kKeyBlocks][4];
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[c][e] *= kept[e / 2];
 
-    load_block<kAhead>(tiles.values, p.v, p.v_at, work, span, block + 1);
+    load_block<kAhead>(values, p.v, p.v_at, work, span, block + 1);
     wait_copies<2>();
     __syncthreads();
 #pragma unroll

@@ -156,24 +156,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Tiles tiles(shared);
+  const u32 queries = shared_address(shared), keys = queries + kTileM * kLine, values = keys + 2 * kStage;
   const Span span = span_of(p, work);
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
-  tiles.load_first<kAhead>(p, work, span);
-  const u32 query_at = left_at(tiles.queries, warp, lane), key_at = right_at(tiles.keys, lane);
-  const u32 value_at = tiles.values + lane % 4 * 2 * kLine + lane / 4 * 4;
+  load_first<kAhead>(queries, keys, values, p, work, span);
+  const u32 query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
+  const u32 value_at = values + lane % 4 * 2 * kLine + lane / 4 * 4;
   wait_copies<1>();
-  const bool queries_finite = are_finite<kTileM>(tiles.queries);
+  const bool queries_finite = are_finite<kTileM>(queries);
 
 #pragma unroll 1
   for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
     // The stage that is filled here was last read before the second barrier of the previous iteration.
-    load_block<kAhead>(tiles.keys, p.k, p.k_at, work, span, block + 1);
+    load_block<kAhead>(keys, p.k, p.k_at, work, span, block + 1);
     wait_copies<2>();
-    const bool plain = queries_finite && are_finite<kKeys>(tiles.keys + stage);
+    const bool plain = queries_finite && are_finite<kKeys>(keys + stage);
     float score[kKeyBlocks][4];
     if (__syncthreads_and(plain)) scores_of<false>(score, query_at, key_at + stage);
     else scores_of<true>(score, query_at, key_at + stage);
@@ -181,9 +181,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
     float kept[2];
     weights_of(softmax, score, kept, p, work, span, block, lane);
 
-    load_block<kAhead>(tiles.values, p.v, p.v_at, work, span, block + 1);
+    load_block<kAhead>(values, p.v, p.v_at, work, span, block + 1);
     wait_copies<2>();
-    if (__syncthreads_and(are_finite<kKeys>(tiles.values + stage))) weigh<false>(out, kept, score, value_at + stage);
+    if (__syncthreads_and(are_finite<kKeys>(values + stage))) weigh<false>(out, kept, score, value_at + stage);
     else weigh<true>(out, kept, score, value_at + stage);
   }
   wait_copies<0>();
