@@ -15,6 +15,7 @@ use warpsmith::jit::{Arch, Jit, Origin, Profile, Request, Source, Toolchain, ins
 static SOURCE: Source = Source {
     name: "sample",
     code: r#"#include "warpsmith/base.cuh"
+using namespace warpsmith;
 static_assert(sizeof(SampleParams) == 16, "prelude comes first");
 
 #if __CUDA_ARCH__ >= 700

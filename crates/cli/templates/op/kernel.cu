@@ -10,10 +10,12 @@
 #include "warpsmith/rows.cuh"
 #include "warpsmith/vec.cuh"
 
+using namespace warpsmith;
+
 using T = ELEM;
 constexpr int V = kVec<T>;
 
-// Elements of chunk `index`, one by one: any strides, and whatever is left at the end.
+// Elements of chunk `index`, one by one: for any strides, and for what is left at the end.
 WS_INLINE void by_element(const NewOpParams& p, i64 index) {
   // Not unrolled: the offsets of many elements would not fit in registers.
 #pragma unroll 1

@@ -1,16 +1,18 @@
 #pragma once
-// What the kernels of `attention` share: where a block's rows are, which keys a row sees, and what becomes of a score.
+// What the kernels of `attention` share: where a block's rows are, which keys a row sees, and how scores and results are
+// computed.
 //
 // Rows are the queries of all heads that share a KV head: row r of a request is query r / group, head r % group of the
 // group, so that keys and values are read once for all of them.
 //
-// Asked for: SOFTCAP (0 or 1), HAS_MASK, HAS_BIAS, and BIAS_T where there is one.
+// Defines: SOFTCAP, HAS_MASK, HAS_BIAS, and BIAS_T, the type of the bias if there is one.
 
 #include "warpsmith/math.cuh"
+#include "warpsmith/reduce.cuh"
 
-WS_INLINE float minus_infinity() { return bits_float(0xff800000u); }
+namespace warpsmith::attention {
 
-// A request: its tokens, counted from the start of the tensors or of its index of the batch.
+// A request. Its tokens are counted from the start of the packed tensors, or of its part of the batch.
 struct Request {
   int batch, first_query, q_len, first_key, kv_len;
 };
@@ -22,15 +24,16 @@ struct Work {
   bool exists;
 };
 
-// A range of packed tokens, moved into the tensor whatever the starts are.
+// The tokens of a packed request. Starts are not trusted: the range is clamped to the tensor.
 WS_INLINE void packed_range(const i32* starts, i64 step, int request, int len, int& first, int& count) {
   first = min(max(starts[request * step], 0), len);
   count = min(max(starts[(request + 1) * step], first), len) - first;
 }
 
-// The number of the request whose tiles, of tile_rows rows each, hold the one of this index, or -1; where its queries
-// are, and which of its tiles it is: the last goes first. Of every query there are `heads` rows; requests with fewer than
-// `least` queries have no tiles. Every warp looks for itself, at 32 requests at a time.
+// Finds the request that tile `index` of all packed requests belongs to, and returns its number, or -1 if there is none.
+// Fills in where its queries are, and which of its tiles it is; the last tile comes first. Tiles have tile_rows rows,
+// every query has `heads` rows, and requests with fewer than `least` queries have no tiles. Every warp searches for
+// itself, 32 requests at a time.
 WS_INLINE int find_packed(const AttentionParams& p, int index, int tile_rows, int heads, int least, Request& request, int& tile) {
   const int lane = threadIdx.x % 32;
   int before = 0;
@@ -38,22 +41,18 @@ WS_INLINE int find_packed(const AttentionParams& p, int index, int tile_rows, in
     int first = 0, count = 0;
     if (base + lane < p.requests) packed_range((const i32*)p.q_starts, p.q_starts_step, base + lane, p.q_len, first, count);
     int until = count < least ? 0 : (int)(((i64)count * heads + tile_rows - 1) / tile_rows);
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, until, offset);
-      if (lane >= offset) until += other;
-    }
+    until = warp_scan<Sum>(until, lane);
     until += before;
-    const u32 past = __ballot_sync(0xffffffffu, index < until);
+    const u32 past = __ballot_sync(kAllLanes, index < until);
     if (past) {
       const int owner = __ffs(past) - 1;
       request.batch = 0;
-      request.first_query = __shfl_sync(0xffffffffu, first, owner);
-      request.q_len = __shfl_sync(0xffffffffu, count, owner);
-      tile = __shfl_sync(0xffffffffu, until, owner) - 1 - index;
+      request.first_query = __shfl_sync(kAllLanes, first, owner);
+      request.q_len = __shfl_sync(kAllLanes, count, owner);
+      tile = __shfl_sync(kAllLanes, until, owner) - 1 - index;
       return base + owner;
     }
-    before = __shfl_sync(0xffffffffu, until, 31);
+    before = __shfl_sync(kAllLanes, until, 31);
   }
   return -1;
 }
@@ -82,7 +81,7 @@ WS_INLINE Work work_at(const AttentionParams& p, int block, int tile_rows) {
   return work;
 }
 
-// The keys that a query sees, masks aside: first .. end.
+// The keys that a query sees, apart from masks: from `first` to below `end`.
 struct Keys {
   int first, end;
 };
@@ -93,7 +92,7 @@ WS_INLINE Keys keys_of(const AttentionParams& p, const Request& r, int query) {
   return {min(first, end), end};
 }
 
-// A row on its way through the keys.
+// A row: its query, its head, and the keys that it sees.
 struct Row {
   int query, head;
   Keys keys;
@@ -106,12 +105,11 @@ WS_INLINE Row row_at(const AttentionParams& p, const Work& work, int row) {
   return r;
 }
 
-// The score of a key, or minus infinity if the row does not see it. `checked` if the row is known to see the key, masks
-// aside.
-WS_INLINE float score_of(const AttentionParams& p, const Work& work, const Row& row, int key, float dot, bool checked) {
+// The score of a key, or minus infinity if the row does not see it. `is_seen`: it is known to, apart from masks.
+WS_INLINE float score_of(const AttentionParams& p, const Work& work, const Row& row, int key, float dot, bool is_seen) {
   float score = dot * p.scale;
   if (SOFTCAP) score = p.softcap * tanhf(score / p.softcap);
-  if (!checked && (key < row.keys.first || key >= row.keys.end)) return minus_infinity();
+  if (!is_seen && (key < row.keys.first || key >= row.keys.end)) return minus_infinity();
 #if HAS_BIAS
   score += to_f32(((const BIAS_T*)p.bias)[work.request.batch * p.bias_at.batch + row.head * p.bias_at.head +
                                          row.query * p.bias_at.query + key * p.bias_at.key]);
@@ -124,19 +122,17 @@ WS_INLINE float score_of(const AttentionParams& p, const Work& work, const Row& 
   return score;
 }
 
-// What scores are taken less of: their largest, or zero if there is none, because minus infinity less itself is NaN.
-WS_INLINE float base_of(float most) { return most == minus_infinity() ? 0.0f : most; }
+// What is subtracted from scores before the exponential: the largest of them, or zero if there is none, because minus
+// infinity minus itself is NaN.
+WS_INLINE float base_of(float largest) { return largest == minus_infinity() ? 0.0f : largest; }
 
-// The larger; NaN does not count, it shows in the sums.
-WS_INLINE float larger(float a, float b) { return fmaxf(a, b); }
-
-// The factor of a row's weighted sum that makes it the result, from the largest score and the sum of exponentials; writes
-// the row's lse. Zero for a row without any.
+// The factor that turns a row's weighted sum into its result, from the largest score and the sum of exponentials; zero for
+// a row that has seen no key. Writes the row's lse.
 template <class T> WS_INLINE float finish_row(const AttentionParams& p, const Work& work, const Row& row, float most, float sum) {
   float factor = 1.0f;
   if (p.sinks) {
     const float sink = ((const float*)p.sinks)[row.head * p.sinks_step];
-    const float with = sink != sink ? sink : larger(most, sink);
+    const float with = sink != sink ? sink : fmaxf(most, sink);
     factor = exp_neg<T>(most - base_of(with));
     sum = sum * factor + exp_neg<T>(sink - base_of(with));
     most = with;
@@ -154,3 +150,5 @@ template <class T> WS_INLINE float finish_row(const AttentionParams& p, const Wo
 template <class T> WS_INLINE T* head_at(u64 base, const HeadStrides& s, int batch, i64 token, int head) {
   return (T*)base + batch * s.batch + token * s.token + head * s.head;
 }
+
+}  // namespace warpsmith::attention

@@ -1,15 +1,17 @@
 #pragma once
 // What the kernels of `attention` on mma.sync share: tiles of heads in shared memory, and the softmax of a warp's scores.
 //
-// A block of 4 warps makes 64 rows, 16 a warp. Keys come in blocks of KEYS, whose keys and values are copied ahead by cp.async
-// into two stages each. A warp's scores are fragments of m16n8: lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
-// the next of each 8 keys. Lines of shared memory are 16 bytes longer than a head, an odd number of pieces, so that
-// eight lines' pieces, read by one ldmatrix, lie in different banks.
+// Threads to data: a block of 4 warps computes 64 rows, 16 a warp. Keys come in blocks of KEYS, whose keys and values are
+// copied ahead by cp.async into two stages each. A warp's scores are fragments of m16n8: lane l has rows l / 4 and
+// l / 4 + 8, and columns 2 (l % 4) and the next of each 8 keys. A line of shared memory is 16 bytes longer than a head,
+// which makes it an odd number of 16-byte pieces, so that the eight that one ldmatrix reads lie in different banks.
 //
-// T: the type. HEAD_DIM. KEYS: keys of a block. And those of attention.cuh.
+// Defines: T, the type; HEAD_DIM; KEYS, keys of a block; those of attention.cuh.
 
 #include "warpsmith/attention.cuh"
 #include "warpsmith/mma.cuh"
+
+namespace warpsmith::attention {
 
 constexpr int kThreads = 128, kTileM = 64, kKeys = KEYS;
 constexpr int kPieceElements = 16 / (int)sizeof(T), kPieces = HEAD_DIM / kPieceElements, kLine = (kPieces + 1) * 16;
@@ -23,8 +25,8 @@ template <int kCount> WS_INLINE void clear(float (&x)[kCount][4]) {
     for (int e = 0; e < 4; ++e) x[i][e] = 0.0f;
 }
 
-// `count` heads, the first of them at at(0), into kHeads lines; zeros past the end. kAhead of a thread's pieces at once: the
-// compiler keeps their addresses in registers.
+// Copies `count` heads, the i-th at at(i), into kHeads lines; lines past the end become zeros. kAhead: how many of a
+// thread's copies are unrolled, which keeps their addresses in registers.
 template <int kHeads, int kAhead, class At> WS_INLINE void load_heads(u32 to, int count, At at) {
 #pragma unroll kAhead
   for (int i = 0; i < kHeads * kPieces / kThreads; ++i) {
@@ -41,18 +43,19 @@ template <int kAhead> WS_INLINE void load_queries(u32 to, const AttentionParams&
   });
 }
 
-// The blocks of keys that a block's rows see, begin .. end. From key `inside` on and below `whole`, every row sees every key.
+// The blocks of keys that a block's rows see any of, from `begin` to below `end`. Every row sees every key from
+// `first_seen_by_all` to below `end_seen_by_all`, apart from masks.
 struct Span {
-  int begin, end, inside, whole;
+  int begin, end, first_seen_by_all, end_seen_by_all;
 };
 WS_INLINE Span span_of(const AttentionParams& p, const Work& work) {
-  // Both ends of what is seen ascend with the row.
+  // Both ends of the keys that a row sees ascend with the row.
   const Keys low = keys_of(p, work.request, work.first_row / p.group);
   const Keys high = keys_of(p, work.request, (work.first_row + work.rows - 1) / p.group);
   return {low.first / kKeys, (high.end + kKeys - 1) / kKeys, high.first, low.end};
 }
 
-// A block of keys or of values into its stage, one of two, if the span has it. A batch of copies either way.
+// Copies a block of keys or values into its stage, if the span has that block. Closes a group of copies either way.
 template <int kAhead>
 WS_INLINE void load_block(u32 stages, u64 base, const HeadStrides& strides, const Work& work, const Span& span, int block) {
   if (block < span.end) {
@@ -64,13 +67,12 @@ WS_INLINE void load_block(u32 stages, u64 base, const HeadStrides& strides, cons
   commit_copies();
 }
 
-// Where a lane's share of a warp's rows of the queries lies, as ldmatrix wants it for a left operand; and of keys for a
-// right one.
+// The addresses that a lane gives to ldmatrix: of the warp's rows of queries, as a left operand; and of keys, as a right
+// operand.
 WS_INLINE u32 left_at(u32 queries, int warp, int lane) { return queries + (warp * 16 + lane % 16) * kLine + lane / 16 * 16; }
 WS_INLINE u32 right_at(u32 keys, int lane) { return keys + (lane % 8 + lane / 16 * 8) * kLine + lane / 8 % 2 * 16; }
 
-// The two rows of a lane on their way through the keys: the largest score so far and the sum of exponentials less it, of this
-// lane's keys alone.
+// The two rows of a lane: the largest score so far, and the sum of exponentials relative to it, of this lane's keys alone.
 struct Softmax {
   Row rows[2];
   float most[2], sum[2];
@@ -80,10 +82,12 @@ WS_INLINE Softmax softmax_of(const AttentionParams& p, const Work& work, int war
           {minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
 }
 
-// Makes products with a block of keys weights of its values; `kept` is the factor of what came before, a row.
+// Turns the products with a block of keys into the weights of its values. `kept`: for each row, the factor of everything
+// summed before.
 WS_INLINE void weights_of(Softmax& softmax, float (&score)[kKeyBlocks][4], float (&kept)[2], const AttentionParams& p,
                           const Work& work, const Span& span, int block, int lane) {
-  const bool checked = block * kKeys >= span.inside && (block + 1) * kKeys <= span.whole && work.rows == kTileM;
+  const bool is_seen =
+      block * kKeys >= span.first_seen_by_all && (block + 1) * kKeys <= span.end_seen_by_all && work.rows == kTileM;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float highest = softmax.most[half];
@@ -92,11 +96,11 @@ WS_INLINE void weights_of(Softmax& softmax, float (&score)[kKeyBlocks][4], float
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = score[j][2 * half + e];
-        s = score_of(p, work, softmax.rows[half], block * kKeys + j * 8 + lane % 4 * 2 + e, s, checked);
-        highest = larger(highest, s);
+        s = score_of(p, work, softmax.rows[half], block * kKeys + j * 8 + lane % 4 * 2 + e, s, is_seen);
+        highest = fmaxf(highest, s);
       }
-    highest = larger(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
-    highest = larger(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+    // NaN does not count here; it shows in the sum.
+    highest = quad_reduce<MaxIgnoringNan>(highest);
     const float base = base_of(highest);
     kept[half] = exp_neg<T>(softmax.most[half] - base);
     softmax.most[half] = highest;
@@ -112,28 +116,23 @@ WS_INLINE void weights_of(Softmax& softmax, float (&score)[kKeyBlocks][4], float
   }
 }
 
-// Two neighbours of 16 bits.
-WS_INLINE u32 pair(float low, float high, bf16) {
-  u32 r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-WS_INLINE u32 pair(float low, float high, f16) {
-  u32 r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-template <class E> WS_INLINE void store_pair(E* to, float low, float high) { *(u32*)to = pair(low, high, E()); }
+template <class E> WS_INLINE void store_pair(E* to, float low, float high) { *(u32*)to = pack_pair(low, high, E()); }
 WS_INLINE void store_pair(float* to, float low, float high) { *(float2*)to = {low, high}; }
+
+// Starts the copies of queries and first keys, one group, and of first values, another.
+template <int kAhead>
+WS_INLINE void load_first(u32 queries, u32 keys, u32 values, const AttentionParams& p, const Work& work, const Span& span) {
+  load_queries<kAhead>(queries, p, work);
+  load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
+  load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
+}
 
 // Writes the results of a lane's rows, and their lse.
 WS_INLINE void finish_rows(const float (&out)[kColumnBlocks][4], const Softmax& softmax, const AttentionParams& p, const Work& work,
                            int warp, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float sum = softmax.sum[half];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float sum = quad_reduce<Sum>(softmax.sum[half]);
     if (warp * 16 + half * 8 + lane / 4 >= work.rows) continue;
     const Row& row = softmax.rows[half];
     const float factor = finish_row<T>(p, work, row, softmax.most[half], sum);
@@ -143,3 +142,5 @@ WS_INLINE void finish_rows(const float (&out)[kColumnBlocks][4], const Softmax& 
       store_pair(to + c * 8 + lane % 4 * 2, out[c][2 * half] * factor, out[c][2 * half + 1] * factor);
   }
 }
+
+}  // namespace warpsmith::attention

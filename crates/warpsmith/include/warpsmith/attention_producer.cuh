@@ -1,34 +1,37 @@
 #pragma once
-// What of attention_sm90.cuh brings queries, keys and values to shared memory: where they lie there, the barriers by which it and
-// the consumers tell each other, and the producer itself. Defines as there.
+// The part of attention_sm90.cuh that brings queries, keys and values to shared memory: the layout of shared memory, the
+// barriers between producer and consumers, and the producer itself. Defines as there.
 
 #include "warpsmith/attention_tiles.cuh"
 
-// A warp's results leave through slices of 16 rows of 128 bytes.
+namespace warpsmith::attention {
+
+// A warp writes its results through slices of 16 rows of 128 bytes.
 constexpr u32 kSliceBytes = 16 * 128, kSlices = OUT_WHOLE ? kChunks : 1;
-// Whether there is one for every chunk, for the copy engine to take while the warp goes on.
+// Whether there is a slice for every chunk: then the copy engine stores them while the warp goes on.
 constexpr bool kCopied = kSlices == kChunks;
 
 // Where things lie in shared memory.
 constexpr u32 kQAt = 0, kKAt = kQAt + Q_STAGES * kQBytes, kVAt = kKAt + STAGES * kBlockBytes;
 constexpr u32 kOutAt = kVAt + STAGES * kBlockBytes, kBarriersAt = kOutAt + CONSUMERS * 4 * kSlices * kSliceBytes;
 constexpr u32 kKBarriers = kBarriersAt + Q_STAGES * 16, kVBarriers = kKBarriers + STAGES * 16;
-// Whether values that are to be cleared have arrived, and whether a tile has been announced.
+// Barriers for values that have arrived but are still to be cleared, and for tiles that have been announced.
 constexpr u32 kRawBarrier = kVBarriers + STAGES * 16, kTileBarriers = kRawBarrier + 16;
 constexpr u32 kTileAt = kTileBarriers + 16, kTileBytes = 32, kAbsentAt = kTileAt + Q_STAGES * kTileBytes;
 constexpr u32 kRaisedAt = kAbsentAt + (PAGED ? STAGES * 4 : 0), kSharedBytes = kRaisedAt + kBlockM * 4;
 static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && BLOCK_N % 16 == 0, "steps of 16");
 
-// Registers of a thread of the producer and of the consumers. A block of 384 threads has only 504 for each three of them.
+// Registers of a producer thread and of a consumer thread. With 384 threads, three threads of the three warpgroups have
+// 504 together.
 constexpr int kProducerRegisters = CONSUMERS == 3 ? 32 : VARLEN ? 56 : 40;
 constexpr int kConsumerRegisters = CONSUMERS == 3 ? (512 - kProducerRegisters) / 3 : (504 - kProducerRegisters) / 2;
 
-// Named barriers: a warpgroup's turn to use the tensor cores.
+// The first of the named barriers by which warpgroups take turns at the tensor cores.
 constexpr u32 kTurnBarrier = 1;
 
-// A place in a ring of kStages stages: full barriers, at which the producer and the bytes arrive, and empty ones, at
-// which the warps that read do.
+// A place in a ring of kStages stages. At a full barrier the producer and the bytes arrive; at an empty barrier, the warps
+// that read the stage.
 template <int kStages> struct Ring {
   u32 barriers, stage, parity;
 
@@ -64,12 +67,13 @@ WS_INLINE void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Zero rows of values from `valid` on, of a block that another request's follow: weights of zero would not hide NaN.
+// Clears the rows of values from `valid` on. They belong to another request and may be NaN, which a weight of zero would
+// not hide.
 WS_INLINE void clear_values(u32 values, int valid) {
   const u32 lane = threadIdx.x % 32;
   for (int row = valid + lane / 8; row < BLOCK_N; row += 4)
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) store_shared_words(values + c * kChunk + row * 128 + lane % 8 * 16, 0, 0, 0, 0);
+    for (int c = 0; c < kChunks; ++c) store_shared(values + c * kChunk + row * 128 + lane % 8 * 16, 0u, 0u, 0u, 0u);
   async_proxy_fence();
   __syncwarp();
 }
@@ -106,11 +110,11 @@ WS_INLINE void announce_tiles(const Sm90Params& p, u32 shared) {
   }
 }
 
-// Loads the keys of all tiles, or the values. Executed by one warp for each: neither waits until there is room for the other's.
+// Loads the keys of all tiles, or the values. One warp executes each, so that neither waits for room for the other.
 template <bool kKeys> struct Loader {
   const Sm90Params& p;
   u32 shared;
-  u32 tiles = 0, blocks = 0, cleared = 0;  // so far: there are no registers for more
+  u32 tiles = 0, blocks = 0, cleared = 0;  // counts so far; rings follow from them, which saves registers
 
   WS_INLINE void run() {
     Tile tile;
@@ -124,7 +128,7 @@ template <bool kKeys> struct Loader {
       for (int n = tile.block; n < tile.end; ++n) {
         const int valid = tile.request.kv_len - n * BLOCK_N;
 #if PAGED
-        // Looked up before the wait, to be there after it.
+        // Looked up before the wait, to overlap with it.
         const int found = Pages::find(p, tile.request, n + 1);
         load(valid, pages.absent, [&](u32 to, const void* map, u32 barrier) { pages.load(to, map, barrier, kv_head, n); });
         pages.take(p, tile.request, n + 1, found);
@@ -147,7 +151,7 @@ template <bool kKeys> struct Loader {
     return tile.end > 0;
   }
 
-  // A block, of which `valid` rows are the request's.
+  // Loads a block, of which the first `valid` rows belong to the request.
   template <class LoadBlock> WS_INLINE void load(int valid, u32 absent, const LoadBlock& load_block) {
     const Ring<STAGES> ring(shared + (kKeys ? kKBarriers : kVBarriers), blocks++);
     const u32 to = shared + (kKeys ? kKAt : kVAt) + ring.stage * kBlockBytes;
@@ -155,7 +159,7 @@ template <bool kKeys> struct Loader {
     const u32 barrier = clear ? shared + kRawBarrier : ring.full();
     mbarrier_wait(ring.empty(), ring.parity ^ 1);
     if (is_leader()) {
-      if (kKeys && PAGED) store_shared_word(shared + kAbsentAt + ring.stage * 4, absent);
+      if (kKeys && PAGED) store_shared(shared + kAbsentAt + ring.stage * 4, absent);
       mbarrier_arrive_expect(barrier, kBlockBytes);
     }
     load_block(to, kKeys ? &p.k_map : &p.v_map, barrier);
@@ -167,26 +171,21 @@ template <bool kKeys> struct Loader {
   }
 };
 
-// Brings a box to L2. Nothing is read: that is right even before the kernel that writes it has ended.
-WS_INLINE void tma_fetch(const void* map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
-               ::"l"((u64)map), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-// Brings what a block needs first to L2, while the kernel before this one ends. Longer calls have nothing to gain. Where
-// requests are packed, their lengths are not known before that. Executed by one warp.
-WS_INLINE void fetch_first_tile(const Sm90Params& p) {
+// Prefetches what a block needs first to L2, while the kernel before this one finishes; long calls would gain nothing. The
+// lengths of packed requests are not known that early. Executed by one warp.
+WS_INLINE void prefetch_first_tile(const Sm90Params& p) {
 #if !VARLEN
   Tile tile{};
   if (p.tiles > gridDim.x || !TileScheduler().get(p, tile) || !is_leader()) return;
   const int kv_head = tile.head / p.attention.group, batch = tile.request.batch;
 #pragma unroll
-  for (int c = 0; c < kChunks; ++c) tma_fetch(&p.q_map, c * 64, tile.first_query, tile.head, batch);
+  for (int c = 0; c < kChunks; ++c) tma_prefetch_box((u64)&p.q_map, c * 64, tile.first_query, tile.head, batch);
 #pragma unroll 1
   for (int n = tile.block; n < min(tile.end, tile.block + STAGES + 1); ++n)
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      tma_fetch(&p.k_map, c * 64, n * BLOCK_N, kv_head, batch);
-      tma_fetch(&p.v_map, c * 64, n * BLOCK_N, kv_head, batch);
+      tma_prefetch_box((u64)&p.k_map, c * 64, n * BLOCK_N, kv_head, batch);
+      tma_prefetch_box((u64)&p.v_map, c * 64, n * BLOCK_N, kv_head, batch);
     }
 #endif
 }
@@ -198,3 +197,5 @@ WS_INLINE void produce(const Sm90Params& p, u32 shared) {
   if (warp == 1) Loader<true>{p, shared}.run();
   if (warp == 2) Loader<false>{p, shared}.run();
 }
+
+}  // namespace warpsmith::attention

@@ -1,34 +1,32 @@
 #pragma once
-// out = softmax(scale q k^T + what hides keys) v on Hopper, with the whole row of scores never in memory.
+// out = softmax(scale q k^T + mask) v on Hopper. Scores never leave the registers.
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer (attention_producer.cuh): it has the copy engine bring tiles of q
-// and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other warpgroups owns 64 queries of
-// a tile: it multiplies them by a block of keys (q from shared memory), turns the scores into weights in its registers
-// (attention_weights.cuh), and multiplies those, still in registers, by the values. While the weights of block n are computed,
-// the tensor cores work on the values of block n - 1; and the warpgroups take turns in handing them work, so that one's
-// exponentials run under the other's products.
+// Threads to data: persistent and warp-specialised. Warpgroup 0 is the producer (attention_producer.cuh): it has the copy
+// engine bring tiles of q and blocks of BLOCK_N keys and values into rings in shared memory. Each of the CONSUMERS other
+// warpgroups owns 64 queries of a tile: it multiplies them by a block of keys (q from shared memory), turns the scores
+// into weights in its registers (attention_weights.cuh), and multiplies these, still in registers, by the values. While
+// the weights of block n are computed, the tensor cores work on the values of block n - 1; and the warpgroups take turns
+// in issuing products, so that the exponentials of one overlap with the products of another. Warp w and lane l of a
+// warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
 //
-// Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h of scores, weights and sums (wgmma.cuh).
+// A row goes through its keys in ascending blocks that begin at multiples of BLOCK_N; blocks of which it sees nothing do
+// not change its bits. In bf16, BLOCK_N does not change them either (attention_weights.cuh), and the host chooses it for
+// the call; in f16 it depends only on the head and the options. So the bits of a row do not depend on the number of
+// queries, their tile or the batch.
 //
-// A row walks over its keys in blocks that begin at multiples of BLOCK_N, upwards; blocks it sees nothing of change none of
-// its bits. In bf16 BLOCK_N does not change them either (attention_weights.cuh), and the host chooses it for the call; in f16 it
-// depends on nothing but the head and the options. So a row's bits do not depend on the number of queries, their tile or the
-// batch.
-//
-// Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16; HEAD_DIM;
-// BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL; WINDOW, whether old keys are hidden;
-// SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different length are packed one after the other, as those over
-// pages always are; OUT_WHOLE, whether there is shared memory for all results of a tile, which the copy engine then stores,
-// or only for 64 columns at a time.
+// Defines: PAGED, whether keys and values lie in pages of PAGE_SIZE tokens, in the order of a table; T, bf16 or f16;
+// HEAD_DIM; BLOCK_N; CONSUMERS, 2 or 3; STAGES of keys and values; Q_STAGES of queries; CAUSAL; WINDOW, whether old keys
+// are hidden; SOFTCAP; HAS_SINKS; HAS_LSE; VARLEN, whether requests of different lengths are packed one after the other,
+// as they always are with pages; OUT_WHOLE, whether shared memory holds all results of a tile, which the copy engine then
+// stores, or only 64 columns at a time.
 
 #include "warpsmith/attention_producer.cuh"
 #include "warpsmith/attention_weights.cuh"
+#include "warpsmith/mma.cuh"
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
-// Products of single warps. In a namespace, because some of its names are those of mbarrier.cuh.
-namespace warp {
-#include "warpsmith/mma.cuh"
-}
+
+namespace warpsmith::attention {
 
 WS_INLINE float* lse_at(const AttentionParams& p, int batch, int head, int query) {
   return (float*)p.lse + (batch * p.lse_at.batch + head * p.lse_at.head + query * p.lse_at.query);
@@ -77,7 +75,7 @@ struct Consumer {
   WS_INLINE void await_turn() const { named_barrier_sync(kTurnBarrier + index, 256); }
   WS_INLINE void end_turn() const { named_barrier_arrive(kTurnBarrier + (index + 1 == CONSUMERS ? 0 : index + 1), 256); }
 
-  // A descriptor of what lies further on. Addresses do not reach the upper half.
+  // A descriptor of what lies `units` of 16 bytes further on. Only the lower half of a descriptor changes.
   static WS_INLINE u64 later(u64 descriptor, u32 units) {
     return (descriptor >> 32 << 32) | (u32)((u32)descriptor + units);
   }
@@ -85,7 +83,7 @@ struct Consumer {
   WS_INLINE void multiply_keys() {
     const u64 q = later(first_q, q_ring.stage * (kQBytes >> 4));
     const u64 k = later(first_k, k_ring.stage * (kBlockBytes >> 4));
-    hold(scores);
+    pin(scores);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; ++step)
@@ -96,7 +94,7 @@ struct Consumer {
   // Begins out += weights v.
   WS_INLINE void multiply_values(bool accumulate) {
     const u64 v = later(first_v, v_ring.stage * (kBlockBytes >> 4));
-    hold(out);
+    pin(out);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step)
@@ -159,15 +157,16 @@ struct Consumer {
     if (absent) hide_absent();
 #endif
   }
-  // The scores of block n once more, by each warp for itself. The keys come from memory, because their place in shared memory is
-  // that of others by now, to where the warp's results will be, 16 at a time. The steps are the same, and so are the bits.
+  // Computes the scores of block n again, each warp for itself. The keys are copied from global memory, because their place
+  // in shared memory may have been reused, to where the warp's results will be, 16 at a time. The steps are the same, and
+  // so are the bits.
   WS_INLINE void multiply_again(const Tile& tile, int n) {
     const u32 thread = thread_now(), lane = thread % 32, first_row = thread / 32 * 16 - 64;
     const u32 q = shared + kQAt + q_ring.stage * kQBytes, row = first_row + lane % 16;
     const u32 keys = shared + kOutAt + first_row / 16 * (kSlices * kSliceBytes);
     const KeysInMemory from(p, tile);
     if (kCopied) tma_store_wait_read<0>();
-    // As an instruction for each, because what is merely zero is added up in other registers, and there are too few.
+    // With explicit instructions: otherwise the compiler starts the sums in other registers, and there are too few.
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "+f"(scores[i]));
 #pragma unroll 1
@@ -179,18 +178,18 @@ struct Consumer {
         for (u32 i = lane / 8; i < 16; i += 4) {
           const T* key = from.at(n * BLOCK_N + j * 8 + i);
           const u32 column = chunk * 64 + lane % 8 * 8;
-          warp::copy_async(keys + swizzled<128>(i * 128 + lane % 8 * 16), key + column, key && column < HEAD_DIM);
+          copy_async(keys + swizzled<128>(i * 128 + lane % 8 * 16), key + column, key && column < HEAD_DIM);
         }
-        warp::commit_copies();
-        warp::wait_copies<0>();
+        commit_copies();
+        wait_copies<0>();
         __syncwarp();
 #pragma unroll 1
         for (int step = 0; step < min(4, HEAD_DIM / 16 - chunk * 4); ++step) {
           u32 a[4], b[4];
-          warp::load_matrices<false>(a, q + chunk * kQChunk + swizzled<128>(row * 128 + step * 32 + lane / 16 * 16));
-          warp::load_matrices<false>(b, keys + swizzled<128>((lane / 16 * 8 + lane % 8) * 128 + step * 32 + lane / 8 % 2 * 16));
-          warp::multiply((float(&)[4])scores[4 * j], a, b[0], b[1], T{});
-          warp::multiply((float(&)[4])scores[4 * j + 4], a, b[2], b[3], T{});
+          load_matrices<false>(a, q + chunk * kQChunk + swizzled<128>(row * 128 + step * 32 + lane / 16 * 16));
+          load_matrices<false>(b, keys + swizzled<128>((lane / 16 * 8 + lane % 8) * 128 + step * 32 + lane / 8 % 2 * 16));
+          multiply((float(&)[4])scores[4 * j], a, b[0], b[1], T{});
+          multiply((float(&)[4])scores[4 * j + 4], a, b[2], b[3], T{});
         }
       }
     }
@@ -199,7 +198,7 @@ struct Consumer {
 
   // As Rows::weigh.
   template <bool kFirst> WS_INLINE void weigh(Rows& rows, float (&factor)[2], const Tile& tile, int n) {
-    hold(scores);
+    pin(scores);
     complete_scores(tile, n);
     const auto again = [&] {
       multiply_again(tile, n);
@@ -215,8 +214,8 @@ struct Consumer {
     return tile.end > 0;
   }
 
-  // One product of keys runs ahead of the values, over the end of a tile too: the tensor cores have work while the next
-  // tile's first weights are computed.
+  // One product with keys runs ahead of the values, also across the end of a tile: the tensor cores have work while the
+  // first weights of the next tile are computed.
   WS_INLINE void run() {
     Tile tile;
     if (!next(tile)) return;
@@ -246,7 +245,7 @@ struct Consumer {
         release_keys();
         weigh<false>(rows, factor, tile, n);
         finish_values();
-        // Here, because all warps of the warpgroup wait for its products, or none.
+        // Outside of `weigh`: all warps of a warpgroup must wait for the products together, but not all may be raised.
         if (rows.raised) {
 #pragma unroll
           for (int i = 0; i < HEAD_DIM / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -270,7 +269,7 @@ struct Consumer {
         multiply_values(accumulate);
         finish_values();
         finish(done, ended);
-        // The copy engine reads shared memory of a block only while there is one.
+        // Shared memory must outlive the copies from it.
         if (kCopied) tma_store_wait_read<0>();
         return;
       }
@@ -304,7 +303,7 @@ struct Consumer {
   }
   WS_INLINE void finish_values() {
     wgmma_wait<0>();
-    hold(out);
+    pin(out);
     release_values();
   }
 
@@ -320,18 +319,16 @@ struct Consumer {
     return {r.batch, tile.head, r.first_query + first, r.q_len - first};
   }
 
-  // Brings the results of a tile to shared memory and on to their place.
+  // Writes the results of a tile, through shared memory.
   WS_INLINE void finish(const Results& results, const Rows& rows) const {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = rows.sum[h];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      // A row that sees nothing has no base that would count beside a sink.
+      float sum = quad_reduce<Sum>(rows.sum[h]);
+      // The base of a row that saw nothing must not count beside a sink.
       float top = sum == 0.0f ? minus_infinity() : rows.top[h], share = 1.0f;
       if (HAS_SINKS) {
-        // Last, because what is relative to a sink far below the scores would lose their digits.
+        // The sink joins last: relative to a sink far below the scores, weights would lose digits.
         const float sink = sink_of(p.attention, results.head) * kLog2E, most = fmaxf(top, sink);
         share = top == most ? 1.0f : exp2_flushed(top - most);
         sum = fmaf(sum, share, sink == most ? 1.0f : exp2_flushed(sink - most));
@@ -353,9 +350,9 @@ struct Consumer {
       if (!kCopied) copy(chunk, results);
     }
     if (!kCopied) return;
-    // Of packed requests, the rows behind the last one's are another's.
-    // A vote, for the compiler to know that lanes agree.
-    const bool whole = !VARLEN || __all_sync(0xffffffffu, results.rows >= 16);
+    // In packed tensors, the rows after the last one of a request belong to another. A vote, so that the compiler knows
+    // that lanes agree.
+    const bool whole = !VARLEN || __all_sync(kAllLanes, results.rows >= 16);
     if (!whole) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) copy(chunk, results);
@@ -371,7 +368,7 @@ struct Consumer {
     return shared + kOutAt + (index * 4 + warp) * (kSlices * kSliceBytes) + (OUT_WHOLE ? chunk * kSliceBytes : 0);
   }
   WS_INLINE void stage(int chunk, const float (&inverse)[2]) const {
-    // Requests of different length leave no registers for what could be kept.
+    // Read again: packed requests leave no register to keep it in.
     const u32 lane = VARLEN ? thread_now() % 32 : this->lane;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
@@ -383,7 +380,7 @@ struct Consumer {
         const float pair[2] = {out[at] * inverse[i % 2], out[at + 1] * inverse[i % 2]};
         m[i] = pack_pair(pair, T{});
       }
-      store_matrices(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m[0], m[1], m[2], m[3]);
+      store_matrices<false>(slice(chunk) + swizzled<128>(lane % 16 * 128 + (j + lane / 16) * 16), m[0], m[1], m[2], m[3]);
     }
     __syncwarp();
   }
@@ -394,7 +391,7 @@ struct Consumer {
     for (int i = 0; i < 4; ++i) {
       const int row = i * 4 + lane / 8, column = lane % 8, at = chunk * 64 + column * 8;
       u32 words[4];
-      load_shared_words(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
+      load_shared(words, slice(chunk) + swizzled<128>(row * 128 + column * 16));
       if (row < results.rows && at < HEAD_DIM) store_words(out + (row * p.attention.out_at.token + at), words);
     }
     __syncwarp();
@@ -406,30 +403,30 @@ WS_INLINE void consume(const Sm90Params& p, u32 shared, u32 index) {
   // The first turn is the first warpgroup's.
   if (index == CONSUMERS - 1) consumer.end_turn();
   consumer.run();
-  // Each arrival is waited for: none is left when the block ends.
+  // Somebody waits for each arrival: none is pending when the block ends.
   if (index == 0) consumer.await_turn();
 }
 
 extern __shared__ __align__(1024) u8 shared_memory[];
 
-// A kernel prepares, begins and attends. The parameters must be those of the kernel itself, because the copy engine reads its
-// maps there. Preparing touches no memory that another kernel writes.
+// A kernel calls prepare, begin_kernel and attend. The parameters must be those of the kernel itself, because the copy
+// engine reads its maps there. `prepare` touches no memory that another kernel could write.
 WS_INLINE void prepare(const Sm90Params& p) {
   if (threadIdx.x == 0) {
     const u32 shared = shared_address(shared_memory);
     init_barriers(shared);
-    tma_prefetch(&p.q_map);
-    tma_prefetch(&p.k_map);
-    tma_prefetch(&p.v_map);
-    if (kCopied) tma_prefetch(&p.out_map);
+    tma_prefetch_map(&p.q_map);
+    tma_prefetch_map(&p.k_map);
+    tma_prefetch_map(&p.v_map);
+    if (kCopied) tma_prefetch_map(&p.out_map);
   }
-  if (threadIdx.x / 32 == 3) fetch_first_tile(p);
+  if (threadIdx.x / 32 == 3) prefetch_first_tile(p);
   __syncthreads();
 }
 WS_INLINE void attend(const Sm90Params& p) {
   const u32 shared = shared_address(shared_memory);
-  // The same in all lanes of a warp, and known to be.
-  const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  // A shuffle, so that the compiler knows that all lanes of a warp agree.
+  const u32 warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
     produce(p, shared);
@@ -439,3 +436,5 @@ WS_INLINE void attend(const Sm90Params& p) {
     consume(p, shared, warpgroup - 1);
   }
 }
+
+}  // namespace warpsmith::attention

@@ -1,9 +1,11 @@
 #pragma once
-// Which queries and keys a block of attention_sm90.cuh works on: its tiles, the order in which they come, and the pages
-// where their keys are. Defines as there.
+// Which queries and keys a block of attention_sm90.cuh works on: its tiles, their order, and the pages of their keys.
+// Defines as there.
 
 #include "warpsmith/attention.cuh"
 #include "warpsmith/tma.cuh"
+
+namespace warpsmith::attention {
 
 constexpr int kBlockM = 64 * CONSUMERS, kThreads = 128 * (1 + CONSUMERS);
 // Heads are loaded in chunks of 128 bytes, the last one filled up with zeros.
@@ -18,28 +20,15 @@ constexpr int kPageRows = common_divisor(PAGE_SIZE, BLOCK_N), kPages = BLOCK_N /
 constexpr int kPages = 1;
 #endif
 
-WS_INLINE void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-WS_INLINE void store_shared_word(u32 at, u32 a) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(a) : "memory"); }
-WS_INLINE u32 load_shared_word(u32 at) {
-  u32 a;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a) : "r"(at) : "memory");
-  return a;
-}
-WS_INLINE void load_shared_words(u32 (&w)[4], u32 at) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
-}
-
-// What the producer has told, to all lanes of a warp. Only the lane that arrives at barriers for the warp reads it: so the
-// read is before the arrival without the help of another barrier, for racecheck too.
+// What the producer wrote, in all lanes of a warp. Only the lane that later arrives at the barrier for its warp reads it:
+// then the read precedes the arrival without another barrier, and racecheck sees that too.
 WS_INLINE u32 take_word(u32 at) {
   u32 word = 0;
-  if (threadIdx.x % 32 == 0) word = load_shared_word(at);
+  if (threadIdx.x % 32 == 0) load_shared(word, at);
   return __shfl_sync(0xffffffffu, word, 0);
 }
 WS_INLINE void take_words(u32 (&w)[4], u32 at) {
-  if (threadIdx.x % 32 == 0) load_shared_words(w, at);
+  if (threadIdx.x % 32 == 0) load_shared(w, at);
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = __shfl_sync(0xffffffffu, w[i], 0);
 }
@@ -48,12 +37,13 @@ WS_INLINE void take_words(u32 (&w)[4], u32 at) {
 struct Tile {
   Request request;
   int head, first_query;  // of the tile, in its request
-  int block, end;         // zero where there are no more tiles
+  int block, end;         // `end` is zero if there are no more tiles
 
-  // To the other warps. Packed requests are of batch 0, others begin with key 0.
+  // Writes the tile for the other warps. Packed requests have batch 0; others begin with key 0.
   WS_INLINE void put(u32 at) const {
-    store_shared_words(at, head, first_query, block, end);
-    store_shared_words(at + 16, VARLEN ? request.first_key : request.batch, request.first_query, request.q_len, request.kv_len);
+    store_shared(at, (u32)head, (u32)first_query, (u32)block, (u32)end);
+    store_shared(at + 16, (u32)(VARLEN ? request.first_key : request.batch), (u32)request.first_query, (u32)request.q_len,
+                 (u32)request.kv_len);
   }
   WS_INLINE void take(const AttentionParams& p, u32 at) {
     u32 a[4] = {}, b[4] = {};
@@ -88,7 +78,7 @@ struct KeysInMemory {
     const int batch = PAGED ? 0 : request.batch, token = PAGED ? 0 : request.first_key;
     first = head_at<T>(p.attention.k, p.attention.k_at, batch, token, (u32)tile.head / (u32)p.attention.group);
   }
-  // Null if it is behind the last one or in a page that does not exist.
+  // Null if the key is past the last one or in a page that does not exist.
   WS_INLINE const T* at(int key) const {
     if (key >= request.kv_len) return nullptr;
     const HeadStrides& s = p.attention.k_at;
@@ -108,7 +98,7 @@ WS_INLINE bool misses_last(const Tile& tile, u32 warpgroup) {
          tile.first_query + (int)warpgroup * 64 + 64 + tile.offset() <= (tile.end - 1) * BLOCK_N;
 }
 
-// Queries below which a request is the work of another kernel.
+// Requests with fewer queries are left to another kernel.
 WS_INLINE int least_queries(const Sm90Params& p) {
 #if PAGED
   return p.paged.min_queries;
@@ -117,9 +107,9 @@ WS_INLINE int least_queries(const Sm90Params& p) {
 #endif
 }
 
-// The tiles of a block, one after the other; one warp asks for them and tells the others. Heads are taken in groups
-// whose keys and values stay in L2 together; in a group the tiles with most keys come first, dealt out forwards and backwards
-// in turn, so that all blocks get about the same.
+// The tiles of a block, one after the other; one warp asks for them and tells the others. Heads come in groups whose keys
+// and values fit in L2 together. In a group, tiles with the most keys come first, and are assigned to blocks in
+// alternating order, so that all blocks get about the same work.
 struct TileScheduler {
   u32 round = 0;
 
@@ -135,7 +125,7 @@ struct TileScheduler {
     const u32 index = this->index();
     if (index >= p.tiles) return false;
     const u32 num_heads = a.num_kv_heads * a.group;
-    // Where all requests have the same number of queries, the host has chosen groups of heads.
+    // If all requests have the same number of queries, the host has chosen groups of heads.
     const bool even = PAGED ? !a.q_starts : !VARLEN;
     int number, m;
     if (even) {
@@ -159,7 +149,7 @@ struct TileScheduler {
       tile.request.first_query = number * keys.queries;
       tile.request.q_len = keys.queries;
     }
-    // A row of the page table takes the place of tokens.
+    // With pages, first_key is the request's row of the page table.
     tile.request.first_key = number;
     tile.request.kv_len = min(max(((const i32*)keys.kv_lens)[number * keys.kv_lens_step], 0), keys.max_keys);
 #elif VARLEN
@@ -172,10 +162,10 @@ struct TileScheduler {
 };
 
 #if PAGED
-// The pages of a block of keys: lane l holds the number of that of the l-th run. A page that does not exist is read as zeros,
-// past the end of all pages, and so are those behind the last key.
+// The pages of a block of keys: lane l holds the page of the l-th run. A page that does not exist, or is past the last key,
+// is replaced by a page number past the end, which the copy engine reads as zeros.
 struct Pages {
-  static_assert(kPageRows % 8 == 0, "what is swizzled together is of one run");
+  static_assert(kPageRows % 8 == 0, "rows that are swizzled together belong to one run");
   static_assert(kPages <= 32, "a run a lane");
 
   int page;
@@ -183,7 +173,7 @@ struct Pages {
 
   // The first key of this lane's run of block n.
   static WS_INLINE int first_key(int n) { return n * BLOCK_N + (int)(threadIdx.x % 32) * kPageRows; }
-  // What the table says of this lane's page of block n; the number of pages where there are no more keys.
+  // This lane's page of block n, as the table has it; the number of pages if there are no more keys.
   static WS_INLINE int find(const Sm90Params& p, const Request& request, int n) {
     const int key = first_key(n);
     if (threadIdx.x % 32 >= kPages || key >= request.kv_len) return p.paged.num_pages;
@@ -197,7 +187,7 @@ struct Pages {
     page = exists ? found : p.paged.num_pages;
   }
 
-  // Loads all runs of block n. By one lane: if each handed over its own, the others would wait for it, some 50 cycles.
+  // Loads all runs of block n, by one lane: if each lane issued its own copy, they would take turns of some 50 cycles.
   WS_INLINE void load(u32 to, const void* map, u32 barrier, int kv_head, int n) const {
     // As many at a time as there are registers for.
     constexpr int kBatch = 3;
@@ -217,3 +207,5 @@ struct Pages {
   }
 };
 #endif
+
+}  // namespace warpsmith::attention

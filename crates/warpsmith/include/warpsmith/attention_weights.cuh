@@ -1,61 +1,65 @@
 #pragma once
 // The softmax of attention_sm90.cuh: from scores to weights, block by block. Defines as there.
 //
-// Weights are relative to a score of their row, its base. Scores above it do no harm while the weights of a block add up to less
-// than 2^kSlack: they and their sums are as exact as if they were at most one, and what was summed before needs no factor. So no
-// one looks at the scores: the sums, which are needed anyway, tell afterwards if some were too high, be they infinite. Then the
-// warp brings the scores of the block back and raises the rows that have them. Which rows are raised depends on their scores
-// alone; whether a warp looks for them, on whether it has any.
+// Weights are 2^(score - base), with a base for each row. Scores above the base do no harm as long as the weights of a
+// block add up to less than 2^kSlack: weights and sums are as precise as if they were at most one, and what was summed
+// before needs no factor. So scores are not searched for their maximum. The sums, which are needed anyway, show
+// afterwards whether some score was too high, even if they overflowed. In that case the warp computes the scores of the
+// block again and raises the base of the rows concerned. Whether a row is raised depends on its own scores alone; a warp
+// does the work if any of its rows needs it.
 //
-// Where kAnyBlock, the number of keys of a block changes none of a row's bits, except where something is less than 2^-94 of its
-// largest weight. The base is the score of the first key that the row sees, and weights are added up in the order of the keys.
-// A row with a score that is kSlack above the base is raised by whole multiples of kSlack: all its weights and sums are divided
-// by a power of two, which changes none of their digits, so that it makes no difference in which block that happens. Small
-// weights of f16 would lose digits.
+// With kAnyBlock, the number of keys in a block does not change the bits of a row, except for terms below 2^-94 of its
+// largest weight. The base is the score of the first key that the row sees, and weights are added in the order of the
+// keys. A row with a score kSlack above its base is raised by a multiple of kSlack: its weights and sums are divided by a
+// power of two, which changes no digit of the mantissa, so that it does not matter in which block this happens. It is not
+// for f16, whose small weights would lose digits.
 //
-// Elsewhere the base is the largest score of the first block that the row sees any of, and a row is raised to its largest score.
+// Without, the base is the largest score of the first block of which the row sees any key, and a row is raised to its
+// largest score.
 
 #include "warpsmith/attention_producer.cuh"
 
+namespace warpsmith::attention {
+
 template <class T> constexpr bool has_range_of_f32(T) { return false; }
 constexpr bool has_range_of_f32(bf16) { return true; }
-// Of heads of 64, whose time the exponentials decide, the order of the sums would cost 4 %. Pages leave no registers for it.
+// For heads of 64, which are limited by the exponentials, ordered sums would cost 4 %. Pages leave no registers for it.
 constexpr bool kAnyBlock = HEAD_DIM == 128 && has_range_of_f32(T{}) && !PAGED;
 constexpr float kSlack = has_range_of_f32(T{}) ? 32.0f : 15.0f, kHigh = has_range_of_f32(T{}) ? 0x1p32f : 0x1p15f;
 // Whether a row may see nothing of the first block, but something of a later one.
 constexpr bool kMayLackBase = WINDOW || PAGED;
 
-// The number of the thread, for what is rarely needed: nothing that follows from it is computed in advance and kept in registers.
+// threadIdx.x, read again: for rare paths, so that the compiler does not compute what depends on it early and keep it in
+// registers.
 WS_INLINE u32 thread_now() {
   u32 thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
 
-// The state of the rows of a thread: what weights are relative to, in units of log2, and the sums of the weights of this
-// thread's columns only.
+// The state of a thread's two rows: their bases, in units of log2, and the sums of the weights of this thread's columns.
 struct Rows {
   float top[2], sum[2];
-  // Whether rows of the warp were raised, so that what was summed of the values before a block is to be multiplied by a factor.
-  // Where they were by multiples of kSlack, all later blocks have something to raise.
+  // Whether rows of the warp were raised, so that the sum of values before this block must be multiplied by a factor. With
+  // kAnyBlock, it stays true for all later blocks.
   bool raised;
 
-  // The weights of a block of scores, in place, and the factors if rows are raised. `again` brings the scores back. By how much
-  // rows are raised is kept in shared memory.
+  // Turns a block of scores into weights, in place, and sets the factors if rows are raised. `again` computes the scores
+  // again. The amounts by which rows are raised are kept in shared memory.
   template <bool kFirst, class Again>
   WS_INLINE void weigh(float (&s)[BLOCK_N / 2], float (&factor)[2], float scale, u32 shared, const Again& again) {
     if (kFirst || !kAnyBlock) raised = false;
     find_bases<kFirst>(s, scale);
     float added[2];
     u32 high[2] = {};
-    if (kFirst || !kAnyBlock || !__any_sync(0xffffffffu, raised)) {
+    if (kFirst || !kAnyBlock || !__any_sync(kAllLanes, raised)) {
       relate(s, scale);
       exponentials(s);
       add_up<kFirst>(s, added);
-      // The largest score of the first block is none above it.
-      if ((kFirst && !kAnyBlock) || !__any_sync(0xffffffffu, fmaxf(added[0], added[1]) >= kHigh)) return take<kFirst>(added);
+      // No score of the first block is above a base that is its largest.
+      if ((kFirst && !kAnyBlock) || !__any_sync(kAllLanes, fmaxf(added[0], added[1]) >= kHigh)) return take<kFirst>(added);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) high[h] = __ballot_sync(0xffffffffu, added[h] >= kHigh);
+      for (int h = 0; h < 2; ++h) high[h] = __ballot_sync(kAllLanes, added[h] >= kHigh);
       again();
     }
     relate(s, scale);
@@ -70,35 +74,41 @@ struct Rows {
     raised = true;
   }
 
-  // Once all blocks have been: what the sums are relative to.
+  // After the last block: makes `top` what the sums are relative to.
   WS_INLINE void end(u32 shared) {
     if (kAnyBlock && raised) {
       const u32 at = raised_at(shared);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) top[h] += bits_float(load_shared_word(at + 32 * h));
+      for (int h = 0; h < 2; ++h) top[h] += raised_by(at, h);
     }
   }
 
 private:
-  // Where it is kept by how much the first row is raised; that of the second is 32 bytes further.
+  // Where the amount by which the first row is raised is kept; that of the second is 32 bytes further.
   static WS_INLINE u32 raised_at(u32 shared) {
     const u32 thread = thread_now();
     return shared + kRaisedAt + (thread / 32 * 16 - 64 + thread % 32 / 4) * 4;
   }
 
-  // Where nothing was seen yet, scores stay -inf and weights become zero.
+  static WS_INLINE float raised_by(u32 at, int h) {
+    u32 bits;
+    load_shared(bits, at + 32 * h);
+    return bits_float(bits);
+  }
+
+  // A row that has seen nothing yet has scores of -inf; relative to zero, their weights are zero.
   WS_INLINE float base(int h) const { return kMayLackBase && top[h] == minus_infinity() ? 0.0f : top[h]; }
 
-  // Whether a base is found in the first block of the tile or later makes no difference, in no bit.
+  // Whether a base is found in the first block of the tile or later does not change any bit.
   template <bool kFirst> WS_INLINE void find_bases(const float (&s)[BLOCK_N / 2], float scale) {
     // Most rows see the first key of the first block.
     if (kFirst && kAnyBlock) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) top[h] = __shfl_sync(0xffffffffu, s[2 * h], threadIdx.x % 32 / 4 * 4) * scale;
+      for (int h = 0; h < 2; ++h) top[h] = __shfl_sync(kAllLanes, s[2 * h], threadIdx.x % 32 / 4 * 4) * scale;
     }
     const bool all = kFirst && !kAnyBlock;
     if (!all && !kFirst && !kMayLackBase) return;
-    if (!all && !__any_sync(0xffffffffu, fminf(top[0], top[1]) == minus_infinity())) return;
+    if (!all && !__any_sync(kAllLanes, fminf(top[0], top[1]) == minus_infinity())) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float score = (kAnyBlock ? first(s, h) : largest(s, h)) * scale;
@@ -119,23 +129,22 @@ private:
     column += threadIdx.x % 4 * 2;
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
-      const float other_score = __shfl_xor_sync(0xffffffffu, score, lanes);
-      const int other_column = __shfl_xor_sync(0xffffffffu, column, lanes);
+      const float other_score = __shfl_xor_sync(kAllLanes, score, lanes);
+      const int other_column = __shfl_xor_sync(kAllLanes, column, lanes);
       if (other_column < column) score = other_score, column = other_column;
     }
     return score;
   }
 
-  // The largest of the scores of row h, in four chains for the sake of latency. NaN does not count.
+  // The largest score of row h, ignoring NaN, in four chains to hide latency.
   static WS_INLINE float largest(const float (&s)[BLOCK_N / 2], int h) {
     float most[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) most[i] = fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
 #pragma unroll
     for (int j = 4; j < BLOCK_N / 8; ++j) most[j % 4] = fmaxf(most[j % 4], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-    float all = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-    all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, 1));
-    return fmaxf(all, __shfl_xor_sync(0xffffffffu, all, 2));
+    const float all = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    return quad_reduce<MaxIgnoringNan>(all);
   }
 
   // Scores relative to the bases.
@@ -171,11 +180,11 @@ private:
     for (int h = 0; h < 2; ++h) sum[h] = kAnyBlock || kFirst ? added[h] : sum[h] + added[h];
   }
 
-  // Gives rows with scores that are too high a higher base, their largest score.
+  // Raises rows with scores that are too high to their largest score.
   WS_INLINE void raise(float (&s)[BLOCK_N / 2], float (&factor)[2], const u32 (&high)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Too high in one of the four threads of the row; what other rows are makes no difference.
+      // Too high in one of the four threads of the row. Other rows do not matter.
       const bool raises = high[h] >> (threadIdx.x % 32 / 4 * 4) & 15;
       const float more = largest(s, h), before = top[h];
       if (raises) top[h] += more;
@@ -189,15 +198,15 @@ private:
     }
   }
 
-  // The weights of a block, where scores are too high in it or were in one before. Raises rows by the largest multiple of kSlack
-  // that is in one of their scores.
+  // The weights of a block, if scores are too high in it or were in an earlier one. Raises a row by the largest multiple of
+  // kSlack that does not exceed its largest score.
   template <bool kFirst> WS_INLINE void divide(float (&s)[BLOCK_N / 2], float (&factor)[2], u32 raised_at) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float before = !kFirst && raised ? bits_float(load_shared_word(raised_at + 32 * h)) : 0.0f;
+      const float before = !kFirst && raised ? raised_by(raised_at, h) : 0.0f;
       const float after = fmaxf(floorf(largest(s, h) * (1.0f / kSlack)) * kSlack, before);
       __syncwarp();
-      if (threadIdx.x % 4 == 0) store_shared_word(raised_at + 32 * h, float_bits(after));
+      if (threadIdx.x % 4 == 0) store_shared(raised_at + 32 * h, float_bits(after));
       factor[h] = exp2_flushed(before - after);
       if (!kFirst) sum[h] *= factor[h];
       const float divisor = exp2_flushed(-after);
@@ -205,8 +214,8 @@ private:
       for (int j = 0; j < BLOCK_N / 8; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          // An exponential of the same number in whatever block, times a power of two: those of numbers that differ by a whole one
-          // need not have the same digits. Of whole numbers they are exact.
+          // The power of the same number whatever the block, times a power of two: the approximate powers of x and x + n
+          // need not have the same mantissa. Powers of whole numbers are exact.
           float& x = s[4 * j + 2 * h + c];
           const float whole = floorf(x);
           x = x >= kSlack ? exp2_flushed(x - whole) * exp2_flushed(whole - after) : exp2_flushed(x) * divisor;
@@ -215,3 +224,5 @@ private:
     __syncwarp();
   }
 };
+
+}  // namespace warpsmith::attention

@@ -1,6 +1,6 @@
 #pragma once
-// The engine of the elementwise kernels. A kernel names its numbers of inputs and outputs and gives the expression of
-// one element; `ElementwiseParams` is the C twin of the host's struct: the streams are the inputs, then the outputs.
+// The body of the elementwise kernels. A kernel gives the numbers of its inputs and outputs and the expression of one
+// element. `ElementwiseParams` is the C twin of the host's struct; its streams are the inputs, then the outputs.
 //
 // Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. FLAT: there is one row; a block takes
 // ITEMS * 256 neighbouring units, each thread every 256th of them. Otherwise a block takes `1 << lanes_log2` units of
@@ -8,8 +8,8 @@
 // rows is loaded once. All loads of a thread are issued before the first result is computed. No result depends on
 // which thread computes it.
 //
-// Where a thread's units lie is worked out before the kernel before has ended, by whoever is in place so early: of a
-// kernel of two microseconds that is a sixth.
+// Addresses are computed before begin_kernel, while the kernel before may still run: that is a sixth of the time of a
+// kernel of two microseconds.
 //
 // Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR; SHARED, the last input is the same in every row; PAIRED,
 // the first two inputs, and the first two outputs if there are two, are the even and odd elements of one tensor: with
@@ -18,24 +18,26 @@
 #include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
 
+namespace warpsmith {
+
 constexpr int kThreads = 256;
 
 template <class T, int kIn, int kOut> struct Elementwise {
   static constexpr bool kPairs = PAIRED && VECTOR;
   static constexpr bool kPairsOut = kPairs && kOut == 2;
   static constexpr int kUnit = VECTOR ? kVec<T> / (kPairs ? 2 : 1) : 1;
-  // Whether the last unit of a row may lack columns.
-  static constexpr bool kParts = FLAT && VECTOR && !kPairs;
+  // Whether the last unit of a row may be incomplete.
+  static constexpr bool kPartialUnits = FLAT && VECTOR && !kPairs;
 
-  // Stream t, of inputs and outputs together, has the first or second element of each pair. Chunks and places of the
-  // second are not used: those of the first have both.
+  // Whether stream t, counting inputs and then outputs, holds the first or second element of each pair. Chunks and
+  // places of the second are not used: those of the first cover both.
   static constexpr bool is_pair(int t) { return kPairs && (t < 2 || (kPairsOut && t >= kIn)); }
   static constexpr bool is_second(int t) { return is_pair(t) && (t == 1 || t == kIn + 1); }
   static constexpr bool is_shared(int t) { return SHARED && !FLAT && t == kIn - 1; }
 
   // Loads `count` columns of stream t; a whole unit lies at an aligned address.
   static WS_INLINE void load(Chunk<T>& c, const T* at, int t, int count, u64 policy) {
-    if (VECTOR && (!kParts || count >= kUnit)) {
+    if (VECTOR && (!kPartialUnits || count >= kUnit)) {
       if (kPairs && !is_pair(t)) load_half(c.words[0], c.words[1], at, policy);
       else load_words(c.words, at, policy);
     } else {
@@ -53,7 +55,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
   }
 
   static WS_INLINE void store(T* at, const Chunk<T>& c, int t, int count) {
-    if (VECTOR && (!kParts || count >= kUnit)) {
+    if (VECTOR && (!kPartialUnits || count >= kUnit)) {
       if (kPairs && !is_pair(t))
         asm volatile("st.global.v2.u32 [%2], {%0, %1};" ::"r"(c.words[0]), "r"(c.words[1]), "l"(at) : "memory");
       else store_words(at, c.words);
@@ -84,7 +86,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
     return (const T*)p.streams[t] + place.at[t];
   }
 
-  // The units at `place` of every input but a shared one (`shared` false) or of that (true).
+  // Loads the units at `place` of the shared input (`shared`) or of all others.
   static WS_INLINE void load_inputs(Chunk<T> (&in)[kIn], const ElementwiseParams& p, const Place& place, int count,
                                     bool shared, u64 policy) {
 #pragma unroll
@@ -92,11 +94,11 @@ template <class T, int kIn, int kOut> struct Elementwise {
       if (is_shared(t) == shared && !is_second(t)) load(in[t], input(p, place, t), t, count, policy);
   }
 
-  // Asks for what load_inputs will load.
-  static WS_INLINE void fetch_inputs(const ElementwiseParams& p, const Place& place) {
+  // Prefetches what load_inputs will load.
+  static WS_INLINE void prefetch_inputs(const ElementwiseParams& p, const Place& place) {
 #pragma unroll
     for (int t = 0; t < kIn; ++t)
-      if (!is_shared(t) && !is_second(t)) fetch_ahead(input(p, place, t), p.is_large);
+      if (!is_shared(t) && !is_second(t)) prefetch_chunk(input(p, place, t), p.is_large);
   }
 
   static WS_INLINE void store_outputs(const Chunk<T> (&out)[kOut], const ElementwiseParams& p, const Place& place,
@@ -127,10 +129,10 @@ template <class T, int kIn, int kOut> struct Elementwise {
     }
   }
 
-  // The units of a thread. Those that do not exist come last.
+  // The units of a thread, those that exist first.
   struct Units {
     i64 column, row;
-    // From one unit to the next, and from the first to the end: columns of a single row, else rows.
+    // The distance between units, and from the first unit to the end: in columns if FLAT, else in rows.
     i64 step, left;
 
     WS_INLINE explicit Units(const ElementwiseParams& p) {
@@ -140,11 +142,12 @@ template <class T, int kIn, int kOut> struct Elementwise {
         step = kThreads * kUnit;
         left = p.columns - column;
       } else {
-        const u32 row_tile = blockIdx.x / p.column_tiles, column_tile = blockIdx.x - row_tile * p.column_tiles;
-        const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1), down = kThreads >> p.lanes_log2;
-        column = (((i64)column_tile << p.lanes_log2) + lane) * kUnit;
-        row = (i64)row_tile * (down * ITEMS) + (threadIdx.x >> p.lanes_log2);
-        step = down;
+        const BlockPlace tile(p.column_tiles);
+        const Lines<kThreads> lines{p.lanes_log2};
+        const u32 lane = lines.lane(), count = lines.count();
+        column = (((i64)tile.column << p.lanes_log2) + lane) * kUnit;
+        row = (i64)tile.row * (count * ITEMS) + lines.line();
+        step = count;
         left = column < p.columns ? p.num_rows - row : 0;
       }
     }
@@ -158,13 +161,13 @@ template <class T, int kIn, int kOut> struct Elementwise {
     const Units units(p);
     const u64 policy = load_policy(p.is_large);
     Chunk<T> in[ITEMS][kIn], out[kOut];
-    if (!kParts || units.left >= (ITEMS - 1) * units.step + kUnit) {
+    if (!kPartialUnits || units.left >= (ITEMS - 1) * units.step + kUnit) {
       Place place[ITEMS];
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         if (!units.exists(i)) break;
         place[i] = units.place(p, i);
-        if (VECTOR && (int)blockIdx.x < p.blocks_ahead) fetch_inputs(p, place[i]);
+        if (VECTOR && (int)blockIdx.x < p.blocks_ahead) prefetch_inputs(p, place[i]);
       }
       begin_kernel();
 #pragma unroll
@@ -172,7 +175,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
         if (units.exists(i)) load_inputs(in[i], p, place[i], kUnit, false, policy);
       if (!units.exists(0)) return;
       load_inputs(in[0], p, place[0], kUnit, true, policy);
-      // A result is stored before the next is computed: the branches keep the compiler from storing all at the end.
+      // Each result is stored before the next is computed: the branch keeps the compiler from delaying the stores.
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         if (!units.exists(i)) return;
@@ -200,3 +203,5 @@ template <class T, int kIn, int kOut> struct Elementwise {
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise(const ElementwiseParams& p, F f) {
   Elementwise<T, kIn, kOut>::run(p, f);
 }
+
+}  // namespace warpsmith

@@ -1,19 +1,20 @@
 #pragma once
-// 8-bit floats. Rounding to nearest, ties to even; what is too large, infinity too, becomes the largest finite value;
-// NaN becomes 0x7f. The instructions of sm_89 and the arithmetic for older devices give the same bits.
+// 8-bit floats. Values are rounded to nearest, ties to even; what is too large, including infinity, becomes the largest
+// finite value; NaN becomes 0x7f. The instructions of sm_89 and the arithmetic for older devices give the same bits.
 
 #include "warpsmith/base.cuh"
 
+namespace warpsmith {
+
 #if __CUDA_ARCH__ < 890
-// The code of |x| and the sign. kDropped: mantissa bits lost; kMinNormal: bits of the smallest normal value; kMax:
-// code of the largest value. `magic` is 2^23 times the smallest subnormal: adding it leaves a small value rounded to
-// the subnormal grid.
-template <int kDropped, u32 kMinNormal, u32 kMax> WS_INLINE u8 encode_fp8(float x, float magic) {
+// The code of x. kDropped: mantissa bits lost; kMinNormal: bits of the smallest normal value; kMax: code of the largest
+// value. `subnormal_unit` is 2^23 times the smallest subnormal: adding it rounds a small value to a multiple of that.
+template <int kDropped, u32 kMinNormal, u32 kMax> WS_INLINE u8 encode_fp8(float x, float subnormal_unit) {
   u32 bits = float_bits(x), abs = bits & 0x7fffffffu;
   // Rounded in place: a carry moves the exponent as it should.
   u32 rounded = (abs + ((1u << (kDropped - 1)) - 1) + ((abs >> kDropped) & 1)) >> kDropped;
   u32 normal = min(rounded - ((kMinNormal >> kDropped) - (1u << (23 - kDropped))), kMax);
-  u32 subnormal = float_bits(bits_float(abs) + magic) - float_bits(magic);
+  u32 subnormal = float_bits(bits_float(abs) + subnormal_unit) - float_bits(subnormal_unit);
   u32 code = abs < kMinNormal ? subnormal : normal;
   return x != x ? 0x7f : (u8)(code | ((bits >> 24) & 0x80));
 }
@@ -66,3 +67,5 @@ WS_INLINE void decode_x2(float& lo, float& hi, u16 codes, f8e5m2) {
 
 template <> WS_INLINE f8e4m3 from_f32<f8e4m3>(float x) { return f8e4m3{(u8)encode_e4m3x2(x, 0.0f)}; }
 template <> WS_INLINE f8e5m2 from_f32<f8e5m2>(float x) { return f8e5m2{(u8)encode_e5m2x2(x, 0.0f)}; }
+
+}  // namespace warpsmith

@@ -1,10 +1,12 @@
 #pragma once
-// A few neighbouring elements of any float type in 32-bit words, moved at once and converted together.
+// A few neighbouring elements of any float type, moved at once as 32-bit words and converted together.
 
 #include "warpsmith/fp8.cuh"
 #include "warpsmith/vec.cuh"
 
-// The elements in one word.
+namespace warpsmith {
+
+// The elements of one word, as floats.
 WS_INLINE void unpack_word(float* out, u32 word, f32) { out[0] = bits_float(word); }
 WS_INLINE void unpack_word(float* out, u32 word, f16) {
   out[0] = to_f32(f16{(u16)word});
@@ -19,34 +21,16 @@ template <class T> WS_INLINE void unpack_word(float* out, u32 word, T type) {
   decode_x2(out[2], out[3], (u16)(word >> 16), type);
 }
 
-// All elements of a chunk: fewer instructions than to take them one by one.
+// All elements of a chunk, word by word: fewer instructions than element by element.
 template <class T> WS_INLINE void unpack_words(float (&out)[kVec<T>], const Chunk<T>& c) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) unpack_word(out + i * (kVec<T> / 4), c.words[i], T());
 }
 
-template <class T> WS_INLINE u32 pack_halves(const float* in) {
-  return from_f32<T>(in[0]).bits | ((u32)from_f32<T>(in[1]).bits << 16);
-}
+// One word from as many floats as it has elements.
 WS_INLINE u32 pack_word(const float* in, f32) { return float_bits(in[0]); }
-WS_INLINE u32 pack_word(const float* in, f16) {
-#if __CUDA_ARCH__ >= 800
-  u32 word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(in[1]), "f"(in[0]));
-  return word;
-#else
-  return pack_halves<f16>(in);
-#endif
-}
-WS_INLINE u32 pack_word(const float* in, bf16) {
-#if __CUDA_ARCH__ >= 800
-  u32 word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(in[1]), "f"(in[0]));
-  return word;
-#else
-  return pack_halves<bf16>(in);
-#endif
-}
+WS_INLINE u32 pack_word(const float* in, f16 type) { return pack_pair(in[0], in[1], type); }
+WS_INLINE u32 pack_word(const float* in, bf16 type) { return pack_pair(in[0], in[1], type); }
 WS_INLINE u32 pack_word(const float* in, f8e4m3) {
   return encode_e4m3x2(in[0], in[1]) | ((u32)encode_e4m3x2(in[2], in[3]) << 16);
 }
@@ -54,7 +38,7 @@ WS_INLINE u32 pack_word(const float* in, f8e5m2) {
   return encode_e5m2x2(in[0], in[1]) | ((u32)encode_e5m2x2(in[2], in[3]) << 16);
 }
 
-// kCount elements of T: 4, 8 or a multiple of 16 bytes, at an address that is a multiple of that (of 16).
+// kCount elements of T: 4, 8 or a multiple of 16 bytes, at an address aligned to that size (at most to 16).
 template <class T, int kCount> struct Group {
   static constexpr int kWords = kCount * (int)sizeof(T) / 4;
   static constexpr int kPerWord = 4 / (int)sizeof(T);
@@ -91,7 +75,7 @@ template <class T, int kCount> struct Group {
   }
 };
 
-// Stores values from element `at` of a row on, rounded: all at once with kVector, else the only one there is.
+// Stores rounded values to a row, from element `at` on: all at once with kVector; otherwise there is just one.
 template <bool kVector, class T, int kCount>
 WS_INLINE void store_values(T* row, i64 at, i64 step, const float (&values)[kCount]) {
   if constexpr (kVector) {
@@ -103,3 +87,5 @@ WS_INLINE void store_values(T* row, i64 at, i64 step, const float (&values)[kCou
     row[at * step] = from_f32<T>(values[0]);
   }
 }
+
+}  // namespace warpsmith

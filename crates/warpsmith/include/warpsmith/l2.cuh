@@ -3,11 +3,13 @@
 
 #include "warpsmith/vec.cuh"
 
-// Asks for the chunk at `p`, with its neighbours of 128 bytes, to be brought to L2: before `begin_kernel`, when the memory
-// is idle because the kernel before has little left to do. One thread of eight asks. Nothing is read: if that kernel still
-// writes this data, its writes and what was brought meet in L2, and the loads that follow find both. `streams`: the loads
-// will have the policy of that name. Of large tensors only the first blocks should ask: the host says how many.
-WS_INLINE void fetch_ahead(const void* p, bool streams = false) {
+namespace warpsmith {
+
+// Prefetches the 128 bytes around `p` to L2; one thread of eight does. Meant for the time before `begin_kernel`, when
+// memory is idle because the kernel before has little left to do. It is safe there: nothing is read, and if that kernel
+// still writes this data, its writes reach the same L2 line, where the later loads find them. `streams`: the loads will
+// have the policy of that name. For large tensors only the first blocks should prefetch; the host says how many.
+WS_INLINE void prefetch_chunk(const void* p, bool streams = false) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x % 8 != 0) return;
   if (streams) asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(p) : "memory");
@@ -15,9 +17,8 @@ WS_INLINE void fetch_ahead(const void* p, bool streams = false) {
 #endif
 }
 
-// How loads treat what they bring to L2: as usual or, with `streams`, as the last to be evicted. That is meant for tensors
-// too large to be found in L2 by anyone: results then leave for memory soon and steadily, which the memory likes better
-// than when they give way to each other.
+// The L2 policy of loads: normal or, with `streams`, evict-last. The latter is for tensors so large that nobody finds
+// them in L2 again: results are then written back early and steadily, which is faster than when they evict each other.
 WS_INLINE u64 load_policy(bool streams) {
   u64 policy = 0;
 #if __CUDA_ARCH__ >= 900
@@ -44,3 +45,5 @@ WS_INLINE void load_chunk(Chunk<T>& c, const T* row, i64 at, i64 step, int count
   if (kVector == kExact || (kVector && count > 0)) load_words(c.words, row + at, policy);
   else load_chunk<kVector>(c, row, at, step, count, fill);
 }
+
+}  // namespace warpsmith

@@ -8,7 +8,7 @@
 //   GATE             0: none; 1: `w` has n gate rows and then n up rows; 2: gate rows are even, up rows odd
 //   SCALING          0: none; 1: scales that do not depend on k; 2: scales for every kScaleBlock elements of a row
 //   HAS_BIAS, HAS_RESIDUAL
-//   HAS_SCALE        0: p.scale is 1, and no instruction is spent on it; 1, the default, multiplies by it
+//   HAS_SCALE        0: p.scale is 1 and costs nothing; 1, the default: results are multiplied by it
 // n counts columns of `out`; `w` has n rows, or 2 n with a gate. Rows of `w` index bias and w_scale.
 
 #include "warpsmith/base.cuh"
@@ -19,9 +19,11 @@
 #define HAS_SCALE 1
 #endif
 
+namespace warpsmith::linear {
+
 constexpr int kScaleBlock = 128;
 
-// The type the activation is precise enough for: with a residual f32, which could cancel all but the activation's error.
+// The type for which the activation must be precise: f32 if there is a residual, which could cancel all but the error.
 template <bool kResidual> struct ActivationType {
   typedef OUT_T type;
 };
@@ -35,23 +37,27 @@ constexpr float kFactor = ActivationOfSum::kFactor;
 WS_INLINE int gate_row(const LinearParams& p, int j) { return GATE == 2 ? 2 * j : j; }
 WS_INLINE int up_row(const LinearParams& p, int j) { return GATE == 2 ? 2 * j + 1 : p.n + j; }
 
-// Kernels compute tiles of rows of `w`. With a gate, blocks of kBlock gate rows and kBlock up rows alternate in a tile,
-// so that a thread has the sums of both for its columns. `row` counts from the start of the first tile. The result may
-// lie past the last row of `w`: column_of says whether it exists.
+WS_INLINE int num_weight_rows(const LinearParams& p) { return GATE ? 2 * p.n : p.n; }
+
+// The order of rows of `w` in the tiles of kernels that compute gate and up together: with a gate, blocks of kBlock gate
+// rows and kBlock up rows alternate, so that a thread has the sums of both for its columns. `row` counts from the start
+// of the first tile.
 template <int kBlock> WS_INLINE int column_of(int row) {
   return GATE ? row / (2 * kBlock) * kBlock + row % kBlock : row;
 }
-template <int kBlock> WS_INLINE int weight_row(const LinearParams& p, int row) {
+// `none` if there is no such row: past the end of gate, the next row would be one of up.
+template <int kBlock> WS_INLINE int weight_row(const LinearParams& p, int row, int none) {
   const int j = column_of<kBlock>(row);
-  return GATE && row / kBlock % 2 ? up_row(p, j) : gate_row(p, j);
+  return j < p.n ? (GATE && row / kBlock % 2 ? up_row(p, j) : gate_row(p, j)) : none;
 }
 
-// A tile of the result and its matrix of the batch.
+// A tile of the result, and its matrix in the batch.
 struct Tile {
   int m, n, batch;
 };
-// Tiles in an order in which those that run at the same time share rows of x and of w: bands of up to kBand tiles of m,
-// column by column. kRowsOfTile and kColumnsOfTile count elements of `out`.
+// The place of tile `index`, in tiles. Tiles that run at the same time should share rows of x and of w, so the order is
+// by bands of up to kBand tiles along m, and in a band column by column. kRowsOfTile and kColumnsOfTile count elements
+// of `out`.
 template <int kRowsOfTile, int kColumnsOfTile> WS_INLINE Tile tile_at(const LinearParams& p, u32 index) {
   constexpr u32 kBand = 8;
   const u32 tiles_m = ((u32)p.m + kRowsOfTile - 1) / kRowsOfTile, tiles_n = ((u32)p.n + kColumnsOfTile - 1) / kColumnsOfTile;
@@ -71,7 +77,7 @@ WS_INLINE float w_scale_at(const LinearParams& p, int batch, int row, int kb) {
   const int at = SCALING == 2 ? row / kScaleBlock : row;
   return ((const float*)p.w_scale)[batch * p.w_scale_batch + at * p.w_scale_row + (SCALING == 2 ? kb * p.w_scale_col : 0)];
 }
-// SCALING 2: the sum over the blocks so far and the sum over one more.
+// SCALING 2: adds the sum over one block to the sum over those before it.
 WS_INLINE float add_block(float total, float block, float x_scale, float w_scale) {
   return fmaf(block * x_scale, w_scale, total);
 }
@@ -99,15 +105,15 @@ WS_INLINE float row_term(const LinearParams& p, int batch, int i) {
   return SCALING == 1 && i < p.m ? x_scale_at(p, batch, i, 0) : 1.0f;
 }
 
-// A sum over K with its scales and bias, times a factor that scale and bias have already.
+// factor times a sum over K with its scales and bias; `scale` and `bias` come multiplied by the factor.
 WS_INLINE float scaled(float sum, float factor, float row, float scale, float bias) {
-  // Fused by hand, so that no kernel's compiler fuses otherwise.
+  // Fused explicitly, so that the bits do not depend on what the compiler fuses in each kernel.
   if (SCALING == 1) return HAS_BIAS ? fmaf(sum * row, scale, bias) : (sum * row) * scale;
   if (factor != 1.0f) return HAS_BIAS ? fmaf(sum, factor, bias) : sum * factor;
   return HAS_BIAS ? sum + bias : sum;
 }
-// From the sums over K to the result before it is rounded. Without a gate `up` is not used; without a residual neither
-// is that.
+// From the sums over K to the result before it is rounded. `up` is used only with a gate, `residual` only if there is
+// one.
 WS_INLINE float finish(const LinearParams& p, float sum, float up, float row, const ColumnTerms& c, float residual) {
   float y = ActivationOfSum::value(scaled(sum, kFactor, row, c.scale, c.bias));
   if (GATE) y *= scaled(up, 1.0f, row, c.up_scale, c.up_bias);
@@ -119,9 +125,15 @@ WS_INLINE float residual_at(const LinearParams& p, int batch, int i, int j) {
   if (!HAS_RESIDUAL) return 0.0f;
   return to_f32(((const OUT_T*)p.residual)[batch * p.residual_batch + i * p.residual_row + j * p.residual_col]);
 }
-// One element of the result, which must exist, from its sums.
+// Two neighbouring elements of `out` or the residual, read or written as one.
+struct alignas(2 * sizeof(OUT_T)) OutPair {
+  OUT_T items[2];
+};
+// Writes one element of the result, which must exist, from its sums.
 WS_INLINE void write_element(const LinearParams& p, int batch, int i, int j, float sum, float up, float row,
                              const ColumnTerms& c) {
   const float y = finish(p, sum, up, row, c, residual_at(p, batch, i, j));
   ((OUT_T*)p.out)[batch * p.out_batch + i * p.out_row + j * p.out_col] = from_f32<OUT_T>(y);
 }
+
+}  // namespace warpsmith::linear

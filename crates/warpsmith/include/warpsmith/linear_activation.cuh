@@ -1,13 +1,15 @@
 #pragma once
-// The activations of `linear`, of sums that come times a factor.
+// The activations of `linear`, applied to sums that have been multiplied by kFactor.
 //
-// While other tiles are multiplied, an epilogue is charged for every register it reads: the tensor cores use the same ports.
-// A sum gets its bias by an addition. To fuse a multiplication with that reads no more, and with the right factor the first
-// step of a polynomial is a subtraction from a constant, and a scale that keeps a power in range costs nothing.
+// While other tiles are multiplied, an epilogue pays for every register that it reads: the tensor cores use the same
+// ports. The bias costs an addition; a multiplication fused with it reads no register more. With the right factor, the
+// first step of a polynomial becomes a subtraction from a constant, and a scale that keeps a power in range is free.
 
 #include "warpsmith/math.cuh"
 
-// Of sums as they are.
+namespace warpsmith::linear {
+
+// Of sums without a factor.
 struct Identity {
   template <class T> static WS_INLINE float value(float x) { return x; }
 };
@@ -16,8 +18,8 @@ template <class Function, class T> struct Unscaled {
   static WS_INLINE float value(float x) { return Function::template value<T>(x); }
 };
 
-// x Phi(x), coarse: with the tail's power as in `Gelu`, whose first coefficient is -1 here. The tail comes divided by the
-// factor, as x comes multiplied.
+// x Phi(x) for results of 16 bits: the polynomial of `Gelu` for log2 of the tail, in kFactor x, so that its leading
+// coefficient is -1. The tail is divided by the factor because x is multiplied by it.
 WS_INLINE float scaled_log2_tail(f16, float t) {
   float p = 5.4183993f - t;
   p = fmaf(p, t, -12.860875f);
@@ -46,8 +48,8 @@ template <class T> struct ScaledGelu {
   }
 };
 
-// x sigmoid(z), coarse, of x / 256 and -z log2(e) - 8. Both terms of the denominator are scaled with x, so that the power
-// overflows only where the result is below 2^-126.
+// x sigmoid(z) for results of 16 bits, from x / 256 and -z log2(e) - 8. Both terms of the denominator are scaled like x, so
+// that the power overflows only where the result is below 2^-126.
 struct ScaledSigmoid {
   static constexpr float kFactor = 0.00390625f;
   static WS_INLINE float times(float x, float power) { return x * reciprocal(kFactor + exp2_flushed(power)); }
@@ -73,3 +75,5 @@ template <> struct Activation<2, bf16> : ScaledGeluTanh {};
 template <> struct Activation<3, f32> : Unscaled<Silu, f32> {};
 template <> struct Activation<3, f16> : ScaledSilu {};
 template <> struct Activation<3, bf16> : ScaledSilu {};
+
+}  // namespace warpsmith::linear

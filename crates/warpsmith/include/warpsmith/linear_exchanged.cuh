@@ -2,8 +2,8 @@
 // The output of `linear` where rows of w are the rows of the products, and rows of x their columns: the counterpart of
 // linear_output.cuh, for 16-bit results, and residuals, whose rows are whole pieces of 16 bytes.
 //
-// A lane's sums lie in a few columns of the result; they are transposed on their way into shared memory. Those of a warp
-// are 16 columns wide, too narrow for the copy engine, so the warps of a warpgroup fill boxes of 64 columns together.
+// A lane's sums lie in a few columns of the result, so they are transposed on their way into shared memory. A warp has
+// 16 columns, too few for the copy engine, so the warps of a warpgroup fill boxes of 64 columns together.
 //
 // Defines: those of linear_output.cuh; BLOCK_M, the rows of x in a tile, a multiple of 8.
 
@@ -13,9 +13,9 @@
 #include "warpsmith/vec.cuh"
 #include "warpsmith/wgmma.cuh"
 
-constexpr int kOutN = BLOCK_N;
+namespace warpsmith {
 
-// Products whose columns are no multiple of 16.
+// Products with a number of columns that is a multiple of 8, but not of 16.
 #define WS_OUT4(b) "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3])
 #define WS_ROWS4H WS_ROWS4 ", %32, %33, %34, %35"
 #define WS_ROWS7H WS_ROWS7 ", %56, %57, %58, %59"
@@ -45,13 +45,19 @@ constexpr int kOutN = BLOCK_N;
 WS_WGMMA_ODD_WIDTHS(bf16, "bf16.bf16")
 WS_WGMMA_ODD_WIDTHS(f16, "f16.f16")
 
+}  // namespace warpsmith
+
+namespace warpsmith::linear {
+
+constexpr int kOutN = BLOCK_N;
+
 // Of one warpgroup, for tiles of kRowBlocks blocks of 64 rows of w.
 template <int kRowBlocks> struct Output {
   // Boxes of 8 rows and 64 columns, in the 128-byte swizzle: those of a tile and those that the buffer holds.
   static constexpr int kBoxes = kRowBlocks * (BLOCK_M / 8), kMost = 12;
   static constexpr u32 kBoxBytes = 8 * 128, kBufferBytes = kMost * kBoxBytes, kTermBytes = 0;
-  // Boxes that pass through the buffer at a time, and that are evaluated at the same time where there is a residual: what is
-  // loaded of it needs registers too.
+  // Boxes that pass through the buffer at a time, and boxes that are evaluated at the same time if there is a residual,
+  // which needs registers too.
   static constexpr int kPass = HAS_RESIDUAL ? 8 : kMost, kStep = 4;
 
   u32 buffer, barrier, warp, lane;
@@ -59,7 +65,7 @@ template <int kRowBlocks> struct Output {
 
   // The address of kBufferBytes of shared memory, aligned to 1024, and a named barrier.
   WS_INLINE Output(u32 buffer, u32, u32 barrier) : buffer(buffer), barrier(barrier), lane(threadIdx.x % 32) {
-    // The same in all lanes, and known to be.
+    // A shuffle, so that the compiler knows that all lanes agree.
     warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
   }
 
@@ -67,7 +73,7 @@ template <int kRowBlocks> struct Output {
   static WS_INLINE int box_row(int box) { return box / kRowBlocks * 8; }
   static WS_INLINE int box_column(int box) { return box % kRowBlocks * 64; }
 
-  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied.
+  // Loads what the epilogue of a tile needs, to arrive while the tile is multiplied.
   WS_INLINE void begin(const LinearParams& p, const Tile& tile) {
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r)
@@ -78,7 +84,7 @@ template <int kRowBlocks> struct Output {
       }
   }
 
-  // `map`: of the output, in boxes of 64 columns and 8 rows.
+  // `map`: the map of the output, with boxes of 64 columns and 8 rows.
   WS_INLINE void store(const LinearParams& p, const void* map, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_M / 2]) const {
     u32 fetched[kPass / 2][4];
     if (HAS_RESIDUAL) fetch_residual(fetched, p, tile, 0);
@@ -96,14 +102,13 @@ template <int kRowBlocks> struct Output {
       }
 #pragma unroll
       for (int i = 0; i < kPass && first + i < kBoxes; i += 2) {
-        // The branch keeps the compiler from evaluating more than a step at a time.
+        // The branch keeps the compiler from evaluating several steps at a time.
         if (HAS_RESIDUAL && i % kStep == 0 && tile.m + box_row(first + i) >= p.m) break;
         u32 words[4] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           if (first + i + j / 2 < kBoxes) words[j] = evaluate(p, d, first + i + j / 2, j % 2, residual[i / 2][j]);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                     ::"r"(matrix_row(i)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+        store_matrices<true>(matrix_row(i), words[0], words[1], words[2], words[3]);
       }
       async_proxy_fence();
       named_barrier_sync(barrier, 128);
@@ -119,17 +124,17 @@ template <int kRowBlocks> struct Output {
     }
   }
 
-  // No terms are shared: there is nothing to prepare, or to meet for.
+  // Threads share no terms here: there is nothing to prepare and nobody to wait for.
   WS_INLINE void prepare() const {}
   WS_INLINE void meet() const {}
 
-  // The copy engine has read all that this warp handed to it.
+  // Waits until the copy engine has read what this warp handed to it.
   WS_INLINE void drain() const {
     if (elect_one()) tma_store_wait_read<0>();
   }
 
-  // Boxes are written in pairs, of which the upper half of the lanes has the second. Addresses of a lane's row of the
-  // warp's four matrices in a pair, and of its piece of 16 bytes.
+  // Boxes are written in pairs; the upper half of the lanes has the second. The address of a lane's row of the warp's four
+  // matrices in a pair, and that of its piece of 16 bytes.
   WS_INLINE u32 matrix_row(int i) const {
     return buffer + (i + lane / 16) * kBoxBytes + swizzled<128>(lane % 8 * 128 + warp * 32 + lane / 8 % 2 * 16);
   }
@@ -137,7 +142,7 @@ template <int kRowBlocks> struct Output {
     return buffer + (i + lane / 16) * kBoxBytes + swizzled<128>(lane % 16 / 2 * 128 + warp * 32 + lane % 2 * 16);
   }
 
-  // This lane's pieces of the residual for a pass; zero where there are none.
+  // Loads this lane's pieces of the residual for a pass; zeros where there are none.
   WS_INLINE void fetch_residual(u32 (&words)[kPass / 2][4], const LinearParams& p, const Tile& tile, int first) const {
 #pragma unroll
     for (int i = 0; i < kPass; i += 2) {
@@ -150,25 +155,17 @@ template <int kRowBlocks> struct Output {
         load_words(words[i / 2], (const OUT_T*)p.residual + (tile.batch * p.residual_batch + m * p.residual_row + n));
     }
   }
-  // From pieces of rows to the order of the sums, through the places in the buffer that are this warp's.
+  // From pieces of rows to the layout of the sums, through this warp's part of the buffer.
   WS_INLINE void transpose_residual(u32 (&pairs)[kPass / 2][4], const u32 (&words)[kPass / 2][4]) const {
 #pragma unroll
-    for (int i = 0; i < kPass; i += 2) {
-      const u32(&w)[4] = words[i / 2];
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                   ::"r"(piece(i)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-    }
+    for (int i = 0; i < kPass; i += 2) store_shared(piece(i), words[i / 2]);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kPass; i += 2) {
-      u32(&y)[4] = pairs[i / 2];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "r"(matrix_row(i)) : "memory");
-    }
+    for (int i = 0; i < kPass; i += 2) load_matrices<true>(pairs[i / 2], matrix_row(i));
     __syncwarp();
   }
 
-  // The lane's two results of a box in one of its columns.
+  // This lane's two results in one of its columns of a box.
   WS_INLINE u32 evaluate(const LinearParams& p, const float (&d)[kRowBlocks][BLOCK_M / 2], int box, int h, u32 residual) const {
     const int r = box % kRowBlocks, at = box_row(box) / 2 + 2 * h;
     const ColumnTerms c = {HAS_BIAS ? to_f32(bias[r][h]) * kFactor : 0.0f, 0.0f, 1.0f, 1.0f};
@@ -179,3 +176,5 @@ template <int kRowBlocks> struct Output {
     return pack_pair(y, OUT_T{});
   }
 };
+
+}  // namespace warpsmith::linear

@@ -1,22 +1,25 @@
 #pragma once
-// From the sums that a warpgroup holds, in the layout of wgmma.cuh, to the output of `linear`: the epilogue of
-// linear.cuh in registers, then the copy engine, which each warp feeds with its own rows through its own part of shared
-// memory. No warp waits for another but for the terms of the columns.
+// From the sums of a warpgroup, in the layout of wgmma.cuh, to the output of `linear`: the epilogue of linear.cuh in
+// registers, then a copy by the copy engine, to which each warp hands its own rows through its own part of shared
+// memory. Warps wait for each other only for the terms of the columns.
 //
-// Defines besides those of linear.cuh: BLOCK_N, the sums in a row, with a gate half of them gate and half up;
-// TMA_STORE, else results are stored from registers; RESIDUAL_ROWS, whether pairs of the residual's columns can be loaded
-// at once; SMALL_STEPS, whether 16 columns are evaluated after the other, which takes fewer registers and disturbs the
-// tensor cores less.
+// Defines besides those of linear.cuh: BLOCK_N, the sums in a row, with a gate half of them gate and half up; TMA_STORE (0:
+// results are stored from registers); RESIDUAL_ROWS, whether pairs of columns of the residual can be loaded at once;
+// SMALL_STEPS, whether columns are evaluated 16 at a time, which needs fewer registers and disturbs the tensor cores
+// less.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
 
+namespace warpsmith::linear {
+
 constexpr int kOutN = GATE ? BLOCK_N / 2 : BLOCK_N;
 
-// Slices of the output, 16 rows of 128 bytes, pass through a buffer, two at a time: to hand them to the copy engine takes
-// a fence, which waits for shared memory. A slice is stored as boxes of 16 rows, as wide as divides every slice.
+// Slices of the output, 16 rows of 128 bytes, pass through a buffer two at a time, because handing them to the copy engine
+// takes a fence, which waits for shared memory. A slice is stored as boxes of 16 rows, of a width that divides every
+// slice.
 constexpr int kSlices = 2, kSliceRows = 16, kSliceN = 128 / (int)sizeof(OUT_T);
 constexpr int kBoxN = kOutN % kSliceN == 0 ? kSliceN : kOutN % (kSliceN / 2) == 0 ? kSliceN / 2 : kSliceN / 4;
 constexpr int kBoxBytes = kBoxN * (int)sizeof(OUT_T);
@@ -43,14 +46,14 @@ template <int kRowBlocks> struct Output {
 
   // Addresses of kBufferBytes, aligned to 1024, and of kTermBytes of shared memory, and a named barrier.
   WS_INLINE Output(u32 buffers_at, u32 terms_at, u32 barrier) : terms_at(terms_at), barrier(barrier), lane(threadIdx.x % 32) {
-    // The same in all lanes, and known to be.
+    // A shuffle, so that the compiler knows that all lanes agree.
     warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0);
     buffer = buffers_at + warp * (kSlices * kSliceBytes);
   }
 
   WS_INLINE int row(const Tile& tile, int r, int h) const { return tile.m + r * 64 + warp * 16 + lane / 4 + h * 8; }
 
-  // Fetches what the epilogue of a tile needs, to arrive while the tile is multiplied: any use of it here, even a
+  // Loads what the epilogue of a tile needs, to arrive while the tile is multiplied. Any use of it here, even a
   // conversion, would make the products wait for memory.
   WS_INLINE void begin(const LinearParams& p, const Tile& tile) {
     if (kTerms > 0) {
@@ -69,9 +72,9 @@ template <int kRowBlocks> struct Output {
       for (int h = 0; h < 2; ++h) row_terms[r][h] = row_term(p, tile.batch, row(tile, r, h));
   }
 
-  // Hands the terms of the columns to the other threads, and fetches the first of its own, while the last products run: shared
-  // memory, which they read all the time, takes its time. Between the `store` of a tile and this, for the next tile, the warps
-  // must meet at a barrier.
+  // Passes the terms of the columns to the other threads, and loads the first of its own, while the last products run:
+  // they keep shared memory busy, so this takes a while. Between the `store` of a tile and the `prepare` of the next, the
+  // warps must pass a barrier.
   WS_INLINE void prepare() {
     if (kTerms > 0) {
 #pragma unroll
@@ -90,20 +93,20 @@ template <int kRowBlocks> struct Output {
   WS_INLINE void meet() const {
     if (kTerms > 0) named_barrier_sync(barrier, 128);
   }
-  static WS_INLINE void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-  // Terms lie in the order in which lanes use them: of 16 columns, the four of the first lane of a row, and so on.
+  // Terms are stored in the order in which lanes use them: for every 16 columns the four of lane 0, those of lane 1, ...
   WS_INLINE u32 term_at(u32 row) const {
     const u32 half = row / 8 % 2, lane = row / 2 % 4;
     return terms_at + (row / 16 * 16 + lane * 4 + half * 2 + row % 2) * 4;
   }
-  // Those of this lane, of the 16 rows of w that start at `row`.
+  // This lane's terms of the 16 rows of w that start at `row`. No "memory" clobber: it would keep the compiler from moving
+  // other loads of the epilogue past these.
   WS_INLINE void load_terms(float (&terms)[4], u32 row) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(terms[0]), "=f"(terms[1]), "=f"(terms[2]), "=f"(terms[3]) : "r"(terms_at + (row + lane % 4 * 4) * 4));
   }
 
-  // The results in row block r of this lane's columns of 16: two of the first 8 from `first`, two of the others, in both
-  // halves of the block's rows.
+  // The results y[j][h][i] of this lane in row block r and the 16 columns from `first` on: column i of its two in the j-th
+  // eight, row h of its two.
   WS_INLINE void evaluate(float (&y)[2][2][2], const LinearParams& p, const Tile& tile, const float (&d)[BLOCK_N / 2], int r,
                           int first) const {
     float bias[4], up_bias[4], scale[4], up_scale[4];
@@ -142,10 +145,7 @@ template <int kRowBlocks> struct Output {
     if (m >= p.m || n >= p.n) return;
     if (RESIDUAL_ROWS) {
       // Rows are multiples of 16 bytes: a pair is whole or absent.
-      struct alignas(2 * sizeof(OUT_T)) Pair {
-        OUT_T items[2];
-      };
-      const Pair pair = *(const Pair*)((const OUT_T*)p.residual + (batch * p.residual_batch + m * p.residual_row + n));
+      const OutPair pair = *(const OutPair*)((const OUT_T*)p.residual + (batch * p.residual_batch + m * p.residual_row + n));
       y[0] = to_f32(pair.items[0]);
       y[1] = to_f32(pair.items[1]);
     } else {
@@ -154,7 +154,7 @@ template <int kRowBlocks> struct Output {
     }
   }
 
-  // `map`: of the output, in boxes of kBoxN columns and kSliceRows rows.
+  // `map`: the map of the output, with boxes of kBoxN columns and kSliceRows rows.
   WS_INLINE void store(const LinearParams& p, const void* map, const Tile& tile, const float (&d)[kRowBlocks][BLOCK_N / 2]) {
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
@@ -173,12 +173,12 @@ template <int kRowBlocks> struct Output {
                               int first) {
     constexpr int kMost = kSlices * kSliceN / 16;
     const int groups = min(kSlices * kSliceN, kOutN - first) / 16;
-    // Groups of 16 columns that are evaluated at the same time; what is loaded of a residual needs registers too.
+    // Groups of 16 columns that are evaluated at the same time; a residual needs registers too.
     constexpr int kStep = SMALL_STEPS ? 1 : HAS_RESIDUAL ? kSliceN / 16 : kMost;
     u32 words[kMost][kWords];
 #pragma unroll
     for (int step = 0; step < kMost; step += kStep) {
-      // The branch keeps the compiler from evaluating more than a step at a time.
+      // The branch keeps the compiler from evaluating several steps at a time.
       if (step < groups && (kStep == kMost || tile.n + first + 16 * step < p.n)) {
 #pragma unroll
         for (int g = step; g < step + kStep; ++g) {
@@ -189,7 +189,7 @@ template <int kRowBlocks> struct Output {
         }
       }
     }
-    // The buffer is free once the copy engine has read it; it had the time of the evaluation for that.
+    // The buffer is free once the copy engine has read it; that overlapped with the evaluation.
     if (elect_one()) tma_store_wait_read<0>();
     __syncwarp();
 #pragma unroll
@@ -218,19 +218,18 @@ template <int kRowBlocks> struct Output {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if constexpr (sizeof(T) == 2) words[2 * j + h] = pack_pair(y[j][h], T{});
-        else words[4 * j + 2 * h] = __float_as_uint(y[j][h][0]), words[4 * j + 2 * h + 1] = __float_as_uint(y[j][h][1]);
+        else words[4 * j + 2 * h] = float_bits(y[j][h][0]), words[4 * j + 2 * h + 1] = float_bits(y[j][h][1]);
       }
   }
   template <class T> WS_INLINE void write_group(const u32 (&words)[kWords], u32 column) const {
     if constexpr (sizeof(T) == 2) {
-      store_matrices(place(lane % 16, column + lane / 16 * 8), words[0], words[1], words[2], words[3]);
+      store_matrices<false>(place(lane % 16, column + lane / 16 * 8), words[0], words[1], words[2], words[3]);
     } else {
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(place(lane / 4 + 8 * h, column + 8 * j + 2 * (lane % 4))),
-                       "r"(words[4 * j + 2 * h]), "r"(words[4 * j + 2 * h + 1]) : "memory");
+          store_shared(place(lane / 4 + 8 * h, column + 8 * j + 2 * (lane % 4)), words[4 * j + 2 * h], words[4 * j + 2 * h + 1]);
     }
   }
 
@@ -258,3 +257,5 @@ template <int kRowBlocks> struct Output {
     if (TMA_STORE && elect_one()) tma_store_wait_read<0>();
   }
 };
+
+}  // namespace warpsmith::linear

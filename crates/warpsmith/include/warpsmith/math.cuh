@@ -1,18 +1,21 @@
 #pragma once
 // Activation functions in f32, for results that are stored as T. For f32 they are within a few units in the last place
-// of the exact result, in the tails too. For 16-bit types values have a quarter of a unit of T to spare, and cost fewer
-// instructions for it; derivatives, of which nothing would be left near their zeros, save only on exponentials.
+// (ulp) of the exact result, also in the tails. For 16-bit types, values may err by a quarter of an ulp of T and take
+// fewer instructions. Derivatives have zeros, near which such an error would leave nothing: they save on exponentials
+// only.
 
 #include "warpsmith/base.cuh"
 
-// 1 / x to one unit in the last place; zero where it is below 2^-126.
+namespace warpsmith {
+
+// 1 / x to one ulp; zero where it is below 2^-126.
 WS_INLINE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// 2^x to two units in the last place of a normal result.
+// 2^x to two ulps where the result is normal.
 WS_INLINE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -25,11 +28,12 @@ WS_INLINE float exp2_flushed(float x) {
   return y;
 }
 
-template <class T> constexpr bool kCoarse = sizeof(T) == 2;
+// Whether results of type T have precision to spare.
+template <class T> constexpr bool kSixteenBits = sizeof(T) == 2;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// e^x for x <= 0. Coarse: the product is rounded before the power is taken, an error of up to 2^-17.
-template <class T> WS_INLINE float exp_neg(float x) { return kCoarse<T> ? exp2_approx(kLog2E * x) : expf(x); }
+// e^x for x <= 0. With 16 bits the product is rounded before the power is taken: an error of up to 2^-17.
+template <class T> WS_INLINE float exp_neg(float x) { return kSixteenBits<T> ? exp2_approx(kLog2E * x) : expf(x); }
 
 // sigmoid(x) = numerator / denominator, free of overflow and cancellation; u = e^-|x|.
 struct Sigmoid {
@@ -40,8 +44,8 @@ template <class T> WS_INLINE Sigmoid sigmoid_parts(float x) {
   return {x < 0.0f ? u : 1.0f, 1.0f + u, u};
 }
 
-// 1 / (1 + 2^-x), coarse. Both terms are scaled by 2^-64, so that the power overflows only where the result is zero in
-// T.
+// 1 / (1 + 2^-x) for results of 16 bits. Both terms are scaled by 2^-64, so that the power overflows only where the
+// result is zero in T.
 WS_INLINE float sigmoid2(float minus_x_minus_64) {
   constexpr float kScale = 5.421010862427522e-20f;
   return reciprocal(kScale + exp2_flushed(minus_x_minus_64)) * kScale;
@@ -63,12 +67,12 @@ struct Relu {
 
 struct Silu {
   template <class T> static WS_INLINE float value(float x) {
-    if (kCoarse<T>) return x * sigmoid2(fmaf(x, -kLog2E, -64.0f));
+    if (kSixteenBits<T>) return x * sigmoid2(fmaf(x, -kLog2E, -64.0f));
     Sigmoid s = sigmoid_parts<T>(x);
     return x * (s.numerator * reciprocal(s.denominator));
   }
   template <class T> static WS_INLINE float derivative(float x) {
-    // sigmoid(x) (1 + x sigmoid(-x)): the factor outside the sum keeps the error small where the sum is zero.
+    // sigmoid(x) (1 + x sigmoid(-x)). Factored out, so that the error stays small where the sum is zero.
     Sigmoid s = sigmoid_parts<T>(x);
     float inverse = reciprocal(s.denominator);
     return (s.numerator * inverse) * fmaf(x, (x < 0.0f ? 1.0f : s.u) * inverse, 1.0f);
@@ -79,7 +83,7 @@ struct Silu {
 struct GeluTanh {
   static constexpr float A = 1.5957691216057308f, B = 0.044715f * 1.5957691216057308f;
   template <class T> static WS_INLINE float value(float x) {
-    if (kCoarse<T>) return x * sigmoid2(fmaf(x, fmaf(x * x, -kLog2E * B, -kLog2E * A), -64.0f));
+    if (kSixteenBits<T>) return x * sigmoid2(fmaf(x, fmaf(x * x, -kLog2E * B, -kLog2E * A), -64.0f));
     Sigmoid s = sigmoid_parts<T>(x * fmaf(x * x, B, A));
     return x * (s.numerator * reciprocal(s.denominator));
   }
@@ -122,20 +126,21 @@ struct Gelu {
   struct Normal {
     float cdf, e;
   };
-  // Phi(x) and e^(-x^2/2). The upper tail is 2^(C t^2) P(t) / Q(t), a fit of this project, to C as it is in f32, with an error of
-  // 2^-26 up to 14.5; the power is flushed to zero from 13.2 on. What the two roundings of C t^2 lost is known exactly.
+  // Phi(x) and e^(-x^2/2). The upper tail is 2^(C t^2) P(t) / Q(t): a fit of our own, made for C as rounded to f32, with
+  // an error of 2^-26 up to 14.5; the power is flushed to zero from 13.2 on. What the two roundings of C t^2 lost is
+  // computed exactly and added back.
   template <class T> static WS_INLINE Normal normal(float x) {
     constexpr float C = -0.5f * kLog2E, kLn2 = 0.6931472f;
     float t = fminf(fabsf(x), 14.5f), square = t * t, power = C * square;
     float e = exp2_flushed(power);
-    if (!kCoarse<T>) e = fmaf(kLn2 * e, fmaf(C, fmaf(t, t, -square), fmaf(C, square, -power)), e);
+    if (!kSixteenBits<T>) e = fmaf(kLn2 * e, fmaf(C, fmaf(t, t, -square), fmaf(C, square, -power)), e);
     float p = fmaf(fmaf(fmaf(fmaf(0.0043805717f, t, 0.04246461f), t, 0.18876736f), t, 0.4459618f), t, 0.5f);
     float q = fmaf(fmaf(fmaf(fmaf(fmaf(0.0109805055f, t, 0.10644504f), t, 0.48406133f), t, 1.2258008f), t, 1.6898087f), t, 1.0f);
     float tail = e * (p * reciprocal(q));
     return {x < 0.0f ? tail : 1.0f - tail, e};
   }
-  // log2 of the upper tail; fits of this project. The error of the power is 2^-16.1 for f16 and 2^-11.1 for bf16 up to
-  // 4.8, and grows from there as that of 1 + erf(x) in f32 does. Past 12 the tail is as good as zero, and so is the power.
+  // log2 of the upper tail; fits of our own. Up to 4.8 the power has an error of 2^-16.1 for f16 and 2^-11.1 for bf16;
+  // beyond, it grows like that of 1 + erf(x) in f32. Past 12 both the tail and the power are practically zero.
   static WS_INLINE float log2_tail(f16, float t) {
     float p = fmaf(-1.4120036e-6f, t, 5.241367e-5f);
     p = fmaf(p, t, -8.5227902e-4f);
@@ -153,7 +158,7 @@ struct Gelu {
     return fmaf(p, t, -1.0006301f);
   }
   template <class T> static WS_INLINE float value(float x) {
-    if constexpr (kCoarse<T>) {
+    if constexpr (kSixteenBits<T>) {
       float tail = exp2_flushed(log2_tail(T(), fabsf(x)));
       return x * (x < 0.0f ? tail : 1.0f - tail);
     } else {
@@ -165,3 +170,5 @@ struct Gelu {
     return fmaf(x * 0.3989423f, n.e, n.cdf);
   }
 };
+
+}  // namespace warpsmith

@@ -1,26 +1,29 @@
 #pragma once
-// `paged_attention` on tensor cores: what a warp holds of queries, scores and sums, and the arithmetic on it. The defines
-// are those of the kernel.
+// `paged_attention` on tensor cores: the fragments of queries, scores and sums that a warp holds, and the arithmetic on
+// them. Defines: those of the kernel.
 
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
+#include "warpsmith/reduce.cuh"
 #include "warpsmith/vec.cuh"
 
+namespace warpsmith::paged {
+
 constexpr int kThreads = 32 * ROW_WARPS * KEY_WARPS, kGroupThreads = 32 * ROW_WARPS, kRows = ROWS * ROW_WARPS;
-// Products of queries and keys have 16 rows. Where eight are enough, the rest is left alone, and sums are held turned
-// round, so that products of weights and values are half as many and have no rows in vain.
+// Products of queries and keys have 16 rows. If eight are enough, the other eight are unused, and sums are transposed, so
+// that there are half as many products of weights and values, without unused rows.
 static_assert(ROWS == 16 || (ROWS == 8 && ROW_WARPS == 1), "tiles are those of products, or half of one");
-constexpr bool kTurned = ROWS == 8;
-// A block of so many warps has a multiprocessor for itself.
+constexpr bool kTransposedSums = ROWS == 8;
+// A block of so many warps has a multiprocessor to itself.
 constexpr bool kAlone = KEY_WARPS == 8;
-constexpr int kHalves = kTurned ? 1 : 2;
-// The longest heads leave no registers for the scores of more keys.
+constexpr int kHalves = kTransposedSums ? 1 : 2;
+// Keys of a step. Long heads leave few registers for scores.
 constexpr int kStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64;
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
-// Units of narrow caches have as many keys again, which are as many bytes.
+// Units of 8-bit caches have twice the keys, for the same number of bytes.
 constexpr int kUnitKeys = smaller(sizeof(KV) == 1 && ROW_WARPS < 2 ? 32 : 16 * ROW_WARPS, kStep), kUnits = kStep / kUnitKeys;
-// Pieces of 16 bytes of a row. Rows of eight or a multiple are swizzled, others padded to an odd number: either way the
-// eight rows that one ldmatrix reads lie in different banks.
+// Rows are stored in pieces of 16 bytes. Rows whose number of pieces is a multiple of eight are swizzled, others padded to
+// an odd number: either way the eight rows that one ldmatrix reads lie in different banks.
 constexpr int pitch_of(int pieces) { return pieces % 8 == 0 ? pieces : pieces | 1; }
 template <int kPieces> WS_INLINE u32 place(int row, int piece) {
   return (u32)(row * pitch_of(kPieces) + (kPieces % 8 == 0 ? piece ^ (row & 7) : piece)) * 16;
@@ -28,9 +31,9 @@ template <int kPieces> WS_INLINE u32 place(int row, int piece) {
 constexpr int kPieces = HEAD_DIM * (int)sizeof(KV) / 16, kUnitBytes = kUnitKeys * pitch_of(kPieces) * 16;
 constexpr int kDims = HEAD_DIM / 16, kTiles = HEAD_DIM / 8;
 
-// 8-bit caches are multiplied as f16, which holds all their values. Their matrices are loaded as if pairs of elements
-// were single ones; so the four neighbours 4 (lane % 4) of each 16 belong to a thread, where 16-bit types give it
-// 2 (lane % 4) and the next of each 8.
+// 8-bit caches are multiplied as f16, which represents all their values exactly. Their matrices are loaded as if pairs of
+// elements were single ones: of each 16 elements, a thread has the four from 4 (lane % 4) on, while with 16-bit types it
+// has the two from 2 (lane % 4) on of each 8.
 constexpr bool kNarrow = sizeof(KV) == 1;
 template <bool> struct Product {
   typedef ELEM type;
@@ -39,22 +42,12 @@ template <> struct Product<true> {
   typedef f16 type;
 };
 typedef Product<kNarrow>::type MUL;
-WS_INLINE u32 pack_pair(float lo, float hi, bf16) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-  return y;
-}
-WS_INLINE u32 pack_pair(float lo, float hi, f16) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-  return y;
-}
 // Two elements of a query as they are multiplied.
 WS_INLINE u32 multiplied(u32 pair, bf16) {
   return kNarrow ? pack_pair(bits_float(pair << 16), bits_float(pair & 0xffff0000u), f16()) : pair;
 }
 WS_INLINE u32 multiplied(u32 pair, f16) { return pair; }
-// Four 8-bit elements, two and two.
+// Four 8-bit elements as two pairs of f16.
 WS_INLINE void widen(u32 (&y)[2], u32 codes, f8e5m2) {
   y[0] = __byte_perm(codes, 0, 0x1404), y[1] = __byte_perm(codes, 0, 0x3424);
 }
@@ -76,7 +69,8 @@ WS_INLINE void widen(u32 (&y)[2], u32 codes, f8e4m3) {
 WS_INLINE void widen(u32 (&y)[2], u32, bf16) { y[0] = y[1] = 0; }
 WS_INLINE void widen(u32 (&y)[2], u32, f16) { y[0] = y[1] = 0; }
 
-// A thread's elements of a row come in pairs: where pair i begins, and the place of its element e in the fragments.
+// A thread's elements of a row come in pairs: the first element of pair i, and the place of its element e in the
+// fragments.
 WS_INLINE int pair_dim(int i) {
   const int lane = threadIdx.x % 4;
   return kNarrow ? i / 2 * 16 + lane * 4 + i % 2 * 2 : i * 8 + lane * 2;
@@ -91,7 +85,7 @@ struct Piece {
   int tile, range, head;
 };
 
-// Token and head of a row of a tile; there is none past the request's queries.
+// Token and head of a row of a tile. Rows past the queries of the request do not exist.
 struct Row {
   bool exists;
   int i, token, head;
@@ -105,7 +99,7 @@ WS_INLINE int thread_row(int half) { return threadIdx.x / 32 % ROW_WARPS * 16 + 
 
 extern __shared__ __align__(128) u8 shared_bytes[];
 
-// The fragments of a warp's queries: in registers, or, where heads are long, read again and again from shared memory.
+// The fragments of a warp's queries: in registers or, for long heads, in shared memory.
 struct Query {
   u32 kept[kKeepQuery ? kDims : 1][4];
   u32 at;
@@ -125,8 +119,7 @@ struct Query {
       }
       return;
     }
-    // Seen by all after the barrier that comes before the first step. Sixteen elements at a time, in the order of
-    // pair_dim.
+    // The barrier before the first step makes them visible. Sixteen elements at a time, in the order of pair_dim.
     for (int index = threadIdx.x; index < kRows * kDims; index += kThreads) {
       const int k = index % kDims;
       const Row row = row_of(p, piece, index / kDims);
@@ -160,22 +153,22 @@ struct Query {
   }
 };
 
-// m of the scores as they come from the product, l for this thread's columns alone. Sums that are turned round are of
-// rows 2 (lane % 4) and the next, as o[i][e] with e % 2, while m and l are those of row lane / 4 all the same.
-constexpr int kSums = kTurned ? kDims : kTiles;
+// m is in units of the products, without the scale; l covers this thread's columns only. Transposed sums o[i][e] belong to
+// row 2 (lane % 4) + e % 2, while m and l belong to row lane / 4 as always.
+constexpr int kSums = kTransposedSums ? kDims : kTiles;
 struct State {
   float o[kSums][4], m[kHalves], l[kHalves];
   WS_INLINE float at(int place) const { return o[place / 4][place % 4]; }
 };
-// What belongs to the rows of the sums, from what a thread has of its own rows.
-struct OfSums {
+// A value for each row of the sums, from the values that threads hold for their own rows.
+struct ForSums {
   float of[2];
-  WS_INLINE OfSums(const float (&x)[kHalves]) {
+  WS_INLINE ForSums(const float (&x)[kHalves]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      of[i] = kTurned ? __shfl_sync(0xffffffffu, x[0], 4 * (threadIdx.x % 4 * 2 + i)) : x[i % kHalves];
+      of[i] = kTransposedSums ? __shfl_sync(kAllLanes, x[0], 4 * (threadIdx.x % 4 * 2 + i)) : x[i % kHalves];
   }
-  WS_INLINE float operator[](int e) const { return of[kTurned ? e % 2 : e / 2]; }
+  WS_INLINE float operator[](int e) const { return of[kTransposedSums ? e % 2 : e / 2]; }
 };
 WS_INLINE void clear(State& state) {
 #pragma unroll
@@ -189,7 +182,7 @@ WS_INLINE void clear(State& state) {
 // Scores of 16 rows and kStep keys.
 typedef float Scores[kStep / 8][4];
 
-// What turns products into scores, in units of log2 e after the last factor.
+// What turns products into scores; the last factor includes log2 e.
 struct Scale {
   float inner, cap, factor;
 };
@@ -199,7 +192,7 @@ WS_INLINE Scale scale_of(const PagedParams& p, int kv_head) {
   return {2.0f * kLog2E * scale / p.softcap, p.softcap, kLog2E};
 }
 
-// Takes the scores of the next step into the state, but for the values: leaves their weights in s.
+// Updates the state by the scores of the next step, except for the values; leaves the weights in s.
 WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
   float keep[kHalves];
   bool changes = false;
@@ -208,12 +201,10 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
     float most = minus_infinity();
 #pragma unroll
     for (int i = 0; i < kStep / 8; ++i) most = fmaxf(most, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    most = fmaxf(most, state.m[half]);
+    most = fmaxf(quad_reduce<MaxIgnoringNan>(most), state.m[half]);
     const float base = most == minus_infinity() ? 0.0f : most * scale.factor;
     keep[half] = exp2_approx(fmaf(state.m[half], scale.factor, -base));
-    // Sums that are not begun are zeros.
+    // Sums that have not begun are zero, and need no factor.
     changes |= keep[half] != 1.0f && state.m[half] != minus_infinity();
     state.m[half] = most;
     float sum = 0.0f;
@@ -228,8 +219,8 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
     state.l[half] = fmaf(state.l[half], keep[half], sum);
   }
   // A factor of 1 changes no bit.
-  if (__any_sync(0xffffffffu, changes)) {
-    const OfSums factors(keep);
+  if (__any_sync(kAllLanes, changes)) {
+    const ForSums factors(keep);
 #pragma unroll
     for (int i = 0; i < kSums; ++i)
 #pragma unroll
@@ -237,28 +228,28 @@ WS_INLINE void weigh(State& state, Scores& s, const Scale& scale) {
   }
 }
 
-// Ends a segment: from here on the state can be folded.
+// Ends a segment: m gets its scale and l is summed over the row, so that the state can be folded.
 WS_INLINE void close(State& state, const Scale& scale) {
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
-    state.l[half] += __shfl_xor_sync(0xffffffffu, state.l[half], 1);
-    state.l[half] += __shfl_xor_sync(0xffffffffu, state.l[half], 2);
-    // Rounded here: where it is used next, it must not be fused with other factors in one kernel and not in another.
+    state.l[half] = quad_reduce<Sum>(state.l[half]);
+    // Rounded here, so that no compiler fuses the multiplication with what follows in one kernel and not in another.
     if (state.m[half] != minus_infinity()) state.m[half] = __fmul_rn(state.m[half], scale.factor);
   }
 }
 
-// The sums as they are written: kCount pairs of neighbouring elements of each of kRuns rows. Of sums that are turned round,
-// neighbours are in lanes that exchange halves, so that each has pairs of one row; narrow caches have them in one thread.
+// The sums in the order in which they are written: kCount pairs of neighbouring elements for each of kRuns rows. In
+// transposed sums, neighbours are in different lanes, which exchange halves, so that each has pairs of one row; with 8-bit
+// caches they are in one thread.
 struct Pairs {
-  static constexpr int kRuns = kTurned && !kNarrow ? 1 : 2, kCount = kTurned && kNarrow ? kDims : kTiles;
+  static constexpr int kRuns = kTransposedSums && !kNarrow ? 1 : 2, kCount = kTransposedSums && kNarrow ? kDims : kTiles;
   float2 of[kRuns][kCount];
 
   static WS_INLINE int odd() { return threadIdx.x / 4 % 2; }
   WS_INLINE Pairs(const State& state) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (!kTurned) {
+      if (!kTransposedSums) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           of[half % kRuns][i] = {state.at(pair_place(i, half, 0)), state.at(pair_place(i, half, 1))};
@@ -267,24 +258,26 @@ struct Pairs {
         of[0][i] = {o[0], o[2]}, of[1 % kRuns][i] = {o[1], o[3]};
       } else {
         const float first = state.at(2 * i), second = state.at(2 * i + 1);
-        const float other = __shfl_xor_sync(0xffffffffu, odd() ? first : second, 4);
+        const float other = __shfl_xor_sync(kAllLanes, odd() ? first : second, 4);
         of[0][i] = odd() ? float2{other, second} : float2{first, other};
       }
     }
   }
   static WS_INLINE int row(int run) {
-    if (!kTurned) return thread_row(run);
+    if (!kTransposedSums) return thread_row(run);
     return threadIdx.x % 4 * 2 + (kNarrow ? run : odd());
   }
   static WS_INLINE int dim(int i) {
-    if (!kTurned) return pair_dim(i);
+    if (!kTransposedSums) return pair_dim(i);
     const int lane = threadIdx.x % 32 / 4;
     return kNarrow ? 16 * i + 2 * lane : 8 * i + lane / 2 * 2;
   }
-  // Of the rows: what threads have of theirs.
+  // The value for the row of a run, from the values that threads hold for their own rows.
   static WS_INLINE float of_row(const float (&x)[kHalves], int run) {
-    return kTurned ? __shfl_sync(0xffffffffu, x[0], 4 * row(run)) : x[run % kHalves];
+    return kTransposedSums ? __shfl_sync(kAllLanes, x[0], 4 * row(run)) : x[run % kHalves];
   }
-  // Whether this thread is the one that writes what a row has once.
-  static WS_INLINE bool speaks() { return kTurned ? threadIdx.x % 32 / (kNarrow ? 4 : 8) == 0 : threadIdx.x % 4 == 0; }
+  // Whether this thread writes what is written once a row.
+  static WS_INLINE bool writes_row() { return kTransposedSums ? threadIdx.x % 32 / (kNarrow ? 4 : 8) == 0 : threadIdx.x % 4 == 0; }
 };
+
+}  // namespace warpsmith::paged

@@ -1,15 +1,18 @@
 #pragma once
-// `paged_attention` on tensor cores: how the pieces of work of a launch are numbered. Everything follows from lengths that
-// the device alone knows.
+// `paged_attention` on tensor cores: how the pieces of work of a launch are numbered. Lengths are known only on the device,
+// so every block counts for itself.
 
 #include "warpsmith/paged_fragments.cuh"
 
+namespace warpsmith::paged {
+
 constexpr int kRound = 4 * kSegment;
-// Whether the lengths may decide that requests stay whole. Long heads have no register for the answer.
+// Whether lengths may decide if requests stay whole. Long heads leave no register for the answer.
 constexpr bool kLengthsDecide = HEAD_DIM <= 128;
 WS_INLINE bool lengths_decide(const PagedParams& p) { return kLengthsDecide && p.slots; }
 
-// The range of `keys` keys that a request begins in, and the number of those it has; a request that stays whole has one.
+// Keys are cut into ranges of `keys` keys: the first range of a request, and the number of its ranges. A request that stays
+// whole has one.
 WS_INLINE int first_range(const Request& request, bool whole, int keys) { return whole ? 0 : request.from / keys; }
 WS_INLINE int ranges_of(const Request& request, bool whole, int keys) {
   return whole ? 1 : max((request.kv_len + keys - 1) / keys - first_range(request, whole, keys), 1);
@@ -18,8 +21,8 @@ WS_INLINE i64 tiles_of(const PagedParams& p, const Request& request) {
   if (request.count < p.min_queries || request.count > p.max_queries) return 0;
   return (request.count * p.group + kRows - 1) / kRows;
 }
-// Whether no request is cut. Where the parameters leave that to the lengths: if blocks with all keys of the longest request
-// end no later than those with pieces would. Every warp finds out for itself.
+// Whether requests stay whole, that is, are not cut into ranges. If the parameters leave it to the lengths, they do if that
+// finishes no later, going by the longest request. Every warp decides for itself.
 WS_INLINE bool stay_whole(const PagedParams& p) {
   if (!lengths_decide(p)) return p.ranges == 0;
   i64 whole = 0, cut = 0;
@@ -32,20 +35,20 @@ WS_INLINE bool stay_whole(const PagedParams& p) {
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    whole += __shfl_xor_sync(0xffffffffu, whole, offset), cut += __shfl_xor_sync(0xffffffffu, cut, offset);
-    longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, offset));
+    whole += __shfl_xor_sync(kAllLanes, whole, offset), cut += __shfl_xor_sync(kAllLanes, cut, offset);
+    longest = max(longest, __shfl_xor_sync(kAllLanes, longest, offset));
   }
   const auto spans = [&](i64 pieces, int each) { return (pieces * p.num_kv_heads + p.slots - 1) / p.slots * each; };
   return spans(whole, longest) <= spans(cut, p.piece_keys / kSpan);
 }
-// Whether requests stay whole, kept only where lengths decide: others find it in the parameters, and need the register.
+// Whether requests stay whole. Kept in a register only if lengths decide; otherwise the parameters say.
 struct Whole {
   const PagedParams& p;
   bool decided;
   WS_INLINE operator bool() const { return kLengthsDecide ? decided : p.ranges == 0; }
 };
-// Numbers the pieces of all requests. Threads count neighbouring requests; returns the number of all, which has no bound
-// where requests overlap because their starts are wrong.
+// Numbers the pieces of all requests, of which each thread counts a few neighbours. Returns the number of pieces, which has
+// no bound: invalid starts can make requests overlap.
 WS_INLINE i64 count_pieces(const PagedParams& p, bool whole, i64* starts) {
   const int each = (p.requests + kThreads - 1) / kThreads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i64 sum = 0;
@@ -55,11 +58,7 @@ WS_INLINE i64 count_pieces(const PagedParams& p, bool whole, i64* starts) {
     const Request request = request_at(p, r);
     sum += tiles_of(p, request) * ranges_of(request, whole, p.piece_keys);
   }
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const i64 other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
+  sum = warp_scan<Sum>(sum, lane);
   starts[threadIdx.x + 1] = sum;
   __syncthreads();
   for (int w = 0; w < warp; ++w) sum += starts[32 * w + 32];
@@ -69,8 +68,9 @@ WS_INLINE i64 count_pieces(const PagedParams& p, bool whole, i64* starts) {
   __syncthreads();
   return starts[kThreads];
 }
-// Where all requests have the same number of tiles, they are numbered as if all were as long as can be, and nothing need be
-// counted: if pieces are short, or if there is a block for each, which ends at once where there are no keys.
+// Direct numbering: if all requests have the same number of tiles, pieces can be numbered as if all requests had the
+// maximal length, without counting. That is done if pieces are short, or if there is a block for each of them; a block
+// without keys ends at once.
 WS_INLINE u32 direct_ranges(const PagedParams& p) { return p.ranges ? (p.max_keys + p.piece_keys - 1) / p.piece_keys : 1; }
 WS_INLINE u32 direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
 WS_INLINE i64 direct_pieces(const PagedParams& p) {
@@ -108,55 +108,29 @@ WS_INLINE Piece piece_at(const PagedParams& p, bool whole, const i64* starts, i6
   return piece;
 }
 
-// The two halves of begin_kernel. Before the first returns nothing may be written, and nothing read that could still change,
-// but for hints. After it each block lets the next kernel start: when one of its threads says so, or when it ends.
-WS_INLINE void await_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-WS_INLINE void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Sixteen bytes of keys or values into shared memory, as copy_async. What nobody reads again, if ONCE, gives way in L2 to what
-// somebody does.
-WS_INLINE void copy_keys(u32 to, const void* from, bool exists) {
-#if ONCE && __CUDA_ARCH__ >= 900
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
-               ::"r"(to), "l"(from), "r"(exists ? 16 : 0), "l"(policy) : "memory");
-#else
-  copy_async(to, from, exists);
-#endif
-}
-
-// A number that another kernel may still be writing, past L1, which would keep it.
-WS_INLINE i32 peek(u64 numbers, i64 at) {
+// Loads a number that another kernel may still be writing, past L1, which would keep the old value.
+WS_INLINE i32 load_uncached(u64 numbers, i64 at) {
   i32 x;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"((const i32*)numbers + at) : "memory");
   return x;
 }
-// Before the kernel waits for the one before it, while that one merges or its last blocks end and the memory is idle: asks for the first keys and
-// values of each group of warps of this block to be brought to L2. Lengths and pages may not be the right ones yet, but
-// nothing is read here. Only where pieces need not be counted; more keys would keep the block's own loads waiting.
-WS_INLINE void fetch_first_keys(const PagedParams& p) {
+// Prefetches the first keys and values of each group of warps of this block to L2, before await_kernel_before: memory is
+// idle while the last blocks of the kernel before finish. Lengths and pages may not be final yet, but a wrong prefetch does
+// no harm. Only with direct numbering. Prefetching more keys would delay the block's own loads.
+WS_INLINE void prefetch_first_keys(const PagedParams& p) {
 #if __CUDA_ARCH__ >= 900
   if ((p.ranges == 0 && !kAlone) || p.window > 0 || !is_direct(p)) return;
   constexpr int kAhead = 32, kLineElements = 128 / (int)sizeof(KV), kLines = (HEAD_DIM + kLineElements - 1) / kLineElements;
   const u32 ranges = direct_ranges(p), tiles = direct_tiles(p), left = blockIdx.x / p.num_kv_heads, tile = left / ranges;
   const u32 row = tile / tiles, head = blockIdx.x - left * p.num_kv_heads;
   const int first = (left - tile * ranges) * p.piece_keys + threadIdx.x / kGroupThreads * kSegment;
-  const int keys = DENSE ? p.max_keys : min(peek(p.kv_lens, row * p.kv_lens_step), p.max_keys);
+  const int keys = DENSE ? p.max_keys : min(load_uncached(p.kv_lens, row * p.kv_lens_step), p.max_keys);
   const KV *k = (const KV*)p.k + head * p.k_head, *v = (const KV*)p.v + head * p.v_head;
 #pragma unroll 2
   for (int i = threadIdx.x % kGroupThreads; i < kAhead * kLines; i += kGroupThreads) {
     const int key = first + i / kLines, page = DENSE ? row : page_of(p, key);
     if (key >= keys) return;
-    const i32 id = DENSE ? row : peek(p.page_table, row * p.table_row + page * p.table_col);
+    const i32 id = DENSE ? row : load_uncached(p.page_table, row * p.table_row + page * p.table_col);
     if (!DENSE && (id < 0 || id >= p.num_pages)) continue;
     const i64 slot = DENSE ? key : key - page * p.page_size, element = i % kLines * kLineElements;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(k + id * p.k_page + slot * p.k_slot + element) : "memory");
@@ -164,3 +138,5 @@ WS_INLINE void fetch_first_keys(const PagedParams& p) {
   }
 #endif
 }
+
+}  // namespace warpsmith::paged

@@ -1,28 +1,56 @@
 #pragma once
-// Sums and maxima over the threads of a warp or a block, in an order fixed by the number of threads.
+// Reductions and scans over the threads of a warp or a block. Their order depends on the number of threads alone, so
+// that results are the same in every run.
 
 #include "warpsmith/base.cuh"
 
+namespace warpsmith {
+
+constexpr u32 kAllLanes = 0xffffffffu;
+
 struct Sum {
   static WS_INLINE float identity() { return 0.0f; }
-  static WS_INLINE float join(float a, float b) { return a + b; }
+  template <class V> static WS_INLINE V join(V a, V b) { return a + b; }
 };
 
-// NaN wins, as it does in the reference.
+// NaN wins, as it does in the references.
 struct Max {
-  static WS_INLINE float identity() { return bits_float(0xff800000u); }
+  static WS_INLINE float identity() { return minus_infinity(); }
   static WS_INLINE float join(float a, float b) { return (a > b || a != a) ? a : b; }
 };
 
-// Over each kLanes neighbouring lanes.
-template <class R, int kLanes = 32> WS_INLINE float warp_reduce(float x) {
+// NaN loses: where it matters, it shows in a sum.
+struct MaxIgnoringNan {
+  static WS_INLINE float join(float a, float b) { return fmaxf(a, b); }
+};
+
+// Over each kLanes neighbouring lanes, the most distant joined first.
+template <class R, int kLanes = 32, class V> WS_INLINE V warp_reduce(V x) {
 #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x = R::join(x, __shfl_xor_sync(kAllLanes, x, offset));
   return x;
 }
 
-// Reduces `kCount` values at once over kThreads threads; every thread gets the results. `scratch` holds
-// kCount * kThreads / 32 floats and may be reused after the next barrier: calls alternate between two scratch areas.
+// Over the four lanes that hold a row of a matrix fragment, neighbours joined first.
+template <class R> WS_INLINE float quad_reduce(float x) {
+  x = R::join(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return R::join(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+// What the lanes up to and including this one hold, joined, in each kLanes neighbouring lanes; `place` is this lane's
+// among them.
+template <class R, int kLanes = 32, class V> WS_INLINE V warp_scan(V x, int place) {
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) {
+    const V other = __shfl_up_sync(kAllLanes, x, offset);
+    if (place >= offset) x = R::join(x, other);
+  }
+  return x;
+}
+
+// Reduces kCount values at once over kThreads threads; every thread gets the results. `scratch` holds
+// kCount * kThreads / 32 floats. There is no barrier at the end: before the same scratch is used again, the block must
+// pass another barrier, so callers alternate between two.
 template <class R, int kThreads, int kCount> WS_INLINE void block_reduce(float (&x)[kCount], float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps");
 #pragma unroll
@@ -43,3 +71,5 @@ template <class R, int kThreads, int kCount> WS_INLINE void block_reduce(float (
       x[i] = warp_reduce<R>(lane < kWarps ? scratch[i * kWarps + lane] : R::identity());
   }
 }
+
+}  // namespace warpsmith

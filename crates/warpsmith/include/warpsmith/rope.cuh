@@ -1,23 +1,25 @@
 #pragma once
-// The rotation of heads by their tokens' positions, (a, b) -> (a cos - b sin, b cos + a sin) for every pair, for kernels
-// that differ in where heads come from and where results go. `Rotary` is the C twin of the host's struct.
+// Rotary position embedding, (a, b) -> (a cos - b sin, b cos + a sin) for every pair, for kernels that differ in where
+// heads come from and where results go. `Rotary` is the C twin of the host's struct.
 //
-// Threads to data: a block takes kItems * tokens_at_once tokens. First its threads share out cosine and sine of all
-// pairs of those tokens into shared memory. Then 2^lane_bits threads work on a head and 2^head_bits heads of a token
-// are worked on at once, for kItems tokens each. A column is what a thread takes of a head: V pairs in two pieces of V
-// elements, or, past the rotated part, one piece to copy.
+// Threads to data: a block takes kItems * tokens_at_once tokens. Its threads first compute the cosines and sines of all
+// pairs of those tokens, into shared memory. Then 2^lane_bits threads work on a head, and 2^head_bits heads of a token
+// are in work at once, for kItems tokens each. A column is a thread's share of a head: V pairs, in two pieces of V
+// elements; or, past the rotated part, one piece to copy.
 //
-// Pieces are elements c V and pairs + c V in both layouts: with kInterleaved each piece then holds V / 2 pairs of its
-// own, and both layouts read whole 16-byte pieces side by side.
+// The pieces of column c start at elements c V and num_pairs + c V in both layouts: with kInterleaved each of them holds
+// V / 2 pairs of its own, and both layouts read whole 16-byte pieces side by side.
 //
 // The loads of x do not depend on the angles and are issued before them.
 
 #include "warpsmith/rows.cuh"
 #include "warpsmith/vec.cuh"
 
+namespace warpsmith {
+
 constexpr int kRotaryThreads = 256;
 
-// N floats of shared memory that are aligned as a whole.
+// N floats, aligned so that shared memory is read in one access.
 template <int N> struct alignas(N * 4 < 16 ? N * 4 : 16) Floats {
   float items[N];
 };
@@ -33,7 +35,7 @@ WS_INLINE void rotate(float& a, float& b, float cos, float sin) {
   a = first;
 }
 
-// Cosine and sine of `angle` * 2^-64 turns: the nearest quarter turn, and polynomials for the rest. See angles.rs.
+// Cosine and sine of `angle` * 2^-64 turns: the nearest quarter turn, and polynomials for the rest (see angles.rs).
 WS_INLINE void cos_sin(float& cos_out, float& sin_out, u64 angle) {
   u64 quarter = (angle + (1ull << 61)) >> 62;
   float x = (float)(i64)(angle - (quarter << 62)) * 0x1p-62f, z = x * x;
@@ -46,20 +48,20 @@ WS_INLINE void cos_sin(float& cos_out, float& sin_out, u64 angle) {
   sin_out = bits_float(float_bits(s1) ^ ((turn & 2) << 30));
 }
 
-// One block's share of the work; block `block` of the launch's. kVector: pieces are dense, 16-byte aligned and whole.
+// The work of block `block`. kVector: pieces are dense, 16-byte aligned and whole.
 //
 // What differs between kernels is in `io`:
 //   const T* source(i64 token)                         the token's first head; heads and elements are `x_head_stride` and
 //                                                      `x_step` apart
 //   i64 position(i64 token)
-//   void expect(int item, i64 token)                   called first, for what is to be fetched while the angles are made
-//   auto target(int item, i64 token, int head)         where the head goes; null where it goes nowhere
-//   void put(target, i64 at, const float (&values)[V]) elements from `at` on of a head, rotated
-//   void put(target, i64 at, const Chunk<T>& piece)    elements from `at` on of a head, as they came
+//   void expect(int item, i64 token)                   called first, to start loads that overlap with the angles
+//   auto target(int item, i64 token, int head)         where the head goes; null if it is not stored
+//   void put(target, i64 at, const float (&values)[V]) stores rotated elements from `at` on
+//   void put(target, i64 at, const Chunk<T>& piece)    stores elements from `at` on as they are
 template <class T, int kItems, bool kVector, bool kInterleaved, bool kTables, class Io>
 WS_INLINE void rotate_tokens(const Rotary& p, Io& io, i64 block) {
   constexpr int V = kVector ? kVec<T> : 1;
-  // Pairs that one piece holds by itself with kInterleaved.
+  // Pairs in one piece with kInterleaved.
   constexpr int kOwnPairs = V / 2 > 0 ? V / 2 : 1;
   // [tokens][pairs] of cosines, then of sines.
   extern __shared__ __align__(16) float factors[];
@@ -71,7 +73,7 @@ WS_INLINE void rotate_tokens(const Rotary& p, Io& io, i64 block) {
   const i64 first_token = block * (kItems * tokens_at_once);
   const int sines = kItems * tokens_at_once * p.num_pairs;
 
-  // Tokens and their rows are found again where they are needed: registers would have to live through the angles.
+  // Computed anew wherever needed: kept, they would occupy registers throughout the computation of the angles.
   auto token_of = [&](int i) { return first_token + i * tokens_at_once + slot; };
   auto start_of = [&](int column) {
     return column < p.rotate_columns ? (i64)column * p.first_stride + p.first_offset
@@ -171,3 +173,5 @@ WS_INLINE void rotate_tokens(const Rotary& p, Io& io, i64 block) {
     load(head, lane);
   }
 }
+
+}  // namespace warpsmith

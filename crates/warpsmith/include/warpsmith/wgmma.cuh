@@ -4,10 +4,12 @@
 //
 // Warp w and lane l of the warpgroup hold rows 16 w + l / 4 + 8 h, columns 8 j + 2 (l % 4) + c, in d[4 j + 2 h + c].
 //
-// Between `wgmma_fence` and `wgmma_wait` the accumulators belong to the tensor cores: `hold` keeps the compiler from
-// moving accesses across.
+// Between `wgmma_fence` and `wgmma_wait` the accumulators belong to the tensor cores. `pin` keeps the compiler from
+// moving accesses to them across.
 
 #include "warpsmith/base.cuh"
+
+namespace warpsmith {
 
 WS_INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 WS_INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -15,24 +17,12 @@ WS_INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" 
 template <int kPending> WS_INLINE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-template <int kCount> WS_INLINE void hold(float (&d)[kCount]) {
+template <int kCount> WS_INLINE void pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Two results in one word, the first in the lower half.
-WS_INLINE u32 pack_pair(const float (&y)[2], bf16) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-WS_INLINE u32 pack_pair(const float (&y)[2], f16) {
-  u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y[1]), "f"(y[0]));
-  return pair;
-}
-
-// Descriptor of an operand whose tile starts at `address`, a multiple of 1024. K-major: rows of 128 bytes of K; the
+// The descriptor of an operand whose tile starts at `address`, a multiple of 1024. K-major: rows of 128 bytes of K; the
 // next step is 32 bytes on. MN-major: rows of 64 elements of M or N, one row for each of kBlockK values of K; further
 // 64 elements follow in blocks of kBlockK rows; the next step of 16 is 2048 bytes on. Offsets are added in units of 16.
 template <bool kMajorMN, int kBlockK = 64> WS_INLINE u64 wgmma_descriptor(u32 address) {
@@ -172,3 +162,5 @@ WS_WGMMA_WIDTHS(WS_WGMMA_K, f8e5m2, f8e5m2, "k32.f32.e5m2.e5m2")
 
 WS_WGMMA_A_WIDTHS(bf16, "bf16.bf16")
 WS_WGMMA_A_WIDTHS(f16, "f16.f16")
+
+}  // namespace warpsmith

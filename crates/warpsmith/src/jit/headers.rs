@@ -21,6 +21,7 @@ macro_rules! headers {
 /// Every header a kernel can include.
 pub static HEADERS: &[Header] = headers![
     "access.cuh",
+    "async_copy.cuh",
     "attention.cuh",
     "attention_mma.cuh",
     "attention_producer.cuh",
@@ -28,9 +29,11 @@ pub static HEADERS: &[Header] = headers![
     "attention_tiles.cuh",
     "attention_weights.cuh",
     "base.cuh",
+    "division.cuh",
     "elementwise.cuh",
     "fp8.cuh",
     "group.cuh",
+    "hash.cuh",
     "l2.cuh",
     "linear.cuh",
     "linear_activation.cuh",
@@ -42,10 +45,11 @@ pub static HEADERS: &[Header] = headers![
     "paged_attention.cuh",
     "paged_fragments.cuh",
     "paged_pieces.cuh",
+    "paged_units.cuh",
     "reduce.cuh",
     "rope.cuh",
     "rows.cuh",
-    "stage.cuh",
+    "shared.cuh",
     "tma.cuh",
     "vec.cuh",
     "wgmma.cuh", //

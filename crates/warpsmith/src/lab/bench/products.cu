@@ -1,24 +1,25 @@
-// Multiplies and adds and does nothing else, to see how fast that goes. Operands are random numbers, because products of
-// zeros take less power and then run at a higher clock than any real product.
+// Multiplies and adds and does nothing else, to measure how fast that can go. Operands are random numbers: products of
+// zeros need less power, so that the clock would be higher than for any real product.
+//
+// Threads to data: every thread (with wgmma, every warpgroup) multiplies operands of its own and writes one sum, so that
+// the compiler keeps the work.
 //
 // Defines: WAY, 0 for fused multiply-adds in f32, 1 for `mma.sync` from registers (sm_80 and later), 2 for `wgmma` from
 // shared memory (sm_90a); ELEM, the type of the operands (the tensor cores multiply f32 as TF32).
-// A thread leaves one sum, so that the compiler keeps the work.
 
+#include "warpsmith/hash.cuh"
 #include "warpsmith/mma.cuh"
+#include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
+
+using namespace warpsmith;
 
 constexpr int kThreads = 256;
 
-WS_INLINE u32 random_bits(u32 x) {
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
 // A word of numbers between 0.5 and 2 of either sign.
-WS_INLINE u32 random_word(u32 x, f32) { return (random_bits(x) & 0x80ffffff) | 0x3f000000; }
-WS_INLINE u32 random_word(u32 x, bf16) { return (random_bits(x) & 0x80ff80ff) | 0x3f003f00; }
-WS_INLINE u32 random_word(u32 x, f8e4m3) { return (random_bits(x) & 0x8f8f8f8f) | 0x30303030; }
+WS_INLINE u32 random_word(u32 x, f32) { return (mix_bits(x) & 0x80ffffff) | 0x3f000000; }
+WS_INLINE u32 random_word(u32 x, bf16) { return (mix_bits(x) & 0x80ff80ff) | 0x3f003f00; }
+WS_INLINE u32 random_word(u32 x, f8e4m3) { return (mix_bits(x) & 0x8f8f8f8f) | 0x30303030; }
 
 #if WAY == 0
 extern "C" __global__ void __launch_bounds__(kThreads) fma_rate(const ProductsParams p) {
@@ -64,14 +65,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) wgmma_rate(const Products
   __shared__ alignas(1024) u32 operands[kWords];
   begin_kernel();
   for (int i = threadIdx.x; i < kWords; i += kThreads) operands[i] = random_word(blockIdx.x * kWords + i, ELEM{});
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  async_proxy_fence();
   __syncthreads();
   const u32 start = shared_address(operands);
   const u64 a = wgmma_descriptor<false>(start + threadIdx.x / 128 * (64 * 128));
   const u64 b = wgmma_descriptor<false>(start + 2 * 64 * 128);
   float sums[kColumns / 2] = {}, total = 0;
   for (int round = 0; round < p.rounds; ++round) {
-    hold(sums);
+    pin(sums);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) wgmma_rate(const Products
     wgmma_wait<1>();
   }
   wgmma_wait<0>();
-  hold(sums);
+  pin(sums);
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) total += sums[i];
   ((float*)p.out)[blockIdx.x * kThreads + threadIdx.x] = total;

@@ -1,7 +1,11 @@
-// out = f(x), and dx = dout f'(x). Defines: FUNCTION, a struct of math.cuh; those of elementwise.cuh.
+// out = f(x), and dx = dout f'(x). Threads to data: as in elementwise.cuh.
+//
+// Defines: FUNCTION, a struct of math.cuh; those of elementwise.cuh.
 
 #include "warpsmith/elementwise.cuh"
 #include "warpsmith/math.cuh"
+
+using namespace warpsmith;
 
 extern "C" __global__ void __launch_bounds__(kThreads) activation(const ElementwiseParams p) {
   elementwise<ELEM, 1, 1>(p, [](const float (&x)[1], float (&y)[1]) {

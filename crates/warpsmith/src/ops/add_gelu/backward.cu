@@ -1,15 +1,17 @@
-// dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32, which `column_sum` adds up.
+// dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32; `column_sum` adds these up.
 //
 // Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. A block takes `1 << lanes_log2` units;
 // each of its `256 >> lanes_log2` rows of threads is a group, which takes every num_groups-th row, ITEMS at a time, and
-// keeps the sums of its columns in registers. The number of groups depends on the number of rows and the device alone,
-// and nothing is added atomically: two runs give the same bits, and dx of a row does not depend on the other rows.
+// keeps the sums of its columns in registers. The number of groups depends only on the number of rows and the device,
+// and nothing is added atomically: every run gives the same bits, and dx of a row does not depend on other rows.
 //
-// Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), HAS_DBIAS (the sums are wanted).
+// Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), HAS_DBIAS (whether the sums are needed).
 
 #include "warpsmith/math.cuh"
 #include "warpsmith/rows.cuh"
 #include "warpsmith/vec.cuh"
+
+using namespace warpsmith;
 
 using T = ELEM;
 constexpr int kUnit = VECTOR ? kVec<T> : 1;
@@ -22,10 +24,10 @@ WS_INLINE void load(Chunk<T>& c, const T* at) {
 
 extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const AddGeluBackwardParams p) {
   begin_kernel();
-  const u32 row_tile = blockIdx.x / p.column_tiles, column_tile = blockIdx.x - row_tile * p.column_tiles;
+  const BlockPlace tile(p.column_tiles);
   const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1);
-  const i64 column = (((i64)column_tile << p.lanes_log2) + lane) * kUnit;
-  const i64 group = (i64)row_tile * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
+  const i64 column = (((i64)tile.column << p.lanes_log2) + lane) * kUnit;
+  const i64 group = (i64)tile.row * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
   if (column >= p.hidden || group >= p.num_groups) return;
   float bias[kUnit], sum[kUnit];
   Chunk<T> biases;

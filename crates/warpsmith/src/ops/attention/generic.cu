@@ -1,16 +1,19 @@
 // `attention` without tensor cores: any type and strides, on any GPU.
 //
-// A block of 256 threads, 16 x 16, makes TILE_M rows. Keys come in blocks of 64: thread (y, x) has the scores of rows
-// y * kRows + i and keys x + 16 * j, summed over head_dim in ascending order, 16 elements of which are in shared memory at a
-// time. Lanes of a half-warp have one row, so its maximum and sum are shuffles. Then the same thread adds to columns
-// x + 16 * c of its rows, key by key, 16 of the block's values in shared memory at a time.
+// Threads to data: a block of 256 threads, 16 x 16, computes TILE_M rows. Keys come in blocks of 64: thread (y, x) has the
+// scores of rows y * kRows + i and keys x + 16 * j, summed over head_dim in ascending order, with 16 elements in shared
+// memory at a time. The lanes of a half-warp share a row, so that its maximum and sum are shuffles. Then the same thread
+// adds weighted values to columns x + 16 * c of its rows, key by key, with 16 values in shared memory at a time.
 //
-// T: the type. HEAD_DIM. TILE_M: 16 or 64; a row has the same bits in either. And those of attention.cuh.
+// Defines: T, the type; HEAD_DIM; TILE_M, 16 or 64 (a row has the same bits with either); those of attention.cuh.
 
 #include "warpsmith/attention.cuh"
 
+using namespace warpsmith;
+using namespace warpsmith::attention;
+
 constexpr int kThreads = 256, kKeys = 64, kDepth = 16, kRows = TILE_M / 16, kColumns = HEAD_DIM / 16;
-// A line more than there are threads in a row, so that writing columns does not go through one bank.
+// Lines are one element longer than they need to be, so that writing a column does not hit a single bank.
 constexpr int kKeyLine = kKeys + 1, kRowLine = TILE_M + 1;
 
 __shared__ float shared_q[kDepth * kRowLine];
@@ -18,7 +21,7 @@ __shared__ float shared_k[kDepth * kKeyLine];
 __shared__ float shared_p[TILE_M * kKeyLine];
 __shared__ float shared_v[kDepth * HEAD_DIM];
 
-// Elements depth .. depth + kDepth of `count` heads, the first of them at `base`, as [depth][line]; zeros past the end.
+// Loads elements depth to depth + kDepth - 1 of `count` heads, the i-th at at(i), as [depth][head]; zeros past the end.
 template <int kHeads, int kLine, class At> WS_INLINE void load_depth(float* to, int count, int depth, i64 dim, At at) {
 #pragma unroll
   for (int i = 0; i < kHeads * kDepth / kThreads; ++i) {
@@ -27,7 +30,7 @@ template <int kHeads, int kLine, class At> WS_INLINE void load_depth(float* to, 
   }
 }
 
-// A tanh of every score takes registers: with a minimum of one block, the compiler does not spill some for a third.
+// The tanh of a softcap needs registers: with a minimum of one block, the compiler does not spill to fit a third.
 extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attention_generic(const AttentionParams p) {
   begin_kernel();
   const Work work = work_at(p, blockIdx.x, TILE_M);
@@ -42,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
   Row rows[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) rows[i] = row_at(p, work, y * kRows + i);
-  // Both ends of what is seen ascend with the row.
+  // Both ends of the keys that a row sees ascend with the row.
   const int first = keys_of(p, r, work.first_row / p.group).first;
   const int end = keys_of(p, r, (work.first_row + work.rows - 1) / p.group).end;
 
@@ -87,10 +90,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         score[i][j] = score_of(p, work, rows[i], block + x + 16 * j, score[i][j], false);
-        high = larger(high, score[i][j]);
+        high = fmaxf(high, score[i][j]);
       }
-#pragma unroll
-      for (int offset = 8; offset > 0; offset /= 2) high = larger(high, __shfl_xor_sync(0xffffffffu, high, offset));
+      high = warp_reduce<MaxIgnoringNan, 16>(high);
       const float base = base_of(high), scale = exp_neg<T>(most[i] - base);
       most[i] = high;
       sum[i] *= scale;
@@ -131,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
 
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
+    sum[i] = warp_reduce<Sum, 16>(sum[i]);
     if (y * kRows + i >= work.rows) continue;
     const float factor = finish_row<T>(p, work, rows[i], most[i], sum[i]);
     T* to = head_at<T>(p.out, p.out_at, r.batch, (i64)r.first_query + rows[i].query, rows[i].head);

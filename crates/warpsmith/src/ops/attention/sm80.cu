@@ -1,16 +1,19 @@
 // `attention` on the tensor cores of sm_80 and later, through mma.sync: f16 and bf16 with dense heads.
 //
-// Scores, rounded, are the left operand of the product with the values, two fragments of 8 keys at a time. Keys are summed
-// in ascending order, 16 an mma.
+// Threads to data: as in attention_mma.cuh. Two fragments of weights of 8 keys each, rounded, are the left operand of a
+// product with the values. Keys are summed in ascending order, 16 an mma.
 //
-// The defines are those of attention_mma.cuh; KEYS is 32 or 64.
+// Defines: those of attention_mma.cuh; KEYS is 32 or 64.
 
 #include "warpsmith/attention_mma.cuh"
 
+using namespace warpsmith;
+using namespace warpsmith::attention;
+
 constexpr int kSteps = HEAD_DIM / 16;
-// Larger heads leave no registers for the queries: they are read from shared memory each time.
+// Larger heads leave no registers for the queries, which are then read from shared memory each time.
 constexpr bool kKeepQueries = HEAD_DIM <= 128;
-// Enough for all of a thread's copies of a block.
+// All copies of a thread are unrolled.
 constexpr int kAhead = kTileM * kPieces / kThreads;
 
 extern __shared__ __align__(128) u8 shared[];
@@ -25,10 +28,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
-
-  load_queries<kAhead>(queries, p, work);
-  load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
-  load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
+  load_first<kAhead>(queries, keys, values, p, work, span);
   const u32 query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
   const u32 value_at = values + lane % 16 * kLine + lane / 16 * 16;
   u32 query[kKeepQueries ? kSteps : 1][4];
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
 #pragma unroll 1
   for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
-    // The stage that is filled here was last read before the barrier in the middle of the block before.
+    // The stage that is filled here was last read before the second barrier of the previous iteration.
     load_block<kAhead>(keys, p.k, p.k_at, work, span, block + 1);
     wait_copies<2>();
     __syncthreads();
@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < kKeyBlocks; j += 2) {
-      const u32 left[4] = {pair(score[j][0], score[j][1], T()), pair(score[j][2], score[j][3], T()),
-                           pair(score[j + 1][0], score[j + 1][1], T()), pair(score[j + 1][2], score[j + 1][3], T())};
+      const u32 left[4] = {pack_pair(score[j][0], score[j][1], T()), pack_pair(score[j][2], score[j][3], T()),
+                           pack_pair(score[j + 1][0], score[j + 1][1], T()), pack_pair(score[j + 1][2], score[j + 1][3], T())};
 #pragma unroll
       for (int c = 0; c < kColumnBlocks; c += 2) {
         u32 right[4];

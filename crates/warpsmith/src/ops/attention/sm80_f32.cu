@@ -1,21 +1,27 @@
 // `attention` of f32 on the tensor cores of sm_80 and later, through mma.sync: dense heads.
 //
-// A number is the sum of two of TF32 and of less than 2^-22 of it, so three products of TF32 make one that errs about as
-// f32 does: the large parts, and each with the other's small one. Tensor cores cut off what they add, so the last two have
-// sums of their own, and what the values of a block add to is begun anew each time and added by ordinary means.
+// Threads to data: as in attention_mma.cuh.
 //
-// Fragments of scores are the left operand of the product with the values as they are, if of these 8 keys the even ones
-// count as the first four. The values that a warp reads for it lie in different banks.
+// A number is split into a large and a small part of type TF32, which leaves less than 2^-22 of it. Three products of
+// parts then have about the error of f32: large by large, and each large part by the small part of the other. Tensor
+// cores truncate what they add, so the last two products are summed separately, and the sum over the values of a block
+// starts from zero each time and is added with ordinary instructions.
 //
-// The defines are those of attention_mma.cuh; KEYS is 16 or 32.
+// Fragments of scores become the left operand of the product with the values without moving between lanes, if the even
+// ones of each 8 keys are taken as the first four. The values that a warp reads for it lie in different banks.
+//
+// Defines: those of attention_mma.cuh; KEYS is 16 or 32.
 
 #include "warpsmith/attention_mma.cuh"
 
+using namespace warpsmith;
+using namespace warpsmith::attention;
+
 constexpr int kSteps = HEAD_DIM / 8;
-// Columns of values whose sums are made side by side: a product waits for the one before it in the same sum. Fewer where
-// registers would not do.
+// Column blocks that are summed side by side, because a product waits for the previous one in the same sum. Fewer where
+// registers are short.
 constexpr int kAtOnce = kColumnBlocks % 4 || HEAD_DIM % 128 == 0 ? 2 : 4;
-// Copies of a thread whose addresses are made at once: registers are few.
+// Copies of a thread that are unrolled; registers are short.
 constexpr int kAhead = 2;
 
 extern __shared__ __align__(128) u8 shared[];
@@ -26,12 +32,12 @@ WS_INLINE u32 to_tf32(float x) {
   return r;
 }
 
-// The two parts of a number, and the large one for the product with the other's small part.
+// The two parts of a number. `large_if_finite` is the factor in products with the other number's small part.
 struct Parts {
-  u32 large, beside, small;
+  u32 large, large_if_finite, small;
 };
-// With care, where something may not be finite: it has no small part, because infinity less itself is NaN, and takes no part
-// in products with one.
+// kCareful is for numbers that may not be finite. Infinity has no small part, because infinity minus itself is NaN, and
+// takes no part in products with small parts.
 template <bool kCareful> WS_INLINE Parts split(float x) {
   const u32 large = to_tf32(x);
   const float rest = x - bits_float(large);
@@ -41,23 +47,23 @@ template <bool kCareful> WS_INLINE Parts split(float x) {
 
 // Four elements of a left operand.
 struct Left {
-  u32 large[4], beside[4], small[4];
+  u32 large[4], large_if_finite[4], small[4];
 };
 template <bool kCareful> WS_INLINE Left split_left(const float (&x)[4]) {
   Left left;
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const Parts parts = split<kCareful>(x[e]);
-    left.large[e] = parts.large, left.beside[e] = parts.beside, left.small[e] = parts.small;
+    left.large[e] = parts.large, left.large_if_finite[e] = parts.large_if_finite, left.small[e] = parts.small;
   }
   return left;
 }
 
-// The product with two elements of the right operand: of the large parts to `sum`, of the others to `rest`.
+// Multiplies by two elements of the right operand, and adds the product of the large parts to `sum`, the others to `rest`.
 WS_INLINE void multiply_parts(float (&sum)[4], float (&rest)[4], const Left& left, const Parts& b0, const Parts& b1) {
-  multiply(rest, left.small, b0.beside, b1.beside, f32());
+  multiply(rest, left.small, b0.large_if_finite, b1.large_if_finite, f32());
   multiply(sum, left.large, b0.large, b1.large, f32());
-  multiply(rest, left.beside, b0.small, b1.small, f32());
+  multiply(rest, left.large_if_finite, b0.small, b1.small, f32());
 }
 
 WS_INLINE void load_floats(float (&x)[4], u32 at) {
@@ -68,7 +74,7 @@ WS_INLINE void load_floats(float (&x)[4], u32 at) {
 }
 WS_INLINE float load_float(u32 at) {
   float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  load_shared(x, at);
   return x;
 }
 
@@ -99,10 +105,10 @@ template <bool kCareful> WS_INLINE void scores_of(float (&score)[kKeyBlocks][4],
     for (int e = 0; e < 4; ++e) score[j][e] += rest[j][e];
 }
 
-// Adds the weights of a block times its values to what is `kept` of the sums of two rows.
+// out = kept out + weight values, for the two rows of a lane and a block of values.
 template <bool kCareful>
 WS_INLINE void weigh(float (&out)[kColumnBlocks][4], const float (&kept)[2], const float (&weight)[kKeyBlocks][4], u32 values) {
-  // A weight that is not finite is NaN, which needs no care.
+  // A weight that is not finite is NaN, which every product propagates.
   Left left[kKeyBlocks];
 #pragma unroll
   for (int j = 0; j < kKeyBlocks; ++j) {
@@ -130,23 +136,21 @@ WS_INLINE void weigh(float (&out)[kColumnBlocks][4], const float (&kept)[2], con
   }
 }
 
-// Whether what this thread has copied of so many heads is finite.
+// Whether everything that this thread copied of kHeads heads is finite.
 template <int kHeads> WS_INLINE bool are_finite(u32 heads) {
   float lost = 0.0f;
 #pragma unroll kAhead
   for (int i = 0; i < kHeads * kPieces / kThreads; ++i) {
     const int index = threadIdx.x + i * kThreads;
     float x[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "r"(heads + index / kPieces * kLine + index % kPieces * 16) : "memory");
+    load_shared(x, heads + index / kPieces * kLine + index % kPieces * 16);
 #pragma unroll
     for (int e = 0; e < 4; ++e) lost = fmaf(x[e], 0.0f, lost);
   }
   return lost == lost;
 }
 
-// With a minimum of one block, the compiler does not spill registers for a third.
+// With a minimum of one block, the compiler does not spill to fit a third.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(const AttentionParams p) {
   begin_kernel();
   const Work work = work_at(p, blockIdx.x, kTileM);
@@ -157,10 +161,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
   Softmax softmax = softmax_of(p, work, warp, lane);
   float out[kColumnBlocks][4];
   clear(out);
-
-  load_queries<kAhead>(queries, p, work);
-  load_block<kAhead>(keys, p.k, p.k_at, work, span, span.begin);
-  load_block<kAhead>(values, p.v, p.v_at, work, span, span.begin);
+  load_first<kAhead>(queries, keys, values, p, work, span);
   const u32 query_at = left_at(queries, warp, lane), key_at = right_at(keys, lane);
   const u32 value_at = values + lane % 4 * 2 * kLine + lane / 4 * 4;
   wait_copies<1>();
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_sm80_f32(con
 #pragma unroll 1
   for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
-    // The stage that is filled here was last read before the barrier in the middle of the block before.
+    // The stage that is filled here was last read before the second barrier of the previous iteration.
     load_block<kAhead>(keys, p.k, p.k_at, work, span, block + 1);
     wait_copies<2>();
     const bool plain = queries_finite && are_finite<kKeys>(keys + stage);

@@ -1,15 +1,17 @@
 // out = round(x), round(x * scale) or round(x / scale), element by element.
 //
-// Threads to data: a row is cut into groups of K elements, so many that both sides move at least 8 bytes at once and
-// the wider one 16. 2^lane_bits threads work on a row; a block takes ITEMS groups a thread of 256 >> lane_bits rows.
-// Tensors that are dense as a whole are one row.
+// Threads to data: a row is cut into groups of K elements, the smallest K for which both types move at least 8 bytes at
+// once and the wider one 16. 2^lane_bits threads work on a row, each on ITEMS groups; a block has 256 >> lane_bits rows.
+// A dense tensor is one row.
 //
-// Defines: IN, OUT (element types), SCALE (0: none, 1: multiply, 2: divide), VECTOR (rows are dense and start where
-// groups can be moved at once), ITEMS.
+// Defines: IN, OUT (element types), SCALE (0: none, 1: multiply, 2: divide), VECTOR (rows are dense, and groups aligned to
+// their size), ITEMS.
 
 #include "warpsmith/group.cuh"
 #include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
+
+using namespace warpsmith;
 
 constexpr int kThreads = 256;
 constexpr int kWide = sizeof(IN) > sizeof(OUT) ? sizeof(IN) : sizeof(OUT);
@@ -22,29 +24,30 @@ WS_INLINE float scaled(float x, float scale) {
   return x;
 }
 
-// Blocks a multiprocessor must hold; the slow path of the division takes registers.
+// Blocks per multiprocessor; the slow path of the division needs registers.
 constexpr int kResident = SCALE == 2 ? 3 : 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const CastParams p) {
-  const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
-  const u32 row_block = blockIdx.x / p.col_tiles, tile = blockIdx.x - row_block * p.col_tiles;
-  const i64 row = (i64)row_block * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
+  const Lines<kThreads> lines{p.lane_bits};
+  const int lane = lines.lane();
+  const BlockPlace tile(p.col_tiles);
+  const i64 row = (i64)tile.row * lines.count() + lines.line();
   if (row >= p.num_rows) return;
   i64 start[SCALE ? 3 : 2];
   row_offsets<0>(start, p.rows, row);
   const IN* x = (const IN*)p.x + start[0];
   OUT* out = (OUT*)p.out + start[1];
-  const i64 first = (((i64)tile * ITEMS << p.lane_bits) + lane) * K;
+  const i64 first = (((i64)tile.column * ITEMS << p.lane_bits) + lane) * K;
   const i64 stride = (i64)K << p.lane_bits;
   if (VECTOR && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      if (first + i * stride + K <= p.num_cols) fetch_ahead(x + first + i * stride);
+      if (first + i * stride + K <= p.num_cols) prefetch_chunk(x + first + i * stride);
   }
   begin_kernel();
   const float scale = SCALE ? ((const float*)p.scale)[start[SCALE ? 2 : 0]] : 1.0f;
 
-  // Whole groups are all loaded before the first is stored; the end of a row goes element by element.
+  // All whole groups are loaded before the first is stored. The end of a row is converted element by element.
   Group<IN, K> groups[ITEMS];
   if (VECTOR) {
 #pragma unroll

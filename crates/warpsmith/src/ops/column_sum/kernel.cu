@@ -1,10 +1,12 @@
 // Adds the partial sums of a gradient over the groups of rows: out[c] = sum of partial[group][c], in a fixed order.
 //
 // Threads to data: a block of 32 x 32 threads adds 32 columns; thread (c, r) takes groups r, r + 32, ... of its
-// column, then row 0 adds the thirty-two. blockIdx.y picks one of two gradients; one that is not wanted is null.
+// column, then row 0 adds the thirty-two. blockIdx.y selects one of two gradients; a gradient that is not needed is null.
 // Define: ELEM.
 
 #include "warpsmith/base.cuh"
+
+using namespace warpsmith;
 
 constexpr int kRows = 32;
 
@@ -19,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(32 * kRows) column_sum(const Column
   const float* partial = (const float*)p.partial + (i64)blockIdx.y * p.num_groups * p.hidden;
   float sum = 0.0f;
   if (column < p.hidden) {
-    // There is little to add and much latency to hide: the loads of several groups go out together.
+    // There is little to add and much latency to hide: loads of several groups are issued together.
 #pragma unroll 8
     for (i64 group = r; group < p.num_groups; group += kRows) sum += partial[group * p.hidden + column];
   }

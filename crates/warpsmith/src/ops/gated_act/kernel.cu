@@ -1,7 +1,11 @@
-// out = f(gate) up, and its gradients. Defines: FUNCTION, a struct of math.cuh; those of elementwise.cuh.
+// out = f(gate) up, and its gradients. Threads to data: as in elementwise.cuh.
+//
+// Defines: FUNCTION, a struct of math.cuh; those of elementwise.cuh.
 
 #include "warpsmith/elementwise.cuh"
 #include "warpsmith/math.cuh"
+
+using namespace warpsmith;
 
 extern "C" __global__ void __launch_bounds__(kThreads) gated_act(const ElementwiseParams p) {
   elementwise<ELEM, 2, 1>(p, [](const float (&x)[2], float (&y)[1]) {

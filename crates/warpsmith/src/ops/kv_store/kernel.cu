@@ -1,82 +1,82 @@
-// Stores keys and values in their slots of a paged cache; keys may be rotated on the way, both may be cast.
+// Stores keys and values in their slots of a paged cache. Keys may be rotated on the way, both may be cast.
 //
-// Threads to data: one block of v_per_k + 1 stores keys, the others values, so that the angles of one are worked out while
-// the others wait for memory. Rotated keys go as rope.cuh says. Otherwise a
-// head is cut into columns of V elements, 16 bytes with VECTOR; 2^lane_bits threads work on the columns of all heads of
-// a token, and a thread does the same columns of ITEMS tokens, 256 >> lane_bits apart. Loads do not wait for slots:
-// those of all ITEMS tokens are issued together with them, before the first store.
+// Threads to data: of v_per_k + 1 neighbouring blocks, the first stores keys and the others values, so that angles are
+// computed while other blocks wait for memory. Rotated keys are mapped as in rope.cuh. Otherwise a head is cut into
+// columns of V elements (with VECTOR, 16 bytes); 2^lane_bits threads work on the columns of all heads of a token, and a
+// thread has the same columns of ITEMS tokens, 256 >> lane_bits apart. Loads do not wait for slots: those of all ITEMS
+// tokens are issued together with the loads of their slots, before the first store.
 //
-// Defines: ELEM, CACHE (element types), VECTOR (columns are dense on both sides, and their addresses multiples of their
-// size), ROPE (0: none, 1: angles, 2: tables), INTERLEAVED, ITEMS.
+// Defines: ELEM, CACHE (element types), VECTOR (columns are dense on both sides and aligned to their size), ROPE (0: none,
+// 1: angles, 2: tables), INTERLEAVED, ITEMS.
 
+#include "warpsmith/division.cuh"
 #include "warpsmith/group.cuh"
 #include "warpsmith/l2.cuh"
 #include "warpsmith/math.cuh"
 #include "warpsmith/rope.cuh"
 
+using namespace warpsmith;
+
 using T = ELEM;
 using U = CACHE;
 constexpr int V = VECTOR ? kVec<T> : 1;
 constexpr int kThreads = kRotaryThreads;
-// Two types of the same size are the same.
+// Types of the same size are the same type.
 constexpr bool kCasts = sizeof(T) != sizeof(U);
 
-WS_INLINE i64 index_at(u64 base, bool wide, i64 offset) {
-  return wide ? ((const i64*)base)[offset] : ((const i32*)base)[offset];
-}
-
-// Where the slot of a token is found. Its number is loaded long before it is used, and for tokens past the end as well.
+// The slot of a token. It is loaded long before it is used, also for tokens past the end.
 WS_INLINE i64 slot_of(const KvStoreParams& p, u32 token) {
-  return index_at(p.slots, p.wide_slots, min(token, (u32)p.num_tokens - 1) * p.slot_stride);
+  return load_integer(p.slots, p.wide_slots, min(token, (u32)p.num_tokens - 1) * p.slot_stride);
 }
 
-// Elements from the start of a cache to the first head of a slot, or -1 if there is no such slot. As unsigned numbers
-// negative ones are large.
+// Elements from the start of a cache to the first head of a slot, or -1 if there is no such slot. Converted to unsigned, a
+// negative slot is too large.
 WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 slot) {
   if ((u64)slot >= p.num_slots) return -1;
-  const u32 page = (u32)(((u64)(u32)slot * p.page_factor) >> p.page_shift);
+  const u32 page = divide((u32)slot, p.page_factor, p.page_shift);
   return page * side.page_stride + ((u32)slot - page * p.page_size) * side.place_stride;
 }
 
-// Divides many numbers by one. A quotient is right to 2^-44 of itself before it is rounded, so that in 8 bits it is that of
-// __fdiv_rn, without the cases that tells apart for each element.
-struct Divisor {
+// Divides many numbers by the same scale. Before rounding, a quotient has a relative error of 2^-44, so that rounded to
+// 8 bits it is that of __fdiv_rn, without the special cases which that distinguishes for each element.
+struct ScaleDivisor {
   float scale, inverse, factor;
 
-  WS_INLINE explicit Divisor(float given) {
-    // A power of two on both sides keeps inverse and correction in range. What it makes overflow saturates anyway, what
-    // it makes underflow is zero in 8 bits. The sign goes with it: the correction keeps that of zero if scale has none.
+  WS_INLINE explicit ScaleDivisor(float given) {
+    // Scaling both sides by a power of two keeps inverse and correction in range. What overflows because of it would
+    // saturate anyway; what underflows is zero in 8 bits. The sign is moved to the numerator: with a positive scale the
+    // correction preserves the sign of zero.
     factor = fabsf(given) < 1e-15f ? 0x1p100f : fabsf(given) > 1e15f ? 0x1p-100f : 1.0f;
     factor = copysignf(factor, given);
     scale = given * factor;
     inverse = reciprocal(scale);
-    // Infinity times the zero it leaves would be NaN.
+    // An infinite scale has a zero inverse; the product of the two would be NaN.
     if (inverse == 0.0f) scale = 0.0f;
   }
   WS_INLINE float operator()(float x) const {
     x *= factor;
     const float first = x * inverse;
     const float q = fmaf(-fmaf(scale, first, -x), inverse, first);
-    // Of infinity the correction would make NaN.
+    // The correction would turn infinity into NaN.
     return fabsf(first) < 1e30f ? q : first;
   }
 };
 
-// What a head of the cache is divided by; one without scales.
-WS_INLINE Divisor divisor_of(const KvSide& side, int head) {
-  return Divisor(kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f);
+// What a head of the cache is divided by; one if there are no scales.
+WS_INLINE ScaleDivisor divisor_of(const KvSide& side, int head) {
+  return ScaleDivisor(kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f);
 }
 
-WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], const Divisor& divided) {
+WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], const ScaleDivisor& divided) {
   float scaled[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) scaled[j] = kCasts ? divided(values[j]) : values[j];
   store_values<VECTOR>(head, at, side.cache_step, scaled);
 }
 
-// A template so that what is not for these types is not compiled.
+// A template, so that the branch which does not fit the types is not compiled.
 template <class Cache, class From>
-WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<From>& piece, const Divisor& divided) {
+WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<From>& piece, const ScaleDivisor& divided) {
   if constexpr (sizeof(From) != sizeof(Cache)) {
     float values[V];
     if constexpr (VECTOR) unpack_words(values, piece);
@@ -90,16 +90,16 @@ WS_INLINE void put_piece(const KvSide& side, Cache* head, i64 at, const Chunk<Fr
 }
 
 WS_INLINE void store_tokens(const KvStoreParams& p, const KvSide& side, u32 block) {
-  const u32 lane = threadIdx.x & ((1u << side.lane_bits) - 1);
-  const u32 at_once = kThreads >> side.lane_bits, num_tokens = (u32)p.num_tokens;
-  const u32 first = block * (ITEMS * at_once) + (threadIdx.x >> side.lane_bits);
+  const Lines<kThreads> lines{side.lane_bits};
+  const u32 lane = lines.lane(), at_once = lines.count(), num_tokens = (u32)p.num_tokens;
+  const u32 first = block * (ITEMS * at_once) + lines.line();
   const u32 units = side.heads * side.columns;
   if (lane >= units) return;
   if (VECTOR && side.heads == 1) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const u32 token = first + i * at_once;
-      if (token < num_tokens) fetch_ahead((const T*)side.x + token * side.token_stride + lane * V);
+      if (token < num_tokens) prefetch_chunk((const T*)side.x + token * side.token_stride + lane * V);
     }
   }
   begin_kernel();
@@ -118,7 +118,7 @@ WS_INLINE void store_tokens(const KvStoreParams& p, const KvSide& side, u32 bloc
       if (VECTOR) load_words(pieces[i].words, x + at);
       else pieces[i].items[0] = x[at * side.step];
     }
-    const Divisor divided = divisor_of(side, head);
+    const ScaleDivisor divided = divisor_of(side, head);
     if (unit == lane) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i)
@@ -130,10 +130,10 @@ WS_INLINE void store_tokens(const KvStoreParams& p, const KvSide& side, u32 bloc
   }
 }
 
-// A head's place in the cache.
+// Where a head goes in the cache.
 struct Target {
   U* head;
-  Divisor divided;
+  ScaleDivisor divided;
   WS_INLINE explicit operator bool() const { return head != nullptr; }
 };
 
@@ -143,11 +143,11 @@ struct Io {
   i64 slots[ITEMS];
 
   WS_INLINE const T* source(i64 token) const { return (const T*)side.x + token * side.token_stride; }
-  WS_INLINE i64 position(i64 token) const { return index_at(p.positions, p.wide_positions, token * p.position_stride); }
+  WS_INLINE i64 position(i64 token) const { return load_integer(p.positions, p.wide_positions, token * p.position_stride); }
   WS_INLINE void expect(int item, i64 token) { slots[item] = slot_of(p, (u32)token); }
   WS_INLINE Target target(int item, i64, int head) const {
     const i64 place = place_of(p, side, slots[item]);
-    if (place < 0) return {nullptr, Divisor(1.0f)};
+    if (place < 0) return {nullptr, ScaleDivisor(1.0f)};
     return {(U*)side.cache + place + head * side.cache_head_stride, divisor_of(side, head)};
   }
   WS_INLINE void put(Target target, i64 at, const float (&values)[V]) const {
@@ -158,14 +158,14 @@ struct Io {
   }
 };
 
-// Blocks a multiprocessor must hold: more than that, with rotations, would leave too few registers.
+// Blocks per multiprocessor; with rotations, more would leave too few registers.
 constexpr int kResident = ROPE ? 3 : 5;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) kv_store(const KvStoreParams p) {
   const u32 sides = p.v_per_k + 1, group = sides == 2 ? blockIdx.x / 2 : blockIdx.x / sides;
   const u32 member = blockIdx.x - group * sides;
   const bool keys = member == 0;
-  // Past the last value there may be blocks without work.
+  // The last blocks may have no work.
   const u32 block = keys ? group : group * p.v_per_k + member - 1;
   if constexpr (ROPE != 0) {
     if (keys) {

@@ -1,28 +1,31 @@
 // `linear` without tensor cores: any types, any strides.
 //
-// A block of 256 threads makes a tile of TILE rows of x by TILE rows of w. Steps of kDepth elements of K go through
-// shared memory in f32, in two buffers, transposed, so that a thread reads its rows and columns as vectors. Threads form
-// a square of 16 x 16; each has kEach x kEach sums: rows ty * 4 + 0..3 of every 64, and columns in the same way. K is
-// summed in ascending order with one fused multiply-add an element, whatever the tile.
+// Threads to data: a block of 256 threads computes a tile of TILE rows of x by TILE rows of w. The threads form a square
+// of 16 x 16; each has kEach x kEach sums: rows ty * 4 + 0..3 of every 64, and columns in the same way. Steps of kDepth
+// elements of K go through two buffers in shared memory, in f32 and transposed, so that a thread reads its rows and
+// columns as vectors. K is summed in ascending order with one fused multiply-add an element, whatever the tile.
 //
-// TILE: 64 or 128. LOAD_X, LOAD_W: 1 if rows can be read in pieces of 16 bytes.
+// Defines: those of linear.cuh; TILE, 64 or 128; LOAD_X, LOAD_W, whether rows can be read in pieces of 16 bytes.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/vec.cuh"
+
+using namespace warpsmith;
+using namespace warpsmith::linear;
 
 constexpr int kThreads = 256, kDepth = 16, kEach = TILE / 16;
 // The pad keeps vectors aligned and spreads columns over the banks.
 constexpr int kPitch = TILE + 4;
 static_assert(kScaleBlock % kDepth == 0, "a block of scales ends with a step");
 
-// One operand's part of a step: loaded into registers early, put into shared memory late.
+// A step of one operand, on its way from global memory through registers to shared memory.
 template <class T, int kVector> struct Operand {
   static constexpr int kLoads = kVector ? (TILE * kDepth / kVec<T> + kThreads - 1) / kThreads : TILE * kDepth / kThreads;
   static constexpr int kPieces = kDepth / kVec<T>;
   T items[kVector ? 1 : kLoads];
   Chunk<T> chunks[kVector ? kLoads : 1];
 
-  // Which element or chunk of the step a thread moves. Neighbouring threads follow the smaller stride.
+  // Which element or chunk of the step a thread moves. Neighbouring threads go along the smaller stride.
   static WS_INLINE void place(int i, bool along_k, int& row, int& k) {
     const int index = threadIdx.x + i * kThreads;
     if (kVector) {
@@ -36,7 +39,7 @@ template <class T, int kVector> struct Operand {
       k = index / TILE;
     }
   }
-  // kMap turns a row of the tile into a row of the matrix; rows past its `count` are zeros.
+  // `map` turns a row of the tile into a row of the matrix; rows from `count` on are zeros.
   template <class Map> WS_INLINE void load(const T* base, i64 row_stride, i64 col_stride, int count, int k0, int depth, Map map) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -85,7 +88,7 @@ WS_INLINE void read_line(float (&out)[kEach], const float* line, int at) {
 // The row (or row of w) of the tile that value i of a thread belongs to.
 WS_INLINE int place_of(int i, int at) { return i / 4 * 64 + at * 4 + i % 4; }
 
-// f32 is what this kernel is fast for; conversions, and loads element by element, need more registers.
+// Blocks per multiprocessor. Conversions, and loads element by element, need more registers than dense f32.
 constexpr int kResident = sizeof(X_T) == 4 && LOAD_X && LOAD_W ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) linear_generic(const LinearParams p) {
@@ -95,12 +98,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) linear_generic
   const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
   const X_T* x = (const X_T*)p.x + tile.batch * p.x_batch;
   const W_T* w = (const W_T*)p.w + tile.batch * p.w_batch;
-  const int first_row = tile.m * TILE, first_w = tile.n * TILE, w_rows = GATE ? 2 * p.n : p.n;
+  const int first_row = tile.m * TILE, first_w = tile.n * TILE, w_rows = num_weight_rows(p);
   auto x_row = [&](int row) { return first_row + row; };
-  // Rows of w past the end of gate or up must not run into the other.
-  auto w_row = [&](int row) {
-    return column_of<1>(first_w + row) < p.n ? weight_row<1>(p, first_w + row) : w_rows;
-  };
+  auto w_row = [&](int row) { return weight_row<1>(p, first_w + row, w_rows); };
 
   Operand<X_T, LOAD_X> x_step;
   Operand<W_T, LOAD_W> w_step;

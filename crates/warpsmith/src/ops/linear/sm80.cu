@@ -1,16 +1,20 @@
 // `linear` on the tensor cores of sm_80 and later, through mma.sync: f16, bf16, and f32 as TF32.
 //
-// A block of 8 warps makes a tile of TILE_M rows of x by 128 rows of w; a warp has half the rows of x and a quarter of
-// those of w. Steps of 64 bytes of K (32 or 16 elements) go through shared memory in four stages, copied ahead by
-// cp.async. K is summed in ascending order, 32 bytes an mma, whatever the tile. With a gate, blocks of 8 gate rows
-// and 8 up rows alternate, which are neighbouring fragments of a thread.
+// Threads to data: a block of 8 warps computes a tile of TILE_M rows of x by 128 rows of w; a warp has half of the rows of
+// x and a quarter of those of w. Steps of 64 bytes of K (32 or 16 elements) go through four stages of shared memory,
+// copied ahead by cp.async. K is summed in ascending order, 32 bytes an mma, whatever the tile. With a gate, blocks of
+// 8 gate rows and 8 up rows alternate, which are neighbouring fragments of a thread.
 //
-// TILE_M: 32, 64 or 128. LOAD_X, LOAD_W: how a step is moved: 0, element by element, any strides; 1, in pieces of 16
-// bytes along K; 2, in pieces of 16 bytes along the rows (16-bit types): the stage holds it as [k][row], and ldmatrix
-// transposes. OUT_PAIRS: two neighbours of a row of out (and residual) are one aligned word.
+// Defines: those of linear.cuh; TILE_M, 32, 64 or 128; LOAD_X, LOAD_W, how a step is moved (0: element by element, any
+// strides; 1: in pieces of 16 bytes along K; 2, for 16-bit types: in pieces of 16 bytes along the rows, stored as
+// [k][row], and transposed by ldmatrix); OUT_PAIRS, whether two neighbours of a row of out (and residual) are one aligned
+// word.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/mma.cuh"
+
+using namespace warpsmith;
+using namespace warpsmith::linear;
 
 constexpr int kThreads = 256, kTileN = 128, kStages = 4, kStepBytes = 64;
 constexpr int kSize = (int)sizeof(X_T), kStep = kStepBytes / kSize, kPiece = 16 / kSize;
@@ -19,8 +23,8 @@ constexpr int kStageBytes = (TILE_M + kTileN) * kStepBytes;
 
 extern __shared__ __align__(128) u8 shared[];
 
-// A step of an operand of kRows rows. Lines of 64 bytes of K, or kStep lines of kRows elements; pieces of 16 bytes
-// are swizzled so that eight lines' pieces, read by one ldmatrix, lie in different banks.
+// A step of an operand of kRows rows: kRows lines of 64 bytes of K or, transposed, kStep lines of kRows elements. Pieces
+// of 16 bytes are swizzled, so that the eight that one ldmatrix reads from eight lines lie in different banks.
 template <int kRows, int kLoad> struct Stage {
   static constexpr bool kTransposed = kLoad == 2;
   static constexpr int kPerLine = (kTransposed ? kRows * kSize : kStepBytes) / 16;
@@ -29,8 +33,8 @@ template <int kRows, int kLoad> struct Stage {
     const int swizzled = kPerLine == 4 ? piece ^ ((line >> 1) & 3) : piece ^ (line & 7);
     return (u32)(line * kPerLine + swizzled) * 16;
   }
-  // Pieces of one k-slice of 32 bytes (two pieces of K) for 16 rows: rows 0-7 and 8-15 of the first piece, then of the
-  // second (kRowsFirst), or both pieces of rows 0-7 and then of rows 8-15.
+  // Matrices of 16 rows and one slice of 32 bytes of K, that is two pieces. With kRowsFirst: rows 0-7 and 8-15 of the first
+  // piece, then of the second; otherwise both pieces of rows 0-7, then of rows 8-15.
   template <bool kRowsFirst> static WS_INLINE void fragments(u32 (&r)[4], u32 base, int row, int slice) {
     const int lane = threadIdx.x % 32, inside = lane % 8;
     const int upper_rows = kRowsFirst ? lane / 8 % 2 : lane / 16, upper_k = kRowsFirst ? lane / 16 : lane / 8 % 2;
@@ -38,7 +42,7 @@ template <int kRows, int kLoad> struct Stage {
                                : place(row + upper_rows * 8 + inside, slice * 2 + upper_k);
     load_matrices<kTransposed>(r, base + at);
   }
-  // `map` turns a row of the tile into one of the matrix, at or past `count` if there is none.
+  // `map` turns a row of the tile into a row of the matrix; rows from `count` on are zeros.
   template <class Map>
   static WS_INLINE void load(u8* to, const X_T* base, i64 row_stride, i64 col_stride, int count, int k0, int depth, Map map) {
     if (kLoad == 0) {
@@ -71,7 +75,7 @@ template <int kRows, int kLoad> struct Stage {
 using XStage = Stage<TILE_M, LOAD_X>;
 using WStage = Stage<kTileN, LOAD_W>;
 
-// Two neighbours of a row, from their sums.
+// Writes two neighbours of a row, from their sums.
 WS_INLINE void write_pair(const LinearParams& p, int batch, int row, int column, const float* sum, const float* up,
                           float factor, const ColumnTerms (&terms)[2]) {
   if (!OUT_PAIRS) {
@@ -80,16 +84,13 @@ WS_INLINE void write_pair(const LinearParams& p, int batch, int row, int column,
       if (column + e < p.n) write_element(p, batch, row, column + e, sum[e], up[e], factor, terms[e]);
     return;
   }
-  struct alignas(2 * sizeof(OUT_T)) Pair {
-    OUT_T items[2];
-  };
-  Pair residual = {}, result;
+  OutPair residual = {}, result;
   if (HAS_RESIDUAL)
-    residual = *(const Pair*)((const OUT_T*)p.residual + batch * p.residual_batch + row * p.residual_row + column);
+    residual = *(const OutPair*)((const OUT_T*)p.residual + batch * p.residual_batch + row * p.residual_row + column);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
     result.items[e] = from_f32<OUT_T>(finish(p, sum[e], up[e], factor, terms[e], to_f32(residual.items[e])));
-  *(Pair*)((OUT_T*)p.out + batch * p.out_batch + row * p.out_row + column) = result;
+  *(OutPair*)((OUT_T*)p.out + batch * p.out_batch + row * p.out_row + column) = result;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) linear_sm80(const LinearParams p) {
@@ -99,12 +100,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_sm80(const LinearP
   const int warp_row = warp % 2 * kWarpRows, warp_w = warp / 2 * 8 * kBlocks;
   const X_T* x = (const X_T*)p.x + tile.batch * p.x_batch;
   const X_T* w = (const X_T*)p.w + tile.batch * p.w_batch;
-  const int first_row = tile.m * TILE_M, first_w = tile.n * kTileN, w_rows = GATE ? 2 * p.n : p.n;
+  const int first_row = tile.m * TILE_M, first_w = tile.n * kTileN, w_rows = num_weight_rows(p);
   auto x_row = [&](int row) { return first_row + row; };
-  // Rows of w past the end of gate or up must not run into the other.
-  auto w_row = [&](int row) {
-    return column_of<8>(first_w + row) < p.n ? weight_row<8>(p, first_w + row) : w_rows;
-  };
+  auto w_row = [&](int row) { return weight_row<8>(p, first_w + row, w_rows); };
   auto load = [&](int step) {
     u8* stage = shared + step % kStages * kStageBytes;
     XStage::load(stage, x, p.x_row, p.x_col, p.m, step * kStep, p.k, x_row);

@@ -1,35 +1,39 @@
 // out = epilogue(x W^T) on Hopper: x [batch, M, K], w [batch, N, K], out [batch, M, N].
 //
-// Persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies the tiles of x and w into a ring
-// of STAGES stages. The others consume: each multiplies rows of the tile by its columns with the tensor cores,
-// applies the epilogue to the sums in its registers and hands the result to the copy engine through shared memory.
-// Which tile comes next is the business of `TileScheduler` alone.
+// Threads to data: persistent and warp-specialised. Warpgroup 0 is the producer: one thread of it copies the tiles of x
+// and w into a ring of STAGES stages. The others are consumers: each multiplies rows of the tile by its columns with the
+// tensor cores (wgmma.cuh says which sums a lane has), applies the epilogue in registers, and hands the result to the
+// copy engine through shared memory. `TileScheduler` alone decides which tile comes next.
 //
-// COOPERATIVE: the consumers share a tile, each with its own rows. PINGPONG: the two consumers take tiles in turn, so
-// that the epilogue of one runs under the products of the other.
+// The consumers share a tile, each with rows of its own; or, with PINGPONG, the two consumers take tiles in turn, so that
+// the epilogue of one overlaps with the products of the other.
 //
-// EXCHANGED: rows of w are the first operand of the products and rows of x the second, of which a tile can have any
-// multiple of 8 instead of 64: for M that blocks of 64 or 128 rows do not divide well. The sums are then transposed.
+// EXCHANGED: rows of w are the first operand of the products and rows of x the second. A tile can then have any multiple
+// of 8 rows of x, which suits an M that is badly divided by 64 or 128. The sums are transposed.
 //
 // Every element is summed over K in ascending steps of 32 bytes into one accumulator, whatever the tile, the schedule
-// or M, also if operands are exchanged: the bits of a row depend on nothing but that row and w.
+// or M, even with exchanged operands: the bits of a row depend only on that row and w.
 //
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
-// small; STAGES; PIECES of 128 bytes of K in a stage, of which K must have a whole number of stages if it is not one;
-// CONSUMERS, warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share
-// what they load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M and N are the dense dimensions instead of K;
-// those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a
-// tile has BLOCK_N / 2 columns; the map of w has gate and up as its third dimension, so that halves and interleaved rows
-// are loaded alike.
+// small; STAGES; PIECES, of 128 bytes of K in a stage (if more than one, K must be a multiple of a stage); CONSUMERS,
+// warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
+// load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M or N is the dense dimension instead of K; those of
+// linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
+// BLOCK_N / 2 columns; gate and up are the third dimension of the map of w, so that halves and interleaved rows are
+// loaded in the same way.
 
 #if EXCHANGED
 #include "warpsmith/linear_exchanged.cuh"
 #else
 #include "warpsmith/linear_output.cuh"
 #endif
+#include "warpsmith/division.cuh"
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
+
+using namespace warpsmith;
+using namespace warpsmith::linear;
 
 constexpr int kThreads = (1 + CONSUMERS) * 128;
 constexpr int kCluster = CLUSTER_M * CLUSTER_N;
@@ -76,13 +80,10 @@ static_assert(STAGES * kXBytes - kXPiece + BLOCK_M * kRowBytes <= kSharedBytes, 
 // Named barriers: one to synchronise each consumer, one to give each its turn.
 constexpr u32 kConsumerBarrier = 1, kTurnBarrier = kConsumerBarrier + CONSUMERS;
 
-// n / d.value, for n below 2^31: a division in the usual sense takes as long as four stages' instructions.
-WS_INLINE u32 divide(u32 n, const Divisor& d) { return (__umulhi(n, d.factor) + n) >> d.shift; }
-
 // The tiles of a block, one after the other. All blocks of a cluster get tiles that share rows or columns, and the same
 // number of them. Neighbouring tiles run at the same time and should share operands in L2: tiles are ordered in bands
-// of `band` rows of tiles, down a band's columns. Every other round goes through the blocks backwards: the tiles get
-// cheaper towards the end, and whoever had a dear one last gets the cheaper one now.
+// of `band` rows of tiles, and in a band column by column. Every other round assigns tiles to blocks in reverse order:
+// tiles get cheaper towards the end, so a block that had an expensive one gets a cheaper one next.
 struct TileScheduler {
   u32 first, step, round = 0;
 
@@ -109,8 +110,8 @@ struct TileScheduler {
   }
 };
 
-// A place in the ring of stages. Full barriers: the producer arrives, and the bytes. Empty barriers: the warps that read
-// the stage arrive, in all blocks of the cluster, because all of them write it.
+// A place in the ring of stages. At a full barrier the producer and the bytes arrive. At an empty barrier the warps that
+// read the stage arrive, of all blocks of the cluster, because all blocks write it.
 struct Ring {
   u32 shared, stage = 0, parity = 0;
 
@@ -131,8 +132,8 @@ struct Ring {
 
 // The rows of an operand that a tile needs: all, fewer at its end, or none past it.
 //
-// Rows past the end would come as zeros, but they take the copy engine longer than rows that exist. The results they give
-// are not stored, so they are not loaded at all: tiles at the end have boxes of their own, as high as what is left.
+// The copy engine would fill rows past the end with zeros, which takes it longer than loading existing rows. Their results
+// are not stored, so they are not loaded at all: tiles at the end have boxes of their own, with as many rows as are left.
 template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
   static constexpr int kPartRows = kRows / kParts;
   const void* map;
@@ -147,9 +148,9 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
 
   WS_INLINE u32 bytes() const { return PIECES * kParts * kShare * box_rows * kRowBytes; }
 
-  // Gives every box of the k-th stage of columns to `box`: its place in the stage and its coordinates. The blocks that share
-  // the operand have a part each. kParts: the tile is made of as many boxes of rows, from the parts of the third dimension
-  // (gate and up).
+  // Calls `box` for every box of the k-th stage, with its offset in the stage and its coordinates. Blocks that share the
+  // operand load a part each. A tile consists of kParts boxes of rows, one for each index of the third dimension (gate
+  // and up).
   template <class Box> WS_INLINE void each_box(u32 rank, int k, const Box& box) const {
     if (kShare == 1) rank = 0;
     if (kMajorMN) {
@@ -174,30 +175,27 @@ template <bool kMajorMN, int kRows, int kParts, int kShare> struct Operand {
       else tma_load(to + at, map, barrier, c0, c1, part, batch);
     });
   }
-  // Asks for a stage to be brought to L2.
-  WS_INLINE void fetch(u32 rank, int k, int batch) const {
-    each_box(rank, k, [&](u32, int c0, int c1, int part) {
-      asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
-                   ::"l"((u64)map), "r"(c0), "r"(c1), "r"(part), "r"(batch) : "memory");
-    });
+  // Prefetches a stage to L2.
+  WS_INLINE void prefetch(u32 rank, int k, int batch) const {
+    each_box(rank, k, [&](u32, int c0, int c1, int part) { tma_prefetch_box((u64)map, c0, c1, part, batch); });
   }
 };
 typedef Operand<X_MAJOR_MN, X_ROWS, 1, CLUSTER_N> OperandX;
 typedef Operand<W_MAJOR_MN, BLOCK_N, GATE ? 2 : 1, CLUSTER_M> OperandW;
 
-// Asks for the first weights of this block to be brought to L2, before the kernel waits for the one before it: the memory is
-// idle while that one's last blocks end. Nothing is read: if that kernel still writes these weights, its writes and what was
-// brought meet in L2, and the loads that follow find both. Executed by one thread.
-WS_INLINE void fetch_ahead(const Sm90Params& p, u32 rank) {
+// Prefetches the first weights of this block to L2 before begin_kernel: memory is idle while the last blocks of the kernel
+// before finish. Nothing is read: if that kernel still writes these weights, its writes reach the same L2 lines, where the
+// later loads find them. Executed by one thread.
+WS_INLINE void prefetch_first_stages(const Sm90Params& p, u32 rank) {
   const Tile tile = TileScheduler().tile(p, rank);
   const OperandW w(&p.w_map, p.w_edge, tile.n, p.linear.n);
 #pragma unroll 1
-  for (int k = 0; k < p.ahead; ++k) w.fetch(rank, k, p.linear.w_batch ? tile.batch : 0);
+  for (int k = 0; k < p.ahead; ++k) w.prefetch(rank, k, p.linear.w_batch ? tile.batch : 0);
   if (p.linear.m > BLOCK_M) return;
-  // All blocks have the same rows of x: each asks for a few columns.
+  // All blocks have the same rows of x: each prefetches a few columns.
   const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
 #pragma unroll 1
-  for (int k = blockIdx.x; k < p.k_tiles; k += gridDim.x) x.fetch(rank, k, tile.batch);
+  for (int k = blockIdx.x; k < p.k_tiles; k += gridDim.x) x.prefetch(rank, k, tile.batch);
 }
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
@@ -218,7 +216,7 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
   }
 }
 
-// The sums of one consumer: rows of 64 in blocks.
+// The sums of one consumer, in blocks of 64 rows.
 struct Accumulator {
   float d[kRowBlocks][kRowsB / 2];
 };
@@ -232,8 +230,8 @@ WS_INLINE void release(u32 barrier) {
   }
 }
 
-// Multiplies the stages of a tile; `first_block` is this consumer's first block of 64 rows, and kBlocks of them have
-// rows of the operand. The products of the last stage may still run when it returns.
+// Multiplies the stages of a tile. `first_block` is this consumer's first block of 64 rows; kBlocks of its blocks have rows
+// of the operand. The products of the last stage may still be running when it returns.
 template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
   constexpr bool kAMajorMN = EXCHANGED ? W_MAJOR_MN : X_MAJOR_MN, kBMajorMN = EXCHANGED ? X_MAJOR_MN : W_MAJOR_MN;
   constexpr int kAStep = kAMajorMN ? kMNMajorStep : kKMajorStep, kBStep = kBMajorMN ? kMNMajorStep : kKMajorStep;
@@ -241,7 +239,7 @@ template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int
   constexpr u32 kBlockBytes = 64 * kRowBytes;  // of 64 rows in a stage, whichever dimension is dense
   u32 last = 0;
 #pragma unroll
-  for (int r = 0; r < kBlocks; ++r) hold(acc.d[r]);
+  for (int r = 0; r < kBlocks; ++r) pin(acc.d[r]);
 #pragma unroll 1
   for (int k = 0; k < k_tiles; ++k) {
     mbarrier_wait(ring.full(), ring.parity);
@@ -271,12 +269,12 @@ template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int
 WS_INLINE void finish_multiply(Accumulator& acc, Ring ring) {
   wgmma_wait<0>();
 #pragma unroll
-  for (int r = 0; r < kRowBlocks; ++r) hold(acc.d[r]);
+  for (int r = 0; r < kRowBlocks; ++r) pin(acc.d[r]);
   ring.stage = ring.stage == 0 ? STAGES - 1 : ring.stage - 1;
   release(ring.empty());
 }
 
-// The scales of a stage that a thread needs: of its rows of x, and of the gate and up rows of w.
+// A thread's scales for a stage: of its rows of x, and of the gate and up rows of w.
 struct StageScales {
   float x[kRowBlocks][2], w[2];
 
@@ -296,8 +294,8 @@ struct StageScales {
   }
 };
 
-// As multiply and finish_multiply, with scales for every stage: its products are summed by themselves, which also
-// spares them the lower precision of long sums of 8-bit products, and then added to the whole in f32.
+// As multiply and finish_multiply, with scales for every stage: the products of a stage are summed separately and then
+// added in f32. This also avoids the lower precision of long sums of 8-bit products.
 WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p, const Tile& tile, u32 first_block) {
   constexpr int kHalf = BLOCK_N / 4;
   Accumulator part;
@@ -311,7 +309,7 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
     mbarrier_wait(ring.full(), ring.parity);
     const u64 x = wgmma_descriptor<false>(ring.x() + first_block * (64 * kRowBytes)), w = wgmma_descriptor<false>(ring.w());
 #pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) hold(part.d[r]);
+    for (int r = 0; r < kRowBlocks; ++r) pin(part.d[r]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
@@ -324,7 +322,7 @@ WS_INLINE void multiply_scaled(Accumulator& acc, Ring& ring, const Sm90Params& p
     const StageScales next(p.linear, tile, min(k + 1, p.k_tiles - 1));
     wgmma_wait<0>();
 #pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) hold(part.d[r]);
+    for (int r = 0; r < kRowBlocks; ++r) pin(part.d[r]);
     release(ring.empty());
     ring.next();
 #pragma unroll
@@ -361,7 +359,7 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
       else if (kRowBlocks > 1 && rows > 0) multiply<1>(acc, ring, p.k_tiles, first_block);
       else multiply<0>(acc, ring, p.k_tiles, first_block);
     }
-    // Each arrival is waited for: none is left when the block ends.
+    // Somebody waits for each arrival: none is pending when the block ends.
     if (PINGPONG && tiles.has(p, 1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
     output.prepare();
     if constexpr (SCALING != 2) finish_multiply(acc, ring);
@@ -379,11 +377,11 @@ WS_INLINE void consume(const Sm90Params& p, Ring ring, u32 rank, u32 consumer) {
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm90(const __grid_constant__ Sm90Params p) {
   extern __shared__ __align__(1024) u8 shared_memory[];
   const u32 shared = shared_address(shared_memory);
-  // The same in all lanes of a warp, and known to be.
+  // A shuffle, so that the compiler knows that all lanes of a warp agree.
   const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const u32 rank = kCluster > 1 ? cluster_rank() : 0;
-  // A warp that has nothing else to do.
-  if (threadIdx.x / 32 == 1 && elect_one()) fetch_ahead(p, rank);
+  // By a warp that has nothing else to do.
+  if (threadIdx.x / 32 == 1 && elect_one()) prefetch_first_stages(p, rank);
   if (threadIdx.x == 0) {
     Ring ring(shared);
     for (int i = 0; i < STAGES; ++i, ring.next()) {
@@ -391,15 +389,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
       mbarrier_init(ring.empty(), kCluster * 4 * (PINGPONG ? 1 : CONSUMERS));
     }
     mbarrier_init_fence();
-    tma_prefetch(&p.x_map);
-    tma_prefetch(&p.w_map);
-    tma_prefetch(&p.x_edge.map);
-    tma_prefetch(&p.w_edge.map);
-    if (TMA_STORE) tma_prefetch(&p.out_map);
+    tma_prefetch_map(&p.x_map);
+    tma_prefetch_map(&p.w_map);
+    tma_prefetch_map(&p.x_edge.map);
+    tma_prefetch_map(&p.w_edge.map);
+    if (TMA_STORE) tma_prefetch_map(&p.out_map);
   }
   if (kCluster > 1) cluster_sync();
   else __syncthreads();
-  // Nothing above reads or writes memory that another kernel writes.
+  // Nothing above reads or writes memory that another kernel could write.
   begin_kernel();
   // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.
   if (warpgroup == 0) {

@@ -1,27 +1,29 @@
 // Merges attention outputs over parts of a context by their lses.
 //
-// Threads to data: a row is one token's head. 2^lane_bits threads work on a row, each on CHUNKS pieces of V elements at a
-// time, V being 16 bytes of the parts with VECTOR, and a block on 256 >> lane_bits rows. Every thread works out the
-// weights of its row by itself. Outputs and lses of up to BATCH parts are loaded before the first is used.
+// Threads to data: a row is one head of one token. 2^lane_bits threads work on a row, each on CHUNKS pieces of V elements
+// at a time (with VECTOR, V elements are 16 bytes); a block has 256 >> lane_bits rows. Every thread computes the weights
+// of its row by itself. Outputs and lses of up to BATCH parts are loaded before the first is used.
 //
 // Defines: ELEM, OUT (element types), VECTOR (pieces are dense and their addresses multiples of their size), CHUNKS, BATCH.
 
 #include "warpsmith/group.cuh"
+#include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
+
+using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = VECTOR ? kVec<T> : 1;
 constexpr int kThreads = 256;
 constexpr int kBatch = BATCH;
 
-// The larger; NaN if either is.
-WS_INLINE float max_nan(float a, float b) { return a != a || a > b ? a : b; }
-
 extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeStatesParams p) {
   begin_kernel();
-  const float kEmpty = bits_float(0xff800000u);
-  const int lane = threadIdx.x & ((1 << p.lane_bits) - 1);
-  const i64 row = (i64)blockIdx.x * (kThreads >> p.lane_bits) + (threadIdx.x >> p.lane_bits);
+  // The lse of a part without keys.
+  const float kEmpty = minus_infinity();
+  const Lines<kThreads> lines{p.lane_bits};
+  const int lane = lines.lane();
+  const i64 row = (i64)blockIdx.x * lines.count() + lines.line();
   if (row >= p.num_rows) return;
   i64 start[4];
   row_offsets<0>(start, p.rows, row);
@@ -34,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
     count = min(max(given, 0), count);
   }
 
-  // The pieces of a thread are side by side. Parts that do not exist count as empty.
+  // A thread's pieces are adjacent. Parts past `count` are treated as empty.
   Chunk<T> pieces[kBatch][CHUNKS];
   float lse[kBatch];
   auto load = [&](int first, i64 at) {
@@ -56,11 +58,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
   load(0, at);
   float largest = kEmpty;
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) largest = max_nan(largest, lse[i]);
-  for (int i = kBatch; i < count; ++i) largest = max_nan(largest, lses[i * p.lses_part_stride]);
+  for (int i = 0; i < kBatch; ++i) largest = Max::join(largest, lse[i]);
+  for (int i = kBatch; i < count; ++i) largest = Max::join(largest, lses[i * p.lses_part_stride]);
   const bool any = largest != kEmpty;
 
-  // At least once: also threads without elements know the lse.
+  // At least once: the thread that writes the lse may have no elements.
   do {
     float total[CHUNKS][V], sum = 0.0f;
 #pragma unroll
@@ -70,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) merge_states(const MergeS
     for (int first = 0;;) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        // What an empty part has is not even multiplied by zero.
+        // Not multiplied by zero: what an empty part holds may be NaN.
         if (lse[i] == kEmpty) continue;
         const float weight = expf(lse[i] - largest);
         sum += weight;

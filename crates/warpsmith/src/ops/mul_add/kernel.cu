@@ -1,6 +1,10 @@
-// out = a b + c, and the gradients da = dout b, db = dout a. Defines: those of elementwise.cuh.
+// out = a b + c, and the gradients da = dout b, db = dout a. Threads to data: as in elementwise.cuh.
+//
+// Defines: those of elementwise.cuh.
 
 #include "warpsmith/elementwise.cuh"
+
+using namespace warpsmith;
 
 extern "C" __global__ void __launch_bounds__(kThreads) mul_add(const ElementwiseParams p) {
   elementwise<ELEM, 3, 1>(p, [](const float (&x)[3], float (&y)[1]) { y[0] = fmaf(x[0], x[1], x[2]); });

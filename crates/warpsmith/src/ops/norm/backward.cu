@@ -3,20 +3,23 @@
 // mean(g) and dbias only if CENTER. Mean and scale are computed again from x: that is cheaper than reading them.
 // Weight and dsum may be null.
 //
-// Threads to data: as in the forward kernel. A group of LANES threads takes every num_groups-th row, keeps the
-// columns it owns of dweight and dbias in registers, and leaves one partial sum a group for `column_sum`.
-// Nothing is added atomically: two runs give the same bits, and dx of a row does not depend on the other rows.
+// Threads to data: as in the forward kernel. A group of LANES threads takes every num_groups-th row, keeps its columns of
+// dweight and dbias in registers, and writes one partial sum a group, which `column_sum` adds up. Nothing is added
+// atomically: every run gives the same bits, and dx of a row does not depend on other rows.
 //
-// A group waits for the sums over a row between reading and writing it. To keep memory busy meanwhile, the rows it
-// will take next are on their way to shared memory, STAGES - 1 of them, copied by the threads that will use them.
+// Between reading and writing a row, a group waits for sums over that row. To keep memory busy meanwhile, the next
+// STAGES - 1 rows are being copied to shared memory. Each thread copies the chunks that it will read itself, so no
+// barrier is needed.
 //
-// Defines: ELEM, LANES, ROWS, ITEMS, VECTOR, STAGES (0: rows are loaded when needed), CENTER, SUMS (the sums over
-// rows are wanted).
+// Defines: ELEM, LANES, ROWS, ITEMS, VECTOR, STAGES (0: rows are loaded when needed), CENTER, SUMS (whether the sums over
+// rows are needed).
 
+#include "warpsmith/async_copy.cuh"
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/stage.cuh"
 #include "warpsmith/vec.cuh"
+
+using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = kVec<T>;
@@ -25,10 +28,10 @@ struct RowPointers {
   const T *x, *dout, *dsum;
   T* dx;
   WS_INLINE RowPointers(const NormBackwardParams& p, i64 index) {
-    x = (const T*)p.x + row_offset(p.rows, 0, index);
-    dout = (const T*)p.dout + row_offset(p.rows, 1, index);
-    dx = (T*)p.dx + row_offset(p.rows, 2, index);
-    dsum = p.dsum ? (const T*)p.dsum + row_offset(p.rows, 3, index) : nullptr;
+    x = row_at<const T>(p.x, p.rows, 0, index);
+    dout = row_at<const T>(p.dout, p.rows, 1, index);
+    dx = row_at<T>(p.dx, p.rows, 2, index);
+    dsum = p.dsum ? row_at<const T>(p.dsum, p.rows, 3, index) : nullptr;
   }
 };
 
@@ -68,7 +71,7 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
   pack(out, d);
 }
 
-// V sums of one chunk to consecutive floats.
+// Stores the V sums of one chunk to consecutive floats.
 WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
   if (VECTOR == kExact || (VECTOR == kAligned && count > 0)) {
 #pragma unroll
@@ -84,7 +87,6 @@ WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
 }
 
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(const NormBackwardParams p) {
-  static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   static_assert(STAGES == 0 || VECTOR != kAny, "staged rows are copied in whole chunks");
   __shared__ float scratch[2][4 * (LANES / 32)];
   extern __shared__ __align__(16) u8 memory[];
@@ -92,8 +94,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;
   begin_kernel();
-  const int lane = threadIdx.x % LANES;
-  const i64 group = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
+  const ThreadRow<LANES, ROWS> own;
+  const int lane = own.lane;
+  const i64 group = own.index;
   if (ROWS > 1 && group >= p.num_groups) return;
   const T zero = from_f32<T>(0.0f);
   const float inverse = 1.0f / (float)p.hidden;
@@ -103,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V;
-    if (p.weight) load_cached_chunk<VECTOR>(weight[i], (const T*)p.weight, k, p.weight_step, min(V, p.hidden - k));
+    if (p.weight) load_chunk_unfilled<VECTOR>(weight[i], (const T*)p.weight, k, p.weight_step, min(V, p.hidden - k));
 #pragma unroll
     for (int j = 0; j < V; ++j) dweight[i][j] = dbias[i][j] = 0.0f;
   }
@@ -115,12 +118,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
       for (int i = 0; i < ITEMS; ++i) {
         int k = (i * LANES + lane) * V;
         if (VECTOR == kExact || k < p.hidden) {
-          stage_chunk(staged + stage * kStage + i * kThreads, at.x + k);
-          stage_chunk(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
+          copy_async(staged + stage * kStage + i * kThreads, at.x + k);
+          copy_async(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
         }
       }
     }
-    stage_commit();
+    commit_copies();
   };
   int stage = 0, parity = 0;
   if (STAGES > 0) {
@@ -133,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
     Chunk<T> x[ITEMS], dout[ITEMS];
     if (STAGES > 0) {
       fetch(index + (STAGES - 1) * p.num_groups, stage == 0 ? STAGES - 1 : stage - 1);
-      stage_wait<(STAGES > 0 ? STAGES - 1 : 0)>();
+      wait_copies<(STAGES > 0 ? STAGES - 1 : 0)>();
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -148,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
     }
     stage = stage + 1 >= STAGES ? 0 : stage + 1;
 
-    // The scratch of one row is written again two rows later at the earliest, with barriers in between.
+    // Scratch is reused two rows later at the earliest, with barriers in between.
     float* sums_scratch = scratch[parity];
     parity ^= 1;
     float mean = 0.0f;
@@ -213,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
   }
 }
 
-// Rows of any length: each pass reads again, and the partial sums live in memory, owned column by column.
+// Rows of any length: each pass reads the row again. Partial sums are kept in memory; every column has one owner.
 extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const NormBackwardParams p) {
   __shared__ float scratch[2][3 * (LANES / 32)];
   begin_kernel();
@@ -246,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
         float a[V], g[V], d[V], w[V];
         load_chunk<VECTOR>(x, at.x, k, p.x_step, count, zero);
         load_chunk<VECTOR>(dout, at.dout, k, p.dout_step, count, zero);
-        if (p.weight) load_cached_chunk<VECTOR>(weight, (const T*)p.weight, k, p.weight_step, count);
+        if (p.weight) load_chunk_unfilled<VECTOR>(weight, (const T*)p.weight, k, p.weight_step, count);
         weights(w, weight, p.weight, count);
         operands(a, g, x, dout, w, mean, count);
         unpack(d, dout);

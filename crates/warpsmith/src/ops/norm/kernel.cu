@@ -1,12 +1,12 @@
-// s = x + residual; out = (s - mean(s)) / sqrt(var + eps) * weight + bias, where the mean is taken as zero unless
-// CENTER: then this is layer_norm, else rms_norm. Weight and bias may be null.
+// s = x + residual; out = (s - mean(s)) / sqrt(var + eps) * weight + bias. With CENTER this is layer_norm; without, the
+// mean counts as zero, and this is rms_norm. Weight and bias may be null.
 //
 // Threads to data: a row is cut into 16-byte chunks; lane l of the row's LANES threads owns chunks l, l + LANES,
-// l + 2 LANES, ... The mapping depends on the row length alone, never on alignment or the number of rows, so a
-// row's bits are the same in any batch.
+// l + 2 LANES, ... The mapping depends only on the row length, never on alignment or the number of rows, so a row has the
+// same bits in any batch.
 //
-// With CENTER each warp finds the mean of its own elements and the squares around that, without waiting for the other
-// warps; the block then joins the warps' moments, with a single barrier for both.
+// With CENTER each warp computes the mean of its own elements and the squares around that mean, without waiting for the
+// other warps; the block then joins the warps' moments, with a single barrier for both.
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread), VECTOR (kAny,
 // kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight and bias are loaded with the row).
@@ -16,11 +16,13 @@
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
 
+using namespace warpsmith;
+
 using T = ELEM;
 constexpr int V = kVec<T>;
 constexpr int kWarps = LANES / 32;
 
-// s for one chunk, rounded as it is stored, so that fusing the addition changes nothing.
+// s for one chunk, rounded as it is stored: the result is the same as with a separate addition.
 WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
   float a[V], b[V];
   unpack_words(a, c);
@@ -30,7 +32,7 @@ WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
   pack(c, a);
 }
 
-// The squares of a chunk's elements around `mean`, added up; those past the end of the row count for nothing.
+// Adds the squares of a chunk's elements around `mean` to `sum`; elements past the end of the row do not count.
 WS_INLINE float squares(const Chunk<T>& c, float mean, int count, float sum) {
   float a[V];
   unpack_words(a, c);
@@ -56,7 +58,7 @@ WS_INLINE float warp_mean(float total, int warp, int hidden) { return total / wa
 struct Moments {
   float mean, variance;
 };
-// Joins what the warps know: the sums of their elements (zero unless CENTER) and of the squares around their own means.
+// Joins the warps' sums: of their elements (zero unless CENTER), and of the squares around their own means.
 WS_INLINE Moments join_warps(float total, float square, float (&scratch)[2][kWarps], int hidden) {
   const float n = (float)hidden;
   if (kWarps == 1) return {CENTER ? total / n : 0.0f, square / n};
@@ -77,7 +79,7 @@ WS_INLINE Moments join_warps(float total, float square, float (&scratch)[2][kWar
   return {mean, warp_reduce<Sum, kWarps>(fmaf(elements * off, off, scratch[1][warp])) / n};
 }
 
-// 1 / sqrt(x) to an ulp: an estimate and one step of Newton, which must not touch the zero that is right for infinity.
+// 1 / sqrt(x) to an ulp: an estimate and one Newton step, which is skipped for infinity, where the estimate is zero.
 WS_INLINE float inverse_sqrt(float x) {
   float y;
   asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -88,8 +90,8 @@ WS_INLINE float inverse_sqrt(float x) {
 struct Affine {
   Chunk<T> weight, bias;
   WS_INLINE void load(const NormParams& p, int at, int count) {
-    if (p.weight) load_cached_chunk<VECTOR>(weight, (const T*)p.weight, at, p.weight_step, count);
-    if (CENTER && p.bias) load_cached_chunk<VECTOR>(bias, (const T*)p.bias, at, p.bias_step, count);
+    if (p.weight) load_chunk_unfilled<VECTOR>(weight, (const T*)p.weight, at, p.weight_step, count);
+    if (CENTER && p.bias) load_chunk_unfilled<VECTOR>(bias, (const T*)p.bias, at, p.bias_step, count);
   }
 };
 
@@ -118,20 +120,20 @@ WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine,
 
 // A row in registers: memory is read once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
-  static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[2][kWarps];
-  const int lane = threadIdx.x % LANES;
-  const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
+  const ThreadRow<LANES, ROWS> own;
+  const int lane = own.lane;
+  const i64 index = own.index;
   const bool exists = ROWS == 1 || index < p.num_rows;
-  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
-  const T* residual = HAS_RESIDUAL ? (const T*)p.residual + row_offset(p.rows, 2, index) : nullptr;
+  const T* x = row_at<const T>(p.x, p.rows, 0, index);
+  const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
   if (exists && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = (i * LANES + lane) * V;
       if (VECTOR != kExact && k >= p.hidden) break;
-      fetch_ahead(x + k, p.is_large);
-      if (HAS_RESIDUAL) fetch_ahead(residual + k, p.is_large);
+      prefetch_chunk(x + k, p.is_large);
+      if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
     }
   }
   begin_kernel();
@@ -162,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
     }
   }
   if (HAS_RESIDUAL) {
-    T* sum = (T*)p.sum + row_offset(p.rows, 3, index);
+    T* sum = row_at<T>(p.sum, p.rows, 3, index);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * LANES + lane) * V;
@@ -189,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
   const Moments moments = join_warps(total, square, scratch, p.hidden);
   const float scale = inverse_sqrt(moments.variance + p.eps);
 
-  T* out = (T*)p.out + row_offset(p.rows, 1, index);
+  T* out = row_at<T>(p.out, p.rows, 1, index);
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
@@ -204,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
   __shared__ float scratch[2][kWarps];
   begin_kernel();
   const i64 index = blockIdx.x;
-  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
-  const T* residual = (const T*)p.residual + (HAS_RESIDUAL ? row_offset(p.rows, 2, index) : 0);
-  T* out = (T*)p.out + row_offset(p.rows, 1, index);
-  T* sum = (T*)p.sum + (HAS_RESIDUAL ? row_offset(p.rows, 3, index) : 0);
+  const T* x = row_at<const T>(p.x, p.rows, 0, index);
+  const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
+  T* out = row_at<T>(p.out, p.rows, 1, index);
+  T* sum = HAS_RESIDUAL ? row_at<T>(p.sum, p.rows, 3, index) : nullptr;
   const T zero = from_f32<T>(0.0f);
   const T* source = HAS_RESIDUAL ? sum : x;
   const i64 step = HAS_RESIDUAL ? p.sum_step : p.x_step;

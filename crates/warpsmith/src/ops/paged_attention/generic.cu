@@ -1,16 +1,20 @@
 // `paged_attention` without tensor cores: any types, any strides.
 //
-// A block of 4 warps has one row. It goes through the keys in segments: a warp works out the score of a key at a time, its
-// lanes sharing the elements of the head, a quarter of the segment each; then thread d sums up element d of the
-// weighted values, and those a block further on. Segments are folded to spans, and spans to the whole. Where rows are too
-// few for the device, a block has one of p.ranges ranges of keys of its row, and leaves its state for the merge.
+// Threads to data: a block of 4 warps has one row. It goes through the keys in segments, a quarter of a segment a warp: a
+// warp computes the score of one key at a time, with the elements of the head distributed over its lanes. Then thread d
+// sums element d of the weighted values, and elements d + 128, ... Segments are folded into spans, and spans into the
+// total. If rows are too few to fill the device, a block has one of p.ranges ranges of keys of its row, and leaves its
+// state for the merge.
 //
-// ELEM: type of q and out; KV: type of the cache. HEAD_DIM. SOFTCAP: whether scores are capped. DENSE: whether there are no
-// pages; then what is one here is a request.
+// Defines: ELEM, type of q and out; KV, type of the cache; HEAD_DIM; SOFTCAP, whether scores are capped; DENSE, whether
+// there are no pages (the strides of pages are then those of requests).
 
 #include "warpsmith/fp8.cuh"
 #include "warpsmith/paged_attention.cuh"
 #include "warpsmith/reduce.cuh"
+
+using namespace warpsmith;
+using namespace warpsmith::paged;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32, kLanes = HEAD_DIM / 32 + (HEAD_DIM % 32 > 0);
 constexpr int kEach = (HEAD_DIM + kThreads - 1) / kThreads;
@@ -32,9 +36,10 @@ struct Sums {
   }
 };
 
-// A tanh of every score takes registers: with a minimum of one block, the compiler does not spill some for a third.
+// The tanh of a softcap needs registers: with a minimum of one block, the compiler does not spill to fit a third.
 extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_attention_generic(const PagedParams p) {
-  // Of the keys of a segment: scores, then weights; and where their rows begin, negative for those that are not seen.
+  // For each key of a segment: its score, then its weight; and the offsets of its key and value, negative if it is not
+  // seen.
   __shared__ float weights[kSegment];
   __shared__ i64 rows[2][kSegment];
   __shared__ float scratch[2][kWarps];
@@ -47,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
   if (!find_request<kThreads>(p, token, index, request)) return;
   Keys keys = keys_of(p, request, token - request.first);
   if (p.ranges) keys = {max(keys.lo, range * p.range_keys), min(keys.hi, (range + 1) * p.range_keys)};
-  // The merge does not ask for what the row does not see.
+  // The merge does not read states of ranges of which the row sees nothing.
   if (p.ranges && keys.lo >= keys.hi) return;
   const i32* table = (const i32*)p.page_table + request.row * p.table_row;
   const KV* k = (const KV*)p.k + kv_head * p.k_head + (DENSE ? request.row * p.k_page : 0);
@@ -118,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) paged_at
       total.take(span);
       span.clear();
     }
-    // The rows are overwritten next.
+    // The offsets are overwritten next.
     __syncthreads();
   }
   if (p.ranges) {

@@ -1,39 +1,45 @@
-// The second half of `paged_attention` where the keys of a request were shared out over blocks or launches: the states of
-// a row are folded in order, those of segments first to spans.
+// The second half of `paged_attention` if the keys of a request were distributed over blocks or launches: folds the states
+// of a row in order, segments first into spans.
 //
-// ELEM: type of out. HEAD_DIM, DENSE. ONE_ROW: whether a block has one row, for few rows and many states, or four, whose
-// heads are dense then.
+// Threads to data: with ONE_ROW, a block has one row, and thread d element d; otherwise a warp has one row, and a lane four
+// elements of every 128.
+//
+// Defines: ELEM, type of out; HEAD_DIM; DENSE; ONE_ROW (1: for few rows and many states; 0: heads must be dense).
 
 #include "warpsmith/mma.cuh"
 #include "warpsmith/paged_attention.cuh"
+#include "warpsmith/reduce.cuh"
 
-// Whether the kernel before left requests whole, and so nothing to merge.
+using namespace warpsmith;
+using namespace warpsmith::paged;
+
+// Whether the kernel before left requests whole, so that there is nothing to merge.
 WS_INLINE bool has_no_states(const PagedParams& p) { return p.slots && *(const volatile int*)p.is_whole; }
 
 #if ONE_ROW
-// Lanes work out how states are taken up, eight times 32 at once; then thread d folds element d of all. There are no shared
+// Each of 256 threads computes the factors of one state; then thread d folds element d of all states. There are no shared
 // prefixes.
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kPieces = HEAD_DIM / 4;
 static_assert(HEAD_DIM <= kThreads && kThreads / kSegments == 32, "an element a thread, and a span a lane");
 
-// How a state is taken up, and its sum of weights.
+// The factors with which a state is folded, and its sum of weights.
 struct __align__(16) Step {
   float keep, add, l, unused;
 };
 
 extern __shared__ __align__(16) u8 shared_bytes[];
 
-// States that there is room for in shared memory: whole spans. What is kept of spans takes kBesides bytes.
-constexpr int kBesides = 32 * (sizeof(Step) + sizeof(float));
-WS_INLINE int room() {
+// How many states fit into shared memory, in whole spans. The factors of spans take kSpanBytes.
+constexpr int kSpanBytes = 32 * (sizeof(Step) + sizeof(float));
+WS_INLINE int states_that_fit() {
   u32 bytes;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-  return min((int)(bytes - kBesides) / (HEAD_DIM * 4 + (int)sizeof(Step)) / kSegments * kSegments, kThreads);
+  return min((int)(bytes - kSpanBytes) / (HEAD_DIM * 4 + (int)sizeof(Step)) / kSegments * kSegments, kThreads);
 }
 
-// A sum of weights, and of this thread's element. States without weight are zeros, and their factors change nothing.
-struct Sum {
+// A sum of weights, and of this thread's element. States without weight are loaded as zeros, so they change nothing.
+struct RowSum {
   float l, o;
   WS_INLINE void take(const Step& step, float next_l, float next_o) {
     const Fold f = {0.0f, step.keep, step.add};
@@ -41,34 +47,30 @@ struct Sum {
   }
 };
 
-// The largest of what the lanes up to this one hold, of each kLanes; and of those before it.
+// In each kLanes neighbouring lanes, the maximum over the lanes up to this one, and over those before it.
 template <int kLanes> WS_INLINE float2 largest_upto(float m) {
   const int place = threadIdx.x % kLanes;
-#pragma unroll
-  for (int offset = 1; offset < kLanes; offset *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, m, offset);
-    if (place >= offset) m = fmaxf(m, other);
-  }
-  const float before = __shfl_up_sync(0xffffffffu, m, 1);
+  m = warp_scan<MaxIgnoringNan, kLanes>(m, place);
+  const float before = __shfl_up_sync(kAllLanes, m, 1);
   return {m, place == 0 ? minus_infinity() : before};
 }
 
 struct Merge {
   const PagedParams& p;
   int token, head, most;
-  // The states in slots from `first` to below `last`, but for those before `present`.
+  // The states are in slots from `first` to below `last`; those before `present` are missing.
   int first, present, last;
   float m;  // the largest score so far
-  Sum total;
+  RowSum total;
 
   WS_INLINE float* sums() const { return (float*)shared_bytes; }
   WS_INLINE Step* steps() const { return (Step*)(sums() + most * HEAD_DIM); }
-  // Of every span of segments.
+  // For every span of segments.
   WS_INLINE Step* span_steps() const { return steps() + most; }
-  // Of every span of segments, or of every 32 states.
+  // The maximum of every span of segments, or of every 32 states.
   WS_INLINE float* largest() const { return (float*)(span_steps() + kThreads / kSegments); }
 
-  // Brings `count` states from slot `base` on, and works out how they are taken up.
+  // Loads `count` states from slot `base` on, and computes their factors.
   template <bool kSpans> WS_INLINE void load(int base, int count) {
     const int own = threadIdx.x, lane = own % 32, warp = own / 32;
     const i64 row = partial_row(p, base, token, head), step = (i64)p.num_tokens * p.num_heads;
@@ -104,19 +106,19 @@ struct Merge {
     const float* o = sums() + min((int)threadIdx.x, HEAD_DIM - 1);
 #pragma unroll 1
     for (int base = first; base < last; base += most) {
-      // Whole spans; states that do not exist are without weight.
+      // Whole spans; states that do not exist have no weight.
       const int count = min((last - base + kSegments - 1) / kSegments * kSegments, most);
       load<kSpans>(base, count);
 #pragma unroll 2
       for (int i = 0; i < count; i += kSegments) {
-        Sum sum = total;
+        RowSum sum = total;
         if (kSpans) sum = {};
 #pragma unroll
         for (int j = i; j < i + kSegments; ++j) sum.take(steps()[j], steps()[j].l, o[j * HEAD_DIM]);
         if (kSpans) total.take(span_steps()[i / kSegments], sum.l, sum.o);
         else total = sum;
       }
-      // The next states take the place of these.
+      // The next states overwrite these.
       __syncthreads();
     }
   }
@@ -126,13 +128,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) paged_attention_merge(
   const int token = blockIdx.x / p.num_heads, head = blockIdx.x - token * p.num_heads;
   int r;
   Request request;
-  // The kernel before this one has waited for all before it: what it does not write can be read while it still runs.
+  // The kernel before this one has waited for all earlier kernels: what it does not write itself can be read already.
   if (!find_request<32>(p, token, r, request)) return begin_kernel();
   const Keys keys = keys_of(p, request, token - request.first);
   const bool segments = p.range_keys == kSegment;
   const int first = segments ? keys.lo / kSpan * kSegments : keys.lo / kSpan;
   const int last = keys.lo < keys.hi ? (keys.hi - 1) / p.range_keys + 1 : first;
-  Merge row = {p, token, head, room(), first, keys.lo / p.range_keys, last, minus_infinity(), {}};
+  Merge row = {p, token, head, states_that_fit(), first, keys.lo / p.range_keys, last, minus_infinity(), {}};
   begin_kernel();
   if (has_no_states(p)) return;
   if (segments) row.take<true>();
@@ -143,10 +145,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) paged_attention_merge(
   if (threadIdx.x == 0) write_lse(p, token, head, finish.lse);
 }
 #else
-// A warp has one row, and a lane the elements 4 lane to 4 lane + 3 and those 128 further on. States come through shared
-// memory, up to kBatch at once; lane i works out how the i-th of them is taken up.
+// A warp has one row, and a lane elements 4 lane to 4 lane + 3 of every 128. States come through shared memory, up to
+// kBatch at once; lane i computes the factors of the i-th of them.
 constexpr int kWarps = 4, kPieces = HEAD_DIM / 4, kEach = (kPieces + 31) / 32;
-// As many whole spans as the states of which every device has room for.
+// As many states, in whole spans, as fit into shared memory on every device.
 constexpr int kFits = 3072 / HEAD_DIM / kSegments * kSegments, kBatch = kFits < 32 ? kFits : 32;
 
 extern __shared__ __align__(16) float4 values[];
@@ -155,8 +157,8 @@ WS_INLINE float4 folded(const Fold& f, const float4& sum, const float4& next) {
   return {folded(f, sum.x, next.x), folded(f, sum.y, next.y), folded(f, sum.z, next.z), folded(f, sum.w, next.w)};
 }
 
-// A sum of this lane's elements. States without weight are zeros, and their factors change nothing: no branch is worth the
-// wait for it.
+// A sum of this lane's elements. States without weight are loaded as zeros, so they change nothing; a branch to skip them
+// would cost more.
 struct Total {
   float m, l;
   float4 o[kEach];
@@ -172,17 +174,12 @@ struct Total {
   }
 };
 
-// How the state of this lane is taken up, whose largest score is m: after `before` and the lanes before it, or, of
+// The factors of this lane's state, whose maximum is m: it is folded after `before` and the lanes before it or, with
 // segments, after those of its span.
 WS_INLINE Fold fold_of_lane(float before, float m, bool segments) {
   const int lane = threadIdx.x % 32, first = segments ? lane % kSegments : lane;
-  float upto = m;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, upto, offset);
-    if (first >= offset) upto = fmaxf(upto, other);
-  }
-  const float previous = __shfl_up_sync(0xffffffffu, upto, 1);
+  const float upto = warp_scan<MaxIgnoringNan>(m, first);
+  const float previous = __shfl_up_sync(kAllLanes, upto, 1);
   return fold_of(first == 0 ? before : fmaxf(before, previous), m);
 }
 
@@ -190,7 +187,7 @@ struct Merge {
   const PagedParams& p;
   int token, head, batch;
   float4* staged;  // this warp's
-  // The keys up to here; and of the span that is not finished, those after them.
+  // The sum over all complete spans, and over the span that is not complete yet.
   Total total, open;
 
   // The piece i of a lane; lanes without one take the last.
@@ -201,14 +198,14 @@ struct Merge {
     total.take(fold_of(total.m, open.m), open.l, [&](int i) { return open.o[i]; });
     open.clear();
   }
-  // Goes on with the span that is not finished.
-  WS_INLINE void go_on(int slot) {
+  // Folds a state into the span that is not complete yet.
+  WS_INLINE void take_one(int slot) {
     const float2 next = weight(slot);
     const float4* from = sums(slot);
     open.take(fold_of(open.m, next.x), next.y, [&](int i) { return from[piece(i)]; });
   }
-  // The states in the slots from `first` to below `last`: spans, or segments from the first of a span on. There are none
-  // before `present`.
+  // Folds the states in slots from `first` to below `last`: spans, or segments from the first of a span on. Those before
+  // `present` are missing.
   WS_INLINE void take_slots(int first, int present, int last, bool segments) {
     const int lane = threadIdx.x % 32;
     for (int base = first; base < last; base += batch) {
@@ -224,12 +221,12 @@ struct Merge {
       __syncwarp();
 #pragma unroll 4
       for (int i = 0; i < count; ++i) {
-        const Fold taken = {__shfl_sync(0xffffffffu, f.m, i), __shfl_sync(0xffffffffu, f.keep, i), __shfl_sync(0xffffffffu, f.add, i)};
-        const float l = __shfl_sync(0xffffffffu, next.y, i);
+        const Fold taken = {__shfl_sync(kAllLanes, f.m, i), __shfl_sync(kAllLanes, f.keep, i), __shfl_sync(kAllLanes, f.add, i)};
+        const float l = __shfl_sync(kAllLanes, next.y, i);
         (segments ? open : total).take(taken, l, [&](int j) { return staged[i * kPieces + piece(j)]; });
         if (segments && (i % kSegments == kSegments - 1 || i == count - 1)) close();
       }
-      // The next states take the place of these.
+      // The next states overwrite these.
       __syncwarp();
     }
   }
@@ -253,22 +250,22 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1) paged_attention_mer
     const int first = keys.lo / kSpan * kSegments, present = keys.lo / kSegment;
     row.take_slots(first, present, keys.lo < keys.hi ? (keys.hi + kSegment - 1) / kSegment : first, true);
   } else {
-    // What each level has of the row, and then what is the request's own.
+    // The keys of each level, and then those of the request alone.
     int from = 0;
     for (int level = 0; level <= p.levels; ++level) {
       const Keys keys = level < p.levels ? Keys{from, shared_upto(p, level + 1, r)} : keys_of(p, request, token - request.first);
       if (keys.lo >= keys.hi) continue;
       from = keys.hi;
       int first = keys.lo / kSpan;
-      // A window begins where it likes: only levels cut spans.
+      // A window may begin inside a span too, but only levels leave segments.
       if (level > 0 && keys.lo % kSpan) {
         const int last = min((keys.hi + kSegment - 1) / kSegment, ++first * kSegments);
-        for (int segment = keys.lo / kSegment; segment < last; ++segment) row.go_on(slot_of_segment(level, segment));
+        for (int segment = keys.lo / kSegment; segment < last; ++segment) row.take_one(slot_of_segment(level, segment));
         if (last == first * kSegments) row.close();
       }
       const int whole = level < p.levels ? keys.hi / kSpan : (keys.hi + kSpan - 1) / kSpan;
       row.take_slots(slot_of_span(level, first), 0, slot_of_span(level, whole), false);
-      if (first <= whole && whole * kSpan < keys.hi) row.go_on(slot_of_span(level, whole));
+      if (first <= whole && whole * kSpan < keys.hi) row.take_one(slot_of_span(level, whole));
     }
     row.close();
   }

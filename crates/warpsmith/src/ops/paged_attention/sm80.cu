@@ -1,54 +1,39 @@
 // `paged_attention` on the tensor cores of sm_80 and later, through mma.sync.
 //
-// Rows are packed: the `group` query heads of a KV head and the queries of a request, tokens slower, fill tiles of
-// ROWS ROW_WARPS rows, so that a KV head is read once for all of them. A block works on one tile and one KV head at a
-// time, over p.piece_keys keys: all of them, some spans, or kRound, of which it leaves the states of the segments. It may
-// be left to the lengths whether some spans are taken, or all keys. Blocks take such pieces in turn until all are done, so
-// the grid need not know the lengths. Where prefixes are shared, a launch takes groups of requests for single ones.
+// Threads to data: rows are packed. The `group` query heads of a KV head and the queries of a request, heads fastest, fill
+// tiles of ROWS * ROW_WARPS rows, so that a KV head is read once for all of them. A piece of work is one tile, one KV head
+// and p.piece_keys keys: all of them, some spans, or kRound, for which the states of segments are left to the merge. The
+// lengths may decide between some spans and all keys. Blocks take pieces in turn until all are done, so that the host
+// need not know the lengths. With shared prefixes, groups of requests take the place of requests.
 //
-// A block is KEY_WARPS groups of ROW_WARPS warps, which take the segments of their piece in turn. A warp has ROWS rows and
-// goes through a segment in steps of kStep keys, holding the state of its rows in registers. Keys and values come through
-// a ring of units, each of kUnitKeys keys or values, copied ahead by cp.async through the page table. Groups wait for
-// nobody until a segment ends: then they fold its state, in the order of the segments, into the sums of the block.
+// A block is KEY_WARPS groups of ROW_WARPS warps; the groups take the segments of the piece in turn. A warp has ROWS rows
+// and goes through a segment in steps of kStep keys, with the state of its rows in registers. Keys and values come through
+// a ring of units, each of kUnitKeys keys or values, copied ahead by cp.async through the page table. Groups do not wait
+// for each other until a segment ends: then they fold its state, in the order of segments, into the sums of the block.
 //
-// ELEM: type of q and out, and of what is multiplied; KV: type of the cache. HEAD_DIM, ROW_WARPS, KEY_WARPS. ROWS: rows of
-// a warp: 16, or 8 if no request has more. RING: units of a ring. BLOCKS: blocks a multiprocessor should hold. SOFTCAP:
-// whether scores are capped. WHOLE_PAGES: whether pages hold multiples of 16 keys. DENSE: whether there are no pages; then
-// what is one here is a request. ONCE: whether no two blocks read the same keys.
+// Defines: ELEM, type of q and out; KV, type of the cache; HEAD_DIM; ROW_WARPS; KEY_WARPS; ROWS, rows of a warp (16, or 8
+// if no request has more); RING, units of a ring; BLOCKS, blocks per multiprocessor; SOFTCAP, whether scores are capped;
+// WHOLE_PAGES, whether page sizes are multiples of 16 keys; DENSE, whether there are no pages (the strides of pages are
+// then those of requests); ONCE, whether no two blocks read the same keys.
 
 #include "warpsmith/paged_pieces.cuh"
+#include "warpsmith/paged_units.cuh"
 
-constexpr int kSteps = kSegment / kStep;
+using namespace warpsmith;
+using namespace warpsmith::paged;
+
 static_assert(KEY_WARPS == 1 || KEY_WARPS == 4 || kAlone, "a round is a segment for each of four groups, or four for one");
 
-// Where the keys of a segment are. If pages hold multiples of 16 keys: of every 16, how far the first row is from where
-// keys and values begin. Else the pages; negative if they do not exist.
-constexpr i64 kNowhere = (i64)1 << 63;
-struct Places {
-#if WHOLE_PAGES
-  i64 k[kSegment / 16], v[kSegment / 16];
-#else
-  int pages[kSegment + 2];
-#endif
-};
 struct Shared {
   i64 starts[kThreads + 1];
-  // Of each group, whether it may fold.
+  // A barrier for each group: it is the group's turn to fold.
   u64 turns[KEY_WARPS];
-  // Of two segments of each warp.
+  // For two segments of each warp.
   Places places[kThreads / 32][2];
 };
-// Queries that are not kept; the rings of the groups; and the sums of the block.
-WS_INLINE u8* ring_of(int group) { return shared_bytes + kQueryBytes + group * RING * kUnitBytes; }
 
-WS_INLINE void group_sync(int group) {
-  if (ROW_WARPS == 1)
-    __syncwarp();
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupThreads) : "memory");
-}
-// Whose turn it is to fold: every group waits for the one before. Barriers that count, because the checker of races does
-// not follow named barriers at which one warp waits and the other does not.
+// Whose turn it is to fold: every group waits for the one before. With mbarriers, because racecheck does not understand
+// named barriers at which one warp waits and another only arrives.
 struct Turns {
   u64* barriers;
   u32 taken;  // by this group: whether an odd number of times
@@ -56,8 +41,8 @@ struct Turns {
   WS_INLINE u32 barrier_of(int group) const { return shared_address(barriers + group % KEY_WARPS); }
   WS_INLINE void begin() const {
     if (KEY_WARPS == 1) return;
-    // One thread makes all: a barrier for each thread is compiled without a branch, and the tools of compute-sanitizer then see
-    // threads that make none write to wherever a register happens to point.
+    // One thread initialises all. With a thread for each barrier, the compiler emits predicated instructions, and the tools
+    // of compute-sanitizer then report threads that initialise none.
     if (threadIdx.x == 0) {
 #pragma unroll
       for (int group = 0; group < KEY_WARPS; ++group)
@@ -79,143 +64,6 @@ struct Turns {
   }
 };
 
-// The units of a group: of every KEY_WARPS-th segment from its first on, the keys of a step, then its values. Steps are
-// counted by t.
-struct Units {
-  const PagedParams& p;
-  const i32* table;  // the request's pages
-  Places* places;
-  u32 base;  // of the ring
-  const KV *k, *v;  // of the KV head, and of the thread's first row and piece if kPasses
-  Keys keys;  // to be read
-  int segment, count;
-  int into, from;  // slots
-
-  // Copies of threads that are kPassRows rows apart, where whole passes fill sixteen rows.
-  static constexpr bool kPasses = WHOLE_PAGES && kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
-  static constexpr int kPassRows = kGroupThreads / kPieces;
-
-  // Begins with a piece.
-  WS_INLINE void begin(const Piece& piece) {
-    const int row = piece.request.row, thread = kPasses ? threadIdx.x % kGroupThreads : 0;
-    const i64 first = thread / kPieces, element = thread % kPieces * kVec<KV>;
-    table = (const i32*)p.page_table + row * p.table_row;
-    k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
-    v = (const KV*)p.v + piece.head * p.v_head + first * p.v_slot + element + (DENSE ? row * p.v_page : 0);
-  }
-  // Steps count from zero; unsigned, they are divided by shifting.
-  WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
-  WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
-  // Whether the page of a lane is asked for a segment before it is needed: it comes from memory, behind all the keys that are
-  // on their way. The longest heads leave no register for it.
-  static constexpr bool kLooksAhead = kTurned || HEAD_DIM <= 128;
-  // The page of this lane's sixteen keys of the segment that begins with step t, if there is one.
-  WS_INLINE i32 page_at(u32 t) const {
-#if WHOLE_PAGES && !DENSE
-    const int i = threadIdx.x % 32, key = segment_at(t) * kSegment + 16 * i;
-    if (i < kSegment / 16 && key < p.max_keys) return table[page_of(p, key) * p.table_col];
-#endif
-    return -1;
-  }
-  // Finds the segment that begins with step t; tells whether any page does not exist. Nothing but the last comparisons
-  // need the request's length, so that both are on their way at once.
-  WS_INLINE bool find(u32 t, i32 lane_page) {
-    Places& to = places[t / kSteps % 2];
-    const int start = segment_at(t) * kSegment;
-    bool absent = false;
-#if WHOLE_PAGES
-    const int i = threadIdx.x % 32, key = start + 16 * i;
-    if (i < kSegment / 16) {
-      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
-      const i32 id = DENSE ? 0 : kLooksAhead ? lane_page : key < p.max_keys ? table[page * p.table_col] : -1;
-      const bool exists = DENSE || (id >= 0 && id < p.num_pages);
-      to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
-      to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
-      absent = !exists && key < keys.hi;
-    }
-#else
-    const int page0 = page_of(p, start);
-    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
-      const i32 id = table[(page0 + i) * p.table_col];
-      const bool exists = id >= 0 && id < p.num_pages;
-      to.pages[i] = exists ? id : -1;
-      absent |= !exists && (page0 + i) * p.page_size < keys.hi;
-    }
-#endif
-    return !DENSE && __any_sync(0xffffffffu, absent);
-  }
-  // How far the row of key `at` of step t is from where keys or values begin.
-  template <bool kValue> WS_INLINE i64 offset_of(u32 t, u32 at) const {
-    const Places& from = places[t / kSteps % 2];
-#if WHOLE_PAGES
-    const u32 block = t % kSteps * (kStep / 16) + at / 16;
-    const i64 first = kValue ? from.v[block] : from.k[block];
-    return at % 16 == 0 || first == kNowhere ? first : first + at % 16 * (kValue ? p.v_slot : p.k_slot);
-#else
-    const int key = key_at(t) + (int)at, page = page_of(p, key);
-    if (key >= keys.hi) return kNowhere;
-    const int id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
-    const i64 slot = key - page * p.page_size;
-    return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
-#endif
-  }
-  // Sixteen rows from key `at` of step t on, a multiple of 16. A row that is not to be read becomes zeros; its address,
-  // which may be none, is not used then.
-  template <bool kValue> WS_INLINE void copy_rows(u32 to, u32 t, u32 at) {
-    const KV* cache = kValue ? v : k;
-    const int thread = threadIdx.x % kGroupThreads, key = key_at(t) + (int)at;
-    if (kPasses) {
-      const int row = thread / kPieces, piece = thread % kPieces;
-      const i64 first = offset_of<kValue>(t, at), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
-      const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
-      const KV* source = cache + first;
-#pragma unroll
-      for (int i = 0; i < 16; i += kPassRows, source += step)
-        copy_keys(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
-      return;
-    }
-    constexpr int kAll = 16 * kPieces;
-#pragma unroll 4
-    for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
-      const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
-      if (kAll % kGroupThreads && index >= kAll) break;
-      const i64 offset = offset_of<kValue>(t, at + row);
-      const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
-      copy_keys(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
-    }
-  }
-  // The unit kUnit places after the first of step t.
-  template <int kUnit> WS_INLINE void issue(int t) {
-    constexpr bool kValue = kUnit % (2 * kUnits) >= kUnits;
-    t += kUnit / (2 * kUnits);
-    if (t < count) {
-#pragma unroll
-      for (int i = 0; i < kUnitKeys; i += 16)
-        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, kUnit % kUnits * kUnitKeys + i);
-    }
-    commit_copies();
-    into = into + 1 == RING ? 0 : into + 1;
-  }
-  template <int kUnit = 0> WS_INLINE void start() {
-    if constexpr (kUnit < RING - 1) {
-      if (kUnit == 0) into = from = 0;
-      issue<kUnit>(0);
-      start<kUnit + 1>();
-    }
-  }
-  // Waits for unit kUnit of step t and returns where it is. The one before may be overwritten from now on.
-  template <int kUnit> WS_INLINE u32 next(int t, int group) {
-    wait_copies<RING - 2>();
-    group_sync(group);
-    issue<kUnit + RING - 1>(t);
-    const u32 at = base + from * kUnitBytes;
-    from = from + 1 == RING ? 0 : from + 1;
-    return at;
-  }
-};
-
 template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q, Units& units, int t, int group) {
   if constexpr (kUnit < kUnits) {
     const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
@@ -225,7 +73,7 @@ template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q,
     for (int i = 0; i < kUnitKeys / 8; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
-    // Of 8-bit types, sixteen elements and sixteen more if there are.
+    // With 8-bit types, two times sixteen elements at once, if there are.
 #pragma unroll
     for (int k = 0; k < kDims; k += 1 + kNarrow) {
       u32 query[2][4];
@@ -256,8 +104,8 @@ template <int kUnit = 0> WS_INLINE void multiply_keys(Scores& s, const Query& q,
   }
 }
 
-// Adds weighted values of sixteen keys to the sums of sixteen elements: eight and eight, of the first eight keys and of
-// the others.
+// Adds weighted values of sixteen keys to the sums of sixteen elements. `lower` has the values of the first eight keys,
+// `upper` those of the others, each for two times eight elements.
 template <int kWords>
 WS_INLINE void add_values(State& state, int d, const u32 (&weights)[kWords], const u32 (&lower)[2], const u32 (&upper)[2]) {
   if constexpr (kWords == 2) {
@@ -294,7 +142,8 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
           if (d + next >= kDims) break;
-          // A word has two neighbours of one key, and of the next key: first those of even, then those of odd place.
+          // A word has two neighbours of one key and the same two of the next key. Reordered: first both even elements, then
+          // both odd ones.
           u32 lower[2], upper[2];
           widen(lower, __byte_perm(values[2 * next], 0, 0x3120), KV());
           widen(upper, __byte_perm(values[2 * next + 1], 0, 0x3120), KV());
@@ -306,7 +155,7 @@ template <int kUnit = 0> WS_INLINE void multiply_values(State& state, const Scor
   }
 }
 
-// Hides what the rows do not see.
+// Hides the keys that rows do not see.
 WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[kHalves], const Units& units, int t, bool absent) {
   const int key0 = units.key_at(t);
 #pragma unroll
@@ -323,7 +172,7 @@ WS_INLINE void hide(Scores& s, const PagedParams& p, const Keys (&seen)[kHalves]
   }
 }
 
-// Takes the next step into the state; `all` is what every row sees.
+// Updates the state by the next step; `all` are the keys that every row sees.
 WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[kHalves], const Query& q, const Scale& scale,
                         Units& units, Keys all, int t, bool absent, int group) {
   Scores s;
@@ -343,7 +192,7 @@ WS_INLINE void run_step(State& state, const PagedParams& p, const Keys (&seen)[k
   multiply_values(state, s, units, t, group);
 }
 
-// Leaves the states of a thread's rows over a range of keys for the merge.
+// Writes the states of a thread's rows over a range of keys, for the merge.
 WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const State& state) {
   const Pairs pairs(state);
 #pragma unroll
@@ -354,49 +203,42 @@ WS_INLINE void leave(const PagedParams& p, const Piece& piece, int range, const 
     const i64 slot = partial_row(p, range, row.token, row.head);
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) *(float2*)(partial_sums(p, slot) + Pairs::dim(i)) = pairs.of[run][i];
-    if (Pairs::speaks()) *partial_weights(p, slot) = {m, l};
+    if (Pairs::writes_row()) *partial_weights(p, slot) = {m, l};
   }
 }
 
-// A state in shared memory: what a thread has of its rows, where the threads of every group have the same.
-struct Level {
+// A state in shared memory, in the layout of a group's registers: thread i of every group has the same rows.
+struct SharedState {
   u32 at;
   static constexpr int kSumBytes = kSums * kGroupThreads * 16, kBytes = kSumBytes + kGroupThreads * 8 * kHalves;
 
-  static WS_INLINE Level of(int index) {
+  static WS_INLINE SharedState of(int index) {
     return {shared_address(ring_of(KEY_WARPS)) + index * kBytes + threadIdx.x % kGroupThreads * 16};
   }
   WS_INLINE u32 weights_at(int half) const {
-    return at + kSumBytes + 8 * half - (kTurned ? threadIdx.x % kGroupThreads * 8 : 0);
+    return at + kSumBytes + 8 * half - (kTransposedSums ? threadIdx.x % kGroupThreads * 8 : 0);
   }
-  WS_INLINE void get(float (&x)[4], int i) const {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at + i * kGroupThreads * 16) : "memory");
-  }
+  WS_INLINE void get(float (&x)[4], int i) const { load_shared(x, at + i * kGroupThreads * 16); }
   WS_INLINE void put(const State& state) const {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i)
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + i * kGroupThreads * 16), "f"(state.o[i][0]),
-                   "f"(state.o[i][1]), "f"(state.o[i][2]), "f"(state.o[i][3]) : "memory");
+    for (int i = 0; i < kSums; ++i) store_shared(at + i * kGroupThreads * 16, state.o[i]);
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(weights_at(half)), "f"(state.m[half]), "f"(state.l[half]) : "memory");
+    for (int half = 0; half < kHalves; ++half) store_shared(weights_at(half), state.m[half], state.l[half]);
   }
-  // Makes a state that of all keys, those here before its own.
+  // Folds `state` onto this one, whose keys come first; leaves the result in `state`.
   WS_INLINE void fold_into(State& state) const {
     float m[kHalves], l[kHalves], keep[kHalves], add[kHalves];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(m[half]), "=f"(l[half]) : "r"(weights_at(half)) : "memory");
-    // Sums without weight are passed over.
-    const OfSums own(state.l);
+    for (int half = 0; half < kHalves; ++half) load_shared(m[half], l[half], weights_at(half));
+    // Sums without weight become zeros.
+    const ForSums own(state.l);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (own.of[half] == 0.0f) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) state.o[i][kTurned ? 2 * e + half : 2 * half + e] = 0.0f;
+          for (int e = 0; e < 2; ++e) state.o[i][kTransposedSums ? 2 * e + half : 2 * half + e] = 0.0f;
       }
     }
 #pragma unroll
@@ -405,8 +247,8 @@ struct Level {
       keep[half] = f.keep, add[half] = f.add;
       state.m[half] = f.m, state.l[half] = folded(f, l[half], state.l[half]);
     }
-    const OfSums keeps(keep), adds(add);
-    // So many at a time: the registers hold a state, and no more than that besides.
+    const ForSums keeps(keep), adds(add);
+    // A few at a time: registers hold one state and little else.
     constexpr int kBatch = 4;
 #pragma unroll
     for (int first = 0; first < kSums; first += kBatch) {
@@ -422,7 +264,7 @@ struct Level {
   }
 };
 
-// The results of a thread's rows, from the state of all keys.
+// Writes the results of a thread's rows, from the state of all keys.
 WS_INLINE void write(const PagedParams& p, const Piece& piece, const State& state) {
   const Pairs pairs(state);
 #pragma unroll
@@ -432,21 +274,21 @@ WS_INLINE void write(const PagedParams& p, const Piece& piece, const State& stat
     if (!row.exists) continue;
     const Finish finish = finish_of(p, row.head, m, l);
     ELEM* to = (ELEM*)p.out + token_at(p, row.token, p.out_batch, p.out_token) + row.head * p.out_head;
-    // A zero comes without its sign, as from the merge, where everything is added to zero.
+    // Adding zero turns -0 into +0, as in the merge.
     const auto result = [&](float x) { return fmaf(x, finish.factor, 0.0f); };
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
       const float2 pair = pairs.of[run][i];
       *(u32*)(to + Pairs::dim(i)) = pack_pair(result(pair.x), result(pair.y), ELEM());
     }
-    if (Pairs::speaks()) write_lse(p, row.token, row.head, finish.lse);
+    if (Pairs::writes_row()) write_lse(p, row.token, row.head, finish.lse);
   }
 }
 
-// Folds the state of a segment into those of its span and of all keys, and finishes what ends with it.
+// Folds the state of a segment into that of its span, and a complete span into that of all keys; writes what is complete.
 WS_INLINE void fold(const PagedParams& p, const Piece& piece, Whole whole, State& state, int segment, Keys keys, Turns& turns,
                     int group) {
-  const Level span = Level::of(0), total = Level::of(1);
+  const SharedState span = SharedState::of(0), total = SharedState::of(1);
   const bool first = segment == keys.lo / kSegment, last = (segment + 1) * kSegment >= keys.hi;
   if (!first) turns.take(group);
   if (!first && segment % kSegments != 0) span.fold_into(state);
@@ -464,8 +306,8 @@ WS_INLINE void fold(const PagedParams& p, const Piece& piece, Whole whole, State
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_sm80(const PagedParams p) {
   __shared__ Shared shared;
-  fetch_first_keys(p);
-  // Of dense requests the parameters say all: much is done before the wait.
+  prefetch_first_keys(p);
+  // Everything about dense requests is in the parameters, so much can be done before the wait.
   if (!DENSE) await_kernel_before();
   const int group = threadIdx.x / kGroupThreads;
   Units units = {p};
@@ -492,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     if (!whole) keys = {max(keys.lo, piece.range * p.piece_keys), min(keys.hi, (piece.range + 1) * p.piece_keys)};
     units.keys = keys;
     units.begin(piece);
-    // Without a window the first key does not depend on the length: the table is read while that is on its way.
+    // Without a window the first key does not depend on the length: the table and the length are loaded at the same time.
     const int lo = max(piece.request.from, whole ? 0 : piece.range * p.piece_keys);
     units.segment = (p.window > 0 ? keys.lo : lo) / kSegment + group;
     const i32 first_page = Units::kLooksAhead ? units.page_at(0) : -1;
@@ -500,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     bool absent_next = units.find(0, first_page);
     if (DENSE) await_kernel_before();
     if (keys.lo >= keys.hi) {
-      // The merge does not ask for what no row sees.
+      // The merge does not read the state of a range of which no row sees anything.
       if (whole && group == 0) {
         State none;
         clear(none);
@@ -525,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
     for (int t = 0; t < units.count;) {
       const int segment = units.segment_at(t), end = min(units.count, t + kSteps);
       const bool absent = absent_next;
-      // Not earlier: its blocks would be in the way of the first loads.
+      // Not earlier: the blocks of the next kernel would compete with the first loads.
       const bool ends = end == units.count && index + gridDim.x >= pieces;
       if (ends && !kAlone) let_next_kernel_start();
       if (end < units.count) {
@@ -545,8 +387,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) paged_attention_s
       else
         fold(p, piece, whole, state, segment, keys, turns, group);
     }
-    // Before the next piece takes over: queries, sums, and the ring of a group of several warps.
+    // The next piece overwrites queries, sums, and the ring of a group of several warps.
     if (!kKeepQuery || KEY_WARPS == 1 || p.piece_keys != kRound) __syncthreads();
   }
-  if (DENSE) await_kernel_before();  // without pieces, too: the next kernel takes it for granted
+  if (DENSE) await_kernel_before();  // also without pieces: the next kernel relies on it
 }

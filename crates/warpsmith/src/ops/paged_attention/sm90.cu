@@ -1,7 +1,11 @@
-// Attention over pages, of requests with many queries; see attention_sm90.cuh.
+// Attention with keys and values in pages, for requests with many queries. Threads to data, and defines: as in
+// attention_sm90.cuh.
 
 #define PAGED 1
 #include "warpsmith/attention_sm90.cuh"
+
+using namespace warpsmith;
+using namespace warpsmith::attention;
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_attention_sm90(const __grid_constant__ Sm90Params p) {
   prepare(p);

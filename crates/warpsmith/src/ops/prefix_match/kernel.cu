@@ -1,21 +1,24 @@
 // The longest prefix of each sequence that a radix tree holds.
 //
-// Threads to data: GROUP threads search for one sequence, a warp or a whole block; a block has WARPS sequences where it
-// is a warp. Every warp of a group looks at the same slots of the table and comes to the same decision; only the tokens
-// of an edge are shared out over all of them, four or one a thread and kUnroll of these at once. Lane i of eight looks at
-// the i-th slot from where the hash says.
+// Threads to data: GROUP threads, a warp or a whole block, search for one sequence; with a warp a sequence, a block has
+// WARPS of them. Every warp of a group looks at the same slots of the table and comes to the same decision; only the
+// tokens of an edge are distributed over all of them, kItems neighbours a thread and kUnroll times that at once. Of eight
+// lanes, lane i looks at the i-th slot from where the hash points.
 //
-// Nothing that is read is trusted: starts are moved inside the tokens, edges outside the arrays are no edges, every step
-// takes at least one page of the sequence and at most MAX_PROBES slots.
+// No input is trusted: starts are clamped to the tokens, edges outside the arrays are ignored, and every step consumes at
+// least one page of the sequence and probes at most MAX_PROBES slots.
 //
 // Defines: MEMORY (0: elements may be apart, 1: every input is dense, 2: dense, and pages are aligned to 16 bytes),
 // GROUP, WARPS, MAX_PROBES.
 
+#include "warpsmith/hash.cuh"
+#include "warpsmith/reduce.cuh"
 #include "warpsmith/vec.cuh"
+
+using namespace warpsmith;
 
 constexpr bool kDense = MEMORY > 0;
 constexpr bool kVector = MEMORY == 2;
-constexpr u32 kAll = 0xffffffffu;
 constexpr int kProbes = 8;
 constexpr int kUnroll = 4;
 constexpr int kItems = kVector ? 4 : 1;
@@ -27,13 +30,7 @@ struct Slot {
   int parent, child, start, len;
 };
 
-WS_INLINE u32 mix(u32 x) {
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
-// Offsets inside a sequence fit 32 bits: starts do.
+// Offsets inside a sequence fit 32 bits because starts do.
 struct Search {
   const PrefixMatchParams& p;
   i64 begin;  // the sequence's first token
@@ -65,17 +62,16 @@ struct Search {
     return s;
   }
 
-  // This lane's first token of the page that begins with token `at`, if the sequence has it.
+  // This lane's token among the first 32 of the page at token `at`, or 0 if there is none.
   WS_INLINE u32 first_of(u32 at) const { return at + lane < length && lane < (u32)p.page_size ? token(at + lane) : 0; }
 
-  // As `hash` of flat.rs, for the page of the sequence that begins with token `at`; by one warp.
+  // The same as `hash` in flat.rs, for the page of the sequence at token `at`. Computed by one warp.
   WS_INLINE u32 hash(int node, u32 at, u32 first) const {
-    auto place = [&](u32 token, u32 i) { return mix(token * 0x9e3779b1u + i * 0x85ebca77u + p.seed); };
+    auto place = [&](u32 token, u32 i) { return mix_bits(token * 0x9e3779b1u + i * 0x85ebca77u + p.seed); };
     u32 sum = lane < (u32)p.page_size ? place(first, lane) : 0;
     for (u32 i = lane + 32; i < (u32)p.page_size; i += 32) sum += place(token(at + i), i);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
-    return mix(sum + mix((u32)node ^ p.seed));
+    sum = warp_reduce<Sum>(sum);
+    return mix_bits(sum + mix_bits((u32)node ^ p.seed));
   }
 
   template <int N> WS_INLINE void load_edge(u32 (&items)[N], i64 start, u32 at) const {
@@ -91,13 +87,13 @@ struct Search {
     for (int i = 0; i < N; ++i) items[i] = token(at + i);
   }
 
-  // Tokens that the edge and the sequence from token `at` on have in common, up to `count`, by the whole group.
+  // How many of `count` tokens the edge has in common with the sequence from token `at` on. Computed by the whole group.
   WS_INLINE u32 common(i64 start, u32 at, u32 count, u32* shared) const {
     constexpr u32 kStep = GROUP * kItems;
     const bool aligned = ((begin + at) & 3) == 0;
     for (u32 done = 0; done < count; done += kStep * kUnroll) {
       u32 edge[kUnroll][kItems], own[kUnroll][kItems];
-      // All loads before the first comparison, so that they are under way together.
+      // All loads are issued before the first comparison.
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const u32 item = done + u * kStep + thread * kItems;
@@ -115,9 +111,9 @@ struct Search {
           if (item < count && edge[u][i] != own[u][i]) first = item + i;
       }
       if (GROUP == 32) {
-        if (!__any_sync(kAll, first < count)) continue;
+        if (!__any_sync(kAllLanes, first < count)) continue;
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) first = min(first, __shfl_xor_sync(kAll, first, offset));
+        for (int offset = 16; offset > 0; offset /= 2) first = min(first, __shfl_xor_sync(kAllLanes, first, offset));
       } else {
         // This barrier also keeps the store behind the reads of an earlier edge.
         if (!__syncthreads_or(first < count)) continue;
@@ -132,24 +128,24 @@ struct Search {
     return count;
   }
 
-  // The edge from `node` that begins with the page at token `at`: pages it has in common with the sequence, which goes on
-  // for `left` pages. Zero if there is none. `first` is what `first_of` gave for that page, and becomes what it gives for
-  // the page behind the edge: it is on its way while the edge is compared.
+  // Finds the edge from `node` that begins with the page at token `at`, and returns how many pages it has in common with
+  // the sequence, which has `left` pages left; zero if there is no such edge. `first` is first_of this page, and becomes
+  // first_of the page after the edge: that load overlaps with the comparison.
   WS_INLINE u32 edge(Slot& found, int node, u32 at, u32 left, u32& first, u32* shared) const {
     const u32 home = hash(node, at, first);
     for (u32 round = 0; round < MAX_PROBES && round <= p.slot_mask; round += kProbes) {
       // Eight lanes have a slot each, the others the same slots again.
       const Slot mine = slot((home + round + lane % kProbes) & p.slot_mask);
-      const u32 empty = __ballot_sync(kAll, mine.child == 0) & ((1u << kProbes) - 1);
+      const u32 empty = __ballot_sync(kAllLanes, mine.child == 0) & ((1u << kProbes) - 1);
       const bool inside = mine.child > 0 && mine.start >= 0 && mine.len > 0 && (i64)mine.start + mine.len <= p.num_pages;
-      u32 candidates = __ballot_sync(kAll, inside && mine.parent == node) & ((1u << kProbes) - 1);
-      // What lies behind an empty slot has nothing to do with this hash.
+      u32 candidates = __ballot_sync(kAllLanes, inside && mine.parent == node) & ((1u << kProbes) - 1);
+      // Probing ends at the first empty slot: what follows belongs to other hashes.
       if (empty) candidates &= (empty & -empty) - 1;
       for (; candidates; candidates &= candidates - 1) {
         const int source = __ffs(candidates) - 1;
-        found.child = __shfl_sync(kAll, mine.child, source);
-        found.start = __shfl_sync(kAll, mine.start, source);
-        found.len = __shfl_sync(kAll, mine.len, source);
+        found.child = __shfl_sync(kAllLanes, mine.child, source);
+        found.start = __shfl_sync(kAllLanes, mine.start, source);
+        found.len = __shfl_sync(kAllLanes, mine.len, source);
         const u32 pages = min((u32)found.len, left);
         first = first_of(at + pages * p.page_size);
         const u32 same = common(found.start, at, pages * p.page_size, shared) / (u32)p.page_size;

@@ -1,10 +1,12 @@
-// Rotary position embedding: (a, b) -> (a cos - b sin, b cos + a sin) for every pair of every head. How threads are
-// mapped to data is said in rope.cuh.
+// Rotary position embedding: (a, b) -> (a cos - b sin, b cos + a sin) for every pair of every head. Threads to data: as in
+// rope.cuh.
 //
 // Defines: ELEM, POSITION (i64 or i32), INTERLEAVED, VECTOR (pieces are dense, 16-byte aligned and whole), HAS_TABLES,
 // ITEMS.
 
 #include "warpsmith/rope.cuh"
+
+using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = VECTOR ? kVec<T> : 1;
@@ -40,8 +42,8 @@ struct Io {
   }
 };
 
-// Blocks a multiprocessor must hold. The addresses of tables take more registers than the angles, and so does the
-// compiler for sm_120; with four blocks either would spill.
+// Blocks per multiprocessor. Addresses of tables need more registers than angles, and so does the compiler for sm_120;
+// with four blocks either would spill.
 constexpr int kResident = HAS_TABLES || __CUDA_ARCH__ >= 1200 ? 3 : 4;
 
 extern "C" __global__ void __launch_bounds__(kRotaryThreads, kResident) rope(const RopeParams p) {

@@ -1,23 +1,26 @@
 // out = exp(t - max(t)) / sum(exp(t - max(t))) with t = scale x, over rows.
 //
-// The scale comes as a sign and a magnitude: with the sign applied first, the row's largest element is the pivot, and
-// exp(t - max) = 2^((sign x - pivot) magnitude log2(e)), whose argument is exact but for two roundings relative to
-// itself. The pivot is at least the lowest finite number: of -inf it would make NaN of the parts of a row, or of the
-// threads, that hold nothing larger. The maximum passes over NaN, which returns with the sum; the sum over a row of
-// -inf alone is zero, which makes the row NaN.
+// The scale comes as a sign and a magnitude. With the sign applied first, the row's largest element is the pivot, and
+// exp(t - max) = 2^((sign x - pivot) magnitude log2(e)): the argument is exact up to two roundings relative to itself.
+// The pivot is never below the lowest finite number: with a pivot of -inf, a thread or a part of the row that holds
+// nothing larger would compute NaN. The maximum ignores NaN, which the sum then propagates. The sum over a row that is
+// all -inf is zero, which makes the row NaN.
 //
 // Threads to data: a row is cut into 16-byte chunks; lane l of the row's LANES threads owns chunks l, l + LANES,
-// l + 2 LANES, ... The mapping depends on the row length alone, never on alignment or the number of rows, so a
-// row's bits are the same in any batch.
+// l + 2 LANES, ... The mapping depends only on the row length, never on alignment or the number of rows, so a row has the
+// same bits in any batch.
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread has in flight),
-// VECTOR (kAny, kAligned or kExact), LONG (the kernel for rows of any length, else the one
-// that keeps a row in registers).
+// VECTOR (kAny, kAligned or kExact), LONG (1: the kernel for rows of any length; 0: the one that keeps a row in
+// registers).
 
 #include "warpsmith/group.cuh"
 #include "warpsmith/l2.cuh"
+#include "warpsmith/math.cuh"
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
+
+using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = kVec<T>;
@@ -28,23 +31,15 @@ struct Pivot {
   static WS_INLINE float join(float a, float b) { return fmaxf(a, b); }
 };
 
-// Keeps subnormal results: they can still matter in f32.
-WS_INLINE float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// 2^(x magnitude) for an element, up to a factor that is the same for all. For 16-bit results the factor is 2^64, which
-// keeps what can still matter normal: a single instruction then does. The error of the sum is too large for f32.
+// 2^(x magnitude), up to a factor that is the same for all elements. In f32 subnormal results can still matter. For
+// 16-bit results the factor is 2^64: it keeps whatever can matter normal, so that the flushed power, a single
+// instruction, is enough. The rounding of the sum would be too large an error for f32.
 WS_INLINE float power(float x, float magnitude) {
   if (sizeof(T) == 4) return exp2_approx(x * magnitude);
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, magnitude, 64.0f)));
-  return y;
+  return exp2_flushed(fmaf(x, magnitude, 64.0f));
 }
 
-// The pivot of `pivot` and the elements of a chunk, of which `count` are in the row.
+// The largest of `pivot` and the elements of a chunk, of which `count` are in the row.
 WS_INLINE float raise_pivot(float pivot, const Chunk<T>& c, float sign, int count) {
   float a[V];
   unpack_words(a, c);
@@ -77,23 +72,23 @@ WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], f
 
 #if !LONG
 
-// A row in registers: memory is read once and each power computed once.
+// A row in registers: memory is read once, and each power is computed once.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
-  static_assert(ROWS == 1 || LANES == 32, "several rows a block only with a warp a row");
   __shared__ float scratch[2][LANES / 32];
-  const int lane = threadIdx.x % LANES;
-  const i64 index = (i64)blockIdx.x * ROWS + threadIdx.x / LANES;
+  const ThreadRow<LANES, ROWS> own;
+  const int lane = own.lane;
+  const i64 index = own.index;
   const bool exists = ROWS == 1 || index < p.num_rows;
-  const T* x = (const T*)p.x + row_offset(p.rows, 0, index);
+  const T* x = row_at<const T>(p.x, p.rows, 0, index);
   if (VECTOR && exists && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) fetch_ahead(x + (i * LANES + lane) * V, p.is_large);
+      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) prefetch_chunk(x + (i * LANES + lane) * V, p.is_large);
   }
   begin_kernel();
   if (!exists) return;
   const u64 policy = load_policy(p.is_large);
-  T* out = (T*)p.out + row_offset(p.rows, 1, index);
+  T* out = row_at<T>(p.out, p.rows, 1, index);
 
   Chunk<T> row[ITEMS];
 #pragma unroll
@@ -118,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
   total = warp_reduce<Sum>(total);
   float inverse = 1.0f / total;
 
-  // Each warp went ahead with a pivot of its own; one barrier joins them.
+  // Each warp used a pivot of its own; one barrier joins them.
   constexpr int kWarps = LANES / 32;
   if (kWarps > 1) {
     if (lane % 32 == 0) {
@@ -141,28 +136,16 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
 
 #else
 
-// As load_chunk, but what is loaded will be needed again: it stays in L2.
-WS_INLINE void load_kept_chunk(Chunk<T>& c, const T* row, int k, i64 step, int count) {
-  if (VECTOR && count > 0) {
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
-                 : "l"(row + k)
-                 : "memory");
-  } else {
-    load_chunk<VECTOR>(c, row, k, step, count, from_f32<T>(0.0f));
-  }
-}
-
-// A row of any length, gone through twice: forward for the sum, which each thread scales down whenever its pivot
-// rises, then backward for the result, so that what was read last, and is still in L2, is read first. The first
-// p.cached chunks of each thread wait in shared memory and are not read again at all.
+// A row of any length, in two passes: forwards for the sum, which each thread scales down whenever its pivot rises; then
+// backwards for the result, so that what was read last, and is still in L2, is read first. The first p.cached chunks of
+// each thread stay in shared memory and are not read again at all.
 extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const SoftmaxParams p) {
   begin_kernel();
   __shared__ float scratch[2][LANES / 32];
   extern __shared__ __align__(16) u8 shared[];
   Chunk<T>* cache = (Chunk<T>*)shared + threadIdx.x;
-  const T* x = (const T*)p.x + row_offset(p.rows, 0, blockIdx.x);
-  T* out = (T*)p.out + row_offset(p.rows, 1, blockIdx.x);
+  const T* x = row_at<const T>(p.x, p.rows, 0, blockIdx.x);
+  T* out = row_at<T>(p.out, p.rows, 1, blockIdx.x);
   constexpr int kChunk = LANES * V;
   const int groups = (p.hidden + ITEMS * kChunk - 1) / (ITEMS * kChunk);
 
@@ -173,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const Softma
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = first + i * kChunk;
-      load_kept_chunk(row[i], x, k, p.x_step, min(V, p.hidden - k));
+      load_chunk_l2<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k));
     }
     float higher = pivot[0];
 #pragma unroll

@@ -1,16 +1,18 @@
 // The pass of `linear_backward` over the gradient of the result, dz = dout scale f'(z), and the sums of dz over the rows.
 //
-// SUM 0, the pass: a block has 32 chunks of 16 bytes of columns and p.rows rows, for 32 x 8 threads: thread (x, y) has chunk
-// x of rows y, y + 8 and so on, and adds them in that order; the 8 sums of a column are added in order. With dbias, block
-// (i, j) writes the sums of its rows to row j of `partial`, or if there is but one to dbias.
-// SUM 1: a block has 32 columns of the p.rows rows of `partial` for 32 x 8 threads, each of which adds every eighth row; again the 8 sums are
-// added in order. So the order depends on the number of rows alone.
+// Threads to data, with blocks of 32 x 8 threads:
+// SUM 0, the pass: a block has 32 chunks of 16 bytes of columns and p.rows rows. Thread (x, y) has chunk x of rows y,
+// y + 8, ... and adds them in that order; then the 8 sums of a column are added in order. With dbias, block (i, j) writes
+// the sums of its rows to row j of `partial`, or, if the grid has only one row of blocks, to dbias.
+// SUM 1: a block has 32 columns of the p.rows rows of `partial`. Each thread adds every eighth row; again the 8 sums are
+// added in order. So the order of a sum depends on the number of rows alone.
 //
-// ELEM; FUNCTION: Identity or a struct of math.cuh; HAS_DZ, HAS_DBIAS: what is written; VECTOR: whether rows can be moved
-// in pieces of 16 bytes (kAligned of vec.cuh), or not (kAny).
+// Defines: ELEM; FUNCTION, Identity or a struct of math.cuh; HAS_DZ, HAS_DBIAS, what is written; VECTOR, kAligned or kAny.
 
 #include "warpsmith/math.cuh"
 #include "warpsmith/vec.cuh"
+
+using namespace warpsmith;
 
 struct Identity {
   template <class T> static WS_INLINE float derivative(float) { return 1.0f; }
@@ -20,7 +22,7 @@ template <> constexpr bool kHasSlope<Identity> = false;
 
 constexpr int kLanes = 32, kLines = 8, kUnit = kVec<ELEM>;
 
-// Adds the sums of the 8 threads of each lane, which gets the result in its first thread.
+// Adds the 8 sums of each column; the threads with y = 0 get the results.
 template <int kCount> WS_INLINE void add_lines(float (&sum)[kCount]) {
   __shared__ float sums[kCount][kLines][kLanes];
 #pragma unroll

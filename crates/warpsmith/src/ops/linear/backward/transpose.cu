@@ -1,11 +1,12 @@
-// Copies of f32 matrices with rows and columns in each other's place: the tensor cores take f32 only where the dimension
-// that is summed over is dense.
+// Transposes f32 matrices: the tensor cores multiply f32 only if the dimension that is summed over is dense.
 //
-// Block i of grid row z copies the i-th tile of 64 x 64 of matrix z, if there is one: it is read along its dense columns
-// and written along its rows, both in pieces of 16 bytes, 128 bytes of a line at a time. Lines in shared memory are
-// an element longer than the tile, so that neither way meets a bank twice.
+// Threads to data: block (i, z) transposes the i-th tile of 64 x 64 of matrix z, if there is one. It reads along the
+// dense columns and writes along the rows, both in pieces of 16 bytes, 128 bytes of a line at a time. In shared memory a
+// line is one element longer than the tile, so that neither direction has bank conflicts.
 
 #include "warpsmith/base.cuh"
+
+using namespace warpsmith;
 
 constexpr int kTile = 64, kPitch = kTile + 1, kThreads = 256, kPiece = 4;
 // A warp has 4 lines of 8 pieces at a time.
@@ -19,14 +20,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_backward_transpose
   if (blockIdx.x >= (u32)(across * down)) return;
   const int row0 = (int)blockIdx.x % down * kTile, column0 = (int)blockIdx.x / down * kTile;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Of the warp's lines in a round, the one of this lane, and its piece of it.
+  // This lane's line of the tile in a round, and the start of its piece of that line.
   auto line = [&](int round) { return (round / 2 * 8 + warp) * kLines + lane / kLanes; };
   auto piece = [&](int round) { return round % 2 * kSpan + lane % kLanes * kPiece; };
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     const int column = column0 + line(round), row = row0 + piece(round);
     float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
-    // Rows are a multiple of a piece.
+    // Rows are whole pieces.
     if (column < m.columns && row < m.rows) values = *(const float4*)((const float*)m.from + column * m.pitch + row);
     float* to = tile + line(round) * kPitch + piece(round);
     to[0] = values.x, to[1] = values.y, to[2] = values.z, to[3] = values.w;

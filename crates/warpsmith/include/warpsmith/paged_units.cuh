@@ -1,0 +1,181 @@
+#pragma once
+// `paged_attention` on tensor cores: how keys and values come to shared memory, through a ring of units that are copied
+// ahead. Defines: those of the kernel.
+
+#include "warpsmith/paged_fragments.cuh"
+
+namespace warpsmith::paged {
+
+constexpr int kSteps = kSegment / kStep;
+
+// Where the keys of a segment are. With WHOLE_PAGES: for every 16 keys, the offsets of the first key and value. Otherwise
+// the pages, negative if they do not exist.
+constexpr i64 kNowhere = (i64)1 << 63;
+struct Places {
+#if WHOLE_PAGES
+  i64 k[kSegment / 16], v[kSegment / 16];
+#else
+  int pages[kSegment + 2];
+#endif
+};
+
+// Dynamic shared memory: queries that are not kept in registers, the rings of the groups, and the sums of the block.
+WS_INLINE u8* ring_of(int group) { return shared_bytes + kQueryBytes + group * RING * kUnitBytes; }
+
+WS_INLINE void group_sync(int group) {
+  if (ROW_WARPS == 1)
+    __syncwarp();
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupThreads) : "memory");
+}
+
+// As copy_async, for keys and values. With ONCE no other block reads them, so they are the first to be evicted from L2.
+WS_INLINE void copy_keys(u32 to, const void* from, bool exists) {
+#if ONCE && __CUDA_ARCH__ >= 900
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               ::"r"(to), "l"(from), "r"(exists ? 16 : 0), "l"(policy) : "memory");
+#else
+  copy_async(to, from, exists);
+#endif
+}
+
+// The units of a group: for every KEY_WARPS-th segment from its first on, step by step, the keys and then the values. Steps
+// are counted by t.
+struct Units {
+  const PagedParams& p;
+  const i32* table;  // the request's pages
+  Places* places;
+  u32 base;  // of the ring
+  const KV *k, *v;  // of the KV head and, if kPasses, of the thread's first row and piece
+  Keys keys;  // to be read
+  int segment, count;
+  int into, from;  // slots of the ring: to be filled next, to be read next
+
+  // Whether all threads of a group copy kPassRows rows at a time, and whole passes fill sixteen rows.
+  static constexpr bool kPasses = WHOLE_PAGES && kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
+  static constexpr int kPassRows = kGroupThreads / kPieces;
+
+  // Begins with a piece.
+  WS_INLINE void begin(const Piece& piece) {
+    const int row = piece.request.row, thread = kPasses ? threadIdx.x % kGroupThreads : 0;
+    const i64 first = thread / kPieces, element = thread % kPieces * kVec<KV>;
+    table = (const i32*)p.page_table + row * p.table_row;
+    k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
+    v = (const KV*)p.v + piece.head * p.v_head + first * p.v_slot + element + (DENSE ? row * p.v_page : 0);
+  }
+  // t is never negative; as an unsigned number it is divided by a shift.
+  WS_INLINE int segment_at(u32 t) const { return segment + (int)(t / kSteps) * KEY_WARPS; }
+  WS_INLINE int key_at(u32 t) const { return segment_at(t) * kSegment + (int)(t % kSteps) * kStep; }
+  // Whether the page of a lane is loaded one segment before it is needed: the load queues behind all keys in flight. Long
+  // heads leave no register for it.
+  static constexpr bool kLooksAhead = kTransposedSums || HEAD_DIM <= 128;
+  // The page of this lane's sixteen keys of the segment that begins with step t, if there is one.
+  WS_INLINE i32 page_at(u32 t) const {
+#if WHOLE_PAGES && !DENSE
+    const int i = threadIdx.x % 32, key = segment_at(t) * kSegment + 16 * i;
+    if (i < kSegment / 16 && key < p.max_keys) return table[page_of(p, key) * p.table_col];
+#endif
+    return -1;
+  }
+  // Finds the pages of the segment that begins with step t; returns whether one of them does not exist. Only the last
+  // comparisons need the request's length, so that its load and those of the pages overlap.
+  WS_INLINE bool find(u32 t, i32 lane_page) {
+    Places& to = places[t / kSteps % 2];
+    const int start = segment_at(t) * kSegment;
+    bool absent = false;
+#if WHOLE_PAGES
+    const int i = threadIdx.x % 32, key = start + 16 * i;
+    if (i < kSegment / 16) {
+      const int page = DENSE ? 0 : page_of(p, key), slot = key - page * p.page_size;
+      const i32 id = DENSE ? 0 : kLooksAhead ? lane_page : key < p.max_keys ? table[page * p.table_col] : -1;
+      const bool exists = DENSE || (id >= 0 && id < p.num_pages);
+      to.k[i] = exists && key < keys.hi ? id * p.k_page + slot * p.k_slot : kNowhere;
+      to.v[i] = exists && key < keys.hi ? id * p.v_page + slot * p.v_slot : kNowhere;
+      absent = !exists && key < keys.hi;
+    }
+#else
+    const int page0 = page_of(p, start);
+    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
+      const i32 id = table[(page0 + i) * p.table_col];
+      const bool exists = id >= 0 && id < p.num_pages;
+      to.pages[i] = exists ? id : -1;
+      absent |= !exists && (page0 + i) * p.page_size < keys.hi;
+    }
+#endif
+    return !DENSE && __any_sync(kAllLanes, absent);
+  }
+  // The offset of key or value `at` of step t.
+  template <bool kValue> WS_INLINE i64 offset_of(u32 t, u32 at) const {
+    const Places& from = places[t / kSteps % 2];
+#if WHOLE_PAGES
+    const u32 block = t % kSteps * (kStep / 16) + at / 16;
+    const i64 first = kValue ? from.v[block] : from.k[block];
+    return at % 16 == 0 || first == kNowhere ? first : first + at % 16 * (kValue ? p.v_slot : p.k_slot);
+#else
+    const int key = key_at(t) + (int)at, page = page_of(p, key);
+    if (key >= keys.hi) return kNowhere;
+    const int id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
+    const i64 slot = key - page * p.page_size;
+    return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
+#endif
+  }
+  // Copies sixteen rows from key `at` of step t on, a multiple of 16. Rows that are not to be read become zeros; their
+  // address may be invalid and is not used.
+  template <bool kValue> WS_INLINE void copy_rows(u32 to, u32 t, u32 at) {
+    const KV* cache = kValue ? v : k;
+    const int thread = threadIdx.x % kGroupThreads, key = key_at(t) + (int)at;
+    if (kPasses) {
+      const int row = thread / kPieces, piece = thread % kPieces;
+      const i64 first = offset_of<kValue>(t, at), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
+      const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
+      const KV* source = cache + first;
+#pragma unroll
+      for (int i = 0; i < 16; i += kPassRows, source += step)
+        copy_keys(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
+      return;
+    }
+    constexpr int kAll = 16 * kPieces;
+#pragma unroll 4
+    for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
+      const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
+      if (kAll % kGroupThreads && index >= kAll) break;
+      const i64 offset = offset_of<kValue>(t, at + row);
+      const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
+      copy_keys(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
+    }
+  }
+  // Starts to copy the unit that is kUnit units after the first of step t.
+  template <int kUnit> WS_INLINE void issue(int t) {
+    constexpr bool kValue = kUnit % (2 * kUnits) >= kUnits;
+    t += kUnit / (2 * kUnits);
+    if (t < count) {
+#pragma unroll
+      for (int i = 0; i < kUnitKeys; i += 16)
+        copy_rows<kValue>(base + into * kUnitBytes + place<kPieces>(i, 0), t, kUnit % kUnits * kUnitKeys + i);
+    }
+    commit_copies();
+    into = into + 1 == RING ? 0 : into + 1;
+  }
+  template <int kUnit = 0> WS_INLINE void start() {
+    if constexpr (kUnit < RING - 1) {
+      if (kUnit == 0) into = from = 0;
+      issue<kUnit>(0);
+      start<kUnit + 1>();
+    }
+  }
+  // Waits for unit kUnit of step t and returns its address. The unit before it may be overwritten from now on.
+  template <int kUnit> WS_INLINE u32 next(int t, int group) {
+    wait_copies<RING - 2>();
+    group_sync(group);
+    issue<kUnit + RING - 1>(t);
+    const u32 at = base + from * kUnitBytes;
+    from = from + 1 == RING ? 0 : from + 1;
+    return at;
+  }
+};
+
+}  // namespace warpsmith::paged
