@@ -1,6 +1,7 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
 use crate::table;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use warpsmith::lab::evidence::{self, Detail, PresentCode, Record};
@@ -9,7 +10,7 @@ use warpsmith::{Error, Result};
 /// Show what was proven and measured on real machines
 ///
 /// Evidence is recorded by `warpsmith check --record` and `warpsmith bench --record`, one file per device, by the
-/// hash of each kernel's source. A kernel is proven if its present source passed every case. A dagger marks times of an
+/// hash of each kernel's source, and by the tests in tests/gpu with WARPSMITH_RECORD=evidence. A kernel is proven if its present source passed every case. A dagger marks times of an
 /// earlier version of a kernel. The limit of a time is by the ceilings of the run that took it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -70,6 +71,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The tests that need the device: how many passed, and which did not.
+fn print_tests(record: &Record) {
+    if record.tests.is_empty() {
+        return;
+    }
+    let versions: BTreeSet<&str> = record.tests.values().map(|test| test.version.as_str()).collect();
+    let versions: Vec<&str> = versions.into_iter().collect();
+    let passed = record.tests.values().filter(|test| test.ok).count();
+    let of = record.tests.len();
+    println!("tests on the device: {passed} of {of} passed, of version {}", versions.join(", "));
+    for (name, _) in record.tests.iter().filter(|(_, test)| !test.ok) {
+        println!("  failed: {name}");
+    }
+}
+
 /// Rewrites the documents beside the evidence folder.
 fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let folder = folder.canonicalize().map_err(|e| Error::io(folder, "resolving", &e))?;
@@ -118,6 +134,7 @@ fn print_tables(records: &[Record]) {
             ]);
         }
         println!("{kernels}");
+        print_tests(record);
         if record.timings.is_empty() {
             continue;
         }
