@@ -16,6 +16,9 @@ pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
 /// BF16 and VNNI) or `avx512`, `avx2`, `portable`.
 pub const CPU_MATRIX: &str = "WARPSMITH_CPU_MATRIX";
 
+/// Folder of evidence into which the tests of `tests/gpu` record what passed.
+pub const RECORD: &str = "WARPSMITH_RECORD";
+
 /// Variables of others that are respected: where CUDA, Python environments, programs and caches are.
 pub mod system {
     /// The CUDA toolkit.

@@ -192,7 +192,7 @@ fn in_rounds(bench: &mut Bench, kernel: Option<&str>) -> Result<Option<Measureme
         rounds.push(measured?);
         match step {
             Step::Again => bench.renew_ceilings()?,
-            Step::Next => return Ok(Measurement::median(rounds)),
+            Step::Next => return Ok(bench.median(rounds)),
             Step::End => return Ok(None),
         }
     }

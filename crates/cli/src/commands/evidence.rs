@@ -1,6 +1,7 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
 use crate::table;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use warpsmith::lab::evidence::{self, PresentCode, Record};
@@ -9,8 +10,9 @@ use warpsmith::{Error, Result};
 /// Show what was proven and measured on real machines
 ///
 /// `warpsmith check --record` and `warpsmith bench --record` write the evidence: one file per device, with the source
-/// hash of every kernel. A kernel is proven if its present source passed every case. A dagger marks results of an
-/// earlier version of a kernel. Times are compared with the ceilings measured in the same run.
+/// hash of every kernel; so do the tests in tests/gpu with WARPSMITH_RECORD=evidence. A kernel is proven if its present
+/// source passed every case. A dagger marks results of an earlier version of a kernel. Times are compared with the
+/// ceilings measured in the same run.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -72,6 +74,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The tests that need the device: how many passed, and which did not.
+fn print_tests(record: &Record) {
+    if record.tests.is_empty() {
+        return;
+    }
+    let versions: BTreeSet<&str> = record.tests.values().map(|test| test.version.as_str()).collect();
+    let versions: Vec<&str> = versions.into_iter().collect();
+    let passed = record.tests.values().filter(|test| test.ok).count();
+    let of = record.tests.len();
+    println!("tests on the device: {passed} of {of} passed, of version {}", versions.join(", "));
+    for (name, _) in record.tests.iter().filter(|(_, test)| !test.ok) {
+        println!("  failed: {name}");
+    }
+}
+
 /// Rewrites the table of the README beside the evidence folder, and the pages inside it.
 fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let folder = folder.canonicalize().map_err(|e| Error::io(folder, "resolving", &e))?;
@@ -126,6 +143,7 @@ fn print_tables(records: &[Record]) {
             ]);
         }
         println!("{kernels}");
+        print_tests(record);
         if record.timings.is_empty() {
             continue;
         }

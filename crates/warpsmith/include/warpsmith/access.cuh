@@ -3,7 +3,7 @@
 
 #include "warpsmith/vec.cuh"
 
-namespace access {
+namespace warpsmith::access {
 
 struct alignas(16) Words {
   u32 items[4];
@@ -25,4 +25,4 @@ template <> WS_INLINE void load(Words& a, const void* p) { load_words(a.items, p
 template <class A> WS_INLINE void store(void* p, const A& a) { *(volatile A*)p = a; }
 template <> WS_INLINE void store(void* p, const Words& a) { store_words(p, a.items); }
 
-}  // namespace access
+}  // namespace warpsmith::access

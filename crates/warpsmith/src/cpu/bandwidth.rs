@@ -1,12 +1,7 @@
-//! The machine's limits: its name, its caches and how fast it moves memory.
+//! The processor: its name, its caches, and from when on outputs are written past them.
 
-use super::simd::{Simd, Task, dispatch};
-use super::threads::{num_threads, parallel_for, with_threads};
-use super::tier::Tier;
-use crate::error::Result;
-use crate::tensor::storage::HostBuffer;
+use super::threads::num_threads;
 use std::sync::OnceLock;
-use std::time::Instant;
 
 /// The processor's brand string, or the architecture where it has none.
 pub fn cpu_name() -> &'static str {
@@ -64,95 +59,6 @@ fn detect_l2() -> Option<usize> {
     None
 }
 
-/// Copies with non-temporal stores.
-struct StreamCopy<'a> {
-    src: &'a [f32],
-    dst: &'a mut [f32],
-}
-
-impl Task for StreamCopy<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        assert_eq!(self.src.len(), self.dst.len());
-        // SAFETY: both slices hold `len` elements and are borrowed apart.
-        unsafe {
-            super::map(
-                s,
-                self.src.as_ptr(),
-                self.dst.as_mut_ptr(),
-                self.src.len(),
-                true,
-                #[inline(always)]
-                |v| v,
-            )
-        }
-    }
-}
-
-/// The rate of a copy of `bytes` bytes on `threads` threads, in GB/s counting both what is read and what is written.
-///
-/// Of two ways to copy, plain `memcpy` and non-temporal vector stores, the faster: the ceiling for kernels that read as much as
-/// they write. The median of several runs of it, as kernels are timed, so that other load on the machine counts for both.
-/// Memory is what tensors have, and written once before the clock starts.
-///
-/// # Errors
-/// [`OutOfMemory`](crate::Error::OutOfMemory) if there is not twice as much.
-pub fn measure_copy(bytes: usize, threads: usize) -> Result<f64> {
-    const RUNS: usize = 7;
-    let len = (bytes / size_of::<f32>()).max(1);
-    let buffers = [HostBuffer::new(len * size_of::<f32>())?, HostBuffer::new(len * size_of::<f32>())?];
-    // SAFETY: each slice is all of a buffer, which lives to the end and starts out as floats.
-    let [src, dst] =
-        buffers.each_ref().map(|b| unsafe { std::slice::from_raw_parts_mut(b.as_ptr().cast::<f32>(), len) });
-    src.fill(1.0);
-    dst.fill(2.0);
-    let target = SharedMut(dst.as_mut_ptr());
-    let grain = 1 << 14;
-    let copy = |stream: bool| {
-        parallel_for(len, grain, |range| {
-            let src = &src[range.clone()];
-            // SAFETY: parts of one loop do not overlap and `dst` outlives it.
-            let dst = unsafe { std::slice::from_raw_parts_mut(target.get().add(range.start), src.len()) };
-            if stream {
-                dispatch(Tier::best(), StreamCopy { src, dst });
-            } else {
-                dst.copy_from_slice(src);
-            }
-        });
-    };
-    let mut times = [[0.0; RUNS]; 2];
-    with_threads(threads, || {
-        for run in 0..RUNS {
-            for (way, times) in times.iter_mut().enumerate() {
-                let start = Instant::now();
-                copy(way == 0);
-                times[run] = start.elapsed().as_secs_f64();
-            }
-        }
-    });
-    assert!(dst[0] == 1.0 && dst[len - 1] == 1.0, "the copy was not made");
-    let medians = times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[RUNS / 2]
-    });
-    Ok(2.0 * (len * size_of::<f32>()) as f64 / medians[0].min(medians[1]) / 1e9)
-}
-
-/// A pointer that parts of a parallel loop write through, each to its own range.
-#[derive(Clone, Copy)]
-struct SharedMut(*mut f32);
-
-// SAFETY: the pointer is used inside one loop whose parts write disjoint ranges.
-unsafe impl Sync for SharedMut {}
-
-impl SharedMut {
-    fn get(self) -> *mut f32 {
-        self.0
-    }
-}
-
 /// Whether non-temporal stores pay for an output of this many bytes in all.
 ///
 /// They spare the read that a plain store makes to own the line, but whoever reads the output next finds it in
@@ -166,19 +72,12 @@ pub fn should_stream(total_output_bytes: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::with_threads;
 
     #[test]
     fn the_machine_describes_itself() {
         assert!(!cpu_name().is_empty() && cpu_name().trim() == cpu_name());
         assert!((1 << 16..=1 << 28).contains(&l2_bytes()), "{} bytes", l2_bytes());
-    }
-
-    #[test]
-    fn a_copy_has_a_plausible_rate() {
-        for (bytes, threads) in [(0, 1), (1 << 20, 1), (3 << 20, 2)] {
-            let rate = measure_copy(bytes, threads).unwrap();
-            assert!(rate > 0.0 && rate < 1e5, "{rate} GB/s for {bytes} bytes");
-        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub mod simd;
 mod threads;
 mod tier;
 
-pub use bandwidth::{cpu_name, l2_bytes, measure_copy, should_stream};
+pub use bandwidth::{cpu_name, l2_bytes, should_stream};
 pub use copy::copy_bytes;
 pub use element::{CpuElement, map};
 pub use runs::Runs;

@@ -130,7 +130,7 @@ pub fn is_large(info: &DeviceInfo, elements: usize, dtype: DType) -> i32 {
     (elements * dtype.size() > info.cache_bytes) as i32
 }
 
-/// How many blocks of `block_bytes` of input each ask for it before they wait for the kernel before: see `fetch_ahead` in
+/// How many blocks of `block_bytes` of input each ask for it before they wait for the kernel before: see `prefetch_chunk` in
 /// `l2.cuh`. Of a tensor that fits L2 all do. Of a large one those that start first: more would ask for what is evicted
 /// before they load it, or what they load at once.
 pub fn blocks_ahead(info: &DeviceInfo, is_large: i32, block_bytes: usize) -> i32 {

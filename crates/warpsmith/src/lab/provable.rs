@@ -1,7 +1,7 @@
 //! What proves an op: its definition and its cases.
 
 use super::case::{ArgPlan, Case};
-use super::reference::{Array, Inputs, Naive, Random, Real, with_stored};
+use super::reference::{Array, Inputs, Naive, Random, Real, storing_as};
 use crate::op::{AnyOp, Attrs, Op};
 use crate::tensor::DType;
 
@@ -60,9 +60,9 @@ impl<O: Provable> AnyProvable for O {
 
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
         let truth = O::reference(&Inputs::new(inputs, wanted), attrs);
-        let (naive, deviation) = with_stored!(dtype, T => {
-            let naive = evaluate::<O, Naive<T>>(inputs, wanted, attrs, |x| x.f64());
-            (naive, evaluate::<O, Random<T>>(inputs, wanted, attrs, |x| x.deviation()))
+        let (naive, deviation) = storing_as(dtype, || {
+            let naive = evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64());
+            (naive, evaluate::<O, Random>(inputs, wanted, attrs, |x| x.deviation()))
         });
         Expected { truth, naive, deviation }
     }

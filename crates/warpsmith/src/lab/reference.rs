@@ -1,8 +1,8 @@
 //! The arithmetics in which references are evaluated: `f64` for the truth, [`Naive`] for the error of a plain
 //! implementation in a given dtype, and [`Random`] for its average error.
 
-use crate::tensor::{DType, Element};
-use std::marker::PhantomData;
+use crate::tensor::DType;
+use std::cell::Cell;
 use std::ops::{Add, Div, Index, Mul, Neg, Sub};
 
 /// Numbers a reference computes with.
@@ -113,104 +113,105 @@ fn tensor_unit(addends: impl Iterator<Item = f64>) -> Option<f64> {
     (largest.is_finite() && largest > 0.0).then(|| (largest.log2().floor() - TENSOR_BITS as f64).exp2())
 }
 
-/// Plain `f32` arithmetic with stored values rounded to `T`, as in a straightforward implementation.
-pub struct Naive<T>(f32, PhantomData<T>);
-
-impl<T> Naive<T> {
-    fn new(value: f32) -> Self {
-        Naive(value, PhantomData)
-    }
+thread_local! {
+    /// The type values are stored in. Not a type parameter: references are long, and would be compiled for each type.
+    static STORED_AS: Cell<DType> = const { Cell::new(DType::F32) };
 }
 
-impl<T> Clone for Naive<T> {
-    fn clone(&self) -> Self {
-        *self
+/// Runs `evaluate` with values stored as `dtype` on this thread; as `f32` for types that are not computed in.
+pub(crate) fn storing_as<T>(dtype: DType, evaluate: impl FnOnce() -> T) -> T {
+    /// Puts the type back, also where a reference panics.
+    struct Before(DType);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            STORED_AS.set(self.0);
+        }
     }
+    let dtype = match dtype {
+        DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => dtype,
+        _ => DType::F32,
+    };
+    let _before = Before(STORED_AS.replace(dtype));
+    evaluate()
 }
-impl<T> Copy for Naive<T> {}
-impl<T> PartialEq for Naive<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-impl<T> PartialOrd for Naive<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        self.0.partial_cmp(&other.0)
-    }
-}
+
+/// Plain `f32` arithmetic whose stored values are rounded to the type of [`storing_as`]: what a straightforward
+/// implementation does.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub struct Naive(f32);
 
 macro_rules! naive_arithmetic {
     ($($trait:ident $method:ident $op:tt),*) => {$(
-        impl<T> $trait for Naive<T> {
+        impl $trait for Naive {
             type Output = Self;
             fn $method(self, other: Self) -> Self {
-                Naive::new(self.0 $op other.0)
+                Naive(self.0 $op other.0)
             }
         }
     )*};
 }
 naive_arithmetic!(Add add +, Sub sub -, Mul mul *, Div div /);
 
-impl<T> Neg for Naive<T> {
+impl Neg for Naive {
     type Output = Self;
     fn neg(self) -> Self {
-        Naive::new(-self.0)
+        Naive(-self.0)
     }
 }
 
-impl<T: Element> Real for Naive<T> {
+impl Real for Naive {
     fn of(value: f64) -> Self {
-        Naive::new(value as f32)
+        Naive(value as f32)
     }
     fn f64(self) -> f64 {
         self.0 as f64
     }
     fn stored(self) -> Self {
-        Naive::new(T::DTYPE.round(self.0 as f64) as f32)
+        Naive(STORED_AS.get().round(self.0 as f64) as f32)
     }
     fn tf32(self) -> Self {
-        // A NaN whose payload lies entirely in the truncated bits would become infinity.
-        Naive::new(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
+        // A NaN whose payload is all in the bits that go would become infinity.
+        Naive(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
     }
     fn add_products(self, products: &[Self]) -> Self {
         let addends = || std::iter::once(&self).chain(products).map(|v| v.f64());
-        match tensor_unit(addends()).filter(|_| T::DTYPE.size() == 1) {
+        match tensor_unit(addends()).filter(|_| STORED_AS.get().size() == 1) {
             Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
             None => products.iter().fold(self, |sum, &product| sum + product),
         }
     }
     fn exp(self) -> Self {
-        Naive::new(self.0.exp())
+        Naive(self.0.exp())
     }
     fn ln_1p(self) -> Self {
-        Naive::new(self.0.ln_1p())
+        Naive(self.0.ln_1p())
     }
     fn tanh(self) -> Self {
-        Naive::new(self.0.tanh())
+        Naive(self.0.tanh())
     }
     fn erf(self) -> Self {
-        Naive::new(libm::erff(self.0))
+        Naive(libm::erff(self.0))
     }
     fn sqrt(self) -> Self {
-        Naive::new(self.0.sqrt())
+        Naive(self.0.sqrt())
     }
     fn sin(self) -> Self {
-        Naive::new(self.0.sin())
+        Naive(self.0.sin())
     }
     fn cos(self) -> Self {
-        Naive::new(self.0.cos())
+        Naive(self.0.cos())
     }
     fn powf(self, exponent: Self) -> Self {
-        Naive::new(self.0.powf(exponent.0))
+        Naive(self.0.powf(exponent.0))
     }
 }
 
-/// The exact value with the variance of the error of [`Naive`] arithmetic if every rounding error is random. It
-/// measures how well conditioned each element of a result is.
-pub struct Random<T> {
+/// The exact value together with the variance of the error of [`Naive`] arithmetic, if every rounding errs at
+/// random: how well conditioned each element of a result is.
+#[derive(Clone, Copy)]
+pub struct Random {
     value: f64,
     variance: f64,
-    stored_as: PhantomData<T>,
 }
 
 /// Variance of one rounding of `value`, with relative errors uniform up to `unit`.
@@ -224,12 +225,12 @@ fn carried(slope: f64, variance: f64) -> f64 {
     if variance == 0.0 || slope == 0.0 { 0.0 } else { slope * slope * variance }
 }
 
-impl<T> Random<T> {
+impl Random {
     fn rounded(value: f64, variance: f64) -> Self {
         // Library functions are off by up to one unit in the last place, basic operations by half; assume one for
         // all.
         let variance = variance + rounding(value, 2.0 * DType::F32.unit_roundoff());
-        Random { value, variance, stored_as: PhantomData }
+        Random { value, variance }
     }
 
     fn through(self, value: f64, slope: f64) -> Self {
@@ -242,42 +243,36 @@ impl<T> Random<T> {
     }
 }
 
-impl<T> Clone for Random<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Random<T> {}
-impl<T> PartialEq for Random<T> {
+impl PartialEq for Random {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
     }
 }
-impl<T> PartialOrd for Random<T> {
+impl PartialOrd for Random {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         self.value.partial_cmp(&other.value)
     }
 }
-impl<T> Add for Random<T> {
+impl Add for Random {
     type Output = Self;
     fn add(self, other: Self) -> Self {
         Random::rounded(self.value + other.value, self.variance + other.variance)
     }
 }
-impl<T> Sub for Random<T> {
+impl Sub for Random {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
         Random::rounded(self.value - other.value, self.variance + other.variance)
     }
 }
-impl<T> Mul for Random<T> {
+impl Mul for Random {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
         let variance = carried(other.value, self.variance) + carried(self.value, other.variance);
         Random::rounded(self.value * other.value, variance)
     }
 }
-impl<T> Div for Random<T> {
+impl Div for Random {
     type Output = Self;
     fn div(self, other: Self) -> Self {
         let value = self.value / other.value;
@@ -286,22 +281,22 @@ impl<T> Div for Random<T> {
         Random::rounded(value, variance)
     }
 }
-impl<T> Neg for Random<T> {
+impl Neg for Random {
     type Output = Self;
     fn neg(self) -> Self {
         Random { value: -self.value, ..self }
     }
 }
 
-impl<T: Element> Real for Random<T> {
+impl Real for Random {
     fn of(value: f64) -> Self {
-        Random { value, variance: 0.0, stored_as: PhantomData }
+        Random { value, variance: 0.0 }
     }
     fn f64(self) -> f64 {
         self.value
     }
     fn stored(self) -> Self {
-        Random { variance: self.variance + rounding(self.value, T::DTYPE.unit_roundoff()), ..self }
+        Random { variance: self.variance + rounding(self.value, STORED_AS.get().unit_roundoff()), ..self }
     }
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0), ..self }
@@ -309,7 +304,7 @@ impl<T: Element> Real for Random<T> {
     fn add_products(self, products: &[Self]) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);
         let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value));
-        match tensor_unit(addends).filter(|_| T::DTYPE.size() == 1) {
+        match tensor_unit(addends).filter(|_| STORED_AS.get().size() == 1) {
             // Each addend loses up to a unit.
             Some(unit) => {
                 let cuts = (1 + products.len()) as f64 * unit * unit / 3.0;
@@ -422,71 +417,47 @@ impl<R> Index<usize> for Inputs<'_, R> {
     }
 }
 
-/// Runs `$body` with `$T` set to the type a case stores its values in (`f32` for the types that are not computed in).
-macro_rules! with_stored {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::tensor::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            $crate::tensor::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            $crate::tensor::DType::F8E4M3 => {
-                type $T = $crate::tensor::F8E4M3;
-                $body
-            }
-            $crate::tensor::DType::F8E5M2 => {
-                type $T = $crate::tensor::F8E5M2;
-                $body
-            }
-            _ => {
-                type $T = f32;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_stored;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::{bf16, f16};
 
     #[test]
     fn tensor_cores_cut_8_bit_addends_below_the_largest() {
-        use crate::tensor::F8E4M3;
         let kept = 1.0 + 2f64.powi(-TENSOR_BITS);
-        let sum = |small: f64| Naive::<F8E4M3>::of(1.0).add_products(&[Naive::of(small)]).f64();
-        assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));
-        assert_eq!(
-            Naive::<bf16>::of(1.0).add_products(&[Naive::of(2f64.powi(-20))]).f64(),
-            1.0 + 2f64.powi(-20)
-        );
-        let random = Random::<F8E4M3>::of(1.0).add_products(&[Random::of(0.25)]);
-        assert!(random.deviation() > 2f64.powi(-TENSOR_BITS) / 2.0 && random.f64() == 1.25);
-        assert!(sum(f64::NAN).is_nan());
+        let sum = |small: f64| Naive::of(1.0).add_products(&[Naive::of(small)]).f64();
+        storing_as(DType::F8E4M3, || {
+            assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));
+            let random = Random::of(1.0).add_products(&[Random::of(0.25)]);
+            assert!(random.deviation() > 2f64.powi(-TENSOR_BITS) / 2.0 && random.f64() == 1.25);
+            assert!(sum(f64::NAN).is_nan());
+        });
+        storing_as(DType::BF16, || assert_eq!(sum(2f64.powi(-20)), 1.0 + 2f64.powi(-20)));
     }
 
     #[test]
     fn naive_rounds_only_what_is_stored() {
-        let x = Naive::<bf16>::of(1.0) + Naive::of(2f64.powi(-12));
+        let x = Naive::of(1.0) + Naive::of(2f64.powi(-12));
         assert_eq!(x.f64(), 1.0 + 2f64.powi(-12));
-        assert_eq!(x.stored().f64(), 1.0);
-        assert_eq!(Naive::<f16>::of(70000.0).stored().f64(), f64::INFINITY);
-        assert_eq!(DType::F32.round(x.f64()), x.f64());
+        storing_as(DType::BF16, || {
+            assert_eq!(x.stored().f64(), 1.0);
+            storing_as(DType::F16, || assert_eq!(Naive::of(70000.0).stored().f64(), f64::INFINITY));
+            assert_eq!(x.stored().f64(), 1.0);
+        });
+        // Not beyond, and not for types that are not computed in.
+        for dtype in [DType::F32, DType::I64] {
+            storing_as(dtype, || assert_eq!(x.stored().f64(), x.f64()));
+        }
+        let panics = std::panic::catch_unwind(|| storing_as(DType::BF16, || panic!("a reference")));
+        assert!(panics.is_err() && x.stored().f64() == x.f64());
     }
 
     #[test]
     fn cancellation_shows_in_the_deviation() {
-        let (a, b) = (Random::<f32>::of(1.0) / Random::of(3.0), Random::of(1.0) / Random::of(3.0001));
+        let (a, b) = (Random::of(1.0) / Random::of(3.0), Random::of(1.0) / Random::of(3.0001));
         let difference = a - b;
         assert!(a.deviation() / a.f64() < 1e-7);
         assert!(difference.deviation() / difference.f64() > 1e-4);
-        let product = Random::<f32>::of(0.0) * a;
+        let product = Random::of(0.0) * a;
         assert_eq!((product.f64(), product.deviation()), (0.0, 0.0));
     }
 }

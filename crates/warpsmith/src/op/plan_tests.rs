@@ -17,7 +17,11 @@ fn the_same_kind_of_call_has_the_same_plan() {
     let (x, y) = (random(&[3, 117], 0), random(&[3, 117], 1));
     let plan = kept(&x, 0.25);
     assert!(Arc::ptr_eq(&plan.0, &kept(&y, 0.25).0), "other tensors");
-    for other in [kept(&x, 0.5), kept(&random(&[4, 117], 0), 0.25), kept(&random(&[9, 118], 0).narrow(0, 0, 3).unwrap(), 0.25)] {
+    for other in [
+        kept(&x, 0.5),
+        kept(&random(&[4, 117], 0), 0.25),
+        kept(&random(&[9, 118], 0).narrow(0, 0, 3).unwrap(), 0.25),
+    ] {
         assert!(!Arc::ptr_eq(&plan.0, &other.0));
     }
     assert!(format!("{plan:?}").contains("rms_norm"), "{plan:?}");
@@ -57,12 +61,14 @@ fn a_plan_runs_with_new_tensors_of_its_forms_alone() {
     assert!(out.to_vec::<f32>().unwrap().iter().all(|&y| y == 0.0), "preparing runs nothing");
     for seed in 1..4 {
         let x = random(&[4, 40], seed);
-        plan.run(&mut Args::new(op.spec()).input(0, x.view()).output(1, out.view_mut()), &Stream::Host).unwrap();
+        plan.run(&mut Args::new(op.spec()).input(0, x.view()).output(1, out.view_mut()), &Stream::Host)
+            .unwrap();
         let expected = Activation::gelu(&x).run().unwrap();
         assert_eq!(out.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
     }
     let wide = random(&[4, 41], 0);
-    let error = plan.run(&mut Args::new(op.spec()).input(0, wide.view()).output(1, out.view_mut()), &Stream::Host);
+    let error =
+        plan.run(&mut Args::new(op.spec()).input(0, wide.view()).output(1, out.view_mut()), &Stream::Host);
     assert!(matches!(error, Err(Error::Argument { .. })));
 }
 
@@ -72,7 +78,7 @@ fn overlaps_are_found_in_repeated_calls() {
     let mut memory = vec![1f32; 300];
     let start = memory.as_mut_ptr() as usize;
     let layout = Layout::contiguous(crate::tensor::Shape::new(&[100]).unwrap());
-    let mut call = |from: usize, to: usize| {
+    let call = |from: usize, to: usize| {
         use crate::tensor::TensorViewMut;
         // SAFETY: all lie in the vector, and are used by nobody else; overlapping ones are refused before they are touched.
         let (x, out) = unsafe {

@@ -104,6 +104,9 @@ fn devices() -> Vec<crate::device::Device> {
     }
 }
 
+/// The types the memory-bound ops compute on.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
 /// What `warpsmith new-op` writes: it must go on compiling and passing its checks.
 #[cfg(test)]
 #[path = "../../../cli/templates/op/mod.rs"]
@@ -136,6 +139,3 @@ mod tests {
         }
     }
 }
-
-/// The types the memory-bound ops compute on.
-pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

@@ -1,9 +1,16 @@
 //! Attention: the memory it takes, and the bits of its rows.
 
 use crate::common::{gpu, hopper};
+use crate::harness::skip;
 use warpsmith::cuda::Context;
 use warpsmith::ops::{Attention, Linear, Softmax};
 use warpsmith::{DType, Device, Result, Tensor};
+
+crate::harness::tests! {
+    attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts;
+    rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size;
+    scores_of_hopper_attention_may_rise_by_any_amount;
+}
 
 /// The most memory that `work` had in use at once, besides what was there before.
 fn peak(ctx: &Context, work: impl FnOnce() -> Result<()>) -> u64 {
@@ -15,7 +22,6 @@ fn peak(ctx: &Context, work: impl FnOnce() -> Result<()>) -> u64 {
     ctx.memory().unwrap().pool_high - before
 }
 
-#[test]
 fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     let Some(gpu) = gpu() else { return };
     const HEADS: usize = 2;
@@ -23,7 +29,8 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     const DIM: usize = 128;
     let scores = (HEADS * LEN * LEN * DType::BF16.size()) as u64;
     if gpu.ctx.memory().unwrap().free < 2 * scores {
-        return eprintln!("skipped: less than {} GB of memory free", (2 * scores) >> 30);
+        skip::<()>(format!("less than {} GB of memory free", (2 * scores) >> 30));
+        return;
     }
     let random = |seed| Tensor::randn(&[1, LEN, HEADS, DIM], DType::BF16, Device::Cuda(0), seed).unwrap();
     let (q, k, v) = (random(1), random(2), random(3));
@@ -39,7 +46,6 @@ fn attention_over_long_sequences_takes_a_tenth_of_the_memory_of_its_parts() {
     assert!(apart >= scores && fused * 10 <= apart, "{fused} and {apart} bytes");
 }
 
-#[test]
 fn rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size() {
     let Some(gpu) = hopper() else { return };
     const LEN: usize = 1000;
@@ -80,7 +86,6 @@ fn rows_of_hopper_attention_have_the_same_bits_in_blocks_of_any_size() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn scores_of_hopper_attention_may_rise_by_any_amount() {
     let Some(gpu) = hopper() else { return };
     const LEN: usize = 700;

@@ -1,5 +1,6 @@
 //! What tests share: the device, which they have one at a time, and buffers with something in them.
 
+use crate::harness::skip;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use warpsmith::cuda::{self, Context, DeviceBuffer, Stream};
 
@@ -9,12 +10,11 @@ pub struct Gpu {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The device, or nothing after saying that there is none.
+/// The device. Without one the test that asks for it counts as ignored.
 pub fn gpu() -> Option<Gpu> {
     static ALONE: Mutex<()> = Mutex::new(());
     if cuda::device_count() == 0 {
-        eprintln!("skipped: no GPU");
-        return None;
+        return skip("no GPU");
     }
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     Some(Gpu { ctx: Context::get(0).expect("the first device has a context"), _alone: alone })
@@ -24,8 +24,7 @@ pub fn gpu() -> Option<Gpu> {
 pub fn hopper() -> Option<Gpu> {
     let gpu = gpu()?;
     if gpu.ctx.info().arch() != 90 {
-        eprintln!("skipped: no Hopper GPU");
-        return None;
+        return skip("no Hopper GPU");
     }
     Some(gpu)
 }

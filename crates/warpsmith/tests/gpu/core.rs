@@ -41,8 +41,11 @@ fn a_plan_serves_other_tensors() {
     let mut plan: Option<Plan> = None;
     let mut plans = [const { None::<Plan> }; 3];
     for seed in 0..4 {
-        let [x, w, bias] =
-            [random(&[96, 256], dtype, seed), random(&[128, 256], dtype, 10 + seed), random(&[128], dtype, 20 + seed)];
+        let [x, w, bias] = [
+            random(&[96, 256], dtype, seed),
+            random(&[128, 256], dtype, 10 + seed),
+            random(&[128], dtype, 20 + seed),
+        ];
         let out = Linear::new(&x, &w).bias(&bias).gelu().keep_plan(&mut plan).run().unwrap();
         let [cx, cw, cb] = [&x, &w, &bias].map(|t| t.to_device(Device::Cpu).unwrap());
         assert_close(&out, &Linear::new(&cx, &cw).bias(&cb).gelu().run().unwrap());
@@ -50,10 +53,16 @@ fn a_plan_serves_other_tensors() {
         let [cq, ck, cv] = [&q, &k, &v].map(|t| t.to_device(Device::Cpu).unwrap());
         let out = Attention::new(&q, &k, &v).causal().keep_plan(&mut plans[0]).run().unwrap();
         assert_close(&out, &Attention::new(&cq, &ck, &cv).causal().run().unwrap());
-        let [mut dx, mut dw] = [Tensor::zeros(&[96, 256], dtype, GPU).unwrap(), Tensor::zeros(&[128, 256], dtype, GPU).unwrap()];
+        let [mut dx, mut dw] =
+            [Tensor::zeros(&[96, 256], dtype, GPU).unwrap(), Tensor::zeros(&[128, 256], dtype, GPU).unwrap()];
         let dout = random(&[96, 128], dtype, 30 + seed);
         let stream = GPU.default_stream().unwrap();
-        LinearBackward::new(&x, &w, &dout).dx(&mut dx).dw(&mut dw).keep_plan(&mut plans[1]).run(&stream).unwrap();
+        LinearBackward::new(&x, &w, &dout)
+            .dx(&mut dx)
+            .dw(&mut dw)
+            .keep_plan(&mut plans[1])
+            .run(&stream)
+            .unwrap();
         let [mut cdx, mut cdw] = [&dx, &dw].map(|t| Tensor::zeros(t.shape(), dtype, Device::Cpu).unwrap());
         let cdout = dout.to_device(Device::Cpu).unwrap();
         LinearBackward::new(&cx, &cw, &cdout).dx(&mut cdx).dw(&mut cdw).run(&Stream::Host).unwrap();

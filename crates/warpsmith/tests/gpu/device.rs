@@ -4,7 +4,12 @@ use crate::common::gpu;
 use warpsmith::Error;
 use warpsmith::cuda::{self, Context, Module};
 
-#[test]
+crate::harness::tests! {
+    the_device_describes_itself;
+    copy_speed_is_that_of_memory;
+    a_bad_module_is_an_error_and_harms_nothing;
+}
+
 fn the_device_describes_itself() {
     let Some(gpu) = gpu() else { return };
     let info = gpu.ctx.info();
@@ -17,7 +22,6 @@ fn the_device_describes_itself() {
     assert!(std::ptr::eq(gpu.ctx, Context::get(0).unwrap()));
 }
 
-#[test]
 fn copy_speed_is_that_of_memory() {
     let Some(gpu) = gpu() else { return };
     let info = gpu.ctx.info();
@@ -28,7 +32,6 @@ fn copy_speed_is_that_of_memory() {
     assert!(speed > 0.2 * peak && speed < 1.1 * peak, "{speed} of {peak} GB/s");
 }
 
-#[test]
 fn a_bad_module_is_an_error_and_harms_nothing() {
     let Some(gpu) = gpu() else { return };
     let text = Module::get(gpu.ctx, "text", b"not a cubin");

@@ -1,21 +1,28 @@
 //! Elements that signed offsets of 32 bits cannot reach.
 
 use crate::common::{Gpu, gpu};
+use crate::harness::skip;
 use half::bf16;
 use warpsmith::ops::{Attention, KvCopy, KvStore, PagedAttention};
 use warpsmith::tensor::Element;
 use warpsmith::{DType, Device, Tensor, TensorView};
 
+crate::harness::tests! {
+    pages_past_32_bits_are_stored_copied_and_read;
+    attention_in_16_bits_reaches_what_is_far;
+    attention_in_32_bits_reaches_what_is_far;
+}
+
 const DEVICE: Device = Device::Cuda(0);
 const REACH: usize = 1 << 31;
 const DIM: usize = 128;
 
-/// Whether there is memory for so many elements and some more, after saying that there is not.
+/// Whether there is memory for so many elements and some more. If not, the test counts as ignored.
 fn has_room(gpu: &Gpu, elements: usize, dtype: DType) -> bool {
     gpu.ctx.trim(0).unwrap();
     let (needed, free) = ((elements * dtype.size()) as u64 + (2 << 30), gpu.ctx.memory().unwrap().free);
     if free < needed {
-        eprintln!("skipped: less than {} GB of memory free", needed >> 30);
+        skip::<()>(format!("less than {} GB of memory free", needed >> 30));
     }
     free >= needed
 }
@@ -32,7 +39,6 @@ fn bytes(view: TensorView<'_>) -> Vec<u8> {
     view.to_bytes().unwrap()
 }
 
-#[test]
 fn pages_past_32_bits_are_stored_copied_and_read() {
     let Some(gpu) = gpu() else { return };
     const PAGE: usize = 16;
@@ -198,12 +204,10 @@ fn assert_attention_reaches_what_is_far<T: Element>() {
     gpu.ctx.trim(0).unwrap();
 }
 
-#[test]
 fn attention_in_16_bits_reaches_what_is_far() {
     assert_attention_reaches_what_is_far::<bf16>();
 }
 
-#[test]
 fn attention_in_32_bits_reaches_what_is_far() {
     assert_attention_reaches_what_is_far::<f32>();
 }

@@ -5,12 +5,17 @@ use warpsmith::ops::Activation;
 use warpsmith::tensor::{Layout, Shape};
 use warpsmith::{DType, Device, Error, Tensor, TensorView};
 
+crate::harness::tests! {
+    a_fault_poisons_the_device_and_says_so;
+    faults_on_purpose (alone: "loses the context: run by the test above in a process of its own");
+}
+
 /// A fault takes the whole context with it, so it happens in a process of its own: the test below.
-#[test]
 fn a_fault_poisons_the_device_and_says_so() {
     let Some(_gpu) = gpu() else { return };
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "faults::faults_on_purpose", "--nocapture"])
+        .args(["--ignored", "--exact", "faults::faults_on_purpose"])
+        .env_remove(warpsmith::env::RECORD)
         .output()
         .unwrap();
     let told = String::from_utf8_lossy(&child.stderr);
@@ -18,8 +23,6 @@ fn a_fault_poisons_the_device_and_says_so() {
     assert!(told.contains("seen: ") && told.contains("illegal"), "{told}");
 }
 
-#[test]
-#[ignore = "loses the context: run by the test above in a process of its own"]
 fn faults_on_purpose() {
     let Some(gpu) = gpu() else { return };
     let device = Device::Cuda(0);

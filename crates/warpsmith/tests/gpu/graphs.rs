@@ -4,7 +4,12 @@ use crate::common::{gpu, read, stream_with_buffers};
 use warpsmith::cuda::{DeviceBuffer, Graph};
 use warpsmith::{Error, Result};
 
-#[test]
+crate::harness::tests! {
+    a_graph_replays_fills_copies_and_uploads;
+    a_graph_keeps_the_memory_it_uses;
+    a_failed_capture_leaves_the_stream_usable;
+}
+
 fn a_graph_replays_fills_copies_and_uploads() {
     let Some(gpu) = gpu() else { return };
     let (stream, mut first, mut second) = stream_with_buffers(gpu.ctx, 4096);
@@ -33,7 +38,6 @@ fn a_graph_replays_fills_copies_and_uploads() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn a_graph_keeps_the_memory_it_uses() {
     let Some(gpu) = gpu() else { return };
     const LEN: usize = 32 << 20;
@@ -77,7 +81,6 @@ fn a_graph_keeps_the_memory_it_uses() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn a_failed_capture_leaves_the_stream_usable() {
     let Some(gpu) = gpu() else { return };
     let (stream, mut buffer, _) = stream_with_buffers(gpu.ctx, 4096);

@@ -4,10 +4,18 @@ use crate::common::{gpu, pattern, read};
 use warpsmith::Error;
 use warpsmith::cuda::{self, DeviceBuffer, PinnedBuffer};
 
+crate::harness::tests! {
+    buffers_count_in_the_pool_and_trimming_returns_them;
+    an_empty_buffer_holds_no_memory;
+    pageable_copies_survive_every_chunk_edge;
+    ranges_outside_a_buffer_are_refused;
+    running_out_of_memory_is_typed_and_passes;
+    pinned_memory_is_reused_after_the_device_is_done_with_it;
+}
+
 /// Pageable copies are staged in chunks of this size; sizes around it are where they go wrong.
 const CHUNK: usize = 4 << 20;
 
-#[test]
 fn buffers_count_in_the_pool_and_trimming_returns_them() {
     let Some(gpu) = gpu() else { return };
     const LEN: usize = 64 << 20;
@@ -31,7 +39,6 @@ fn buffers_count_in_the_pool_and_trimming_returns_them() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn an_empty_buffer_holds_no_memory() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
@@ -43,7 +50,6 @@ fn an_empty_buffer_holds_no_memory() {
     assert!(matches!(empty.upload(stream, 0, &[1]), Err(Error::Argument { .. })));
 }
 
-#[test]
 fn pageable_copies_survive_every_chunk_edge() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
@@ -60,7 +66,6 @@ fn pageable_copies_survive_every_chunk_edge() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn ranges_outside_a_buffer_are_refused() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
@@ -76,7 +81,6 @@ fn ranges_outside_a_buffer_are_refused() {
     assert!(matches!(buffer.copy_from(stream, 0, &longer), Err(Error::Argument { .. })));
 }
 
-#[test]
 fn running_out_of_memory_is_typed_and_passes() {
     let Some(gpu) = gpu() else { return };
     let stream = gpu.ctx.default_stream();
@@ -97,7 +101,6 @@ fn running_out_of_memory_is_typed_and_passes() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn pinned_memory_is_reused_after_the_device_is_done_with_it() {
     let Some(gpu) = gpu() else { return };
     const LEN: usize = (1 << 20) - 5;

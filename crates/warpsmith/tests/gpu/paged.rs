@@ -5,7 +5,10 @@ use warpsmith::cuda::{Graph, Stream};
 use warpsmith::ops::PagedAttention;
 use warpsmith::{DType, Device, Tensor};
 
-#[test]
+crate::harness::tests! {
+    a_captured_decode_follows_lengths_that_change;
+}
+
 fn a_captured_decode_follows_lengths_that_change() {
     let Some(gpu) = gpu() else { return };
     // Blocks enough for the lengths to decide whether requests are cut.

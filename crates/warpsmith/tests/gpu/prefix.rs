@@ -5,8 +5,11 @@ use warpsmith::ops::PrefixMatch;
 use warpsmith::radix::{Mirror, RadixTree};
 use warpsmith::{Device, Tensor};
 
+crate::harness::tests! {
+    a_mirrored_tree_is_searched_and_what_is_out_of_range_does_no_harm;
+}
+
 /// The suite's poison is what `pages` ends with, and its cases have valid starts; here neither is so.
-#[test]
 fn a_mirrored_tree_is_searched_and_what_is_out_of_range_does_no_harm() {
     let Some(gpu) = gpu() else { return };
     let device = Device::Cuda(gpu.ctx.ordinal());

@@ -4,7 +4,12 @@ use crate::common::{gpu, pattern, read, stream_with_buffers};
 use warpsmith::Error;
 use warpsmith::cuda::{DeviceBuffer, Event, Graph, Stream};
 
-#[test]
+crate::harness::tests! {
+    events_order_and_time;
+    a_buffer_is_freed_after_the_other_streams_that_use_it;
+    foreign_and_legacy_streams_work;
+}
+
 fn events_order_and_time() {
     let Some(gpu) = gpu() else { return };
     let (stream, mut buffer, _) = stream_with_buffers(gpu.ctx, 256 << 20);
@@ -23,7 +28,6 @@ fn events_order_and_time() {
     assert!(matches!(Event::elapsed_ms(&start, &untimed), Err(Error::Cuda { .. })));
 }
 
-#[test]
 fn a_buffer_is_freed_after_the_other_streams_that_use_it() {
     let Some(gpu) = gpu() else { return };
     const LEN: usize = 128 << 20;
@@ -43,7 +47,6 @@ fn a_buffer_is_freed_after_the_other_streams_that_use_it() {
     gpu.ctx.check().unwrap();
 }
 
-#[test]
 fn foreign_and_legacy_streams_work() {
     let Some(gpu) = gpu() else { return };
     let owner = Stream::new(gpu.ctx).unwrap();

@@ -1,13 +1,23 @@
 //! The ceilings of a machine: how fast it copies and how fast it multiplies.
 
-use super::Settings;
+use super::{Settings, memory};
 use crate::cpu;
 use crate::cpu::gemm::{self, Isa};
 use crate::device::Device;
 use crate::error::Result;
 use crate::op::{Cost, Products};
 use serde::{Deserialize, Serialize};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// Sweeps of each kind that are timed for a ceiling, and with each case again.
+const FIRST_SWEEPS: usize = 7;
+pub(super) const MORE_SWEEPS: usize = 2;
+
+/// Bytes of each of the two buffers of a copy; as much again is left alone.
+pub(super) fn copy_bytes(device: Device, settings: &Settings) -> Result<usize> {
+    Ok(settings.copy_bytes.min((device.memory()?.free / 4) as usize))
+}
 
 /// What limits an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,6 +45,12 @@ impl Bound {
 pub struct Ceilings {
     /// Copy bandwidth in GB/s, counting bytes read and bytes written.
     pub copy_gbps: f64,
+    /// GB/s of a sweep that only reads, on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_gbps: Option<f64>,
+    /// GB/s of a sweep that only writes, on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_gbps: Option<f64>,
     /// TFLOP/s of products of f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f32_tflops: Option<f64>,
@@ -52,43 +68,59 @@ pub struct Ceilings {
 impl Ceilings {
     /// Only the rate of a copy.
     pub fn copy(copy_gbps: f64) -> Ceilings {
-        Ceilings { copy_gbps, f32_tflops: None, tf32_tflops: None, half_tflops: None, fp8_tflops: None }
+        Ceilings {
+            copy_gbps,
+            read_gbps: None,
+            write_gbps: None,
+            f32_tflops: None,
+            tf32_tflops: None,
+            half_tflops: None,
+            fp8_tflops: None,
+        }
     }
 
     /// Measures a device.
     pub fn measure(device: Device, settings: &Settings) -> Result<Ceilings> {
-        // Two buffers of this size, and as much again left alone.
-        let bytes = settings.copy_bytes.min((device.memory()?.free / 4) as usize);
+        let bytes = copy_bytes(device, settings)?;
         match device {
             Device::Cpu => {
                 let (threads, isa) = (cpu::num_threads(), Isa::of_tier(cpu::Tier::best()));
                 let time = Duration::from_secs_f64(settings.seconds.min(0.1));
-                let f32_tflops = Some(gemm::f32_rate(isa, threads, time));
-                // There are no units for narrower types: they are multiplied as the next wider type.
-                let half_tflops = Some(gemm::bf16_rate(isa, threads, time));
-                Ok(Ceilings {
-                    copy_gbps: cpu::measure_copy(bytes, threads)?,
+                static FASTEST: Mutex<[f64; 2]> = Mutex::new([0.0; 2]);
+                let mut fastest = FASTEST.lock().unwrap_or_else(PoisonError::into_inner);
+                let measured = [gemm::f32_rate(isa, threads, time), gemm::bf16_rate(isa, threads, time)];
+                *fastest = std::array::from_fn(|i| fastest[i].max(measured[i]));
+                let [f32_tflops, half_tflops] = fastest.map(Some);
+                // There are no units for the narrower ones: they are multiplied as the next wider type.
+                let ceilings = Ceilings {
                     f32_tflops,
                     tf32_tflops: f32_tflops,
                     half_tflops,
                     fp8_tflops: half_tflops,
-                })
+                    ..Ceilings::copy(0.0)
+                };
+                Ok(ceilings.with_memory(memory::rates(bytes, FIRST_SWEEPS)?))
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
                 let context = crate::cuda::Context::get(ordinal)?;
                 let rate = |products| super::products::rate(context, settings, products);
                 Ok(Ceilings {
-                    copy_gbps: crate::cuda::measure_copy(context, bytes.max(1))?,
                     f32_tflops: rate(Products::F32)?,
                     tf32_tflops: rate(Products::Tf32)?,
                     half_tflops: rate(Products::Half)?,
                     fp8_tflops: rate(Products::Fp8)?,
+                    ..Ceilings::copy(crate::cuda::measure_copy(context, bytes.max(1))?)
                 })
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => Err(crate::device::no_cuda_feature()),
         }
+    }
+
+    /// With the rates of sweeps over the host's memory.
+    pub(super) fn with_memory(self, rates: memory::Rates) -> Ceilings {
+        Ceilings { copy_gbps: rates.copy, read_gbps: Some(rates.read), write_gbps: Some(rates.write), ..self }
     }
 
     /// TFLOP/s of products, if they were measured.
@@ -101,9 +133,12 @@ impl Ceilings {
         }
     }
 
-    /// The lower bound in milliseconds for this cost, and the ceiling that gives it.
-    pub fn limit_ms(&self, cost: &Cost) -> (f64, Bound) {
-        let moving = cost.bytes / (self.copy_gbps * 1e6);
+    /// The least milliseconds in which this can be done, and what takes them. `written` of the bytes are written; what is
+    /// only read, or only written, is moved at the rate of that where it was measured.
+    pub fn limit_ms(&self, cost: &Cost, written: f64) -> (f64, Bound) {
+        let one_way = |rate: Option<f64>| rate.unwrap_or(self.copy_gbps);
+        let (read, write) = (one_way(self.read_gbps), one_way(self.write_gbps));
+        let moving = memory::Rates { copy: self.copy_gbps, read, write }.least_ms(cost.bytes, written);
         let rate = cost.products.and_then(|products| self.tflops(products));
         match rate.map(|tflops| cost.flops / (tflops * 1e9)) {
             Some(multiplying) if multiplying > moving => (multiplying, Bound::Products),
@@ -115,6 +150,8 @@ impl Ceilings {
     pub(crate) fn map(&self, round: impl Fn(f64) -> f64) -> Ceilings {
         Ceilings {
             copy_gbps: round(self.copy_gbps),
+            read_gbps: self.read_gbps.map(&round),
+            write_gbps: self.write_gbps.map(&round),
             f32_tflops: self.f32_tflops.map(&round),
             tf32_tflops: self.tf32_tflops.map(&round),
             half_tflops: self.half_tflops.map(&round),
@@ -156,11 +193,21 @@ mod tests {
     #[test]
     fn the_slower_of_moving_and_multiplying_is_the_limit() {
         let ceilings = Ceilings { half_tflops: Some(2.0), ..Ceilings::copy(100.0) };
-        assert_eq!(ceilings.limit_ms(&Cost::moving(1e8, 1e15)), (1.0, Bound::Memory));
-        assert_eq!(ceilings.limit_ms(&Cost::multiplying(1e8, 1e9, Products::Half)), (1.0, Bound::Memory));
-        assert_eq!(ceilings.limit_ms(&Cost::multiplying(1e8, 4e9, Products::Half)), (2.0, Bound::Products));
+        assert_eq!(ceilings.limit_ms(&Cost::moving(1e8, 1e15), 0.0), (1.0, Bound::Memory));
+        assert_eq!(
+            ceilings.limit_ms(&Cost::multiplying(1e8, 1e9, Products::Half), 0.0),
+            (1.0, Bound::Memory)
+        );
+        assert_eq!(
+            ceilings.limit_ms(&Cost::multiplying(1e8, 4e9, Products::Half), 0.0),
+            (2.0, Bound::Products)
+        );
+        // What is only read is moved as fast as can be read.
+        let reading = Ceilings { read_gbps: Some(200.0), ..ceilings };
+        assert_eq!(reading.limit_ms(&Cost::moving(1e8, 0.0), 0.0), (0.5, Bound::Memory));
+        assert_eq!(reading.limit_ms(&Cost::moving(1e8, 0.0), 5e7), (1.0, Bound::Memory));
         // What was not measured limits nothing.
-        assert_eq!(ceilings.limit_ms(&Cost::multiplying(1e8, 4e9, Products::Fp8)), (1.0, Bound::Memory));
+        assert_eq!(ceilings.limit_ms(&Cost::multiplying(1e8, 4e9, Products::Fp8), 0.0), (1.0, Bound::Memory));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod ceilings;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod memory;
 mod overhead;
 #[cfg(feature = "cuda")]
 mod products;
@@ -25,9 +26,9 @@ pub use samples::Samples;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::Result;
 use crate::lab::AnyProvable;
-use crate::lab::Case;
 use crate::lab::proof::{Bulk, kernels_on};
-use crate::op::Select;
+use crate::lab::{ArgPlan, Case};
+use crate::op::{OpSpec, Select};
 use serde::{Deserialize, Serialize};
 
 /// How thoroughly to measure.
@@ -131,7 +132,7 @@ pub struct Measurement {
     /// The ceiling that gives this limit.
     #[serde(default)]
     pub bound: Bound,
-    /// `limit_ms` over the median. Above 100 is possible in a warm cache.
+    /// `limit_ms` over the median. Above 100 is possible on a GPU in a warm cache.
     pub percent_of_ceiling: f64,
     /// State of the L2 (on the CPU, of all caches).
     pub l2: Cache,
@@ -141,22 +142,6 @@ impl Measurement {
     /// Half the distance between the 10th and 90th percentiles, divided by the median.
     pub fn spread(&self) -> f64 {
         (self.p90_ms - self.p10_ms) / (2.0 * self.median_ms)
-    }
-
-    /// The round with the median time, with the median of all limits. Of an even number of rounds, the upper of the
-    /// two in the middle; `None` without rounds.
-    pub fn median(mut rounds: Vec<Measurement>) -> Option<Measurement> {
-        let middle = rounds.len() / 2;
-        rounds.sort_by(|a, b| a.limit_ms.total_cmp(&b.limit_ms));
-        let Measurement { limit_ms, bound, .. } = *rounds.get(middle)?;
-        rounds.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
-        let median = rounds.swap_remove(middle);
-        Some(Measurement {
-            limit_ms,
-            bound,
-            percent_of_ceiling: 100.0 * limit_ms / median.median_ms,
-            ..median
-        })
     }
 }
 
@@ -192,6 +177,10 @@ pub struct Bench {
     settings: Settings,
     sets: Vec<Bulk>,
     cache: Cache,
+    /// Of all tensors.
+    bytes: usize,
+    /// Of the outputs, if nothing is changed only in part.
+    written: Option<usize>,
 }
 
 impl Bench {
@@ -217,7 +206,20 @@ impl Bench {
         let (cache, wanted) = rotation(bytes, &info, &settings);
         let fitting = (usable / (bytes.max(1) as u64)) as usize;
         let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
-        Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache })
+        let written = written(op.spec(), &plan);
+        Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache, bytes, written })
+    }
+
+    /// The ceilings for this case: on the CPU, with sweeps over memory in the state of the caches that the case has.
+    fn limits(&self) -> Result<Ceilings> {
+        if self.info.device != Device::Cpu {
+            return Ok(self.ceilings);
+        }
+        let bytes = match self.cache {
+            Cache::Warm => self.bytes / 2,
+            Cache::Cold => ceilings::copy_bytes(self.info.device, &self.settings)?,
+        };
+        Ok(self.ceilings.with_memory(memory::rates(bytes, ceilings::MORE_SWEEPS)?))
     }
 
     /// Measures the ceilings again, for the rounds from now on.
@@ -247,7 +249,8 @@ impl Bench {
         let source_hash =
             source_hash.map(|kernel| crate::lab::source_hash(&kernel, name)).unwrap_or_default();
         let median_ms = samples.quantile(0.5);
-        let (limit_ms, bound) = self.ceilings.limit_ms(&cost);
+        let written = self.written.map_or(cost.bytes / 2.0, |bytes| bytes as f64);
+        let (limit_ms, bound) = self.limits()?.limit_ms(&cost, written);
         Ok(Measurement {
             op: name.into(),
             case: self.case.name(self.op.spec()),
@@ -272,8 +275,25 @@ impl Bench {
         })
     }
 
-    /// Times the `candidates` that can run the case and remembers the fastest: one among the batch-invariant kernels
-    /// for every call, and one among all kernels for calls that allow batch-variant ones.
+    /// The one of several rounds with the median time; of an even number the slower of the two in the middle. None of none.
+    /// Its limit is the median of theirs, but on the CPU the lowest: there the limit is the fastest that was seen.
+    pub fn median(&self, mut rounds: Vec<Measurement>) -> Option<Measurement> {
+        let middle = rounds.len() / 2;
+        rounds.sort_by(|a, b| a.limit_ms.total_cmp(&b.limit_ms));
+        let limit = if self.info.device == Device::Cpu { 0 } else { middle };
+        let Measurement { limit_ms, bound, .. } = *rounds.get(limit)?;
+        rounds.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
+        let median = rounds.swap_remove(middle);
+        Some(Measurement {
+            limit_ms,
+            bound,
+            percent_of_ceiling: 100.0 * limit_ms / median.median_ms,
+            ..median
+        })
+    }
+
+    /// Times those of `candidates` that can run the case, and remembers the fastest: one for every call, whose bits do
+    /// not depend on the rest of the batch, and one for calls that allow them to.
     pub fn tune(&self, candidates: &[&str]) -> Result<Tuning> {
         let args = self.sets[0].args();
         let before = self.op.explain(&args, &self.case.attrs, &self.info, &Select::default())?.kernel;
@@ -331,7 +351,17 @@ fn select(kernel: Option<&str>) -> Select {
     Select { kernel: kernel.map(|name| name.to_string().into()), allow_batch_variant: kernel.is_some() }
 }
 
-/// The state of the cache for a case of this many bytes, and the number of copies of its tensors that requires.
+/// Bytes of the outputs of a case. None if an argument is changed only in part: what is written of it is not known.
+fn written(spec: &OpSpec, plan: &[Option<ArgPlan>]) -> Option<usize> {
+    let outputs = spec.args.iter().zip(plan).filter(|(arg, _)| arg.is_output());
+    let bytes = outputs.filter_map(|(arg, plan)| Some((arg, plan.as_ref()?))).map(|(arg, plan)| {
+        let elements: usize = plan.shape.iter().product();
+        (!arg.is_input()).then_some(elements * plan.dtype.size())
+    });
+    bytes.sum()
+}
+
+/// State of the cache for a case of this many bytes, and the copies of its tensors that takes.
 fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usize) {
     match info.device {
         Device::Cpu if bytes < info.cache_bytes * info.units / 2 => (Cache::Warm, 1),
@@ -375,17 +405,23 @@ mod tests {
         assert!(
             chosen.p10_ms <= chosen.median_ms && chosen.median_ms <= chosen.p90_ms && chosen.best_ms > 0.0
         );
-        assert!((chosen.limit_ms - chosen.bytes / 1e7).abs() < 1e-12);
+        // The copy of the case's own size, in the cache as it is, not the one given.
+        let copy = memory::rates(bench.bytes / 2, 1).unwrap().copy;
+        assert_eq!((chosen.l2, bench.written), (Cache::Warm, Some(64 * 256 * 4)));
+        assert!(chosen.limit_ms > 0.0 && chosen.limit_ms >= 0.999 * chosen.bytes / (copy * 1e6));
         assert_eq!(bench.measure(Some("rms_norm_portable")).unwrap().kernel, "rms_norm_portable");
         assert!(bench.measure(Some("nothing")).is_err());
+        let before = bench.ceilings;
         bench.renew_ceilings().unwrap();
-        assert_ne!(bench.measure(None).unwrap().limit_ms, chosen.limit_ms);
+        assert_ne!(bench.ceilings, before);
         let rounds = [(3.0, 0.5), (1.0, 1.0), (2.0, 1.5)];
         let rounds =
             rounds.map(|(median_ms, limit_ms)| Measurement { median_ms, limit_ms, ..chosen.clone() });
-        let median = Measurement::median(rounds.to_vec()).unwrap();
-        assert_eq!([median.median_ms, median.limit_ms, median.percent_of_ceiling], [2.0, 1.0, 50.0]);
-        assert_eq!(Measurement::median(rounds[..2].to_vec()).unwrap().median_ms, 3.0);
-        assert_eq!(Measurement::median(Vec::new()), None);
+        let median = bench.median(rounds.to_vec()).unwrap();
+        assert_eq!([median.median_ms, median.limit_ms, median.percent_of_ceiling], [2.0, 0.5, 25.0]);
+        assert_eq!(bench.median(rounds[..2].to_vec()).unwrap().median_ms, 3.0);
+        assert_eq!(bench.median(Vec::new()), None);
+        bench.info.device = Device::Cuda(0);
+        assert_eq!(bench.median(rounds.to_vec()).unwrap().limit_ms, 1.0);
     }
 }

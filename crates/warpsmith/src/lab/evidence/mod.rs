@@ -127,6 +127,25 @@ impl Timing {
     }
 }
 
+/// One of the tests that need the device itself, beyond the cases of ops.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TestRecord {
+    /// The file it is in.
+    pub source_hash: String,
+    /// The version of the library it tested.
+    pub version: String,
+    /// It passed.
+    pub ok: bool,
+}
+
+impl TestRecord {
+    /// From the text of the test's file and what became of it, with this version of the library.
+    pub fn new(source: &str, ok: bool) -> TestRecord {
+        let source_hash = blake3::hash(source.as_bytes()).to_hex().to_string();
+        TestRecord { source_hash, version: env!("CARGO_PKG_VERSION").into(), ok }
+    }
+}
+
 /// The evidence of one device: one file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -143,6 +162,9 @@ pub struct Record {
     /// Host time of single calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_times: Vec<HostTime>,
+    /// Tests that need the device, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tests: BTreeMap<String, TestRecord>,
 }
 
 impl Record {
@@ -155,6 +177,7 @@ impl Record {
             kernels: BTreeMap::new(),
             timings: Vec::new(),
             host_times: Vec::new(),
+            tests: BTreeMap::new(),
         }
     }
 
@@ -220,6 +243,15 @@ impl Record {
             Ok(at) => self.timings[at] = timing,
             Err(at) => self.timings.insert(at, timing),
         }
+    }
+
+    /// Adds what became of a test. Those of the same file that had another text are dropped, as they may be gone.
+    pub fn add_test(&mut self, name: &str, test: TestRecord) {
+        let file = |name: &str| name.split("::").next().unwrap_or_default().to_string();
+        let changed =
+            |old: &TestRecord| (&old.source_hash, &old.version) != (&test.source_hash, &test.version);
+        self.tests.retain(|other, old| file(other) != file(name) || !changed(old));
+        self.tests.insert(name.into(), test);
     }
 
     /// Whether a case was timed on some kernel with its present source.
@@ -424,11 +456,27 @@ mod tests {
     }
 
     #[test]
+    fn tests_are_kept_until_their_file_changes() {
+        let mut record = record();
+        record.add_test("memory::a", TestRecord::new("old", true));
+        record.add_test("memory::b", TestRecord::new("old", false));
+        record.add_test("streams::c", TestRecord::new("other", true));
+        record.add_test("memory::b", TestRecord::new("old", true));
+        assert!(record.tests.len() == 3 && record.tests["memory::b"].ok);
+        record.add_test("memory::b", TestRecord::new("new", true));
+        assert_eq!(record.tests.keys().collect::<Vec<_>>(), ["memory::b", "streams::c"]);
+        let next = TestRecord { version: "99.0.0".into(), ..TestRecord::new("other", true) };
+        record.add_test("streams::d", next);
+        assert_eq!(record.tests.keys().collect::<Vec<_>>(), ["memory::b", "streams::d"]);
+    }
+
+    #[test]
     fn files_survive_and_other_formats_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut record = record();
         record.add_cases("op", "k", "h", vec![case("a", true), case("b", false)], true);
         record.add_timing(timing("k", "h", "a", 1.0));
+        record.add_test("memory::a", TestRecord::new("text", true));
         let path = record.save(folder.path()).unwrap();
         assert_eq!(path.file_name().unwrap(), "some-gpu-tm-9.json");
         assert_eq!(load(folder.path()).unwrap(), [record.clone()]);

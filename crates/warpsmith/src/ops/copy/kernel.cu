@@ -13,6 +13,8 @@
 #include "warpsmith/access.cuh"
 #include "warpsmith/rows.cuh"
 
+using namespace warpsmith;
+
 constexpr int kThreads = 256;
 using Piece = access::Type<WIDTH>;
 

@@ -10,6 +10,8 @@
 
 #include "warpsmith/rows.cuh"
 
+using namespace warpsmith;
+
 constexpr int kThreads = 256, kWarps = kThreads / 32, kRows = 32, kTiles = 4, kList = 1024;
 
 // A place and its row: the latter in the lowest bits.
