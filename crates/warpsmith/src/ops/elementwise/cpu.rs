@@ -351,6 +351,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
 mod tests {
     use super::super::Stream;
     use super::*;
+    use crate::cpu::scratch;
     use crate::tensor::{Layout, Shape};
     use half::{bf16, f16};
 
@@ -402,10 +403,14 @@ mod tests {
         let cut = Cut::new(grid.columns);
         let units = 0..grid.num_rows * cut.blocks;
         let addresses = streams.map(|stream| stream.address);
-        run_part(
-            tier,
-            Part::<T, _> { grid: &grid, cut, addresses: &addresses, units, stream, e: Mixed, t: PhantomData },
-        );
+        let (grid, addresses) = (&grid, &addresses);
+        let need = DenseRows::<T>::need(T::DTYPE, cut.columns, &grid.steps[..5]);
+        scratch::with(need, |region| {
+            run_part(
+                tier,
+                Part::<T, _> { grid, cut, addresses, units, stream, region, e: Mixed, t: PhantomData },
+            );
+        });
         memory[3 * n..5 * n].iter().map(|x| x.to_f32()).collect()
     }
 
