@@ -13,7 +13,7 @@ pub const NUM_THREADS: &str = "WARPSMITH_NUM_THREADS";
 /// Highest CPU tier to use: `avx512`, `avx2` or `portable`.
 pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
 /// Highest instructions to use for matrix products on the CPU, within the tier: `amx`, `avx512-dot` (the dot products of
-/// BF16 and VNNI) or `avx512`, `avx2`, `portable`.
+/// BF16) or `avx512`, `avx2`, `portable`.
 pub const CPU_MATRIX: &str = "WARPSMITH_CPU_MATRIX";
 
 /// Folder of evidence into which the tests of `tests/gpu` record what passed.

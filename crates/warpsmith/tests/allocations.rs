@@ -23,6 +23,9 @@ const WITH_PRODUCTS: [&str; 4] = ["linear", "linear_backward", "attention", "pag
 /// Threads of the kernels: more than one, so that workers are counted too.
 const THREADS: usize = 3;
 
+/// Cases of each op at most: to find out where an allocation came from takes milliseconds.
+const CASES: usize = 40;
+
 /// Whether allocations are counted now.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 /// Where they came from.

@@ -3,6 +3,7 @@
 //! The processor follows a loop through memory by itself, but only to the end of a page and not far ahead; a loop with
 //! some arithmetic leaves memory idle half of the time. All of these are hints: any address will do.
 
+pub use super::scratch::LINE;
 use super::simd::Simd;
 
 /// How many bytes ahead of its loads a loop asks for what it reads: past the end of the page.
@@ -11,8 +12,6 @@ pub const AHEAD: usize = 4096;
 pub const SIDE_BY_SIDE: usize = 4;
 /// How many bytes ahead a loop asks for what it reads to be brought into the second cache, with [`fetch_near`].
 pub const FAR_AHEAD: usize = 8192;
-/// Bytes of a cache line.
-pub const LINE: usize = 64;
 /// How many bytes ahead of a store its cache line is asked for. A plain store waits in the store buffer until the core
 /// owns its line, and the core asks for few of them by itself.
 const CLAIM_AHEAD: usize = 1024;

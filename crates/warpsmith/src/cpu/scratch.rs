@@ -12,9 +12,10 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 /// Bytes of a cache line, and of the widest vector.
-pub(crate) const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Types that any bits are a value of, without padding.
 ///
@@ -38,7 +39,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// Memory that starts on a cache line.
 #[derive(Default)]
 pub(super) struct Buffer {
-    bytes: Option<(std::ptr::NonNull<u8>, Layout)>,
+    allocation: Option<(NonNull<u8>, Layout)>,
+    len: usize,
 }
 
 // SAFETY: the buffer owns its memory, which is plain bytes.
@@ -55,28 +57,31 @@ impl Buffer {
         if len == 0 {
             return Buffer::default();
         }
-        let layout = Layout::from_size_align(len, LINE).expect("scratch smaller than the address space");
+        // Aligned here: the system's allocator has zero pages that nobody has touched only for small alignments, and would
+        // write all of it for larger ones.
+        let layout = len.checked_add(LINE).and_then(|len| Layout::from_size_align(len, 1).ok());
+        let layout = layout.expect("scratch smaller than the address space");
         // SAFETY: the layout's size is not zero.
-        let Some(start) = std::ptr::NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        Buffer { bytes: Some((start, layout)) }
+        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Buffer { allocation: Some((start, layout)), len }
     }
 
     /// The first byte; dangling but aligned for an empty buffer.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.bytes.map_or(std::ptr::without_provenance_mut(LINE), |(start, _)| start.as_ptr())
+        let Some((start, _)) = self.allocation else { return std::ptr::without_provenance_mut(LINE) };
+        let start = start.as_ptr();
+        start.wrapping_add((start as usize).next_multiple_of(LINE) - start as usize)
     }
 
     /// Bytes it holds.
     pub fn len(&self) -> usize {
-        self.bytes.map_or(0, |(_, layout)| layout.size())
+        self.len
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some((start, layout)) = self.bytes {
+        if let Some((start, layout)) = self.allocation {
             // SAFETY: allocated with this layout, and freed once.
             unsafe { dealloc(start.as_ptr(), layout) };
         }
@@ -231,7 +236,7 @@ struct Arena {
 
 thread_local! {
     static ARENA: RefCell<Arena> =
-        const { RefCell::new(Arena { kept: Buffer { bytes: None }, used: 0, live: 0, most: 0 }) };
+        const { RefCell::new(Arena { kept: Buffer { allocation: None, len: 0 }, used: 0, live: 0, most: 0 }) };
 }
 
 /// A scope's memory, given back when it is dropped: also if the scope panics. Scopes are closures, so the last one to

@@ -396,6 +396,26 @@ mod tests {
     }
 
     #[test]
+    fn threads_have_scratch_of_their_own() {
+        for threads in [1, 3] {
+            with_threads(threads, || {
+                for (len, grain) in [(1, 1), (64, 1), (100, 7)] {
+                    let visited = AtomicUsize::new(0);
+                    parallel_for_with_scratch(len, grain, Need::of::<usize>(700), |range, mut region| {
+                        let mine = region.filled(700, range.start);
+                        for i in range.clone() {
+                            std::thread::yield_now();
+                            assert!(mine.iter().all(|&x| x == range.start), "{i} of {len}");
+                        }
+                        visited.fetch_add(range.len(), Ordering::Relaxed);
+                    });
+                    assert_eq!(visited.into_inner(), len);
+                }
+            });
+        }
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
         with_threads(3, || {
             for round in 0..50 {

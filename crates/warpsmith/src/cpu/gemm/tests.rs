@@ -23,7 +23,7 @@ fn elements<T: CpuElement>(len: usize, seed: u64) -> Vec<T> {
 
 /// How a matrix lies in memory.
 #[derive(Copy, Clone, Debug, PartialEq)]
-enum Lie {
+enum Arrangement {
     Dense,
     /// Rows with gaps between them.
     Gaps,
@@ -35,24 +35,24 @@ enum Lie {
     Backwards,
 }
 
-/// The `[rows, k]` matrix of `dense` laid out as `lie`, with NaN in every gap.
+/// The `[rows, k]` matrix of `dense` laid out as `arrangement`, with NaN in every gap.
 struct Laid<T> {
     data: Vec<T>,
     matrix: Matrix,
 }
 
-fn lay<T: CpuElement>(dense: &[T], rows: usize, k: usize, lie: Lie) -> Laid<T> {
+fn lay<T: CpuElement>(dense: &[T], rows: usize, k: usize, arrangement: Arrangement) -> Laid<T> {
     let (r, c) = (rows as isize, k as isize);
     let line = (64 / size_of::<T>()) as isize;
-    let (row_stride, k_stride, mut first, len) = match lie {
-        Lie::Dense => (c, 1, 0, r * c),
-        Lie::Gaps => (c + 5, 1, 3, r * (c + 5) + 3),
-        Lie::Lines => (c.div_euclid(line) * line + line, 1, 0, (r + 1) * (c + line) + line),
-        Lie::Transposed => (1, r, 0, r * c),
-        Lie::Backwards => (-3 * c - 1, 3, (r - 1).max(0) * (3 * c + 1), r * (3 * c + 1)),
+    let (row_stride, k_stride, mut first, len) = match arrangement {
+        Arrangement::Dense => (c, 1, 0, r * c),
+        Arrangement::Gaps => (c + 5, 1, 3, r * (c + 5) + 3),
+        Arrangement::Lines => (c.div_euclid(line) * line + line, 1, 0, (r + 1) * (c + line) + line),
+        Arrangement::Transposed => (1, r, 0, r * c),
+        Arrangement::Backwards => (-3 * c - 1, 3, (r - 1).max(0) * (3 * c + 1), r * (3 * c + 1)),
     };
     let mut data = vec![T::from_f32(f32::NAN); len as usize];
-    if lie == Lie::Lines {
+    if arrangement == Arrangement::Lines {
         first = data.as_ptr().align_offset(64) as isize;
     }
     for i in 0..rows {
@@ -92,12 +92,12 @@ fn product(gemm: &Gemm<'_>, n: usize) -> Vec<f32> {
 }
 
 /// Unpacked and packed, on every instruction set, against the loop; both must agree bit for bit.
-fn check<T: CpuElement>(m: usize, n: usize, k: usize, lies: (Lie, Lie)) {
+fn check<T: CpuElement>(m: usize, n: usize, k: usize, arrangements: (Arrangement, Arrangement)) {
     let (x, w) = (elements::<T>(m * k, 1), elements::<T>(n * k, 2));
     let expected = reference(&x, &w, m, n, k);
-    let (x, w) = (lay(&x, m, k, lies.0), lay(&w, n, k, lies.1));
+    let (x, w) = (lay(&x, m, k, arrangements.0), lay(&w, n, k, arrangements.1));
     for isa in Isa::available() {
-        let what = format!("{} {m} x {n} x {k} {lies:?} on {isa:?}", T::DTYPE);
+        let what = format!("{} {m} x {n} x {k} {arrangements:?} on {isa:?}", T::DTYPE);
         let gemm = Gemm { x: x.matrix, weights: Weights::Plain(w.matrix), isa };
         let out = product(&gemm, n);
         let (mut error, mut naive_error) = (0f64, 0f64);
@@ -133,8 +133,8 @@ fn awkward_sizes_match_a_loop_in_f64() {
     for m in sizes {
         for n in sizes {
             for k in sizes {
-                check::<f32>(m, n, k, (Lie::Dense, Lie::Dense));
-                check::<bf16>(m, n, k, (Lie::Dense, Lie::Dense));
+                check::<f32>(m, n, k, (Arrangement::Dense, Arrangement::Dense));
+                check::<bf16>(m, n, k, (Arrangement::Dense, Arrangement::Dense));
             }
         }
     }
@@ -143,9 +143,9 @@ fn awkward_sizes_match_a_loop_in_f64() {
 #[test]
 fn blocks_of_k_rows_and_columns_match_a_loop_in_f64() {
     for (m, n, k) in [(257, 33, 65), (33, 257, 1537), (3, 1100, 1030), (300, 520, 257), (1, 129, 2049)] {
-        check::<f32>(m, n, k, (Lie::Dense, Lie::Gaps));
-        check::<bf16>(m, n, k, (Lie::Gaps, Lie::Dense));
-        check::<bf16>(m, n, k, (Lie::Lines, Lie::Lines));
+        check::<f32>(m, n, k, (Arrangement::Dense, Arrangement::Gaps));
+        check::<bf16>(m, n, k, (Arrangement::Gaps, Arrangement::Dense));
+        check::<bf16>(m, n, k, (Arrangement::Lines, Arrangement::Lines));
     }
 }
 
@@ -154,20 +154,21 @@ fn blocks_of_k_rows_and_columns_match_a_loop_in_f64() {
 fn strips_match_a_loop_in_f64() {
     for (m, n, k) in [(70, 300, 4200), (300, 70, 4200), (200, 530, 96), (530, 200, 96), (520, 600, 33)] {
         for threads in [1, 3] {
-            with_threads(threads, || check::<bf16>(m, n, k, (Lie::Lines, Lie::Lines)));
+            with_threads(threads, || check::<bf16>(m, n, k, (Arrangement::Lines, Arrangement::Lines)));
         }
         for threads in [1, 3] {
-            with_threads(threads, || check::<f32>(m, n, k, (Lie::Dense, Lie::Dense)));
+            with_threads(threads, || check::<f32>(m, n, k, (Arrangement::Dense, Arrangement::Dense)));
         }
     }
 }
 
 #[test]
 fn every_type_and_layout_matches_a_loop_in_f64() {
-    let lies = [Lie::Dense, Lie::Gaps, Lie::Transposed, Lie::Backwards];
+    let arrangements =
+        [Arrangement::Dense, Arrangement::Gaps, Arrangement::Transposed, Arrangement::Backwards];
     for (m, n, k) in [(1, 40, 70), (5, 31, 33), (37, 45, 131)] {
-        for a in lies {
-            for b in lies {
+        for a in arrangements {
+            for b in arrangements {
                 check::<f32>(m, n, k, (a, b));
                 check::<bf16>(m, n, k, (a, b));
                 check::<f16>(m, n, k, (a, b));

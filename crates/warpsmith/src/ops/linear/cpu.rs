@@ -144,11 +144,6 @@ impl<'a> Finish<'a> {
     unsafe fn new(p: &'a Problem, part: &Part, mut region: Region<'a>) -> Self {
         let (bias, w_scales, x_scales) = Self::sizes(p);
         let row = |half: usize, j: usize| (if half == 0 { p.gate_row(j) } else { p.up_row(j) }) as isize;
-        let mut values = |len: usize, value: &dyn Fn(usize) -> f32| -> &'a [f32] {
-            let values = region.slice(len);
-            values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
-            values
-        };
         // SAFETY: `check` bound bias and scales to the rows of `w`, and the scales of `x` to its rows.
         unsafe {
             let bias_at = |half, j| value_at(part.bias, row(half, j) * p.bias_step, p.out_dtype);
@@ -158,9 +153,9 @@ impl<'a> Finish<'a> {
                 p,
                 out: part.out,
                 residual: part.residual,
-                bias: [0, 1].map(|half| values(bias[half], &|j| bias_at(half, j))),
-                w_scales: [0, 1].map(|half| values(w_scales[half], &|j| scale_at(half, j))),
-                x_scales: values(x_scales, &x_scale_at),
+                bias: [0, 1].map(|half| values(&mut region, bias[half], |j| bias_at(half, j))),
+                w_scales: [0, 1].map(|half| values(&mut region, w_scales[half], |j| scale_at(half, j))),
+                x_scales: values(&mut region, x_scales, x_scale_at),
                 // The halves of a line that gated tiles make come too far apart.
                 stream: p.gate == Gate::None && should_stream(p.batch * p.m * p.n * p.out_dtype.size()),
             }
@@ -295,6 +290,13 @@ impl Epilogue for Finish<'_> {
             s.fence();
         }
     }
+}
+
+/// The values of a function, in scratch.
+fn values<'a>(region: &mut Region<'a>, len: usize, value: impl Fn(usize) -> f32) -> &'a [f32] {
+    let values = region.slice(len);
+    values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
+    values
 }
 
 /// Results, or what is added to them, as the engine takes them.

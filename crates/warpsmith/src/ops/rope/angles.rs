@@ -9,22 +9,24 @@ use std::cell::RefCell;
 use std::f64::consts::TAU;
 use std::rc::Rc;
 
-/// [`frequency`] of every pair. A model asks for the same ones at each layer and step, and powers are slow, so each
-/// thread keeps those of its last call.
+/// [`frequency`] of every pair. A model asks for the same few at each layer and step, and powers are slow, so each thread keeps
+/// those of its last calls.
 pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Rc<[u64]> {
+    /// Models have one rotation, or one for local and one for global layers.
+    const KEPT: usize = 4;
     type Key = (usize, u64, u64);
     thread_local! {
-        static LAST: RefCell<Option<(Key, Rc<[u64]>)>> = const { RefCell::new(None) };
+        static KNOWN: RefCell<[Option<(Key, Rc<[u64]>)>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
     }
     let key = (rotary_dim, theta.to_bits(), scale.to_bits());
-    LAST.with_borrow_mut(|last| match last {
-        Some((known, frequencies)) if *known == key => frequencies.clone(),
-        _ => {
-            let all: Rc<[u64]> =
-                (0..rotary_dim / 2).map(|i| frequency(i, rotary_dim, theta, scale)).collect();
-            *last = Some((key, all.clone()));
-            all
+    KNOWN.with_borrow_mut(|known| {
+        if let Some((_, frequencies)) = known.iter().flatten().find(|(other, _)| *other == key) {
+            return frequencies.clone();
         }
+        let all: Rc<[u64]> = (0..rotary_dim / 2).map(|i| frequency(i, rotary_dim, theta, scale)).collect();
+        known.rotate_right(1);
+        known[0] = Some((key, all.clone()));
+        all
     })
 }
 

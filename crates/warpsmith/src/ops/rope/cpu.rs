@@ -174,10 +174,10 @@ impl<'a> Row<'a> {
         Row {
             rotary_dim: rotation.rotary_dim,
             interleaved: rotation.interleaved,
-            cos: region.filled(factors, 0.0),
-            sin: region.filled(factors, 0.0),
-            quarters: region.filled(angles, 0.0),
-            rests: region.filled(angles, 0.0),
+            cos: region.slice(factors),
+            sin: region.slice(factors),
+            quarters: region.slice(angles),
+            rests: region.slice(angles),
         }
     }
 
