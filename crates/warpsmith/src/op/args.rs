@@ -154,16 +154,9 @@ impl<'a> Args<'a> {
                 let expected = format!("an address that is a multiple of {} bytes", view.dtype().size());
                 return Err(Error::argument(op, arg.name, expected, format!("{:#x}", view.address())));
             }
-            if arg.is_output() {
-                if view.layout().overlaps_itself() {
-                    let got = format!("{:?}", view.layout());
-                    return Err(Error::argument(
-                        op,
-                        arg.name,
-                        "an output whose elements are all distinct",
-                        got,
-                    ));
-                }
+            if arg.is_output() && view.layout().overlaps_itself() {
+                let got = format!("{:?}", view.layout());
+                return Err(Error::argument(op, arg.name, "an output whose elements are all distinct", got));
             }
         }
         self.check_writes()

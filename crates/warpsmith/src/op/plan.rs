@@ -107,7 +107,7 @@ fn hash(args: &Args<'_>, attrs: &Attrs, select: &Select) -> u64 {
     args.spec().name.bytes().for_each(|byte| mix.add(byte.into()));
     for (index, view) in args.given() {
         let layout = view.layout();
-        mix.add((index << 16 | layout.rank() << 8 | view.address() % ALIGNMENT) as u64);
+        mix.add(((index << 16) | (layout.rank() << 8) | (view.address() % ALIGNMENT)) as u64);
         mix.add(view.dtype() as u64);
         for (&size, &stride) in layout.shape().iter().zip(layout.strides()) {
             mix.add(size as u64);

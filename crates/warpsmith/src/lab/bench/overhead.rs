@@ -35,7 +35,13 @@ pub fn host_times(device: Device) -> Result<Vec<HostTime>> {
     let stream = Stream::new(device)?;
     let random = |shape: &[usize], seed| Tensor::randn(shape, DType::BF16, device, seed);
     let mut times = Vec::new();
-
+    #[cfg(feature = "cuda")]
+    if let Stream::Cuda(raw) = &stream {
+        for (case, overlaps) in [("one kernel", false), ("one kernel, overlapping", true)] {
+            let launch = super::products::empty_launch(raw.context(), overlaps)?;
+            times.push(time("driver launch", case, &stream, || launch(raw))?);
+        }
+    }
     let (x, weight) = (random(&[4, 64], 0)?, random(&[64], 1)?);
     let mut out = Tensor::empty_on(&[4, 64], DType::BF16, &stream)?;
     times.push(time("rms_norm", "num_tokens=4 hidden=64 +weight bf16", &stream, || {

@@ -129,6 +129,24 @@ pub(super) fn rate(
     Ok(Some(per_round * rounds * blocks as f64 / (samples.quantile(0.5) * 1e9)))
 }
 
+/// A launch of a kernel that does next to nothing, by the driver alone: what no call can be cheaper than.
+pub(super) fn empty_launch(
+    context: &'static Context,
+    overlaps: bool,
+) -> Result<impl Fn(&Stream) -> Result<()>> {
+    let function = load(context, &FMA.device, &defines(0, "f32"))?;
+    let stream = Stream::new(context)?;
+    let out = DeviceBuffer::alloc(&stream, THREADS * size_of::<f32>())?;
+    stream.synchronize()?;
+    let config = LaunchConfig { pdl: overlaps, ..LaunchConfig::new([1, 1, 1], [THREADS as u32, 1, 1], 0) };
+    Ok(move |stream: &Stream| {
+        let params = ProductsParams { out: out.ptr(), rounds: 0 };
+        // SAFETY: a thread writes one f32 of `out`, which has room for all; the closure keeps it until the caller, who waits
+        // for the stream, drops it.
+        unsafe { launch(function, stream, &config, &params) }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

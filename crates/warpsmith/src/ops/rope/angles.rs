@@ -15,8 +15,9 @@ pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Rc<[u64]> {
     /// Models have one rotation, or one for local and one for global layers.
     const KEPT: usize = 4;
     type Key = (usize, u64, u64);
+    type Known = [Option<(Key, Rc<[u64]>)>; KEPT];
     thread_local! {
-        static KNOWN: RefCell<[Option<(Key, Rc<[u64]>)>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
+        static KNOWN: RefCell<Known> = const { RefCell::new([const { None }; KEPT]) };
     }
     let key = (rotary_dim, theta.to_bits(), scale.to_bits());
     KNOWN.with_borrow_mut(|known| {
