@@ -18,7 +18,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
 
-.PHONY: help setup build demo test build-kernels bench fmt lint hooks clean
+.PHONY: help setup build demo test sanitize build-kernels bench fmt lint hooks clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ demo: ## Build, then show the kernels at work
 
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
 	scripts/test.sh "$(VENV)"
+
+sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads and the radix tree
+	scripts/sanitize.sh
 
 build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
 	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"

@@ -190,7 +190,7 @@ impl Record {
         }
     }
 
-    /// Adds the cases of one kernel. Evidence of other versions of the kernel is dropped. `full` means that these are
+    /// Adds the cases of one kernel. Cases of other versions of the kernel are dropped. `full` means that these are
     /// all the cases the kernel supports; then earlier failures that were not run again are dropped too.
     ///
     /// Returns false, recording nothing, if these are only some cases of a version without a full run: an existing
@@ -208,7 +208,6 @@ impl Record {
             return false;
         }
         if !current {
-            self.drop_stale_timings(kernel, source_hash);
             let record = KernelRecord {
                 op: op.into(),
                 source_hash: source_hash.into(),
@@ -233,10 +232,9 @@ impl Record {
         record.map(|record| record.sanitizer.insert(tool.into(), verdict.into())).is_some()
     }
 
-    /// Adds a timing, replacing one of the same kernel, case and dtype. Timings of other versions of the kernel are
-    /// dropped.
+    /// Adds a timing, replacing one of the same kernel, case and dtype. Other timings of an earlier version of the kernel
+    /// stay, and are marked as such where they are shown.
     pub fn add_timing(&mut self, timing: Timing) {
-        self.drop_stale_timings(&timing.kernel, &timing.source_hash);
         let key = |t: &Timing| [&t.op, &t.kernel, &t.case, &t.dtype].map(String::clone);
         let new = key(&timing);
         match self.timings.binary_search_by(|old| key(old).cmp(&new)) {
@@ -265,10 +263,6 @@ impl Record {
     /// Sets the ceilings of the run that the added timings come from.
     pub fn set_ceilings(&mut self, ceilings: Ceilings) {
         self.ceilings = Some(ceilings.map(|rate| significant(rate, 4)));
-    }
-
-    fn drop_stale_timings(&mut self, kernel: &str, source_hash: &str) {
-        self.timings.retain(|timing| timing.kernel != kernel || timing.source_hash == source_hash);
     }
 
     /// Replaces the host times by those of one run.
@@ -423,7 +417,11 @@ mod tests {
         assert_eq!(record.kernels["k"].cases, [case("b", true)]);
         assert!(record.kernels["k"].sanitizer.is_empty());
         assert!(!record.add_sanitizer("k", "old", "memcheck", true));
-        assert_eq!(record.timings, [timing("other", "old", "a", 1.0)]);
+        assert_eq!(
+            record.timings.len(),
+            2,
+            "times of the earlier version stay until the cases are timed again"
+        );
         assert_eq!(record.proves("other", "old"), Ok(()));
     }
 
@@ -444,15 +442,16 @@ mod tests {
     }
 
     #[test]
-    fn timings_are_replaced_by_case_and_dropped_with_their_code() {
+    fn timings_are_replaced_by_case() {
         let mut record = record();
         for t in [timing("k", "h", "b", 1.0), timing("k", "h", "a", 2.0), timing("k", "h", "b", 3.0)] {
             record.add_timing(t);
         }
         assert_eq!(record.timings.iter().map(|t| t.ms).collect::<Vec<_>>(), [2.0, 3.0]);
         assert_eq!(record.timings[0].best_peer(), Some(("flash", 2.0)));
-        record.add_timing(timing("k", "new", "c", 4.0));
-        assert_eq!(record.timings.len(), 1);
+        record.add_timing(timing("k", "new", "b", 4.0));
+        let times: Vec<_> = record.timings.iter().map(|t| (t.source_hash.as_str(), t.ms)).collect();
+        assert_eq!(times, [("h", 2.0), ("new", 4.0)]);
     }
 
     #[test]

@@ -90,6 +90,7 @@ fn page_of(record: &Record, present: &PresentCode) -> String {
         stem(device),
         facts(record).join(" · ")
     );
+    host_table(record, &mut out);
     let mut marked = timing_table(record, present, &mut out);
     marked |= proof_table(record, present, &mut out);
     if marked {
@@ -112,6 +113,20 @@ fn facts(record: &Record) -> Vec<String> {
         }
     }));
     facts
+}
+
+/// Writes what calls cost the host.
+fn host_table(record: &Record, out: &mut String) {
+    if record.host_times.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n## Host time of one repeated call, without a graph\n");
+    let _ = writeln!(out, "| op | case | time | peers |\n|---|---|---:|---|");
+    for t in &record.host_times {
+        let peers: Vec<String> = t.peers.iter().map(|(name, us)| format!("{name} {us} us")).collect();
+        let peers = if peers.is_empty() { "-".into() } else { peers.join(", ") };
+        let _ = writeln!(out, "| {} | {} | {} us | {peers} |", t.op, t.case, t.us);
+    }
 }
 
 /// Writes the timings; whether one is of an earlier version of its kernel.

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# AddressSanitizer and ThreadSanitizer over the CPU tests of tensors, views, plans, threads and the radix tree.
+# The sanitizers' run-time libraries come with the stable toolchain; only the flag is behind a gate.
+# usage: scripts/sanitize.sh [address|thread ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(rustc -vV | sed -n 's/^host: //p')
+export RUSTC_BOOTSTRAP=1
+for kind in "${@:-address thread}"; do
+    for sanitizer in $kind; do
+        echo "sanitize: $sanitizer"
+        # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen.
+        RUSTFLAGS="-Zsanitizer=$sanitizer ${RUSTFLAGS:-}" TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.txt" \
+            cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib --test radix -- \
+            tensor:: op::plan op::args cpu::threads cpu::scratch radix
+    done
+done
