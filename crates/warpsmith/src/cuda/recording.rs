@@ -22,6 +22,10 @@ const SYMBOL: u64 = 0x7e;
 /// Symbols lie in the middle of what their upper bits name, so that addresses before an argument's start are its own, too.
 const MIDDLE: u64 = 1 << 47;
 
+/// An address that no tensor need have, and a distance from it: for trying out tensor maps.
+const SOME_ADDRESS: u64 = 1 << 40;
+const SOME_DISTANCE: u64 = 0x12_3456_7000;
+
 /// The stand-in for an address, with the low bits that decide over alignment.
 fn symbol(source: usize, address: usize) -> u64 {
     SYMBOL << 56 | (source as u64) << 48 | MIDDLE | (address as u64 & 15)
@@ -91,14 +95,19 @@ impl Recorder {
     /// The map of a tensor at a symbolic address. Only its address is set anew for each launch.
     pub fn tensor_map(&self, tensor: &Tiled<'_>) -> Result<TensorMap> {
         let (source, delta) = self.resolve(tensor.address).ok_or_else(unknown_address)?;
-        let address = match self.arguments.get(source as usize) {
-            Some(&address) => (address as u64).wrapping_add_signed(delta),
-            // The workspace has no address yet; any other that is aligned does.
-            None => tensor.address,
-        };
+        // The workspace has no address yet; any other that is aligned and that the driver takes will do.
+        let base = self.arguments.get(source as usize).map_or(SOME_ADDRESS, |&address| address as u64);
+        let address = base.wrapping_add_signed(delta);
         let map = TensorMap::encode(&Tiled { address, ..*tensor })?;
+        // Drivers keep the address in the first word of a map. Where that holds, writing it spares a call for each launch.
+        let mut moved = map;
+        moved.replace_address(address + SOME_DISTANCE)?;
+        let kind = match moved == map.with_first_word(address + SOME_DISTANCE) {
+            true => AddressKind::Plain,
+            false => AddressKind::TensorMap,
+        };
         let mut maps = lock(&self.maps);
-        maps.push((map, Patch { at: 0, source, kind: AddressKind::TensorMap, delta }));
+        maps.push((map, Patch { at: 0, source, kind, delta }));
         Ok(TensorMap::placeholder(maps.len() - 1))
     }
 

@@ -151,6 +151,12 @@ impl TensorMap {
         stands.then_some((first & !PLACEHOLDER) as usize)
     }
 
+    /// The map with another first word.
+    pub(super) fn with_first_word(mut self, word: u64) -> TensorMap {
+        self.opaque[0] = word;
+        self
+    }
+
     /// Puts another address into the map.
     pub(super) fn replace_address(&mut self, address: u64) -> Result<()> {
         let api = driver::api()?;

@@ -21,7 +21,7 @@ pub unsafe trait CType: Copy {
 /// How a parameter holds an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressKind {
-    /// As a `u64`. No other parameter is of that type.
+    /// As a `u64`. Other numbers of 64 bits are [`Bits64`] or signed.
     Plain,
     /// Inside a description of a tensor for the copy engine.
     TensorMap,
@@ -36,6 +36,18 @@ macro_rules! c_scalars {
     )*};
 }
 c_scalars!(i64 => "long long", u32 => "unsigned int", i32 => "int", f32 => "float");
+
+/// 64 bits that are no address.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bits64(pub u64);
+
+// SAFETY: as above.
+unsafe impl CType for Bits64 {
+    fn field(name: &str) -> String {
+        format!("unsigned long long {name}")
+    }
+}
 
 // SAFETY: as above.
 unsafe impl CType for u64 {

@@ -5,8 +5,7 @@ use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag, grid_blocks};
 use crate::device::DeviceInfo;
 use crate::error::Result;
-use crate::jit::{Arch, Source};
-use crate::jit::{CudaKernel, Defines};
+use crate::jit::{Arch, Bits64, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
@@ -36,7 +35,7 @@ kernel_params! {
     struct KvStoreParams {
         slots: u64, positions: u64,
         slot_stride: i64, position_stride: i64,
-        num_tokens: i64, num_slots: u64,
+        num_tokens: i64, num_slots: Bits64,
         page_size: u32,
         /// The page of a slot is `slot * page_factor >> page_shift`.
         page_factor: u32, page_shift: u32,
@@ -234,7 +233,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         slot_stride: p.slot_stride as i64,
         position_stride: p.positions.map_or(0, |(_, stride)| stride as i64),
         num_tokens: p.num_tokens as i64,
-        num_slots: (p.num_pages * p.page_size) as u64,
+        num_slots: Bits64((p.num_pages * p.page_size) as u64),
         page_size: p.page_size as u32,
         page_factor,
         page_shift,

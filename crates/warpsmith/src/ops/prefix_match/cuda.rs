@@ -4,8 +4,7 @@ use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, Memory, NODES, PAGES, Problem, STA
 use crate::cuda::LaunchConfig;
 use crate::device::DeviceInfo;
 use crate::error::Result;
-use crate::jit::{Arch, Source};
-use crate::jit::{CudaKernel, Defines};
+use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::radix::flat::MAX_PROBES;

@@ -6,8 +6,7 @@ use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
 use crate::device::DeviceInfo;
 use crate::error::Result;
-use crate::jit::{Arch, Source};
-use crate::jit::{CudaKernel, Defines};
+use crate::jit::{Arch, Bits64, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
@@ -44,7 +43,7 @@ kernel_params! {
         /// Elements between columns, and before the first.
         first_stride: i32, first_offset: i32,
         lane_bits: i32, head_bits: i32, pair_bits: i32, backward: i32,
-        frequencies: [u64; MAX_PAIRS],
+        frequencies: [Bits64; MAX_PAIRS],
     }
 }
 
@@ -196,8 +195,8 @@ impl Shape {
         let copied = if last { self.heads.copied() } else { 0 };
         let rotate_columns = num_pairs / self.piece;
         let all = angles::frequencies(rotation.rotary_dim, rotation.theta.get(), rotation.scale.get());
-        let mut frequencies = [0; MAX_PAIRS];
-        frequencies[..num_pairs].copy_from_slice(&all[first_pair..first_pair + num_pairs]);
+        let frequencies =
+            std::array::from_fn(|i| Bits64(if i < num_pairs { all[first_pair + i] } else { 0 }));
         let strides = rotation.tables.map_or([[0; 2]; 2], |t| t.strides).map(|s| s.map(|n| n as i64));
         let spread = rotation.interleaved && !self.vector();
         Rotary {
