@@ -96,7 +96,7 @@ impl<O: Op> AnyOp for O {
     }
 
     fn prepare(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
-        Plan::find::<O>(args, attrs, select)
+        Plan::find::<O>(args, attrs, select, None)
     }
 
     fn run(
@@ -106,7 +106,7 @@ impl<O: Op> AnyOp for O {
         stream: &Stream,
         select: &Select,
     ) -> Result<Option<&'static str>> {
-        let plan = Plan::find::<O>(args, attrs, select)?;
+        let plan = Plan::find::<O>(args, attrs, select, Some(stream))?;
         plan.launch(args, stream)?;
         Ok(plan.kernel())
     }

@@ -197,7 +197,7 @@ fn launch<O: Op>(
     {
         return plan.launch(args, stream);
     }
-    let plan = Plan::find::<O>(args, attrs, select)?;
+    let plan = Plan::find::<O>(args, attrs, select, Some(stream))?;
     plan.launch(args, stream)?;
     if let Some(kept) = kept {
         *kept = Some(plan);

@@ -155,8 +155,13 @@ pub(super) fn forget() {
 }
 
 impl Plan {
-    /// The plan of a call: the one made before, or a new one.
-    pub(super) fn find<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
+    /// The plan of a call: the one made before, or a new one. A call on a stream of another device has none.
+    pub(super) fn find<O: Op>(
+        args: &Args<'_>,
+        attrs: &Attrs,
+        select: &Select,
+        stream: Option<&Stream>,
+    ) -> Result<Plan> {
         let hash = hash(args, attrs, select);
         {
             let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
@@ -168,7 +173,7 @@ impl Plan {
                 return Ok(plan.clone());
             }
         }
-        let plan = Plan::new::<O>(args, attrs, select)?;
+        let plan = Plan::new::<O>(args, attrs, select, stream)?;
         let mut plans = PLANS.write().unwrap_or_else(|e| e.into_inner());
         if plans.len() >= MOST_PLANS {
             plans.retain(|_, same| {
@@ -183,9 +188,12 @@ impl Plan {
         Ok(plan)
     }
 
-    fn new<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
+    fn new<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select, stream: Option<&Stream>) -> Result<Plan> {
         let problem = checked::<O>(args, attrs)?;
         let device = args.device();
+        if let Some(stream) = stream {
+            check_stream(args, device, stream)?;
+        }
         let work = match args.outputs_are_empty() {
             true => None,
             false => {
@@ -228,10 +236,7 @@ impl Plan {
     pub(super) fn launch(&self, args: &Args<'_>, stream: &Stream) -> Result<()> {
         args.check_writes()?;
         let Some(work) = &self.0.work else { return Ok(()) };
-        if stream.device() != self.0.device {
-            let expected = format!("a stream of {}, where the tensors are", self.0.device);
-            return Err(Error::argument(args.spec().name, "stream", expected, stream.device().to_string()));
-        }
+        check_stream(args, self.0.device, stream)?;
         match stream {
             Stream::Host => {
                 with_host_workspace(work.workspace, |workspace| work.run.run(args, stream, workspace))
@@ -250,6 +255,15 @@ impl Plan {
             }
         }
     }
+}
+
+/// Requires the stream to be one of the device that the tensors are on.
+fn check_stream(args: &Args<'_>, device: Device, stream: &Stream) -> Result<()> {
+    if stream.device() == device {
+        return Ok(());
+    }
+    let expected = format!("a stream of {device}, where the tensors are");
+    Err(Error::argument(args.spec().name, "stream", expected, stream.device().to_string()))
 }
 
 impl std::fmt::Debug for Plan {
