@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times what a call costs the host, PyTorch's and Warpsmith's in one run, and merges both into the evidence.
 
-Needs PyTorch. One repeated call on tiny tensors, without a graph: batches of calls, the median over batches; waiting for the
-device is not part of it.
+Needs PyTorch. One repeated call on tiny tensors, without a graph: batches of calls, the median over batches. Waiting
+for the device is not part of it.
 
 usage: bench/host.py [--device cpu|cuda] [--no-record] [--peers FILE]
 """
