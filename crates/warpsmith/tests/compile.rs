@@ -298,3 +298,16 @@ fn chosen_variants_have_every_value_and_every_element_type() {
         assert_eq!(elements(&heaviest(&variants)), elements(&variants), "{}", kernel.function);
     }
 }
+
+/// One that did not would read what the kernel before it has not written yet.
+#[test]
+fn kernels_that_overlap_wait_by_themselves() {
+    let waits = |code: &str| code.contains("begin_kernel();") || code.contains("await_kernel_before();");
+    for kernel in kernels() {
+        let headers = warpsmith::jit::headers::included_by(&[kernel.source.code]);
+        // The header that defines the wait is no use of it.
+        let mut uses = headers.iter().filter(|header| !header.name.ends_with("/base.cuh"));
+        let found = waits(kernel.source.code) || uses.any(|header| waits(header.code));
+        assert_eq!(kernel.overlaps, found, "{}", kernel.function);
+    }
+}

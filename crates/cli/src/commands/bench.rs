@@ -11,7 +11,7 @@ use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
 use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings, host_times};
 use warpsmith::lab::evidence::{self, Machine, PresentCode, Record, Timing};
-use warpsmith::lab::proof::Bulk;
+use warpsmith::lab::proof::BenchTensors;
 use warpsmith::{DType, Device, Error, Result};
 
 /// Time kernels and compare them with the machine's limit
@@ -237,7 +237,8 @@ pub fn timed_cases(
             if case.gpu_only && device == Device::Cpu && !select.is_one_case() {
                 continue;
             }
-            let small = !quick || Bulk::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
+            let small =
+                !quick || BenchTensors::bytes(&op.plan(&case), case.arrangement)? <= quick_bytes(device);
             if small || select.is_one_case() {
                 cases.push((op, case));
             }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
 use warpsmith::lab::bench::{Bench, Cache, Ceilings, Measurement, Settings};
-use warpsmith::lab::proof::{Bulk, Prepared, kernels_on};
+use warpsmith::lab::proof::{BenchTensors, Prepared, kernels_on};
 use warpsmith::{DType, Device, Error, Result, cpu, ops};
 
 /// See the kernels checked and timed on this machine, with or without a GPU
@@ -194,7 +194,7 @@ fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec
         true => quick_bytes(device) / 4,
         false => quick_bytes(device),
     };
-    let bytes = |case: &Case| Bulk::bytes(&op.plan(case), case.arrangement).unwrap_or(usize::MAX);
+    let bytes = |case: &Case| BenchTensors::bytes(&op.plan(case), case.arrangement).unwrap_or(usize::MAX);
     let cases = op.bench_cases();
     let fitting = cases.iter().filter(|case| bytes(case) <= limit).max_by_key(|case| bytes(case));
     let Some(large) = fitting.or_else(|| cases.iter().min_by_key(|case| bytes(case))) else {

@@ -32,7 +32,7 @@ pub use gated_act::{GatedAct, GatedActBackward};
 pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
-pub use linear::{Gemm, Linear, LinearBackward, PackedWeight};
+pub use linear::{Linear, LinearBackward, PackedWeight};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;

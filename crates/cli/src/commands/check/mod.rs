@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::evidence::{self, CaseRecord, Machine, Record};
-use warpsmith::lab::proof::{Bulk, Drawn, Large, Outcome, Prepared};
+use warpsmith::lab::proof::{BenchTensors, Drawn, Large, Outcome, Prepared};
 use warpsmith::lab::{Arrangement, Case, Values};
 use warpsmith::op::KernelInfo;
 use warpsmith::{Device, Error, Result};
@@ -265,7 +265,7 @@ fn fitting(op: &dyn AnyProvable, cases: &[(u64, Case)]) -> Result<usize> {
     let most = cases.len().min(CASES_PER_THREAD * rayon::current_num_threads());
     let mut needed = 0u64;
     for (count, (_, case)) in cases[..most].iter().enumerate() {
-        let bytes = Bulk::bytes(&op.plan(case), case.arrangement)? as u64;
+        let bytes = BenchTensors::bytes(&op.plan(case), case.arrangement)? as u64;
         needed = needed.saturating_add(bytes.saturating_mul(REFERENCE_COST));
         if needed > memory.free {
             return match count {

@@ -26,7 +26,7 @@ pub use samples::Samples;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::Result;
 use crate::lab::AnyProvable;
-use crate::lab::proof::{Bulk, kernels_on};
+use crate::lab::proof::{BenchTensors, kernels_on};
 use crate::lab::{ArgPlan, Case};
 use crate::op::{OpSpec, Select};
 use serde::{Deserialize, Serialize};
@@ -175,7 +175,7 @@ pub struct Bench {
     info: DeviceInfo,
     ceilings: Ceilings,
     settings: Settings,
-    sets: Vec<Bulk>,
+    sets: Vec<BenchTensors>,
     cache: Cache,
     /// Of all tensors.
     bytes: usize,
@@ -197,7 +197,7 @@ impl Bench {
     ) -> Result<Bench> {
         let info = device.info()?;
         let plan = op.plan(case);
-        let bytes = Bulk::bytes(&plan, case.arrangement)?;
+        let bytes = BenchTensors::bytes(&plan, case.arrangement)?;
         let memory = device.memory()?;
         let usable = memory.free / 10 * 8;
         if bytes as u64 > usable {
@@ -205,7 +205,7 @@ impl Bench {
         }
         let (cache, wanted) = rotation(bytes, &info, &settings);
         let fitting = (usable / (bytes.max(1) as u64)) as usize;
-        let sets = Bulk::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
+        let sets = BenchTensors::copies(op.spec(), case, &plan, device, wanted.min(fitting).max(1))?;
         let written = written(op.spec(), &plan);
         Ok(Bench { op, case: case.clone(), info, ceilings, settings, sets, cache, bytes, written })
     }

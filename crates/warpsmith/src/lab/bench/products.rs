@@ -24,7 +24,7 @@ kernel_params! {
 }
 
 /// Instructions that multiply.
-struct Way {
+struct Method {
     device: CudaKernel,
     /// Blocks a multiprocessor is given: enough to keep its units busy.
     blocks: usize,
@@ -46,21 +46,21 @@ const fn device(function: &'static str, min_arch: Arch, variants: fn() -> Vec<De
 }
 
 /// Each thread multiplies single numbers: sixteen sums, one product each.
-static FMA: Way = Way {
+static FMA: Method = Method {
     device: device("fma_rate", Arch::new(6, 0, false), || vec![defines(0, "f32")]),
     blocks: 8,
     round_bytes: 4,
     round_tile: 16 * THREADS,
 };
 /// Each warp adds to eight tiles of 16 x 8.
-static MMA: Way = Way {
+static MMA: Method = Method {
     device: device("mma_rate", Arch::new(8, 0, false), || ["bf16", "f32"].map(|e| defines(1, e)).into()),
     blocks: 4,
     round_bytes: 32,
     round_tile: 8 * 16 * 8 * WARPS,
 };
 /// Two warpgroups, tiles of 64 x 256, four steps.
-static WGMMA: Way = Way {
+static WGMMA: Method = Method {
     device: device("wgmma_rate", Arch::new(9, 0, true), || {
         ["bf16", "f32", "f8e4m3"].map(|e| defines(2, e)).into()
     }),
@@ -74,13 +74,13 @@ pub fn device_functions() -> [&'static CudaKernel; 3] {
     [&FMA.device, &MMA.device, &WGMMA.device]
 }
 
-fn defines(way: usize, element: &str) -> Defines {
-    vec![("WAY", way.to_string()), ("ELEM", element.to_string())]
+fn defines(method: usize, element: &str) -> Defines {
+    vec![("WAY", method.to_string()), ("ELEM", element.to_string())]
 }
 
 /// How an architecture multiplies: the instruction, its number and the element type. `None` if there is none, or only
 /// one that is known not to be the fastest.
-fn way(products: Products, arch: Arch) -> Option<(&'static Way, Defines)> {
+fn method(products: Products, arch: Arch) -> Option<(&'static Method, Defines)> {
     let element = match products {
         Products::F32 => return Some((&FMA, defines(0, "f32"))),
         Products::Tf32 => "f32",
@@ -103,22 +103,22 @@ pub(super) fn rate(
 ) -> Result<Option<f64>> {
     let props = context.info();
     let arch = Arch::for_device(props.major as u8, props.minor as u8);
-    let Some((way, defines)) = way(products, arch) else { return Ok(None) };
+    let Some((method, defines)) = method(products, arch) else { return Ok(None) };
     let element_bytes = match products {
         Products::F32 | Products::Tf32 => 4,
         Products::Half => 2,
         Products::Fp8 => 1,
     };
-    let blocks = way.blocks * props.sm_count as usize;
-    let per_round = (2 * way.round_tile * way.round_bytes / element_bytes) as f64;
-    let rounds = (OPERATIONS / (per_round * way.blocks as f64)).ceil();
+    let blocks = method.blocks * props.sm_count as usize;
+    let per_round = (2 * method.round_tile * method.round_bytes / element_bytes) as f64;
+    let rounds = (OPERATIONS / (per_round * method.blocks as f64)).ceil();
     let stream = Stream::new(context)?;
     let out = DeviceBuffer::alloc(&stream, blocks * THREADS * size_of::<f32>())?;
     stream.synchronize()?;
     let params = ProductsParams { out: out.ptr(), rounds: rounds as i32 };
     let config =
         LaunchConfig { pdl: true, ..LaunchConfig::new([blocks as u32, 1, 1], [THREADS as u32, 1, 1], 0) };
-    let function = load(context, &way.device, &defines)?;
+    let function = load(context, &method.device, &defines)?;
     let samples = cuda::sample(context, 1, settings, |_, stream| {
         let device::Stream::Cuda(stream) = stream else {
             unreachable!("samples are taken on a stream of the device")
@@ -156,11 +156,11 @@ mod tests {
         for number in [60, 75, 80, 86, 89, 90, 100, 120] {
             let arch = Arch::for_device(number / 10, number % 10);
             for products in [Products::F32, Products::Tf32, Products::Half, Products::Fp8] {
-                let Some((way, defines)) = way(products, arch) else { continue };
-                assert!(way.device.is_for(arch), "{} for {arch}", way.device.function);
-                assert!((way.device.variants)().contains(&defines), "{defines:?}");
+                let Some((method, defines)) = method(products, arch) else { continue };
+                assert!(method.device.is_for(arch), "{} for {arch}", method.device.function);
+                assert!((method.device.variants)().contains(&defines), "{defines:?}");
             }
         }
-        assert!(way(Products::Half, Arch::for_device(7, 5)).is_none());
+        assert!(method(Products::Half, Arch::for_device(7, 5)).is_none());
     }
 }

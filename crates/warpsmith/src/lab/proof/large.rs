@@ -1,7 +1,7 @@
 //! Cases past 2^31 elements: too large for a reference, so some rows of the large call are compared, bit for bit,
 //! with a small call on the same rows.
 
-use super::bulk::Bulk;
+use super::bench_tensors::BenchTensors;
 use super::{Outcome, failed, only};
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub struct Large {
     op: &'static dyn AnyProvable,
     case: Case,
     plan: Vec<Option<ArgPlan>>,
-    tensors: Bulk,
+    tensors: BenchTensors,
     /// First rows of the parts that are compared.
     starts: Vec<usize>,
 }
@@ -38,7 +38,7 @@ impl Large {
             fix: "Run it on a device with more memory".into(),
         };
         let (case, plan) = grow(op).ok_or_else(|| unavailable("the op has no batch to grow".into()))?;
-        let (needed, free) = (Bulk::bytes(&plan, case.arrangement)? as u64, device.memory()?.free);
+        let (needed, free) = (BenchTensors::bytes(&plan, case.arrangement)? as u64, device.memory()?.free);
         // Leaves memory for workspaces and for the rest of the machine.
         if needed > free / 10 * 9 {
             return Err(unavailable(format!(
@@ -48,7 +48,7 @@ impl Large {
             )));
         }
         let starts = places(&plan);
-        let tensors = Bulk::new(op.spec(), &case, &plan, device)?;
+        let tensors = BenchTensors::new(op.spec(), &case, &plan, device)?;
         Ok(Large { op, case, plan, tensors, starts })
     }
 
@@ -105,7 +105,7 @@ impl Large {
             plan.fill = Fill::Constant(0.0);
         }
         let spec = self.op.spec();
-        let mut small = Bulk::new(spec, &self.case, &plan, stream.device())?;
+        let mut small = BenchTensors::new(spec, &self.case, &plan, stream.device())?;
         for (index, arg) in spec.args.iter().enumerate() {
             if plan[index].is_some() {
                 // Outputs held poison before the large call, so arguments that are changed in part must hold it here
@@ -128,7 +128,13 @@ impl Large {
     }
 }
 
-fn run(op: &dyn AnyProvable, tensors: &Bulk, case: &Case, stream: &Stream, select: &Select) -> Result<()> {
+fn run(
+    op: &dyn AnyProvable,
+    tensors: &BenchTensors,
+    case: &Case,
+    stream: &Stream,
+    select: &Select,
+) -> Result<()> {
     op.run(&mut tensors.args(), &case.attrs, stream, select)?;
     stream.synchronize()
 }

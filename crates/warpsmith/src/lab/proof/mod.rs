@@ -1,12 +1,12 @@
 //! Proof: running kernels over their op's cases and judging every property the contract promises.
 
-mod bulk;
+mod bench_tensors;
 mod compare;
 mod generated;
 mod large;
 mod tensors;
 
-pub use bulk::Bulk;
+pub use bench_tensors::BenchTensors;
 pub use compare::{Error as Deviation, Expectation, compare};
 pub use large::Large;
 pub use tensors::Tensors;

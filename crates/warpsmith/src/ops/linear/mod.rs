@@ -331,9 +331,6 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type Linear<'a> = Call<'a, Forward>;
 
-/// The plain product `a · bᵀ`: [`Linear`] by another name, without its epilogue unless asked for.
-pub type Gemm<'a> = Linear<'a>;
-
 impl OneOutput for Forward {
     const OUTPUT: usize = OUT;
 }

@@ -91,11 +91,11 @@ fn any_leading_dimensions() {
         assert_eq!(out, expected);
     }
     let own = tensor(&[2, 4, 6, 7], DType::F32);
-    let whole = Gemm::new(x, &own).run().unwrap().to_vec::<f32>().unwrap();
+    let whole = Linear::new(x, &own).run().unwrap().to_vec::<f32>().unwrap();
     for (index, expected) in whole.chunks_exact(5 * 6).enumerate() {
         let one = x.narrow(0, index / 4, 1).unwrap().narrow(1, index % 4, 1).unwrap();
         let own = own.view().narrow(0, index / 4, 1).unwrap().narrow(1, index % 4, 1).unwrap();
-        assert_eq!(Gemm::new(one, own).run().unwrap().to_vec::<f32>().unwrap(), expected);
+        assert_eq!(Linear::new(one, own).run().unwrap().to_vec::<f32>().unwrap(), expected);
     }
     let vector = tensor(&[7], DType::F32);
     assert_eq!(Linear::new(&vector, &w).run().unwrap().shape(), [6]);

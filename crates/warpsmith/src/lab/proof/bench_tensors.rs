@@ -31,36 +31,41 @@ struct Slot {
 }
 
 /// All tensors of a case on one device. Inputs hold typical values, never zeros; outputs are uninitialised.
-pub struct Bulk {
+pub struct BenchTensors {
     spec: &'static OpSpec,
     slots: Vec<Option<Slot>>,
     in_place: bool,
 }
 
-impl Bulk {
+impl BenchTensors {
     /// Allocates everything and fills the inputs, synchronously.
-    pub fn new(spec: &'static OpSpec, case: &Case, plan: &[Option<ArgPlan>], device: Device) -> Result<Bulk> {
-        Ok(Bulk::copies(spec, case, plan, device, 1)?.swap_remove(0))
+    pub fn new(
+        spec: &'static OpSpec,
+        case: &Case,
+        plan: &[Option<ArgPlan>],
+        device: Device,
+    ) -> Result<BenchTensors> {
+        Ok(BenchTensors::copies(spec, case, plan, device, 1)?.swap_remove(0))
     }
 
-    /// Like [`Bulk::new`], several times with the same values.
+    /// Like [`BenchTensors::new`], several times with the same values.
     pub fn copies(
         spec: &'static OpSpec,
         case: &Case,
         plan: &[Option<ArgPlan>],
         device: Device,
         count: usize,
-    ) -> Result<Vec<Bulk>> {
-        let empty = || Bulk { spec, slots: Vec::new(), in_place: case.in_place };
-        let mut copies: Vec<Bulk> = (0..count).map(|_| empty()).collect();
+    ) -> Result<Vec<BenchTensors>> {
+        let empty = || BenchTensors { spec, slots: Vec::new(), in_place: case.in_place };
+        let mut copies: Vec<BenchTensors> = (0..count).map(|_| empty()).collect();
         let mut generated = Generated::new(case, SEED);
         for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
             let Some(plan) = plan else {
-                copies.iter_mut().for_each(|bulk| bulk.slots.push(None));
+                copies.iter_mut().for_each(|set| set.slots.push(None));
                 continue;
             };
             let mut values = None;
-            for bulk in &mut copies {
+            for set in &mut copies {
                 let slot = Slot::new(plan, case.arrangement, device)?;
                 if arg.is_input() {
                     let values = values.get_or_insert_with(|| match plan.fill {
@@ -69,14 +74,14 @@ impl Bulk {
                     });
                     slot.fill(values)?;
                 }
-                bulk.slots.push(Some(slot));
+                set.slots.push(Some(slot));
             }
         }
         device.synchronize()?;
         Ok(copies)
     }
 
-    /// Bytes that [`Bulk::new`] allocates; `usize::MAX` stands for more than can be addressed.
+    /// Bytes that [`BenchTensors::new`] allocates; `usize::MAX` stands for more than can be addressed.
     pub fn bytes(plan: &[Option<ArgPlan>], arrangement: Arrangement) -> Result<usize> {
         plan.iter().flatten().try_fold(0usize, |sum, plan| {
             let span = arrange(Shape::new(&plan.shape)?, arrangement)?.span();
@@ -222,14 +227,14 @@ mod tests {
         let weight = 1;
         let case = Case::new(op.spec(), DType::BF16).sizes(&[5, BLOCK / 4 + 3]).give(weight);
         let plan = op.plan(&case);
-        let bulk = Bulk::new(op.spec(), &case, &plan, Device::Cpu).unwrap();
-        let x = bulk.view(0).to_f64().unwrap();
+        let set = BenchTensors::new(op.spec(), &case, &plan, Device::Cpu).unwrap();
+        let x = set.view(0).to_f64().unwrap();
         assert_eq!(
             x.len() * 2 + x.len() * 2 + (BLOCK / 4 + 3) * 2,
-            Bulk::bytes(&plan, case.arrangement).unwrap()
+            BenchTensors::bytes(&plan, case.arrangement).unwrap()
         );
         assert_eq!(x[..100], x[BLOCK..BLOCK + 100], "the block repeats");
         assert!(x.iter().filter(|x| **x == 0.0).count() < 100);
-        assert_ne!(x[..100], bulk.view(weight).to_f64().unwrap()[..100]);
+        assert_ne!(x[..100], set.view(weight).to_f64().unwrap()[..100]);
     }
 }
