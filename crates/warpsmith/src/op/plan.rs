@@ -11,7 +11,7 @@ use crate::cpu::Tier;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::storage::HostBuffer;
-use crate::tensor::{DType, Layout, TensorView};
+use crate::tensor::{DType, Layout, Refusal, Tensor, TensorView};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,6 +22,8 @@ use std::sync::{Arc, LazyLock, RwLock};
 const ALIGNMENT: usize = 16;
 /// Most plans that are kept. Beyond it, those go that were not used since the last time.
 const MOST_PLANS: usize = 4096;
+/// What kernels may take for granted about a workspace.
+const WORKSPACE_ALIGNMENT: usize = 64;
 
 /// A prepared call of an op: launches with any tensors of the same types, shapes, strides and alignment.
 ///
@@ -223,28 +225,73 @@ impl Plan {
 
     /// Launches with other tensors of the same types, shapes, strides and alignment, and the plan's own options.
     pub fn run(&self, args: &mut Args<'_>, stream: &Stream) -> Result<()> {
-        let signature = &self.0.signature;
-        if !signature.fits(args) {
-            let expected = "a plan for arguments of these types, shapes, strides and alignment";
-            let got = format!("one of `{}` for others", signature.spec.name);
-            return Err(Error::argument(args.spec().name, "plan", expected, got));
-        }
+        self.check_forms(args)?;
         self.launch(args, stream)
+    }
+
+    /// As [`Plan::run`], with a workspace of the caller's instead of the stream's: a contiguous tensor on the same device of
+    /// at least [`Plan::workspace_bytes`] bytes.
+    pub fn run_with_workspace(
+        &self,
+        args: &mut Args<'_>,
+        workspace: &mut Tensor,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_forms(args)?;
+        let refuse = |expected: String, got: String| {
+            Err(Error::argument(args.spec().name, "workspace", expected, got))
+        };
+        let (view, refusal) = workspace.view_mut().into_parts();
+        if let Some(refusal) = refusal {
+            return refuse(Refusal::EXPECTED.into(), refusal.to_string());
+        }
+        let bytes = view.layout().numel() * view.dtype().size();
+        let fits = bytes >= self.workspace_bytes() && view.layout().is_contiguous();
+        if !fits || !view.is_aligned(WORKSPACE_ALIGNMENT) || view.device() != self.0.device {
+            let need = self.workspace_bytes();
+            let expected =
+                format!("{need} contiguous bytes on {}, aligned to {WORKSPACE_ALIGNMENT}", self.0.device);
+            return refuse(expected, format!("{view:?}"));
+        }
+        self.launch_in(args, stream, Some(&view))
+    }
+
+    fn check_forms(&self, args: &Args<'_>) -> Result<()> {
+        let signature = &self.0.signature;
+        if signature.fits(args) {
+            return Ok(());
+        }
+        let expected = "a plan for arguments of these types, shapes, strides and alignment";
+        let got = format!("one of `{}` for others", signature.spec.name);
+        Err(Error::argument(args.spec().name, "plan", expected, got))
     }
 
     /// Launches with arguments that the plan was found for.
     pub(super) fn launch(&self, args: &Args<'_>, stream: &Stream) -> Result<()> {
+        self.launch_in(args, stream, None)
+    }
+
+    /// As [`Plan::launch`]; in this workspace, or the stream's.
+    fn launch_in(&self, args: &Args<'_>, stream: &Stream, given: Option<&TensorView<'_>>) -> Result<()> {
         args.check_writes()?;
         let Some(work) = &self.0.work else { return Ok(()) };
         check_stream(args, self.0.device, stream)?;
         match stream {
-            Stream::Host => {
-                with_host_workspace(work.workspace, |workspace| work.run.run(args, stream, workspace))
-            }
+            Stream::Host => match given {
+                Some(given) => work.run.run(args, stream, given.address()),
+                None => {
+                    with_host_workspace(work.workspace, |workspace| work.run.run(args, stream, workspace))
+                }
+            },
             #[cfg(feature = "cuda")]
             Stream::Cuda(cuda) => {
                 order(args, cuda)?;
-                let result = cuda.with_workspace(work.workspace, |at| work.run.run(args, stream, at));
+                let result = match given.and_then(|given| Some((given, given.storage?))) {
+                    Some((given, storage)) => storage.with(cuda, crate::cuda::Access::Write, || {
+                        work.run.run(args, stream, given.address())
+                    }),
+                    None => cuda.with_workspace(work.workspace, |at| work.run.run(args, stream, at)),
+                };
                 // Noted even if only some launches succeeded: those use the memory.
                 for (index, view) in args.given() {
                     if let Some(storage) = view.storage {

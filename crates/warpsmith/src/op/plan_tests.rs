@@ -1,6 +1,5 @@
 use super::*;
 use crate::ops::{Activation, RmsNorm};
-use crate::tensor::Tensor;
 
 fn random(shape: &[usize], seed: u64) -> Tensor {
     Tensor::randn(shape, DType::F32, Device::Cpu, seed).unwrap()
@@ -127,4 +126,32 @@ fn plans_are_forgotten_when_there_are_too_many() {
     }
     let count: usize = PLANS.read().unwrap().values().map(Vec::len).sum();
     assert!(count <= MOST_PLANS + 1, "{count}");
+}
+
+#[test]
+fn a_workspace_of_the_callers_is_used_if_it_fits() {
+    let op = crate::ops::find("rms_norm_backward").unwrap();
+    let spec = op.spec();
+    let at = |name: &str| spec.args.iter().position(|arg| arg.name == name).unwrap();
+    let (x, weight, dout) = (random(&[70, 48], 0), random(&[48], 1), random(&[70, 48], 2));
+    let run = |workspace: Option<usize>| {
+        let [mut dx, mut dweight] = [&[70, 48][..], &[48]].map(|shape| random(shape, 3));
+        let mut args = Args::new(spec).input(at("x"), x.view()).input(at("weight"), weight.view());
+        args = args.input(at("dout"), dout.view()).output(at("dx"), dx.view_mut());
+        args = args.output(at("dweight"), dweight.view_mut());
+        let plan = op.prepare(&args, &Attrs::defaults(spec), &Select::default()).unwrap();
+        assert!(plan.workspace_bytes() > 0, "sums over rows are kept in the workspace");
+        let result = match workspace {
+            None => plan.run(&mut args, &Stream::Host),
+            Some(less) => {
+                let bytes = plan.workspace_bytes() - less;
+                let mut workspace = Tensor::zeros(&[bytes], DType::U8, Device::Cpu).unwrap();
+                plan.run_with_workspace(&mut args, &mut workspace, &Stream::Host)
+            }
+        };
+        result.map(|()| dweight.to_vec::<f32>().unwrap())
+    };
+    assert_eq!(run(Some(0)).unwrap(), run(None).unwrap());
+    let error = run(Some(1)).unwrap_err().to_string();
+    assert!(error.contains("argument `workspace`"), "{error}");
 }
