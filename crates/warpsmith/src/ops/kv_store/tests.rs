@@ -177,7 +177,7 @@ fn mistakes_are_named() {
     let (one, two) = (tensor(&[1], DType::F32), tensor(&[2], DType::F32));
     bad(KvStore::new(&x, &x, &slots).scales(&one, &one), bf16, "not of an 8-bit type");
     let call = KvStore::new(&x, &x, &slots);
-    bad(call.scales(&one, &two), DType::F8E4M3, "`v_scale`: expected shape [1] or [num_kv_heads=3], got [2]");
+    bad(call.scales(&one, &two), DType::F8E4M3, "`v_scale`: expected shape [1 or num_kv_heads=3], got [2]");
     let table = tensor(&[4, DIM / 2], DType::F32);
     bad(KvStore::new(&x, &x, &slots).tables(&table, &table), bf16, "`positions`: expected a tensor, because");
     let call = KvStore::new(&x, &x, &slots).rope(&slots).tables(&table, &table);

@@ -33,7 +33,8 @@ fn wrong_shapes_and_types_are_named() {
     let bias = Linear::new(&x, &w).bias(&tensor(&[5], DType::BF16)).run();
     assert_eq!(message(bias), "linear: argument `bias`: expected dtype f32, got bf16");
     assert!(
-        message(Linear::new(&x, &w).out_dtype(DType::I32).run()).contains("`to`: expected f32, f16 or bf16")
+        message(Linear::new(&x, &w).out_dtype(DType::I32).run())
+            .contains("`to`: expected one of auto, f32, f16, bf16")
     );
     assert!(
         message(Linear::new(&x, &w).scale(f32::INFINITY).run()).contains("`scale`: expected a finite number")
@@ -58,8 +59,11 @@ fn scales_must_fit_inputs_and_scaling() {
     run(Scaling::Row, &[3], &[5]).unwrap();
     run(Scaling::Block, &[3, 3], &[1, 3]).unwrap();
     expects(run(Scaling::Tensor, &[3], &[1]), "`x_scale`: expected shape [1] with scaling=tensor, got [3]");
-    expects(run(Scaling::Row, &[3], &[3]), "`w_scale`: expected shape [5] with scaling=row, got [3]");
-    expects(run(Scaling::Block, &[3, 3], &[5, 3]), "`w_scale`: expected shape [1, 3] with scaling=block");
+    expects(run(Scaling::Row, &[3], &[3]), "`w_scale`: expected shape [rows=5] with scaling=row, got [3]");
+    expects(
+        run(Scaling::Block, &[3, 3], &[5, 3]),
+        "`w_scale`: expected shape [ceil(rows / 128)=1, ceil(k / 128)=3] with scaling=block",
+    );
     let wide = tensor(&[3, 8], DType::F32);
     let one = scales(&[1]);
     expects(

@@ -71,7 +71,7 @@ fn mistakes_are_named() {
         let error = call.run().unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     };
-    bad(MergeStates::new(&outs, &lses).to(DType::I32), "`to`: expected f32, f16 or bf16");
+    bad(MergeStates::new(&outs, &lses).to(DType::I32), "`to`: expected one of auto, f32, f16, bf16");
     bad(MergeStates::new(&outs, &tensor(&[2, 3, 4], DType::BF16)), "`lses`: expected dtype f32");
     bad(MergeStates::new(&outs, &tensor(&[3, 2, 4], DType::F32)), "`lses`: expected shape [num_parts=2");
     bad(

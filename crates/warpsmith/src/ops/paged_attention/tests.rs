@@ -517,9 +517,10 @@ fn mistakes_are_named() {
         assert!(error.contains(text), "{error}");
     };
     let call = |pages| PagedAttention::new(&q, pages, pages, &table, &lens);
-    wrong(call(&pages).scales(&scale, &scale), "`k_scale`: expected nothing, because the cache is f32");
-    wrong(call(&narrow).scales(&scale, &scale), "`k_scale`: expected shape [1] or [num_kv_heads=2], got [3]");
-    wrong(call(&pages).q_starts(&lens), "`q_starts`: expected shape [requests+1=3], got [2]");
+    let one = tensor(&[1], DType::F32);
+    wrong(call(&pages).scales(&one, &one), "`k_scale`: expected nothing, because the cache is f32");
+    wrong(call(&narrow).scales(&scale, &scale), "`k_scale`: expected shape [1 or num_kv_heads=2], got [3]");
+    wrong(call(&pages).q_starts(&lens), "`q_starts`: expected shape [requests + 1=3], got [2]");
     wrong(call(&pages).softcap(-1.0), "`softcap`");
     wrong(call(&pages).scale(f32::NAN), "`scale`");
 }

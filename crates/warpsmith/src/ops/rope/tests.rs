@@ -159,7 +159,7 @@ fn mistakes_are_named() {
     bad(Rope::new(&x, &at).scale(f64::NAN).run(), "`scale`");
     bad(Rope::new(&x, &x).run(), "`positions`: expected dtype i64 or i32");
     bad(Rope::new(&x, &positions(&[0, 1], &[2], Device::Cpu)).run(), "[num_tokens=3], got [2]");
-    bad(Rope::new(&x, &at).tables(&narrow, &narrow).run(), "rotary_dim/2=4], got [4, 3]");
+    bad(Rope::new(&x, &at).tables(&narrow, &narrow).run(), "rotary_dim / 2=4], got [4, 3]");
     bad(Rope::new(&x, &at).tables(&empty, &empty).run(), "at least one row");
     bad(Rope::new(&x, &at).tables(&table, &table).run(), "below max_pos=4, got 4 for token 2");
     bad(RopeBackward::new(&x, &at).rotary_dim(3).run(), "rope_backward");
