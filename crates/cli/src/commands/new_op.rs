@@ -198,7 +198,9 @@ mod tests {
         assert_eq!(written.len(), FILES.len() + 1);
         for path in &written {
             let text = std::fs::read_to_string(path).unwrap();
-            assert!(!text.contains("new_op") && !text.contains("NewOp"), "{}", path.display());
+            // The list names the template itself, which the library's tests compile.
+            let is_list = path.ends_with("mod.rs") && path.parent() == Some(folder.path());
+            assert!(is_list || !text.contains("new_op") && !text.contains("NewOp"), "{}", path.display());
             let count = |c: char| text.matches(c).count();
             assert_eq!((count('{'), count('(')), (count('}'), count(')')), "{}", path.display());
         }
