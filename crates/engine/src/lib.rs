@@ -1,0 +1,1 @@
+//! Runs language models on the kernels of warpsmith: weights, text, models, scheduling.
