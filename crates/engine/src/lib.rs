@@ -1,1 +1,3 @@
 //! Runs language models on the kernels of warpsmith: weights, text, models, scheduling.
+
+pub mod weights;
