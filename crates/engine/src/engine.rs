@@ -10,6 +10,7 @@ use crate::request::{Event, EventKind, FinishReason, Request, RequestId, Samplin
 use crate::sampler::{self, Choice};
 use crate::scheduler::{Limits, Scheduler, Share, StepPlan};
 use crate::sequence::{Key, Sequence};
+use crate::text::{ChatTemplate, Tokenizer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,6 +97,8 @@ pub struct Engine {
     scheduler: Scheduler,
     options: EngineOptions,
     requests: BTreeMap<RequestId, Active>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<ChatTemplate>,
     /// What happened between steps.
     pending: Vec<Event>,
     next_request: u64,
@@ -131,6 +134,8 @@ impl Engine {
             scheduler: Scheduler::new(limits, pages),
             options,
             requests: BTreeMap::new(),
+            tokenizer: None,
+            template: None,
             pending: Vec::new(),
             next_request: 0,
             stats: Stats::default(),
@@ -140,6 +145,26 @@ impl Engine {
     /// The model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
+    }
+
+    /// Gives the engine text: events carry it, stop texts work, and the tokenizer's end tokens end outputs.
+    #[must_use]
+    pub fn with_text(mut self, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Engine {
+        self.options.end_ids.extend(tokenizer.final_ids().iter().map(|&id| id as i32));
+        let tokens = tokenizer.len().min(self.model.config().vocab_size);
+        self.options.vocab_size.get_or_insert(tokens);
+        (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template);
+        self
+    }
+
+    /// The tokenizer, if the engine was given one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
+    }
+
+    /// The chat template, if the engine was given one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
     }
 
     fn vocab_size(&self) -> usize {
@@ -153,13 +178,23 @@ impl Engine {
     pub fn add_request(&mut self, request: Request) -> Result<RequestId> {
         let Request { prompt, params, priority, deadline } = request;
         params.validate(self.vocab_size())?;
+        if self.tokenizer.is_none() && !params.stop.is_empty() {
+            return Err(Error::request(
+                "stop",
+                "no texts, because the engine has no tokenizer",
+                params.stop.len(),
+            ));
+        }
         let max_len = self.max_len(&prompt, &params)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         let params = Arc::new(params);
         let seed = params.seed.unwrap_or_else(random_seed);
-        let output = |index| Output::new(params.clone(), sampler::seed_of_output(seed, index), &prompt);
-        let outputs = (0..params.n).map(|index| (index, output(index))).collect();
+        let output = |index| {
+            let (seed, text) = (sampler::seed_of_output(seed, index), self.tokenizer.clone());
+            Ok((index, Output::new(params.clone(), seed, &prompt, text)?))
+        };
+        let outputs = (0..params.n).map(output).collect::<Result<_>>()?;
         let has_forks = params.n > 1;
         let key = Key { priority, request: id, index: 0 };
         self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks });
@@ -368,7 +403,7 @@ impl Engine {
             output_tokens: output.num_tokens,
             preemptions: sequence.map_or(0, |sequence| sequence.preemptions),
         };
-        let kind = EventKind::Finished { text: output.rest(&reason), reason, usage };
+        let kind = EventKind::Finished { reason, text: output.rest(), usage };
         events.push(Event { request: key.request, index: key.index, kind });
         if request.outputs.is_empty() {
             self.requests.remove(&key.request);

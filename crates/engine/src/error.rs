@@ -15,6 +15,10 @@ pub enum Error {
     #[error(transparent)]
     Weights(#[from] crate::weights::Error),
 
+    /// Text cannot be turned into tokens.
+    #[error(transparent)]
+    Text(#[from] crate::text::Error),
+
     /// A model's configuration cannot be used.
     #[error("model configuration: `{key}`: expected {expected}, got {got}")]
     Config {

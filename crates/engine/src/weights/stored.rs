@@ -45,7 +45,7 @@ impl TensorInfo {
 }
 
 /// A tensor of a [`Checkpoint`]. It derefs to its [`TensorInfo`].
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct StoredTensor<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) info: &'a TensorInfo,
