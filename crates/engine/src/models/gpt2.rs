@@ -1,7 +1,8 @@
 //! GPT-2: layer norms with biases, learned positions, a feed-forward layer with tanh GELU.
 
-use super::layers::{Attention, Buffer, Norm, Projection, Table, select_rows};
+use super::layers::{Attention, Buffer, Norm, Table, select_rows};
 use super::names::{Loader, Part};
+use super::products::Projection;
 use super::{Config, Model};
 use crate::batch::Batch;
 use crate::error::Result;
@@ -51,14 +52,13 @@ impl Gpt2 {
     fn load(config: &Config, loader: &Loader<'_>) -> Result<Gpt2> {
         let hidden = config.hidden_size;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, hidden)?;
-        let head = Projection::new(loader.head(embedding.weight())?, None)?;
         let buffer = |width| Buffer::new(width, loader.dtype(), loader.device());
         Ok(Gpt2 {
-            positions: Table::load_rows(loader, Part::Positions, config.max_positions, hidden)?,
+            positions: Table::load(loader, Part::Positions, config.max_positions, hidden)?,
             embedding,
             layers: (0..config.num_layers).map(|i| Layer::load(config, loader, i)).collect::<Result<_>>()?,
             norm: Norm::load(loader, Part::FinalNorm, 0, hidden, config.norm_eps)?,
-            head,
+            head: Projection::head(loader)?,
             x: buffer(hidden)?,
             token_rows: buffer(hidden)?,
             position_rows: buffer(hidden)?,
@@ -100,7 +100,7 @@ impl Model for Gpt2 {
         let last = select_rows(x.as_view(), &batch.logit_rows)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
         self.norm.forward(last.view(), normed.reborrow(), &stream)?;
-        self.head.logits(normed.as_view())
+        self.head.logits(normed.as_view(), &stream)
     }
 }
 

@@ -5,10 +5,7 @@ use super::names::{Loader, Part};
 use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::Plan;
-use warpsmith::ops::linear::{Activation, Gate};
-use warpsmith::ops::{
-    Embedding, KvStore, LayerNorm, Linear, PackedWeight, PagedAttention, RmsNorm, Rope, concat,
-};
+use warpsmith::ops::{Embedding, KvStore, LayerNorm, PagedAttention, RmsNorm, Rope};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// Rows of activations whose memory is used again in every pass. It grows to the largest batch.
@@ -45,19 +42,9 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table of `rows` vectors.
+    /// A table of `rows` vectors, which may have more in the file.
     pub fn load(loader: &Loader<'_>, part: Part, rows: usize, width: usize) -> Result<Table> {
-        Ok(Table { weight: loader.matrix(part, 0, rows, width)?, plan: None })
-    }
-
-    /// The first `rows` vectors of a table that may have more.
-    pub fn load_rows(loader: &Loader<'_>, part: Part, rows: usize, width: usize) -> Result<Table> {
-        Ok(Table { weight: loader.first_rows(part, rows, width)?, plan: None })
-    }
-
-    /// The table itself, for a head that is tied to it.
-    pub fn weight(&self) -> &Tensor {
-        &self.weight
+        Ok(Table { weight: loader.table(part, rows, width)?, plan: None })
     }
 
     /// The vectors that `ids` name.
@@ -117,122 +104,6 @@ impl Norm {
     pub fn forward_in_place(&mut self, x: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
         let call = RmsNorm::in_place().weight(&self.weight).eps(self.eps);
         Ok(call.keep_plan(&mut self.plan).run_in_place(x, stream)?)
-    }
-}
-
-/// Products of the same input with one matrix or several, side by side: `out = x · wᵀ + bias`.
-pub struct Projection {
-    weight: PackedWeight,
-    bias: Option<Tensor>,
-    activation: Activation,
-    plan: Option<Plan>,
-}
-
-impl Projection {
-    /// The matrices of `parts`, each with its number of outputs, as one.
-    pub fn load(
-        loader: &Loader<'_>,
-        parts: &[(Part, usize)],
-        layer: usize,
-        input: usize,
-    ) -> Result<Projection> {
-        let mut matrices = Vec::new();
-        let mut biases = Vec::new();
-        for &(part, out) in parts {
-            matrices.push(loader.matrix(part, layer, out, input)?);
-            biases.push(loader.bias(part, layer, out)?);
-        }
-        let bias = match biases.iter().any(Option::is_some) {
-            false => None,
-            true => {
-                let zeros = |out| Tensor::zeros(&[out], loader.dtype(), loader.device());
-                let filled: Result<Vec<Tensor>> = biases
-                    .into_iter()
-                    .zip(parts)
-                    .map(|(bias, &(_, out))| Ok(bias.map_or_else(|| zeros(out), Ok)?))
-                    .collect();
-                Some(joined(filled?)?)
-            }
-        };
-        Projection::new(joined(matrices)?, bias)
-    }
-
-    /// A matrix `[out, in]`.
-    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Projection> {
-        let weight = PackedWeight::new(weight)?;
-        Ok(Projection { weight, bias, activation: Activation::None, plan: None })
-    }
-
-    /// Applies a function to the result.
-    pub fn activation(self, activation: Activation) -> Projection {
-        Projection { activation, ..self }
-    }
-
-    /// Writes the product to `out`.
-    pub fn forward(&mut self, x: TensorView<'_>, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        let mut call = Linear::packed(x, &self.weight).activation(self.activation);
-        if let Some(bias) = &self.bias {
-            call = call.bias(bias);
-        }
-        Ok(call.keep_plan(&mut self.plan).run_into(out, stream)?)
-    }
-
-    /// Adds the product to `residual`.
-    pub fn add_to(&mut self, x: TensorView<'_>, residual: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        let mut call = Linear::packed(x, &self.weight).activation(self.activation);
-        if let Some(bias) = &self.bias {
-            call = call.bias(bias);
-        }
-        Ok(call.keep_plan(&mut self.plan).add_to(residual, stream)?)
-    }
-
-    /// The product as a new tensor in f32.
-    pub fn logits(&mut self, x: TensorView<'_>) -> Result<Tensor> {
-        let call = Linear::packed(x, &self.weight).out_dtype(DType::F32);
-        Ok(call.keep_plan(&mut self.plan).run()?)
-    }
-}
-
-/// Matrices one below the other.
-fn joined(mut parts: Vec<Tensor>) -> Result<Tensor> {
-    if parts.len() == 1 {
-        return Ok(parts.swap_remove(0));
-    }
-    let views: Vec<TensorView<'_>> = parts.iter().map(Tensor::view).collect();
-    Ok(concat(&views, 0)?)
-}
-
-/// The gated feed-forward layer: `down(silu(gate(x)) * up(x))`, added to the residual.
-pub struct GatedMlp {
-    gate_up: PackedWeight,
-    gate_up_plan: Option<Plan>,
-    down: Projection,
-}
-
-impl GatedMlp {
-    /// The layer's weights.
-    pub fn load(loader: &Loader<'_>, layer: usize, config: &Config) -> Result<GatedMlp> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let gate = loader.matrix(Part::Gate, layer, inner, hidden)?;
-        let up = loader.matrix(Part::Up, layer, inner, hidden)?;
-        let gate_up = PackedWeight::gated(joined(vec![gate, up])?, Gate::Halves)?;
-        let down = Projection::load(loader, &[(Part::Down, hidden)], layer, inner)?;
-        Ok(GatedMlp { gate_up, gate_up_plan: None, down })
-    }
-
-    /// `inner` is room for the activations between the two products.
-    pub fn add_to(
-        &mut self,
-        x: TensorView<'_>,
-        mut inner: TensorViewMut<'_>,
-        residual: TensorViewMut<'_>,
-        stream: &Stream,
-    ) -> Result<()> {
-        Linear::packed(x, &self.gate_up)
-            .activation(Activation::Silu)
-            .keep_plan(&mut self.gate_up_plan)
-            .run_into(inner.reborrow(), stream)?;
-        self.down.add_to(inner.as_view(), residual, stream)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The Llama family: RMS norms before attention and a gated feed-forward layer, rotated queries and keys.
 
-use super::layers::{Attention, Buffer, GatedMlp, Norm, Projection, Table, select_rows};
+use super::layers::{Attention, Buffer, Norm, Table, select_rows};
 use super::names::{Loader, Part};
+use super::products::{GatedMlp, Projection};
 use super::{Config, Model};
 use crate::batch::Batch;
 use crate::error::Result;
@@ -51,7 +52,6 @@ impl Decoder {
     ) -> Result<Decoder> {
         let rotary = loader.rotary()?;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, config.hidden_size)?;
-        let head = Projection::new(loader.head(embedding.weight())?, None)?;
         let layer = |i| Layer::load(config, loader, i, adapt(i, Attention::new(config, rotary.clone()))?);
         let buffer = |width| Buffer::new(width, loader.dtype(), loader.device());
         let queries = config.num_heads * config.head_dim;
@@ -59,7 +59,7 @@ impl Decoder {
             embedding,
             layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
             norm: Norm::load(loader, Part::FinalNorm, 0, config.hidden_size, config.norm_eps)?,
-            head,
+            head: Projection::head(loader)?,
             x: buffer(config.hidden_size)?,
             rooms: Rooms {
                 normed: buffer(config.hidden_size)?,
@@ -87,7 +87,7 @@ impl Model for Decoder {
         let last = select_rows(x.as_view(), &batch.logit_rows)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
         self.norm.forward(last.view(), normed.reborrow(), &stream)?;
-        self.head.logits(normed.as_view())
+        self.head.logits(normed.as_view(), &stream)
     }
 }
 

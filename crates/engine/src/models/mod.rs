@@ -9,6 +9,7 @@ mod gpt2;
 pub mod layers;
 mod llama;
 pub mod names;
+pub mod products;
 mod qwen3;
 mod source;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::config::{Config, RopeScaling};
 use super::{LoadOptions, layers};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
-use warpsmith::{DType, Device, Tensor, ops};
+use warpsmith::{DType, Device, Tensor, TensorView, ops};
 
 /// A format of weights, as far as names are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,37 @@ impl WeightSource for HashMap<String, Tensor> {
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let tensor = self.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
         Ok(if tensor.dtype() == dtype { tensor.clone() } else { tensor.to_dtype(dtype)? })
+    }
+}
+
+/// A matrix of weights in the form that the file has it in.
+pub enum Matrix {
+    /// Numbers of the model's type, `[out, in]`.
+    Plain(Tensor),
+}
+
+impl Matrix {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Matrix::Plain(matrix) => matrix.shape()[0],
+        }
+    }
+
+    /// Whether the rows of both can be in one matrix.
+    pub fn is_stored_like(&self, other: &Matrix) -> bool {
+        match (self, other) {
+            (Matrix::Plain(_), Matrix::Plain(_)) => true,
+        }
+    }
+
+    /// Matrices that are stored alike, one below the other.
+    pub(super) fn joined(mut parts: Vec<Matrix>) -> Result<Matrix> {
+        if parts.len() == 1 {
+            return Ok(parts.swap_remove(0));
+        }
+        let rows: Vec<TensorView<'_>> = parts.iter().map(|Matrix::Plain(matrix)| matrix.view()).collect();
+        Ok(Matrix::Plain(ops::concat(&rows, 0)?))
     }
 }
 
@@ -184,7 +215,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A matrix of weights, `[out, in]`.
-    pub fn matrix(&self, part: Part, layer: usize, out: usize, input: usize) -> Result<Tensor> {
+    pub fn matrix(&self, part: Part, layer: usize, out: usize, input: usize) -> Result<Matrix> {
         let name = self.name(part, layer, ".weight");
         let transposed = self.source.naming() == Naming::Transformers
             && self.config.architecture == "gpt2"
@@ -198,11 +229,11 @@ impl<'a> Loader<'a> {
         if self.has_interleaved_rows(part) {
             matrix = self.rows_by_halves(&matrix)?;
         }
-        Ok(matrix.to_device(self.options.device)?)
+        Ok(Matrix::Plain(matrix.to_device(self.options.device)?))
     }
 
-    /// The first rows of a matrix that may have more.
-    pub fn first_rows(&self, part: Part, rows: usize, width: usize) -> Result<Tensor> {
+    /// The first rows of a matrix that may have more, to be looked up by number.
+    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Tensor> {
         let name = self.name(part, 0, ".weight");
         let stored =
             self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
@@ -211,12 +242,10 @@ impl<'a> Loader<'a> {
     }
 
     /// The matrix of the logits: its own, or the embedding table's where the two are tied.
-    pub fn head(&self, embedding: &Tensor) -> Result<Tensor> {
+    pub fn head(&self) -> Result<Matrix> {
         let (vocab, hidden) = (self.config.vocab_size, self.config.hidden_size);
-        match self.has(&self.name(Part::Head, 0, ".weight")) {
-            true => self.matrix(Part::Head, 0, vocab, hidden),
-            false => Ok(embedding.clone()),
-        }
+        let has_own = self.has(&self.name(Part::Head, 0, ".weight"));
+        self.matrix(if has_own { Part::Head } else { Part::Embedding }, 0, vocab, hidden)
     }
 
     /// How queries and keys are rotated, with the divisors that GGUF stores as a tensor.

@@ -60,7 +60,9 @@ impl Log {
 
 /// All outputs of some requests that arrive together.
 pub fn run_all(engine: &mut Engine, requests: &[Request]) -> Vec<Done> {
-    requests.iter().for_each(|request| drop(engine.add_request(request.clone()).unwrap()));
+    for request in requests {
+        engine.add_request(request.clone()).unwrap();
+    }
     Log::default().finish(engine).done.into_values().collect()
 }
 

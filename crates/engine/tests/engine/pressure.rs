@@ -71,7 +71,7 @@ fn cancellations_at_any_phase_leave_nothing_behind() {
 #[test]
 fn priorities_come_first_and_lose_their_pages_last() {
     let mut engine = engine(Box::new(Oracle::new(4)), EngineOptions { max_running: 2, ..options(12) });
-    let request = |priority| Request {
+    let request = |priority: i32| Request {
         prompt: vec![1, 2, 3, priority.rem_euclid(7)],
         params: SamplingParams { max_tokens: Some(30), ..SamplingParams::greedy() },
         priority,
