@@ -5,6 +5,7 @@ mod oracle;
 mod pressure;
 mod random_walk;
 mod refusals;
+mod text;
 
 use warpsmith::tensor::Random;
 use warpsmith_engine::models::Model;
@@ -14,22 +15,22 @@ use warpsmith_engine::{
 
 /// What became of one output.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Done {
-    pub tokens: Vec<i32>,
-    pub logprobs: Vec<Option<f32>>,
-    pub reason: FinishReason,
-    pub usage: Usage,
+pub(crate) struct Done {
+    tokens: Vec<i32>,
+    logprobs: Vec<Option<f32>>,
+    reason: FinishReason,
+    usage: Usage,
 }
 
 /// Collects events by request and output.
 #[derive(Default)]
-pub struct Log {
+pub(crate) struct Log {
     open: std::collections::BTreeMap<(RequestId, usize), (Vec<i32>, Vec<Option<f32>>)>,
-    pub done: std::collections::BTreeMap<(RequestId, usize), Done>,
+    done: std::collections::BTreeMap<(RequestId, usize), Done>,
 }
 
 impl Log {
-    pub fn step(&mut self, engine: &mut Engine) {
+    fn step(&mut self, engine: &mut Engine) {
         for event in engine.step().unwrap() {
             let at = (event.request, event.index);
             assert!(!self.done.contains_key(&at), "{at:?} has ended");
@@ -49,7 +50,7 @@ impl Log {
     }
 
     /// Steps until nothing is left to do.
-    pub fn finish(mut self, engine: &mut Engine) -> Log {
+    fn finish(mut self, engine: &mut Engine) -> Log {
         while engine.has_work() {
             self.step(engine);
         }
@@ -59,23 +60,23 @@ impl Log {
 }
 
 /// All outputs of some requests that arrive together.
-pub fn run_all(engine: &mut Engine, requests: &[Request]) -> Vec<Done> {
+fn run_all(engine: &mut Engine, requests: &[Request]) -> Vec<Done> {
     for request in requests {
         engine.add_request(request.clone()).unwrap();
     }
     Log::default().finish(engine).done.into_values().collect()
 }
 
-pub fn engine(model: Box<dyn Model>, options: EngineOptions) -> Engine {
+fn engine(model: Box<dyn Model>, options: EngineOptions) -> Engine {
     Engine::new(model, options).unwrap()
 }
 
-pub fn prompt(random: &mut Random, len: usize, vocab: usize) -> Vec<i32> {
+fn prompt(random: &mut Random, len: usize, vocab: usize) -> Vec<i32> {
     (0..len).map(|_| random.below(vocab as u64) as i32).collect()
 }
 
 /// Options of many kinds.
-pub fn some_params(random: &mut Random, max_tokens: usize) -> SamplingParams {
+fn some_params(random: &mut Random, max_tokens: usize) -> SamplingParams {
     let mut params = SamplingParams { max_tokens: Some(max_tokens), ..SamplingParams::greedy() };
     if random.below(2) == 0 {
         params.temperature = 0.8;

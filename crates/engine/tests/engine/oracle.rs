@@ -9,7 +9,7 @@ pub const VOCAB: usize = 40;
 
 /// A model whose next token is a function of all tokens before, as they are read back through the page table. Whatever
 /// goes wrong with pages changes its output: a slot that is overwritten, a copy that is missing, a page of somebody else.
-pub struct Oracle {
+pub(crate) struct Oracle {
     config: Config,
     page_size: usize,
 }
