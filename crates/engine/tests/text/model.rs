@@ -34,6 +34,7 @@ fn vocabularies_of_llama_cpp_give_their_recorded_ids() {
         let texts = beside("inp");
         let expected = beside("out");
         let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        assert_eq!(texts.len(), expected.lines().count(), "{name}");
         for (text, line) in texts.iter().zip(expected.lines()) {
             let wanted: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             assert_eq!(tokenizer.encode(text).unwrap(), wanted, "{name}: {text:?}");
