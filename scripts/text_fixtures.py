@@ -167,7 +167,7 @@ call:{% for call in message.tool_calls %}{{ call.function.arguments | tojson(ind
 {{ {"b": 1, "a": [1.5, true, none], "<>&'": "é\\n\\t\\x01\\""} | tojson }}
 {{ {"b": 1, "a": {}} | tojson(sort_keys=true, separators=(',', ':')) }} {{ "é" | tojson(ensure_ascii=true) }}
 {{ [[], [1, [2]], {}] | tojson(indent=4) }}
-{{ "a-b".replace('-', '+').upper().strip('A') }} {{ "x" in messages[0] }} {{ messages[0].get('none', 'other') }} {{ "abc"[1:] }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 'A' ~ 1 ~ 'B' }} {{ "  x ".strip() | length }} {{ "a,b".split(',') | last }}
+{{ "a-b".replace('-', '+').upper().strip('A') }} {{ "x" in messages[0] }} {{ messages[0].get('none', 'other') }} {{ "abc"[1:] }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 'A' ~ 1 ~ 'B' }} {{ "  x ".strip() | length }} {{ none is iterable }} {{ missing is iterable }} {{ 1 is sequence }} {{ "a" is sequence }} {{ {} is sequence }} {{ "a,b".split(',') | last }}
 """,
 }
 CHATS = [
