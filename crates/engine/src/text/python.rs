@@ -89,6 +89,21 @@ fn float(number: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
+/// The test `iterable`: none is not, though it can be looped over here.
+pub fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
+}
+
+/// The test `sequence`: Python counts all that has a length and elements.
+pub fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+}
+
+/// The filter `items`, which takes an undefined value for an empty one.
+pub fn items(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { minijinja::filters::items(value) }
+}
+
 /// The filter `tojson`, as transformers defines it: `json.dumps` that keeps characters outside of ASCII.
 pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators = options.get::<Option<Vec<String>>>("separators")?;

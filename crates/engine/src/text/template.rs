@@ -172,6 +172,9 @@ fn environment() -> Environment<'static> {
     environment.set_formatter(|out, _, value| python::write_value(out, value));
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &minijinja::Value| python::text_of(value));
+    environment.add_filter("items", python::items);
+    environment.add_test("iterable", python::is_iterable);
+    environment.add_test("sequence", python::is_sequence);
     environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });

@@ -38,5 +38,5 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for EntriesVisitor<T> {
 
 /// An error if the key was seen before.
 pub fn refuse_second<E: serde::de::Error>(seen: &mut HashSet<String>, key: &str) -> Result<(), E> {
-    if seen.insert(key.to_owned()) { Ok(()) } else { Err(E::custom(format_args!("a second key {key:?}"))) }
+    if seen.insert(key.to_owned()) { Ok(()) } else { Err(E::custom(format_args!("a second key `{key}`"))) }
 }

@@ -1,4 +1,4 @@
-//! Text to tokens and back, against what llama.cpp, tokenizers and transformers recorded.
+//! Text to tokens and back, against what tokenizers and transformers gave.
 
 mod chats;
 mod model;

@@ -21,7 +21,7 @@ fn vocabulary_with(find: &str, put: &str, folder: &Path) -> Checkpoint {
 }
 
 #[test]
-fn gguf_vocabularies_give_the_ids_of_llama_cpp() {
+fn gguf_vocabularies_give_the_recorded_ids() {
     let recorded = json("ids.json");
     let folder = tempfile::tempdir().unwrap();
     for (pre, recorded) in recorded.as_object().unwrap() {

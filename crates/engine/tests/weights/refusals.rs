@@ -103,7 +103,7 @@ fn broken_safetensors_headers_are_explained() {
             "as many bytes",
         ),
         (with_header(&one(tensor("a", "F32", "[1,1,1,1,1,1,1,1,1]", 0, 4)), 4), "more than 8 sizes"),
-        (with_header(&one(tensor("a", "F32", "[-1]", 0, 4)), 4), "tensor"),
+        (with_header(&one(tensor("a", "F32", "[-1]", 0, 4)), 4), "tensor `a`: invalid value"),
         (with_header(r#"{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4],"more":1}}"#, 4), "more"),
         (with_header(r#"{"__metadata__":{"a":1}}"#, 0), "string"),
         (

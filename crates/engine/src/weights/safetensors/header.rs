@@ -52,7 +52,7 @@ impl<'de> Visitor<'de> for ListedVisitor {
             }
             let described = map
                 .next_value()
-                .map_err(|error| A::Error::custom(format_args!("tensor {key:?}: {error}")))?;
+                .map_err(|error| A::Error::custom(format_args!("tensor `{key}`: {error}")))?;
             listed.tensors.push((key, described));
         }
         Ok(listed)
