@@ -1,5 +1,5 @@
 //! Calls that no op may accept, made from the valid calls of every op: each must give a typed error that names the
-//! op and the argument, leave all memory alone, and never panic.
+//! op and the argument, leave all memory alone, and never panic. `WARPSMITH_TEST_OP=name` asks one op alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpsmith::device::{Device, Stream};
@@ -243,7 +243,8 @@ fn bases(op: &'static dyn AnyProvable) -> Vec<Call> {
 
 fn for_all(test: impl Fn(&Call, &mut Report)) {
     let mut report = Report::default();
-    for op in ops::PROVABLE {
+    let wanted = std::env::var("WARPSMITH_TEST_OP").ok();
+    for op in ops::PROVABLE.iter().filter(|op| wanted.as_ref().is_none_or(|name| name == op.spec().name)) {
         for base in bases(*op) {
             report.accepts(&base, "a valid call");
             test(&base, &mut report);

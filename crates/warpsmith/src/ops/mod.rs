@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod add_gelu;
+pub mod argmax;
 pub mod attention;
 pub mod cast;
 mod column_sum;
@@ -24,6 +25,7 @@ pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use argmax::Argmax;
 pub use attention::Attention;
 pub use cast::Cast;
 pub use copy::{Copy, concat, concat_into};
@@ -81,6 +83,7 @@ list![
     embedding::Backward,
     linear::Forward,
     linear::Backward,
+    argmax::Forward,
     prefix_match::Forward,
     kv_store::Forward,
     kv_copy::Forward,
