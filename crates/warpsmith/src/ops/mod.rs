@@ -14,13 +14,16 @@ pub mod kv_copy;
 pub mod kv_store;
 pub mod layer_norm;
 pub mod linear;
+pub mod linear_quant;
 pub mod merge_states;
 pub mod mul_add;
 mod norm;
 pub mod paged_attention;
+pub mod penalize;
 pub mod prefix_match;
 pub mod rms_norm;
 pub mod rope;
+pub mod sample;
 pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
@@ -35,12 +38,15 @@ pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Linear, LinearBackward, PackedWeight};
+pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
+pub use penalize::Penalize;
 pub use prefix_match::PrefixMatch;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
+pub use sample::Sample;
 pub use softmax::{Softmax, SoftmaxBackward};
 
 #[cfg(feature = "lab")]
@@ -83,7 +89,10 @@ list![
     embedding::Backward,
     linear::Forward,
     linear::Backward,
+    linear_quant::Forward,
     argmax::Forward,
+    sample::Forward,
+    penalize::Forward,
     prefix_match::Forward,
     kv_store::Forward,
     kv_copy::Forward,
