@@ -7,14 +7,14 @@ use crate::models::Model;
 use crate::output::Output;
 use crate::pages::Pages;
 use crate::request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, Usage};
-use crate::sampler::{self, Choice};
+use crate::sampler::{self, Choice, Draw};
 use crate::scheduler::{Limits, Scheduler, Share, StepPlan};
 use crate::sequence::{Key, Sequence};
 use crate::text::{ChatTemplate, Tokenizer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use warpsmith::{DType, Device};
+use warpsmith::{DType, Device, Tensor};
 
 /// How an engine is set up.
 #[derive(Debug, Clone, PartialEq)]
@@ -287,7 +287,7 @@ impl Engine {
             return Ok(events);
         }
         match self.run(&plan) {
-            Ok(logits) => self.process(&plan, logits, &mut events)?,
+            Ok(logits) => self.process(&plan, &logits, &mut events)?,
             Err(error) => {
                 let reason = FinishReason::Failed(error.to_string());
                 for share in &plan.shares {
@@ -312,7 +312,7 @@ impl Engine {
     }
 
     /// Computes the tokens of a plan. Returns the logits of the sequences that reach their ends, one row each.
-    fn run(&mut self, plan: &StepPlan) -> Result<Vec<f32>> {
+    fn run(&mut self, plan: &StepPlan) -> Result<Tensor> {
         self.kv.copy_pages(&plan.copies)?;
         let chunk = |share: &Share| {
             let sequence = self.scheduler.running(share.key).expect("what is planned is running");
@@ -327,56 +327,63 @@ impl Engine {
         let batch = Batch::new(&chunks, self.options.page_size, self.options.device)?;
         self.stats.steps += 1;
         self.stats.computed_tokens += batch.num_tokens() as u64;
-        Ok(self.model.forward(&batch, &mut self.kv)?.to_vec()?)
+        self.model.forward(&batch, &mut self.kv)
     }
 
     /// Chooses tokens, ends what has reached its end.
-    fn process(&mut self, plan: &StepPlan, mut logits: Vec<f32>, events: &mut Vec<Event>) -> Result<()> {
-        let mut rows = logits.chunks_exact_mut(self.model.config().vocab_size);
+    fn process(&mut self, plan: &StepPlan, logits: &Tensor, events: &mut Vec<Event>) -> Result<()> {
+        let mut ends = Vec::new();
         for share in &plan.shares {
             self.scheduler.commit(share);
-            if !share.reaches_end {
-                continue;
+            if share.reaches_end {
+                ends.push(share.key);
             }
-            let row = rows.next().ok_or_else(|| Error::Broken("a row of logits is missing".into()))?;
-            self.process_row(share.key, row, events)?;
+        }
+        let takers = self.takers(&ends);
+        let draw = |&(row, key): &(usize, Key)| {
+            let position =
+                self.scheduler.running(ends[row]).expect("what is planned is running").tokens.len();
+            self.requests[&key.request].outputs[&key.index].draw(row, position)
+        };
+        let draws: Vec<Draw<'_>> = takers.iter().map(draw).collect();
+        let choices = sampler::choose(logits, &draws, self.vocab_size())?;
+        let mut choices = takers.into_iter().map(|(row, key)| (ends[row], key)).zip(choices).peekable();
+        while let Some(((leader, _), choice)) = choices.next() {
+            if let Some(choice) = &choice {
+                self.scheduler.append(leader, choice.token)?;
+            }
+            // Forks share the pages of their leader, so they begin before it can end.
+            while let Some(((_, fork), choice)) = choices.next_if(|((of, _), _)| *of == leader) {
+                if let Some(choice) = &choice {
+                    self.scheduler.fork(leader, fork.index, choice.token)?;
+                }
+                self.deliver(fork, choice, events)?;
+            }
+            self.deliver(leader, choice, events)?;
         }
         Ok(())
     }
 
-    fn process_row(&mut self, key: Key, row: &mut [f32], events: &mut Vec<Event>) -> Result<()> {
-        let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
-        let position = self.scheduler.running(key).expect("what is planned is running").tokens.len();
-        let forks = match std::mem::take(&mut request.has_forks) {
-            true => 1..request.params.n,
-            false => 0..0,
-        };
-        // Forks take their first tokens from the same row.
-        let original = if forks.is_empty() { Vec::new() } else { row.to_vec() };
-        let Some(choice) = self.choose(key, row, position) else {
-            let reason = FinishReason::Failed("the model gave logits that are not numbers".into());
-            return match forks.is_empty() {
-                true => self.end_output(key, reason, events),
-                false => self.end_request(key.request, &reason, events).map(|_| ()),
-            };
-        };
-        self.scheduler.append(key, choice.token)?;
-        for index in forks {
-            let fork = Key { index, ..key };
-            row.copy_from_slice(&original);
-            let choice = self.choose(fork, row, position).expect("the row was made of numbers before");
-            self.scheduler.fork(key, index, choice.token)?;
-            self.deliver(fork, choice, events)?;
+    /// The outputs that take their next token from the rows of `ends`, each with its row: the sequences themselves, and after
+    /// the first of several outputs the others, which begin with its row.
+    fn takers(&mut self, ends: &[Key]) -> Vec<(usize, Key)> {
+        let mut takers = Vec::with_capacity(ends.len());
+        for (row, &key) in ends.iter().enumerate() {
+            takers.push((row, key));
+            let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
+            if std::mem::take(&mut request.has_forks) {
+                takers.extend((1..request.params.n).map(|index| (row, Key { index, ..key })));
+            }
         }
-        self.deliver(key, choice, events)
+        takers
     }
 
-    fn choose(&self, key: Key, row: &mut [f32], position: usize) -> Option<Choice> {
-        self.requests[&key.request].outputs[&key.index].choose(row, self.vocab_size(), position)
-    }
-
-    /// Tells about a token, and ends the output if it was the last.
-    fn deliver(&mut self, key: Key, choice: Choice, events: &mut Vec<Event>) -> Result<()> {
+    /// Tells about a token, and ends the output if it was the last, or if there is none.
+    fn deliver(&mut self, key: Key, choice: Option<Choice>, events: &mut Vec<Event>) -> Result<()> {
+        let Some(choice) = choice else {
+            let reason = FinishReason::Failed("the model gave logits that are not numbers".into());
+            return self.end_output(key, reason, events);
+        };
         self.stats.generated_tokens += 1;
         let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
         let output = request.outputs.get_mut(&key.index).expect("what runs has not ended");

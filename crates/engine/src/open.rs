@@ -16,6 +16,8 @@ pub struct OpenOptions {
     pub device: Option<Device>,
     /// The type of weights, activations, keys and values; f32 on the CPU, bf16 on a GPU.
     pub dtype: Option<DType>,
+    /// Expands quantised matrices to `dtype` when they are loaded, instead of multiplying them as they are.
+    pub expand: bool,
     /// The most tokens of a request; the model's.
     pub max_positions: Option<usize>,
     /// Tokens that the page pool holds; as many as two of the longest requests need, within a quarter of the free memory.
@@ -37,7 +39,8 @@ impl Engine {
             Device::Cpu => DType::F32,
             Device::Cuda(_) => DType::BF16,
         });
-        let load = LoadOptions { dtype, device, max_positions: options.max_positions };
+        let load =
+            LoadOptions { dtype, device, quantized: !options.expand, max_positions: options.max_positions };
         let model = models::load(&config, &checkpoint, load)?;
         let engine = EngineOptions {
             num_pages: num_pages(model.config(), &options, dtype, device)?,

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::request::{EventKind, FinishReason, SamplingParams};
-use crate::sampler::{self, Choice, History};
+use crate::sampler::{Choice, Draw, History};
 use crate::text::{TextStream, Tokenizer};
 use std::sync::Arc;
 
@@ -33,9 +33,9 @@ impl Output {
         Ok(Output { params, seed, history, text, prompt_len: prompt.len(), num_tokens: 0 })
     }
 
-    /// The token at `position` of the sequence; `None` if the logits are not numbers.
-    pub fn choose(&self, logits: &mut [f32], vocab: usize, position: usize) -> Option<Choice> {
-        sampler::choose(logits, vocab, &self.params, self.seed, position, &self.history)
+    /// The choice of the token at `position` of the sequence, from a row of logits.
+    pub fn draw(&self, row: usize, position: usize) -> Draw<'_> {
+        Draw { row, params: &self.params, seed: self.seed, position, history: &self.history }
     }
 
     /// Adds a token. Returns what to tell, and why the output ends, if it does. `ends` says whether it is one of the

@@ -1,11 +1,13 @@
-//! Chooses tokens from logits, on the host.
+//! Chooses tokens from logits, on the device, with the ops `penalize` and `sample`.
 //!
-//! A choice depends on the row of logits, the request's options, its seed and the place of the token, and on nothing else.
-//! Noise is keyed by seed, place and token id, so that the order of computation does not matter: the token with the
-//! largest sum of logit and Gumbel noise is a sample of the softmax.
+//! A choice depends on the row of logits, the request's options, its seed and the place of the token, and on nothing else:
+//! noise is drawn by seed, place and token id.
 
+use crate::error::Result;
 use crate::request::{SamplingParams, TokenLogprob};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use warpsmith::ops::{Copy, Embedding, Penalize, Sample};
+use warpsmith::{DType, Device, Tensor};
 
 /// A chosen token.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +24,7 @@ pub struct Choice {
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// How often a token occurs in the output; zero for tokens that occur in the prompt only.
-    counts: HashMap<i32, u32>,
+    counts: BTreeMap<i32, i32>,
 }
 
 impl History {
@@ -48,135 +50,166 @@ impl History {
     }
 }
 
-/// Chooses the token at `position` of a sequence from its `logits`, which are changed. Only the first `vocab` can be
-/// chosen: models may have more columns than tokens. `None` if a logit among them is NaN, or none is finite.
-pub fn choose(
-    logits: &mut [f32],
-    vocab: usize,
-    params: &SamplingParams,
-    seed: u64,
-    position: usize,
-    history: &History,
-) -> Option<Choice> {
-    let vocab = vocab.min(logits.len());
-    let logits = &mut logits[..vocab];
-    let largest =
-        logits.iter().copied().fold(f32::NEG_INFINITY, |a, b| if b.is_nan() { b } else { a.max(b) });
-    if !largest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
-        return None;
+/// One choice to be made, and what it depends on beside the logits.
+#[derive(Clone, Copy)]
+pub struct Draw<'a> {
+    /// The row of the logits. Several draws may share one.
+    pub row: usize,
+    /// The request's options.
+    pub params: &'a SamplingParams,
+    /// The seed of the output.
+    pub seed: u64,
+    /// The place of the token in its sequence.
+    pub position: usize,
+    /// What the sequence has so far.
+    pub history: &'a History,
+}
+
+impl Draw<'_> {
+    /// The tokens whose logits change: how often each occurred, -1 for never, and what is added to its logit.
+    fn changes(&self) -> BTreeMap<i32, (i32, f32)> {
+        let mut changes: BTreeMap<i32, (i32, f32)> =
+            self.history.counts.iter().map(|(&token, &count)| (token, (count, 0.0))).collect();
+        for &(token, bias) in &self.params.logit_bias {
+            changes.entry(token).or_insert((-1, 0.0)).1 += bias;
+        }
+        changes
     }
-    let log_sum = params.logprobs.map(|_| log_sum_exp(logits));
-    let top = match (params.logprobs, log_sum) {
-        (Some(count), Some(log_sum)) => most_likely(logits, count, log_sum),
-        _ => Vec::new(),
+}
+
+/// Chooses a token for each draw from `logits`, `[rows, columns]` in f32. Only the first `vocab` columns can be chosen:
+/// models may have more than there are tokens. `None` for a row that has nothing but NaN.
+///
+/// # Errors
+/// If an op refuses its arguments.
+pub fn choose(logits: &Tensor, draws: &[Draw<'_>], vocab: usize) -> Result<Vec<Option<Choice>>> {
+    if draws.is_empty() {
+        return Ok(Vec::new());
+    }
+    let device = logits.device();
+    let shared = draws.iter().enumerate().any(|(i, draw)| draw.row != i) || draws.len() != logits.shape()[0];
+    let raw = match shared {
+        false => logits.clone(),
+        true => Embedding::new(logits, &column(draws, device, |draw| draw.row as i32)?).run()?,
     };
-    let raw = log_sum.map(|log_sum| (log_sum, logits.to_vec()));
-    penalise(logits, params, history);
-    let token =
-        if params.temperature == 0.0 { argmax(logits) } else { sample(logits, params, seed, position) };
-    let logprob = raw.map(|(log_sum, raw)| (f64::from(raw[token]) - log_sum) as f32);
-    Some(Choice { token: token as i32, logprob, top })
+    let changed = penalized(&raw, draws)?;
+    let [seed, position] = [
+        column(draws, device, |draw| draw.seed as i64)?,
+        column(draws, device, |draw| draw.position as i64)?,
+    ];
+    let temperature = column(draws, device, |draw| draw.params.temperature)?;
+    let (top_k, top_p, min_p) = (
+        column(draws, device, |draw| draw.params.top_k.min(i32::MAX as usize) as i32)?,
+        column(draws, device, |draw| draw.params.top_p)?,
+        column(draws, device, |draw| draw.params.min_p)?,
+    );
+    let stream = device.default_stream()?;
+    let mut tokens = Tensor::empty_on(&[draws.len()], DType::I32, &stream)?;
+    let mut logprobs = match draws.iter().any(|draw| draw.params.logprobs.is_some()) {
+        true => Some(Tensor::empty_on(&[draws.len()], DType::F32, &stream)?),
+        false => None,
+    };
+    Sample::new(changed.as_ref().unwrap_or(&raw), &seed, &position)
+        .temperature(&temperature)
+        .top_k(&top_k)
+        .top_p(&top_p)
+        .min_p(&min_p)
+        .raw(&raw)
+        .vocab(vocab)
+        .run_into(&mut tokens, logprobs.as_mut().map(Into::into), &stream)?;
+    let tokens: Vec<i32> = tokens.to_vec()?;
+    let logprobs: Option<Vec<f32>> = logprobs.map(|logprobs| logprobs.to_vec()).transpose()?;
+    let mut choices = Vec::with_capacity(draws.len());
+    for (i, (draw, &token)) in draws.iter().zip(&tokens).enumerate() {
+        if token < 0 {
+            choices.push(None);
+            continue;
+        }
+        let logprob =
+            logprobs.as_ref().filter(|_| draw.params.logprobs.is_some()).map(|logprobs| logprobs[i]);
+        let top = match draw.params.logprobs {
+            Some(count) if count > 0 => {
+                let row = raw.narrow(0, i, 1).expect("a row for each draw").to_vec::<f32>()?;
+                most_likely(&row[..vocab.min(row.len())], count)
+            }
+            _ => Vec::new(),
+        };
+        choices.push(Some(Choice { token, logprob, top }));
+    }
+    Ok(choices)
 }
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits[argmax(logits)]);
-    largest + logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum::<f64>().ln()
+/// A number of each draw, as a tensor.
+fn column<T: warpsmith::tensor::Element>(
+    draws: &[Draw<'_>],
+    device: Device,
+    number: impl Fn(&Draw<'_>) -> T,
+) -> Result<Tensor> {
+    let numbers: Vec<T> = draws.iter().map(number).collect();
+    Ok(Tensor::from_slice(&numbers, &[draws.len()], device)?)
 }
 
-fn most_likely(logits: &[f32], count: usize, log_sum: f64) -> Vec<TokenLogprob> {
+/// The logits after penalties and biases; `None` if no draw has any.
+fn penalized(logits: &Tensor, draws: &[Draw<'_>]) -> Result<Option<Tensor>> {
+    let changes: Vec<BTreeMap<i32, (i32, f32)>> = draws.iter().map(Draw::changes).collect();
+    let width = changes.iter().map(BTreeMap::len).max().unwrap_or(0);
+    if width == 0 {
+        return Ok(None);
+    }
+    let (mut ids, mut counts, mut bias) = (Vec::new(), Vec::new(), Vec::new());
+    for row in &changes {
+        for (&id, &(count, added)) in row {
+            ids.push(id);
+            counts.push(count);
+            bias.push(added);
+        }
+        let filled = ids.len() + width - row.len();
+        ids.resize(filled, -1);
+        counts.resize(filled, -1);
+        bias.resize(filled, 0.0);
+    }
+    let (device, shape) = (logits.device(), [draws.len(), width]);
+    let (ids, counts) =
+        (Tensor::from_slice(&ids, &shape, device)?, Tensor::from_slice(&counts, &shape, device)?);
+    let bias = Tensor::from_slice(&bias, &shape, device)?;
+    let mut changed = Copy::new(logits).run()?;
+    Penalize::new(&ids, &counts)
+        .bias(&bias)
+        .repetition(&column(draws, device, |draw| draw.params.repetition_penalty)?)
+        .presence(&column(draws, device, |draw| draw.params.presence_penalty)?)
+        .frequency(&column(draws, device, |draw| draw.params.frequency_penalty)?)
+        .run(&mut changed)?;
+    Ok(Some(changed))
+}
+
+/// The most likely tokens of a row.
+fn most_likely(logits: &[f32], count: usize) -> Vec<TokenLogprob> {
+    // NaN counts as minus infinity, as it does for `sample`.
+    let logit = |token: usize| if logits[token].is_nan() { f32::NEG_INFINITY } else { logits[token] };
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    let by_rank = |&a: &usize, &b: &usize| logits[b].total_cmp(&logits[a]).then(a.cmp(&b));
+    let by_rank = |&a: &usize, &b: &usize| logit(b).total_cmp(&logit(a)).then(a.cmp(&b));
     let count = count.min(order.len());
-    if count > 0 && count < order.len() {
-        order.select_nth_unstable_by(count - 1, by_rank);
+    if count < order.len() {
+        order.select_nth_unstable_by(count, by_rank);
+        order.truncate(count);
     }
-    order.truncate(count);
     order.sort_unstable_by(by_rank);
-    let logprob = |token: usize| (f64::from(logits[token]) - log_sum) as f32;
+    let Some(&first) = order.first() else { return Vec::new() };
+    let largest = f64::from(logit(first));
+    let sum: f64 = (0..logits.len()).map(|token| (f64::from(logit(token)) - largest).exp()).sum();
+    let logprob = |token: usize| (f64::from(logit(token)) - largest - sum.ln()) as f32;
     order.into_iter().map(|token| TokenLogprob { token: token as i32, logprob: logprob(token) }).collect()
-}
-
-fn penalise(logits: &mut [f32], params: &SamplingParams, history: &History) {
-    for &(token, bias) in &params.logit_bias {
-        if let Some(logit) = logits.get_mut(token as usize) {
-            *logit += bias;
-        }
-    }
-    for (&token, &count) in &history.counts {
-        let Some(logit) = logits.get_mut(token as usize) else { continue };
-        let penalty = params.repetition_penalty;
-        *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-        if count > 0 {
-            *logit -= params.presence_penalty + params.frequency_penalty * count as f32;
-        }
-    }
-}
-
-/// The largest; of equals the first.
-fn argmax(logits: &[f32]) -> usize {
-    let mut best = 0;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = token;
-        }
-    }
-    best
-}
-
-/// Cuts by `min_p`, `top_k` and `top_p`, in this order, each by the logits divided by the temperature; then samples.
-fn sample(logits: &[f32], params: &SamplingParams, seed: u64, position: usize) -> usize {
-    let scale = 1.0 / f64::from(params.temperature);
-    let largest = f64::from(logits[argmax(logits)]);
-    let weight = |token: usize| ((f64::from(logits[token]) - largest) * scale).exp();
-    let mut candidates: Vec<usize> = (0..logits.len()).collect();
-    if params.min_p > 0.0 {
-        candidates.retain(|&token| weight(token) >= f64::from(params.min_p));
-    }
-    let by_rank = |&a: &usize, &b: &usize| logits[b].total_cmp(&logits[a]).then(a.cmp(&b));
-    if (1..candidates.len()).contains(&params.top_k) {
-        candidates.select_nth_unstable_by(params.top_k - 1, by_rank);
-        candidates.truncate(params.top_k);
-    }
-    if params.top_p < 1.0 {
-        candidates.sort_unstable_by(by_rank);
-        let total: f64 = candidates.iter().map(|&token| weight(token)).sum();
-        let mut reached = 0.0;
-        let enough = candidates.iter().position(|&token| {
-            reached += weight(token);
-            reached >= total * f64::from(params.top_p)
-        });
-        candidates.truncate(enough.map_or(candidates.len(), |last| last + 1));
-    }
-    let score = |token: usize| f64::from(logits[token]) * scale + gumbel(seed, position as u64, token as u64);
-    let mut best = (f64::NEG_INFINITY, usize::MAX);
-    for token in candidates {
-        let score = score(token);
-        // Candidates may be in any order: of equals the lower id.
-        if score > best.0 || (score == best.0 && token < best.1) {
-            best = (score, token);
-        }
-    }
-    best.1
-}
-
-/// Standard Gumbel noise.
-fn gumbel(seed: u64, position: u64, token: u64) -> f64 {
-    let bits = mix(mix(mix(seed) ^ position) ^ token);
-    // Uniform in the open interval from 0 to 1.
-    let uniform = ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    -(-uniform.ln()).ln()
-}
-
-/// SplitMix64's finaliser: every bit of the input changes half of the output's.
-fn mix(value: u64) -> u64 {
-    let mut bits = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ (bits >> 31)
 }
 
 /// The seed of one of several outputs of a request.
 pub fn seed_of_output(seed: u64, index: usize) -> u64 {
+    // SplitMix64's finaliser: neighbouring indices give seeds that have nothing to do with each other.
+    let mix = |value: u64| {
+        let mut bits = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^ (bits >> 31)
+    };
     if index == 0 { seed } else { mix(seed ^ mix(index as u64)) }
 }
 
@@ -184,79 +217,67 @@ pub fn seed_of_output(seed: u64, index: usize) -> u64 {
 mod tests {
     use super::*;
 
-    fn pick(logits: &[f32], params: &SamplingParams, seed: u64) -> i32 {
-        choose(&mut logits.to_vec(), logits.len(), params, seed, 3, &History::default()).unwrap().token
+    fn draw<'a>(params: &'a SamplingParams, seed: u64, history: &'a History) -> Draw<'a> {
+        Draw { row: 0, params, seed, position: 3, history }
+    }
+
+    fn row(logits: &[f32]) -> Tensor {
+        Tensor::from_slice(logits, &[1, logits.len()], Device::Cpu).unwrap()
+    }
+
+    fn pick(logits: &[f32], params: &SamplingParams, vocab: usize) -> Option<Choice> {
+        choose(&row(logits), &[draw(params, 0, &History::default())], vocab).unwrap().remove(0)
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest() {
-        assert_eq!(pick(&[1.0, 4.0, 4.0, 2.0], &SamplingParams::greedy(), 0), 1);
+    fn greedy_takes_the_first_of_the_largest_that_exist() {
+        assert_eq!(pick(&[1.0, 4.0, 4.0, 2.0], &SamplingParams::greedy(), 4).unwrap().token, 1);
+        assert_eq!(pick(&[1.0, 2.0, 9.0, f32::NAN], &SamplingParams::greedy(), 2).unwrap().token, 1);
+        assert_eq!(pick(&[f32::NAN; 4], &SamplingParams::default(), 4), None);
     }
 
     #[test]
-    fn columns_past_the_vocabulary_are_never_chosen() {
-        let mut logits = [1.0, 2.0, 9.0, f32::NAN];
-        let chosen = choose(&mut logits, 2, &SamplingParams::greedy(), 0, 0, &History::default());
-        assert_eq!(chosen.unwrap().token, 1);
-    }
-
-    #[test]
-    fn a_row_that_is_not_made_of_numbers_chooses_nothing() {
-        for bad in [f32::NAN, f32::INFINITY] {
-            for at in 0..3 {
-                let mut logits = [1.0, 2.0, 3.0];
-                logits[at] = bad;
-                let chosen = choose(&mut logits, 3, &SamplingParams::default(), 0, 0, &History::default());
-                assert_eq!(chosen, None);
-            }
-        }
-    }
-
-    #[test]
-    fn samples_follow_the_distribution() {
+    fn draws_of_one_row_follow_its_distribution_and_their_cuts() {
         let probabilities = [0.5f32, 0.3, 0.15, 0.05];
-        let logits = probabilities.map(f32::ln);
-        let params = SamplingParams::default();
-        let mut counts = [0f64; 4];
-        let rounds = 20_000;
-        (0..rounds).for_each(|seed| counts[pick(&logits, &params, seed) as usize] += 1.0);
-        for (count, probability) in counts.iter().zip(probabilities) {
-            assert!((count / rounds as f64 - f64::from(probability)).abs() < 0.015, "{counts:?}");
-        }
-    }
-
-    #[test]
-    fn cuts_leave_what_they_say() {
-        let logits = [0.5f32, 0.3, 0.15, 0.05].map(f32::ln);
-        let seen = |params: SamplingParams| {
-            let mut seen: Vec<i32> = (0..500).map(|seed| pick(&logits, &params, seed)).collect();
-            seen.sort_unstable();
-            seen.dedup();
-            seen
+        let logits = row(&probabilities.map(f32::ln));
+        let none = History::default();
+        let counts = |params: &SamplingParams| {
+            let draws: Vec<Draw<'_>> = (0..8000).map(|seed| draw(params, seed, &none)).collect();
+            let mut counts = [0usize; 4];
+            let choices = choose(&logits, &draws, 4).unwrap();
+            choices.iter().for_each(|choice| counts[choice.as_ref().unwrap().token as usize] += 1);
+            counts
         };
         let base = SamplingParams::default();
-        assert_eq!(seen(base.clone()), [0, 1, 2, 3]);
-        assert_eq!(seen(SamplingParams { top_k: 2, ..base.clone() }), [0, 1]);
-        assert_eq!(seen(SamplingParams { top_p: 0.6, ..base.clone() }), [0, 1]);
-        assert_eq!(seen(SamplingParams { min_p: 0.25, ..base.clone() }), [0, 1, 2]);
-        assert_eq!(seen(SamplingParams { logit_bias: vec![(0, -1000.0)], ..base }), [1, 2, 3]);
+        for (count, probability) in counts(&base).iter().zip(probabilities) {
+            assert!((*count as f32 / 8000.0 - probability).abs() < 0.02, "{:?}", counts(&base));
+        }
+        let seen = |params: SamplingParams| counts(&params).map(|count| count > 0);
+        assert_eq!(seen(SamplingParams { top_k: 2, ..base.clone() }), [true, true, false, false]);
+        assert_eq!(seen(SamplingParams { top_p: 0.6, ..base.clone() }), [true, true, false, false]);
+        assert_eq!(seen(SamplingParams { min_p: 0.25, ..base.clone() }), [true, true, true, false]);
+        let biased = SamplingParams { logit_bias: vec![(0, -1000.0)], ..base };
+        assert_eq!(seen(biased), [false, true, true, true]);
     }
 
     #[test]
-    fn penalties_count_prompt_and_output_as_they_say() {
-        let mut params = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::greedy() };
-        let mut history = History::new(&params, &[0]);
-        let mut logits = [2.0, 1.5, -1.0];
-        history.push(&params, 2);
-        penalise(&mut logits, &params, &history);
-        assert_eq!(logits, [1.0, 1.5, -2.0]);
-        params =
-            SamplingParams { presence_penalty: 0.5, frequency_penalty: 0.25, ..SamplingParams::greedy() };
-        history = History::new(&params, &[0]);
-        (0..2).for_each(|_| history.push(&params, 1));
-        logits = [2.0, 1.5, -1.0];
-        penalise(&mut logits, &params, &history);
-        assert_eq!(logits, [2.0, 0.5, -1.0]);
+    fn penalties_change_the_rows_of_those_who_asked() {
+        let plain = SamplingParams::greedy();
+        let repeats = SamplingParams { repetition_penalty: 2.0, ..plain.clone() };
+        let counts = SamplingParams { presence_penalty: 0.5, frequency_penalty: 0.25, ..plain.clone() };
+        let logits: Vec<f32> = [2.0, 1.5, -1.0].repeat(3);
+        let logits = Tensor::from_slice(&logits, &[3, 3], Device::Cpu).unwrap();
+        let mut histories = [History::default(), History::new(&repeats, &[0]), History::new(&counts, &[0])];
+        histories[1].push(&repeats, 2);
+        (0..2).for_each(|_| histories[2].push(&counts, 1));
+        let draws: Vec<Draw<'_>> = [&plain, &repeats, &counts]
+            .into_iter()
+            .zip(&histories)
+            .enumerate()
+            .map(|(row, (params, history))| Draw { row, ..draw(params, 0, history) })
+            .collect();
+        let changed: Vec<f32> = penalized(&logits, &draws).unwrap().unwrap().to_vec().unwrap();
+        assert_eq!(changed, [2.0, 1.5, -1.0, 1.0, 1.5, -2.0, 2.0, 0.5, -1.0]);
     }
 
     #[test]
@@ -264,9 +285,11 @@ mod tests {
         let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
         let params =
             SamplingParams { logprobs: Some(2), logit_bias: vec![(2, 50.0)], ..SamplingParams::greedy() };
-        let choice = choose(&mut logits.to_vec(), 3, &params, 0, 0, &History::default()).unwrap();
+        let choice = pick(&logits, &params, 3).unwrap();
         assert_eq!(choice.token, 2);
-        assert!((choice.logprob.unwrap() - 0.2f32.ln()).abs() < 1e-6);
-        assert_eq!(choice.top.iter().map(|top| top.token).collect::<Vec<_>>(), [0, 1]);
+        assert!((choice.logprob.unwrap() - 0.2f32.ln()).abs() < 1e-5);
+        let top: Vec<i32> = choice.top.iter().map(|top| top.token).collect();
+        assert_eq!(top, [0, 1]);
+        assert!((choice.top[0].logprob - 0.5f32.ln()).abs() < 1e-6);
     }
 }

@@ -52,13 +52,16 @@ pub struct LoadOptions {
     pub dtype: DType,
     /// Where it runs.
     pub device: Device,
+    /// Whether quantised matrices are multiplied as they are, with activations rounded to eight bits. Otherwise they are
+    /// expanded to `dtype` first.
+    pub quantized: bool,
     /// The most positions it is used with; the configuration's if `None`.
     pub max_positions: Option<usize>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        LoadOptions { dtype: DType::F32, device: Device::Cpu, max_positions: None }
+        LoadOptions { dtype: DType::F32, device: Device::Cpu, quantized: true, max_positions: None }
     }
 }
 

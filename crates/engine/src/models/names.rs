@@ -7,7 +7,8 @@ use super::config::{Config, RopeScaling};
 use super::{LoadOptions, layers};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
-use warpsmith::{DType, Device, Tensor, TensorView, ops};
+use warpsmith::ops::{self, QuantFormat};
+use warpsmith::{DType, Device, Tensor, TensorView};
 
 /// A format of weights, as far as names are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,12 @@ pub trait WeightSource {
     /// The sizes of a tensor, row-major; `None` if there is none of this name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
+    /// The blocks of a quantised tensor as they are, `[rows, bytes of a row]`; `None` if it is not quantised.
+    ///
+    /// # Errors
+    /// If there is none of this name, or it cannot be read.
+    fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>>;
+
     /// A tensor on the CPU, converted to `dtype`.
     ///
     /// # Errors
@@ -43,6 +50,10 @@ impl WeightSource for HashMap<String, Tensor> {
         self.get(name).map(|tensor| tensor.shape().to_vec())
     }
 
+    fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
+        Ok(None)
+    }
+
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let tensor = self.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
         Ok(if tensor.dtype() == dtype { tensor.clone() } else { tensor.to_dtype(dtype)? })
@@ -53,20 +64,36 @@ impl WeightSource for HashMap<String, Tensor> {
 pub enum Matrix {
     /// Numbers of the model's type, `[out, in]`.
     Plain(Tensor),
+    /// Quantised, `[out, bytes of a row]`.
+    Blocks(Tensor, QuantFormat),
 }
 
 impl Matrix {
+    fn tensor(&self) -> &Tensor {
+        match self {
+            Matrix::Plain(tensor) | Matrix::Blocks(tensor, _) => tensor,
+        }
+    }
+
+    /// Another tensor stored in the same way.
+    fn with(&self, tensor: Tensor) -> Matrix {
+        match self {
+            Matrix::Plain(_) => Matrix::Plain(tensor),
+            Matrix::Blocks(_, format) => Matrix::Blocks(tensor, *format),
+        }
+    }
+
     /// The number of rows.
     pub fn rows(&self) -> usize {
-        match self {
-            Matrix::Plain(matrix) => matrix.shape()[0],
-        }
+        self.tensor().shape()[0]
     }
 
     /// Whether the rows of both can be in one matrix.
     pub fn is_stored_like(&self, other: &Matrix) -> bool {
         match (self, other) {
             (Matrix::Plain(_), Matrix::Plain(_)) => true,
+            (Matrix::Blocks(_, a), Matrix::Blocks(_, b)) => a == b,
+            _ => false,
         }
     }
 
@@ -75,8 +102,8 @@ impl Matrix {
         if parts.len() == 1 {
             return Ok(parts.swap_remove(0));
         }
-        let rows: Vec<TensorView<'_>> = parts.iter().map(|Matrix::Plain(matrix)| matrix.view()).collect();
-        Ok(Matrix::Plain(ops::concat(&rows, 0)?))
+        let rows: Vec<TensorView<'_>> = parts.iter().map(|matrix| matrix.tensor().view()).collect();
+        Ok(parts[0].with(ops::concat(&rows, 0)?))
     }
 }
 
@@ -186,13 +213,18 @@ impl<'a> Loader<'a> {
 
     /// A tensor of this shape on the CPU.
     fn read(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.check_shape(name, shape)?;
+        self.source.tensor(name, self.options.dtype)
+    }
+
+    fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         let Some(found) = self.source.shape(name) else {
             return Err(Error::tensor(name, format!("shape {shape:?}"), "no such tensor"));
         };
         if found != shape {
             return Err(Error::tensor(name, format!("shape {shape:?}"), format!("{found:?}")));
         }
-        self.source.tensor(name, self.options.dtype)
+        Ok(())
     }
 
     /// A vector, such as the weight of a norm.
@@ -220,16 +252,21 @@ impl<'a> Loader<'a> {
         let transposed = self.source.naming() == Naming::Transformers
             && self.config.architecture == "gpt2"
             && part.is_transposed_in_gpt2();
-        let mut matrix = if transposed {
+        if transposed {
             let matrix = self.read(&name, &[input, out])?;
-            ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?
-        } else {
-            self.read(&name, &[out, input])?
-        };
-        if self.has_interleaved_rows(part) {
-            matrix = self.rows_by_halves(&matrix)?;
+            let matrix = ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?;
+            return Ok(Matrix::Plain(matrix.to_device(self.options.device)?));
         }
-        Ok(Matrix::Plain(matrix.to_device(self.options.device)?))
+        self.check_shape(&name, &[out, input])?;
+        let matrix = match self.source.blocks(&name)?.filter(|_| self.options.quantized) {
+            Some((blocks, format)) => Matrix::Blocks(blocks, format),
+            None => Matrix::Plain(self.source.tensor(&name, self.options.dtype)?),
+        };
+        let mut rows = matrix.tensor().clone();
+        if self.has_interleaved_rows(part) {
+            rows = self.rows_by_halves(&rows)?;
+        }
+        Ok(matrix.with(rows.to_device(self.options.device)?))
     }
 
     /// The first rows of a matrix that may have more, to be looked up by number.

@@ -5,18 +5,20 @@ use super::names::{Loader, Matrix, Part};
 use crate::error::Result;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
-use warpsmith::ops::{GatedAct, Linear, PackedWeight, concat};
+use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight, concat};
 use warpsmith::{DType, Stream, Tensor, TensorView, TensorViewMut};
 
 /// A matrix in the layout that its products take.
 enum Packed {
     Plain(PackedWeight),
+    Blocks(PackedQuantWeight),
 }
 
 impl Packed {
     fn new(matrix: Matrix, gate: Gate) -> Result<Packed> {
         Ok(match matrix {
             Matrix::Plain(matrix) => Packed::Plain(PackedWeight::gated(matrix, gate)?),
+            Matrix::Blocks(blocks, format) => Packed::Blocks(PackedQuantWeight::gated(blocks, format, gate)?),
         })
     }
 }
@@ -27,6 +29,10 @@ macro_rules! product {
         match $weight {
             Packed::Plain(weight) => {
                 let $call = Linear::packed($x, weight);
+                $body
+            }
+            Packed::Blocks(weight) => {
+                let $call = LinearQuant::packed($x, weight);
                 $body
             }
         }

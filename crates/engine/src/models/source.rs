@@ -3,7 +3,8 @@
 use super::Config;
 use super::names::{Naming, WeightSource};
 use crate::error::{Error, Result};
-use crate::weights::{Checkpoint, Format, Metadata, Value};
+use crate::weights::{Checkpoint, Format, Metadata, Quantization, Value};
+use warpsmith::ops::QuantFormat;
 use warpsmith::{DType, Tensor};
 
 impl WeightSource for Checkpoint {
@@ -18,8 +19,30 @@ impl WeightSource for Checkpoint {
         self.get(name).map(|tensor| tensor.shape().to_vec())
     }
 
+    fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {
+        let tensor = Checkpoint::tensor(self, name)?;
+        match tensor.quantization() {
+            Some(quantization) => Ok(Some((tensor.raw()?, format_of(quantization)))),
+            None => Ok(None),
+        }
+    }
+
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
         Ok(Checkpoint::tensor(self, name)?.to_tensor(dtype)?)
+    }
+}
+
+/// The library's name of a format.
+fn format_of(quantization: Quantization) -> QuantFormat {
+    match quantization {
+        Quantization::Q4_0 => QuantFormat::Q4_0,
+        Quantization::Q4_1 => QuantFormat::Q4_1,
+        Quantization::Q5_0 => QuantFormat::Q5_0,
+        Quantization::Q5_1 => QuantFormat::Q5_1,
+        Quantization::Q8_0 => QuantFormat::Q8_0,
+        Quantization::Q4K => QuantFormat::Q4_K,
+        Quantization::Q5K => QuantFormat::Q5_K,
+        Quantization::Q6K => QuantFormat::Q6_K,
     }
 }
 

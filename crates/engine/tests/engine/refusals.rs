@@ -88,7 +88,7 @@ impl Model for Unlucky {
         let ids: Vec<i32> = batch.ids.to_vec()?;
         for (row, at) in logits.chunks_exact_mut(VOCAB).zip(batch.logit_rows.to_vec::<i32>()?) {
             if ids[at as usize] == 13 {
-                row[7] = f32::NAN;
+                row.fill(f32::NAN);
             }
         }
         Ok(Tensor::from_slice(&logits, &[logits.len() / VOCAB, VOCAB], Device::Cpu)?)
