@@ -1,4 +1,5 @@
 //! Every kernel of every op over every case, on the CPU with each tier forced, and on the GPU if there is one.
+//! `WARPSMITH_TEST_OP=name` proves one op alone.
 
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -94,16 +95,21 @@ fn judge(prepared: &mut Prepared, kernels: &[KernelInfo], device: Device, name: 
     proven
 }
 
+fn wanted() -> impl Iterator<Item = &'static dyn AnyProvable> {
+    let name = std::env::var("WARPSMITH_TEST_OP").ok();
+    ops::PROVABLE.iter().copied().filter(move |op| name.as_ref().is_none_or(|name| name == op.spec().name))
+}
+
 /// One test for all: what matrix products may use is set for the whole process.
 #[test]
 fn every_op_on_the_cpu() {
-    ops::PROVABLE.iter().for_each(|op| prove(*op, Device::Cpu));
+    wanted().for_each(|op| prove(op, Device::Cpu));
 }
 
 #[test]
 fn every_op_on_the_gpu() {
     match Device::best() {
         Device::Cpu => eprintln!("skipped: no GPU"),
-        gpu => ops::PROVABLE.iter().for_each(|op| prove(*op, gpu)),
+        gpu => wanted().for_each(|op| prove(op, gpu)),
     }
 }

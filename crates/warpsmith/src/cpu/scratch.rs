@@ -38,7 +38,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// Memory that starts on a cache line.
 #[derive(Default)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     allocation: Option<(NonNull<u8>, Layout)>,
     len: usize,
 }

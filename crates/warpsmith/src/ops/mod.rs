@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod add_gelu;
+pub mod argmax;
 pub mod attention;
 pub mod cast;
 mod column_sum;
@@ -13,17 +14,21 @@ pub mod kv_copy;
 pub mod kv_store;
 pub mod layer_norm;
 pub mod linear;
+pub mod linear_quant;
 pub mod merge_states;
 pub mod mul_add;
 mod norm;
 pub mod paged_attention;
+pub mod penalize;
 pub mod prefix_match;
 pub mod rms_norm;
 pub mod rope;
+pub mod sample;
 pub mod softmax;
 
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
+pub use argmax::Argmax;
 pub use attention::Attention;
 pub use cast::Cast;
 pub use copy::{Copy, concat, concat_into};
@@ -33,12 +38,15 @@ pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Linear, LinearBackward, PackedWeight};
+pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
+pub use penalize::Penalize;
 pub use prefix_match::PrefixMatch;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
+pub use sample::Sample;
 pub use softmax::{Softmax, SoftmaxBackward};
 
 #[cfg(feature = "lab")]
@@ -81,6 +89,10 @@ list![
     embedding::Backward,
     linear::Forward,
     linear::Backward,
+    linear_quant::Forward,
+    argmax::Forward,
+    sample::Forward,
+    penalize::Forward,
     prefix_match::Forward,
     kv_store::Forward,
     kv_copy::Forward,

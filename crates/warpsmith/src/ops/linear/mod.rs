@@ -87,8 +87,8 @@ macro_rules! choices {
         pub enum $name { $($(#[$doc])* $variant),* }
 
         impl $name {
-            const NAMES: &[&str] = &[$($text),*];
-            const ALL: &[$name] = &[$($name::$variant),*];
+            pub(in crate::ops) const NAMES: &[&str] = &[$($text),*];
+            pub(in crate::ops) const ALL: &[$name] = &[$($name::$variant),*];
 
             /// The name on the command line.
             pub const fn name(self) -> &'static str {
@@ -122,7 +122,7 @@ choices! {
 }
 
 impl Activation {
-    fn kind(self) -> Option<Kind> {
+    pub(in crate::ops) fn kind(self) -> Option<Kind> {
         match self {
             Activation::None => None,
             Activation::Gelu => Some(Kind::Gelu),

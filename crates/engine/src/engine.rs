@@ -1,0 +1,429 @@
+//! The engine: requests in, events out, one step at a time.
+
+use crate::batch::{Batch, Chunk};
+use crate::error::{Error, Result};
+use crate::kv::KvCache;
+use crate::models::Model;
+use crate::output::Output;
+use crate::pages::Pages;
+use crate::request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, Usage};
+use crate::sampler::{self, Choice};
+use crate::scheduler::{Limits, Scheduler, Share, StepPlan};
+use crate::sequence::{Key, Sequence};
+use crate::text::{ChatTemplate, Tokenizer};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use warpsmith::{DType, Device};
+
+/// How an engine is set up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineOptions {
+    /// Tokens of a page, from 1 to 256.
+    pub page_size: usize,
+    /// Pages of the pool.
+    pub num_pages: usize,
+    /// The most tokens of a step, at least `max_running`.
+    pub max_batch_tokens: usize,
+    /// The most tokens of one request in a step.
+    pub max_chunk: usize,
+    /// The most outputs that are generated at the same time.
+    pub max_running: usize,
+    /// Whether prefixes are kept for later requests.
+    pub prefix_cache: bool,
+    /// Tokens that end an output.
+    pub end_ids: Vec<i32>,
+    /// Tokens that exist; models may have more logits. All of the model's if `None`.
+    pub vocab_size: Option<usize>,
+    /// The type of keys and values; that of the model's activations.
+    pub dtype: DType,
+    /// The device of the model.
+    pub device: Device,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            page_size: 16,
+            num_pages: 1024,
+            max_batch_tokens: 1024,
+            max_chunk: 512,
+            max_running: 64,
+            prefix_cache: true,
+            end_ids: Vec::new(),
+            vocab_size: None,
+            dtype: DType::F32,
+            device: Device::Cpu,
+        }
+    }
+}
+
+/// What the engine has done so far, and what it is doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Steps that computed something.
+    pub steps: u64,
+    /// Tokens that were computed.
+    pub computed_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// How often an output lost its pages.
+    pub preemptions: usize,
+    /// Outputs that are being generated.
+    pub running: usize,
+    /// Outputs that wait.
+    pub waiting: usize,
+    /// Pages that can be had.
+    pub available_pages: usize,
+    /// Pages that hold prefixes.
+    pub cached_pages: usize,
+}
+
+/// A request that has outputs to come.
+struct Active {
+    priority: i32,
+    deadline: Option<Instant>,
+    params: Arc<SamplingParams>,
+    /// The outputs that have not ended.
+    outputs: BTreeMap<usize, Output>,
+    /// Outputs that begin when the first has its first token.
+    has_forks: bool,
+}
+
+/// Runs a model for many requests at the same time.
+pub struct Engine {
+    model: Box<dyn Model>,
+    kv: KvCache,
+    scheduler: Scheduler,
+    options: EngineOptions,
+    requests: BTreeMap<RequestId, Active>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<ChatTemplate>,
+    /// What happened between steps.
+    pending: Vec<Event>,
+    next_request: u64,
+    stats: Stats,
+}
+
+impl Engine {
+    /// An engine for a model.
+    ///
+    /// # Errors
+    /// If an option is out of range, or there is no memory for the pages.
+    pub fn new(model: Box<dyn Model>, options: EngineOptions) -> Result<Engine> {
+        let config = model.config();
+        let count = |what, value: usize, least: usize, most: usize| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::settings(what, format!("a number from {least} to {most}"), value)),
+        };
+        count("page_size", options.page_size, 1, 256)?;
+        count("num_pages", options.num_pages, 1, i32::MAX as usize / options.page_size)?;
+        count("max_running", options.max_running, 1, options.max_batch_tokens)?;
+        count("max_chunk", options.max_chunk, 1, options.max_batch_tokens)?;
+        count("vocab_size", options.vocab_size.unwrap_or(1), 1, config.vocab_size)?;
+        let kv = KvCache::new(config, options.num_pages, options.page_size, options.dtype, options.device)?;
+        let pages = Pages::new(options.num_pages, options.page_size, options.prefix_cache)?;
+        let limits = Limits {
+            max_batch_tokens: options.max_batch_tokens,
+            max_running: options.max_running,
+            max_chunk: options.max_chunk,
+        };
+        Ok(Engine {
+            model,
+            kv,
+            scheduler: Scheduler::new(limits, pages),
+            options,
+            requests: BTreeMap::new(),
+            tokenizer: None,
+            template: None,
+            pending: Vec::new(),
+            next_request: 0,
+            stats: Stats::default(),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// Gives the engine text: events carry it, stop texts work, and the tokenizer's end tokens end outputs.
+    #[must_use]
+    pub fn with_text(mut self, tokenizer: Tokenizer, template: Option<ChatTemplate>) -> Engine {
+        self.options.end_ids.extend(tokenizer.final_ids().iter().map(|&id| id as i32));
+        let tokens = tokenizer.len().min(self.model.config().vocab_size);
+        self.options.vocab_size.get_or_insert(tokens);
+        (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template);
+        self
+    }
+
+    /// The tokenizer, if the engine was given one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
+    }
+
+    /// The chat template, if the engine was given one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.options.vocab_size.unwrap_or(self.model.config().vocab_size)
+    }
+
+    /// Adds a request. It is worked on from the next [`step`](Self::step) on.
+    ///
+    /// # Errors
+    /// If an option is out of range, or the request can never fit.
+    pub fn add_request(&mut self, request: Request) -> Result<RequestId> {
+        let Request { prompt, params, priority, deadline } = request;
+        params.validate(self.vocab_size())?;
+        if self.tokenizer.is_none() && !params.stop.is_empty() {
+            return Err(Error::request(
+                "stop",
+                "no texts, because the engine has no tokenizer",
+                params.stop.len(),
+            ));
+        }
+        let max_len = self.max_len(&prompt, &params)?;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        let params = Arc::new(params);
+        let seed = params.seed.unwrap_or_else(random_seed);
+        let output = |index| {
+            let (seed, text) = (sampler::seed_of_output(seed, index), self.tokenizer.clone());
+            Ok((index, Output::new(params.clone(), seed, &prompt, text)?))
+        };
+        let outputs = (0..params.n).map(output).collect::<Result<_>>()?;
+        let has_forks = params.n > 1;
+        let key = Key { priority, request: id, index: 0 };
+        self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks });
+        self.scheduler.add(Sequence::new(key, prompt, max_len));
+        Ok(id)
+    }
+
+    /// The most tokens, prompt and output together, that a request may have.
+    fn max_len(&self, prompt: &[i32], params: &SamplingParams) -> Result<usize> {
+        let context = self.model.config().max_positions;
+        let vocab = self.vocab_size();
+        if prompt.is_empty() || prompt.len() >= context {
+            let expected = format!("1 to {} tokens", context.saturating_sub(1));
+            return Err(Error::request("prompt", expected, prompt.len()));
+        }
+        if let Some(&id) = prompt.iter().find(|&&id| !usize::try_from(id).is_ok_and(|id| id < vocab)) {
+            return Err(Error::request("prompt", format!("tokens from 0 to below {vocab}"), id));
+        }
+        // The last token of all is never computed, so it needs no place in a page.
+        let room = context.min(self.scheduler.capacity() + 1);
+        if prompt.len() >= room {
+            let expected = format!("at most {} tokens, which the page pool can hold", room - 1);
+            return Err(Error::request("prompt", expected, prompt.len()));
+        }
+        match params.max_tokens {
+            None => Ok(room),
+            Some(most) if most <= room - prompt.len() => Ok(prompt.len() + most),
+            Some(most) => {
+                let limit = if room == context { "context" } else { "page pool" };
+                let expected = format!("at most {} after this prompt, by the {limit}", room - prompt.len());
+                Err(Error::request("max_tokens", expected, most))
+            }
+        }
+    }
+
+    /// Ends a request wherever it is. Its last events come with the next [`step`](Self::step). `false` if it has ended.
+    ///
+    /// # Errors
+    /// If a rule that always holds is broken.
+    pub fn cancel(&mut self, id: RequestId) -> Result<bool> {
+        let mut events = Vec::new();
+        let found = self.end_request(id, &FinishReason::Cancelled, &mut events)?;
+        self.pending.append(&mut events);
+        Ok(found)
+    }
+
+    /// Whether there is anything to compute or to tell.
+    pub fn has_work(&self) -> bool {
+        !self.requests.is_empty() || !self.pending.is_empty()
+    }
+
+    /// What the engine has done so far, and what it is doing.
+    pub fn stats(&self) -> Stats {
+        let (running, waiting) = self.scheduler.counts();
+        Stats {
+            preemptions: self.scheduler.num_preemptions(),
+            running,
+            waiting,
+            available_pages: self.scheduler.pages().available(),
+            cached_pages: self.scheduler.pages().num_cached(),
+            ..self.stats
+        }
+    }
+
+    /// Forgets all prefixes that nobody uses now.
+    pub fn clear_prefix_cache(&mut self) {
+        self.scheduler.clear_cache();
+    }
+
+    /// Checks every rule that holds between steps. For tests: it takes time linear in the pages.
+    ///
+    /// # Errors
+    /// Says what is broken.
+    pub fn check(&self) -> Result<()> {
+        self.scheduler.check()
+    }
+
+    /// One step: plans, computes, and tells what has become of it.
+    ///
+    /// A request that cannot be computed fails alone where the cause is its own, and together with the others of its step
+    /// where it cannot be told. The engine goes on.
+    ///
+    /// # Errors
+    /// If a rule that always holds is broken.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        let mut events = std::mem::take(&mut self.pending);
+        self.end_late_requests(&mut events)?;
+        let plan = self.scheduler.schedule()?;
+        if plan.shares.is_empty() {
+            return Ok(events);
+        }
+        match self.run(&plan) {
+            Ok(logits) => self.process(&plan, logits, &mut events)?,
+            Err(error) => {
+                let reason = FinishReason::Failed(error.to_string());
+                for share in &plan.shares {
+                    self.end_request(share.key.request, &reason, &mut events)?;
+                }
+            }
+        }
+        Ok(events)
+    }
+
+    fn end_late_requests(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.requests.values().all(|request| request.deadline.is_none()) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let is_late = |request: &Active| request.deadline.is_some_and(|deadline| deadline <= now);
+        let late = self.requests.iter().filter(|(_, request)| is_late(request)).map(|(&id, _)| id);
+        for id in late.collect::<Vec<_>>() {
+            self.end_request(id, &FinishReason::Deadline, events)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the tokens of a plan. Returns the logits of the sequences that reach their ends, one row each.
+    fn run(&mut self, plan: &StepPlan) -> Result<Vec<f32>> {
+        self.kv.copy_pages(&plan.copies)?;
+        let chunk = |share: &Share| {
+            let sequence = self.scheduler.running(share.key).expect("what is planned is running");
+            Chunk {
+                tokens: &sequence.tokens[share.start..share.start + share.count],
+                start: share.start,
+                pages: &sequence.held.pages,
+                wants_logits: share.reaches_end,
+            }
+        };
+        let chunks: Vec<Chunk<'_>> = plan.shares.iter().map(chunk).collect();
+        let batch = Batch::new(&chunks, self.options.page_size, self.options.device)?;
+        self.stats.steps += 1;
+        self.stats.computed_tokens += batch.num_tokens() as u64;
+        Ok(self.model.forward(&batch, &mut self.kv)?.to_vec()?)
+    }
+
+    /// Chooses tokens, ends what has reached its end.
+    fn process(&mut self, plan: &StepPlan, mut logits: Vec<f32>, events: &mut Vec<Event>) -> Result<()> {
+        let mut rows = logits.chunks_exact_mut(self.model.config().vocab_size);
+        for share in &plan.shares {
+            self.scheduler.commit(share);
+            if !share.reaches_end {
+                continue;
+            }
+            let row = rows.next().ok_or_else(|| Error::Broken("a row of logits is missing".into()))?;
+            self.process_row(share.key, row, events)?;
+        }
+        Ok(())
+    }
+
+    fn process_row(&mut self, key: Key, row: &mut [f32], events: &mut Vec<Event>) -> Result<()> {
+        let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
+        let position = self.scheduler.running(key).expect("what is planned is running").tokens.len();
+        let forks = match std::mem::take(&mut request.has_forks) {
+            true => 1..request.params.n,
+            false => 0..0,
+        };
+        // Forks take their first tokens from the same row.
+        let original = if forks.is_empty() { Vec::new() } else { row.to_vec() };
+        let Some(choice) = self.choose(key, row, position) else {
+            let reason = FinishReason::Failed("the model gave logits that are not numbers".into());
+            return match forks.is_empty() {
+                true => self.end_output(key, reason, events),
+                false => self.end_request(key.request, &reason, events).map(|_| ()),
+            };
+        };
+        self.scheduler.append(key, choice.token)?;
+        for index in forks {
+            let fork = Key { index, ..key };
+            row.copy_from_slice(&original);
+            let choice = self.choose(fork, row, position).expect("the row was made of numbers before");
+            self.scheduler.fork(key, index, choice.token)?;
+            self.deliver(fork, choice, events)?;
+        }
+        self.deliver(key, choice, events)
+    }
+
+    fn choose(&self, key: Key, row: &mut [f32], position: usize) -> Option<Choice> {
+        self.requests[&key.request].outputs[&key.index].choose(row, self.vocab_size(), position)
+    }
+
+    /// Tells about a token, and ends the output if it was the last.
+    fn deliver(&mut self, key: Key, choice: Choice, events: &mut Vec<Event>) -> Result<()> {
+        self.stats.generated_tokens += 1;
+        let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
+        let output = request.outputs.get_mut(&key.index).expect("what runs has not ended");
+        let ends = self.options.end_ids.contains(&choice.token);
+        let (kind, mut reason) = output.push(choice, ends);
+        events.push(Event { request: key.request, index: key.index, kind });
+        if reason.is_none() && self.scheduler.is_at_full_length(key) {
+            reason = Some(FinishReason::Length);
+        }
+        match reason {
+            Some(reason) => self.end_output(key, reason, events),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends one output of a request.
+    fn end_output(&mut self, key: Key, reason: FinishReason, events: &mut Vec<Event>) -> Result<()> {
+        let sequence = self.scheduler.remove(key)?;
+        let Some(request) = self.requests.get_mut(&key.request) else { return Ok(()) };
+        let Some(output) = request.outputs.remove(&key.index) else { return Ok(()) };
+        let usage = Usage {
+            prompt_tokens: output.prompt_len,
+            cached_tokens: sequence.as_ref().and_then(|sequence| sequence.cached_tokens).unwrap_or(0),
+            output_tokens: output.num_tokens,
+            preemptions: sequence.map_or(0, |sequence| sequence.preemptions),
+        };
+        let kind = EventKind::Finished { reason, text: output.rest(), usage };
+        events.push(Event { request: key.request, index: key.index, kind });
+        if request.outputs.is_empty() {
+            self.requests.remove(&key.request);
+        }
+        Ok(())
+    }
+
+    /// Ends all outputs of a request that have not ended. `false` if there is no such request.
+    fn end_request(&mut self, id: RequestId, reason: &FinishReason, events: &mut Vec<Event>) -> Result<bool> {
+        let Some(request) = self.requests.get(&id) else { return Ok(false) };
+        let priority = request.priority;
+        for index in request.outputs.keys().copied().collect::<Vec<_>>() {
+            self.end_output(Key { priority, request: id, index }, reason.clone(), events)?;
+        }
+        Ok(true)
+    }
+}
+
+/// A seed that is another each time.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,87 @@
+//! What can go wrong in the engine.
+
+/// `Result` with the engine's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in a call to the engine.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The library refused or failed.
+    #[error(transparent)]
+    Library(#[from] warpsmith::Error),
+
+    /// A file of weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::Error),
+
+    /// Text cannot be turned into tokens.
+    #[error(transparent)]
+    Text(#[from] crate::text::Error),
+
+    /// A model's configuration cannot be used.
+    #[error("model configuration: `{key}`: expected {expected}, got {got}")]
+    Config {
+        /// The key at fault.
+        key: String,
+        /// What could be used.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+
+    /// A tensor of the weights is missing or does not fit the configuration.
+    #[error("weights: tensor `{name}`: expected {expected}, got {got}")]
+    Tensor {
+        /// Its name in the file.
+        name: String,
+        /// What the model needs.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+
+    /// A request cannot be served.
+    #[error("request: `{what}`: expected {expected}, got {got}")]
+    Request {
+        /// The option or property at fault.
+        what: &'static str,
+        /// What would be served.
+        expected: String,
+        /// What was asked for.
+        got: String,
+    },
+
+    /// Something in the engine's own settings is out of range.
+    #[error("engine settings: `{what}`: expected {expected}, got {got}")]
+    Settings {
+        /// The setting at fault.
+        what: &'static str,
+        /// What is possible.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+
+    /// A rule that always holds was found broken: a bug in the engine.
+    #[error("the engine is broken: {0}")]
+    Broken(String),
+}
+
+impl Error {
+    pub(crate) fn config(key: &str, expected: impl Into<String>, got: impl ToString) -> Error {
+        Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    pub(crate) fn tensor(name: &str, expected: impl Into<String>, got: impl ToString) -> Error {
+        Error::Tensor { name: name.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    pub(crate) fn request(what: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {
+        Error::Request { what, expected: expected.into(), got: got.to_string() }
+    }
+
+    pub(crate) fn settings(what: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {
+        Error::Settings { what, expected: expected.into(), got: got.to_string() }
+    }
+}

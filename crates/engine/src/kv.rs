@@ -1,0 +1,91 @@
+//! The memory of keys and values: pages of all layers in one allocation.
+
+use crate::error::{Error, Result};
+use crate::models::Config;
+use std::collections::HashSet;
+use warpsmith::ops::KvCopy;
+use warpsmith::{DType, Device, Tensor, TensorViewMut};
+
+/// Keys and values of all layers, `[layers, 2, pages, page_size, kv_heads, head_dim]`. A page has the same number in
+/// every layer.
+#[derive(Debug)]
+pub struct KvCache {
+    memory: Tensor,
+}
+
+impl KvCache {
+    /// Pages for the keys and values of a model.
+    ///
+    /// # Errors
+    /// If the device has too little memory.
+    pub fn new(
+        config: &Config,
+        num_pages: usize,
+        page_size: usize,
+        dtype: DType,
+        device: Device,
+    ) -> Result<KvCache> {
+        let shape = [config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim];
+        Ok(KvCache { memory: Tensor::zeros(&shape, dtype, device)? })
+    }
+
+    /// Bytes that a page takes in all layers.
+    pub fn page_bytes(config: &Config, page_size: usize, dtype: DType) -> usize {
+        config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * dtype.size()
+    }
+
+    /// Keys and values of a layer, each `[pages, page_size, kv_heads, head_dim]`.
+    ///
+    /// # Errors
+    /// If there is no such layer.
+    pub fn layer(&mut self, layer: usize) -> Result<(TensorViewMut<'_>, TensorViewMut<'_>)> {
+        let &[layers, _, pages, page_size, heads, head_dim] = self.memory.shape() else {
+            unreachable!("made with six dimensions")
+        };
+        let shape = [pages, page_size, heads, head_dim];
+        let both = self.memory.view_mut().narrow(0, layer, 1).and_then(|layer| layer.split_at(1, 1));
+        both.and_then(|(keys, values)| Some((keys.reshape(&shape)?, values.reshape(&shape)?)))
+            .ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
+    }
+
+    /// Copies page `from` onto page `to`, for each pair `[from, to]` in order, in all layers.
+    ///
+    /// # Errors
+    /// If a page does not exist.
+    pub fn copy_pages(&mut self, pairs: &[[i32; 2]]) -> Result<()> {
+        let mut rest = pairs;
+        while !rest.is_empty() {
+            let together = independent(rest);
+            let (now, later) = rest.split_at(together);
+            let pairs = Tensor::from_slice(now.as_flattened(), &[together, 2], self.memory.device())?;
+            KvCopy::new(&pairs).run(&mut self.memory)?;
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+/// How many of the first pairs can be copied at once, because none writes a page that another reads or writes.
+fn independent(pairs: &[[i32; 2]]) -> usize {
+    let (mut read, mut written) = (HashSet::new(), HashSet::new());
+    let depends = |[from, to]: &[i32; 2]| {
+        let depends = written.contains(from) || written.contains(to) || read.contains(to);
+        read.insert(*from);
+        written.insert(*to);
+        depends
+    };
+    pairs.iter().position(depends).unwrap_or(pairs.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_copied_together_as_long_as_they_are_independent() {
+        assert_eq!(independent(&[[1, 2], [1, 3], [4, 5]]), 3);
+        assert_eq!(independent(&[[1, 2], [3, 1]]), 1, "a page that was read is written");
+        assert_eq!(independent(&[[1, 2], [2, 3]]), 1, "a page that was written is read");
+        assert_eq!(independent(&[[1, 2], [3, 2]]), 1, "a page is written twice");
+    }
+}

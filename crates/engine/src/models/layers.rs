@@ -1,0 +1,215 @@
+//! Layers that models are put together from. Each owns its weights and keeps the plans of its calls.
+
+use super::config::{Config, RopeConfig, RopeScaling};
+use super::names::{Loader, Part};
+use crate::batch::Batch;
+use crate::error::Result;
+use warpsmith::op::Plan;
+use warpsmith::ops::{Embedding, KvStore, LayerNorm, PagedAttention, RmsNorm, Rope};
+use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
+
+/// Rows of activations whose memory is used again in every pass. It grows to the largest batch.
+#[derive(Debug)]
+pub struct Buffer {
+    memory: Tensor,
+}
+
+impl Buffer {
+    /// Rows of `width` elements.
+    pub fn new(width: usize, dtype: DType, device: Device) -> Result<Buffer> {
+        Ok(Buffer { memory: Tensor::empty(&[0, width], dtype, device)? })
+    }
+
+    /// The first `rows` rows, to be written. What was in them is lost if they did not exist yet.
+    pub fn write(&mut self, rows: usize) -> Result<TensorViewMut<'_>> {
+        let width = self.memory.shape()[1];
+        if self.memory.shape()[0] < rows {
+            self.memory = Tensor::empty(&[rows, width], self.memory.dtype(), self.memory.device())?;
+        }
+        Ok(self.memory.view_mut().narrow(0, 0, rows).expect("there are as many rows"))
+    }
+
+    /// The first `rows` rows, which were written before.
+    pub fn read(&self, rows: usize) -> TensorView<'_> {
+        self.memory.view().narrow(0, 0, rows).expect("the rows were written")
+    }
+}
+
+/// A table of vectors by number: tokens or positions.
+pub struct Table {
+    weight: Tensor,
+    plan: Option<Plan>,
+}
+
+impl Table {
+    /// A table of `rows` vectors, which may have more in the file.
+    pub fn load(loader: &Loader<'_>, part: Part, rows: usize, width: usize) -> Result<Table> {
+        Ok(Table { weight: loader.table(part, rows, width)?, plan: None })
+    }
+
+    /// The vectors that `ids` name.
+    pub fn forward(&mut self, ids: &Tensor, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+        Ok(Embedding::new(&self.weight, ids).keep_plan(&mut self.plan).run_into(out, stream)?)
+    }
+}
+
+/// The rows of `x` that `rows` names, as a new tensor.
+pub fn select_rows(x: TensorView<'_>, rows: &Tensor) -> Result<Tensor> {
+    Ok(Embedding::new(x, rows).run()?)
+}
+
+/// A norm of rows: RMS, or layer norm where the weights have a bias.
+pub struct Norm {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    eps: f32,
+    plan: Option<Plan>,
+}
+
+impl Norm {
+    /// A norm over `width` elements.
+    pub fn load(loader: &Loader<'_>, part: Part, layer: usize, width: usize, eps: f32) -> Result<Norm> {
+        let (weight, bias) = (loader.vector(part, layer, width)?, loader.bias(part, layer, width)?);
+        Ok(Norm { weight, bias, eps, plan: None })
+    }
+
+    /// Normalises `x` into `out`.
+    pub fn forward(&mut self, x: TensorView<'_>, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+        let Norm { weight, bias, eps, plan } = self;
+        Ok(match bias {
+            None => RmsNorm::new(x).weight(&*weight).eps(*eps).keep_plan(plan).run_into(out, stream),
+            Some(bias) => {
+                let call = LayerNorm::new(x).weight(&*weight).bias(&*bias).eps(*eps);
+                call.keep_plan(plan).run_into(out, stream)
+            }
+        }?)
+    }
+
+    /// Adds two tensors into `sum` and normalises that into `out`. For layer norms.
+    pub fn forward_sum(
+        &mut self,
+        [a, b]: [TensorView<'_>; 2],
+        out: TensorViewMut<'_>,
+        sum: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let mut call = LayerNorm::new(a).weight(&self.weight).eps(self.eps);
+        if let Some(bias) = &self.bias {
+            call = call.bias(bias);
+        }
+        Ok(call.run_add_into(b, out, sum, stream)?)
+    }
+
+    /// Normalises `x` in place. For RMS norms.
+    pub fn forward_in_place(&mut self, x: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+        let call = RmsNorm::in_place().weight(&self.weight).eps(self.eps);
+        Ok(call.keep_plan(&mut self.plan).run_in_place(x, stream)?)
+    }
+}
+
+/// How positions rotate queries and keys.
+#[derive(Debug, Clone)]
+pub struct Rotary {
+    theta: f64,
+    /// Multiplies positions.
+    scale: f64,
+    /// Cosine and sine, `[positions, head_dim / 2]`, where the frequencies are not powers of theta.
+    tables: Option<(Tensor, Tensor)>,
+}
+
+impl Rotary {
+    /// Tables are made for positions below `max_positions`, if there are any.
+    pub fn new(rope: &RopeConfig, head_dim: usize, max_positions: usize, device: Device) -> Result<Rotary> {
+        let scale = if let RopeScaling::Linear(factor) = rope.scaling { 1.0 / factor } else { 1.0 };
+        let mut tables = None;
+        if let Some(divisors) = rope.divisors(head_dim) {
+            let pairs = head_dim / 2;
+            let frequency =
+                |pair: usize| rope.theta.powf(-2.0 * pair as f64 / head_dim as f64) / divisors[pair];
+            let frequencies: Vec<f64> = (0..pairs).map(frequency).collect();
+            // Angles are formed in f64: at far positions f32 would lose the fraction of a turn.
+            let table = |function: fn(f64) -> f64| {
+                let angle = |at: usize| (at / pairs) as f64 * frequencies[at % pairs];
+                let values: Vec<f32> =
+                    (0..max_positions * pairs).map(|at| function(angle(at)) as f32).collect();
+                Tensor::from_slice(&values, &[max_positions, pairs], device)
+            };
+            tables = Some((table(f64::cos)?, table(f64::sin)?));
+        }
+        Ok(Rotary { theta: rope.theta, scale, tables })
+    }
+}
+
+/// Attention of a layer: rotates, stores keys and values, attends.
+pub struct Attention {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    rotary: Option<Rotary>,
+    /// Norms of the heads of queries and keys, before they are rotated.
+    norms: Option<(Norm, Norm)>,
+    rope_plan: Option<Plan>,
+    store_plan: Option<Plan>,
+    attention_plan: Option<Plan>,
+}
+
+impl Attention {
+    /// Attention without norms of heads.
+    pub fn new(config: &Config, rotary: Option<Rotary>) -> Attention {
+        Attention {
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            rotary,
+            norms: None,
+            rope_plan: None,
+            store_plan: None,
+            attention_plan: None,
+        }
+    }
+
+    /// With norms of the heads of queries and keys.
+    pub fn norms(self, queries: Norm, keys: Norm) -> Attention {
+        Attention { norms: Some((queries, keys)), ..self }
+    }
+
+    /// From `[tokens, heads of queries, keys and values together]` to `[tokens, heads of queries]`.
+    pub fn forward(
+        &mut self,
+        qkv: TensorViewMut<'_>,
+        out: TensorViewMut<'_>,
+        batch: &Batch,
+        (mut k_pages, mut v_pages): (TensorViewMut<'_>, TensorViewMut<'_>),
+        stream: &Stream,
+    ) -> Result<()> {
+        let (tokens, heads, kv_heads, dim) =
+            (batch.num_tokens(), self.num_heads, self.num_kv_heads, self.head_dim);
+        let by_heads = qkv.reshape(&[tokens, heads + 2 * kv_heads, dim]).expect("rows of whole heads");
+        let (mut q, kv) = by_heads.split_at(1, heads).expect("queries come first");
+        let (mut k, v) = kv.split_at(1, kv_heads).expect("keys and values follow");
+        if let Some((q_norm, k_norm)) = &mut self.norms {
+            q_norm.forward_in_place(q.reborrow(), stream)?;
+            k_norm.forward_in_place(k.reborrow(), stream)?;
+        }
+        let mut store = KvStore::new(k.as_view(), v.as_view(), &batch.slots);
+        if let Some(rotary) = &self.rotary {
+            let mut rope = Rope::in_place(&batch.positions).theta(rotary.theta).scale(rotary.scale);
+            store = store.rope(&batch.positions).theta(rotary.theta).position_scale(rotary.scale);
+            if let Some((cos, sin)) = &rotary.tables {
+                rope = rope.tables(cos, sin);
+                store = store.tables(cos, sin);
+            }
+            rope.keep_plan(&mut self.rope_plan).run_in_place(q.reborrow(), stream)?;
+        }
+        let store = store.keep_plan(&mut self.store_plan);
+        store.run_into(k_pages.reborrow(), v_pages.reborrow(), stream)?;
+        let out = out.reshape(&[tokens, heads, dim]).expect("rows of whole heads");
+        let (k_pages, v_pages) = (k_pages.as_view(), v_pages.as_view());
+        let mut attend =
+            PagedAttention::new(q.as_view(), k_pages, v_pages, &batch.page_table, &batch.kv_lens);
+        if let Some(q_starts) = &batch.q_starts {
+            attend = attend.q_starts(q_starts);
+        }
+        Ok(attend.keep_plan(&mut self.attention_plan).run_into(out, stream)?)
+    }
+}

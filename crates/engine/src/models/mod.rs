@@ -1,0 +1,77 @@
+//! Models: what they are made of, where their weights come from, and their forward passes.
+//!
+//! A model is one file that puts layers ([`layers`]) together, and one line in [`FAMILIES`]. It sees neither requests nor
+//! files: a forward pass takes a [`Batch`] and the pages of the keys and values, and the weights come from any
+//! [`WeightSource`], under the names that [`names`] knows.
+
+mod config;
+mod gpt2;
+pub mod layers;
+mod llama;
+pub mod names;
+pub mod products;
+mod qwen3;
+mod source;
+#[cfg(test)]
+mod tests;
+
+pub use config::{Config, RopeConfig, RopeScaling};
+
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::kv::KvCache;
+use names::{Loader, WeightSource};
+use warpsmith::{DType, Device, Tensor};
+
+/// A model that is ready to run.
+pub trait Model: Send {
+    /// What it is made of.
+    fn config(&self) -> &Config;
+
+    /// Computes the batch's tokens, stores their keys and values, and returns the logits of the rows that the batch asks
+    /// for, `[rows, vocab_size]` in f32.
+    ///
+    /// The bits of a row depend on the tokens of its own sequence alone: not on other rows, on pages, or on how the
+    /// sequence was divided into batches.
+    ///
+    /// # Errors
+    /// If an op refuses the batch. Keys and values of its tokens are undefined then.
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor>;
+}
+
+/// Makes a model of a family from its weights.
+type Load = fn(&Config, &Loader<'_>) -> Result<Box<dyn Model>>;
+
+/// The families, one line each, under their names in `config.json` and GGUF.
+static FAMILIES: &[(&str, Load)] = &[("llama", llama::load), ("qwen3", qwen3::load), ("gpt2", gpt2::load)];
+
+/// How a model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The type of weights, activations, keys and values.
+    pub dtype: DType,
+    /// Where it runs.
+    pub device: Device,
+    /// The most positions it is used with; the configuration's if `None`.
+    pub max_positions: Option<usize>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions { dtype: DType::F32, device: Device::Cpu, max_positions: None }
+    }
+}
+
+/// Loads a model.
+///
+/// # Errors
+/// If there is no such family, or a tensor is missing or has another shape than the configuration asks for.
+pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -> Result<Box<dyn Model>> {
+    let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == config.architecture) else {
+        let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
+        return Err(Error::config("architecture", known.join(", "), &config.architecture));
+    };
+    let mut config = config.clone();
+    config.max_positions = config.max_positions.min(options.max_positions.unwrap_or(usize::MAX));
+    load(&config, &Loader::new(weights, &config, options))
+}

@@ -1,0 +1,284 @@
+//! Where weights come from, and the names they have in each format.
+//!
+//! Everything that differs between files is settled here: names, the transposed matrices of GPT-2 in safetensors, and
+//! the order of the rows of queries and keys that GGUF changes for Llama. Layers see one form.
+
+use super::config::{Config, RopeScaling};
+use super::{LoadOptions, layers};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use warpsmith::{DType, Device, Tensor, TensorView, ops};
+
+/// A format of weights, as far as names are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Naming {
+    /// As transformers saves a model.
+    Transformers,
+    /// As in a GGUF file.
+    Gguf,
+}
+
+/// Something that has tensors by name.
+pub trait WeightSource {
+    /// How its tensors are named.
+    fn naming(&self) -> Naming;
+
+    /// The sizes of a tensor, row-major; `None` if there is none of this name.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// A tensor on the CPU, converted to `dtype`.
+    ///
+    /// # Errors
+    /// If there is none of this name, or it cannot be converted.
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor>;
+}
+
+/// Tensors in memory, under the names transformers gives them.
+impl WeightSource for HashMap<String, Tensor> {
+    fn naming(&self) -> Naming {
+        Naming::Transformers
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.get(name).map(|tensor| tensor.shape().to_vec())
+    }
+
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let tensor = self.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
+        Ok(if tensor.dtype() == dtype { tensor.clone() } else { tensor.to_dtype(dtype)? })
+    }
+}
+
+/// A matrix of weights in the form that the file has it in.
+pub enum Matrix {
+    /// Numbers of the model's type, `[out, in]`.
+    Plain(Tensor),
+}
+
+impl Matrix {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Matrix::Plain(matrix) => matrix.shape()[0],
+        }
+    }
+
+    /// Whether the rows of both can be in one matrix.
+    pub fn is_stored_like(&self, other: &Matrix) -> bool {
+        match (self, other) {
+            (Matrix::Plain(_), Matrix::Plain(_)) => true,
+        }
+    }
+
+    /// Matrices that are stored alike, one below the other.
+    pub(super) fn joined(mut parts: Vec<Matrix>) -> Result<Matrix> {
+        if parts.len() == 1 {
+            return Ok(parts.swap_remove(0));
+        }
+        let rows: Vec<TensorView<'_>> = parts.iter().map(|Matrix::Plain(matrix)| matrix.view()).collect();
+        Ok(Matrix::Plain(ops::concat(&rows, 0)?))
+    }
+}
+
+/// A part of a model that has a weight, and maybe a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Part {
+    Embedding,
+    Positions,
+    FinalNorm,
+    Head,
+    AttentionNorm,
+    Query,
+    Key,
+    Value,
+    QueryKeyValue,
+    QueryNorm,
+    KeyNorm,
+    AttentionOut,
+    MlpNorm,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Part {
+    /// The names in GGUF, in transformers' Llama and Qwen3, and in transformers' GPT-2, without `.weight` and `.bias`.
+    /// `{}` is the number of the layer. `-` where a family has no such part.
+    fn names(self) -> [&'static str; 3] {
+        match self {
+            Part::Embedding => ["token_embd", "model.embed_tokens", "transformer.wte"],
+            Part::Positions => ["position_embd", "-", "transformer.wpe"],
+            Part::FinalNorm => ["output_norm", "model.norm", "transformer.ln_f"],
+            Part::Head => ["output", "lm_head", "lm_head"],
+            Part::AttentionNorm => {
+                ["blk.{}.attn_norm", "model.layers.{}.input_layernorm", "transformer.h.{}.ln_1"]
+            }
+            Part::Query => ["blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", "-"],
+            Part::Key => ["blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", "-"],
+            Part::Value => ["blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", "-"],
+            Part::QueryKeyValue => ["blk.{}.attn_qkv", "-", "transformer.h.{}.attn.c_attn"],
+            Part::QueryNorm => ["blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", "-"],
+            Part::KeyNorm => ["blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", "-"],
+            Part::AttentionOut => {
+                ["blk.{}.attn_output", "model.layers.{}.self_attn.o_proj", "transformer.h.{}.attn.c_proj"]
+            }
+            Part::MlpNorm => {
+                ["blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm", "transformer.h.{}.ln_2"]
+            }
+            Part::Gate => ["blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", "-"],
+            Part::Up => ["blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "transformer.h.{}.mlp.c_fc"],
+            Part::Down => ["blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "transformer.h.{}.mlp.c_proj"],
+        }
+    }
+
+    /// Whether GPT-2 stores it with inputs before outputs.
+    fn is_transposed_in_gpt2(self) -> bool {
+        matches!(self, Part::QueryKeyValue | Part::AttentionOut | Part::Up | Part::Down)
+    }
+}
+
+/// The weights of one model, in the form that layers take: `[out, in]`, on the device, in one type.
+pub struct Loader<'a> {
+    source: &'a dyn WeightSource,
+    config: Config,
+    options: LoadOptions,
+}
+
+impl<'a> Loader<'a> {
+    pub(super) fn new(source: &'a dyn WeightSource, config: &Config, options: LoadOptions) -> Loader<'a> {
+        Loader { source, config: config.clone(), options }
+    }
+
+    /// The type of everything it returns.
+    pub fn dtype(&self) -> DType {
+        self.options.dtype
+    }
+
+    /// Where everything it returns lies.
+    pub fn device(&self) -> Device {
+        self.options.device
+    }
+
+    /// The name of a part in the file; `layer` matters for parts of layers only.
+    fn name(&self, part: Part, layer: usize, suffix: &str) -> String {
+        let [gguf, llama, gpt2] = part.names();
+        let name = match self.source.naming() {
+            Naming::Gguf => gguf,
+            Naming::Transformers if self.config.architecture == "gpt2" => gpt2,
+            Naming::Transformers => llama,
+        };
+        let name = name.replace("{}", &layer.to_string()) + suffix;
+        // Checkpoints of a bare model lack the name of the wrapper that added the head.
+        match name.split_once('.') {
+            Some(("model" | "transformer", bare))
+                if self.source.shape(&name).is_none() && self.source.shape(bare).is_some() =>
+            {
+                bare.into()
+            }
+            _ => name,
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.source.shape(name).is_some()
+    }
+
+    /// A tensor of this shape on the CPU.
+    fn read(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let Some(found) = self.source.shape(name) else {
+            return Err(Error::tensor(name, format!("shape {shape:?}"), "no such tensor"));
+        };
+        if found != shape {
+            return Err(Error::tensor(name, format!("shape {shape:?}"), format!("{found:?}")));
+        }
+        self.source.tensor(name, self.options.dtype)
+    }
+
+    /// A vector, such as the weight of a norm.
+    pub fn vector(&self, part: Part, layer: usize, len: usize) -> Result<Tensor> {
+        Ok(self.read(&self.name(part, layer, ".weight"), &[len])?.to_device(self.options.device)?)
+    }
+
+    /// A bias, if the part has one.
+    pub fn bias(&self, part: Part, layer: usize, len: usize) -> Result<Option<Tensor>> {
+        let name = self.name(part, layer, ".bias");
+        if !self.has(&name) {
+            return Ok(None);
+        }
+        let mut bias = self.read(&name, &[len])?;
+        if self.has_interleaved_rows(part) {
+            bias = self.rows_by_halves(&bias.reshape(&[len, 1]).expect("a vector is one column"))?;
+            bias = bias.reshape(&[len]).expect("one column is a vector");
+        }
+        Ok(Some(bias.to_device(self.options.device)?))
+    }
+
+    /// A matrix of weights, `[out, in]`.
+    pub fn matrix(&self, part: Part, layer: usize, out: usize, input: usize) -> Result<Matrix> {
+        let name = self.name(part, layer, ".weight");
+        let transposed = self.source.naming() == Naming::Transformers
+            && self.config.architecture == "gpt2"
+            && part.is_transposed_in_gpt2();
+        let mut matrix = if transposed {
+            let matrix = self.read(&name, &[input, out])?;
+            ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?
+        } else {
+            self.read(&name, &[out, input])?
+        };
+        if self.has_interleaved_rows(part) {
+            matrix = self.rows_by_halves(&matrix)?;
+        }
+        Ok(Matrix::Plain(matrix.to_device(self.options.device)?))
+    }
+
+    /// The first rows of a matrix that may have more, to be looked up by number.
+    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Tensor> {
+        let name = self.name(part, 0, ".weight");
+        let stored =
+            self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
+        let matrix = self.read(&name, &[stored, width])?.narrow(0, 0, rows).expect("it has as many rows");
+        Ok(matrix.to_device(self.options.device)?)
+    }
+
+    /// The matrix of the logits: its own, or the embedding table's where the two are tied.
+    pub fn head(&self) -> Result<Matrix> {
+        let (vocab, hidden) = (self.config.vocab_size, self.config.hidden_size);
+        let has_own = self.has(&self.name(Part::Head, 0, ".weight"));
+        self.matrix(if has_own { Part::Head } else { Part::Embedding }, 0, vocab, hidden)
+    }
+
+    /// How queries and keys are rotated, with the divisors that GGUF stores as a tensor.
+    pub fn rotary(&self) -> Result<Option<layers::Rotary>> {
+        const DIVISORS: &str = "rope_freqs.weight";
+        let Some(mut rope) = self.config.rope.clone() else { return Ok(None) };
+        if self.source.naming() == Naming::Gguf && self.has(DIVISORS) {
+            let pairs = self.config.head_dim / 2;
+            let found = self.source.shape(DIVISORS).unwrap_or_default();
+            if found != [pairs] {
+                return Err(Error::tensor(DIVISORS, format!("shape [{pairs}]"), format!("{found:?}")));
+            }
+            rope.scaling = RopeScaling::Divisors(self.source.tensor(DIVISORS, DType::F32)?.to_vec()?);
+        }
+        layers::Rotary::new(&rope, self.config.head_dim, self.config.max_positions, self.options.device)
+            .map(Some)
+    }
+
+    /// GGUF stores the rows of Llama's queries and keys so that the pairs that rope rotates are neighbours.
+    fn has_interleaved_rows(&self, part: Part) -> bool {
+        self.source.naming() == Naming::Gguf
+            && self.config.architecture == "llama"
+            && matches!(part, Part::Query | Part::Key)
+    }
+
+    /// Rows `2 i` and `2 i + 1` of each head go to `i` and `i + head_dim / 2`, where transformers has them.
+    fn rows_by_halves(&self, matrix: &Tensor) -> Result<Tensor> {
+        let (rows, columns, pairs) = (matrix.shape()[0], matrix.shape()[1], self.config.head_dim / 2);
+        let heads = rows / self.config.head_dim;
+        let by_pairs = matrix.view().reshape(&[heads, pairs, 2, columns]);
+        let by_halves = by_pairs.and_then(|view| view.permute(&[0, 2, 1, 3]));
+        let by_halves = by_halves.expect("rows were checked to be whole heads, and files are contiguous");
+        let copied = ops::Copy::new(by_halves).run()?;
+        Ok(copied.reshape(&[rows, columns]).expect("the copy is contiguous"))
+    }
+}

@@ -1,0 +1,217 @@
+//! Products with matrices of weights, and the layers that are made of them.
+
+use super::config::Config;
+use super::names::{Loader, Matrix, Part};
+use crate::error::Result;
+use warpsmith::op::Plan;
+use warpsmith::ops::linear::{Activation, Gate};
+use warpsmith::ops::{GatedAct, Linear, PackedWeight, concat};
+use warpsmith::{DType, Stream, Tensor, TensorView, TensorViewMut};
+
+/// A matrix in the layout that its products take.
+enum Packed {
+    Plain(PackedWeight),
+}
+
+impl Packed {
+    fn new(matrix: Matrix, gate: Gate) -> Result<Packed> {
+        Ok(match matrix {
+            Matrix::Plain(matrix) => Packed::Plain(PackedWeight::gated(matrix, gate)?),
+        })
+    }
+}
+
+/// Does something with a call of the op that multiplies by a packed matrix.
+macro_rules! product {
+    ($weight:expr, $x:expr, $call:ident => $body:expr) => {
+        match $weight {
+            Packed::Plain(weight) => {
+                let $call = Linear::packed($x, weight);
+                $body
+            }
+        }
+    };
+}
+
+/// Some columns of a projection.
+struct Columns {
+    weight: Packed,
+    bias: Option<Tensor>,
+    count: usize,
+    plan: Option<Plan>,
+}
+
+/// Products of the same input with one matrix or several, side by side: `out = act(x · wᵀ + bias)`.
+pub struct Projection {
+    /// Neighbours that are stored in the same way are one product.
+    columns: Vec<Columns>,
+    activation: Activation,
+}
+
+impl Projection {
+    /// The matrices of `parts`, each with its number of outputs.
+    pub fn load(
+        loader: &Loader<'_>,
+        parts: &[(Part, usize)],
+        layer: usize,
+        input: usize,
+    ) -> Result<Projection> {
+        let mut groups: Vec<(Vec<Matrix>, Vec<Option<Tensor>>)> = Vec::new();
+        for &(part, out) in parts {
+            let (matrix, bias) = (loader.matrix(part, layer, out, input)?, loader.bias(part, layer, out)?);
+            match groups.last_mut() {
+                Some((matrices, biases)) if matrices[0].is_stored_like(&matrix) => {
+                    matrices.push(matrix);
+                    biases.push(bias);
+                }
+                _ => groups.push((vec![matrix], vec![bias])),
+            }
+        }
+        let mut columns = Vec::new();
+        for (matrices, biases) in groups {
+            let counts: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
+            columns.push(Columns {
+                weight: Packed::new(Matrix::joined(matrices)?, Gate::None)?,
+                bias: joined_biases(biases, &counts, loader)?,
+                count: counts.iter().sum(),
+                plan: None,
+            });
+        }
+        Ok(Projection { columns, activation: Activation::None })
+    }
+
+    /// The product that gives logits.
+    pub fn head(loader: &Loader<'_>) -> Result<Projection> {
+        let matrix = loader.head()?;
+        let count = matrix.rows();
+        let columns =
+            vec![Columns { weight: Packed::new(matrix, Gate::None)?, bias: None, count, plan: None }];
+        Ok(Projection { columns, activation: Activation::None })
+    }
+
+    /// Applies a function to the result.
+    pub fn activation(self, activation: Activation) -> Projection {
+        Projection { activation, ..self }
+    }
+
+    /// Writes the product to `out`.
+    pub fn forward(&mut self, x: TensorView<'_>, mut out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+        let mut first = 0;
+        for columns in &mut self.columns {
+            let out = out.reborrow().narrow(1, first, columns.count).expect("a place for all columns");
+            product!(&columns.weight, x, call => {
+                let mut call = call.activation(self.activation);
+                if let Some(bias) = &columns.bias {
+                    call = call.bias(bias);
+                }
+                call.keep_plan(&mut columns.plan).run_into(out, stream)?;
+            });
+            first += columns.count;
+        }
+        Ok(())
+    }
+
+    /// Adds the product to `residual`.
+    pub fn add_to(
+        &mut self,
+        x: TensorView<'_>,
+        mut residual: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let mut first = 0;
+        for columns in &mut self.columns {
+            let part = residual.reborrow().narrow(1, first, columns.count).expect("a place for all columns");
+            product!(&columns.weight, x, call => {
+                let mut call = call.activation(self.activation);
+                if let Some(bias) = &columns.bias {
+                    call = call.bias(bias);
+                }
+                call.keep_plan(&mut columns.plan).add_to(part, stream)?;
+            });
+            first += columns.count;
+        }
+        Ok(())
+    }
+
+    /// The product as a new tensor in f32.
+    pub fn logits(&mut self, x: TensorView<'_>, stream: &Stream) -> Result<Tensor> {
+        let width = self.columns.iter().map(|columns| columns.count).sum();
+        let mut logits = Tensor::empty_on(&[x.shape()[0], width], DType::F32, stream)?;
+        self.forward(x, logits.view_mut(), stream)?;
+        Ok(logits)
+    }
+}
+
+/// One bias for all parts, with zeros for those that have none.
+fn joined_biases(
+    biases: Vec<Option<Tensor>>,
+    counts: &[usize],
+    loader: &Loader<'_>,
+) -> Result<Option<Tensor>> {
+    if biases.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    let mut filled = Vec::new();
+    for (bias, &count) in biases.into_iter().zip(counts) {
+        filled.push(match bias {
+            Some(bias) => bias,
+            None => Tensor::zeros(&[count], loader.dtype(), loader.device())?,
+        });
+    }
+    let views: Vec<TensorView<'_>> = filled.iter().map(Tensor::view).collect();
+    Ok(Some(concat(&views, 0)?))
+}
+
+/// The gated feed-forward layer: `down(silu(gate(x)) * up(x))`, added to the residual.
+pub struct GatedMlp {
+    gate_up: GateUp,
+    down: Projection,
+}
+
+/// The first half of the layer.
+enum GateUp {
+    /// One product with its activation.
+    Fused(Packed, Option<Plan>),
+    /// The two matrices are stored differently: their products first, then the activation.
+    Apart(Projection, Option<Plan>),
+}
+
+impl GatedMlp {
+    /// The layer's weights.
+    pub fn load(loader: &Loader<'_>, layer: usize, config: &Config) -> Result<GatedMlp> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let matrix = |part| loader.matrix(part, layer, inner, hidden);
+        let (gate, up) = (matrix(Part::Gate)?, matrix(Part::Up)?);
+        let gate_up = match gate.is_stored_like(&up) {
+            true => GateUp::Fused(Packed::new(Matrix::joined(vec![gate, up])?, Gate::Halves)?, None),
+            false => {
+                let parts = [(Part::Gate, inner), (Part::Up, inner)];
+                GateUp::Apart(Projection::load(loader, &parts, layer, hidden)?, None)
+            }
+        };
+        let down = Projection::load(loader, &[(Part::Down, hidden)], layer, inner)?;
+        Ok(GatedMlp { gate_up, down })
+    }
+
+    /// `inner` is room for the activations between the two halves.
+    pub fn add_to(
+        &mut self,
+        x: TensorView<'_>,
+        mut inner: TensorViewMut<'_>,
+        residual: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        match &mut self.gate_up {
+            GateUp::Fused(weight, plan) => product!(&*weight, x, call => {
+                call.activation(Activation::Silu).keep_plan(plan).run_into(inner.reborrow(), stream)?;
+            }),
+            GateUp::Apart(projection, plan) => {
+                let (rows, width) = (x.shape()[0], 2 * inner.shape()[1]);
+                let mut both = Tensor::empty_on(&[rows, width], x.dtype(), stream)?;
+                projection.forward(x, both.view_mut(), stream)?;
+                GatedAct::silu(&both).keep_plan(plan).run_into(inner.reborrow(), stream)?;
+            }
+        }
+        self.down.add_to(inner.as_view(), residual, stream)
+    }
+}

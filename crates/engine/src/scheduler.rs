@@ -1,0 +1,368 @@
+//! Which tokens of which sequences are computed next.
+//!
+//! A sequence has known tokens and computed ones; a step computes some more of the known. There is no difference between
+//! prompts and outputs, nor between a new request and one that starts again after losing its pages: each catches up.
+//!
+//! A step first takes the running sequences that miss one token, then chunks of those that miss more, and then admits
+//! waiting ones, until its budget of tokens is used up. When pages run out, the youngest running sequence that is not
+//! part of the step loses its own and waits again. The oldest never does, so there is always progress: a sequence is
+//! admitted only if it fits alone.
+
+use crate::error::{Error, Result};
+use crate::pages::{Held, Pages};
+use crate::sequence::{Key, Sequence};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The limits of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most tokens of a step.
+    pub max_batch_tokens: usize,
+    /// The most running sequences.
+    pub max_running: usize,
+    /// The most tokens of one sequence in a step.
+    pub max_chunk: usize,
+}
+
+/// A sequence's share of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// The sequence.
+    pub key: Key,
+    /// Its first token in the step.
+    pub start: usize,
+    /// Tokens in the step.
+    pub count: usize,
+    /// Whether the step reaches the last known token, so that the next can be chosen.
+    pub reaches_end: bool,
+}
+
+/// A step: what to copy, then what to compute.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    /// Pages to copy before, `[from, to]`.
+    pub copies: Vec<[i32; 2]>,
+    /// What to compute, each sequence at most once.
+    pub shares: Vec<Share>,
+}
+
+/// The sequences, and the pages that they share out among themselves.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    pages: Pages,
+    waiting: BTreeMap<Key, Sequence>,
+    running: BTreeMap<Key, Sequence>,
+    preemptions: usize,
+}
+
+/// After this many preemptions a sequence is admitted only where nothing can make it lose its pages again but a request
+/// of a lower priority number.
+const PATIENCE: usize = 3;
+
+impl Scheduler {
+    /// No sequences yet.
+    pub fn new(limits: Limits, pages: Pages) -> Scheduler {
+        let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
+        Scheduler { limits, pages, waiting, running, preemptions: 0 }
+    }
+
+    /// Whether a sequence of this many tokens, when finished, can ever have all pages it needs.
+    pub fn can_ever_hold(&self, max_len: usize) -> bool {
+        self.pages.pages_for(max_len.saturating_sub(1)) <= self.pages.num_pages()
+    }
+
+    /// Tokens that the pool can hold for one sequence.
+    pub fn capacity(&self) -> usize {
+        self.pages.num_pages() * self.pages.page_size()
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Empties the prefix cache, as far as nobody uses it.
+    pub fn clear_cache(&mut self) {
+        self.pages.clear_cache();
+    }
+
+    /// Numbers of running and of waiting sequences.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// How often a sequence lost its pages so far.
+    pub fn num_preemptions(&self) -> usize {
+        self.preemptions
+    }
+
+    /// Adds a sequence that waits for pages.
+    pub fn add(&mut self, sequence: Sequence) {
+        self.waiting.insert(sequence.key, sequence);
+    }
+
+    /// A running sequence.
+    pub fn running(&self, key: Key) -> Option<&Sequence> {
+        self.running.get(&key)
+    }
+
+    /// Plans the next step. Pages for it are taken; the plan must be carried out and then [`commit`](Self::commit)ted.
+    ///
+    /// # Errors
+    /// If a rule that always holds is broken.
+    pub fn schedule(&mut self) -> Result<StepPlan> {
+        let mut plan = StepPlan::default();
+        let mut budget = self.limits.max_batch_tokens;
+        let mut planned = BTreeSet::new();
+        let mut short_of_pages = false;
+        let keys_of = |few: bool, running: &BTreeMap<Key, Sequence>| -> Vec<Key> {
+            running.values().filter(|s| (s.remaining() == 1) == few).map(|s| s.key).collect()
+        };
+        // Decode first, so that running outputs keep their pace beside long prompts. Both lists are oldest first.
+        for key in [keys_of(true, &self.running), keys_of(false, &self.running)].concat() {
+            if budget == 0 {
+                break;
+            }
+            let Some(sequence) = self.running.get(&key) else { continue }; // it has just lost its pages
+            let is_prompt = sequence.remaining() > 1;
+            let wanted = sequence.remaining().min(budget).min(self.limits.max_chunk);
+            let mut count = self.prepare(key, wanted, &mut plan);
+            while count < wanted {
+                short_of_pages = true;
+                let victim = self.running.keys().rev().find(|other| !planned.contains(*other)).copied();
+                match victim {
+                    Some(victim) if victim > key => self.preempt(victim)?,
+                    // The youngest itself. A prompt can go on with a part, or wait for the others; an output cannot.
+                    _ if count > 0 || is_prompt => break,
+                    _ => {
+                        self.preempt(key)?;
+                        break;
+                    }
+                }
+                count = self.prepare(key, wanted, &mut plan);
+            }
+            if count > 0 {
+                budget -= count;
+                planned.insert(key);
+                self.share(key, count, &mut plan);
+            }
+        }
+        if !short_of_pages {
+            self.admit(budget, &mut plan)?;
+        }
+        if plan.shares.is_empty() && !self.running.is_empty() {
+            // Nothing could be planned although something is running: a prompt waits for pages that nobody gives back.
+            let youngest = *self.running.keys().next_back().expect("something is running");
+            if self.running.len() == 1 {
+                return Err(Error::Broken(format!("{youngest:?} is alone and has too few pages")));
+            }
+            self.preempt(youngest)?;
+            return self.schedule();
+        }
+        Ok(plan)
+    }
+
+    /// Takes pages for up to `wanted` more tokens of a running sequence. Returns for how many there are pages; if it is
+    /// fewer than wanted, nothing is taken.
+    fn prepare(&mut self, key: Key, wanted: usize, plan: &mut StepPlan) -> usize {
+        let sequence = self.running.get_mut(&key).expect("only running sequences are planned");
+        let page_size = self.pages.page_size();
+        let (start, first) = (sequence.computed, sequence.computed / page_size);
+        let must_copy = !start.is_multiple_of(page_size) && self.pages.is_shared(&sequence.held, first);
+        let room = self.pages.available();
+        let needed = self.pages.pages_for(start + wanted) - sequence.held.pages.len() + must_copy as usize;
+        if needed <= room {
+            if must_copy {
+                plan.copies.extend(self.pages.make_own(&mut sequence.held, first));
+            }
+            let grown = self.pages.grow(&mut sequence.held, self.pages.pages_for(start + wanted));
+            debug_assert!(grown, "the pages were counted before");
+            return wanted;
+        }
+        match room.checked_sub(must_copy as usize) {
+            None => 0,
+            Some(pages) => ((sequence.held.pages.len() + pages) * page_size - start).min(wanted - 1),
+        }
+    }
+
+    /// Adds a share to the plan. If the sequence got pages for a part of what it wanted, they are taken here.
+    fn share(&mut self, key: Key, count: usize, plan: &mut StepPlan) {
+        let prepared = self.prepare(key, count, plan);
+        debug_assert_eq!(prepared, count, "so many tokens have pages");
+        let sequence = &self.running[&key];
+        let reaches_end = count == sequence.remaining();
+        plan.shares.push(Share { key, start: sequence.computed, count, reaches_end });
+    }
+
+    /// Starts waiting sequences as long as there are tokens in the budget and pages.
+    fn admit(&mut self, mut budget: usize, plan: &mut StepPlan) -> Result<()> {
+        let waiting: Vec<Key> = self.waiting.keys().copied().collect();
+        for key in waiting {
+            if budget == 0 || self.running.len() >= self.limits.max_running {
+                break;
+            }
+            let sequence = &self.waiting[&key];
+            // The last token is computed in any case: the next is chosen from its logits.
+            let known = sequence.tokens.len();
+            let held = self.pages.find(&sequence.tokens[..known - 1])?;
+            let found = held.pages.len() * self.pages.page_size();
+            if self.is_being_computed(sequence, found) {
+                self.pages.release(held)?; // in some steps its pages will be in the cache
+                continue;
+            }
+            if !self.has_room_for(sequence, &held) {
+                self.pages.release(held)?;
+                break; // those behind it must not overtake it for good
+            }
+            let mut sequence = self.waiting.remove(&key).expect("it was waiting");
+            (sequence.computed, sequence.verified, sequence.held) = (found, found, held);
+            sequence.cached_tokens.get_or_insert(found);
+            let count = sequence.remaining().min(budget).min(self.limits.max_chunk);
+            self.running.insert(key, sequence);
+            if self.prepare(key, count, plan) < count {
+                return Err(Error::Broken(format!("{key:?} was admitted without pages for it")));
+            }
+            self.share(key, count, plan);
+            budget -= count;
+        }
+        Ok(())
+    }
+
+    /// Whether a running prompt will soon have the next page of a waiting sequence in the cache.
+    fn is_being_computed(&self, waiting: &Sequence, found: usize) -> bool {
+        let end = found + self.pages.page_size();
+        end < waiting.tokens.len()
+            && self.running.values().any(|running| {
+                running.verified < end
+                    && running.prompt_len >= end
+                    && running.tokens.get(..end) == Some(&waiting.tokens[..end])
+                    && self.pages.keeps_prefixes()
+            })
+    }
+
+    /// Whether there are pages for all known tokens of a sequence, and for some growth of it and of all that run. The
+    /// growth is larger the more often the sequence has lost its pages.
+    fn has_room_for(&self, sequence: &Sequence, held: &Held) -> bool {
+        let growth = match sequence.preemptions {
+            PATIENCE.. => usize::MAX,
+            few => self.pages.page_size() << (2 * few),
+        };
+        let page_size = self.pages.page_size();
+        let pages = |sequence: &Sequence| {
+            self.pages.pages_for(sequence.tokens.len().saturating_add(growth).min(sequence.most_stored()))
+        };
+        let missing = |running: &Sequence| {
+            // A page that a fork has begun together with others must be copied before it is written.
+            let (last, full) = (running.computed / page_size, running.computed.is_multiple_of(page_size));
+            let copied = !full && self.pages.is_shared(&running.held, last);
+            pages(running) + copied as usize - running.held.pages.len()
+        };
+        let running: usize = self.running.values().map(missing).sum();
+        running + pages(sequence) - held.pages.len() <= self.pages.available()
+    }
+
+    /// Takes the pages of a running sequence, which waits from then on. What can be shared stays in the cache.
+    fn preempt(&mut self, key: Key) -> Result<()> {
+        let mut sequence = self.running.remove(&key).expect("only running sequences are preempted");
+        self.give_back(&mut sequence)?;
+        sequence.preemptions += 1;
+        self.preemptions += 1;
+        self.waiting.insert(key, sequence);
+        Ok(())
+    }
+
+    fn give_back(&mut self, sequence: &mut Sequence) -> Result<()> {
+        let mut held = std::mem::take(&mut sequence.held);
+        self.pages.publish(&mut held, &sequence.tokens[..sequence.verified])?;
+        (sequence.computed, sequence.verified) = (0, 0);
+        self.pages.release(held)
+    }
+
+    /// A share of a step was computed.
+    pub fn commit(&mut self, share: &Share) {
+        let sequence = self.running.get_mut(&share.key).expect("what was planned is running");
+        sequence.computed += share.count;
+    }
+
+    /// The next token of a running sequence was chosen, from logits that were all numbers. The pages of a prompt that
+    /// were computed go into the cache.
+    ///
+    /// # Errors
+    /// If there are too many pins.
+    pub fn append(&mut self, key: Key, token: i32) -> Result<()> {
+        let sequence = self.running.get_mut(&key).expect("what was planned is running");
+        let was_prompt = sequence.verified < sequence.prompt_len;
+        sequence.verified = sequence.computed;
+        if was_prompt {
+            self.pages.publish(&mut sequence.held, &sequence.tokens[..sequence.prompt_len])?;
+        }
+        sequence.tokens.push(token);
+        Ok(())
+    }
+
+    /// Another output of a running sequence that has one token beside its prompt: `token` is that of the other.
+    ///
+    /// # Errors
+    /// If there are too many pins.
+    pub fn fork(&mut self, from: Key, index: usize, token: i32) -> Result<()> {
+        let leader = &self.running[&from];
+        let key = Key { index, ..from };
+        let mut sequence = Sequence::new(key, leader.tokens[..leader.prompt_len].to_vec(), leader.max_len);
+        sequence.tokens.push(token);
+        sequence.cached_tokens = leader.cached_tokens;
+        if self.running.len() >= self.limits.max_running {
+            self.waiting.insert(key, sequence);
+            return Ok(());
+        }
+        sequence.held = self.pages.fork(&leader.held, &leader.tokens)?;
+        (sequence.computed, sequence.verified) = (leader.prompt_len, leader.prompt_len);
+        self.running.insert(key, sequence);
+        Ok(())
+    }
+
+    /// Whether a sequence has as many tokens as it may have.
+    pub fn is_at_full_length(&self, key: Key) -> bool {
+        let sequence = self.running.get(&key).or_else(|| self.waiting.get(&key));
+        sequence.is_some_and(|sequence| sequence.tokens.len() >= sequence.max_len)
+    }
+
+    /// Ends a sequence, whether it runs or waits. What can be shared stays in the cache. `None` if there is none of this
+    /// name.
+    ///
+    /// # Errors
+    /// If there are too many pins.
+    pub fn remove(&mut self, key: Key) -> Result<Option<Sequence>> {
+        let Some(mut sequence) = self.running.remove(&key) else { return Ok(self.waiting.remove(&key)) };
+        self.give_back(&mut sequence)?;
+        Ok(Some(sequence))
+    }
+
+    /// Checks every rule that holds between steps, in time linear in the pages.
+    ///
+    /// # Errors
+    /// Says what is broken.
+    pub fn check(&self) -> Result<()> {
+        let broken = |what: String| Err(Error::Broken(what));
+        self.pages.check(self.running.values().map(|sequence| &sequence.held))?;
+        if self.running.len() > self.limits.max_running {
+            return broken(format!("{} sequences are running", self.running.len()));
+        }
+        for sequence in self.running.values() {
+            let (key, computed, known) = (sequence.key, sequence.computed, sequence.tokens.len());
+            if computed >= known || sequence.verified > computed || known >= sequence.max_len {
+                return broken(format!(
+                    "{key:?}: {} verified, {computed} computed, {known} known",
+                    sequence.verified
+                ));
+            }
+            if sequence.held.pages.len() != self.pages.pages_for(computed) {
+                return broken(format!("{key:?}: {} pages for {computed} tokens", sequence.held.pages.len()));
+            }
+        }
+        match self.waiting.values().find(|s| !s.held.pages.is_empty() || s.computed != 0) {
+            Some(sequence) => broken(format!("{:?} is waiting and has pages", sequence.key)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The block formats of quantised weights, as GGUF files have them.
+
+use crate::error::{Error, Result};
+use half::f16;
+
+/// Weights that are decoded at a time: the smallest block of any format.
+pub(super) const GROUP: usize = 32;
+/// Bytes of the largest block.
+pub(super) const MAX_BLOCK_BYTES: usize = 210;
+/// Weights of a block of the K formats.
+const SUPER_BLOCK: usize = 256;
+
+/// How weights are stored in blocks, each with its own scales.
+///
+/// ```
+/// use warpsmith::ops::QuantFormat;
+/// let format = QuantFormat::Q4_1;
+/// assert_eq!((format.block_len(), format.block_bytes(), format.row_bytes(576)), (32, 20, Some(360)));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[allow(missing_docs, non_camel_case_types)]
+pub enum QuantFormat {
+    #[default]
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+use QuantFormat::*;
+
+/// 32 weights: weight `i` is `scales[i / 16] * (quants[i] - zero point) + min`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Group {
+    pub quants: [u8; GROUP],
+    pub scales: [f32; 2],
+    pub min: f32,
+}
+
+impl QuantFormat {
+    /// Every format.
+    pub const ALL: [QuantFormat; 8] = [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K];
+
+    /// Their names, in the same order.
+    pub(super) const NAMES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// Weights of a block.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Q4_K | Q5_K | Q6_K => SUPER_BLOCK,
+            _ => GROUP,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Q8_0 => 34,
+            Q4_0 => 18,
+            Q4_1 => 20,
+            Q5_0 => 22,
+            Q5_1 => 24,
+            Q4_K => 144,
+            Q5_K => 176,
+            Q6_K => MAX_BLOCK_BYTES,
+        }
+    }
+
+    /// Bytes of a row of `k` weights; none if that is no whole number of blocks.
+    pub const fn row_bytes(self, k: usize) -> Option<usize> {
+        match k.is_multiple_of(self.block_len()) {
+            true => (k / self.block_len()).checked_mul(self.block_bytes()),
+            false => None,
+        }
+    }
+
+    /// Weights of a row of `bytes`; none if that is no whole number of blocks.
+    pub const fn row_len(self, bytes: usize) -> Option<usize> {
+        match bytes.is_multiple_of(self.block_bytes()) {
+            true => (bytes / self.block_bytes()).checked_mul(self.block_len()),
+            false => None,
+        }
+    }
+
+    /// What is subtracted from the unsigned quants; formats with a minimum have none.
+    pub(super) const fn zero_point(self) -> i32 {
+        match self {
+            Q8_0 => 128,
+            Q4_0 => 8,
+            Q5_0 => 16,
+            Q6_K => 32,
+            Q4_1 | Q5_1 | Q4_K | Q5_K => 0,
+        }
+    }
+
+    /// Weights `32 part .. 32 part + 32` of a block.
+    pub(super) fn decode(self, block: &[u8], part: usize) -> Group {
+        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let nibble = |bytes: &[u8], i: usize| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 };
+        let fifth = |bytes: &[u8], i: usize| (bytes[i / 8] >> (i % 8) & 1) << 4;
+        match self {
+            Q8_0 => group(half(0), 0.0, |i| block[2 + i] ^ 0x80),
+            Q4_0 => group(half(0), 0.0, |i| nibble(&block[2..], i)),
+            Q4_1 => group(half(0), half(2), |i| nibble(&block[4..], i)),
+            Q5_0 => group(half(0), 0.0, |i| nibble(&block[6..], i) | fifth(&block[2..], i)),
+            Q5_1 => group(half(0), half(2), |i| nibble(&block[8..], i) | fifth(&block[4..], i)),
+            Q4_K | Q5_K => {
+                let (scale, min) = six_bit_pair(&block[4..16], part);
+                // Products of 11 and 6 bits: exact.
+                let (scale, min) = (half(0) * f32::from(scale), -(half(2) * f32::from(min)));
+                let low = if self == Q4_K { &block[16..] } else { &block[48..] };
+                let quant = |i: usize| low[part / 2 * 32 + i] >> (part % 2 * 4) & 15;
+                match self {
+                    Q4_K => group(scale, min, quant),
+                    _ => group(scale, min, |i| quant(i) | (block[16 + i] >> part & 1) << 4),
+                }
+            }
+            Q6_K => {
+                let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
+                let (h, g) = (part / 4, part % 4);
+                let quant = |i: usize| {
+                    let low = low[64 * h + 32 * (g % 2) + i] >> (g / 2 * 4) & 15;
+                    low | (high[32 * h + i] >> (2 * g) & 3) << 4
+                };
+                let scale = |at: usize| half(208) * f32::from(scales[2 * part + at] as i8);
+                Group { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], min: 0.0 }
+            }
+        }
+    }
+
+    /// The weights of a row, in f32: `scale * quant` is exact, and a minimum is added with one rounding.
+    ///
+    /// # Errors
+    /// If `bytes` is not a row of `weights.len()` weights.
+    pub fn dequantize(self, bytes: &[u8], weights: &mut [f32]) -> Result<()> {
+        if self.row_bytes(weights.len()) != Some(bytes.len()) {
+            let expected = format!("a row of {} weights in blocks of {}", weights.len(), self.block_len());
+            return Err(Error::argument("dequantize", "bytes", expected, format!("{} bytes", bytes.len())));
+        }
+        let blocks = bytes.chunks_exact(self.block_bytes()).zip(weights.chunks_exact_mut(self.block_len()));
+        for (block, weights) in blocks {
+            for (part, weights) in weights.chunks_exact_mut(GROUP).enumerate() {
+                let Group { quants, scales, min } = self.decode(block, part);
+                for (i, (weight, quant)) in weights.iter_mut().zip(quants).enumerate() {
+                    let product = scales[i / 16] * (i32::from(quant) - self.zero_point()) as f32;
+                    // A sum with zero would lose the sign of a product that is zero.
+                    *weight = if self.zero_point() == 0 { product + min } else { product };
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 32 weights with one scale.
+#[inline(always)]
+fn group(scale: f32, min: f32, quant: impl Fn(usize) -> u8) -> Group {
+    Group { quants: std::array::from_fn(quant), scales: [scale; 2], min }
+}
+
+/// Scale and minimum of part `j` of a block of the K formats, six bits each.
+fn six_bit_pair(s: &[u8], j: usize) -> (u8, u8) {
+    match j < 4 {
+        true => (s[j] & 63, s[j + 4] & 63),
+        false => (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4),
+    }
+}
