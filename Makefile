@@ -32,10 +32,13 @@ $(READY): scripts/requirements.txt scripts/setup.sh
 build: ## Build the release binary
 	cargo build --release -p warpsmith-cli
 
-# Without network or Python the demo runs all the same, only nothing can be compiled for a GPU.
+# Without network or Python the demo runs all the same, only nothing can be compiled for a GPU. The compilers are fetched
+# while the binary is built.
 demo: ## Build, then show the kernels at work
-	@$(MAKE) --no-print-directory setup || echo "warning: no CUDA compiler could be set up; going on without" >&2
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory setup > .setup.log 2>&1 & compilers=$$!; \
+	$(MAKE) --no-print-directory build; \
+	wait $$compilers || { cat .setup.log; echo "warning: no CUDA compiler could be set up; going on without" >&2; }; \
+	rm -f .setup.log
 	@$(WARPSMITH) demo $(ARGS)
 
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU

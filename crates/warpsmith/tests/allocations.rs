@@ -87,7 +87,7 @@ fn frames(trace: &str) -> String {
 /// Where the allocations of the second of two runs came from.
 fn second_run(
     op: &dyn AnyProvable,
-    tensors: &Tensors,
+    tensors: &mut Tensors,
     case: &warpsmith::lab::Case,
     select: &Select,
 ) -> Option<Vec<String>> {
@@ -121,13 +121,13 @@ fn count(op: &dyn AnyProvable) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     let cases = op.cases();
     for case in cases.iter().step_by(cases.len().div_ceil(CASES)) {
-        let tensors = Tensors::new(spec, case, &op.plan(case), Device::Cpu, 1).unwrap();
+        let mut tensors = Tensors::new(spec, case, &op.plan(case), Device::Cpu, 1).unwrap();
         for kernel in op.kernels() {
             if kernel.tier.is_none_or(|tier| tier > Tier::supported()) {
                 continue;
             }
             let select = Select { kernel: Some(kernel.name.into()), allow_batch_variant: true };
-            for trace in second_run(op, &tensors, case, &select).into_iter().flatten() {
+            for trace in second_run(op, &mut tensors, case, &select).into_iter().flatten() {
                 let place = frames(&trace);
                 *found.entry(format!("{} {}:\n    {place}", kernel.name, case.name(spec))).or_insert(0) += 1;
             }

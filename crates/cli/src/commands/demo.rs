@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         failures.extend(failed);
         for (number, case) in timed_cases(args, *op, device).iter().enumerate() {
             let measured = match Bench::new(*op, case, device, ceilings, settings) {
-                Ok(bench) => bench.measure(None)?,
+                Ok(mut bench) => bench.measure(None)?,
                 Err(Error::OutOfMemory { .. }) => continue,
                 Err(error) => return Err(error),
             };

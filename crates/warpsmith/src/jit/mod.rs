@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use arch::Arch;
 pub use kernel::{CudaKernel, Defines};
-pub use params::{AddressKind, Bits64, CType};
+pub use params::{AddressKind, Bits64, CType, Member, declare_struct};
 pub use request::{Key, Profile, Request, Source, source_hash};
 pub use service::{Jit, Toolchain};
 

@@ -73,6 +73,36 @@ unsafe impl<T: CType, const N: usize> CType for [T; N] {
     }
 }
 
+/// A member of a parameter struct, as [`declare_struct`] needs it.
+pub struct Member {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it begins.
+    pub offset: usize,
+    /// [`CType::field`] of its type.
+    pub field: fn(&str) -> String,
+    /// [`CType::declare`] of its type.
+    pub declare: fn(&mut String),
+}
+
+/// Emits the C twin of a parameter struct, after those of its members, unless it is there already.
+pub fn declare_struct(out: &mut String, name: &str, size: usize, members: &[Member]) {
+    if out.contains(&format!("struct {name} {{")) {
+        return;
+    }
+    members.iter().for_each(|member| (member.declare)(out));
+    *out += &format!("struct {name} {{\n");
+    for member in members {
+        *out += &format!("  {};\n", (member.field)(member.name));
+    }
+    *out += &format!("}};\nstatic_assert(sizeof({name}) == {size}, \"size\");\n");
+    for Member { name: field, offset, .. } in members {
+        *out += &format!(
+            "static_assert((unsigned long long)__INTADDR__(&((({name}*)0)->{field})) == {offset}, \"{field}\");\n"
+        );
+    }
+}
+
 /// Declares a parameter struct and its C twin.
 #[macro_export]
 macro_rules! kernel_params {
@@ -91,21 +121,15 @@ macro_rules! kernel_params {
                 $(<$t as $crate::jit::CType>::addresses(at + std::mem::offset_of!($name, $field), found);)*
             }
             fn declare(out: &mut String) {
-                use std::fmt::Write;
-                if out.contains(concat!("struct ", stringify!($name), " {")) {
-                    return;
-                }
-                $(<$t as $crate::jit::CType>::declare(out);)*
-                out.push_str(concat!("struct ", stringify!($name), " {\n"));
-                $(writeln!(out, "  {};", <$t as $crate::jit::CType>::field(stringify!($field))).expect("strings grow");)*
-                out.push_str("};\n");
-                writeln!(out, "static_assert(sizeof({}) == {}, \"size\");", stringify!($name), size_of::<$name>())
-                    .expect("strings grow");
-                $(writeln!(
-                    out,
-                    "static_assert((unsigned long long)__INTADDR__(&((({n}*)0)->{f})) == {o}, \"{f}\");",
-                    n = stringify!($name), f = stringify!($field), o = std::mem::offset_of!($name, $field),
-                ).expect("strings grow");)*
+                use $crate::jit::{CType, Member};
+                $crate::jit::declare_struct(out, stringify!($name), size_of::<$name>(), &[
+                    $(Member {
+                        name: stringify!($field),
+                        offset: std::mem::offset_of!($name, $field),
+                        field: <$t as CType>::field,
+                        declare: <$t as CType>::declare,
+                    }),*
+                ]);
             }
         }
 

@@ -70,6 +70,8 @@ pub(super) const fn block_rows(isa: Isa) -> usize {
 ///
 /// # Safety
 /// The memory of `product` must be as its fields say; `isa` must be supported and have the unit's instructions.
+// Never inline: callers in several codegen units would each get a copy of all tiers, half a megabyte.
+#[inline(never)]
 pub(super) unsafe fn multiply(isa: Isa, unit: Unit, product: Product) {
     match unit {
         Unit::F32 => dispatch(isa.tier(), product),

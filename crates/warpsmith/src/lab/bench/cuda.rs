@@ -17,7 +17,7 @@ pub fn sample(
     context: &'static Context,
     sets: usize,
     settings: &Settings,
-    call: impl Fn(usize, &device::Stream) -> Result<()>,
+    mut call: impl FnMut(usize, &device::Stream) -> Result<()>,
 ) -> Result<Samples> {
     let stream = Stream::new(context)?;
     let ordered = device::Stream::Cuda(stream.clone());
@@ -26,7 +26,7 @@ pub fn sample(
         call(set, &ordered)?;
     }
     stream.synchronize()?;
-    let record = |rounds: usize| {
+    let mut record = |rounds: usize| {
         let graph =
             Graph::capture(&stream, |_| (0..rounds * sets).try_for_each(|i| call(i % sets, &ordered)))?;
         let graph = graph.instantiate()?;

@@ -12,7 +12,11 @@ const PATIENCE: f64 = 6.0;
 const FEWEST: usize = 3;
 
 /// Times `call`, which is given the number of the set of tensors to use, rotating over all `sets`.
-pub fn sample(sets: usize, settings: &Settings, call: impl Fn(usize) -> Result<()>) -> Result<Samples> {
+pub fn sample(
+    sets: usize,
+    settings: &Settings,
+    mut call: impl FnMut(usize) -> Result<()>,
+) -> Result<Samples> {
     // Warm-up: pages, threads, instruction caches.
     for set in 0..sets {
         call(set)?;

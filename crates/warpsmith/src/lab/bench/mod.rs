@@ -229,20 +229,21 @@ impl Bench {
     }
 
     /// The kernels that can run the case here.
-    pub fn kernels(&self) -> Vec<&'static str> {
-        let args = self.sets[0].args();
+    pub fn kernels(&mut self) -> Vec<&'static str> {
+        let (op, args) = (self.op, self.sets[0].args());
         let can = |kernel: &&'static str| {
-            self.op.explain(&args, &self.case.attrs, &self.info, &select(Some(kernel))).is_ok()
+            op.explain(&args, &self.case.attrs, &self.info, &select(Some(kernel))).is_ok()
         };
-        kernels_on(self.op, self.info.device).iter().map(|kernel| kernel.name).filter(can).collect()
+        kernels_on(op, self.info.device).iter().map(|kernel| kernel.name).filter(can).collect()
     }
 
     /// Times a kernel, or the one that would be chosen.
-    pub fn measure(&self, kernel: Option<&str>) -> Result<Measurement> {
+    pub fn measure(&mut self, kernel: Option<&str>) -> Result<Measurement> {
         let select = select(kernel);
         let args = self.sets[0].args();
         let chosen = self.op.explain(&args, &self.case.attrs, &self.info, &select)?;
         let cost = self.op.cost(&args, &self.case.attrs)?;
+        drop(args);
         let samples = self.sample(&select)?;
         let name = self.op.spec().name;
         let source_hash = self.op.kernels().into_iter().find(|k| k.name == chosen.kernel);
@@ -294,15 +295,17 @@ impl Bench {
 
     /// Times those of `candidates` that can run the case, and remembers the fastest: one for every call, whose bits do
     /// not depend on the rest of the batch, and one for calls that allow them to.
-    pub fn tune(&self, candidates: &[&str]) -> Result<Tuning> {
+    pub fn tune(&mut self, candidates: &[&str]) -> Result<Tuning> {
         let args = self.sets[0].args();
         let before = self.op.explain(&args, &self.case.attrs, &self.info, &Select::default())?.kernel;
+        drop(args);
         let names = self.kernels().into_iter().filter(|name| candidates.contains(name));
         let mut measured = names.map(|name| self.measure(Some(name))).collect::<Result<Vec<_>>>()?;
         measured.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
         let kernels = self.op.kernels();
         let is_invariant = |m: &&Measurement| kernels.iter().any(|k| k.name == m.kernel && k.batch_invariant);
         let chosen = measured.iter().find(is_invariant).map(|m| m.kernel.clone());
+        let args = self.sets[0].args();
         for (winner, any_batch) in [(chosen.as_ref(), false), (measured.first().map(|m| &m.kernel), true)] {
             if let Some(kernel) = winner {
                 self.op.remember(&args, &self.case.attrs, &self.info, kernel, any_batch)?;
@@ -311,17 +314,18 @@ impl Bench {
         Ok(Tuning { measured, before, chosen })
     }
 
-    fn sample(&self, select: &Select) -> Result<Samples> {
-        let call = |set: usize, stream: &Stream| -> Result<()> {
-            let mut args = self.sets[set].args();
-            self.op.run(&mut args, &self.case.attrs, stream, select).map(|_| ())
+    fn sample(&mut self, select: &Select) -> Result<Samples> {
+        let (op, case, num_sets) = (self.op, &self.case, self.sets.len());
+        let sets = &mut self.sets;
+        let mut call = |set: usize, stream: &Stream| -> Result<()> {
+            op.run(&mut sets[set].args(), &case.attrs, stream, select).map(|_| ())
         };
         match self.info.device {
-            Device::Cpu => host::sample(self.sets.len(), &self.settings, |set| call(set, &Stream::Host)),
+            Device::Cpu => host::sample(num_sets, &self.settings, |set| call(set, &Stream::Host)),
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
                 let context = crate::cuda::Context::get(ordinal)?;
-                let samples = cuda::sample(context, self.sets.len(), &self.settings, call);
+                let samples = cuda::sample(context, num_sets, &self.settings, call);
                 if samples.is_err() {
                     // Calls before the one that failed may still use tensors that the caller drops now. If waiting
                     // fails too, the first error is the one to report.

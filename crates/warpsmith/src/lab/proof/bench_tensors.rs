@@ -90,7 +90,7 @@ impl BenchTensors {
     }
 
     /// The arguments of a call on these tensors.
-    pub fn args(&self) -> Args<'_> {
+    pub fn args(&mut self) -> Args<'_> {
         let mut args = Args::new(self.spec);
         for (index, arg) in self.spec.args.iter().enumerate() {
             if self.slots[index].is_none() {
@@ -99,7 +99,8 @@ impl BenchTensors {
             let view = self.view(index);
             args = match arg.is_output() {
                 false => args.input(index, view),
-                // SAFETY: whoever runs calls on these tensors runs them one after the other, in stream order.
+                // SAFETY: `self` is borrowed alone for as long as these arguments live; an output shares memory with an input
+                // only where the op defines it.
                 true => args.output(index, unsafe { TensorViewMut::assume_unique(view) }),
             };
         }

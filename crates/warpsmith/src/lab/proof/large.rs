@@ -67,7 +67,7 @@ impl Large {
         for index in self.outputs() {
             self.tensors.refill(index, &POISON)?;
         }
-        match run(self.op, &self.tensors, &self.case, stream, &select) {
+        match run(self.op, &mut self.tensors, &self.case, stream, &select) {
             Ok(()) => {}
             Err(Error::Unsupported { .. }) => return Ok(None),
             Err(error) => return Ok(Some(failed(error.to_string()))),
@@ -114,7 +114,7 @@ impl Large {
                 small.refill(index, rows)?;
             }
         }
-        if let Err(error) = run(self.op, &small, &self.case, stream, select) {
+        if let Err(error) = run(self.op, &mut small, &self.case, stream, select) {
             return Ok(Some(format!("rows {start}.. alone: {error}")));
         }
         for index in self.outputs() {
@@ -130,7 +130,7 @@ impl Large {
 
 fn run(
     op: &dyn AnyProvable,
-    tensors: &BenchTensors,
+    tensors: &mut BenchTensors,
     case: &Case,
     stream: &Stream,
     select: &Select,

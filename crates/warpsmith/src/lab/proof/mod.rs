@@ -59,7 +59,7 @@ impl Drawn {
     /// What [`AnyProvable::check`] says about a case that is no valid call.
     pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Drawn> {
         let plan = op.plan(case);
-        let tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
+        let mut tensors = Tensors::new(op.spec(), case, &plan, device, seed)?;
         op.check(&tensors.args(&plan, None), &case.attrs)?;
         Ok(Drawn { op, case: case.clone(), plan, tensors })
     }
@@ -74,7 +74,7 @@ impl Drawn {
         }
     }
 
-    fn run(&self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
+    fn run(&mut self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
         let mut args = self.tensors.args(&self.plan, part);
         self.op.run(&mut args, &self.case.attrs, stream, select)?;
         stream.synchronize()
@@ -114,20 +114,20 @@ impl Prepared {
     ) -> Result<Vec<Prepared>> {
         let info = device.info()?;
         let draw = |(seed, case): &(u64, Case)| Prepared::new(op, case, device, *seed);
-        let prepared: Vec<Prepared> = match device {
+        let mut prepared: Vec<Prepared> = match device {
             Device::Cpu => cases.par_iter().map(draw).collect::<Result<_>>()?,
             // One thread at a time uses the GPU.
             Device::Cuda(_) => cases.iter().map(draw).collect::<Result<_>>()?,
         };
-        let supports = |prepared: &Prepared, kernel: &KernelInfo| {
-            let Drawn { case, plan, tensors, .. } = &prepared.drawn;
-            op.explain(&tensors.args(plan, None), &case.attrs, &info, &only(kernel)).is_ok()
-        };
-        prepared.par_iter().filter(|case| kernels.iter().any(|kernel| supports(case, kernel))).for_each(
-            |case| {
-                case.expected();
-            },
-        );
+        prepared.par_iter_mut().for_each(|prepared| {
+            let Drawn { case, plan, tensors, .. } = &mut prepared.drawn;
+            let args = tensors.args(plan, None);
+            let supports = |kernel| op.explain(&args, &case.attrs, &info, &only(kernel)).is_ok();
+            if kernels.iter().any(supports) {
+                drop(args);
+                prepared.expected();
+            }
+        });
         Ok(prepared)
     }
 

@@ -69,7 +69,7 @@ impl Tensors {
     }
 
     /// The call's arguments. `part` restricts the batch dimension of each argument.
-    pub fn args(&self, plan: &[Option<ArgPlan>], part: Option<std::ops::Range<usize>>) -> Args<'_> {
+    pub fn args(&mut self, plan: &[Option<ArgPlan>], part: Option<std::ops::Range<usize>>) -> Args<'_> {
         let mut args = Args::new(self.spec);
         for (index, arg) in self.spec.args.iter().enumerate() {
             if self.slots[index].is_none() {
@@ -81,7 +81,8 @@ impl Tensors {
             }
             args = match arg.is_output() {
                 false => args.input(index, view),
-                // SAFETY: the harness runs one call at a time and looks at outputs only after it.
+                // SAFETY: `self` is borrowed alone for as long as these arguments live; an output shares memory with an input
+                // only where the op defines it.
                 true => args.output(index, unsafe { TensorViewMut::assume_unique(view) }),
             };
         }

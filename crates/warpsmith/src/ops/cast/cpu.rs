@@ -133,10 +133,14 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     stream: bool,
 ) {
     let scales = group.scales;
-    let (mut at, following) = (group.at, next.at.map(|(x, _)| x));
+    // Loops, not `map` on arrays: this is compiled for every pair of types, and they are much shorter.
+    let (mut at, mut following) = (group.at, [std::ptr::null(); SIDE_BY_SIDE]);
+    for (following, (x, _)) in following.iter_mut().zip(&next.at) {
+        *following = *x;
+    }
     let (at, next) = (&mut at[..group.blocks], &following[..next.blocks]);
     let (mut n, ahead) = (group.n, side_by_side(stream).1);
-    if T::DTYPE == DType::BF16 && U::DTYPE == DType::F8E4M3 {
+    if Types::<T, U>::TO_E4M3 {
         let scaled = scales.map(|scale| match scaling {
             Scaling::None => Scaled::Times(1.0),
             Scaling::Multiply => Scaled::Times(scale),
@@ -191,6 +195,16 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     }
 }
 
+/// What is known of two types when code is made for them: only the branch that is taken is compiled.
+struct Types<T, U>(PhantomData<(T, U)>);
+
+impl<T: CpuElement, U: CpuElement> Types<T, U> {
+    /// bf16 to e4m3, which has a loop of its own.
+    const TO_E4M3: bool = matches!((T::DTYPE, U::DTYPE), (DType::BF16, DType::F8E4M3));
+    /// Whether [`Runs::map_unordered`] can be used.
+    const UNORDERED: bool = Self::TO_E4M3 || matches!((T::DTYPE, U::DTYPE), (DType::F8E4M3, DType::BF16));
+}
+
 /// `unchanged` says that results are the elements themselves.
 ///
 /// # Safety
@@ -205,11 +219,10 @@ unsafe fn with<S: Simd, T: CpuElement, U: CpuElement>(
 ) {
     // SAFETY: passed on. Every value of e4m3 is one of bf16, however it would be rounded.
     unsafe {
-        match (T::DTYPE, U::DTYPE) {
-            (DType::BF16, DType::F8E4M3) | (DType::F8E4M3, DType::BF16) => {
-                runs.map_unordered(s, stream, unchanged, f)
-            }
-            _ => runs.map(s, stream, f),
+        if Types::<T, U>::UNORDERED {
+            runs.map_unordered(s, stream, unchanged, f)
+        } else {
+            runs.map(s, stream, f)
         }
     }
 }
