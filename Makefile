@@ -34,12 +34,13 @@ build: ## Build the release binary
 
 # Without network or Python the demo runs all the same, only nothing can be compiled for a GPU. The compilers are fetched
 # while the binary is built.
-demo: ## Build, then show the kernels at work
+demo: ## Build, then let a small model answer and show the kernels at work
 	@$(MAKE) --no-print-directory setup > .setup.log 2>&1 & compilers=$$!; \
 	$(MAKE) --no-print-directory build; \
 	wait $$compilers || { cat .setup.log; echo "warning: no CUDA compiler could be set up; going on without" >&2; }; \
 	rm -f .setup.log
-	@$(WARPSMITH) demo $(ARGS)
+	@model=$$(scripts/model.sh "$(PYTHON)") || echo "warning: no model could be fetched; going on with the kernels" >&2; \
+	$(WARPSMITH) demo $${model:+--quick --model "$$model"} $(ARGS)
 
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
 	scripts/test.sh "$(VENV)"

@@ -3,17 +3,18 @@
 mod commands;
 mod inputs;
 mod kernels;
+mod model;
 mod select;
 mod table;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use std::error::Error;
 use std::process::ExitCode;
-use warpsmith::Result;
 
-/// The workbench of Warpsmith's kernels: list, run, inspect and build them
+/// LLM kernels for CUDA and CPU: run models on them, list, check, time and build them
 ///
-/// Warpsmith is a library of LLM kernels for CUDA and CPU behind one API. This program shows what it has and
-/// what each kernel does on this machine, with or without a GPU.
+/// Warpsmith is a library of LLM kernels for CUDA and CPU behind one API, and an engine that runs models on them. This
+/// program answers prompts, and shows what each kernel does on this machine, with or without a GPU.
 #[derive(Parser)]
 #[command(name = "warpsmith", version, after_help = AFTER_HELP, arg_required_else_help = true)]
 struct Cli {
@@ -23,6 +24,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Start with:
+  warpsmith generate \"Why is the sky blue?\" --model model.gguf
   warpsmith doctor                       what this machine has, what is missing, how to fix it
   warpsmith list                         the ops
   warpsmith list rms_norm                one op: its arguments, options and kernels
@@ -34,12 +36,16 @@ Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
 #[derive(Subcommand)]
 enum Command {
     Demo(commands::demo::Args),
+    Generate(commands::generate::Args),
+    Chat(commands::chat::Args),
+    BenchModel(commands::bench_model::Args),
     List(commands::list::Args),
     Check(commands::check::Args),
     Bench(commands::bench::Args),
     Tune(commands::tune::Args),
     Evidence(commands::evidence::Args),
     Run(commands::run::Args),
+    Inspect(commands::inspect::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
     BuildKernels(commands::build_kernels::Args),
@@ -50,23 +56,27 @@ enum Command {
 }
 
 impl Command {
-    fn run(&self) -> Result<ExitCode> {
-        match self {
-            Command::Demo(args) => commands::demo::run(args),
-            Command::List(args) => commands::list::run(args),
-            Command::Check(args) => commands::check::run(args),
-            Command::Bench(args) => commands::bench::run(args),
-            Command::Tune(args) => commands::tune::run(args),
-            Command::Evidence(args) => commands::evidence::run(args),
-            Command::Run(args) => commands::run::run(args),
-            Command::Explain(args) => commands::explain::run(args),
-            Command::Dump(args) => commands::dump::run(args),
-            Command::BuildKernels(args) => commands::build_kernels::run(args),
-            Command::Cache(args) => commands::cache::run(args),
-            Command::Doctor(args) => commands::doctor::run(args),
-            Command::NewOp(args) => commands::new_op::run(args),
-            Command::Completions(args) => commands::completions::run(args),
-        }
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
+        Ok(match self {
+            Command::Demo(args) => commands::demo::run(args)?,
+            Command::Generate(args) => commands::generate::run(args)?,
+            Command::Chat(args) => commands::chat::run(args)?,
+            Command::BenchModel(args) => commands::bench_model::run(args)?,
+            Command::List(args) => commands::list::run(args)?,
+            Command::Check(args) => commands::check::run(args)?,
+            Command::Bench(args) => commands::bench::run(args)?,
+            Command::Tune(args) => commands::tune::run(args)?,
+            Command::Evidence(args) => commands::evidence::run(args)?,
+            Command::Run(args) => commands::run::run(args)?,
+            Command::Inspect(args) => commands::inspect::run(args)?,
+            Command::Explain(args) => commands::explain::run(args)?,
+            Command::Dump(args) => commands::dump::run(args)?,
+            Command::BuildKernels(args) => commands::build_kernels::run(args)?,
+            Command::Cache(args) => commands::cache::run(args)?,
+            Command::Doctor(args) => commands::doctor::run(args)?,
+            Command::NewOp(args) => commands::new_op::run(args)?,
+            Command::Completions(args) => commands::completions::run(args)?,
+        })
     }
 }
 

@@ -2,11 +2,12 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, env};
 use warpsmith_engine::{
-    Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams, Usage,
+    Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
+    Usage,
 };
 
 /// Names the model of commands that are given none.
@@ -24,12 +25,20 @@ pub struct ModelArgs {
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
+    /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
+    #[arg(long)]
+    expand: bool,
     /// The most tokens of prompt and answer together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 }
 
 impl ModelArgs {
+    /// A model, and the rest as it is by default.
+    pub fn of(path: &Path) -> ModelArgs {
+        ModelArgs { model: Some(path.to_path_buf()), device: None, dtype: None, expand: false, context: None }
+    }
+
     /// The model's path.
     pub fn path(&self) -> Result<PathBuf> {
         self.model.clone().or_else(|| env::path(MODEL)).ok_or_else(|| {
@@ -49,6 +58,7 @@ impl ModelArgs {
         let options = OpenOptions {
             device: self.device,
             dtype: self.dtype,
+            expand: self.expand,
             max_positions: self.context,
             pool_tokens: None,
             engine,

@@ -1,5 +1,7 @@
-//! `warpsmith demo`: every op checked and timed on this machine in under a minute. No line is longer than 100
-//! characters.
+//! `warpsmith demo`: a model that answers, then every op checked and timed on this machine in under a minute. No line of
+//! the tables is longer than 100 characters.
+
+mod answers;
 
 use crate::commands::bench::quick_bytes;
 use crate::kernels::progress_bar;
@@ -12,7 +14,9 @@ use warpsmith::lab::bench::{Bench, Cache, Ceilings, Measurement, Settings};
 use warpsmith::lab::proof::{BenchTensors, Prepared, kernels_on};
 use warpsmith::{DType, Device, Error, Result, cpu, ops};
 
-/// See the kernels checked and timed on this machine, with or without a GPU
+/// See a model answer on this machine, and the kernels checked and timed, with or without a GPU
+///
+/// With --model, first asks the model two questions after the same long system prompt and shows what the prefix cache saves.
 ///
 /// Checks every kernel that runs here on some of its op's cases, times every op on a large case and on one of your
 /// size, and compares the times with what the machine can do. Takes under a minute, with --quick under fifteen seconds.
@@ -20,6 +24,9 @@ use warpsmith::{DType, Device, Error, Result, cpu, ops};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    /// A model to ask first: a .gguf or .safetensors file, or a folder with config.json
+    #[arg(long, short, value_name = "PATH")]
+    model: Option<std::path::PathBuf>,
     /// Fewer cases, fewer samples, smaller tensors
     #[arg(long)]
     quick: bool,
@@ -41,6 +48,7 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith demo
   warpsmith demo --quick
+  warpsmith demo --quick --model model.gguf
   warpsmith demo --device cpu --batch-size 4 --seq-len 2048 --d-model 4096";
 
 /// Cases a kernel is checked on.
@@ -52,7 +60,10 @@ const WIDTH: usize = 100;
 /// Longest description of a case, indentation included.
 const CASE_WIDTH: usize = 59;
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
+    if let Some(path) = &args.model {
+        answers::show(path)?;
+    }
     let start = Instant::now();
     let device = args.device.unwrap_or_else(Device::best);
     let settings = match args.quick {
@@ -89,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let measured = match Bench::new(*op, case, device, ceilings, settings) {
                 Ok(mut bench) => bench.measure(None)?,
                 Err(Error::OutOfMemory { .. }) => continue,
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             };
             // The small tensors of a quick run may stay in a large last-level cache, so they give no verdict.
             if number == 0 && measured.l2 == Cache::Cold && !args.quick {
