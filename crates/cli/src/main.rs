@@ -7,8 +7,8 @@ mod select;
 mod table;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use std::error::Error;
 use std::process::ExitCode;
-use warpsmith::Result;
 
 /// The workbench of Warpsmith's kernels: list, run, inspect and build them
 ///
@@ -40,6 +40,7 @@ enum Command {
     Tune(commands::tune::Args),
     Evidence(commands::evidence::Args),
     Run(commands::run::Args),
+    Inspect(commands::inspect::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
     BuildKernels(commands::build_kernels::Args),
@@ -50,23 +51,24 @@ enum Command {
 }
 
 impl Command {
-    fn run(&self) -> Result<ExitCode> {
-        match self {
-            Command::Demo(args) => commands::demo::run(args),
-            Command::List(args) => commands::list::run(args),
-            Command::Check(args) => commands::check::run(args),
-            Command::Bench(args) => commands::bench::run(args),
-            Command::Tune(args) => commands::tune::run(args),
-            Command::Evidence(args) => commands::evidence::run(args),
-            Command::Run(args) => commands::run::run(args),
-            Command::Explain(args) => commands::explain::run(args),
-            Command::Dump(args) => commands::dump::run(args),
-            Command::BuildKernels(args) => commands::build_kernels::run(args),
-            Command::Cache(args) => commands::cache::run(args),
-            Command::Doctor(args) => commands::doctor::run(args),
-            Command::NewOp(args) => commands::new_op::run(args),
-            Command::Completions(args) => commands::completions::run(args),
-        }
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
+        Ok(match self {
+            Command::Demo(args) => commands::demo::run(args)?,
+            Command::List(args) => commands::list::run(args)?,
+            Command::Check(args) => commands::check::run(args)?,
+            Command::Bench(args) => commands::bench::run(args)?,
+            Command::Tune(args) => commands::tune::run(args)?,
+            Command::Evidence(args) => commands::evidence::run(args)?,
+            Command::Run(args) => commands::run::run(args)?,
+            Command::Inspect(args) => commands::inspect::run(args)?,
+            Command::Explain(args) => commands::explain::run(args)?,
+            Command::Dump(args) => commands::dump::run(args)?,
+            Command::BuildKernels(args) => commands::build_kernels::run(args)?,
+            Command::Cache(args) => commands::cache::run(args)?,
+            Command::Doctor(args) => commands::doctor::run(args)?,
+            Command::NewOp(args) => commands::new_op::run(args)?,
+            Command::Completions(args) => commands::completions::run(args)?,
+        })
     }
 }
 

@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod dump;
 pub mod evidence;
 pub mod explain;
+pub mod inspect;
 pub mod list;
 pub mod new_op;
 pub mod run;
