@@ -1,8 +1,9 @@
-"""Makes crates/engine/tests/fixtures/formats.gguf and formats.f32: blocks of every format, and what gguf-py makes of them.
+"""Makes formats.gguf and formats.f32 of crates/engine/tests/fixtures: blocks of every format, and gguf-py's values.
 
     pip install gguf==0.19.0 && python scripts/gguf_fixtures.py
 
-The blocks are random bytes with scales set on purpose: negative, zero, subnormal, largest. Two runs give the same bytes.
+The blocks are random bytes with scales set on purpose: negative, zero, subnormal, largest. Two runs give the same
+bytes.
 """
 
 from pathlib import Path

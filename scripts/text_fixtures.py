@@ -1,11 +1,11 @@
-"""Makes the fixtures of crates/engine/tests/text: a small vocabulary as GGUF and as tokenizer.json, ids that tokenizers gives
-for tricky strings, and chats as transformers renders them.
+"""Makes the fixtures of crates/engine/tests/text: a small vocabulary as GGUF and as tokenizer.json, the ids tokenizers
+gives for tricky strings, and chats as transformers renders them.
 
     pip install gguf==0.19.0 tokenizers==0.23.3 transformers==5.22.2 jinja2
     python scripts/text_fixtures.py [MODEL.gguf]
 
-Words are cut as the tokenizer.json of the models cut them. With a model (SmolLM2-135M-Instruct), ids of its vocabulary and its
-chats are recorded as well. Two runs give the same bytes.
+Words are cut as the tokenizer.json of the models cut them. With a model (SmolLM2-135M-Instruct), ids of its vocabulary
+and its chats are recorded as well. Two runs give the same bytes.
 """
 
 import json
@@ -27,7 +27,7 @@ def add(a, b):
 
 for i in range(10):
 \tprint(i, add(i, 2 * i))
-Größe, naïve café, straße. Привет, мир! 你好，世界。 日本語のテキスト 😀😀 ½ ¾ ² ٣
+Größe, naïve café, straße. Привет, мир! 你好世界。 日本語のテキスト 😀😀 ½ ¾ ² ٣
     indented   with   many     spaces
 it's I'm don't you've she'd they'll 7 77 777
 
@@ -46,7 +46,8 @@ TEXTS = [
     "I'm they'll WE'LL IT'S don'T",
     "  two  spaces\n\n\nlines\t\ttabs \r\n crlf",
     "def f(x):\n    return x**2  # \u00b2\n\n\n",
-    "Gr\u00f6\u00dfe caf\u00e9 \u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d \u65e5\u672c\u8a9e \U0001f600 \u0663\u0664",
+    "Gr\u00f6\u00dfe caf\u00e9 "
+    "\u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d \u65e5\u672c\u8a9e \U0001f600 \u0663\u0664",
     "e\u0301 \u200b\u00a0\u3000x",
     "<|im_end|> <|im_start|>user\n<think>x</think>",
     "<|im_e<|im_end|>",
@@ -78,7 +79,7 @@ def words(numbers: str) -> pre_tokenizers.PreTokenizer:
 
 
 def train() -> Tokenizer:
-    """A small vocabulary that merges across words, digits and lines, so that a wrong cut shows. Some bytes have no token."""
+    """A small vocabulary that merges across words and lines, so that a wrong cut shows. Some bytes have no token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -162,12 +163,16 @@ call:{% for call in message.tool_calls %}{{ call.function.arguments | tojson(ind
     {% endfor %}
     {% set ns.last = message %}
 {% endfor %}
-{{ ns.count }} {{ ns.last.role if ns.last else none }} {{ none }} {{ true }} {{ 1.0 }} {{ 1e-7 }} {{ [1, 'a', none, {"k": "it's"}] }}
+{{ ns.count }} {{ ns.last.role if ns.last else none }} {{ none }} {{ true }} {{ 1.0 }} {{ 1e-7 }}
+{{ [1, 'a', none, {"k": "it's"}] }}
 {{ messages | map(attribute='role') | join(', ') }} {{ bos_token }}{{ missing }}|{{ messages[::-1][0].role }}
 {{ {"b": 1, "a": [1.5, true, none], "<>&'": "é\\n\\t\\x01\\""} | tojson }}
 {{ {"b": 1, "a": {}} | tojson(sort_keys=true, separators=(',', ':')) }} {{ "é" | tojson(ensure_ascii=true) }}
 {{ [[], [1, [2]], {}] | tojson(indent=4) }}
-{{ "a-b".replace('-', '+').upper().strip('A') }} {{ "x" in messages[0] }} {{ messages[0].get('none', 'other') }} {{ "abc"[1:] }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 'A' ~ 1 ~ 'B' }} {{ "  x ".strip() | length }} {{ none is iterable }} {{ missing is iterable }} {{ 1 is sequence }} {{ "a" is sequence }} {{ {} is sequence }} {{ "a,b".split(',') | last }}
+{{ "a-b".replace('-', '+').upper().strip('A') }} {{ "x" in messages[0] }} {{ messages[0].get('none', 'other') }}
+{{ "abc"[1:] }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 'A' ~ 1 ~ 'B' }}
+{{ "  x ".strip() | length }} {{ none is iterable }} {{ missing is iterable }}
+{{ 1 is sequence }} {{ "a" is sequence }} {{ {} is sequence }} {{ "a,b".split(',') | last }}
 """,
 }
 CHATS = [
@@ -193,7 +198,13 @@ CHATS = [
         ],
         "tools": [{"type": "function", "function": {"name": "w", "parameters": {"type": "object", "b": 1, "a": {}}}}],
     },
-    {"messages": [{"role": "user", "content": "a"}, {"role": "skip", "content": "b"}, {"role": "stop", "content": "c"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "skip", "content": "b"},
+            {"role": "stop", "content": "c"},
+        ]
+    },
 ]
 
 
@@ -233,7 +244,9 @@ def record_model(path: Path) -> dict:
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
     kinds = fields["tokenizer.ggml.token_type"].contents()
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL])
+    tokenizer.add_special_tokens(
+        [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL]
+    )
     tokenizer.pre_tokenizer = PRES[fields["tokenizer.ggml.pre"].contents()]()
     template = fields["tokenizer.chat_template"].contents()
     return {

@@ -69,7 +69,10 @@ impl Error {
 /// Text from a file as it may stand in a message: control characters made visible, not endlessly long.
 pub(crate) fn shown(text: &str) -> String {
     const MOST: usize = 160;
-    let mut shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    let mut shown = String::new();
+    for c in text.chars().take(MOST) {
+        if c.is_control() { shown.extend(c.escape_debug()) } else { shown.push(c) }
+    }
     if text.chars().nth(MOST).is_some() {
         shown.push_str("...");
     }
