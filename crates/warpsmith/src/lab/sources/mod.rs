@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn changed_code_is_seen_by_the_ops_that_reach_it() {
         let gemm = touched("cpu/gemm/tiles.rs", with_code);
-        assert_eq!(gemm, ["attention", "linear", "paged_attention"]);
+        assert_eq!(gemm, ["attention", "linear", "linear_quant", "paged_attention"]);
         assert_eq!(touched("ops/norm/cpu.rs", with_code), ["layer_norm", "rms_norm"]);
         assert_eq!(touched("ops/softmax/cpu.rs", with_code), ["softmax"]);
         assert_eq!(touched("ops/rope/rotation.rs", with_code), ["kv_store", "rope"]);

@@ -1,6 +1,6 @@
 //! The cases of `argmax`: what every kernel must pass, and what is timed.
 
-use super::{Forward, reference};
+use super::{Forward, RESULTS, TO, reference};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, ROW_SIZES, Real, Values};
 use crate::op::{Attrs, Op};
 use crate::ops::FLOATS;
@@ -13,8 +13,7 @@ impl Provable for Forward {
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         let [num_tokens, n] = case.sizes[..] else { unreachable!("two sizes") };
-        // One of the types has the wide result, so that cases reach both kinds.
-        let out = if case.dtype == DType::BF16 { DType::I64 } else { DType::I32 };
+        let out = RESULTS[case.attrs.choice(TO)];
         let fill = Fill::Generated(values);
         vec![
             Some(ArgPlan { shape: vec![num_tokens, n], dtype: case.dtype, fill, batch_dim: Some(0) }),
@@ -25,7 +24,8 @@ impl Provable for Forward {
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in FLOATS {
-            let plain = Case::new(&Self::SPEC, dtype);
+            // One of the types has the wide result, so that cases reach both kinds.
+            let plain = Case::new(&Self::SPEC, dtype).attr(TO, (dtype == DType::BF16) as u8 as f64);
             cases.extend(ROW_SIZES.iter().map(|sizes| plain.clone().sizes(sizes)));
             // A vocabulary; rows of several pieces, the last of them short.
             cases.push(plain.clone().sizes(&[3, 151_936]));

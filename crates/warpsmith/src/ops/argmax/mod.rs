@@ -1,7 +1,7 @@
 //! `argmax`: the place of the largest element of each row.
 //!
 //! - Shapes: `x` is `[..., n]` with at least one column, `out` is `[...]`; any strides.
-//! - Types: f32, f16 or bf16 for `x`; i32 or i64 for `out`, i32 where nobody gives it.
+//! - Types: f32, f16 or bf16 for `x`; i32 or i64 for `out`: the option `to` says which where nobody gives it.
 //! - Of equal elements the one with the lowest index is taken; zeros of either sign are equal.
 //! - NaN is never taken, unless a row has nothing else: then the result is 0.
 //! - The result of a row depends on that row alone. An empty `out` is left alone.
@@ -17,12 +17,17 @@ mod reference;
 use crate::cpu::Tier;
 use crate::error::{Error, Result};
 use crate::op::{
-    ArgSpec, Args, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, OneOutput, Op, OpSpec, SizeSpec, shape,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, OneOutput, Op, OpSpec,
+    SizeSpec, shape,
 };
 use crate::tensor::{DType, Space, TensorView};
 
 const X: usize = 0;
 const OUT: usize = 1;
+const TO: usize = 0;
+
+/// The types of the result, in the order of the option `to`.
+const RESULTS: [DType; 2] = [DType::I32, DType::I64];
 
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -75,10 +80,15 @@ impl Op for Forward {
             ArgSpec::output(
                 "out",
                 shape![..],
-                DTypeRule::OneOf(&[DType::I32, DType::I64]),
+                DTypeRule::Chosen { types: &RESULTS, option: TO, like: X },
                 "the lowest index of equal ones",
             ),
         ],
+        attrs: &[AttrSpec {
+            name: "to",
+            kind: AttrKind::Choice(&["i32", "i64"]),
+            doc: "type of `out` where it is allocated for the call",
+        }],
         sizes: &[
             SizeSpec { name: "num_tokens", default: 64, doc: "number of rows" },
             SizeSpec { name: "n", default: 131_072, doc: "length of a row" },
@@ -127,6 +137,12 @@ impl<'a> Call<'a, Forward> {
     /// The places of the largest elements of the rows of `x`.
     pub fn new(x: impl Into<TensorView<'a>>) -> Self {
         Call::start().input(X, x)
+    }
+
+    /// The type of the tensor that [`Argmax::run`] returns, i32 or i64; others are refused when it runs.
+    pub fn out_dtype(self, dtype: DType) -> Self {
+        let index = RESULTS.iter().position(|&known| known == dtype);
+        self.choice(TO, index.unwrap_or(RESULTS.len()) as u8)
     }
 }
 

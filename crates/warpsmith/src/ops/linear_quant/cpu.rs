@@ -43,7 +43,7 @@ fn group(m: usize, index: usize) -> Range<usize> {
     let mut start = whole * MOST;
     let mut left = index - whole;
     for rows in [4, 2, 1] {
-        if m % MOST & rows != 0 {
+        if (m % MOST) & rows != 0 {
             if left == 0 {
                 return start..start + rows;
             }

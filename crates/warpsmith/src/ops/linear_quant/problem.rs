@@ -43,7 +43,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let (format, gate) = (QuantFormat::ALL[attrs.choice(FORMAT)], Gate::ALL[attrs.choice(GATE)]);
     let k = sizes.size("k");
     let wrong = |expected: String| Err(Error::argument(SPEC.name, "w", expected, format!("{:?}", w.shape())));
-    if gate != Gate::None && sizes.size("rows") % 2 != 0 {
+    if gate != Gate::None && !sizes.size("rows").is_multiple_of(2) {
         return wrong("an even number of rows, because of the gate".into());
     }
     match format.row_bytes(k) {

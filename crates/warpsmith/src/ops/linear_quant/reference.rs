@@ -12,7 +12,8 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let (format, gate) = (QuantFormat::ALL[attrs.choice(FORMAT)], Gate::ALL[attrs.choice(GATE)]);
     let rows = w.shape[0];
     let n = if gate == Gate::None { rows } else { rows / 2 };
-    let weights: Vec<Vec<Weight>> = w.rows().map(|row| decode(row, format)).collect();
+    let row = |j: usize| &w.data[j * w.row_len()..][..w.row_len()];
+    let weights: Vec<Vec<Weight>> = (0..rows).map(|j| decode(row(j), format)).collect();
     let activation = Activation::ALL[attrs.choice(ACT)].kind();
     let scale = R::of(attrs.float(SCALE) as f32 as f64);
     let m = x.shape[..x.shape.len() - 1].iter().product::<usize>();

@@ -49,12 +49,11 @@ fn tokens_are_drawn_with_their_probabilities() {
     judge(draws(&logits, count, [0.5, 1.0, 0.0], 0), softmax(&logits, 0.5, number), "temperature");
     let three = |j: usize| [1, 3, 7].contains(&j);
     judge(draws(&logits, count, [1.0, 1.0, 0.0], 3), softmax(&logits, 1.0, three), "top_k");
-    // 0.365 + 0.330 < 0.7 <= 0.365 + 0.330 + 0.134.
-    judge(draws(&logits, count, [1.0, 0.7, 0.0], 0), softmax(&logits, 1.0, three), "top_p");
+    // 0.379 + 0.343 < 0.8 <= 0.379 + 0.343 + 0.139.
+    judge(draws(&logits, count, [1.0, 0.8, 0.0], 0), softmax(&logits, 1.0, three), "top_p");
     judge(draws(&logits, count, [1.0, 1.0, 0.3], 0), softmax(&logits, 1.0, three), "min_p");
-    let [first, second] = [1, 3].map(|best| move |j: usize| j == best);
+    let first = |j: usize| j == 1;
     judge(draws(&logits, count, [1.0, 0.0, 0.0], 0), softmax(&logits, 1.0, first), "top_p of nothing");
-    assert_ne!(draws(&logits, count, [1.0, 1.0, 0.0], 2), softmax(&logits, 1.0, second));
 }
 
 /// A seed gives the same token in any row, in any batch, with any kernel.
