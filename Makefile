@@ -11,14 +11,16 @@ PYTHON ?= python3
 # Architectures and folder of the kernel pack.
 ARCH ?= 80,90a
 OUT ?= packs
-# Further words for `warpsmith bench` and `warpsmith demo`.
+# Further words for `warpsmith bench`, `warpsmith demo` and the wheel's `maturin build`.
 ARGS ?=
 
 VENV := .venv
+# With PyTorch, for the Python package.
+PYTHON_VENV := .venv-python
 READY := $(VENV)/.ready
 WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
 
-.PHONY: help setup build demo test sanitize build-kernels bench fmt lint hooks clean
+.PHONY: help setup build demo test sanitize build-kernels wheel bench fmt lint hooks clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +53,10 @@ sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans,
 build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
 	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"
 
+wheel: ## Build the Python wheel into dist (ARGS="--zig --compatibility manylinux_2_28" for older systems)
+	scripts/python-setup.sh "$(PYTHON)" "$(PYTHON_VENV)"
+	scripts/wheel.sh "$(PYTHON_VENV)" $(ARGS)
+
 bench: build ## Time every op on this machine
 	$(WARPSMITH) bench $(ARGS)
 
@@ -66,4 +72,4 @@ hooks: ## Check format and lints before every commit
 
 clean: ## Remove everything that was built
 	cargo clean
-	rm -rf "$(VENV)" "$(OUT)"
+	rm -rf "$(VENV)" "$(PYTHON_VENV)" "$(OUT)" dist

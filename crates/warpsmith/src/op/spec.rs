@@ -127,6 +127,9 @@ pub struct ArgSpec {
     pub optional: bool,
     /// The other optional argument exactly with which it is given; an output of this kind is implied by that input.
     pub with: Option<usize>,
+    /// The input with which the op leaves rows of this output unwritten: whoever allocates it for a call that has this input
+    /// fills it with zeros first.
+    pub zeroed_with: Option<usize>,
     /// Its shape.
     pub shape: ShapeSpec,
     /// Its type.
@@ -143,7 +146,7 @@ impl ArgSpec {
         dtype: DTypeRule,
         doc: &'static str,
     ) -> Self {
-        ArgSpec { name, role, optional: false, with: None, shape, dtype, doc }
+        ArgSpec { name, role, optional: false, with: None, zeroed_with: None, shape, dtype, doc }
     }
 
     /// A required input.
@@ -171,6 +174,12 @@ impl ArgSpec {
     pub const fn with(mut self, index: usize) -> Self {
         self.optional = true;
         self.with = Some(index);
+        self
+    }
+
+    /// This output, of which rows may stay unwritten when argument `index` is given.
+    pub const fn zeroed_with(mut self, index: usize) -> Self {
+        self.zeroed_with = Some(index);
         self
     }
 

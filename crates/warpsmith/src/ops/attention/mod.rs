@@ -118,14 +118,16 @@ const SPEC: OpSpec = OpSpec {
         )
         .optional(),
         ArgSpec::input("sinks", shape![num_heads], DTypeRule::F32, "a score without a value").optional(),
-        ArgSpec::output("out", shape![batch, q_len, num_heads, head_dim], DTypeRule::Same(Q), ""),
+        ArgSpec::output("out", shape![batch, q_len, num_heads, head_dim], DTypeRule::Same(Q), "")
+            .zeroed_with(Q_STARTS),
         ArgSpec::output(
             "lse",
             shape![batch, num_heads, q_len],
             DTypeRule::F32,
             "logarithm of the sum of exponentials",
         )
-        .optional(),
+        .optional()
+        .zeroed_with(Q_STARTS),
     ],
     attrs: &[
         AttrSpec {

@@ -167,14 +167,16 @@ const SPEC: OpSpec = OpSpec {
             "keys that all of a group have; given with group_starts",
         )
         .with(GROUP_STARTS),
-        ArgSpec::output("out", shape![num_tokens, num_heads, head_dim], DTypeRule::Same(Q), ""),
+        ArgSpec::output("out", shape![num_tokens, num_heads, head_dim], DTypeRule::Same(Q), "")
+            .zeroed_with(Q_STARTS),
         ArgSpec::output(
             "lse",
             shape![num_tokens, num_heads],
             DTypeRule::F32,
             "logarithm of the sum of exponentials",
         )
-        .optional(),
+        .optional()
+        .zeroed_with(Q_STARTS),
     ],
     attrs: &[
         AttrSpec { name: "causal", kind: AttrKind::Bool(true), doc: "queries see no keys after their own" },

@@ -1,0 +1,56 @@
+"""Mixed precision: what becomes of an op's inputs under ``torch.autocast``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from warpsmith import _codegen
+from warpsmith._spec import Op, Variant
+from warpsmith._torch.autograd import Overloads
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+#: Dispatch keys, by the device whose autocast they are.
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def is_castable(op: Op, index: int) -> bool:
+    """Whether an argument may be any of the usual floating types: tables and scales must be f32."""
+    rule = op.args[index].dtype
+    if rule.kind in ("one_of", "chosen"):
+        return {"f32", "f16", "bf16"} <= set(rule.types)
+    return is_castable(op, rule.like)
+
+
+def autocast_kernel(op: Op, variant: Variant, device: str) -> Callable[..., Any]:
+    """The op with its inputs cast, on a device."""
+    public = Overloads.public(variant.name)
+    castable = [is_castable(op, given.arg) for given in variant.tensors]
+    may_stay = [op.args[given.arg].dtype.kind == "same_or" for given in variant.tensors]
+    names = [attr.name for attr in op.attrs] + list(variant.wanted.values())
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+    def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Any:
+        target = target_type(op, device, [t for t, cast in zip(tensors, castable, strict=True) if cast])
+        found = []
+        for tensor, cast, stay in zip(tensors, castable, may_stay, strict=True):
+            fits = tensor is None or not cast or tensor.dtype not in FLOATS
+            fits = fits or (stay and tensor.dtype == torch.float32)
+            found.append(tensor if fits or target is None else tensor.to(target))
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return public(*found, **dict(zip(names, (*options, *switches), strict=True)))
+
+    return _codegen.bound(op, variant, run)
+
+
+def target_type(op: Op, device: str, tensors: Sequence[Any]) -> torch.dtype | None:
+    """The type that inputs are cast to; nothing to leave them as they are."""
+    if op.autocast == "low":
+        return torch.get_autocast_dtype(device)
+    if op.autocast == "f32":
+        return torch.float32
+    types = {tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype in FLOATS}
+    return types.pop() if len(types) == 1 else torch.float32 if types else None

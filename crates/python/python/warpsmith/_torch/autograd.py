@@ -1,0 +1,241 @@
+"""Gradients, from what the ops' descriptions say about them.
+
+An op's gradient is another op. One without says so when its gradient is asked for, and so do the gradients
+themselves: there are no second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from warpsmith import _codegen, _shapes
+from warpsmith._spec import Gradient, Op, Source, Variant, all_ops
+from warpsmith.errors import UnsupportedError
+
+Raw = Callable[..., Any]
+
+
+class Overloads:
+    """Finds ops of the two namespaces."""
+
+    @staticmethod
+    @cache
+    def public(name: str) -> Any:
+        return getattr(torch.ops.warpsmith, name).default
+
+    @staticmethod
+    @cache
+    def raw(name: str) -> Any:
+        return getattr(torch.ops._warpsmith, name).default
+
+
+@cache
+def choices(name: str) -> tuple[tuple[int, _codegen.Choices], ...]:
+    """The options of an op that are choices, with the positions of their names."""
+    op = all_ops()[name]
+    return tuple((at, _codegen.Choices(op, at)) for at, attr in enumerate(op.attrs) if attr.kind == "choice")
+
+
+def raw_options(op: Op, options: Sequence[Any]) -> Sequence[Any]:
+    """Options as the raw op takes them: choices by position."""
+    found = list(options)
+    for at, positions in choices(op.name):
+        found[at] = positions[found[at]]
+    return found
+
+
+def call(op: Op, tensors: Sequence[Any], options: Sequence[Any], switches: Sequence[bool]) -> Any:
+    """Calls an op with new outputs: the public one where a second derivative might be asked for, else the raw one."""
+    if not torch.is_grad_enabled():
+        return Overloads.raw(op.name)(*tensors, *raw_options(op, options), *switches)
+    names = [attr.name for attr in op.attrs] + list(op.variants[0].wanted.values())
+    return Overloads.public(op.name)(*tensors, **dict(zip(names, (*options, *switches), strict=True)))
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def function(op: Op) -> type[torch.autograd.Function]:
+    """The differentiable form of an op. It takes tensors, options (choices by name) and switches, in one row."""
+    variant = op.variants[0]
+    raw = Overloads.raw(op.name)
+    count, attrs = len(variant.tensors), len(op.attrs)
+    rule = None if op.gradient is None else Rule(op, variant, op.gradient)
+
+    def forward(ctx: Any, *values: Any) -> Any:
+        tensors, options = values[:count], values[count : count + attrs]
+        results = raw(*tensors, *raw_options(op, options), *values[count + attrs :])
+        if rule is not None:
+            rule.save(ctx, tensors, options, as_tuple(results))
+        return results
+
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        if rule is None:
+            raise UnsupportedError(f"{op.name}: it has no gradient", op=op.name)
+        found = rule.gradients(ctx, incoming)
+        return (*found, *(None for _ in range(attrs + len(variant.wanted))))
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"{op.name}_function", (torch.autograd.Function,), members)
+
+
+class Rule:
+    """How one op's gradients are computed."""
+
+    def __init__(self, op: Op, variant: Variant, gradient: Gradient) -> None:
+        self.op, self.variant, self.rule = op, variant, gradient
+        self.backward = all_ops()[gradient.op]
+        self.form = self.backward.variants[0]
+        #: By argument: its place among the tensors given, or among the results.
+        self.inputs = {given.arg: at for at, given in enumerate(variant.tensors)}
+        self.outputs = {output: at for at, output in enumerate(variant.returned)}
+        self.results = {output: at for at, output in enumerate(self.form.returned)}
+        sources = gradient.inputs.values()
+        needed = {source.arg for source in sources if source.kind == "input"}
+        for source in sources:
+            if source.kind == "recomputed":
+                needed |= {given.arg for given in variant.tensors if given.arg not in source.without}
+        #: Inputs that are needed only where an output is missing.
+        self.instead = {s.input: s.arg for s in sources if s.kind == "output_or_input" and s.input not in needed}
+        kept = {source.arg for source in sources if source.kind in ("output", "output_or_input")}
+        self.saved_inputs = sorted(needed | {s.input for s in sources if s.kind == "output_or_input"})
+        self.saved_outputs = sorted(kept)
+        arriving = {source.arg for source in sources if source.kind == "incoming"}
+        arriving |= {arg for kind, arg in gradient.results.values() if kind == "incoming"}
+        self.not_differentiable = [at for output, at in self.outputs.items() if output not in arriving]
+        names = {attr.name: at for at, attr in enumerate(op.attrs)}
+        self.options = [names.get(attr.name) for attr in self.backward.attrs]
+        self.needs_sizes = None in self.options
+
+    def extra(self, tensors: Sequence[Any], options: Sequence[Any]) -> list[Any]:
+        """Sizes of the forward call that are options of the gradient."""
+        sizes = _shapes.Sizes(self.op, options, torch._check)
+        for given, tensor in zip(self.variant.tensors, tensors, strict=True):
+            if tensor is not None:
+                sizes.match(given.arg, tensor.shape)
+        missing = zip(self.backward.attrs, self.options, strict=True)
+        return [sizes.lookup(attr.name) for attr, at in missing if at is None]
+
+    def save(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Keeps what the gradient needs."""
+        ctx.options = options
+        if self.needs_sizes:
+            ctx.extra = self.extra(tensors, options)
+        if self.rule.without:
+            ctx.given = [tensor is not None for tensor in tensors]
+        saved = []
+        for arg in self.saved_inputs:
+            output = self.instead.get(arg)
+            replaced = output is not None and outputs[self.outputs[output]] is not None
+            saved.append(None if replaced else tensors[self.inputs[arg]])
+        ctx.save_for_backward(*saved, *(outputs[self.outputs[arg]] for arg in self.saved_outputs))
+        if self.not_differentiable:
+            ctx.mark_non_differentiable(*(outputs[at] for at in self.not_differentiable if outputs[at] is not None))
+
+    def gradients(self, ctx: Any, incoming: Sequence[Any]) -> list[Any]:
+        needs = {given.arg: ctx.needs_input_grad[at] for at, given in enumerate(self.variant.tensors)}
+        wanted = [arg for arg, needed in needs.items() if needed]
+        self.check(ctx, wanted)
+        saved = dict(zip(self.saved_inputs, ctx.saved_tensors, strict=False))
+        kept = dict(zip(self.saved_outputs, ctx.saved_tensors[len(self.saved_inputs) :], strict=True))
+        incoming = [None if grad is None else grad.contiguous() for grad in incoming]
+        computed = {arg for kind, arg in (self.rule.results[arg] for arg in wanted) if kind == "output"}
+        results: tuple[Any, ...] = ()
+        if computed:
+            tensors = []
+            for given in self.form.tensors:
+                source = self.rule.inputs.get(given.arg)
+                tensors.append(None if source is None else self.value(ctx, source, saved, kept, incoming))
+            extra = iter(ctx.extra if self.needs_sizes else ())
+            options = [next(extra) if at is None else ctx.options[at] for at in self.options]
+            switches = [output in computed for output in self.form.wanted]
+            results = as_tuple(call(self.backward, tensors, options, switches))
+        found: list[Any] = []
+        for given in self.variant.tensors:
+            if not needs[given.arg]:
+                found.append(None)
+                continue
+            kind, arg = self.rule.results[given.arg]
+            found.append(results[self.results[arg]] if kind == "output" else incoming[self.outputs[arg]])
+        return found
+
+    def value(
+        self, ctx: Any, source: Source, saved: dict[int, Any], kept: dict[int, Any], incoming: Sequence[Any]
+    ) -> Any:
+        """The tensor that an input of the gradient is."""
+        if source.kind == "input":
+            return saved[source.arg]
+        if source.kind == "incoming":
+            return incoming[self.outputs[source.arg]]
+        if source.kind != "recomputed":
+            output = kept[source.arg]
+            return saved[source.input] if output is None and source.kind == "output_or_input" else output
+        first, value = source.options[0]
+        if ctx.options[first] == value:
+            return None
+        options = list(ctx.options)
+        for option, value in source.options:
+            options[option] = value
+        tensors = [None if given.arg in source.without else saved[given.arg] for given in self.variant.tensors]
+        results = call(self.op, tensors, options, [False] * len(self.variant.wanted))
+        return as_tuple(results)[self.outputs[source.arg]]
+
+    def check(self, ctx: Any, wanted: Sequence[int]) -> None:
+        """Raises where the call has no gradient."""
+        op = self.op
+        for arg in wanted:
+            if arg not in self.rule.results:
+                name = op.args[arg].name
+                raise UnsupportedError(f"{op.name}: it has no gradient with respect to `{name}`", op=op.name)
+        for option, value in self.rule.only_if:
+            if ctx.options[option] != value:
+                got = f"{op.attrs[option].name}={ctx.options[option]}"
+                raise UnsupportedError(f"{op.name}: it has no gradient with {got}", op=op.name)
+        for arg in self.rule.without:
+            if ctx.given[self.inputs[arg]]:
+                raise UnsupportedError(f"{op.name}: it has no gradient with `{op.args[arg].name}`", op=op.name)
+
+
+def refuse_tangents(op: Op, tensors: Sequence[Any]) -> None:
+    """Raises if a forward-mode derivative is asked for: there is none, and leaving it out would make it zero."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise UnsupportedError(f"{op.name}: it has no forward-mode derivative (jvp)", op=op.name)
+
+
+def needs_gradient(tensors: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def autograd_kernel(op: Op, variant: Variant) -> Callable[..., Any]:
+    """What the public op does about gradients before it computes."""
+    raw = Overloads.raw(variant.name)
+    differentiable = None if variant.is_mutating else function(op)
+    written = [at for at, given in enumerate(variant.tensors) if given.written is not None]
+
+    def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Any:
+        refuse_tangents(op, tensors)
+        if needs_gradient(tensors):
+            if differentiable is None:
+                raise UnsupportedError(f"{variant.name}: it works in place and has no gradient", op=op.name)
+            return differentiable.apply(*tensors, *options, *switches)
+        results = raw(*tensors, *raw_options(op, options), *switches)
+        for at in written:
+            bump(tensors[at])
+        return results
+
+    return _codegen.bound(op, variant, run)
+
+
+def bump(tensor: torch.Tensor | None) -> None:
+    """Tells autograd that a tensor was written, so that it refuses to use it as what it was before."""
+    if tensor is not None and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)

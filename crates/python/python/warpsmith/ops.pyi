@@ -1,0 +1,535 @@
+# Made by crates/python/stubs.py from the ops' descriptions.
+"""The ops as functions."""
+
+from typing import Any
+
+from warpsmith._torch import Torch
+
+#: A tensor of PyTorch, an array of numpy, or anything else with ``__dlpack__``.
+Array = Any
+
+_torch: Torch | None
+__all__: list[str]
+
+def rms_norm(x: Array, weight: Array | None = None, residual: Array | None = None, *, eps: float = 1e-06) -> Any:
+    """RMS normalisation of rows, with an optional residual added first.
+
+    x: [..., hidden]
+    weight: [hidden], multiplies the normalised row
+    residual: [..., hidden], added to x first
+    eps: added to the mean square
+
+    Returns:
+    out: [..., hidden]
+    sum: [..., hidden], x + residual
+    """
+
+def rms_norm_(x: Array, weight: Array | None = None, residual: Array | None = None, *, eps: float = 1e-06) -> None:
+    """RMS normalisation of rows, with an optional residual added first, in place.
+
+    x: [..., hidden]; becomes out
+    weight: [hidden], multiplies the normalised row
+    residual: [..., hidden], added to x first; becomes sum
+    eps: added to the mean square
+    """
+
+def rms_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: Array | None = None, *, eps: float = 1e-06, return_dweight: bool = False) -> Any:
+    """Gradients of rms_norm with respect to x (and residual) and weight.
+
+    x: [..., hidden], what was normalised: x, or the sum if a residual was added
+    dout: [..., hidden], gradient of out
+    weight: [hidden]
+    dsum: [..., hidden], gradient of the sum from its other uses
+    eps: as in the forward call
+    return_dweight: whether to return dweight
+
+    Returns:
+    dx: [..., hidden], gradient of x and of residual
+    dweight: [hidden], summed over rows in f32
+    """
+
+def layer_norm(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> Any:
+    """Layer normalisation of rows, with an optional residual added first.
+
+    x: [..., hidden]
+    weight: [hidden], multiplies the normalised row
+    residual: [..., hidden], added to x first
+    bias: [hidden], added at the end
+    eps: added to the variance
+
+    Returns:
+    out: [..., hidden]
+    sum: [..., hidden], x + residual
+    """
+
+def layer_norm_(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> None:
+    """Layer normalisation of rows, with an optional residual added first, in place.
+
+    x: [..., hidden]; becomes out
+    weight: [hidden], multiplies the normalised row
+    residual: [..., hidden], added to x first; becomes sum
+    bias: [hidden], added at the end
+    eps: added to the variance
+    """
+
+def layer_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: Array | None = None, *, eps: float = 1e-05, return_dweight: bool = False, return_dbias: bool = False) -> Any:
+    """Gradients of layer_norm with respect to x (and residual), weight and bias.
+
+    x: [..., hidden], what was normalised: x, or the sum if a residual was added
+    dout: [..., hidden], gradient of out
+    weight: [hidden]
+    dsum: [..., hidden], gradient of the sum from its other uses
+    eps: as in the forward call
+    return_dweight: whether to return dweight
+    return_dbias: whether to return dbias
+
+    Returns:
+    dx: [..., hidden], gradient of x and of residual
+    dweight: [hidden], summed over rows in f32
+    dbias: [hidden], summed over rows in f32
+    """
+
+def softmax(x: Array, *, scale: float = 1.0) -> Array:
+    """Softmax of scaled rows.
+
+    x: [..., hidden]
+    scale: multiplies x before the exponential
+
+    Returns:
+    out: [..., hidden], rows that sum to one
+    """
+
+def softmax_(x: Array, *, scale: float = 1.0) -> None:
+    """Softmax of scaled rows, in place.
+
+    x: [..., hidden]; becomes out
+    scale: multiplies x before the exponential
+    """
+
+def softmax_backward(y: Array, dout: Array, *, scale: float = 1.0) -> Array:
+    """Gradient of softmax with respect to x.
+
+    y: [..., hidden], what softmax returned
+    dout: [..., hidden], gradient of y
+    scale: multiplies x before the exponential
+
+    Returns:
+    dx: [..., hidden], gradient of x
+    """
+
+def softmax_backward_(y: Array, dout: Array, *, scale: float = 1.0) -> None:
+    """Gradient of softmax with respect to x, in place.
+
+    y: [..., hidden], what softmax returned
+    dout: [..., hidden], gradient of y; becomes dx
+    scale: multiplies x before the exponential
+    """
+
+def rope(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Array:
+    """Rotary position embedding of queries or keys.
+
+    x: [..., num_tokens, num_heads, head_dim]
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+
+    Returns:
+    out: [..., num_tokens, num_heads, head_dim]
+    """
+
+def rope_(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
+    """Rotary position embedding of queries or keys, in place.
+
+    x: [..., num_tokens, num_heads, head_dim]; becomes out
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+    """
+
+def rope_backward(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Array:
+    """Gradient of rope with respect to x.
+
+    dout: [..., num_tokens, num_heads, head_dim], gradient of out
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+
+    Returns:
+    dx: [..., num_tokens, num_heads, head_dim], gradient of x
+    """
+
+def rope_backward_(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
+    """Gradient of rope with respect to x, in place.
+
+    dout: [..., num_tokens, num_heads, head_dim], gradient of out; becomes dx
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+    """
+
+def cast(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: bool = False) -> Array:
+    """Conversion between floating types, with an optional scale.
+
+    x: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2
+    scale: [1] or [...], f32: one for all, or one a row
+    to: type of `out` where it is allocated for the call (f32, f16, bf16, f8e4m3, f8e5m2)
+    inverse: divide by the scale instead of multiplying
+
+    Returns:
+    out: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2: of the type to cast to
+    """
+
+def cast_(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: bool = False) -> None:
+    """Conversion between floating types, with an optional scale, in place.
+
+    x: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2; becomes out
+    scale: [1] or [...], f32: one for all, or one a row
+    to: type of `out` where it is allocated for the call (f32, f16, bf16, f8e4m3, f8e5m2)
+    inverse: divide by the scale instead of multiplying
+    """
+
+def copy(x: Array, *, order: str = 'kept') -> Array:
+    """A copy of a tensor in another memory layout.
+
+    x: [...] or [..., rows, cols], any type
+    order: of the last two dimensions (kept, swapped)
+
+    Returns:
+    out: [...] or [..., cols, rows], contiguous where it is allocated for the call
+    """
+
+def activation(x: Array, *, kind: str = 'gelu') -> Array:
+    """An activation function of each element: gelu, gelu_tanh, silu, relu or mish.
+
+    x: [..., hidden]
+    kind: the function (gelu, gelu_tanh, silu, relu, mish)
+
+    Returns:
+    out: [..., hidden]
+    """
+
+def activation_(x: Array, *, kind: str = 'gelu') -> None:
+    """An activation function of each element: gelu, gelu_tanh, silu, relu or mish, in place.
+
+    x: [..., hidden]; becomes out
+    kind: the function (gelu, gelu_tanh, silu, relu, mish)
+    """
+
+def activation_backward(x: Array, dout: Array, *, kind: str = 'gelu') -> Array:
+    """Gradient of activation with respect to x.
+
+    x: [..., hidden], input of the forward call
+    dout: [..., hidden], gradient of out
+    kind: as in the forward call (gelu, gelu_tanh, silu, relu, mish)
+
+    Returns:
+    dx: [..., hidden], gradient of x
+    """
+
+def activation_backward_(x: Array, dout: Array, *, kind: str = 'gelu') -> None:
+    """Gradient of activation with respect to x, in place.
+
+    x: [..., hidden], input of the forward call
+    dout: [..., hidden], gradient of out; becomes dx
+    kind: as in the forward call (gelu, gelu_tanh, silu, relu, mish)
+    """
+
+def add_gelu(x: Array, bias: Array, *, approximate: str = 'none') -> Array:
+    """GELU of the sum of rows and a bias.
+
+    x: [..., hidden]
+    bias: [hidden], added to every row
+    approximate: none for the exact function, tanh for its tanh form (none, tanh)
+
+    Returns:
+    out: [..., hidden]
+    """
+
+def add_gelu_(x: Array, bias: Array, *, approximate: str = 'none') -> None:
+    """GELU of the sum of rows and a bias, in place.
+
+    x: [..., hidden]; becomes out
+    bias: [hidden], added to every row
+    approximate: none for the exact function, tanh for its tanh form (none, tanh)
+    """
+
+def add_gelu_backward(x: Array, bias: Array, dout: Array, *, approximate: str = 'none', return_dbias: bool = False) -> Any:
+    """Gradients of add_gelu with respect to x and bias.
+
+    x: [..., hidden], of the forward call
+    bias: [hidden], of the forward call
+    dout: [..., hidden], gradient of out
+    approximate: none for the exact function, tanh for its tanh form (none, tanh)
+    return_dbias: whether to return dbias
+
+    Returns:
+    dx: [..., hidden], gradient of x
+    dbias: [hidden], gradient of bias: dx summed over rows in f32
+    """
+
+def mul_add(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add: a * b + c.
+
+    a: [..., hidden]
+    b: [..., hidden]
+    c: [..., hidden]
+
+    Returns:
+    out: [..., hidden]
+    """
+
+def mul_add_(a: Array, b: Array, c: Array) -> None:
+    """Fused multiply-add: a * b + c, in place.
+
+    a: [..., hidden]
+    b: [..., hidden]
+    c: [..., hidden]; becomes out
+    """
+
+def mul_add_backward(a: Array, b: Array, dout: Array, *, return_da: bool = False, return_db: bool = False) -> Any:
+    """Gradients of mul_add with respect to a and b; that of c is dout.
+
+    a: [..., hidden], of the forward call
+    b: [..., hidden], of the forward call
+    dout: [..., hidden], gradient of out, and of c
+    return_da: whether to return da
+    return_db: whether to return db
+
+    Returns:
+    da: [..., hidden], gradient of a
+    db: [..., hidden], gradient of b
+    """
+
+def gated_act(x: Array, *, act: str = 'silu', layout: str = 'split') -> Array:
+    """An activation of one half of each row times the other half: SwiGLU, GeGLU, ReGLU.
+
+    x: [..., 2 * hidden], gate and up
+    act: the function applied to the gate (silu, gelu, gelu_tanh, relu)
+    layout: how gate and up share a row (split, interleaved)
+
+    Returns:
+    out: [..., hidden], act(gate) * up
+    """
+
+def gated_act_backward(x: Array, dout: Array, *, act: str = 'silu', layout: str = 'split') -> Array:
+    """Gradient of gated_act with respect to its packed input.
+
+    x: [..., 2 * hidden], input of the forward call
+    dout: [..., hidden], gradient of out
+    act: the function applied to the gate (silu, gelu, gelu_tanh, relu)
+    layout: how gate and up share a row (split, interleaved)
+
+    Returns:
+    dx: [..., 2 * hidden], gradient of x, packed as x is
+    """
+
+def gated_act_backward_(x: Array, dout: Array, *, act: str = 'silu', layout: str = 'split') -> None:
+    """Gradient of gated_act with respect to its packed input, in place.
+
+    x: [..., 2 * hidden], input of the forward call; becomes dx
+    dout: [..., hidden], gradient of out
+    act: the function applied to the gate (silu, gelu, gelu_tanh, relu)
+    layout: how gate and up share a row (split, interleaved)
+    """
+
+def embedding(weight: Array, ids: Array) -> Array:
+    """Rows of a table by their numbers.
+
+    weight: [vocab, hidden], the table
+    ids: [...], i64 or i32: rows of weight
+
+    Returns:
+    out: [..., hidden]
+    """
+
+def embedding_backward(ids: Array, dout: Array, *, vocab: int = 32768) -> Array:
+    """Gradient of embedding with respect to weight.
+
+    ids: [...], i64 or i32: of the forward call
+    dout: [..., hidden], gradient of out
+    vocab: rows of dweight
+
+    Returns:
+    dweight: [vocab, hidden], gradient of weight, summed in f32 in the order of the ids
+    """
+
+def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: str = 'none', gate: str = 'none', scale: float = 1.0, scaling: str = 'tensor', precision: str = 'auto', to: str = 'auto') -> Array:
+    """Matrix product with fused bias, activation, gate, scale and residual.
+
+    x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
+    w: [..., rows, k], one matrix, or one for each of x; n rows, with a gate 2n
+    bias: [rows], of the result's type
+    residual: [..., n], of the result's type, added last
+    x_scale: [1], [...] or [..., ceil(k / 128)], f32: scales of an 8-bit x
+    w_scale: [1], [..., rows] or [..., ceil(rows / 128), ceil(k / 128)], f32: scales of an 8-bit w
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+    scaling: what shares a scale of x and w (tensor, row, block)
+    precision: of f32 products; auto is full (auto, full, tf32)
+    to: type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs (auto, f32, f16, bf16)
+
+    Returns:
+    out: [..., n], f32 or f16 or bf16
+    """
+
+def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: str = 'none', gate: str = 'none', scale: float = 1.0, scaling: str = 'tensor', precision: str = 'auto', to: str = 'auto') -> None:
+    """Matrix product with fused bias, activation, gate, scale and residual, in place.
+
+    x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
+    w: [..., rows, k], one matrix, or one for each of x; n rows, with a gate 2n
+    residual: [..., n], of the result's type, added last; becomes out
+    bias: [rows], of the result's type
+    x_scale: [1], [...] or [..., ceil(k / 128)], f32: scales of an 8-bit x
+    w_scale: [1], [..., rows] or [..., ceil(rows / 128), ceil(k / 128)], f32: scales of an 8-bit w
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+    scaling: what shares a scale of x and w (tensor, row, block)
+    precision: of f32 products; auto is full (auto, full, tf32)
+    to: type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs (auto, f32, f16, bf16)
+    """
+
+def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, act: str = 'none', scale: float = 1.0, precision: str = 'auto', return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
+    """Gradients of linear with respect to its input, weight and bias.
+
+    x: [..., k], input of the forward call
+    w: [n, k], its weight
+    dout: [..., n], gradient of its result
+    z: [..., n], what its activation was applied to, if it had one
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    scale: factor of the forward result
+    precision: of f32 products; auto is full (auto, full, tf32)
+    return_dx: whether to return dx
+    return_dw: whether to return dw
+    return_dbias: whether to return dbias
+
+    Returns:
+    dx: [..., k], gradient of x
+    dw: [n, k], gradient of w
+    dbias: [n], gradient of the bias
+    """
+
+def prefix_match(table: Array, edge_tokens: Array, edge_pages: Array, tokens: Array, starts: Array, *, max_pages: int = 256, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Longest prefix of each sequence that a radix tree holds.
+
+    table: [num_slots, 4], i32: parent, child, first page and pages of each edge
+    edge_tokens: [num_pages, page_size], i32
+    edge_pages: [num_pages], i32
+    tokens: [total], i32: the sequences, one after the other
+    starts: [batch + 1], i32: where they start, and where the last ends
+    max_pages: columns of `pages`
+    seed: seed of the hash by which the table was filled
+
+    Returns:
+    matched: [batch], i32: tokens that match
+    nodes: [batch], i32: the node in whose edge the match ends
+    pages: [batch, max_pages], i32: the pages of the match, then -1
+    """
+
+def kv_store(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, to: str = 'auto') -> None:
+    """Stores keys and values in a paged cache, with optional rope and 8-bit cast.
+
+    k: [num_tokens, num_kv_heads, head_dim]
+    v: [num_tokens, num_kv_heads, head_dim]
+    slots: [num_tokens], i64 or i32: page * page_size + place in it, -1 to skip
+    k_cache: [num_pages, page_size, num_kv_heads, head_dim], of the type of k, or 8-bit; changed
+    v_cache: [num_pages, page_size, num_kv_heads, head_dim]; changed
+    positions: [num_tokens], i64 or i32: keys are rotated if given
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    k_scale: [1 or num_kv_heads], f32: what keys are divided by
+    v_scale: [1 or num_kv_heads], f32: what values are divided by
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    position_scale: factor on positions
+    to: type of the caches where they are made for a test; auto: that of k (auto, f8e4m3, f8e5m2)
+    """
+
+def kv_copy(pairs: Array, cache: Array) -> None:
+    """Copies of whole KV cache pages, all layers at once.
+
+    pairs: [num_pairs, 2], i64 or i32: source and destination pages, -1 to skip
+    cache: [..., num_pages, page_size, num_kv_heads, head_dim], any type; changed
+    """
+
+def merge_states(outs: Array, lses: Array, counts: Array | None = None, *, to: str = 'auto', return_lse: bool = False) -> Any:
+    """Attention over a context from that over its parts.
+
+    outs: [num_parts, num_tokens, num_heads, head_dim]
+    lses: [num_parts, num_tokens, num_heads], f32: minus infinity for an empty part
+    counts: [num_tokens], i32: how many parts a token has
+    to: type of `out` where it is allocated for the call; auto: that of outs (auto, f32, f16, bf16)
+    return_lse: whether to return lse
+
+    Returns:
+    out: [num_tokens, num_heads, head_dim], f32 or f16 or bf16
+    lse: [num_tokens, num_heads], f32
+    """
+
+def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 0.0, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any:
+    """Softmax attention of queries over keys and values, in linear memory.
+
+    q: [batch, q_len, num_heads, head_dim]
+    k: [batch, kv_len, num_kv_heads, head_dim]
+    v: [batch, kv_len, num_kv_heads, head_dim]
+    q_starts: [requests + 1], i32: where each request's queries begin, and the end
+    kv_starts: [requests + 1], i32: the same of keys; given with q_starts
+    mask: [1 or batch, 1 or num_heads, q_len, kv_len], bool or u8: keys that are seen
+    bias: [1 or batch, 1 or num_heads, q_len, kv_len], f32 or of the type of q: added to scores
+    sinks: [num_heads], f32: a score without a value
+    causal: queries see keys up to their own position, counted from the end
+    window: keys before a query's own position that it sees at most; 0 for all
+    softcap: limit that scores approach; 0 for none
+    scale: factor of the scores; 0 for 1 / sqrt(head_dim)
+    block_q: rows of queries that are worked on at a time: 16, 64, 128, 192 or 256; 0 to let the kernel choose
+    block_kv: keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose
+    return_lse: whether to return lse
+
+    Returns:
+    out: [batch, q_len, num_heads, head_dim]
+    lse: [batch, num_heads, q_len], f32: logarithm of the sum of exponentials
+    """
+
+def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float = 0.0, always_share: bool = False, return_lse: bool = False) -> Any:
+    """Attention over a cache of keys and values in pages, for many requests.
+
+    q: [num_tokens, num_heads, head_dim]
+    k_pages: [num_pages, page_size, num_kv_heads, head_dim], of the type of q, or 8-bit
+    v_pages: [num_pages, page_size, num_kv_heads, head_dim]
+    page_table: [requests, max_pages], i32: the pages of each request
+    kv_lens: [requests], i32: keys of each request, new ones included
+    q_starts: [requests + 1], i32: where each request's queries begin, and the end; evenly if left out
+    k_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's keys
+    v_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's values
+    sinks: [num_heads], f32: a score without a value
+    group_starts: [levels, groups + 1], i32: the requests that begin with the same pages
+    prefix_lens: [levels, groups], i32: keys that all of a group have; given with group_starts
+    causal: queries see no keys after their own
+    window: keys before its own that a query sees; 0 for all
+    softcap: scores become softcap * tanh(score / softcap); 0 for none
+    scale: factor of scores; 0 for 1 / sqrt(head_dim)
+    always_share: read shared prefixes once for a group even if that is not expected to be faster
+    return_lse: whether to return lse
+
+    Returns:
+    out: [num_tokens, num_heads, head_dim]
+    lse: [num_tokens, num_heads], f32: logarithm of the sum of exponentials
+    """

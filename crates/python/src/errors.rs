@@ -1,0 +1,90 @@
+//! The library's errors as Python exceptions. The only place where one becomes the other.
+//!
+//! The classes are Python's own (`warpsmith/errors.py`), so that they can have two parents: an [`ArgumentError`] of ours is
+//! a `ValueError` too.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
+use std::cell::RefCell;
+use warpsmith::Error;
+
+thread_local! {
+    /// The error of this thread's last failed kernel. PyTorch passes on no more of it than its text.
+    static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// Remembers the error of a kernel for [`take_last_error`].
+pub fn remember(error: Error) {
+    LAST.with(|last| *last.borrow_mut() = Some(error));
+}
+
+/// Forgets the last error and returns it as an exception.
+#[pyfunction]
+pub fn take_last_error(py: Python<'_>) -> Option<PyErr> {
+    let error = LAST.with(|last| last.borrow_mut().take())?;
+    Some(to_python(py, &error))
+}
+
+/// The exception for an error.
+pub fn to_python(py: Python<'_>, error: &Error) -> PyErr {
+    exception(py, error).unwrap_or_else(|failure| failure)
+}
+
+/// `?` for results of the library.
+pub trait OrRaise<T> {
+    /// The value, or the exception for the error.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for warpsmith::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| to_python(py, &error))
+    }
+}
+
+fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let details = PyDict::new(py);
+    let class = match error {
+        Error::Argument { op, arg, expected, got } => {
+            details.set_item("op", op)?;
+            details.set_item("argument", arg)?;
+            details.set_item("expected", expected)?;
+            details.set_item("got", got)?;
+            "ArgumentError"
+        }
+        Error::Parse { what, expected, got } => {
+            details.set_item("argument", what)?;
+            details.set_item("expected", expected)?;
+            details.set_item("got", got)?;
+            "ArgumentError"
+        }
+        Error::Unsupported { op, .. } => {
+            details.set_item("op", op)?;
+            "UnsupportedError"
+        }
+        Error::UnknownKernel { op, kernel, .. } => {
+            details.set_item("op", op)?;
+            details.set_item("got", kernel)?;
+            "ArgumentError"
+        }
+        Error::OutOfMemory { requested, free, total, .. } => {
+            details.set_item("requested", requested)?;
+            details.set_item("free", free)?;
+            details.set_item("total", total)?;
+            "OutOfMemoryError"
+        }
+        Error::Cuda { .. } | Error::Poisoned { .. } | Error::Launch { .. } => "CudaError",
+        Error::Unavailable { .. } => "UnavailableError",
+        Error::Compile { .. } => "CompileError",
+        Error::Io { path, .. } => {
+            details.set_item("path", path)?;
+            "FileError"
+        }
+        _ => "WarpsmithError",
+    };
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("warpsmith.errors").map(Bound::unbind))?;
+    let class = module.bind(py).getattr(class)?.cast_into::<PyType>()?;
+    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&details))?))
+}

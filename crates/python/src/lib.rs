@@ -1,0 +1,35 @@
+//! The native half of the Python package `warpsmith`.
+//!
+//! It knows how ops are described and called, and hands memory over; what becomes of the descriptions (PyTorch's schemas, fake
+//! kernels, gradients, functions) is made in Python, where PyTorch's own tools are.
+
+mod call;
+mod describe;
+mod dlpack;
+mod errors;
+mod machine;
+mod signature;
+mod tensor;
+mod torch;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::call::{call, explain};
+    #[pymodule_export]
+    use super::describe::describe_ops;
+    #[pymodule_export]
+    use super::errors::take_last_error;
+    #[pymodule_export]
+    use super::machine::{devices, examine, synchronize};
+    #[pymodule_export]
+    use super::tensor::{Tensor, from_dlpack};
+    #[pymodule_export]
+    use super::torch::{register_kernels, torch_is_native};
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,102 @@
+//! Where a call runs: the CPU, or PyTorch's current stream of a GPU.
+
+use super::shim::{Shim, succeeded};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use warpsmith::{Device, Error, Result, Stream, TensorViewMut};
+
+/// A device that is PyTorch's current one while this lives, and the stream to work on.
+pub struct Place {
+    device: Device,
+    stream: Stream,
+    guard: Option<(&'static Shim, *mut c_void)>,
+}
+
+impl Place {
+    /// Enters a device.
+    pub fn enter(shim: &'static Shim, device: Device) -> Result<Place> {
+        let Device::Cuda(ordinal) = device else {
+            return Ok(Place { device, stream: Stream::Host, guard: None });
+        };
+        refuse_after_fork(device)?;
+        let cuda = shim.cuda.as_ref().ok_or_else(|| Error::Unavailable {
+            what: "PyTorch's current CUDA stream".into(),
+            why: "libtorch_cuda has no stable interface for it".into(),
+            fix: "Install PyTorch 2.9 or later with CUDA".into(),
+        })?;
+        let index = ordinal as i32;
+        let (mut guard, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // The library makes the context of the tensors' device current; the guard restores the caller's.
+        // SAFETY: the device is that of a tensor, so it exists.
+        succeeded("the device of a call", unsafe { (cuda.create_guard)(index, &mut guard) })?;
+        let mut place = Place { device, stream: Stream::Host, guard: Some((shim, guard)) };
+        // SAFETY: as above.
+        succeeded("the current stream", unsafe { (cuda.current_stream)(index, &mut stream) })?;
+        let context = warpsmith::cuda::Context::get(ordinal)?;
+        // SAFETY: a stream of the device's primary context, which is the library's too. PyTorch's streams live as long as the
+        // process; one of another owner is kept by that owner while it is current.
+        let stream = unsafe { warpsmith::cuda::Stream::from_raw(context, stream as u64) };
+        place.stream = Stream::Cuda(stream);
+        Ok(place)
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Fills new memory with zeros.
+    pub fn clear(&self, memory: &TensorViewMut<'_>) -> Result<()> {
+        let range = memory.as_view().byte_range();
+        match &self.stream {
+            Stream::Host if range.is_empty() => Ok(()),
+            Stream::Host => {
+                // SAFETY: the memory is the caller's alone, and of this length.
+                unsafe { (range.start as *mut u8).write_bytes(0, range.len()) };
+                Ok(())
+            }
+            // SAFETY: as above, in the order of the stream.
+            Stream::Cuda(stream) => unsafe {
+                warpsmith::cuda::fill_u8(stream, range.start as u64, 0, range.len())
+            },
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some((shim, guard)) = self.guard
+            && let Some(cuda) = &shim.cuda
+        {
+            // SAFETY: made by `create_guard`, and deleted once.
+            unsafe { (cuda.delete_guard)(guard) };
+        }
+    }
+}
+
+/// PyTorch's numbers for a device.
+pub fn codes(device: Device) -> (i32, i32) {
+    match device {
+        Device::Cpu => (0, -1),
+        Device::Cuda(ordinal) => (1, ordinal as i32),
+    }
+}
+
+/// Refuses CUDA in a child of the process that used it first: the driver does not survive a fork.
+pub fn refuse_after_fork(device: Device) -> Result<()> {
+    static USER: AtomicU32 = AtomicU32::new(0);
+    let this = std::process::id();
+    match USER.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(other) if other != this => Err(Error::Unavailable {
+            what: device.to_string(),
+            why: "the process was forked after it had used CUDA".into(),
+            fix: "Start new processes with the method `spawn`".into(),
+        }),
+        _ => Ok(()),
+    }
+}

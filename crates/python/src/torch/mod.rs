@@ -1,0 +1,65 @@
+//! The ops as PyTorch's own: kernels registered through its stable C functions.
+
+mod cuda;
+mod kernel;
+mod shim;
+mod tensor;
+mod trampolines;
+
+pub use cuda::refuse_after_fork;
+
+use crate::errors::OrRaise;
+use crate::signature::{Face, Signature, Variant};
+use kernel::Kernel;
+use pyo3::prelude::*;
+use shim::{BoxedKernel, Shim};
+use std::ffi::{CStr, CString};
+use warpsmith::{Result, ops};
+
+/// Whether kernels can be registered natively: PyTorch is imported, and has the functions.
+#[pyfunction]
+pub fn torch_is_native() -> bool {
+    Shim::get().is_ok()
+}
+
+/// Registers a kernel for every op, CPU and CUDA, in the two namespaces. Returns the names of public ops that need a kernel
+/// in Python, because this PyTorch cannot pass text to native ones.
+#[pyfunction]
+pub fn register_kernels(py: Python<'_>, public: &str, raw: &str) -> PyResult<Vec<String>> {
+    register(public, raw).or_raise(py)
+}
+
+fn register(public: &str, raw: &str) -> Result<Vec<String>> {
+    let shim = Shim::get()?;
+    let mut left = Vec::new();
+    for (namespace, face) in [(public, Face::Public), (raw, Face::Raw)] {
+        let mut kernels: Vec<(CString, BoxedKernel)> = Vec::new();
+        for op in ops::ALL {
+            for variant in [Variant::New, Variant::InPlace] {
+                let Some(signature) = Signature::of(op.spec(), variant) else { continue };
+                let name = Signature::name(op.spec(), variant);
+                if face == Face::Public && shim.strings.is_none() && has_choices(&signature) {
+                    left.push(name);
+                    continue;
+                }
+                let function = trampolines::assign(Kernel { op: *op, signature, face })?;
+                kernels.push((c_string(&name), function));
+            }
+        }
+        let kernels: Vec<(&CStr, BoxedKernel)> =
+            kernels.iter().map(|(name, function)| (name.as_c_str(), *function)).collect();
+        for key in [c"CPU", c"CUDA"] {
+            shim.implement(&c_string(namespace), key, &kernels)?;
+        }
+    }
+    Ok(left)
+}
+
+fn has_choices(signature: &Signature) -> bool {
+    signature.spec.attrs.iter().any(|attr| matches!(attr.kind, warpsmith::op::AttrKind::Choice(_)))
+}
+
+/// Names of ops and namespaces have no zero in them.
+fn c_string(text: &str) -> CString {
+    CString::new(text).unwrap_or_default()
+}

@@ -1,0 +1,102 @@
+"""A small call of every op, made from its description.
+
+Ops whose numbers mean something (positions, pages, lists of starts) say what theirs are; the others get random
+values. A new op needs a line here only if zeros are no good for its whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from warpsmith._shapes import Sizes, apply, output_type
+from warpsmith._spec import Op, Variant, all_ops
+from warpsmith._torch.dtypes import BY_NAME
+
+SIZES = {
+    "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab": 11, "k": 8, "rows": 6,
+    "cols": 5, "batch": 2, "q_len": 5, "kv_len": 7, "page_size": 4, "num_pages": 6, "max_pages": 3, "requests": 3,
+    "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 8, "levels": 1,
+    "groups": 1,
+}  # fmt: skip
+LEADING = [3]
+
+
+def i32(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+#: Values of arguments, by op and argument.
+VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
+    "rope": {"positions": lambda: torch.randint(0, 16, (3, 6))},
+    "rope_backward": {"positions": lambda: torch.randint(0, 16, (3, 6))},
+    "embedding": {"ids": lambda: torch.randint(0, 11, (3,))},
+    "embedding_backward": {"ids": lambda: torch.randint(0, 11, (3,))},
+    "kv_store": {"slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8])},
+    "kv_copy": {"pairs": lambda: torch.tensor([[0, 3], [1, -1]])},
+    "merge_states": {"lses": lambda: torch.randn(3, 6, 4)},
+    "paged_attention": {
+        "q": lambda: torch.randn(3, 4, 8),
+        "page_table": lambda: i32([[0, 1, 2], [3, 4, 5], [5, 0, 0]]),
+        "kv_lens": lambda: i32([9, 12, 2]),
+    },
+    "prefix_match": {"starts": lambda: i32([0, 5, 8]), "table": lambda: torch.full((4, 4), -1, dtype=torch.int32)},
+}
+
+#: Options that are not their defaults.
+OPTIONS: dict[str, dict[str, Any]] = {"embedding_backward": {"vocab": 11}, "prefix_match": {"max_pages": 3}}
+
+
+class Case:
+    """Arguments of a call."""
+
+    def __init__(self, op: Op, variant: Variant, tensors: list[torch.Tensor | None], options: dict[str, Any]) -> None:
+        self.op, self.variant, self.tensors, self.options = op, variant, tensors, options
+
+    def __iter__(self) -> Any:
+        return iter((self.tensors, self.options))
+
+    def named(self) -> dict[str, torch.Tensor | None]:
+        return {self.op.args[given.arg].name: t for given, t in zip(self.variant.tensors, self.tensors, strict=True)}
+
+
+def shape(op: Op, index: int, options: list[Any]) -> list[int]:
+    sizes = Sizes(op, options, lambda *_: None)
+    form = sizes.forms(op.args[index])[-1]
+    sizes.sizes = {name: size for name, size in SIZES.items() if name not in op.derived}
+    rest = [dim.size if dim.kind == "number" else apply(dim, sizes.lookup(dim.name)) for dim in form.dims]
+    return [*(LEADING if form.leading == "rows" else []), *rest]
+
+
+def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32") -> Case:
+    """A call; with ``optional``, all optional arguments are given and all outputs asked for."""
+    torch.manual_seed(0)
+    options = [OPTIONS.get(op.name, {}).get(attr.name, attr.default) for attr in op.attrs]
+    types: list[str | None] = [None] * len(op.args)
+    tensors: list[torch.Tensor | None] = []
+    for index, arg in enumerate(op.args):
+        types[index] = dtype if arg.dtype.kind == "one_of" and dtype in arg.dtype.types else None
+    for index in range(len(op.args)):
+        if types[index] is None:
+            types[index] = output_type(op, index, types, options)
+    for given in variant.tensors:
+        arg = op.args[given.arg]
+        if given.optional and not optional:
+            tensors.append(None)
+            continue
+        value = VALUES.get(op.name, {}).get(arg.name)
+        torch_type = BY_NAME[types[given.arg] or dtype]
+        if value is not None:
+            tensors.append(value() if not torch_type.is_floating_point else value().to(torch_type))
+        elif torch_type.is_floating_point:
+            tensors.append(torch.randn(shape(op, given.arg, options)).to(torch_type))
+        else:
+            tensors.append(torch.zeros(shape(op, given.arg, options), dtype=torch_type))
+    switches = dict.fromkeys(variant.wanted.values(), optional or op.name.endswith("_backward"))
+    named = {attr.name: value for attr, value in zip(op.attrs, options, strict=True)}
+    return Case(op, variant, tensors, named | switches)
+
+
+ALL = [(op, variant) for op in all_ops().values() for variant in op.variants]
+IDS = [variant.name for _, variant in ALL]

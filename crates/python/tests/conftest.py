@@ -1,0 +1,29 @@
+"""What tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """Runs a program in an interpreter of its own, which must end well; returns what it prints."""
+
+    def run(program: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run

@@ -1,0 +1,141 @@
+"""Gradients against those of formulas in f64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import formulas
+import pytest
+import torch
+import warpsmith
+from warpsmith._spec import Op, all_ops
+
+DIFFERENTIABLE = [op for op in all_ops().values() if op.gradient is not None]
+
+
+def variations(op: Op) -> list[dict[str, Any]]:
+    """Options: the defaults, and each choice of the functions."""
+    found: list[dict[str, Any]] = [{}]
+    for attr in op.attrs:
+        if attr.name in ("kind", "act", "approximate"):
+            found += [{attr.name: choice} for choice in attr.choices[1:]]
+        if attr.name == "scale" and op.name in ("softmax", "linear"):
+            found.append({"scale": 0.5})
+    return found
+
+
+CALLS = [
+    pytest.param(op, options, optional, id=f"{op.name}-{options}-{'most' if optional else 'least'}")
+    for op in DIFFERENTIABLE
+    for options in variations(op)
+    for optional in (False, True)
+]
+
+
+@pytest.mark.parametrize(("op", "options", "optional"), CALLS)
+@pytest.mark.parametrize("route", ["function", "op"])
+def test_gradient(op: Op, options: dict[str, Any], optional: bool, route: str) -> None:
+    assert op.gradient is not None
+    variant = op.variants[0]
+    case = cases.make(op, variant, optional=optional)
+    tensors = list(case.tensors)
+    for at, given in enumerate(variant.tensors):
+        if given.arg in op.gradient.without or (op.name == "linear" and given.arg not in op.gradient.results):
+            tensors[at] = None
+    settings = case.options | options
+    wide: list[Any] = []
+    for given, tensor in zip(variant.tensors, tensors, strict=True):
+        copy = tensor
+        if tensor is not None and tensor.is_floating_point():
+            copy = tensor.double()
+            if given.arg in op.gradient.results:
+                tensor.requires_grad_()
+                copy.requires_grad_()
+        wide.append(copy)
+    call = getattr(warpsmith if route == "function" else torch.ops.warpsmith, op.name)
+    found, expected = call(*tensors, **settings), getattr(formulas, op.name)(*wide, **settings)
+    pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else list(zip(found, expected, strict=True))
+    if route == "op" and isinstance(found, tuple):
+        pairs = [(found[0], expected)] if isinstance(expected, torch.Tensor) else pairs
+    loss, wide_loss = torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    for one, other in pairs:
+        factor = torch.randn(other.shape, dtype=torch.float64)
+        loss, wide_loss = loss + (one * factor.float()).sum(), wide_loss + (other * factor).sum()
+    loss.backward()
+    wide_loss.backward()
+    compared = 0
+    for tensor, copy in zip(tensors, wide, strict=True):
+        if tensor is not None and tensor.requires_grad:
+            torch.testing.assert_close(tensor.grad.double(), copy.grad, rtol=2e-4, atol=2e-4)
+            compared += 1
+    assert compared > 0
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
+def test_second_derivatives_are_refused(op: Op) -> None:
+    tensors, options = cases.make(op, op.variants[0])
+    given = [t.requires_grad_() for t in tensors if t is not None and t.is_floating_point()]
+    out = getattr(warpsmith, op.name)(*tensors, **options)
+    first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+    with pytest.raises(warpsmith.UnsupportedError, match="has no gradient"):
+        sum(grad.square().sum() for grad in first).backward()
+
+
+@pytest.mark.parametrize("route", ["function", "op"])
+def test_ops_without_a_gradient_say_so(route: str) -> None:
+    q = torch.randn(1, 5, 2, 8, requires_grad=True)
+    if all_ops()["attention"].gradient is not None:
+        pytest.skip("attention has one now")
+    call = warpsmith.attention if route == "function" else torch.ops.warpsmith.attention
+    out = call(q, q, q)
+    with pytest.raises(warpsmith.UnsupportedError, match="attention: it has no gradient"):
+        (out if route == "function" else out[0]).sum().backward()
+    with pytest.raises(warpsmith.UnsupportedError, match="in place"):
+        warpsmith.rms_norm_(torch.randn(4, 64, requires_grad=True) * 2)
+
+
+def test_what_has_no_gradient_names_the_reason() -> None:
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(6, 8)
+    gates = next(attr for attr in all_ops()["linear"].attrs if attr.name == "gate").choices
+    out = warpsmith.linear(x, w, gate=gates[1])
+    with pytest.raises(warpsmith.UnsupportedError, match="gate="):
+        out.sum().backward()
+
+
+def test_only_what_is_needed_is_computed() -> None:
+    x, weight = torch.randn(4, 64), torch.randn(64, requires_grad=True)
+    warpsmith.rms_norm(x, weight).sum().backward()
+    assert x.grad is None and weight.grad is not None
+    x.requires_grad_()
+    warpsmith.rms_norm(x, weight.detach()).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("call", [warpsmith.rms_norm, torch.ops.warpsmith.rms_norm], ids=["function", "op"])
+def test_forward_mode_is_refused(call: Any) -> None:
+    x = torch.randn(4, 64)
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(lambda x: call(x), (x,), (torch.ones_like(x),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="forward-mode"):
+            call(dual)
+
+
+def test_transforms_that_do_not_work_do_not_lie() -> None:
+    x = torch.randn(4, 64)
+    try:
+        found = torch.func.grad(lambda x: warpsmith.rms_norm(x).sum())(x)
+    except RuntimeError:
+        return
+    wide = x.double().requires_grad_()
+    formulas.rms_norm(wide).sum().backward()
+    torch.testing.assert_close(found.double(), wide.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_without_a_gradient_say_so() -> None:
+    cos = torch.rand(16, 4, requires_grad=True)
+    out = warpsmith.rope(torch.randn(6, 2, 8), torch.arange(6), cos, cos.detach())
+    with pytest.raises(warpsmith.UnsupportedError, match="with respect to `cos`"):
+        out.sum().backward()
