@@ -3,12 +3,13 @@
 mod commands;
 mod inputs;
 mod kernels;
+mod model;
 mod select;
 mod table;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use std::error::Error;
 use std::process::ExitCode;
-use warpsmith::Result;
 
 /// The workbench of Warpsmith's kernels: list, run, inspect and build them
 ///
@@ -40,6 +41,9 @@ enum Command {
     Tune(commands::tune::Args),
     Evidence(commands::evidence::Args),
     Run(commands::run::Args),
+    Generate(commands::generate::Args),
+    Chat(commands::chat::Args),
+    BenchModel(commands::bench_model::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
     BuildKernels(commands::build_kernels::Args),
@@ -50,23 +54,26 @@ enum Command {
 }
 
 impl Command {
-    fn run(&self) -> Result<ExitCode> {
-        match self {
-            Command::Demo(args) => commands::demo::run(args),
-            Command::List(args) => commands::list::run(args),
-            Command::Check(args) => commands::check::run(args),
-            Command::Bench(args) => commands::bench::run(args),
-            Command::Tune(args) => commands::tune::run(args),
-            Command::Evidence(args) => commands::evidence::run(args),
-            Command::Run(args) => commands::run::run(args),
-            Command::Explain(args) => commands::explain::run(args),
-            Command::Dump(args) => commands::dump::run(args),
-            Command::BuildKernels(args) => commands::build_kernels::run(args),
-            Command::Cache(args) => commands::cache::run(args),
-            Command::Doctor(args) => commands::doctor::run(args),
-            Command::NewOp(args) => commands::new_op::run(args),
-            Command::Completions(args) => commands::completions::run(args),
-        }
+    fn run(&self) -> Result<ExitCode, Box<dyn Error>> {
+        Ok(match self {
+            Command::Demo(args) => commands::demo::run(args)?,
+            Command::List(args) => commands::list::run(args)?,
+            Command::Check(args) => commands::check::run(args)?,
+            Command::Bench(args) => commands::bench::run(args)?,
+            Command::Tune(args) => commands::tune::run(args)?,
+            Command::Evidence(args) => commands::evidence::run(args)?,
+            Command::Run(args) => commands::run::run(args)?,
+            Command::Generate(args) => commands::generate::run(args)?,
+            Command::Chat(args) => commands::chat::run(args)?,
+            Command::BenchModel(args) => commands::bench_model::run(args)?,
+            Command::Explain(args) => commands::explain::run(args)?,
+            Command::Dump(args) => commands::dump::run(args)?,
+            Command::BuildKernels(args) => commands::build_kernels::run(args)?,
+            Command::Cache(args) => commands::cache::run(args)?,
+            Command::Doctor(args) => commands::doctor::run(args)?,
+            Command::NewOp(args) => commands::new_op::run(args)?,
+            Command::Completions(args) => commands::completions::run(args)?,
+        })
     }
 }
 

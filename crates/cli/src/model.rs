@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, env};
 use warpsmith_engine::{
-    Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams, Usage,
+    Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
+    Usage,
 };
 
 /// Names the model of commands that are given none.

@@ -46,7 +46,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         engine.encode_chat(&Chat::new(messages))?
     };
     let request = Request { prompt, params: args.sampling.params(), ..Request::default() };
-    let answer = answer(&mut engine, request, |text| if !args.json { print(text) })?;
+    let answer = answer(&mut engine, request, |text| {
+        if !args.json {
+            print(text)
+        }
+    })?;
     if args.json {
         let usage = answer.usage;
         let result = json!({

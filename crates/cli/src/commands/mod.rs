@@ -1,8 +1,10 @@
 //! The commands, one file each: `Args` is the command line, `run` executes it.
 
 pub mod bench;
+pub mod bench_model;
 pub mod build_kernels;
 pub mod cache;
+pub mod chat;
 pub mod check;
 pub mod completions;
 pub mod demo;
@@ -10,6 +12,7 @@ pub mod doctor;
 pub mod dump;
 pub mod evidence;
 pub mod explain;
+pub mod generate;
 pub mod list;
 pub mod new_op;
 pub mod run;
