@@ -57,6 +57,19 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
+/// A number with a decimal prefix: `268.4 MB`.
+pub fn amount(value: f64, unit: &str) -> String {
+    let prefixes = ["", "k", "M", "G", "T", "P", "E"];
+    let mut scaled = value;
+    let mut index = 0;
+    while scaled >= 1000.0 && index + 1 < prefixes.len() {
+        scaled /= 1000.0;
+        index += 1;
+    }
+    let digits = if index == 0 { 0 } else { 1 };
+    format!("{scaled:.digits$} {}{unit}", prefixes[index]).trim_end().into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +86,13 @@ mod tests {
     fn times_choose_their_unit() {
         assert_eq!([0.0034, 2.0, 12345.0].map(time), ["3.40 us", "2.000 ms", "12.35 s"]);
         assert_eq!(percent(0.1234), "12.3 %");
+    }
+
+    #[test]
+    fn amounts_are_short() {
+        assert_eq!(amount(0.0, "B"), "0 B");
+        assert_eq!(amount(999.0, ""), "999");
+        assert_eq!(amount(268_435_456.0, "B"), "268.4 MB");
+        assert_eq!(amount(1e30, "B"), "1000000000000.0 EB");
     }
 }

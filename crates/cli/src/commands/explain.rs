@@ -1,6 +1,7 @@
 //! `warpsmith explain`: which kernel a call would run, and why.
 
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
+use crate::table;
 use std::process::ExitCode;
 use warpsmith::cpu::Tier;
 use warpsmith::device::DeviceInfo;
@@ -85,8 +86,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     println!(
         "\nat least {} of memory traffic, {} operations",
-        amount(cost.bytes, "B"),
-        amount(cost.flops, "")
+        table::amount(cost.bytes, "B"),
+        table::amount(cost.flops, "")
     );
     Ok(ExitCode::SUCCESS)
 }
@@ -163,30 +164,9 @@ fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
     }
 }
 
-/// A number with a decimal prefix: `268.4 MB`.
-fn amount(value: f64, unit: &str) -> String {
-    let prefixes = ["", "k", "M", "G", "T", "P", "E"];
-    let mut scaled = value;
-    let mut index = 0;
-    while scaled >= 1000.0 && index + 1 < prefixes.len() {
-        scaled /= 1000.0;
-        index += 1;
-    }
-    let digits = if index == 0 { 0 } else { 1 };
-    format!("{scaled:.digits$} {}{unit}", prefixes[index]).trim_end().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn amounts_are_short() {
-        assert_eq!(amount(0.0, "B"), "0 B");
-        assert_eq!(amount(999.0, ""), "999");
-        assert_eq!(amount(268_435_456.0, "B"), "268.4 MB");
-        assert_eq!(amount(1e30, "B"), "1000000000000.0 EB");
-    }
 
     #[test]
     fn every_bench_case_of_every_op_can_be_imagined() {

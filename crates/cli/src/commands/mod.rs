@@ -13,6 +13,7 @@ pub mod dump;
 pub mod evidence;
 pub mod explain;
 pub mod generate;
+pub mod inspect;
 pub mod list;
 pub mod new_op;
 pub mod run;

@@ -91,6 +91,47 @@ fn list_shows_ops_in_text_and_json() {
 }
 
 #[test]
+fn inspect_shows_files_of_weights_and_refuses_damaged_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let name = path.to_str().unwrap();
+    store(&path, &[("a.weight", Dtype::F32, &[2, 3], floats(&[0.5; 6])), ("b", Dtype::U8, &[4], vec![7; 4])]);
+    let shown = succeeds(&["inspect", name]);
+    for text in ["safetensors, 2 tensors, 10 parameters, 28 B", "a.weight", "[2, 3]", "f32", "u8"] {
+        assert!(shown.contains(text), "{text} in:\n{shown}");
+    }
+    let all = parse(&succeeds(&["inspect", name, "--json"]));
+    assert_eq!(all["format"], "safetensors");
+    let weight =
+        all["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "a.weight").unwrap();
+    assert_eq!((&weight["type"], &weight["bytes"]), (&"f32".into(), &24.into()));
+    assert_eq!(weight["shape"], serde_json::json!([2, 3]));
+
+    let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures/formats.gguf");
+    let shown = succeeds(&["inspect", gguf]);
+    for text in [
+        "gguf, 11 tensors",
+        "general.architecture",
+        "\"fixture\"",
+        "4 x string: [\"a\", ",
+        "blocks.q6_k",
+        "q6_k",
+    ] {
+        assert!(shown.contains(text), "{text} in:\n{shown}");
+    }
+    let all = parse(&succeeds(&["inspect", gguf, "--json"]));
+    assert_eq!(all["metadata"]["fixture.f32"], 0.00001);
+    assert_eq!(all["metadata"]["fixture.strings"], serde_json::json!(["a", "", "ñ", "Ġthe"]));
+    assert_eq!(all["metadata"]["fixture.u64"], 9_223_372_036_854_775_808u64);
+
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let message = fails(&["inspect", name]);
+    assert!(message.contains("m.safetensors: tensor `") && message.contains("expected"), "{message}");
+    assert!(fails(&["inspect", folder.path().to_str().unwrap()]).contains("config.json"));
+}
+
+#[test]
 fn usage_errors_are_status_2_and_help_teaches() {
     let wrong = [
         &["unknown"][..],

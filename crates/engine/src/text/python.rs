@@ -104,6 +104,11 @@ pub fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { minijinja::filters::items(value) }
 }
 
+/// The filter `length`, likewise.
+pub fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { minijinja::filters::length(value) }
+}
+
 /// The filter `tojson`, as transformers defines it: `json.dumps` that keeps characters outside of ASCII.
 pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let separators = options.get::<Option<Vec<String>>>("separators")?;

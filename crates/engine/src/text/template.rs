@@ -173,6 +173,8 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &minijinja::Value| python::text_of(value));
     environment.add_filter("items", python::items);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
