@@ -1,9 +1,10 @@
 //! From a path to an engine, and from text to a prompt.
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use crate::models::{self, Config, LoadOptions};
+use crate::settings::EngineOptions;
 use crate::text::{Chat, ChatTemplate, Tokenizer};
 use crate::weights::{Checkpoint, Metadata};
 use std::path::Path;
