@@ -25,6 +25,9 @@ pub struct ModelArgs {
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
+    /// Expand quantised matrices when loading, instead of multiplying them as they are
+    #[arg(long)]
+    expand: bool,
     /// The most tokens of prompt and answer together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
@@ -50,6 +53,7 @@ impl ModelArgs {
         let options = OpenOptions {
             device: self.device,
             dtype: self.dtype,
+            expand: self.expand,
             max_positions: self.context,
             pool_tokens: None,
             engine,
