@@ -29,6 +29,7 @@ Start with:
   warpsmith list                         the ops
   warpsmith list rms_norm                one op: its arguments, options and kernels
   warpsmith explain rms_norm --arch 90a  which kernel would run, and why not the others
+  warpsmith generate \"Hello\" --model M   an answer of a language model
 
 `warpsmith help COMMAND` explains a command with examples.
 Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
@@ -45,6 +46,9 @@ enum Command {
     Tune(commands::tune::Args),
     Evidence(commands::evidence::Args),
     Run(commands::run::Args),
+    Generate(commands::generate::Args),
+    Chat(commands::chat::Args),
+    BenchModel(commands::bench_model::Args),
     Inspect(commands::inspect::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
@@ -68,6 +72,9 @@ impl Command {
             Command::Tune(args) => commands::tune::run(args)?,
             Command::Evidence(args) => commands::evidence::run(args)?,
             Command::Run(args) => commands::run::run(args)?,
+            Command::Generate(args) => commands::generate::run(args)?,
+            Command::Chat(args) => commands::chat::run(args)?,
+            Command::BenchModel(args) => commands::bench_model::run(args)?,
             Command::Inspect(args) => commands::inspect::run(args)?,
             Command::Explain(args) => commands::explain::run(args)?,
             Command::Dump(args) => commands::dump::run(args)?,

@@ -10,74 +10,12 @@ use crate::request::{Event, EventKind, FinishReason, Request, RequestId, Samplin
 use crate::sampler::{self, Choice, Draw};
 use crate::scheduler::{Limits, Scheduler, Share, StepPlan};
 use crate::sequence::{Key, Sequence};
+use crate::settings::{EngineOptions, Stats};
 use crate::text::{ChatTemplate, Tokenizer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use warpsmith::{DType, Device, Tensor};
-
-/// How an engine is set up.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EngineOptions {
-    /// Tokens of a page, from 1 to 256.
-    pub page_size: usize,
-    /// Pages of the pool.
-    pub num_pages: usize,
-    /// The most tokens of a step, at least `max_running`.
-    pub max_batch_tokens: usize,
-    /// The most tokens of one request in a step.
-    pub max_chunk: usize,
-    /// The most outputs that are generated at the same time.
-    pub max_running: usize,
-    /// Whether prefixes are kept for later requests.
-    pub prefix_cache: bool,
-    /// Tokens that end an output.
-    pub end_ids: Vec<i32>,
-    /// Tokens that exist; models may have more logits. All of the model's if `None`.
-    pub vocab_size: Option<usize>,
-    /// The type of keys and values; that of the model's activations.
-    pub dtype: DType,
-    /// The device of the model.
-    pub device: Device,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        EngineOptions {
-            page_size: 16,
-            num_pages: 1024,
-            max_batch_tokens: 1024,
-            max_chunk: 512,
-            max_running: 64,
-            prefix_cache: true,
-            end_ids: Vec::new(),
-            vocab_size: None,
-            dtype: DType::F32,
-            device: Device::Cpu,
-        }
-    }
-}
-
-/// What the engine has done so far, and what it is doing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Steps that computed something.
-    pub steps: u64,
-    /// Tokens that were computed.
-    pub computed_tokens: u64,
-    /// Tokens that were generated.
-    pub generated_tokens: u64,
-    /// How often an output lost its pages.
-    pub preemptions: usize,
-    /// Outputs that are being generated.
-    pub running: usize,
-    /// Outputs that wait.
-    pub waiting: usize,
-    /// Pages that can be had.
-    pub available_pages: usize,
-    /// Pages that hold prefixes.
-    pub cached_pages: usize,
-}
+use warpsmith::Tensor;
 
 /// A request that has outputs to come.
 struct Active {
@@ -112,15 +50,7 @@ impl Engine {
     /// If an option is out of range, or there is no memory for the pages.
     pub fn new(model: Box<dyn Model>, options: EngineOptions) -> Result<Engine> {
         let config = model.config();
-        let count = |what, value: usize, least: usize, most: usize| match (least..=most).contains(&value) {
-            true => Ok(()),
-            false => Err(Error::settings(what, format!("a number from {least} to {most}"), value)),
-        };
-        count("page_size", options.page_size, 1, 256)?;
-        count("num_pages", options.num_pages, 1, i32::MAX as usize / options.page_size)?;
-        count("max_running", options.max_running, 1, options.max_batch_tokens)?;
-        count("max_chunk", options.max_chunk, 1, options.max_batch_tokens)?;
-        count("vocab_size", options.vocab_size.unwrap_or(1), 1, config.vocab_size)?;
+        options.validate(config)?;
         let kv = KvCache::new(config, options.num_pages, options.page_size, options.dtype, options.device)?;
         let pages = Pages::new(options.num_pages, options.page_size, options.prefix_cache)?;
         let limits = Limits {

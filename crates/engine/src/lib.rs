@@ -12,13 +12,20 @@ mod request;
 mod sampler;
 pub mod scheduler;
 mod sequence;
+mod settings;
 pub mod text;
 pub mod weights;
 
 pub use batch::{Batch, Chunk};
-pub use engine::{Engine, EngineOptions, Stats};
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use open::OpenOptions;
 pub use request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, TokenLogprob, Usage};
 pub use sequence::{Key, Sequence};
+pub use settings::{EngineOptions, Stats};
+
+/// The example of the guide, compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/engine.md")]
+struct Guide;

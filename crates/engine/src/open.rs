@@ -1,11 +1,12 @@
 //! From a path to an engine, and from text to a prompt.
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use crate::models::{self, Config, LoadOptions};
+use crate::settings::EngineOptions;
 use crate::text::{Chat, ChatTemplate, Tokenizer};
-use crate::weights::Checkpoint;
+use crate::weights::{Checkpoint, Metadata};
 use std::path::Path;
 use warpsmith::{DType, Device};
 
@@ -27,7 +28,7 @@ pub struct OpenOptions {
 }
 
 impl Engine {
-    /// Opens a model: a GGUF file, a safetensors file, or a folder with `config.json`.
+    /// Opens a model: a GGUF file, or a folder with `config.json`. One without a tokenizer can be given token ids only.
     ///
     /// # Errors
     /// If the file cannot be read, or the model is not one that can be run.
@@ -48,9 +49,12 @@ impl Engine {
             device,
             ..options.engine
         };
+        let engine = Engine::new(model, engine)?;
+        if !has_tokenizer(&checkpoint) {
+            return Ok(engine);
+        }
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
-        let template = ChatTemplate::from_checkpoint(&checkpoint)?;
-        Ok(Engine::new(model, engine)?.with_text(tokenizer, template))
+        Ok(engine.with_text(tokenizer, ChatTemplate::from_checkpoint(&checkpoint)?))
     }
 
     /// The prompt that a text is, with the token that the model wants in front. Names of control tokens in it are text.
@@ -73,6 +77,13 @@ impl Engine {
             return Err(Error::request("messages", "a model with a chat template", "one without"));
         };
         Ok(tokenizer.encode_chat(template, chat)?.ids.into_iter().map(|id| id as i32).collect())
+    }
+}
+
+fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
+    match checkpoint.metadata() {
+        Metadata::Gguf(keys) => keys.value("tokenizer.ggml.model").is_some(),
+        Metadata::Config(_) => checkpoint.path().join("tokenizer.json").is_file(),
     }
 }
 

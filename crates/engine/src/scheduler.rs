@@ -8,8 +8,10 @@
 //! part of the step loses its own and waits again. The oldest never does, so there is always progress: a sequence is
 //! admitted only if it fits alone.
 
+mod admission;
+
 use crate::error::{Error, Result};
-use crate::pages::{Held, Pages};
+use crate::pages::Pages;
 use crate::sequence::{Key, Sequence};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,10 +57,6 @@ pub struct Scheduler {
     running: BTreeMap<Key, Sequence>,
     preemptions: usize,
 }
-
-/// After this many preemptions a sequence is admitted only where nothing can make it lose its pages again but a request
-/// of a lower priority number.
-const PATIENCE: usize = 3;
 
 impl Scheduler {
     /// No sequences yet.
@@ -193,73 +191,6 @@ impl Scheduler {
         let sequence = &self.running[&key];
         let reaches_end = count == sequence.remaining();
         plan.shares.push(Share { key, start: sequence.computed, count, reaches_end });
-    }
-
-    /// Starts waiting sequences as long as there are tokens in the budget and pages.
-    fn admit(&mut self, mut budget: usize, plan: &mut StepPlan) -> Result<()> {
-        let waiting: Vec<Key> = self.waiting.keys().copied().collect();
-        for key in waiting {
-            if budget == 0 || self.running.len() >= self.limits.max_running {
-                break;
-            }
-            let sequence = &self.waiting[&key];
-            // The last token is computed in any case: the next is chosen from its logits.
-            let known = sequence.tokens.len();
-            let held = self.pages.find(&sequence.tokens[..known - 1])?;
-            let found = held.pages.len() * self.pages.page_size();
-            if self.is_being_computed(sequence, found) {
-                self.pages.release(held)?; // in some steps its pages will be in the cache
-                continue;
-            }
-            if !self.has_room_for(sequence, &held) {
-                self.pages.release(held)?;
-                break; // those behind it must not overtake it for good
-            }
-            let mut sequence = self.waiting.remove(&key).expect("it was waiting");
-            (sequence.computed, sequence.verified, sequence.held) = (found, found, held);
-            sequence.cached_tokens.get_or_insert(found);
-            let count = sequence.remaining().min(budget).min(self.limits.max_chunk);
-            self.running.insert(key, sequence);
-            if self.prepare(key, count, plan) < count {
-                return Err(Error::Broken(format!("{key:?} was admitted without pages for it")));
-            }
-            self.share(key, count, plan);
-            budget -= count;
-        }
-        Ok(())
-    }
-
-    /// Whether a running prompt will soon have the next page of a waiting sequence in the cache.
-    fn is_being_computed(&self, waiting: &Sequence, found: usize) -> bool {
-        let end = found + self.pages.page_size();
-        end < waiting.tokens.len()
-            && self.running.values().any(|running| {
-                running.verified < end
-                    && running.prompt_len >= end
-                    && running.tokens.get(..end) == Some(&waiting.tokens[..end])
-                    && self.pages.keeps_prefixes()
-            })
-    }
-
-    /// Whether there are pages for all known tokens of a sequence, and for some growth of it and of all that run. The
-    /// growth is larger the more often the sequence has lost its pages.
-    fn has_room_for(&self, sequence: &Sequence, held: &Held) -> bool {
-        let growth = match sequence.preemptions {
-            PATIENCE.. => usize::MAX,
-            few => self.pages.page_size() << (2 * few),
-        };
-        let page_size = self.pages.page_size();
-        let pages = |sequence: &Sequence| {
-            self.pages.pages_for(sequence.tokens.len().saturating_add(growth).min(sequence.most_stored()))
-        };
-        let missing = |running: &Sequence| {
-            // A page that a fork has begun together with others must be copied before it is written.
-            let (last, full) = (running.computed / page_size, running.computed.is_multiple_of(page_size));
-            let copied = !full && self.pages.is_shared(&running.held, last);
-            pages(running) + copied as usize - running.held.pages.len()
-        };
-        let running: usize = self.running.values().map(missing).sum();
-        running + pages(sequence) - held.pages.len() <= self.pages.available()
     }
 
     /// Takes the pages of a running sequence, which waits from then on. What can be shared stays in the cache.

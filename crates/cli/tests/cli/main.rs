@@ -1,5 +1,6 @@
 //! The commands end to end, as a user runs them.
 
+mod models;
 mod refusals;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -14,6 +15,7 @@ fn warpsmith(cache: &Path) -> Command {
     for name in ["KERNEL_PACK", "DISABLE_JIT", "NUM_THREADS", "CPU_TIER", "CPU_MATRIX"] {
         command.env_remove(format!("WARPSMITH_{name}"));
     }
+    command.env_remove("WARPSMITH_MODEL");
     command.env("WARPSMITH_CACHE_DIR", cache);
     command
 }

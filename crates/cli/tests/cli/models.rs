@@ -1,0 +1,77 @@
+//! Commands that run models. Those that need text want a model in `WARPSMITH_TEST_MODEL`, and are skipped without.
+
+use crate::{fails, parse, succeeds, warpsmith};
+use std::io::Write;
+use std::process::Stdio;
+
+/// A small random model without a tokenizer.
+const RANDOM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures/models/llama");
+
+/// A model that was trained to chat.
+fn model() -> Option<String> {
+    let model = std::env::var("WARPSMITH_TEST_MODEL").ok();
+    if model.is_none() {
+        eprintln!("skipped: WARPSMITH_TEST_MODEL names no model");
+    }
+    model
+}
+
+#[test]
+fn a_model_is_measured_in_rows_of_prompts_and_tokens() {
+    let sizes = ["-p", "16,32", "-n", "4", "-r", "2"];
+    let json = succeeds(&[&["bench-model", "--model", RANDOM, "-o", "json"][..], &sizes].concat());
+    let rows = parse(&json);
+    let tests: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["test"].as_str().unwrap()).collect();
+    assert_eq!(tests, ["pp16", "pp32", "tg4"]);
+    for row in rows.as_array().unwrap() {
+        assert!(row["mean"].as_f64().unwrap() > 0.0 && row["samples"].as_array().unwrap().len() == 2);
+    }
+    let table = succeeds(&[&["bench-model", "--model", RANDOM][..], &sizes].concat());
+    assert!(table.starts_with("| model |") && table.contains("| pp32 |"), "{table}");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    for command in [&["generate", "hello"][..], &["chat"], &["bench-model"]] {
+        let told = fails(command);
+        assert!(told.contains("--model") && told.contains("WARPSMITH_MODEL"), "{told}");
+        let told = fails(&[command, &["--model", "/no/such/model.gguf"]].concat());
+        assert!(told.contains("/no/such/model.gguf"), "{told}");
+    }
+    assert!(fails(&["generate", "hello", "--model", RANDOM]).contains("tokenizer"));
+    assert!(fails(&["chat", "--model", RANDOM]).contains("chat template"));
+}
+
+#[test]
+fn a_question_is_answered_the_same_each_time() {
+    let Some(model) = model() else { return };
+    let question = ["generate", "What is gravity?", "--max-tokens", "12", "--model", &model];
+    let text = succeeds(&question);
+    assert!(text.contains("ravity"), "{text}");
+    let json = parse(&succeeds(&[&question[..], &["--json"]].concat()));
+    assert_eq!(json["text"].as_str().unwrap(), text.trim_end_matches('\n'));
+    assert_eq!((json["finish_reason"].as_str(), json["output_tokens"].as_u64()), (Some("length"), Some(12)));
+    let stopped = succeeds(&[&question[..], &["--stop", "ravity"]].concat());
+    assert_eq!(stopped, format!("{}\n", text.split("ravity").next().unwrap()));
+}
+
+#[test]
+fn a_chat_remembers_what_was_said() {
+    let Some(model) = model() else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let mut chat = warpsmith(cache.path())
+        .args(["chat", "--max-tokens", "24", "--stats", "--model", &model])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = "My name is Ada.\nWhat is my name?\n/clear\n\n/exit\nnever read\n";
+    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let (text, stats) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stats}");
+    assert!(text.lines().skip(1).any(|line| line.contains("Ada")), "{text}");
+    let cached: Vec<bool> = stats.lines().map(|line| !line.contains(" 0 cached")).collect();
+    assert_eq!(cached, [false, true], "the second prompt begins with the first: {stats}");
+}
