@@ -24,7 +24,6 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Start with:
-  warpsmith generate \"Why is the sky blue?\" --model model.gguf
   warpsmith doctor                       what this machine has, what is missing, how to fix it
   warpsmith list                         the ops
   warpsmith list rms_norm                one op: its arguments, options and kernels
@@ -46,9 +45,6 @@ enum Command {
     Tune(commands::tune::Args),
     Evidence(commands::evidence::Args),
     Run(commands::run::Args),
-    Generate(commands::generate::Args),
-    Chat(commands::chat::Args),
-    BenchModel(commands::bench_model::Args),
     Inspect(commands::inspect::Args),
     Explain(commands::explain::Args),
     Dump(commands::dump::Args),
@@ -72,9 +68,6 @@ impl Command {
             Command::Tune(args) => commands::tune::run(args)?,
             Command::Evidence(args) => commands::evidence::run(args)?,
             Command::Run(args) => commands::run::run(args)?,
-            Command::Generate(args) => commands::generate::run(args)?,
-            Command::Chat(args) => commands::chat::run(args)?,
-            Command::BenchModel(args) => commands::bench_model::run(args)?,
             Command::Inspect(args) => commands::inspect::run(args)?,
             Command::Explain(args) => commands::explain::run(args)?,
             Command::Dump(args) => commands::dump::run(args)?,
