@@ -3,9 +3,9 @@
     python -m venv venv && venv/bin/pip install torch==2.11.0 transformers gguf
     venv/bin/python scripts/model_fixtures.py crates/engine/tests/fixtures/models
 
-For each family: `config.json`, `model.safetensors` (bf16) as transformers writes them, and `expected.safetensors` with the
-token ids of a sequence and the logits that transformers computes for it in f32. The Llama is also written as GGUF, with
-the rows of queries and keys in the order that llama.cpp's converter gives them.
+For each family: `config.json`, `model.safetensors` (bf16) as transformers writes them, and `expected.safetensors` with
+the token ids of a sequence and the logits that transformers computes for it in f32. The Llama is also written as
+GGUF, with the rows of queries and keys in the order that llama.cpp's converter gives them.
 """
 
 import json
@@ -39,31 +39,43 @@ def models():
         "original_max_position_embeddings": 32,
     }
     common = {"vocab_size": VOCAB, "num_hidden_layers": 2, "head_dim": 32, "bos_token_id": 1, "eos_token_id": 2}
-    yield "llama", LlamaForCausalLM, LlamaConfig(
-        hidden_size=64,
-        intermediate_size=80,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        rope_parameters=llama3,
-        tie_word_embeddings=False,
-        **common,
+    yield (
+        "llama",
+        LlamaForCausalLM,
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=80,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            rms_norm_eps=1e-5,
+            rope_parameters=llama3,
+            tie_word_embeddings=False,
+            **common,
+        ),
     )
     # Heads that are together wider than the residual stream, and a head tied to the embedding.
-    yield "qwen3", Qwen3ForCausalLM, Qwen3Config(
-        hidden_size=48,
-        intermediate_size=80,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        tie_word_embeddings=True,
-        **common,
+    yield (
+        "qwen3",
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            hidden_size=48,
+            intermediate_size=80,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+            tie_word_embeddings=True,
+            **common,
+        ),
     )
-    yield "gpt2", GPT2LMHeadModel, GPT2Config(
-        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=2, n_inner=96, n_positions=64, bos_token_id=1, eos_token_id=2
+    yield (
+        "gpt2",
+        GPT2LMHeadModel,
+        GPT2Config(
+            vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=2, n_inner=96, n_positions=64, bos_token_id=1, eos_token_id=2
+        ),
     )
 
 
