@@ -20,7 +20,7 @@ PYTHON_VENV := .venv-python
 READY := $(VENV)/.ready
 WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
 
-.PHONY: help setup build demo test sanitize build-kernels wheel bench fmt lint hooks clean
+.PHONY: help setup build demo test test-python sanitize build-kernels wheel bench fmt lint hooks clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ demo: ## Build, then let a small model answer and show the kernels at work
 
 test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
 	scripts/test.sh "$(VENV)"
+
+test-python: ## Lints, types and tests of the Python package, with PyTorch in an environment of its own
+	scripts/python-test.sh "$(PYTHON)" "$(PYTHON_VENV)"
 
 sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads and the radix tree
 	scripts/sanitize.sh
