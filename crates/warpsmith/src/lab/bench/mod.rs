@@ -243,7 +243,6 @@ impl Bench {
         let args = self.sets[0].args();
         let chosen = self.op.explain(&args, &self.case.attrs, &self.info, &select)?;
         let cost = self.op.cost(&args, &self.case.attrs)?;
-        drop(args);
         let samples = self.sample(&select)?;
         let name = self.op.spec().name;
         let source_hash = self.op.kernels().into_iter().find(|k| k.name == chosen.kernel);
@@ -298,7 +297,6 @@ impl Bench {
     pub fn tune(&mut self, candidates: &[&str]) -> Result<Tuning> {
         let args = self.sets[0].args();
         let before = self.op.explain(&args, &self.case.attrs, &self.info, &Select::default())?.kernel;
-        drop(args);
         let names = self.kernels().into_iter().filter(|name| candidates.contains(name));
         let mut measured = names.map(|name| self.measure(Some(name))).collect::<Result<Vec<_>>>()?;
         measured.sort_by(|a, b| a.median_ms.total_cmp(&b.median_ms));
