@@ -127,7 +127,7 @@ def test_strings_and_switches_in_a_graph() -> None:
         out, lse = warpsmith.attention(q, q, q, causal=True, return_lse=True)
         return warpsmith.activation(out, kind="relu"), lse
 
-    q = torch.randn(1, 5, 2, 8)
+    q = torch.randn(1, 5, 2, 32)
     torch.testing.assert_close(torch.compile(both, backend=TRACED, fullgraph=True)(q), both(q))
 
 
@@ -150,7 +150,7 @@ def test_autocast_follows_the_description() -> None:
             assert warpsmith.mul_add(x, half, half).dtype == torch.float32
             assert warpsmith.mul_add(half, half, half).dtype == torch.bfloat16
             assert warpsmith.activation(half).dtype == torch.bfloat16
-            q = torch.randn(1, 5, 2, 8)
+            q = torch.randn(1, 5, 2, 32)
             bias = torch.randn(1, 1, 5, 5)
             assert warpsmith.attention(q, q.to(dtype), q, bias=bias).dtype == dtype
 
