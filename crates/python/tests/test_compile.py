@@ -6,6 +6,7 @@ import cases
 import pytest
 import torch
 import warpsmith
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from warpsmith._spec import Op, Variant
 
@@ -43,7 +44,7 @@ def test_fake_strides_of_strided_inputs() -> None:
 
 
 def count_graphs(function, calls) -> int:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     for call in calls:
         torch.testing.assert_close(compiled(*call), function(*call))
