@@ -15,9 +15,9 @@ from warpsmith._spec import Op, Variant, all_ops
 from warpsmith._torch.dtypes import BY_NAME
 
 SIZES = {
-    "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab": 11, "k": 8, "rows": 6,
+    "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab": 11, "k": 8, "rows": 6,
     "cols": 5, "batch": 2, "q_len": 5, "kv_len": 7, "page_size": 4, "num_pages": 6, "max_pages": 3, "requests": 3,
-    "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 8, "levels": 1,
+    "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 32, "levels": 1,
     "groups": 1,
 }  # fmt: skip
 LEADING = [3]
@@ -37,7 +37,7 @@ VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
     "kv_copy": {"pairs": lambda: torch.tensor([[0, 3], [1, -1]])},
     "merge_states": {"lses": lambda: torch.randn(3, 6, 4)},
     "paged_attention": {
-        "q": lambda: torch.randn(3, 4, 8),
+        "q": lambda: torch.randn(3, 4, 32),
         "page_table": lambda: i32([[0, 1, 2], [3, 4, 5], [5, 0, 0]]),
         "kv_lens": lambda: i32([9, 12, 2]),
     },

@@ -3,6 +3,7 @@
 //! PyTorch has released the interpreter's lock before it calls; nothing here needs it.
 
 use super::cuda::{self, Place};
+use super::recent;
 use super::shim::{Handle, Shim, Value};
 use super::tensor::{Owned, Seen, dtype_code};
 use crate::errors;
@@ -112,7 +113,7 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
         };
     }
     let place = Place::enter(shim, place.unwrap_or(warpsmith::Device::Cpu))?;
-    let forms = kernel.op.outputs(&args, &attrs, &wanted)?;
+    let forms = recent::outputs(kernel, &args, &attrs, &wanted)?;
     let mut made: [Option<Owned>; MOST_RETURNED] = Default::default();
     for (made, &output) in made.iter_mut().zip(&signature.returned) {
         let Some(form) = &forms[output] else { continue };

@@ -2,6 +2,7 @@
 
 mod cuda;
 mod kernel;
+mod recent;
 mod shim;
 mod tensor;
 mod trampolines;

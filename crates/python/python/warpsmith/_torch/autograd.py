@@ -64,16 +64,8 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 def function(op: Op) -> type[torch.autograd.Function]:
     """The differentiable form of an op. It takes tensors, options (choices by name) and switches, in one row."""
     variant = op.variants[0]
-    raw = Overloads.raw(op.name)
-    count, attrs = len(variant.tensors), len(op.attrs)
+    attrs = len(op.attrs)
     rule = None if op.gradient is None else Rule(op, variant, op.gradient)
-
-    def forward(ctx: Any, *values: Any) -> Any:
-        tensors, options = values[:count], values[count : count + attrs]
-        results = raw(*tensors, *raw_options(op, options), *values[count + attrs :])
-        if rule is not None:
-            rule.save(ctx, tensors, options, as_tuple(results))
-        return results
 
     def backward(ctx: Any, *incoming: Any) -> Any:
         if rule is None:
@@ -81,8 +73,39 @@ def function(op: Op) -> type[torch.autograd.Function]:
         found = rule.gradients(ctx, incoming)
         return (*found, *(None for _ in range(attrs + len(variant.wanted))))
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    members = {"forward": staticmethod(forward(op, variant, rule)), "backward": staticmethod(backward)}
     return type(f"{op.name}_function", (torch.autograd.Function,), members)
+
+
+def forward(op: Op, variant: Variant, rule: Rule | None) -> Callable[..., Any]:
+    """Computes the op and keeps what its gradient needs. Made as text, because small calls are as slow as this is."""
+    names: dict[str, Any] = {"_raw": Overloads.raw(op.name), "_rule": rule}
+    names |= {f"_{op.attrs[at].name}": positions for at, positions in choices(op.name)}
+    tensors = _codegen.tensor_names(op, variant)
+    options = [attr.name for attr in op.attrs]
+    positions = [f"_{attr.name}[{attr.name}]" if attr.kind == "choice" else attr.name for attr in op.attrs]
+    body = [f"_results = _raw({', '.join([*tensors, *positions, *variant.wanted.values()])})"]
+    if rule is not None:
+        body.append(f"ctx.options = ({''.join(f'{name}, ' for name in options)})")
+        if rule.needs_sizes:
+            body.append(f"ctx.extra = _rule.extra(({', '.join(tensors)},), ctx.options)")
+        if rule.rule.without:
+            body.append(f"ctx.given = [tensor is not None for tensor in ({', '.join(tensors)},)]")
+        outputs = [
+            f"_results[{at}]" if len(variant.returned) > 1 else "_results" for at in range(len(variant.returned))
+        ]
+        saved = []
+        for arg in rule.saved_inputs:
+            name = tensors[rule.inputs[arg]]
+            replaced = outputs[rule.outputs[rule.instead[arg]]] if arg in rule.instead else None
+            saved.append(name if replaced is None else f"{name} if {replaced} is None else None")
+        saved += [outputs[rule.outputs[arg]] for arg in rule.saved_outputs]
+        body.append(f"ctx.save_for_backward({', '.join(saved)})")
+        if rule.not_differentiable:
+            kept = ", ".join(outputs[at] for at in rule.not_differentiable)
+            body.append(f"ctx.mark_non_differentiable(*(tensor for tensor in ({kept},) if tensor is not None))")
+    parameters = ", ".join(["ctx", *tensors, *options, *variant.wanted.values()])
+    return _codegen.make("forward", parameters, [*body, "return _results"], names)
 
 
 class Rule:
@@ -121,22 +144,6 @@ class Rule:
                 sizes.match(given.arg, tensor.shape)
         missing = zip(self.backward.attrs, self.options, strict=True)
         return [sizes.lookup(attr.name) for attr, at in missing if at is None]
-
-    def save(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Keeps what the gradient needs."""
-        ctx.options = options
-        if self.needs_sizes:
-            ctx.extra = self.extra(tensors, options)
-        if self.rule.without:
-            ctx.given = [tensor is not None for tensor in tensors]
-        saved = []
-        for arg in self.saved_inputs:
-            output = self.instead.get(arg)
-            replaced = output is not None and outputs[self.outputs[output]] is not None
-            saved.append(None if replaced else tensors[self.inputs[arg]])
-        ctx.save_for_backward(*saved, *(outputs[self.outputs[arg]] for arg in self.saved_outputs))
-        if self.not_differentiable:
-            ctx.mark_non_differentiable(*(outputs[at] for at in self.not_differentiable if outputs[at] is not None))
 
     def gradients(self, ctx: Any, incoming: Sequence[Any]) -> list[Any]:
         needs = {given.arg: ctx.needs_input_grad[at] for at, given in enumerate(self.variant.tensors)}
