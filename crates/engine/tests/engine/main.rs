@@ -22,10 +22,13 @@ pub(crate) struct Done {
     usage: Usage,
 }
 
+/// Tokens of an output so far, and their log-probabilities.
+type Tokens = (Vec<i32>, Vec<Option<f32>>);
+
 /// Collects events by request and output.
 #[derive(Default)]
 pub(crate) struct Log {
-    open: std::collections::BTreeMap<(RequestId, usize), (Vec<i32>, Vec<Option<f32>>)>,
+    open: std::collections::BTreeMap<(RequestId, usize), Tokens>,
     done: std::collections::BTreeMap<(RequestId, usize), Done>,
 }
 
