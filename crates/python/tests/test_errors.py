@@ -142,9 +142,11 @@ def test_the_interpreter_ends_well(run_python) -> None:
         lent = torch.from_dlpack(kept)
         unused = kept.__dlpack__(max_version=(1, 0))
         out = warpsmith.rms_norm(torch.randn(4, 64, requires_grad=True))
+        array = numpy.ones((64, 64), numpy.float32)
         def work():
+            # Not on tensors of PyTorch, which itself aborts when the interpreter ends under a thread's feet.
             while True:
-                warpsmith.rms_norm(torch.randn(64, 64))
+                warpsmith.rms_norm(array)
         for _ in range(2):
             threading.Thread(target=work, daemon=True).start()
         """
@@ -174,7 +176,7 @@ def test_tensors_are_freed(run_python) -> None:
                     pass
         calls(100)
         before = resident()
-        calls(3000)
-        assert resident() - before < 8 << 20, resident() - before
+        calls(600)
+        assert resident() - before < 4 << 20, resident() - before
         """
     )

@@ -20,7 +20,7 @@ def public(variant: Variant):
 @pytest.mark.parametrize(("op", "variant"), cases.ALL, ids=cases.IDS)
 @pytest.mark.parametrize("optional", [False, True], ids=["least", "most"])
 def test_opcheck(op: Op, variant: Variant, optional: bool) -> None:
-    if optional and op.name in ("linear", "paged_attention", "attention"):
+    if optional and op.name in cases.EXCLUSIVE:
         pytest.skip("not all of its optional arguments go together")
     tensors, options = cases.make(op, variant, optional=optional)
     if op.gradient is not None and not variant.is_mutating:
@@ -59,7 +59,7 @@ def test_values_are_those_of_the_formula(op: Op, dtype: str) -> None:
 
 @pytest.mark.parametrize(("op", "variant"), cases.ALL, ids=cases.IDS)
 def test_functions_public_and_raw_ops_agree(op: Op, variant: Variant) -> None:
-    case = cases.make(op, variant, optional=op.name not in ("linear", "paged_attention", "attention"))
+    case = cases.make(op, variant, optional=op.name not in cases.EXCLUSIVE)
     results = []
     for call in (getattr(warpsmith, variant.name), public(variant)):
         tensors = [None if tensor is None else tensor.clone() for tensor in case.tensors]
