@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, env};
 use warpsmith_engine::{
     Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
-    Usage,
+    TokenLogprob, Usage,
 };
 
 /// Names the model of commands that are given none.
@@ -130,6 +130,10 @@ impl SamplingArgs {
 pub struct Answer {
     pub text: String,
     pub tokens: Vec<i32>,
+    /// The log-probability of each token, if asked for.
+    pub logprobs: Vec<f32>,
+    /// The most likely tokens at each place, if asked for.
+    pub top: Vec<Vec<TokenLogprob>>,
     pub reason: FinishReason,
     pub usage: Usage,
     /// Until the first token.
@@ -160,15 +164,20 @@ impl Answer {
 pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str)) -> Result<Answer> {
     let start = Instant::now();
     let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
+    let (mut logprobs, mut top) = (Vec::new(), Vec::new());
     engine.add_request(request)?;
     loop {
         for event in engine.step()? {
             match event.kind {
-                EventKind::Token { token, text: delta, .. } => {
+                EventKind::Token { token, text: delta, logprob, top_logprobs: best } => {
                     if tokens.is_empty() {
                         first = start.elapsed();
                     }
                     tokens.push(token);
+                    if let Some(logprob) = logprob {
+                        logprobs.push(logprob);
+                        top.push(best);
+                    }
                     show(&delta);
                     text += &delta;
                 }
@@ -176,7 +185,7 @@ pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str))
                     show(&rest);
                     text += &rest;
                     let rest = start.elapsed().saturating_sub(first);
-                    return Ok(Answer { text, tokens, reason, usage, first, rest });
+                    return Ok(Answer { text, tokens, logprobs, top, reason, usage, first, rest });
                 }
             }
         }

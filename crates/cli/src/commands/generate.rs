@@ -1,10 +1,10 @@
 //! `warpsmith generate`: one answer of a model.
 
 use crate::model::{ModelArgs, SamplingArgs, answer, print};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::process::ExitCode;
 use warpsmith_engine::text::Chat;
-use warpsmith_engine::{EngineOptions, FinishReason, Request, Result};
+use warpsmith_engine::{EngineOptions, FinishReason, Request, Result, SamplingParams, TokenLogprob};
 
 /// Answer a prompt with a language model
 ///
@@ -28,6 +28,9 @@ pub struct Args {
     /// Print one JSON object at the end instead: text, tokens, reason, counts and times
     #[arg(long)]
     json: bool,
+    /// With --json: the log-probability of each token, and of this many of the most likely ones at its place
+    #[arg(long, value_name = "COUNT", requires = "json")]
+    logprobs: Option<usize>,
 }
 
 const EXAMPLES: &str = "\
@@ -45,7 +48,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let messages = system.chain([json!({ "role": "user", "content": args.prompt })]).collect();
         engine.encode_chat(&Chat::new(messages))?
     };
-    let request = Request { prompt, params: args.sampling.params(), ..Request::default() };
+    let params = SamplingParams { logprobs: args.logprobs, ..args.sampling.params() };
+    let request = Request { prompt: prompt.clone(), params, ..Request::default() };
     let answer = answer(&mut engine, request, |text| {
         if !args.json {
             print(text)
@@ -53,8 +57,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })?;
     if args.json {
         let usage = answer.usage;
-        let result = json!({
+        let mut result = json!({
             "text": answer.text,
+            "prompt": prompt,
             "tokens": answer.tokens,
             "finish_reason": reason_name(&answer.reason),
             "prompt_tokens": usage.prompt_tokens,
@@ -63,6 +68,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "first_token_ms": answer.first.as_secs_f64() * 1e3,
             "rest_ms": answer.rest.as_secs_f64() * 1e3,
         });
+        if args.logprobs.is_some() {
+            let likely = |best: &Vec<TokenLogprob>| -> Vec<Value> {
+                best.iter().map(|best| json!({ "token": best.token, "logprob": best.logprob })).collect()
+            };
+            result["logprobs"] = json!(answer.logprobs);
+            result["top_logprobs"] = answer.top.iter().map(likely).collect();
+        }
         println!("{result:#}");
     } else {
         println!();
