@@ -17,14 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
-import peers
 from llama_cpp import Llama
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BINARY = ROOT / "target" / "release" / "warpsmith"
 
 PROMPTS = [
     "What is the capital of France?",
@@ -64,7 +68,7 @@ class Comparison:
 def answer(model: str, prompt: str, tokens: int) -> dict:
     """Warpsmith's greedy answer, with the log-probabilities of its best tokens."""
     words = ["generate", prompt, "--model", model, "--max-tokens", str(tokens), "--logprobs", str(TOP), "--json"]
-    done = subprocess.run([peers.BINARY, *words], capture_output=True, text=True, cwd=peers.ROOT)
+    done = subprocess.run([BINARY, *words], capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         sys.exit(f"warpsmith {' '.join(words)}: {done.stderr}")
     return json.loads(done.stdout)
@@ -114,7 +118,7 @@ def speed(model: str, llama: Llama, rounds: int) -> None:
     theirs: dict[str, float] = {}
     for _ in range(rounds):
         found = subprocess.run(
-            [peers.BINARY, "bench-model", "--model", model, "-r", "2", "-o", "json"],
+            [BINARY, "bench-model", "--model", model, "-r", "2", "-o", "json"],
             capture_output=True,
             text=True,
             check=True,
@@ -136,7 +140,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-speed", action="store_true", help="compare the tokens alone")
     args = parser.parse_args()
-    peers.build()
+    if shutil.which("cargo"):
+        subprocess.run(["cargo", "build", "--release", "-p", "warpsmith-cli"], cwd=ROOT, check=True)
     model = os.path.abspath(args.model)
     threads = dict(n_threads=args.threads, n_threads_batch=args.threads)
     answers = [answer(model, prompt, args.tokens) for prompt in PROMPTS[: args.prompts]]
