@@ -17,6 +17,8 @@ const DEFINED: &[(&str, &str, &str)] = &[
     // Rows of any length.
     ("argmax", "x", "with dimension 1 larger by 1"),
     ("penalize", "logits", "with dimension 1 larger by 1"),
+    // One head of queries more.
+    ("qkv_store", "qkv", "with dimension 1 larger by 1"),
     // Tokens behind the last sequence, and pages of any size.
     ("prefix_match", "tokens", "with dimension 0 larger by 1"),
     ("prefix_match", "edge_tokens", "with dimension 1 larger by 1"),

@@ -21,6 +21,7 @@ mod norm;
 pub mod paged_attention;
 pub mod penalize;
 pub mod prefix_match;
+pub mod qkv_store;
 pub mod rms_norm;
 pub mod rope;
 pub mod sample;
@@ -44,6 +45,7 @@ pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
 pub use penalize::Penalize;
 pub use prefix_match::PrefixMatch;
+pub use qkv_store::QkvStore;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use sample::Sample;
@@ -95,6 +97,7 @@ list![
     penalize::Forward,
     prefix_match::Forward,
     kv_store::Forward,
+    qkv_store::Forward,
     kv_copy::Forward,
     merge_states::Forward,
     attention::Forward,

@@ -3,7 +3,7 @@
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, SIN, SLOTS, V, V_CACHE, V_SCALE};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
-use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
+use crate::ops::rope::reference::rotate_head;
 
 /// k, v: [tokens, heads, dim]; the caches: [slots, heads, dim]. Row slots[t] becomes rotated(k[t]) / k_scale, and
 /// v[t] / v_scale. The result is rounded where it is stored.
@@ -15,7 +15,7 @@ pub fn stored<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arra
             let (from, to) = ((token * heads + head) * dim, (slot.f64() as usize * heads + head) * dim);
             let mut key = inputs[K].data[from..from + dim].to_vec();
             if let Some(positions) = inputs.get(POSITIONS) {
-                rotate(&mut key, positions.data[token], inputs, attrs);
+                rotate_head(&mut key, positions.data[token], inputs.get(COS).zip(inputs.get(SIN)), attrs);
             }
             let scale = |index: usize| match inputs.get(index) {
                 Some(scale) => scale.data[head % scale.data.len()],
@@ -30,25 +30,4 @@ pub fn stored<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arra
     let mut out = vec![None; K_CACHE];
     out.extend([Some(k_cache), Some(v_cache)]);
     out
-}
-
-/// Pair i of d = rotary_dim: angle = position * scale * theta^(-2 i / d); (a, b) -> (a cos - b sin, b cos + a sin).
-fn rotate<R: Real>(head: &mut [R], position: R, inputs: &Inputs<'_, R>, attrs: &Attrs) {
-    let dim = if attrs.int(ROTARY_DIM) as usize == 0 { head.len() } else { attrs.int(ROTARY_DIM) as usize };
-    for i in 0..dim / 2 {
-        let (first, second) = if attrs.choice(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
-        let (cos, sin) = match (inputs.get(COS), inputs.get(SIN)) {
-            (Some(cos), Some(sin)) => {
-                let at = position.f64() as usize * (dim / 2) + i;
-                (cos.data[at], sin.data[at])
-            }
-            _ => {
-                let frequency = R::of(attrs.float(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
-                let angle = position * R::of(attrs.float(SCALE)) * frequency;
-                (angle.cos(), angle.sin())
-            }
-        };
-        let (a, b) = (head[first], head[second]);
-        (head[first], head[second]) = (a * cos - b * sin, b * cos + a * sin);
-    }
 }

@@ -26,7 +26,7 @@ pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;
 #[cfg(feature = "lab")]
-mod reference;
+pub(in crate::ops) mod reference;
 mod rotation;
 #[cfg(test)]
 mod tests;

@@ -33,3 +33,30 @@ pub fn rotated<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, sign: R) -> Vec<O
     }
     vec![None, None, None, None, Some(out)]
 }
+
+/// Rotates one head, in ops that do so on the way. Options are at the positions that they have in `rope`; `tables` are of
+/// cosines and sines.
+pub(in crate::ops) fn rotate_head<R: Real>(
+    head: &mut [R],
+    position: R,
+    tables: Option<(&Array<R>, &Array<R>)>,
+    attrs: &Attrs,
+) {
+    let dim = if attrs.int(ROTARY_DIM) as usize == 0 { head.len() } else { attrs.int(ROTARY_DIM) as usize };
+    for i in 0..dim / 2 {
+        let (first, second) = if attrs.choice(LAYOUT) == 1 { (2 * i, 2 * i + 1) } else { (i, i + dim / 2) };
+        let (cos, sin) = match tables {
+            Some((cos, sin)) => {
+                let at = position.f64() as usize * (dim / 2) + i;
+                (cos.data[at], sin.data[at])
+            }
+            None => {
+                let frequency = R::of(attrs.float(THETA)).powf(R::of(-2.0 * i as f64 / dim as f64));
+                let angle = position * R::of(attrs.float(SCALE)) * frequency;
+                (angle.cos(), angle.sin())
+            }
+        };
+        let (a, b) = (head[first], head[second]);
+        (head[first], head[second]) = (a * cos - b * sin, b * cos + a * sin);
+    }
+}
