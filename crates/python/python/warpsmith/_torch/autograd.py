@@ -149,20 +149,21 @@ class Rule:
         needs = {given.arg: ctx.needs_input_grad[at] for at, given in enumerate(self.variant.tensors)}
         wanted = [arg for arg, needed in needs.items() if needed]
         self.check(ctx, wanted)
-        saved = dict(zip(self.saved_inputs, ctx.saved_tensors, strict=False))
-        kept = dict(zip(self.saved_outputs, ctx.saved_tensors[len(self.saved_inputs) :], strict=True))
+        tensors = ctx.saved_tensors  # Once: checkpointing forbids a second time.
+        saved = dict(zip(self.saved_inputs, tensors, strict=False))
+        kept = dict(zip(self.saved_outputs, tensors[len(self.saved_inputs) :], strict=True))
         incoming = [None if grad is None else grad.contiguous() for grad in incoming]
         computed = {arg for kind, arg in (self.rule.results[arg] for arg in wanted) if kind == "output"}
         results: tuple[Any, ...] = ()
         if computed:
-            tensors = []
+            inputs = []
             for given in self.form.tensors:
                 source = self.rule.inputs.get(given.arg)
-                tensors.append(None if source is None else self.value(ctx, source, saved, kept, incoming))
+                inputs.append(None if source is None else self.value(ctx, source, saved, kept, incoming))
             extra = iter(ctx.extra if self.needs_sizes else ())
             options = [next(extra) if at is None else ctx.options[at] for at in self.options]
             switches = [output in computed for output in self.form.wanted]
-            results = as_tuple(call(self.backward, tensors, options, switches))
+            results = as_tuple(call(self.backward, inputs, options, switches))
         found: list[Any] = []
         for given in self.variant.tensors:
             if not needs[given.arg]:
