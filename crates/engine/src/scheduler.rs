@@ -75,6 +75,11 @@ impl Scheduler {
         self.pages.num_pages() * self.pages.page_size()
     }
 
+    /// The most pages that a sequence of at most this many tokens can have.
+    pub fn most_pages(&self, max_len: usize) -> usize {
+        self.pages.pages_for(max_len).min(self.pages.num_pages())
+    }
+
     /// The pages.
     pub fn pages(&self) -> &Pages {
         &self.pages
