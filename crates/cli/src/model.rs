@@ -37,6 +37,9 @@ pub struct ModelArgs {
     /// On a GPU, do not capture steps that only generate as CUDA graphs: slower, with the same tokens
     #[arg(long)]
     no_cuda_graphs: bool,
+    /// Do not give steps to the device before the tokens of the step ahead are known: slower, with the same tokens
+    #[arg(long)]
+    no_overlap: bool,
 }
 
 impl ModelArgs {
@@ -50,6 +53,7 @@ impl ModelArgs {
             context: None,
             mem_fraction_static: None,
             no_cuda_graphs: false,
+            no_overlap: false,
         }
     }
 
@@ -89,7 +93,7 @@ impl ModelArgs {
             pool_tokens: None,
             mem_fraction_static: self.mem_fraction_static,
             page_size: None,
-            engine: EngineOptions { cuda_graphs: !self.no_cuda_graphs, ..engine },
+            engine: EngineOptions { cuda_graphs: !self.no_cuda_graphs, overlap: !self.no_overlap, ..engine },
         }
     }
 }

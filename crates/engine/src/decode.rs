@@ -5,6 +5,9 @@
 //! call, compiles kernels and makes their plans. From then on the host launches one graph and waits for the tokens.
 //!
 //! Filling up changes no bits: a row depends on its own sequence alone. Rows that only fill up have no keys and store none.
+//!
+//! Two steps can be on their way. The second takes its tokens from the first on the device, so that the host need not know
+//! them to give it to the device, and works on the first meanwhile.
 
 mod replay;
 mod rows;
@@ -33,9 +36,17 @@ pub(crate) struct Decode {
     /// `[largest bucket]`.
     tokens: Tensor,
     words: Vec<i32>,
+    /// Of the last step.
+    next: Ticket,
     /// On a GPU.
     replay: Option<Replay>,
+    /// On the CPU, the tokens of the last two steps.
+    host: [Vec<i32>; 2],
 }
+
+/// One of the two steps that can be on their way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket(usize);
 
 /// Sizes that decide over the memory of [`Decode`].
 #[derive(Clone, Copy)]
@@ -69,29 +80,54 @@ impl Decode {
             logits: Tensor::empty_on(&[max_rows, columns], DType::F32, stream)?,
             tokens: Tensor::empty_on(&[max_rows], DType::I32, stream)?,
             words: Vec::new(),
+            next: Ticket(0),
             replay,
+            host: Default::default(),
         })
     }
 
-    /// Computes a step. Returns the tokens that `sample` chooses by the rows' own columns, -1 where there is none.
-    /// [`logits`](Self::logits) has what they were chosen from.
-    pub fn run(&mut self, model: &mut dyn Model, kv: &mut KvCache, rows: &[Row<'_>]) -> Result<Vec<i32>> {
+    /// Gives a step to the device. If it is `fed`, the tokens of its rows are those that the rows of the step before choose.
+    pub fn launch(
+        &mut self,
+        model: &mut dyn Model,
+        kv: &mut KvCache,
+        rows: &[Option<Row<'_>>],
+        fed: bool,
+    ) -> Result<Ticket> {
         let bucket = self.buckets.iter().copied().find(|&bucket| bucket >= rows.len());
-        let longest = rows.iter().map(|row| row.pages.len()).max().unwrap_or(0);
+        let longest = rows.iter().flatten().map(|row| row.pages.len()).max().unwrap_or(0);
         let width = width(longest, self.page_size, self.max_pages);
         let form = Form { rows: bucket.expect("no step has more rows than may run"), width };
         form.pack(rows, self.page_size, &mut self.words);
+        self.next = Ticket(1 - self.next.0);
+        let ticket = self.next;
         let logits = self.logits.view_mut().narrow(0, 0, form.rows).expect("room for every bucket");
         let tokens = self.tokens.view_mut().narrow(0, 0, form.rows).expect("room for every bucket");
         let mut step = Step { model, kv, logits, tokens, vocab: self.vocab };
         match &mut self.replay {
-            Some(replay) => replay.run(form, &self.words, rows.len(), &mut step),
+            Some(replay) => replay.launch(ticket, form, &self.words, rows.len(), fed, &mut step)?,
             None => {
+                if fed {
+                    for (i, &token) in self.host[1 - ticket.0].iter().enumerate() {
+                        // A row that had no token is not looked at again. On a GPU it is computed with zeros.
+                        self.words[form.ids() + i] = token.max(0);
+                    }
+                }
                 step.run(&Inputs::on_host(form, &self.words)?, &self.stream)?;
                 let mut tokens: Vec<i32> = step.tokens.as_view().to_vec()?;
                 tokens.truncate(rows.len());
-                Ok(tokens)
+                self.host[ticket.0] = tokens;
             }
+        }
+        Ok(ticket)
+    }
+
+    /// Waits for a step. Returns the tokens that `sample` chooses by the rows' own columns, -1 where there is none. If no
+    /// step came after it, [`logits`](Self::logits) has what they were chosen from.
+    pub fn collect(&mut self, ticket: Ticket) -> Result<Vec<i32>> {
+        match &mut self.replay {
+            Some(replay) => replay.collect(ticket),
+            None => Ok(self.host[ticket.0].clone()),
         }
     }
 

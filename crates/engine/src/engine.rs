@@ -1,6 +1,7 @@
 //! The engine: requests in, events out, one step at a time.
 
 mod compute;
+mod flight;
 
 use crate::decode::Decode;
 use crate::error::{Error, Result};
@@ -15,6 +16,7 @@ use crate::scheduler::{Limits, Scheduler};
 use crate::sequence::{Key, Sequence};
 use crate::settings::{EngineOptions, Stats};
 use crate::text::{ChatTemplate, Tokenizer};
+use flight::Flight;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,6 +43,8 @@ pub struct Engine {
     logits: Buffer,
     /// Made by the first step that only generates.
     decode: Option<Decode>,
+    /// The step after the last that was told about, if the device has it already.
+    flight: Option<Flight>,
     scheduler: Scheduler,
     options: EngineOptions,
     requests: BTreeMap<RequestId, Active>,
@@ -78,6 +82,7 @@ impl Engine {
             stream,
             logits,
             decode: None,
+            flight: None,
             scheduler: Scheduler::new(limits, pages),
             options,
             requests: BTreeMap::new(),
@@ -102,7 +107,7 @@ impl Engine {
         self.options.vocab_size.get_or_insert(tokens);
         (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template);
         // Which tokens exist may have changed.
-        self.decode = None;
+        (self.decode, self.flight) = (None, None);
         self
     }
 
@@ -239,13 +244,17 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let mut events = std::mem::take(&mut self.pending);
         self.end_late_requests(&mut events)?;
-        let plan = self.scheduler.schedule()?;
+        let (plan, landing) = match self.land() {
+            Some((plan, landing)) => (plan, Some(landing)),
+            None => (self.scheduler.schedule()?, None),
+        };
         if plan.shares.is_empty() {
             return Ok(events);
         }
-        match self.run(&plan) {
+        match self.run(&plan, landing) {
             Ok(tokens) => self.process(&plan, tokens.as_deref(), &mut events)?,
             Err(error) => {
+                self.flight = None;
                 let reason = FinishReason::Failed(error.to_string());
                 for share in &plan.shares {
                     self.end_request(share.key.request, &reason, &mut events)?;

@@ -29,7 +29,10 @@ pub struct EngineOptions {
     pub device: Device,
     /// On a GPU, whether steps that only generate are captured as CUDA graphs. It changes no bits.
     pub cuda_graphs: bool,
-    /// On the CPU, whether such steps run in the fixed memory that graphs have on a GPU: slower, for tests.
+    /// Whether such a step is given to the device before the tokens of the one ahead of it are known, where that can be done.
+    /// The host then works while the device does. It changes no bits.
+    pub overlap: bool,
+    /// On the CPU, whether steps that only generate run in the fixed memory that graphs have on a GPU: slower, for tests.
     pub fixed_decode: bool,
 }
 
@@ -47,6 +50,7 @@ impl Default for EngineOptions {
             dtype: DType::F32,
             device: Device::Cpu,
             cuda_graphs: true,
+            overlap: true,
             fixed_decode: false,
         }
     }
@@ -89,6 +93,8 @@ pub struct Stats {
     pub graphs: usize,
     /// Steps that were launches of a graph.
     pub graph_launches: u64,
+    /// Steps that the device was given before the tokens of the one ahead of them were known.
+    pub steps_ahead: u64,
     /// How often an output lost its pages.
     pub preemptions: usize,
     /// Outputs that are being generated.

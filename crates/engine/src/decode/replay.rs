@@ -1,7 +1,7 @@
 //! Steps on a GPU: one copy to the device, one launch of a graph, one copy back.
 
 use super::rows::{Form, Inputs};
-use super::{Graphs, Step};
+use super::{Graphs, Step, Ticket};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,13 +15,31 @@ pub(super) struct Replay {
     stream: Stream,
     /// The packed numbers on the device. Every form has its tensors in it.
     inputs: Arc<DeviceBuffer>,
-    /// The packed numbers on the host, and the tokens that come back.
+    host: [HostSide; 2],
+    steps: HashMap<Form, (Inputs, State)>,
+    pub graphs: Graphs,
+}
+
+/// The host's memory for a step that is on its way.
+struct HostSide {
+    /// The packed numbers, and the tokens that come back.
     upload: PinnedBuffer,
     download: PinnedBuffer,
     /// Reached when the device needs neither of them any more.
     done: Event,
-    steps: HashMap<Form, (Inputs, State)>,
-    pub graphs: Graphs,
+    /// Rows whose tokens come back.
+    rows: usize,
+}
+
+impl HostSide {
+    fn new(context: &'static cuda::Context, largest: Form) -> Result<HostSide> {
+        Ok(HostSide {
+            upload: PinnedBuffer::alloc(context, 4 * largest.words())?,
+            download: PinnedBuffer::alloc(context, 4 * largest.rows)?,
+            done: Event::new(context, false)?,
+            rows: 0,
+        })
+    }
 }
 
 /// How far a form of steps has come.
@@ -36,41 +54,60 @@ impl Replay {
     /// For steps of at most this form.
     pub fn new(stream: &cuda::Stream, largest: Form) -> Result<Replay> {
         let context = stream.context();
-        let bytes = 4 * largest.words();
         Ok(Replay {
             raw: stream.clone(),
             stream: Stream::Cuda(stream.clone()),
-            inputs: Arc::new(DeviceBuffer::alloc(stream, bytes)?),
-            upload: PinnedBuffer::alloc(context, bytes)?,
-            download: PinnedBuffer::alloc(context, 4 * largest.rows)?,
-            done: Event::new(context, false)?,
+            inputs: Arc::new(DeviceBuffer::alloc(stream, 4 * largest.words())?),
+            host: [HostSide::new(context, largest)?, HostSide::new(context, largest)?],
             steps: HashMap::new(),
             graphs: Graphs::default(),
         })
     }
 
-    /// Runs a step and waits for the tokens of its first `rows` rows.
-    pub fn run(&mut self, form: Form, words: &[i32], rows: usize, step: &mut Step<'_>) -> Result<Vec<i32>> {
-        // A step that failed may have left before the device was done with the host's memory.
-        self.done.synchronize()?;
-        let bytes = 4 * words.len();
-        for (place, word) in self.upload.as_mut_slice()[..bytes].chunks_exact_mut(4).zip(words) {
+    /// Gives a step to the device, whose first `rows` rows are wanted. If it is `fed`, they take the tokens of the step before.
+    pub fn launch(
+        &mut self,
+        ticket: Ticket,
+        form: Form,
+        words: &[i32],
+        rows: usize,
+        fed: bool,
+        step: &mut Step<'_>,
+    ) -> Result<()> {
+        let (bytes, tokens) = (4 * words.len(), step.tokens.as_view().address() as u64);
+        let host = &mut self.host[ticket.0];
+        // A step that failed, or that nobody waited for, may still use the host's memory.
+        host.done.synchronize()?;
+        host.rows = rows;
+        for (place, word) in host.upload.as_mut_slice()[..bytes].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_ne_bytes());
         }
         // SAFETY: the buffer was made for the largest form, all work with it is on this stream, and the host's memory is not
         // written again before `done`.
-        unsafe { cuda::upload_async(&self.raw, self.inputs.ptr(), &self.upload, 0..bytes) }?;
-        let given = self.give(form, step);
+        unsafe { cuda::upload_async(&self.raw, self.inputs.ptr(), &host.upload, 0..bytes) }?;
+        let ids = self.inputs.ptr() + 4 * form.ids() as u64;
+        let mut given = Ok(());
+        if fed {
+            // SAFETY: both have a number for each row of the form, do not overlap, and are used on this stream only.
+            given = unsafe { cuda::copy_d2d(&self.raw, ids, tokens, 4 * rows) }.map_err(Error::from);
+        }
+        given = given.and_then(|()| self.give(form, step));
+        let host = &mut self.host[ticket.0];
         if given.is_ok() {
-            let from = step.tokens.as_view().address() as u64;
             // SAFETY: the tokens of the form's rows, at least `rows`, lie there and are written on this stream; the host's
             // memory is not read before `done`.
-            unsafe { cuda::download_async(&self.raw, from, &self.download, 0..4 * rows) }?;
+            let copied = unsafe { cuda::download_async(&self.raw, tokens, &host.download, 0..4 * rows) };
+            given = copied.map_err(Error::from);
         }
-        self.done.record(&self.raw)?;
-        given?;
-        self.done.synchronize()?;
-        let tokens = self.download.as_slice()[..4 * rows].chunks_exact(4);
+        host.done.record(&self.raw)?;
+        given
+    }
+
+    /// Waits for the tokens of a step.
+    pub fn collect(&mut self, ticket: Ticket) -> Result<Vec<i32>> {
+        let host = &self.host[ticket.0];
+        host.done.synchronize()?;
+        let tokens = host.download.as_slice()[..4 * host.rows].chunks_exact(4);
         Ok(tokens.map(|word| i32::from_ne_bytes(word.try_into().expect("four bytes"))).collect())
     }
 

@@ -7,7 +7,7 @@ use warpsmith::{DType, Device, Stream, Tensor};
 
 /// What a step computes for one sequence.
 pub(crate) struct Row<'a> {
-    /// The new token.
+    /// The new token; of no matter where the device is to take those that it chose last.
     pub id: i32,
     /// Its place in the sequence.
     pub position: usize,
@@ -62,11 +62,19 @@ impl Form {
         self.start(Column::Table) + self.rows * self.width
     }
 
+    /// Where the tokens begin, in words.
+    pub fn ids(self) -> usize {
+        self.start(Column::Ids)
+    }
+
     /// Packs rows. Those that are missing have no keys and store none.
-    pub fn pack(self, rows: &[Row<'_>], page_size: usize, words: &mut Vec<i32>) {
+    pub fn pack(self, rows: &[Option<Row<'_>>], page_size: usize, words: &mut Vec<i32>) {
         words.clear();
         words.resize(self.words(), 0);
+        let slots = self.start(Column::Slots);
+        words[slots..slots + self.rows].fill(-1);
         for (i, row) in rows.iter().enumerate() {
+            let Some(row) = row else { continue };
             let (params, seed, place) = (row.draw.params, row.draw.seed, row.draw.position as u64);
             for (column, value) in [(Column::Seed, seed), (Column::Place, place)] {
                 let at = self.start(column) + 2 * i;
@@ -88,8 +96,6 @@ impl Form {
             let at = self.start(Column::Table) + i * self.width;
             words[at..at + row.pages.len()].copy_from_slice(row.pages);
         }
-        let slots = self.start(Column::Slots);
-        words[slots + rows.len()..slots + self.rows].fill(-1);
     }
 }
 
@@ -168,20 +174,20 @@ mod tests {
         };
         let form = Form { rows: 5, width: 4 };
         let mut words = vec![99; 1000];
-        form.pack(&[row(0, &[8, 3]), row(1, &[2, 9, 4])], 4, &mut words);
+        form.pack(&[Some(row(0, &[8, 3])), None, Some(row(1, &[2, 9, 4]))], 4, &mut words);
         let inputs = Inputs::on_host(form, &words).unwrap();
         let ints = |tensor: &Tensor| tensor.to_vec::<i32>().unwrap();
         let reals = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
-        assert_eq!(ints(&inputs.batch.ids), [10, 11, 0, 0, 0]);
-        assert_eq!(ints(&inputs.batch.positions), [5, 6, 0, 0, 0]);
-        assert_eq!(ints(&inputs.batch.slots), [3 * 4 + 1, 9 * 4 + 2, -1, -1, -1]);
-        assert_eq!(ints(&inputs.batch.kv_lens), [6, 7, 0, 0, 0]);
-        assert_eq!(ints(&inputs.batch.page_table)[..8], [8, 3, 0, 0, 2, 9, 4, 0]);
-        assert_eq!(inputs.seed.to_vec::<i64>().unwrap()[..2], [-1, -2]);
-        assert_eq!(inputs.place.to_vec::<i64>().unwrap(), [6, 7, 0, 0, 0]);
-        assert_eq!(reals(&inputs.temperature), [0.5, 0.5, 0.0, 0.0, 0.0]);
-        assert_eq!(ints(&inputs.top_k), [7, 7, 0, 0, 0]);
-        assert_eq!(reals(&inputs.top_p)[..2], [0.25; 2]);
-        assert_eq!(reals(&inputs.min_p)[..2], [0.125; 2]);
+        assert_eq!(ints(&inputs.batch.ids), [10, 0, 11, 0, 0]);
+        assert_eq!(ints(&inputs.batch.positions), [5, 0, 6, 0, 0]);
+        assert_eq!(ints(&inputs.batch.slots), [3 * 4 + 1, -1, 9 * 4 + 2, -1, -1]);
+        assert_eq!(ints(&inputs.batch.kv_lens), [6, 0, 7, 0, 0]);
+        assert_eq!(ints(&inputs.batch.page_table)[..12], [8, 3, 0, 0, 0, 0, 0, 0, 2, 9, 4, 0]);
+        assert_eq!(inputs.seed.to_vec::<i64>().unwrap()[..3], [-1, 0, -2]);
+        assert_eq!(inputs.place.to_vec::<i64>().unwrap(), [6, 0, 7, 0, 0]);
+        assert_eq!(reals(&inputs.temperature), [0.5, 0.0, 0.5, 0.0, 0.0]);
+        assert_eq!(ints(&inputs.top_k), [7, 0, 7, 0, 0]);
+        assert_eq!(reals(&inputs.top_p)[..3], [0.25, 0.0, 0.25]);
+        assert_eq!(reals(&inputs.min_p)[..3], [0.125, 0.0, 0.125]);
     }
 }

@@ -1,6 +1,7 @@
 //! The middle of a step: computes what was planned, and chooses tokens.
 
 use super::Engine;
+use super::flight::Landing;
 use crate::batch::{Batch, Chunk};
 use crate::decode::{Decode, Row, Sizes};
 use crate::error::Result;
@@ -12,13 +13,18 @@ use crate::sequence::Key;
 impl Engine {
     /// Computes the tokens of a plan. Logits of the sequences that reach their ends are in `decode` if tokens are returned,
     /// which are those that the sequences' plain options choose, and otherwise in `logits`.
-    pub(super) fn run(&mut self, plan: &StepPlan) -> Result<Option<Vec<i32>>> {
-        self.kv.copy_pages(&plan.copies, &self.stream)?;
+    /// `landing` is where a plan is that the device has already.
+    pub(super) fn run(&mut self, plan: &StepPlan, landing: Option<Landing>) -> Result<Option<Vec<i32>>> {
         self.stats.steps += 1;
         self.stats.computed_tokens += plan.shares.iter().map(|share| share.count as u64).sum::<u64>();
+        if let Some(landing) = landing {
+            return self.finish_decode(plan, &landing).map(Some);
+        }
+        self.kv.copy_pages(&plan.copies, &self.stream)?;
         let only_generates = plan.shares.iter().all(|share| share.count == 1 && share.reaches_end);
         if only_generates && self.options.has_fixed_decode() {
-            return self.run_decode(plan).map(Some);
+            let landing = self.begin_decode(plan)?;
+            return self.finish_decode(plan, &landing).map(Some);
         }
         let chunk = |share: &Share| {
             let sequence = self.scheduler.running(share.key).expect("what is planned is running");
@@ -35,8 +41,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Computes a plan in which every sequence has one token, its last known.
-    fn run_decode(&mut self, plan: &StepPlan) -> Result<Vec<i32>> {
+    /// Gives the device a plan in which every sequence has one token, its last known.
+    fn begin_decode(&mut self, plan: &StepPlan) -> Result<Landing> {
         let decode = match &mut self.decode {
             Some(decode) => decode,
             none => none.insert(Decode::new(
@@ -53,15 +59,24 @@ impl Engine {
         let row = |(row, share): (usize, &Share)| {
             let Key { request, index, .. } = share.key;
             let sequence = self.scheduler.running(share.key).expect("what is planned is running");
-            Row {
+            Some(Row {
                 id: sequence.tokens[share.start],
                 position: share.start,
                 pages: &sequence.held.pages,
                 draw: self.requests[&request].outputs[&index].draw(row, sequence.tokens.len()),
-            }
+            })
         };
-        let rows: Vec<Row<'_>> = plan.shares.iter().enumerate().map(row).collect();
-        decode.run(&mut *self.model, &mut self.kv, &rows)
+        let rows: Vec<Option<Row<'_>>> = plan.shares.iter().enumerate().map(row).collect();
+        let ticket = decode.launch(&mut *self.model, &mut self.kv, &rows, false)?;
+        Ok(Landing { ticket, rows: (0..rows.len()).collect(), num_rows: rows.len() })
+    }
+
+    /// Gives the device the step after `plan`, if that can be, and waits for the tokens of `plan`.
+    fn finish_decode(&mut self, plan: &StepPlan, landing: &Landing) -> Result<Vec<i32>> {
+        self.flight = self.take_off(plan, landing)?;
+        let decode = self.decode.as_mut().expect("it has the step");
+        let tokens = decode.collect(landing.ticket)?;
+        Ok(landing.rows.iter().map(|&row| tokens[row]).collect())
     }
 
     /// Chooses tokens, ends what has reached its end. `tokens` are those of [`run`](Self::run).

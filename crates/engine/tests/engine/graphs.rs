@@ -1,10 +1,10 @@
 //! Steps in fixed memory, which a GPU captures as graphs, give the bits that steps call by call give.
 
 use crate::oracle::{Oracle, VOCAB, tiny_llama};
-use crate::{Done, engine, prompt, run_all, some_params, test_device};
+use crate::{Done, Log, engine, prompt, run_all, some_params, test_device};
 use warpsmith::Device;
 use warpsmith::tensor::Random;
-use warpsmith_engine::{Engine, EngineOptions, Request, SamplingParams};
+use warpsmith_engine::{Engine, EngineOptions, FinishReason, Request, SamplingParams};
 
 /// Requests of many lengths; with every third, all numbers that graphs compute are compared, not tokens alone.
 fn requests(count: usize) -> Vec<Request> {
@@ -59,13 +59,65 @@ fn steps_in_fixed_memory_change_no_bits() {
     let expected = run_all(&mut call_by_call, &requests);
     check_graphs(&call_by_call, false);
     for max_running in [1, 3, 7, 40] {
-        for fixed in [true, false] {
-            let mut engine = engine(tiny_llama(), options(fixed, max_running));
+        for (fixed, overlap) in [(true, true), (true, false), (false, true)] {
+            let options = EngineOptions { overlap, ..options(fixed, max_running) };
+            let mut engine = engine(tiny_llama(), options);
             let got = run_all(&mut engine, &requests);
-            same(&expected, &got, &format!("{max_running} at a time, fixed: {fixed}"));
+            same(&expected, &got, &format!("{max_running} at a time, fixed: {fixed}, overlap: {overlap}"));
             check_graphs(&engine, fixed);
+            assert!(overlap || engine.stats().steps_ahead == 0);
             engine.check().unwrap();
         }
+    }
+}
+
+#[test]
+fn steps_ahead_of_their_tokens_change_no_bits_whatever_ends_meanwhile() {
+    // Plain requests alone are computed ahead. Some end by a token that only the step itself brings, some are cancelled,
+    // some come late; pages are few and small, so that steps ahead take new ones, and sometimes get none.
+    let mut random = Random::new(4);
+    let requests: Vec<Request> = (0..60)
+        .map(|i| {
+            let (len, tokens) = (1 + random.below(30) as usize, 1 + random.below(60) as usize);
+            let params = SamplingParams {
+                max_tokens: Some(tokens),
+                temperature: [0.0, 1.0][i % 2],
+                seed: Some(i as u64),
+                stop_ids: vec![7, 8],
+                ..SamplingParams::default()
+            };
+            Request { prompt: prompt(&mut random, len, VOCAB), params, ..Request::default() }
+        })
+        .collect();
+    let base = EngineOptions { page_size: 4, num_pages: 70, max_running: 9, ..options(false, 9) };
+    let expected = run_all(&mut engine(tiny_llama(), base.clone()), &requests);
+    for (num_pages, max_running) in [(70, 9), (400, 9), (400, 64), (24, 5)] {
+        let options =
+            EngineOptions { num_pages, max_running, fixed_decode: true, cuda_graphs: true, ..base.clone() };
+        let mut engine = engine(tiny_llama(), options);
+        let (mut log, mut ids) = (Log::default(), Vec::new());
+        for (i, request) in requests.iter().enumerate() {
+            ids.push(engine.add_request(request.clone()).unwrap());
+            (0..random.below(6)).for_each(|_| log.step(&mut engine));
+            if i % 5 == 4 {
+                engine.cancel(ids[i]).unwrap();
+            }
+            engine.check().unwrap();
+        }
+        let log = log.finish(&mut engine);
+        for (i, (id, expected)) in ids.iter().zip(&expected).enumerate() {
+            let done = &log.done[&(*id, 0)];
+            match done.reason {
+                FinishReason::Cancelled => {
+                    assert_eq!(done.tokens, expected.tokens[..done.tokens.len()], "{i}")
+                }
+                _ => assert_eq!((&done.tokens, &done.reason), (&expected.tokens, &expected.reason), "{i}"),
+            }
+        }
+        engine.check().unwrap();
+        let stats = engine.stats();
+        assert!(stats.steps_ahead > 0, "{stats:?}");
+        assert_eq!(stats.available_pages, num_pages);
     }
 }
 
