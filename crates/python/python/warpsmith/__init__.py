@@ -17,6 +17,7 @@ from warpsmith.errors import (
     CompileError,
     CudaError,
     FileError,
+    KernelError,
     OutOfMemoryError,
     UnavailableError,
     UnsupportedError,
@@ -26,6 +27,9 @@ from warpsmith.ops import *  # noqa: F403
 
 if TYPE_CHECKING or ops._torch is not None:
     from warpsmith import nn as nn
+    from warpsmith._kernels import Launch as Launch
+    from warpsmith._kernels import UserKernel as UserKernel
+    from warpsmith._kernels import kernel as kernel
     from warpsmith._patch import PatchReport as PatchReport
     from warpsmith._patch import patch as patch
     from warpsmith._patch import unpatch as unpatch
@@ -38,6 +42,7 @@ __all__ = [
     "Explanation",
     "FileError",
     "Finding",
+    "KernelError",
     "Measurement",
     "OpInfo",
     "OutOfMemoryError",
@@ -59,7 +64,7 @@ __all__ = [
 __all__ += ops.__all__
 
 #: What is there only beside PyTorch.
-_NEEDS_TORCH = ("PatchReport", "nn", "patch", "sdpa", "unpatch")
+_NEEDS_TORCH = ("Launch", "PatchReport", "UserKernel", "kernel", "nn", "patch", "sdpa", "unpatch")
 if ops._torch is not None:
     __all__ += _NEEDS_TORCH
 
