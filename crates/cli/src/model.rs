@@ -31,12 +31,41 @@ pub struct ModelArgs {
     /// The most tokens of prompt and answer together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    /// On a GPU, the part of the free memory that weights and the cache of keys and values may take [default: 0.85]
+    #[arg(long, value_name = "PART")]
+    mem_fraction_static: Option<f64>,
+    /// On a GPU, do not capture steps that only generate as CUDA graphs: slower, with the same tokens
+    #[arg(long)]
+    no_cuda_graphs: bool,
+    /// Do not give steps to the device before the tokens of the step ahead are known: slower, with the same tokens
+    #[arg(long)]
+    no_overlap: bool,
 }
 
 impl ModelArgs {
     /// A model, and the rest as it is by default.
     pub fn of(path: &Path) -> ModelArgs {
-        ModelArgs { model: Some(path.to_path_buf()), device: None, dtype: None, expand: false, context: None }
+        ModelArgs {
+            model: Some(path.to_path_buf()),
+            device: None,
+            dtype: None,
+            expand: false,
+            context: None,
+            mem_fraction_static: None,
+            no_cuda_graphs: false,
+            no_overlap: false,
+        }
+    }
+
+    /// Where the model runs.
+    pub fn device(&self) -> Device {
+        self.device.unwrap_or(Device::Cpu)
+    }
+
+    /// The type of its weights, if no file says otherwise.
+    pub fn dtype(&self) -> DType {
+        let default = if self.device() == Device::Cpu { DType::F32 } else { DType::BF16 };
+        self.dtype.unwrap_or(default)
     }
 
     /// The model's path.
@@ -50,23 +79,35 @@ impl ModelArgs {
     /// Opens the model.
     pub fn open(&self, engine: EngineOptions) -> Result<Engine> {
         let path = self.path()?;
-        let spinner = ProgressBar::new_spinner().with_message(format!("loading {}", path.display()));
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-            spinner.set_style(style);
-        }
-        spinner.enable_steady_tick(Duration::from_millis(100));
-        let options = OpenOptions {
+        let options = self.options(engine);
+        loading(&path.display().to_string(), || Engine::open(&path, options))
+    }
+
+    /// How the model is opened.
+    pub fn options(&self, engine: EngineOptions) -> OpenOptions {
+        OpenOptions {
             device: self.device,
             dtype: self.dtype,
             expand: self.expand,
             max_positions: self.context,
             pool_tokens: None,
-            engine,
-        };
-        let engine = Engine::open(path, options);
-        spinner.finish_and_clear();
-        engine
+            mem_fraction_static: self.mem_fraction_static,
+            page_size: None,
+            engine: EngineOptions { cuda_graphs: !self.no_cuda_graphs, overlap: !self.no_overlap, ..engine },
+        }
     }
+}
+
+/// Shows that something takes time.
+pub fn loading<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let spinner = ProgressBar::new_spinner().with_message(format!("loading {what}"));
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        spinner.set_style(style);
+    }
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    let result = work();
+    spinner.finish_and_clear();
+    result
 }
 
 /// How tokens are chosen.

@@ -1,11 +1,10 @@
 //! What a forward pass is told: tokens, where their keys and values go, and which rows need logits.
 
 use crate::error::Result;
-use warpsmith::{Device, Stream, Tensor};
+use warpsmith::{DType, Stream, Tensor};
 
 /// The new tokens of some sequences, one sequence after the other, as tensors on the device. Everything that varies from
 /// step to step is in tensors, so that a captured step can be run again with other contents.
-#[derive(Debug)]
 pub struct Batch {
     /// Token ids, `[tokens]`.
     pub ids: Tensor,
@@ -15,12 +14,14 @@ pub struct Batch {
     pub slots: Tensor,
     /// The pages of each sequence, `[sequences, most pages]`.
     pub page_table: Tensor,
-    /// Keys of each sequence, the new ones among them, `[sequences]`.
+    /// Keys of each sequence, the new ones among them, `[sequences]`; zero for a row that only fills up the batch.
     pub kv_lens: Tensor,
     /// Where the tokens of each sequence begin, `[sequences + 1]`; `None` if each has one.
     pub q_starts: Option<Tensor>,
-    /// The rows whose logits are wanted, `[rows]`.
-    pub logit_rows: Tensor,
+    /// The rows whose logits are wanted, `[rows]`; `None` for all.
+    pub logit_rows: Option<Tensor>,
+    /// The stream that the pass runs on.
+    pub(crate) stream: Stream,
 }
 
 impl Batch {
@@ -31,15 +32,12 @@ impl Batch {
 
     /// Number of rows whose logits are wanted.
     pub fn num_logits(&self) -> usize {
-        self.logit_rows.shape()[0]
+        self.logit_rows.as_ref().map_or(self.num_tokens(), |rows| rows.shape()[0])
     }
 
     /// The stream that the pass runs on.
-    ///
-    /// # Errors
-    /// If the device is not there.
-    pub fn stream(&self) -> Result<Stream> {
-        Ok(self.ids.device().default_stream()?)
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 }
 
@@ -56,12 +54,39 @@ pub struct Chunk<'a> {
     pub wants_logits: bool,
 }
 
+/// Numbers for several tensors, one after the other, so that they reach the device in one copy.
+#[derive(Default)]
+struct Words {
+    words: Vec<i32>,
+    parts: Vec<(usize, usize)>,
+}
+
+impl Words {
+    /// Tensors begin at multiples of 16 bytes, whatever is before them: kernels are chosen by alignment.
+    const ALIGN: usize = 4;
+
+    fn add(&mut self, part: &[i32]) {
+        self.parts.push((self.words.len(), part.len()));
+        self.words.extend_from_slice(part);
+        self.words.resize(self.words.len().next_multiple_of(Self::ALIGN), 0);
+    }
+
+    fn upload(&self, stream: &Stream) -> Result<impl Iterator<Item = Tensor>> {
+        let mut all = Tensor::empty_on(&[self.words.len()], DType::I32, stream)?;
+        all.write(0, &self.words, stream)?;
+        let part = move |&(start, len): &(usize, usize)| {
+            all.narrow(0, start, len).expect("every part lies in the whole")
+        };
+        Ok(self.parts.iter().map(part))
+    }
+}
+
 impl Batch {
     /// Puts chunks together.
     ///
     /// # Errors
     /// If the device has no memory left.
-    pub fn new(chunks: &[Chunk<'_>], page_size: usize, device: Device) -> Result<Batch> {
+    pub fn new(chunks: &[Chunk<'_>], page_size: usize, stream: &Stream) -> Result<Batch> {
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let width = chunks.iter().map(|chunk| chunk.pages.len()).max().unwrap_or(0).max(1);
         let (mut ids, mut positions) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
@@ -74,9 +99,7 @@ impl Batch {
             ids.extend_from_slice(chunk.tokens);
             for position in chunk.start..end {
                 positions.push(position as i32);
-                slots.push(
-                    chunk.pages[position / page_size] * page_size as i32 + (position % page_size) as i32,
-                );
+                slots.push(slot(chunk.pages, position, page_size));
             }
             kv_lens.push(end as i32);
             q_starts.push(ids.len() as i32);
@@ -84,16 +107,29 @@ impl Batch {
                 logit_rows.push(ids.len() as i32 - 1);
             }
         }
-        let one_each = chunks.iter().all(|chunk| chunk.tokens.len() == 1);
-        let ints = |values: &[i32], shape: &[usize]| Tensor::from_slice(values, shape, device);
+        let mut words = Words::default();
+        for part in [&ids, &positions, &slots, &table, &kv_lens, &q_starts, &logit_rows] {
+            words.add(part);
+        }
+        let mut tensors = words.upload(stream)?;
+        let mut next = || tensors.next().expect("seven parts were added");
+        let [ids, positions, slots, table, kv_lens, q_starts, logit_rows] = std::array::from_fn(|_| next());
+        let one_each = tokens == chunks.len() && chunks.iter().all(|chunk| chunk.tokens.len() == 1);
+        let all_wanted = logit_rows.shape()[0] == tokens;
         Ok(Batch {
-            ids: ints(&ids, &[tokens])?,
-            positions: ints(&positions, &[tokens])?,
-            slots: ints(&slots, &[tokens])?,
-            page_table: ints(&table, &[chunks.len(), width])?,
-            kv_lens: ints(&kv_lens, &[chunks.len()])?,
-            q_starts: if one_each { None } else { Some(ints(&q_starts, &[chunks.len() + 1])?) },
-            logit_rows: ints(&logit_rows, &[logit_rows.len()])?,
+            ids,
+            positions,
+            slots,
+            page_table: table.reshape(&[chunks.len(), width]).expect("a row for each chunk"),
+            kv_lens,
+            q_starts: (!one_each).then_some(q_starts),
+            logit_rows: (!all_wanted).then_some(logit_rows),
+            stream: stream.clone(),
         })
     }
+}
+
+/// Where the key and the value of a token are stored.
+pub(crate) fn slot(pages: &[i32], position: usize, page_size: usize) -> i32 {
+    pages[position / page_size] * page_size as i32 + (position % page_size) as i32
 }

@@ -1,21 +1,26 @@
 //! The engine: requests in, events out, one step at a time.
 
-use crate::batch::{Batch, Chunk};
+mod compute;
+mod flight;
+
+use crate::decode::Decode;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use crate::models::Model;
+use crate::models::layers::Buffer;
 use crate::output::Output;
 use crate::pages::Pages;
 use crate::request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, Usage};
-use crate::sampler::{self, Choice, Draw};
-use crate::scheduler::{Limits, Scheduler, Share, StepPlan};
+use crate::sampler::{self, Choice};
+use crate::scheduler::{Limits, Scheduler};
 use crate::sequence::{Key, Sequence};
 use crate::settings::{EngineOptions, Stats};
 use crate::text::{ChatTemplate, Tokenizer};
+use flight::Flight;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use warpsmith::Tensor;
+use warpsmith::{DType, Stream};
 
 /// A request that has outputs to come.
 struct Active {
@@ -32,6 +37,14 @@ struct Active {
 pub struct Engine {
     model: Box<dyn Model>,
     kv: KvCache,
+    /// Everything runs on it.
+    stream: Stream,
+    /// Of the last step, unless `decode` has them.
+    logits: Buffer,
+    /// Made by the first step that only generates.
+    decode: Option<Decode>,
+    /// The step after the last that was told about, if the device has it already.
+    flight: Option<Flight>,
     scheduler: Scheduler,
     options: EngineOptions,
     requests: BTreeMap<RequestId, Active>,
@@ -52,6 +65,11 @@ impl Engine {
         let config = model.config();
         options.validate(config)?;
         let kv = KvCache::new(config, options.num_pages, options.page_size, options.dtype, options.device)?;
+        let stream = match model.stream() {
+            Some(stream) => stream.clone(),
+            None => Stream::new(options.device)?,
+        };
+        let logits = Buffer::new(0, config.vocab_size, DType::F32, &stream)?;
         let pages = Pages::new(options.num_pages, options.page_size, options.prefix_cache)?;
         let limits = Limits {
             max_batch_tokens: options.max_batch_tokens,
@@ -61,6 +79,10 @@ impl Engine {
         Ok(Engine {
             model,
             kv,
+            stream,
+            logits,
+            decode: None,
+            flight: None,
             scheduler: Scheduler::new(limits, pages),
             options,
             requests: BTreeMap::new(),
@@ -84,6 +106,8 @@ impl Engine {
         let tokens = tokenizer.len().min(self.model.config().vocab_size);
         self.options.vocab_size.get_or_insert(tokens);
         (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template);
+        // Which tokens exist may have changed.
+        (self.decode, self.flight) = (None, None);
         self
     }
 
@@ -179,7 +203,10 @@ impl Engine {
     /// What the engine has done so far, and what it is doing.
     pub fn stats(&self) -> Stats {
         let (running, waiting) = self.scheduler.counts();
+        let graphs = self.decode.as_ref().map(Decode::graphs).unwrap_or_default();
         Stats {
+            graphs: graphs.captured,
+            graph_launches: graphs.launches,
             preemptions: self.scheduler.num_preemptions(),
             running,
             waiting,
@@ -187,6 +214,11 @@ impl Engine {
             cached_pages: self.scheduler.pages().num_cached(),
             ..self.stats
         }
+    }
+
+    /// Why no CUDA graphs are captured any more, if that failed. Steps then run call by call.
+    pub fn graph_failure(&self) -> Option<String> {
+        self.decode.as_ref()?.graphs().failure
     }
 
     /// Forgets all prefixes that nobody uses now.
@@ -212,13 +244,17 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let mut events = std::mem::take(&mut self.pending);
         self.end_late_requests(&mut events)?;
-        let plan = self.scheduler.schedule()?;
+        let (plan, landing) = match self.land() {
+            Some((plan, landing)) => (plan, Some(landing)),
+            None => (self.scheduler.schedule()?, None),
+        };
         if plan.shares.is_empty() {
             return Ok(events);
         }
-        match self.run(&plan) {
-            Ok(logits) => self.process(&plan, &logits, &mut events)?,
+        match self.run(&plan, landing) {
+            Ok(tokens) => self.process(&plan, tokens.as_deref(), &mut events)?,
             Err(error) => {
+                self.flight = None;
                 let reason = FinishReason::Failed(error.to_string());
                 for share in &plan.shares {
                     self.end_request(share.key.request, &reason, &mut events)?;
@@ -239,73 +275,6 @@ impl Engine {
             self.end_request(id, &FinishReason::Deadline, events)?;
         }
         Ok(())
-    }
-
-    /// Computes the tokens of a plan. Returns the logits of the sequences that reach their ends, one row each.
-    fn run(&mut self, plan: &StepPlan) -> Result<Tensor> {
-        self.kv.copy_pages(&plan.copies)?;
-        let chunk = |share: &Share| {
-            let sequence = self.scheduler.running(share.key).expect("what is planned is running");
-            Chunk {
-                tokens: &sequence.tokens[share.start..share.start + share.count],
-                start: share.start,
-                pages: &sequence.held.pages,
-                wants_logits: share.reaches_end,
-            }
-        };
-        let chunks: Vec<Chunk<'_>> = plan.shares.iter().map(chunk).collect();
-        let batch = Batch::new(&chunks, self.options.page_size, self.options.device)?;
-        self.stats.steps += 1;
-        self.stats.computed_tokens += batch.num_tokens() as u64;
-        self.model.forward(&batch, &mut self.kv)
-    }
-
-    /// Chooses tokens, ends what has reached its end.
-    fn process(&mut self, plan: &StepPlan, logits: &Tensor, events: &mut Vec<Event>) -> Result<()> {
-        let mut ends = Vec::new();
-        for share in &plan.shares {
-            self.scheduler.commit(share);
-            if share.reaches_end {
-                ends.push(share.key);
-            }
-        }
-        let takers = self.takers(&ends);
-        let draw = |&(row, key): &(usize, Key)| {
-            let position =
-                self.scheduler.running(ends[row]).expect("what is planned is running").tokens.len();
-            self.requests[&key.request].outputs[&key.index].draw(row, position)
-        };
-        let draws: Vec<Draw<'_>> = takers.iter().map(draw).collect();
-        let choices = sampler::choose(logits, &draws, self.vocab_size())?;
-        let mut choices = takers.into_iter().map(|(row, key)| (ends[row], key)).zip(choices).peekable();
-        while let Some(((leader, _), choice)) = choices.next() {
-            if let Some(choice) = &choice {
-                self.scheduler.append(leader, choice.token)?;
-            }
-            // Forks share the pages of their leader, so they begin before it can end.
-            while let Some(((_, fork), choice)) = choices.next_if(|((of, _), _)| *of == leader) {
-                if let Some(choice) = &choice {
-                    self.scheduler.fork(leader, fork.index, choice.token)?;
-                }
-                self.deliver(fork, choice, events)?;
-            }
-            self.deliver(leader, choice, events)?;
-        }
-        Ok(())
-    }
-
-    /// The outputs that take their next token from the rows of `ends`, each with its row: the sequences themselves, and after
-    /// the first of several outputs the others, which begin with its row.
-    fn takers(&mut self, ends: &[Key]) -> Vec<(usize, Key)> {
-        let mut takers = Vec::with_capacity(ends.len());
-        for (row, &key) in ends.iter().enumerate() {
-            takers.push((row, key));
-            let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
-            if std::mem::take(&mut request.has_forks) {
-                takers.extend((1..request.params.n).map(|index| (row, Key { index, ..key })));
-            }
-        }
-        takers
     }
 
     /// Tells about a token, and ends the output if it was the last, or if there is none.

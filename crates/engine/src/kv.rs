@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::models::Config;
 use std::collections::HashSet;
 use warpsmith::ops::KvCopy;
-use warpsmith::{DType, Device, Tensor, TensorViewMut};
+use warpsmith::{DType, Device, Stream, Tensor, TensorViewMut};
 
 /// Keys and values of all layers, `[layers, 2, pages, page_size, kv_heads, head_dim]`. A page has the same number in
 /// every layer.
@@ -48,17 +48,18 @@ impl KvCache {
             .ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
     }
 
-    /// Copies page `from` onto page `to`, for each pair `[from, to]` in order, in all layers.
+    /// Copies page `from` onto page `to`, for each pair `[from, to]` in order, in all layers, in the order of `stream`.
     ///
     /// # Errors
     /// If a page does not exist.
-    pub fn copy_pages(&mut self, pairs: &[[i32; 2]]) -> Result<()> {
+    pub fn copy_pages(&mut self, pairs: &[[i32; 2]], stream: &Stream) -> Result<()> {
         let mut rest = pairs;
         while !rest.is_empty() {
             let together = independent(rest);
             let (now, later) = rest.split_at(together);
-            let pairs = Tensor::from_slice(now.as_flattened(), &[together, 2], self.memory.device())?;
-            KvCopy::new(&pairs).run(&mut self.memory)?;
+            let mut pairs = Tensor::empty_on(&[together, 2], DType::I32, stream)?;
+            pairs.write(0, now.as_flattened(), stream)?;
+            KvCopy::new(&pairs).run_into(&mut self.memory, stream)?;
             rest = later;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Runs language models on the kernels of warpsmith: weights, text, models, scheduling.
 
 mod batch;
+mod decode;
 mod engine;
 mod error;
 mod kv;

@@ -3,7 +3,7 @@
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
-use crate::models::{self, Config, LoadOptions};
+use crate::models::{self, Config, LoadOptions, names::WeightSource};
 use crate::settings::EngineOptions;
 use crate::text::{Chat, ChatTemplate, Tokenizer};
 use crate::weights::{Checkpoint, Metadata};
@@ -21,10 +21,28 @@ pub struct OpenOptions {
     pub expand: bool,
     /// The most tokens of a request; the model's.
     pub max_positions: Option<usize>,
-    /// Tokens that the page pool holds; as many as two of the longest requests need, within a quarter of the free memory.
+    /// Tokens that the page pool holds. On a GPU as many as `mem_fraction_static` leaves room for; on the CPU as many as two
+    /// of the longest requests need, within a quarter of the free memory.
     pub pool_tokens: Option<usize>,
+    /// On a GPU, the part of the memory that is free before the model is loaded that weights and pages together may take, from
+    /// 0 to 1; 0.85. The rest is for activations, workspaces and logits.
+    pub mem_fraction_static: Option<f64>,
+    /// Tokens of a page; 16 on the CPU, 64 on a GPU.
+    pub page_size: Option<usize>,
     /// The engine's options. Its pages, type and device follow from those above.
     pub engine: EngineOptions,
+}
+
+impl OpenOptions {
+    /// Where the model runs.
+    fn device(&self) -> Device {
+        self.device.unwrap_or(Device::Cpu)
+    }
+
+    fn page_size(&self) -> usize {
+        let default = if self.device() == Device::Cpu { 16 } else { 64 };
+        self.page_size.unwrap_or(default).max(1)
+    }
 }
 
 impl Engine {
@@ -35,26 +53,41 @@ impl Engine {
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Engine> {
         let checkpoint = Checkpoint::open(path)?;
         let config = Config::from_checkpoint(&checkpoint)?;
-        let device = options.device.unwrap_or(Device::Cpu);
-        let dtype = options.dtype.unwrap_or(match device {
-            Device::Cpu => DType::F32,
-            Device::Cuda(_) => DType::BF16,
-        });
-        let load =
-            LoadOptions { dtype, device, quantized: !options.expand, max_positions: options.max_positions };
-        let model = models::load(&config, &checkpoint, load)?;
-        let engine = EngineOptions {
-            num_pages: num_pages(model.config(), &options, dtype, device)?,
-            dtype,
-            device,
-            ..options.engine
-        };
-        let engine = Engine::new(model, engine)?;
+        let engine = Engine::with_weights(&config, &checkpoint, options)?;
         if !has_tokenizer(&checkpoint) {
             return Ok(engine);
         }
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         Ok(engine.with_text(tokenizer, ChatTemplate::from_checkpoint(&checkpoint)?))
+    }
+
+    /// An engine for a model with weights from anywhere. It can be given token ids only.
+    ///
+    /// # Errors
+    /// If the model is not one that can be run.
+    pub fn with_weights(config: &Config, weights: &dyn WeightSource, options: OpenOptions) -> Result<Engine> {
+        let device = options.device();
+        let dtype = options.dtype.unwrap_or(match device {
+            Device::Cpu => DType::F32,
+            Device::Cuda(_) => DType::BF16,
+        });
+        let load = LoadOptions {
+            dtype,
+            device,
+            quantized: !options.expand,
+            max_positions: options.max_positions,
+            reserve_tokens: if device == Device::Cpu { 0 } else { options.engine.max_batch_tokens },
+        };
+        let before = device.memory()?.free;
+        let model = models::load(config, weights, load)?;
+        let engine = EngineOptions {
+            page_size: options.page_size(),
+            num_pages: num_pages(model.config(), &options, dtype, before)?,
+            dtype,
+            device,
+            ..options.engine
+        };
+        Engine::new(model, engine)
     }
 
     /// The prompt that a text is, with the token that the model wants in front. Names of control tokens in it are text.
@@ -91,12 +124,57 @@ fn no_tokenizer() -> Error {
     Error::request("prompt", "token ids, because the engine has no tokenizer", "text")
 }
 
-fn num_pages(config: &Config, options: &OpenOptions, dtype: DType, device: Device) -> Result<usize> {
-    let page_size = options.engine.page_size.max(1);
+/// The pages of the pool, for a model that is loaded by now. `before` is the memory that was free before.
+fn num_pages(config: &Config, options: &OpenOptions, dtype: DType, before: u64) -> Result<usize> {
+    let (device, page_size) = (options.device(), options.page_size());
     if let Some(tokens) = options.pool_tokens {
         return Ok(tokens.div_ceil(page_size));
     }
-    let wanted = (2 * config.max_positions).div_ceil(page_size);
     let page_bytes = KvCache::page_bytes(config, page_size, dtype).max(1) as u64;
-    Ok(wanted.min((device.memory()?.free / 4 / page_bytes) as usize).max(1))
+    // Slots are numbers of 32 bits.
+    let most = (i32::MAX as usize / page_size) as u64;
+    if device == Device::Cpu {
+        let wanted = (2 * config.max_positions).div_ceil(page_size) as u64;
+        return Ok(wanted.min(device.memory()?.free / 4 / page_bytes).clamp(1, most) as usize);
+    }
+    // What was freed while the model was loaded is free only when the device is done with it.
+    device.synchronize()?;
+    let pages = pages_within(options.mem_fraction_static, before, device.memory()?.free, page_bytes)?;
+    Ok(pages.min(most) as usize)
+}
+
+/// The pages that fit in a part of the memory that was free `before`, of which the model has left `after`.
+fn pages_within(fraction: Option<f64>, before: u64, after: u64, page_bytes: u64) -> Result<u64> {
+    let fraction = fraction.unwrap_or(0.85);
+    if !(fraction > 0.0 && fraction <= 1.0) {
+        return Err(Error::settings("mem_fraction_static", "a number above 0 and at most 1", fraction));
+    }
+    let taken = before.saturating_sub(after);
+    let allowed = (before as f64 * fraction) as u64;
+    match allowed.saturating_sub(taken).min(after) / page_bytes {
+        0 => {
+            let expected = format!(
+                "more than {:.3}, because the weights take {taken} of {before} bytes and a page takes {page_bytes}",
+                taken as f64 / before.max(1) as f64
+            );
+            Err(Error::settings("mem_fraction_static", expected, fraction))
+        }
+        pages => Ok(pages),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_take_what_the_weights_leave_of_their_part() {
+        assert_eq!(pages_within(Some(0.5), 1000, 800, 10).unwrap(), 30);
+        assert_eq!(pages_within(None, 1000, 1000, 10).unwrap(), 85);
+        assert_eq!(pages_within(Some(1.0), 1000, 300, 10).unwrap(), 30);
+        for (fraction, after) in [(0.5, 500), (0.5, 400), (0.0, 900), (1.5, 900), (f64::NAN, 900)] {
+            let told = pages_within(Some(fraction), 1000, after, 10).unwrap_err().to_string();
+            assert!(told.contains("`mem_fraction_static`"), "{told}");
+        }
+    }
 }

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::request::{SamplingParams, TokenLogprob};
 use std::collections::BTreeMap;
 use warpsmith::ops::{Copy, Embedding, Penalize, Sample};
-use warpsmith::{DType, Device, Tensor};
+use warpsmith::tensor::Element;
+use warpsmith::{DType, Stream, Tensor, TensorView};
 
 /// A chosen token.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,13 @@ pub struct Choice {
     pub logprob: Option<f32>,
     /// The most likely tokens of that distribution, if asked for, the likeliest first.
     pub top: Vec<TokenLogprob>,
+}
+
+impl Choice {
+    /// A token of which nothing else is wanted; `None` for the number that stands for no token.
+    pub fn plain(token: i32) -> Option<Choice> {
+        (token >= 0).then_some(Choice { token, logprob: None, top: Vec::new() })
+    }
 }
 
 /// What is remembered of a sequence for penalties.
@@ -66,6 +74,13 @@ pub struct Draw<'a> {
 }
 
 impl Draw<'_> {
+    /// Whether the token follows from the logits and `sample`'s own columns alone, and nothing else is wanted.
+    pub fn is_plain(&self) -> bool {
+        !History::is_needed(self.params)
+            && self.params.logit_bias.is_empty()
+            && self.params.logprobs.is_none()
+    }
+
     /// The tokens whose logits change: how often each occurred, -1 for never, and what is added to its logit.
     fn changes(&self) -> BTreeMap<i32, (i32, f32)> {
         let mut changes: BTreeMap<i32, (i32, f32)> =
@@ -77,46 +92,55 @@ impl Draw<'_> {
     }
 }
 
-/// Chooses a token for each draw from `logits`, `[rows, columns]` in f32. Only the first `vocab` columns can be chosen:
-/// models may have more than there are tokens. `None` for a row that has nothing but NaN.
+/// Chooses a token for each draw from `logits`, `[rows, columns]` in f32, in the order of `stream`. Only the first `vocab`
+/// columns can be chosen: models may have more than there are tokens. `None` for a row that has nothing but NaN.
 ///
 /// # Errors
 /// If an op refuses its arguments.
-pub fn choose(logits: &Tensor, draws: &[Draw<'_>], vocab: usize) -> Result<Vec<Option<Choice>>> {
+pub fn choose(
+    logits: TensorView<'_>,
+    draws: &[Draw<'_>],
+    vocab: usize,
+    stream: &Stream,
+) -> Result<Vec<Option<Choice>>> {
     if draws.is_empty() {
         return Ok(Vec::new());
     }
-    let device = logits.device();
     let shared = draws.iter().enumerate().any(|(i, draw)| draw.row != i) || draws.len() != logits.shape()[0];
-    let raw = match shared {
-        false => logits.clone(),
-        true => Embedding::new(logits, &column(draws, device, |draw| draw.row as i32)?).run()?,
+    let own = match shared {
+        false => None,
+        true => {
+            let mut rows = Tensor::empty_on(&[draws.len(), logits.shape()[1]], DType::F32, stream)?;
+            let names = column(draws, stream, |draw| draw.row as i32)?;
+            Embedding::new(logits, &names).run_into(&mut rows, stream)?;
+            Some(rows)
+        }
     };
-    let changed = penalized(&raw, draws)?;
+    let raw = own.as_ref().map_or(logits, Tensor::view);
+    let changed = penalized(raw, draws, stream)?;
     let [seed, position] = [
-        column(draws, device, |draw| draw.seed as i64)?,
-        column(draws, device, |draw| draw.position as i64)?,
+        column(draws, stream, |draw| draw.seed as i64)?,
+        column(draws, stream, |draw| draw.position as i64)?,
     ];
-    let temperature = column(draws, device, |draw| draw.params.temperature)?;
+    let temperature = column(draws, stream, |draw| draw.params.temperature)?;
     let (top_k, top_p, min_p) = (
-        column(draws, device, |draw| draw.params.top_k.min(i32::MAX as usize) as i32)?,
-        column(draws, device, |draw| draw.params.top_p)?,
-        column(draws, device, |draw| draw.params.min_p)?,
+        column(draws, stream, |draw| top_k(draw.params))?,
+        column(draws, stream, |draw| draw.params.top_p)?,
+        column(draws, stream, |draw| draw.params.min_p)?,
     );
-    let stream = device.default_stream()?;
-    let mut tokens = Tensor::empty_on(&[draws.len()], DType::I32, &stream)?;
+    let mut tokens = Tensor::empty_on(&[draws.len()], DType::I32, stream)?;
     let mut logprobs = match draws.iter().any(|draw| draw.params.logprobs.is_some()) {
-        true => Some(Tensor::empty_on(&[draws.len()], DType::F32, &stream)?),
+        true => Some(Tensor::empty_on(&[draws.len()], DType::F32, stream)?),
         false => None,
     };
-    Sample::new(changed.as_ref().unwrap_or(&raw), &seed, &position)
+    Sample::new(changed.as_ref().map_or(raw, Tensor::view), &seed, &position)
         .temperature(&temperature)
         .top_k(&top_k)
         .top_p(&top_p)
         .min_p(&min_p)
-        .raw(&raw)
+        .raw(raw)
         .vocab(vocab)
-        .run_into(&mut tokens, logprobs.as_mut().map(Into::into), &stream)?;
+        .run_into(&mut tokens, logprobs.as_mut().map(Into::into), stream)?;
     let tokens: Vec<i32> = tokens.to_vec()?;
     let logprobs: Option<Vec<f32>> = logprobs.map(|logprobs| logprobs.to_vec()).transpose()?;
     let mut choices = Vec::with_capacity(draws.len());
@@ -139,18 +163,29 @@ pub fn choose(logits: &Tensor, draws: &[Draw<'_>], vocab: usize) -> Result<Vec<O
     Ok(choices)
 }
 
+/// The option as `sample` takes it.
+pub fn top_k(params: &SamplingParams) -> i32 {
+    params.top_k.min(i32::MAX as usize) as i32
+}
+
 /// A number of each draw, as a tensor.
-fn column<T: warpsmith::tensor::Element>(
+fn column<T: Element>(
     draws: &[Draw<'_>],
-    device: Device,
+    stream: &Stream,
     number: impl Fn(&Draw<'_>) -> T,
 ) -> Result<Tensor> {
-    let numbers: Vec<T> = draws.iter().map(number).collect();
-    Ok(Tensor::from_slice(&numbers, &[draws.len()], device)?)
+    upload(&draws.iter().map(number).collect::<Vec<T>>(), &[draws.len()], stream)
+}
+
+/// Numbers as a tensor, copied in the order of `stream`.
+fn upload<T: Element>(numbers: &[T], shape: &[usize], stream: &Stream) -> Result<Tensor> {
+    let mut tensor = Tensor::empty_on(shape, T::DTYPE, stream)?;
+    tensor.write(0, numbers, stream)?;
+    Ok(tensor)
 }
 
 /// The logits after penalties and biases; `None` if no draw has any.
-fn penalized(logits: &Tensor, draws: &[Draw<'_>]) -> Result<Option<Tensor>> {
+fn penalized(logits: TensorView<'_>, draws: &[Draw<'_>], stream: &Stream) -> Result<Option<Tensor>> {
     let changes: Vec<BTreeMap<i32, (i32, f32)>> = draws.iter().map(Draw::changes).collect();
     let width = changes.iter().map(BTreeMap::len).max().unwrap_or(0);
     if width == 0 {
@@ -168,17 +203,17 @@ fn penalized(logits: &Tensor, draws: &[Draw<'_>]) -> Result<Option<Tensor>> {
         counts.resize(filled, -1);
         bias.resize(filled, 0.0);
     }
-    let (device, shape) = (logits.device(), [draws.len(), width]);
-    let (ids, counts) =
-        (Tensor::from_slice(&ids, &shape, device)?, Tensor::from_slice(&counts, &shape, device)?);
-    let bias = Tensor::from_slice(&bias, &shape, device)?;
-    let mut changed = Copy::new(logits).run()?;
+    let shape = [draws.len(), width];
+    let (ids, counts) = (upload(&ids, &shape, stream)?, upload(&counts, &shape, stream)?);
+    let bias = upload(&bias, &shape, stream)?;
+    let mut changed = Tensor::empty_on(logits.shape(), logits.dtype(), stream)?;
+    Copy::new(logits).run_into(&mut changed, stream)?;
     Penalize::new(&ids, &counts)
         .bias(&bias)
-        .repetition(&column(draws, device, |draw| draw.params.repetition_penalty)?)
-        .presence(&column(draws, device, |draw| draw.params.presence_penalty)?)
-        .frequency(&column(draws, device, |draw| draw.params.frequency_penalty)?)
-        .run(&mut changed)?;
+        .repetition(&column(draws, stream, |draw| draw.params.repetition_penalty)?)
+        .presence(&column(draws, stream, |draw| draw.params.presence_penalty)?)
+        .frequency(&column(draws, stream, |draw| draw.params.frequency_penalty)?)
+        .run_into(&mut changed, stream)?;
     Ok(Some(changed))
 }
 
@@ -216,6 +251,7 @@ pub fn seed_of_output(seed: u64, index: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warpsmith::Device;
 
     fn draw<'a>(params: &'a SamplingParams, seed: u64, history: &'a History) -> Draw<'a> {
         Draw { row: 0, params, seed, position: 3, history }
@@ -226,7 +262,9 @@ mod tests {
     }
 
     fn pick(logits: &[f32], params: &SamplingParams, vocab: usize) -> Option<Choice> {
-        choose(&row(logits), &[draw(params, 0, &History::default())], vocab).unwrap().remove(0)
+        choose(row(logits).view(), &[draw(params, 0, &History::default())], vocab, &Stream::Host)
+            .unwrap()
+            .remove(0)
     }
 
     #[test]
@@ -244,7 +282,7 @@ mod tests {
         let counts = |params: &SamplingParams| {
             let draws: Vec<Draw<'_>> = (0..8000).map(|seed| draw(params, seed, &none)).collect();
             let mut counts = [0usize; 4];
-            let choices = choose(&logits, &draws, 4).unwrap();
+            let choices = choose(logits.view(), &draws, 4, &Stream::Host).unwrap();
             choices.iter().for_each(|choice| counts[choice.as_ref().unwrap().token as usize] += 1);
             counts
         };
@@ -276,7 +314,8 @@ mod tests {
             .enumerate()
             .map(|(row, (params, history))| Draw { row, ..draw(params, 0, history) })
             .collect();
-        let changed: Vec<f32> = penalized(&logits, &draws).unwrap().unwrap().to_vec().unwrap();
+        let changed: Vec<f32> =
+            penalized(logits.view(), &draws, &Stream::Host).unwrap().unwrap().to_vec().unwrap();
         assert_eq!(changed, [2.0, 1.5, -1.0, 1.0, 1.5, -2.0, 2.0, 0.5, -1.0]);
     }
 

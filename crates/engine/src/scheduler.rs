@@ -75,6 +75,11 @@ impl Scheduler {
         self.pages.num_pages() * self.pages.page_size()
     }
 
+    /// The most pages that a sequence of at most this many tokens can have.
+    pub fn most_pages(&self, max_len: usize) -> usize {
+        self.pages.pages_for(max_len).min(self.pages.num_pages())
+    }
+
     /// The pages.
     pub fn pages(&self) -> &Pages {
         &self.pages
@@ -159,6 +164,13 @@ impl Scheduler {
             return self.schedule();
         }
         Ok(plan)
+    }
+
+    /// Takes a page for the token at `position` of a running sequence, the one after those of the present step, if it needs
+    /// one. `false`, with nothing changed, if there is none.
+    pub fn reserve(&mut self, key: Key, position: usize) -> bool {
+        let Some(sequence) = self.running.get_mut(&key) else { return false };
+        self.pages.grow(&mut sequence.held, self.pages.pages_for(position + 1))
     }
 
     /// Takes pages for up to `wanted` more tokens of a running sequence. Returns for how many there are pages; if it is
@@ -287,7 +299,9 @@ impl Scheduler {
                     sequence.verified
                 ));
             }
-            if sequence.held.pages.len() != self.pages.pages_for(computed) {
+            // The next token may have its page already.
+            let pages = self.pages.pages_for(computed)..=self.pages.pages_for(computed + 1);
+            if !pages.contains(&sequence.held.pages.len()) {
                 return broken(format!("{key:?}: {} pages for {computed} tokens", sequence.held.pages.len()));
             }
         }

@@ -27,6 +27,13 @@ pub struct EngineOptions {
     pub dtype: DType,
     /// The device of the model.
     pub device: Device,
+    /// On a GPU, whether steps that only generate are captured as CUDA graphs. It changes no bits.
+    pub cuda_graphs: bool,
+    /// Whether such a step is given to the device before the tokens of the one ahead of it are known, where that can be done.
+    /// The host then works while the device does. It changes no bits.
+    pub overlap: bool,
+    /// On the CPU, whether steps that only generate run in the fixed memory that graphs have on a GPU: slower, for tests.
+    pub fixed_decode: bool,
 }
 
 impl Default for EngineOptions {
@@ -42,11 +49,22 @@ impl Default for EngineOptions {
             vocab_size: None,
             dtype: DType::F32,
             device: Device::Cpu,
+            cuda_graphs: true,
+            overlap: true,
+            fixed_decode: false,
         }
     }
 }
 
 impl EngineOptions {
+    /// Whether steps that only generate have memory of their own.
+    pub(crate) fn has_fixed_decode(&self) -> bool {
+        match self.device {
+            Device::Cpu => self.fixed_decode,
+            Device::Cuda(_) => self.cuda_graphs,
+        }
+    }
+
     /// Whether all options are in their ranges.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
         let count = |what, value: usize, least: usize, most: usize| match (least..=most).contains(&value) {
@@ -71,6 +89,12 @@ pub struct Stats {
     pub computed_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
+    /// CUDA graphs that were captured.
+    pub graphs: usize,
+    /// Steps that were launches of a graph.
+    pub graph_launches: u64,
+    /// Steps that the device was given before the tokens of the one ahead of them were known.
+    pub steps_ahead: u64,
     /// How often an output lost its pages.
     pub preemptions: usize,
     /// Outputs that are being generated.

@@ -11,6 +11,7 @@ mod machine;
 mod signature;
 mod tensor;
 mod torch;
+mod user_kernel;
 
 use pyo3::prelude::*;
 
@@ -28,6 +29,8 @@ mod _native {
     use super::tensor::{Tensor, from_dlpack};
     #[pymodule_export]
     use super::torch::{register_kernels, torch_is_native};
+    #[pymodule_export]
+    use super::user_kernel::CudaKernel;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

@@ -18,13 +18,19 @@ SIZES = {
     "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab": 11, "k": 8, "rows": 6,
     "cols": 5, "batch": 2, "q_len": 5, "kv_len": 7, "page_size": 4, "num_pages": 6, "max_pages": 3, "requests": 3,
     "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 32, "levels": 1,
-    "groups": 1,
+    "groups": 1, "columns": 11, "slots": 2,
 }  # fmt: skip
 LEADING = [3]
 
 
 def i32(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
+
+
+def q8_0(weights: torch.Tensor) -> torch.Tensor:
+    """Weights ``[rows, blocks, 32]`` as the bytes of GGUF's q8_0 with scales of 1."""
+    scales = torch.ones(*weights.shape[:2], 1, dtype=torch.float16).view(torch.uint8)
+    return torch.cat((scales, weights.to(torch.int8).view(torch.uint8)), -1).flatten(1)
 
 
 #: Values of arguments, by op and argument.
@@ -41,11 +47,29 @@ VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
         "page_table": lambda: i32([[0, 1, 2], [3, 4, 5], [5, 0, 0]]),
         "kv_lens": lambda: i32([9, 12, 2]),
     },
+    "penalize": {
+        "ids": lambda: i32([[0, 3], [1, -1], [10, 4], [2, 0], [5, 6], [-1, 7]]),
+        "counts": lambda: i32([[1, 0], [2, -1], [0, 3], [1, 1], [-1, 4], [0, 0]]),
+        "repetition": lambda: torch.full((6,), 1.25),
+    },
+    "sample": {
+        "seed": lambda: torch.arange(6),
+        "temperature": lambda: torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0, 0.7]),
+        "top_k": lambda: i32([0, 1, 3, 5, 0, 11]),
+        "top_p": lambda: torch.linspace(0.1, 1.0, 6),
+        "min_p": lambda: torch.full((6,), 0.05),
+    },
+    # Rows of two blocks of 32 weights: a scale of 1 and whole numbers.
+    "linear_quant": {"x": lambda: torch.randn(3, 64), "w": lambda: q8_0(torch.randint(-8, 8, (6, 2, 32)))},
     "prefix_match": {"starts": lambda: i32([0, 5, 8]), "table": lambda: torch.full((4, 4), -1, dtype=torch.int32)},
 }
 
 #: Options that are not their defaults.
-OPTIONS: dict[str, dict[str, Any]] = {"embedding_backward": {"vocab": 11}, "prefix_match": {"max_pages": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "embedding_backward": {"vocab": 11},
+    "prefix_match": {"max_pages": 3},
+    "linear_quant": {"format": "q8_0"},
+}
 
 
 class Case:

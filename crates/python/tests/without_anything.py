@@ -69,6 +69,13 @@ assert warpsmith.bench(warpsmith.rms_norm, out, iters=3, warmup=0).median > 0
 states = {finding.what: finding.state for finding in warpsmith.doctor()}
 assert states["torch"] == "missing" and states["cpu"] == "ok", states
 assert len(warpsmith.list_ops()) > 20
+for name in ("nn", "sdpa", "patch"):
+    try:
+        getattr(warpsmith, name)
+    except AttributeError as error:
+        assert "needs PyTorch" in str(error), error
+    else:
+        sys.exit(f"there is no PyTorch for {name}")
 try:
     out.numpy()
 except ImportError:

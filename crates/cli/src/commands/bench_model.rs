@@ -1,29 +1,50 @@
 //! `warpsmith bench-model`: how fast a model reads and writes.
 
+mod report;
+mod runs;
+mod source;
+
 use crate::model::ModelArgs;
-use serde_json::json;
+use report::{Form, Report, Row};
+use runs::{Requests, prefix, time};
+use source::Source;
 use std::process::ExitCode;
-use std::time::Instant;
-use warpsmith::tensor::Random;
-use warpsmith_engine::weights::Checkpoint;
-use warpsmith_engine::{Engine, EngineOptions, Request, Result, SamplingParams};
+use warpsmith_engine::{EngineOptions, Error, Result};
 
 /// Measure how fast a model reads prompts and writes tokens
 ///
 /// The rows are those of llama-bench: `pp512` computes a prompt of 512 tokens, `tg128` generates 128 tokens one after the
-/// other. Each is run once to warm up and then several times; the table shows mean and standard deviation of tokens per
-/// second. Prefixes are not kept between runs.
+/// other; `tg128@32` does so for 32 sequences at the same time, and counts the tokens of all. Each is run once to warm up and
+/// then several times; the table shows mean and standard deviation of tokens per second, and the milliseconds of a prompt or
+/// of a step. Prefixes are not kept between runs.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Lengths of prompts; can be repeated
+    /// Random weights instead of a file: a config.json, a folder with one, or the name of a model that is known [possible
+    /// names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama-3.2-1b, llama-3.1-8b]
+    #[arg(long, value_name = "CONFIG", conflicts_with = "model")]
+    random: Option<String>,
+    /// Lengths of prompts; can be repeated. 0 for none
     #[arg(long, short = 'p', value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
-    /// Numbers of tokens to generate; can be repeated
+    /// Numbers of tokens to generate; can be repeated. 0 for none
     #[arg(long, short = 'n', value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     generate: Vec<usize>,
+    /// Numbers of sequences that generate at the same time; can be repeated
+    #[arg(long, short = 'b', value_name = "SEQUENCES", value_delimiter = ',', default_value = "1")]
+    batch: Vec<usize>,
+    /// Also serve a set of requests as fast as possible, and count the tokens that they generate
+    #[arg(long)]
+    workload: Option<Workload>,
+    /// Requests of the workload
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256, requires = "workload")]
+    requests: usize,
+    /// Also compare the first token of a prompt of this many tokens and a few more with that of a second one with the same
+    /// beginning; can be repeated
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    prefix: Vec<usize>,
     /// Runs of each row
     #[arg(long, short = 'r', value_name = "RUNS", default_value_t = 5)]
     repetitions: usize,
@@ -33,101 +54,92 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Form {
-    /// A table in Markdown
-    Md,
-    /// A JSON array
-    Json,
+enum Workload {
+    /// That of nano-vllm: prompts and answers of 100 to 1024 tokens, all lengths as likely, temperature 0.6
+    NanoVllm,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   warpsmith bench-model --model model.gguf
-  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json";
+  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json
+  warpsmith bench-model --random qwen3-0.6b --device cuda --batch 1,32,128
+  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload nano-vllm
+  warpsmith bench-model --random config.json --prefix 8192";
 
-/// A row of the table.
-struct Row {
-    test: String,
-    /// Tokens per second of each run.
-    rates: Vec<f64>,
-}
-
-impl Row {
-    fn mean(&self) -> f64 {
-        self.rates.iter().sum::<f64>() / self.rates.len() as f64
-    }
-
-    fn deviation(&self) -> f64 {
-        let (mean, others) = (self.mean(), (self.rates.len() - 1).max(1) as f64);
-        (self.rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / others).sqrt()
+impl Args {
+    /// Room for the largest test.
+    fn engine_options(&self) -> EngineOptions {
+        let workload = match self.workload {
+            // As nano-vllm has it.
+            Some(Workload::NanoVllm) => [self.requests.min(512), 16384.min(1024 * self.requests)],
+            None => [1, 1],
+        };
+        let most = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
+        let max_running = most(&self.batch).max(workload[0]).max(1);
+        let tokens =
+            most(&self.prompt).max(512).max(workload[1]).max(max_running).max(most(&self.prefix).min(8192));
+        EngineOptions {
+            prefix_cache: !self.prefix.is_empty(),
+            max_batch_tokens: tokens,
+            max_chunk: tokens,
+            max_running,
+            ..EngineOptions::default()
+        }
     }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let checkpoint = Checkpoint::open(args.model.path()?)?;
-    let bytes: usize = checkpoint.tensors().map(|tensor| tensor.range().len()).sum();
-    let parameters: usize = checkpoint.tensors().map(|tensor| tensor.numel()).sum();
-    let longest = args.prompt.iter().copied().max().unwrap_or(1).max(512);
-    let options = EngineOptions {
-        prefix_cache: false,
-        max_batch_tokens: longest,
-        max_chunk: longest,
-        ..EngineOptions::default()
-    };
-    let mut engine = args.model.open(options)?;
+    if args.batch.contains(&0) {
+        return Err(Error::Settings { what: "batch", expected: "1 or more".into(), got: "0".into() });
+    }
+    let source = Source::new(args.random.as_deref(), &args.model)?;
+    let mut engine = source.open(&args.model, args.engine_options())?;
+    let runs = args.repetitions.max(1);
     let mut rows = Vec::new();
-    let tests = args.prompt.iter().map(|&n| (n, 1)).chain(args.generate.iter().map(|&n| (1, n)));
-    for (i, (prompt, tokens)) in tests.enumerate() {
-        let reads = i < args.prompt.len();
-        let test = if reads { format!("pp{prompt}") } else { format!("tg{tokens}") };
-        let mut rates = Vec::new();
-        for run in 0..=args.repetitions.max(1) {
-            let seconds = time(&mut engine, prompt, tokens, run as u64)?;
-            if run > 0 {
-                rates.push(if reads { prompt } else { tokens } as f64 / seconds);
-            }
-        }
-        rows.push(Row { test, rates });
+    for &prompt in args.prompt.iter().filter(|&&prompt| prompt > 0) {
+        let seconds = measure(runs, |run| time(&mut engine, &Requests::alike(1, prompt, 1), run))?;
+        rows.push(Row::new(format!("pp{prompt}"), prompt, &seconds, 1));
     }
-    let name = engine.model().config().architecture.clone();
-    let threads = warpsmith::cpu::num_threads();
-    match args.output {
-        Form::Md => {
-            println!("| model | size | params | threads | test | t/s |");
-            println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-            let size = format!("{:.2} MiB", bytes as f64 / (1 << 20) as f64);
-            let parameters = format!("{:.2} M", parameters as f64 / 1e6);
-            for row in &rows {
-                let rate = format!("{:.2} ± {:.2}", row.mean(), row.deviation());
-                println!("| {name} | {size} | {parameters} | {threads} | {} | {rate} |", row.test);
-            }
-        }
-        Form::Json => {
-            let rows: Vec<_> = rows
-                .iter()
-                .map(|row| {
-                    json!({
-                        "model": name, "bytes": bytes, "parameters": parameters, "threads": threads,
-                        "test": row.test, "mean": row.mean(), "deviation": row.deviation(), "samples": row.rates,
-                    })
-                })
-                .collect();
-            println!("{:#}", json!(rows));
+    for &tokens in args.generate.iter().filter(|&&tokens| tokens > 0) {
+        for &count in &args.batch {
+            let seconds = measure(runs, |run| time(&mut engine, &Requests::alike(count, 1, tokens), run))?;
+            let at = if count == 1 { String::new() } else { format!("@{count}") };
+            rows.push(Row::new(format!("tg{tokens}{at}"), count * tokens, &seconds, tokens));
         }
     }
+    if let Some(Workload::NanoVllm) = args.workload {
+        let requests = Requests::nano_vllm(args.requests);
+        let seconds = measure(1, |run| time(&mut engine, &requests, run))?;
+        rows.push(Row::new("nano-vllm".into(), requests.output_tokens(), &seconds, 1));
+    }
+    for &tokens in &args.prefix {
+        let runs = (0..=runs).map(|run| prefix(&mut engine, tokens, run as u64));
+        let pairs = runs.skip(1).collect::<Result<Vec<[f64; 2]>>>()?;
+        let [first, again] = [0, 1].map(|which| pairs.iter().map(|pair| pair[which]).collect::<Vec<f64>>());
+        let (first, again) = (
+            Row::new(format!("prefix{tokens} first"), tokens, &first, 1),
+            Row::new(format!("prefix{tokens} again"), tokens, &again, 1),
+        );
+        let ratio = first.milliseconds() / again.milliseconds();
+        rows.extend([first, again.faster(ratio)]);
+    }
+    let stats = engine.stats();
+    let report = Report {
+        model: source.name(&engine),
+        bytes: source.bytes,
+        parameters: source.parameters,
+        device: args.model.device(),
+        graphs: stats.graphs,
+        graph_failure: engine.graph_failure(),
+        rows,
+    };
+    report.print(args.output);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Seconds that a random prompt and its answer take.
-fn time(engine: &mut Engine, prompt: usize, tokens: usize, seed: u64) -> Result<f64> {
-    let mut random = Random::new(seed);
-    let vocab = engine.tokenizer().map_or(engine.model().config().vocab_size, |t| t.len()) as u64;
-    let prompt = (0..prompt).map(|_| random.below(vocab) as i32).collect();
-    let params = SamplingParams { max_tokens: Some(tokens), ignore_eos: true, ..SamplingParams::greedy() };
-    engine.add_request(Request { prompt, params, ..Request::default() })?;
-    let start = Instant::now();
-    while engine.has_work() {
-        engine.step()?;
-    }
-    Ok(start.elapsed().as_secs_f64())
+/// Seconds of each run, after one to warm up.
+fn measure(runs: usize, mut run: impl FnMut(u64) -> Result<f64>) -> Result<Vec<f64>> {
+    run(0)?;
+    (1..=runs as u64).map(run).collect()
 }

@@ -1,6 +1,6 @@
 //! GPT-2: layer norms with biases, learned positions, a feed-forward layer with tanh GELU.
 
-use super::layers::{Attention, Buffer, Norm, Table, select_rows};
+use super::layers::{Attention, Buffer, Norm, Selection, Table};
 use super::names::{Loader, Part};
 use super::products::Projection;
 use super::{Config, Model};
@@ -8,7 +8,7 @@ use crate::batch::Batch;
 use crate::error::Result;
 use crate::kv::KvCache;
 use warpsmith::ops::linear::Activation;
-use warpsmith::{Stream, Tensor, TensorViewMut};
+use warpsmith::{Stream, TensorViewMut};
 
 /// Loads a GPT-2.
 pub(super) fn load(config: &Config, loader: &Loader<'_>) -> Result<Box<dyn Model>> {
@@ -22,8 +22,10 @@ struct Gpt2 {
     layers: Vec<Layer>,
     norm: Norm,
     head: Projection,
+    stream: Stream,
     /// The residual stream.
     x: Buffer,
+    selection: Selection,
     /// The vectors of tokens and of positions, before they are added.
     token_rows: Buffer,
     position_rows: Buffer,
@@ -52,13 +54,15 @@ impl Gpt2 {
     fn load(config: &Config, loader: &Loader<'_>) -> Result<Gpt2> {
         let hidden = config.hidden_size;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, hidden)?;
-        let buffer = |width| Buffer::new(width, loader.dtype(), loader.device());
+        let buffer = |width| loader.buffer(width);
         Ok(Gpt2 {
             positions: Table::load(loader, Part::Positions, config.max_positions, hidden)?,
             embedding,
             layers: (0..config.num_layers).map(|i| Layer::load(config, loader, i)).collect::<Result<_>>()?,
             norm: Norm::load(loader, Part::FinalNorm, 0, hidden, config.norm_eps)?,
             head: Projection::head(loader)?,
+            stream: loader.stream().clone(),
+            selection: Selection::new(loader, config.hidden_size)?,
             x: buffer(hidden)?,
             token_rows: buffer(hidden)?,
             position_rows: buffer(hidden)?,
@@ -78,12 +82,16 @@ impl Model for Gpt2 {
         &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let (tokens, stream) = (batch.num_tokens(), batch.stream()?);
+    fn stream(&self) -> Option<&Stream> {
+        Some(&self.stream)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
+        let (tokens, stream) = (batch.num_tokens(), batch.stream());
         let mut token_rows = self.token_rows.write(tokens)?;
         let mut position_rows = self.position_rows.write(tokens)?;
-        self.embedding.forward(&batch.ids, token_rows.reborrow(), &stream)?;
-        self.positions.forward(&batch.positions, position_rows.reborrow(), &stream)?;
+        self.embedding.forward(&batch.ids, token_rows.reborrow(), stream)?;
+        self.positions.forward(&batch.positions, position_rows.reborrow(), stream)?;
         let mut x = self.x.write(tokens)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
             let normed = self.rooms.normed.write(tokens)?;
@@ -91,16 +99,16 @@ impl Model for Gpt2 {
                 // The sum of the two is formed by the first norm.
                 0 => {
                     let rows = [token_rows.as_view(), position_rows.as_view()];
-                    layer.attention_norm.forward_sum(rows, normed, x.reborrow(), &stream)?;
+                    layer.attention_norm.forward_sum(rows, normed, x.reborrow(), stream)?;
                 }
-                _ => layer.attention_norm.forward(x.as_view(), normed, &stream)?,
+                _ => layer.attention_norm.forward(x.as_view(), normed, stream)?,
             }
-            layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, &stream)?;
+            layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, stream)?;
         }
-        let last = select_rows(x.as_view(), &batch.logit_rows)?;
+        let last = self.selection.forward(x.as_view(), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
-        self.norm.forward(last.view(), normed.reborrow(), &stream)?;
-        self.head.logits(normed.as_view(), &stream)
+        self.norm.forward(last, normed.reborrow(), stream)?;
+        self.head.forward(normed.as_view(), logits, stream)
     }
 }
 

@@ -8,23 +8,24 @@ use warpsmith::op::Plan;
 use warpsmith::ops::{Embedding, KvStore, LayerNorm, PagedAttention, RmsNorm, Rope};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
-/// Rows of activations whose memory is used again in every pass. It grows to the largest batch.
-#[derive(Debug)]
+/// Rows of activations whose memory is used again in every pass. It grows to the largest batch. A captured pass keeps the
+/// memory that it was captured with.
 pub struct Buffer {
     memory: Tensor,
+    stream: Stream,
 }
 
 impl Buffer {
-    /// Rows of `width` elements.
-    pub fn new(width: usize, dtype: DType, device: Device) -> Result<Buffer> {
-        Ok(Buffer { memory: Tensor::empty(&[0, width], dtype, device)? })
+    /// Rows of `width` elements, `rows` of them from the start, for work on `stream`.
+    pub fn new(rows: usize, width: usize, dtype: DType, stream: &Stream) -> Result<Buffer> {
+        Ok(Buffer { memory: Tensor::empty_on(&[rows, width], dtype, stream)?, stream: stream.clone() })
     }
 
     /// The first `rows` rows, to be written. What was in them is lost if they did not exist yet.
     pub fn write(&mut self, rows: usize) -> Result<TensorViewMut<'_>> {
         let width = self.memory.shape()[1];
         if self.memory.shape()[0] < rows {
-            self.memory = Tensor::empty(&[rows, width], self.memory.dtype(), self.memory.device())?;
+            self.memory = Tensor::empty_on(&[rows, width], self.memory.dtype(), &self.stream)?;
         }
         Ok(self.memory.view_mut().narrow(0, 0, rows).expect("there are as many rows"))
     }
@@ -53,9 +54,25 @@ impl Table {
     }
 }
 
-/// The rows of `x` that `rows` names, as a new tensor.
-pub fn select_rows(x: TensorView<'_>, rows: &Tensor) -> Result<Tensor> {
-    Ok(Embedding::new(x, rows).run()?)
+/// The rows of a batch whose logits are wanted.
+pub struct Selection {
+    rows: Buffer,
+    plan: Option<Plan>,
+}
+
+impl Selection {
+    /// With room for rows of `width` elements.
+    pub fn new(loader: &Loader<'_>, width: usize) -> Result<Selection> {
+        Ok(Selection { rows: loader.buffer(width)?, plan: None })
+    }
+
+    /// Of `x`, which has a row for each token: a copy of some of them, or `x` itself if all are wanted.
+    pub fn forward<'a>(&'a mut self, x: TensorView<'a>, batch: &Batch) -> Result<TensorView<'a>> {
+        let Some(wanted) = &batch.logit_rows else { return Ok(x) };
+        let mut rows = self.rows.write(batch.num_logits())?;
+        Embedding::new(x, wanted).keep_plan(&mut self.plan).run_into(rows.reborrow(), batch.stream())?;
+        Ok(self.rows.read(batch.num_logits()))
+    }
 }
 
 /// A norm of rows: RMS, or layer norm where the weights have a bias.

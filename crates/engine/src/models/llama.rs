@@ -1,13 +1,13 @@
 //! The Llama family: RMS norms before attention and a gated feed-forward layer, rotated queries and keys.
 
-use super::layers::{Attention, Buffer, Norm, Table, select_rows};
+use super::layers::{Attention, Buffer, Norm, Selection, Table};
 use super::names::{Loader, Part};
 use super::products::{GatedMlp, Projection};
 use super::{Config, Model};
 use crate::batch::Batch;
 use crate::error::Result;
 use crate::kv::KvCache;
-use warpsmith::{Stream, Tensor, TensorViewMut};
+use warpsmith::{Stream, TensorViewMut};
 
 /// Loads a Llama.
 pub(super) fn load(config: &Config, loader: &Loader<'_>) -> Result<Box<dyn Model>> {
@@ -21,8 +21,10 @@ pub(super) struct Decoder {
     layers: Vec<Layer>,
     norm: Norm,
     head: Projection,
+    stream: Stream,
     /// The residual stream.
     x: Buffer,
+    selection: Selection,
     rooms: Rooms,
 }
 
@@ -53,13 +55,15 @@ impl Decoder {
         let rotary = loader.rotary()?;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, config.hidden_size)?;
         let layer = |i| Layer::load(config, loader, i, adapt(i, Attention::new(config, rotary.clone()))?);
-        let buffer = |width| Buffer::new(width, loader.dtype(), loader.device());
+        let buffer = |width| loader.buffer(width);
         let queries = config.num_heads * config.head_dim;
         Ok(Decoder {
             embedding,
             layers: (0..config.num_layers).map(layer).collect::<Result<_>>()?,
             norm: Norm::load(loader, Part::FinalNorm, 0, config.hidden_size, config.norm_eps)?,
             head: Projection::head(loader)?,
+            stream: loader.stream().clone(),
+            selection: Selection::new(loader, config.hidden_size)?,
             x: buffer(config.hidden_size)?,
             rooms: Rooms {
                 normed: buffer(config.hidden_size)?,
@@ -77,17 +81,21 @@ impl Model for Decoder {
         &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let (tokens, stream) = (batch.num_tokens(), batch.stream()?);
+    fn stream(&self) -> Option<&Stream> {
+        Some(&self.stream)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
+        let (tokens, stream) = (batch.num_tokens(), batch.stream());
         let mut x = self.x.write(tokens)?;
-        self.embedding.forward(&batch.ids, x.reborrow(), &stream)?;
+        self.embedding.forward(&batch.ids, x.reborrow(), stream)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, &stream)?;
+            layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, stream)?;
         }
-        let last = select_rows(x.as_view(), &batch.logit_rows)?;
+        let last = self.selection.forward(x.as_view(), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
-        self.norm.forward(last.view(), normed.reborrow(), &stream)?;
-        self.head.logits(normed.as_view(), &stream)
+        self.norm.forward(last, normed.reborrow(), stream)?;
+        self.head.forward(normed.as_view(), logits, stream)
     }
 }
 

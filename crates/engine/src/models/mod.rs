@@ -11,32 +11,39 @@ mod llama;
 pub mod names;
 pub mod products;
 mod qwen3;
+mod random;
 mod source;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Config, RopeConfig, RopeScaling};
+pub use random::RandomWeights;
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use names::{Loader, WeightSource};
-use warpsmith::{DType, Device, Tensor};
+use warpsmith::{DType, Device, Stream, TensorViewMut};
 
 /// A model that is ready to run.
 pub trait Model: Send {
     /// What it is made of.
     fn config(&self) -> &Config;
 
-    /// Computes the batch's tokens, stores their keys and values, and returns the logits of the rows that the batch asks
-    /// for, `[rows, vocab_size]` in f32.
+    /// The stream that its weights were made on. Passes run on it where that is known: on any other they are ordered with it.
+    fn stream(&self) -> Option<&Stream> {
+        None
+    }
+
+    /// Computes the batch's tokens, stores their keys and values, and writes the logits of the rows that the batch asks
+    /// for to `logits`, `[rows, vocab_size]` in f32, all in the order of the batch's stream.
     ///
     /// The bits of a row depend on the tokens of its own sequence alone: not on other rows, on pages, or on how the
     /// sequence was divided into batches.
     ///
     /// # Errors
     /// If an op refuses the batch. Keys and values of its tokens are undefined then.
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor>;
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()>;
 }
 
 /// Makes a model of a family from its weights.
@@ -57,11 +64,19 @@ pub struct LoadOptions {
     pub quantized: bool,
     /// The most positions it is used with; the configuration's if `None`.
     pub max_positions: Option<usize>,
+    /// Tokens of a pass for which there is room from the start. Larger passes make room for themselves.
+    pub reserve_tokens: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        LoadOptions { dtype: DType::F32, device: Device::Cpu, quantized: true, max_positions: None }
+        LoadOptions {
+            dtype: DType::F32,
+            device: Device::Cpu,
+            quantized: true,
+            max_positions: None,
+            reserve_tokens: 0,
+        }
     }
 }
 
@@ -76,5 +91,5 @@ pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -
     };
     let mut config = config.clone();
     config.max_positions = config.max_positions.min(options.max_positions.unwrap_or(usize::MAX));
-    load(&config, &Loader::new(weights, &config, options))
+    load(&config, &Loader::new(weights, &config, options)?)
 }

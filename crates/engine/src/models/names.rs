@@ -8,7 +8,7 @@ use super::{LoadOptions, layers};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use warpsmith::ops::{self, QuantFormat};
-use warpsmith::{DType, Device, Tensor, TensorView};
+use warpsmith::{DType, Device, Stream, Tensor, TensorView};
 
 /// A format of weights, as far as names are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,13 +98,22 @@ impl Matrix {
     }
 
     /// Matrices that are stored alike, one below the other.
-    pub(super) fn joined(mut parts: Vec<Matrix>) -> Result<Matrix> {
+    pub(super) fn joined(mut parts: Vec<Matrix>, stream: &Stream) -> Result<Matrix> {
         if parts.len() == 1 {
             return Ok(parts.swap_remove(0));
         }
         let rows: Vec<TensorView<'_>> = parts.iter().map(|matrix| matrix.tensor().view()).collect();
-        Ok(parts[0].with(ops::concat(&rows, 0)?))
+        Ok(parts[0].with(stacked(&rows, stream)?))
     }
+}
+
+/// Tensors of the same type and width, one below the other, made in the order of `stream`.
+pub(super) fn stacked(parts: &[TensorView<'_>], stream: &Stream) -> Result<Tensor> {
+    let mut shape = parts[0].shape().to_vec();
+    shape[0] = parts.iter().map(|part| part.shape()[0]).sum();
+    let mut all = Tensor::empty_on(&shape, parts[0].dtype(), stream)?;
+    ops::concat_into(parts, 0, &mut all, stream)?;
+    Ok(all)
 }
 
 /// A part of a model that has a weight, and maybe a bias.
@@ -132,7 +141,7 @@ pub enum Part {
 impl Part {
     /// The names in GGUF, in transformers' Llama and Qwen3, and in transformers' GPT-2, without `.weight` and `.bias`.
     /// `{}` is the number of the layer. `-` where a family has no such part.
-    fn names(self) -> [&'static str; 3] {
+    pub(super) fn names(self) -> [&'static str; 3] {
         match self {
             Part::Embedding => ["token_embd", "model.embed_tokens", "transformer.wte"],
             Part::Positions => ["position_embd", "-", "transformer.wpe"],
@@ -170,11 +179,39 @@ pub struct Loader<'a> {
     source: &'a dyn WeightSource,
     config: Config,
     options: LoadOptions,
+    stream: Stream,
 }
 
 impl<'a> Loader<'a> {
-    pub(super) fn new(source: &'a dyn WeightSource, config: &Config, options: LoadOptions) -> Loader<'a> {
-        Loader { source, config: config.clone(), options }
+    pub(super) fn new(
+        source: &'a dyn WeightSource,
+        config: &Config,
+        options: LoadOptions,
+    ) -> Result<Loader<'a>> {
+        let stream = Stream::new(options.device)?;
+        Ok(Loader { source, config: config.clone(), options, stream })
+    }
+
+    /// The stream that everything it returns is made on. Passes on the same stream need not be ordered with it.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Room for activations of `width` elements a token.
+    pub fn buffer(&self, width: usize) -> Result<layers::Buffer> {
+        layers::Buffer::new(self.options.reserve_tokens, width, self.options.dtype, &self.stream)
+    }
+
+    /// A tensor of the CPU, on the device.
+    fn place(&self, tensor: &Tensor) -> Result<Tensor> {
+        let there = tensor.to_device(self.options.device)?;
+        if self.options.device == Device::Cpu {
+            return Ok(there);
+        }
+        // Copies to a device go through its default stream. Memory that only one stream uses costs later calls nothing.
+        let mut own = Tensor::empty_on(there.shape(), there.dtype(), &self.stream)?;
+        ops::Copy::new(&there).run_into(&mut own, &self.stream)?;
+        Ok(own)
     }
 
     /// The type of everything it returns.
@@ -229,7 +266,7 @@ impl<'a> Loader<'a> {
 
     /// A vector, such as the weight of a norm.
     pub fn vector(&self, part: Part, layer: usize, len: usize) -> Result<Tensor> {
-        Ok(self.read(&self.name(part, layer, ".weight"), &[len])?.to_device(self.options.device)?)
+        self.place(&self.read(&self.name(part, layer, ".weight"), &[len])?)
     }
 
     /// A bias, if the part has one.
@@ -243,7 +280,7 @@ impl<'a> Loader<'a> {
             bias = self.rows_by_halves(&bias.reshape(&[len, 1]).expect("a vector is one column"))?;
             bias = bias.reshape(&[len]).expect("one column is a vector");
         }
-        Ok(Some(bias.to_device(self.options.device)?))
+        Ok(Some(self.place(&bias)?))
     }
 
     /// A matrix of weights, `[out, in]`.
@@ -255,7 +292,7 @@ impl<'a> Loader<'a> {
         if transposed {
             let matrix = self.read(&name, &[input, out])?;
             let matrix = ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?;
-            return Ok(Matrix::Plain(matrix.to_device(self.options.device)?));
+            return Ok(Matrix::Plain(self.place(&matrix)?));
         }
         self.check_shape(&name, &[out, input])?;
         let matrix = match self.source.blocks(&name)?.filter(|_| self.options.quantized) {
@@ -266,7 +303,7 @@ impl<'a> Loader<'a> {
         if self.has_interleaved_rows(part) {
             rows = self.rows_by_halves(&rows)?;
         }
-        Ok(matrix.with(rows.to_device(self.options.device)?))
+        Ok(matrix.with(self.place(&rows)?))
     }
 
     /// The first rows of a matrix that may have more, to be looked up by number.
@@ -275,7 +312,7 @@ impl<'a> Loader<'a> {
         let stored =
             self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
         let matrix = self.read(&name, &[stored, width])?.narrow(0, 0, rows).expect("it has as many rows");
-        Ok(matrix.to_device(self.options.device)?)
+        self.place(&matrix)
     }
 
     /// The matrix of the logits: its own, or the embedding table's where the two are tied.

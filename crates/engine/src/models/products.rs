@@ -1,12 +1,12 @@
 //! Products with matrices of weights, and the layers that are made of them.
 
 use super::config::Config;
-use super::names::{Loader, Matrix, Part};
+use super::names::{Loader, Matrix, Part, stacked};
 use crate::error::Result;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
-use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight, concat};
-use warpsmith::{DType, Stream, Tensor, TensorView, TensorViewMut};
+use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
+use warpsmith::{Stream, Tensor, TensorView, TensorViewMut};
 
 /// A matrix in the layout that its products take.
 enum Packed {
@@ -77,7 +77,7 @@ impl Projection {
         for (matrices, biases) in groups {
             let counts: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
             columns.push(Columns {
-                weight: Packed::new(Matrix::joined(matrices)?, Gate::None)?,
+                weight: Packed::new(Matrix::joined(matrices, loader.stream())?, Gate::None)?,
                 bias: joined_biases(biases, &counts, loader)?,
                 count: counts.iter().sum(),
                 plan: None,
@@ -138,14 +138,6 @@ impl Projection {
         }
         Ok(())
     }
-
-    /// The product as a new tensor in f32.
-    pub fn logits(&mut self, x: TensorView<'_>, stream: &Stream) -> Result<Tensor> {
-        let width = self.columns.iter().map(|columns| columns.count).sum();
-        let mut logits = Tensor::empty_on(&[x.shape()[0], width], DType::F32, stream)?;
-        self.forward(x, logits.view_mut(), stream)?;
-        Ok(logits)
-    }
 }
 
 /// One bias for all parts, with zeros for those that have none.
@@ -165,7 +157,7 @@ fn joined_biases(
         });
     }
     let views: Vec<TensorView<'_>> = filled.iter().map(Tensor::view).collect();
-    Ok(Some(concat(&views, 0)?))
+    Ok(Some(stacked(&views, loader.stream())?))
 }
 
 /// The gated feed-forward layer: `down(silu(gate(x)) * up(x))`, added to the residual.
@@ -189,7 +181,10 @@ impl GatedMlp {
         let matrix = |part| loader.matrix(part, layer, inner, hidden);
         let (gate, up) = (matrix(Part::Gate)?, matrix(Part::Up)?);
         let gate_up = match gate.is_stored_like(&up) {
-            true => GateUp::Fused(Packed::new(Matrix::joined(vec![gate, up])?, Gate::Halves)?, None),
+            true => {
+                let both = Matrix::joined(vec![gate, up], loader.stream())?;
+                GateUp::Fused(Packed::new(both, Gate::Halves)?, None)
+            }
             false => {
                 let parts = [(Part::Gate, inner), (Part::Up, inner)];
                 GateUp::Apart(Projection::load(loader, &parts, layer, hidden)?, None)

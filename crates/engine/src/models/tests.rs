@@ -6,7 +6,7 @@ use crate::batch::{Batch, Chunk};
 use crate::kv::KvCache;
 use crate::weights::Checkpoint;
 use std::path::PathBuf;
-use warpsmith::{DType, Device};
+use warpsmith::{DType, Device, Stream, Tensor};
 
 const PAGE_SIZE: usize = 8;
 
@@ -42,10 +42,13 @@ fn logits(model: &mut dyn Model, ids: &[i32], chunks: &[usize], dtype: DType) ->
             pages: &pages[..end.div_ceil(PAGE_SIZE)],
             wants_logits: true,
         }];
-        let mut batch = Batch::new(&parts, PAGE_SIZE, Device::Cpu).unwrap();
+        let mut batch = Batch::new(&parts, PAGE_SIZE, &Stream::Host).unwrap();
         let rows: Vec<i32> = (0..(end - start) as i32).collect();
-        batch.logit_rows = warpsmith::Tensor::from_slice(&rows, &[rows.len()], Device::Cpu).unwrap();
-        all.extend(model.forward(&batch, &mut kv).unwrap().to_vec::<f32>().unwrap());
+        batch.logit_rows = Some(Tensor::from_slice(&rows, &[rows.len()], Device::Cpu).unwrap());
+        let shape = [rows.len(), model.config().vocab_size];
+        let mut logits = Tensor::empty(&shape, DType::F32, Device::Cpu).unwrap();
+        model.forward(&batch, &mut kv, logits.view_mut()).unwrap();
+        all.extend(logits.to_vec::<f32>().unwrap());
         start = end;
         if start == ids.len() {
             return all;

@@ -1,6 +1,10 @@
-//! The engine as a whole, on the CPU: tokens do not depend on what else runs, pages are conserved, everything ends.
+//! The engine as a whole: tokens do not depend on what else runs, pages are conserved, everything ends.
+//!
+//! Models run on the CPU, or where `WARPSMITH_TEST_DEVICE` says, such as `cuda`, with `WARPSMITH_TEST_DTYPE`, f32 or bf16,
+//! for the small Llama.
 
 mod determinism;
+mod graphs;
 mod oracle;
 mod pressure;
 mod random_walk;
@@ -8,6 +12,7 @@ mod refusals;
 mod text;
 
 use warpsmith::tensor::Random;
+use warpsmith::{DType, Device};
 use warpsmith_engine::models::Model;
 use warpsmith_engine::{
     Engine, EngineOptions, EventKind, FinishReason, Request, RequestId, SamplingParams, Usage,
@@ -70,8 +75,32 @@ fn run_all(engine: &mut Engine, requests: &[Request]) -> Vec<Done> {
     Log::default().finish(engine).done.into_values().collect()
 }
 
+fn test_device() -> Device {
+    std::env::var("WARPSMITH_TEST_DEVICE").map_or(Device::Cpu, |name| name.parse().unwrap())
+}
+
+fn test_dtype() -> DType {
+    std::env::var("WARPSMITH_TEST_DTYPE").map_or(DType::F32, |name| name.parse().unwrap())
+}
+
 fn engine(model: Box<dyn Model>, options: EngineOptions) -> Engine {
+    let mut options = on_test_device(options);
+    if model.config().head_dim == oracle::HEAD_DIM {
+        // Its keys are positions, which have no room in 16 bits.
+        options.dtype = DType::F32;
+    }
     Engine::new(model, options).unwrap()
+}
+
+/// Options for models on the device of the tests.
+fn on_test_device(options: EngineOptions) -> EngineOptions {
+    let (device, dtype) = (test_device(), test_dtype());
+    // On Hopper, in 16 bits, attention adds up the rows of long chunks in another order than those of short ones.
+    let max_chunk = match (device, dtype) {
+        (Device::Cpu, _) | (_, DType::F32) => options.max_chunk,
+        _ => options.max_chunk.min(16),
+    };
+    EngineOptions { device, dtype, max_chunk, ..options }
 }
 
 fn prompt(random: &mut Random, len: usize, vocab: usize) -> Vec<i32> {

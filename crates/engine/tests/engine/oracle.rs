@@ -1,11 +1,14 @@
 //! Models for tests: one that cannot be fooled, and a small real one.
 
 use std::collections::HashMap;
-use warpsmith::{DType, Device, Tensor};
+use warpsmith::ops::{self, KvStore};
+use warpsmith::{DType, Device, Tensor, TensorViewMut};
 use warpsmith_engine::models::{Config, LoadOptions, Model, RopeConfig, RopeScaling, load};
 use warpsmith_engine::{Batch, KvCache, Result};
 
 pub const VOCAB: usize = 40;
+/// Of the oracle alone.
+pub const HEAD_DIM: usize = 2;
 
 /// A model whose next token is a function of all tokens before, as they are read back through the page table. Whatever
 /// goes wrong with pages changes its output: a slot that is overwritten, a copy that is missing, a page of somebody else.
@@ -33,7 +36,7 @@ pub fn config() -> Config {
 impl Oracle {
     pub fn new(page_size: usize) -> Oracle {
         // A key is two numbers: the token and its position. They lie in the pages, so that copies of pages count too.
-        let config = Config { head_dim: 2, ..config() };
+        let config = Config { head_dim: HEAD_DIM, ..config() };
         Oracle { config, page_size }
     }
 
@@ -58,29 +61,37 @@ impl Model for Oracle {
         &self.config
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let read = |tensor: &Tensor| tensor.to_vec::<i32>().unwrap();
-        let (ids, positions, slots) = (read(&batch.ids), read(&batch.positions), read(&batch.slots));
-        let (table, kv_lens) = (read(&batch.page_table), read(&batch.kv_lens));
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, out: TensorViewMut<'_>) -> Result<()> {
+        // On a GPU this cannot be captured: the engine must do without graphs.
+        let read = |tensor: &Tensor| tensor.to_vec::<i32>();
+        let (ids, positions, slots) = (read(&batch.ids)?, read(&batch.positions)?, read(&batch.slots)?);
+        let (table, kv_lens) = (read(&batch.page_table)?, read(&batch.kv_lens)?);
+        let (device, stream) = (batch.ids.device(), batch.stream());
         let width = batch.page_table.shape()[1];
         let count = kv_lens.len();
         let starts = match &batch.q_starts {
-            Some(starts) => read(starts),
+            Some(starts) => read(starts)?,
             None => (0..=count as i32).collect(),
         };
         let (mut keys, _) = kv.layer(0)?;
         // Write all new tokens, as the real kernels do, before anything is read.
         let stored: Vec<f32> =
             ids.iter().zip(&positions).flat_map(|(&id, &at)| [id as f32, at as f32]).collect();
-        let stored = Tensor::from_slice(&stored, &[ids.len(), 1, 2], Device::Cpu)?;
-        let mut values = Tensor::zeros(keys.shape(), DType::F32, Device::Cpu)?;
-        let slots_tensor = Tensor::from_slice(&slots, &[slots.len()], Device::Cpu)?;
-        warpsmith::ops::KvStore::new(&stored, &stored, &slots_tensor).run(keys.reborrow(), &mut values)?;
-        let held: Vec<f32> = keys.as_view().to_vec()?;
-        let mut wanted = read(&batch.logit_rows).into_iter().peekable();
+        let stored = Tensor::from_slice(&stored, &[ids.len(), 1, 2], device)?;
+        let mut values = Tensor::zeros(keys.shape(), DType::F32, device)?;
+        KvStore::new(&stored, &stored, &batch.slots).run_into(keys.reborrow(), &mut values, stream)?;
+        let held = keys.as_view().to_f64()?;
+        let rows = batch.logit_rows.as_ref().map_or_else(|| Ok((0..ids.len() as i32).collect()), read)?;
+        let mut wanted = rows.into_iter().peekable();
         let mut logits = Vec::new();
         for r in 0..count {
             let (len, row) = (kv_lens[r] as usize, &table[r * width..(r + 1) * width]);
+            if len == 0 {
+                assert_eq!(slots[starts[r] as usize], -1, "a row that fills up stores nothing");
+                wanted.next();
+                logits.extend([0.0; VOCAB]);
+                continue;
+            }
             assert_eq!(positions[starts[r + 1] as usize - 1] as usize, len - 1);
             if wanted.peek() != Some(&(starts[r + 1] - 1)) {
                 continue;
@@ -88,14 +99,15 @@ impl Model for Oracle {
             wanted.next();
             let token = |at: usize| {
                 let slot = row[at / self.page_size] as usize * self.page_size + at % self.page_size;
-                assert_eq!(held[2 * slot + 1], at as f32, "slot {slot} holds another position");
+                assert_eq!(held[2 * slot + 1], at as f64, "slot {slot} holds another position");
                 held[2 * slot] as i32
             };
             let next = Oracle::next((0..len).map(token));
             logits.extend((0..VOCAB as i32).map(|id| if id == next { 5.0 } else { 0.0 }));
         }
         assert_eq!(wanted.next(), None, "a row belongs to no sequence's end");
-        Ok(Tensor::from_slice(&logits, &[logits.len() / VOCAB, VOCAB], Device::Cpu)?)
+        let logits = Tensor::from_slice(&logits, &[logits.len() / VOCAB, VOCAB], device)?;
+        Ok(ops::Copy::new(&logits).run_into(out, stream)?)
     }
 }
 
@@ -127,5 +139,6 @@ pub fn tiny_llama() -> Box<dyn Model> {
         layer_part("mlp.up_proj", &[inner, hidden]);
         layer_part("mlp.down_proj", &[hidden, inner]);
     }
-    load(&config, &weights, LoadOptions::default()).unwrap()
+    let (device, dtype) = (crate::test_device(), crate::test_dtype());
+    load(&config, &weights, LoadOptions { device, dtype, ..LoadOptions::default() }).unwrap()
 }

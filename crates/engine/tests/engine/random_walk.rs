@@ -19,6 +19,9 @@ fn walk(model: impl Fn() -> Box<dyn Model>, is_oracle: bool, steps: usize, seed:
             max_chunk: 1 + random.below(8) as usize,
             max_running: 1 + random.below(8) as usize,
             prefix_cache: random.below(4) > 0,
+            fixed_decode: random.below(4) > 0,
+            overlap: random.below(4) > 0,
+            cuda_graphs: random.below(4) > 0,
             ..EngineOptions::default()
         };
         let most = options.page_size * options.num_pages;

@@ -1,8 +1,8 @@
 //! What can never be served is refused at once, by name; what just fits is served.
 
 use crate::oracle::{Oracle, VOCAB, tiny_llama};
-use crate::{Log, engine, run_all};
-use warpsmith::{Device, Tensor};
+use crate::{Log, engine, on_test_device, run_all};
+use warpsmith::{DType, Tensor, TensorViewMut};
 use warpsmith_engine::models::{Config, Model};
 use warpsmith_engine::{
     Batch, Engine, EngineOptions, FinishReason, KvCache, Request, Result, SamplingParams,
@@ -70,7 +70,7 @@ fn bad_requests_and_settings_are_refused_by_name() {
         ("max_chunk", EngineOptions { max_chunk: 0, ..Default::default() }),
         ("vocab_size", EngineOptions { vocab_size: Some(VOCAB + 1), ..Default::default() }),
     ] {
-        let told = Engine::new(tiny_llama(), options).err().expect(name).to_string();
+        let told = Engine::new(tiny_llama(), on_test_device(options)).err().expect(name).to_string();
         assert!(told.contains(&format!("`{name}`")), "{told}");
     }
 }
@@ -83,15 +83,20 @@ impl Model for Unlucky {
         self.0.config()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let mut logits: Vec<f32> = self.0.forward(batch, kv)?.to_vec()?;
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, out: TensorViewMut<'_>) -> Result<()> {
+        let mut logits = Tensor::empty(out.shape(), DType::F32, batch.ids.device())?;
+        self.0.forward(batch, kv, logits.view_mut())?;
+        let mut logits: Vec<f32> = logits.to_vec()?;
         let ids: Vec<i32> = batch.ids.to_vec()?;
-        for (row, at) in logits.chunks_exact_mut(VOCAB).zip(batch.logit_rows.to_vec::<i32>()?) {
+        let all = || Ok((0..ids.len() as i32).collect());
+        let rows: Vec<i32> = batch.logit_rows.as_ref().map_or_else(all, Tensor::to_vec)?;
+        for (row, at) in logits.chunks_exact_mut(VOCAB).zip(rows) {
             if ids[at as usize] == 13 {
                 row.fill(f32::NAN);
             }
         }
-        Ok(Tensor::from_slice(&logits, &[logits.len() / VOCAB, VOCAB], Device::Cpu)?)
+        let logits = Tensor::from_slice(&logits, &[logits.len() / VOCAB, VOCAB], batch.ids.device())?;
+        Ok(warpsmith::ops::Copy::new(&logits).run_into(out, batch.stream())?)
     }
 }
 
@@ -119,11 +124,11 @@ impl Model for Broken {
         self.0.config()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, out: TensorViewMut<'_>) -> Result<()> {
         self.1 += 1;
         match self.1 {
             2 => Err(warpsmith::Error::argument("test", "x", "luck", "none").into()),
-            _ => self.0.forward(batch, kv),
+            _ => self.0.forward(batch, kv, out),
         }
     }
 }

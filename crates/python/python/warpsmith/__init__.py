@@ -6,6 +6,8 @@ Every op is a function here (``warpsmith.rms_norm(x, weight)``) and, where PyTor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from warpsmith import errors, ops
 from warpsmith._bench import Measurement, bench
 from warpsmith._native import Tensor, __version__, from_dlpack
@@ -15,12 +17,23 @@ from warpsmith.errors import (
     CompileError,
     CudaError,
     FileError,
+    KernelError,
     OutOfMemoryError,
     UnavailableError,
     UnsupportedError,
     WarpsmithError,
 )
 from warpsmith.ops import *  # noqa: F403
+
+if TYPE_CHECKING or ops._torch is not None:
+    from warpsmith import nn as nn
+    from warpsmith._kernels import Launch as Launch
+    from warpsmith._kernels import UserKernel as UserKernel
+    from warpsmith._kernels import kernel as kernel
+    from warpsmith._patch import PatchReport as PatchReport
+    from warpsmith._patch import patch as patch
+    from warpsmith._patch import unpatch as unpatch
+    from warpsmith._sdpa import sdpa as sdpa
 
 __all__ = [
     "ArgumentError",
@@ -29,6 +42,7 @@ __all__ = [
     "Explanation",
     "FileError",
     "Finding",
+    "KernelError",
     "Measurement",
     "OpInfo",
     "OutOfMemoryError",
@@ -48,3 +62,14 @@ __all__ = [
     "ops",
 ]
 __all__ += ops.__all__
+
+#: What is there only beside PyTorch.
+_NEEDS_TORCH = ("Launch", "PatchReport", "UserKernel", "kernel", "nn", "patch", "sdpa", "unpatch")
+if ops._torch is not None:
+    __all__ += _NEEDS_TORCH
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        raise AttributeError(f"warpsmith.{name} needs PyTorch: pip install torch")
+    raise AttributeError(f"module 'warpsmith' has no attribute {name!r}")

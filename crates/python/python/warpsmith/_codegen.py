@@ -83,6 +83,24 @@ def bound(op: Op, variant: Variant, target: Target, *, raw: bool = False) -> Cal
     return make(variant.name, parameters(op, variant, raw=raw), [f"return _target({tuples})"], names)
 
 
+def unpack(op: Op, variant: Variant, *, of_tuple: bool) -> list[str]:
+    """Returns what the call gave: the one result as it is, several as a tuple, none that was not asked for."""
+    returned = variant.returned
+    if not returned:
+        return ["return None"]
+    if len(returned) == 1:
+        return ["return _results[0]"] if of_tuple else ["return _results"]
+    optional = [output for output in returned if op.args[output].optional]
+    if not optional:
+        return ["return _results"]
+    if len(returned) == 2 and len(optional) == 1 and optional[0] == returned[1]:
+        return ["return _results[0] if _results[1] is None else _results"]
+    return [
+        "_results = tuple(_result for _result in _results if _result is not None)",
+        "return _results[0] if len(_results) == 1 else _results",
+    ]
+
+
 def documentation(op: Op, variant: Variant) -> str:
     """The text that ``help`` shows."""
     lines = [f"{op.summary}{', in place' if variant.in_place else ''}.", ""]

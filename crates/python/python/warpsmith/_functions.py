@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpsmith import _native
 from warpsmith._arrays import array_call
-from warpsmith._codegen import Choices, documentation, make, parameters, tensor_names
+from warpsmith._codegen import Choices, documentation, make, parameters, tensor_names, unpack
 from warpsmith._spec import Op, Variant
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def build(op: Op, variant: Variant, torch: Torch | None) -> Callable[..., Any]:
     body = arrays
     if torch is not None:
         names |= torch_names(op, variant, torch)
-        inside = torch_body(op, variant)
-        body = [f"if isinstance({tensors[0]}, _Tensor):", *(f"    {line}" for line in inside), *arrays]
+        body = torch_body(op, variant, arrays)
     return make(variant.name, parameters(op, variant), body, names, documentation(op, variant))
 
 
@@ -49,13 +48,15 @@ def torch_names(op: Op, variant: Variant, torch: Torch) -> dict[str, Any]:
 
     names: dict[str, Any] = {
         "_Tensor": library.Tensor,
-        "_compiling": library.compiler.is_compiling,
+        "_Parameter": library.nn.Parameter,
+        "_tracing": library.compiler.is_dynamo_compiling,
         "_autocast": library._C._is_any_autocast_enabled,
         "_transformed": library._C._are_functorch_transforms_active,
         "_forward_ad": forward_ad,
         "_grad": library.is_grad_enabled,
         "_public": Overloads.public(variant.name),
-        "_raw": Overloads.raw(variant.name),
+        # What calling the overload comes to, without a function of Python's around it.
+        "_raw": Overloads.raw(variant.name)._op,
         "_typed": typed,
         "_bump": bump,
     }
@@ -67,7 +68,11 @@ def torch_names(op: Op, variant: Variant, torch: Torch) -> dict[str, Any]:
     return names
 
 
-def torch_body(op: Op, variant: Variant) -> list[str]:
+def torch_body(op: Op, variant: Variant, arrays: list[str]) -> list[str]:
+    """The text of a function that takes tensors of PyTorch, and leaves others to ``arrays``.
+
+    The short way is for plain tensors. Others, such as those that PyTorch traces with, take the public op.
+    """
     tensors = tensor_names(op, variant)
     options = [attr.name for attr in op.attrs]
     switches = list(variant.wanted.values())
@@ -75,47 +80,35 @@ def torch_body(op: Op, variant: Variant) -> list[str]:
     public = f"_public({', '.join([*tensors, *keywords])})"
     positions = [f"_{attr.name}[{attr.name}]" if attr.kind == "choice" else attr.name for attr in op.attrs]
     raw = f"_raw({', '.join([*tensors, *positions, *switches])})"
+    differentiable = f"_differentiable({', '.join([*tensors, *options, *switches])})"
     needs = [
         f"({name} is not None and {name}.requires_grad)" if given.optional else f"{name}.requires_grad"
         for given, name in zip(variant.tensors, tensors, strict=True)
         if may_be_float(op, given.arg)
     ]
-    lines = [
-        "if _compiling() or _autocast() or _transformed() or _forward_ad._current_level >= 0:",
-        f"    _results = {public}",
-        "else:",
-        "    try:",
-    ]
-    indent = "        "
+    end = unpack(op, variant, of_tuple=False)
+    short = []
     if needs:
-        differentiable = f"_differentiable({', '.join([*tensors, *options, *switches])})"
-        lines.append(f"{indent}if _grad() and ({' or '.join(needs)}):")
-        lines.append(f"{indent}    _results = {public if variant.is_mutating else differentiable}")
-        lines.append(f"{indent}else:")
-        indent += "    "
-    lines.append(f"{indent}_results = {raw}")
+        short.append(f"if ({' or '.join(needs)}) and _grad():")
+        graph = [f"_results = {public}", *end] if variant.is_mutating else [f"return {differentiable}"]
+        short += [f"    {line}" for line in graph]
+    short.append(f"_results = {raw}")
     for given, name in zip(variant.tensors, tensors, strict=True):
         if given.written is not None:
-            lines.append(f"{indent}_bump({name})")
-    lines += ["    except (AttributeError, RuntimeError) as _error:", "        raise _typed(_error) from None"]
-    return lines + unpack(op, variant, of_tuple=False)
-
-
-def unpack(op: Op, variant: Variant, *, of_tuple: bool) -> list[str]:
-    """Returns what the call gave: the one result as it is, several as a tuple, none that was not asked for."""
-    returned = variant.returned
-    if not returned:
-        return ["return None"]
-    if len(returned) == 1:
-        return ["return _results[0]"] if of_tuple else ["return _results"]
-    optional = [output for output in returned if op.args[output].optional]
-    if not optional:
-        return ["return _results"]
-    if len(returned) == 2 and len(optional) == 1 and optional[0] == returned[1]:
-        return ["return _results[0] if _results[1] is None else _results"]
+            short.append(f"_bump({name})")
+    first = tensors[0]
     return [
-        "_results = tuple(_result for _result in _results if _result is not None)",
-        "return _results[0] if len(_results) == 1 else _results",
+        f"if {first}.__class__ is _Tensor or {first}.__class__ is _Parameter:",
+        "    if not (_tracing() or _autocast() or _transformed() or _forward_ad._current_level >= 0):",
+        "        try:",
+        *(f"            {line}" for line in short),
+        "        except (AttributeError, RuntimeError) as _error:",
+        "            raise _typed(_error) from None",
+        *(f"        {line}" for line in end),
+        f"elif not isinstance({first}, _Tensor):",
+        *(f"    {line}" for line in arrays),
+        f"_results = {public}",
+        *end,
     ]
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "CompileError",
     "CudaError",
     "FileError",
+    "KernelError",
     "OutOfMemoryError",
     "UnavailableError",
     "UnsupportedError",
@@ -62,6 +63,16 @@ class UnavailableError(WarpsmithError):
 
 class CompileError(WarpsmithError):
     """The CUDA compiler refused a kernel."""
+
+
+class KernelError(WarpsmithError):
+    """A user's kernel was refused: it is wrong, writes where it must not, or gives other bits the next time."""
+
+    #: Which of its cases, and which of its outputs.
+    case: int | None = None
+    output: int | None = None
+    #: The first wrong element.
+    index: tuple[int, ...] | None = None
 
 
 class FileError(WarpsmithError):

@@ -426,6 +426,78 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     dbias: [n], gradient of the bias
     """
 
+def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: str = 'q8_0', act: str = 'none', gate: str = 'none', scale: float = 1.0, to: str = 'auto') -> Array:
+    """Matrix product with a weight in the quantised blocks of GGUF.
+
+    x: [..., k]
+    w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
+    bias: [rows], of the result's type
+    residual: [..., n], of the result's type, added last
+    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+    to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
+
+    Returns:
+    out: [..., n], f32 or f16 or bf16
+    """
+
+def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: str = 'q8_0', act: str = 'none', gate: str = 'none', scale: float = 1.0, to: str = 'auto') -> None:
+    """Matrix product with a weight in the quantised blocks of GGUF, in place.
+
+    x: [..., k]
+    w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
+    residual: [..., n], of the result's type, added last; becomes out
+    bias: [rows], of the result's type
+    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+    to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
+    """
+
+def argmax(x: Array, *, to: str = 'i32') -> Array:
+    """The place of the largest element of each row.
+
+    x: [..., n]
+    to: type of `out` where it is allocated for the call (i32, i64)
+
+    Returns:
+    out: [...], i32 or i64: the lowest index of equal ones
+    """
+
+def sample(logits: Array, seed: Array, position: Array, temperature: Array | None = None, top_k: Array | None = None, top_p: Array | None = None, min_p: Array | None = None, raw: Array | None = None, *, vocab: int = 0, return_logprob: bool = False) -> Any:
+    """A token for each row of logits, and its log-probability.
+
+    logits: [rows, columns]
+    seed: [rows], i64: of the row's noise
+    position: [rows], i64: of the token in its text
+    temperature: [rows], f32: 0: the largest logit
+    top_k: [rows], i32: how many tokens remain; 0: all
+    top_p: [rows], f32: how much probability remains
+    min_p: [rows], f32: least share of the largest probability
+    raw: [rows, columns], logits that logprob is of
+    vocab: columns that exist; 0: all
+    return_logprob: whether to return logprob
+
+    Returns:
+    token: [rows], i32: -1 where there is none
+    logprob: [rows], f32: of the token
+    """
+
+def penalize(ids: Array, counts: Array, logits: Array, bias: Array | None = None, repetition: Array | None = None, presence: Array | None = None, frequency: Array | None = None) -> None:
+    """Penalties and biases for listed tokens, on logits in place.
+
+    ids: [rows, slots], i32: tokens; -1 to skip
+    counts: [rows, slots], i32: occurrences in the output; -1: in no text
+    logits: [rows, columns]; changed
+    bias: [rows, slots], f32: added to the logits
+    repetition: [rows], f32: divides positive logits
+    presence: [rows], f32: subtracted once
+    frequency: [rows], f32: subtracted for each occurrence
+    """
+
 def prefix_match(table: Array, edge_tokens: Array, edge_pages: Array, tokens: Array, starts: Array, *, max_pages: int = 256, seed: int = 0) -> tuple[Array, Array, Array]:
     """Longest prefix of each sequence that a radix tree holds.
 

@@ -8,6 +8,7 @@ mod tensor;
 mod trampolines;
 
 pub use cuda::refuse_after_fork;
+pub use shim::Library;
 
 use crate::errors::OrRaise;
 use crate::signature::{Face, Signature, Variant};

@@ -167,18 +167,21 @@ fn missing(what: &str) -> Error {
 }
 
 /// A library that the process has loaded already.
-struct Library(*mut c_void);
+pub struct Library(*mut c_void);
 
 impl Library {
-    fn loaded(name: &CStr) -> Option<Library> {
+    /// The library of that name, if it is loaded.
+    pub fn loaded(name: &CStr) -> Option<Library> {
         // SAFETY: nothing is loaded that is not, so no code runs.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         (!handle.is_null()).then_some(Library(handle))
     }
 
+    /// The function of that name, if there is one.
+    ///
     /// # Safety
     /// `F` must be a pointer to a function of the symbol's signature.
-    unsafe fn find<F: Copy>(&self, symbol: &CStr) -> Option<F> {
+    pub unsafe fn find<F: Copy>(&self, symbol: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: the library is loaded and the symbol is text; the caller vouches for the signature.
         unsafe {

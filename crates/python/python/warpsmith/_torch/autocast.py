@@ -10,8 +10,8 @@ import torch
 from warpsmith import _codegen
 from warpsmith._spec import Op, Variant
 from warpsmith._torch.autograd import Overloads
+from warpsmith._torch.dtypes import FLOATS
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 #: Dispatch keys, by the device whose autocast they are.
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 

@@ -61,11 +61,16 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def function(op: Op) -> type[torch.autograd.Function]:
-    """The differentiable form of an op. It takes tensors, options (choices by name) and switches, in one row."""
+def function(op: Op, *, bare: bool = False) -> type[torch.autograd.Function]:
+    """The differentiable form of an op. It takes tensors, options (choices by name) and switches, in one row. With
+    ``bare``, outputs that were not asked for are not among its results."""
     variant = op.variants[0]
     attrs = len(op.attrs)
     rule = None if op.gradient is None else Rule(op, variant, op.gradient)
+    if rule is not None:
+        assert not any(op.args[output].optional for output in variant.returned[:-1]), (
+            "those that may be missing are last"
+        )
 
     def backward(ctx: Any, *incoming: Any) -> Any:
         if rule is None:
@@ -73,13 +78,20 @@ def function(op: Op) -> type[torch.autograd.Function]:
         found = rule.gradients(ctx, incoming)
         return (*found, *(None for _ in range(attrs + len(variant.wanted))))
 
-    members = {"forward": staticmethod(forward(op, variant, rule)), "backward": staticmethod(backward)}
+    members = {"forward": staticmethod(forward(op, variant, rule, bare=bare)), "backward": staticmethod(backward)}
     return type(f"{op.name}_function", (torch.autograd.Function,), members)
 
 
-def forward(op: Op, variant: Variant, rule: Rule | None) -> Callable[..., Any]:
+def quick(op: Op) -> Callable[..., Any]:
+    """An op with its gradient, for callers who know that no transform of functorch is at work: PyTorch's own ``apply``
+    looks for those, and takes longer than a small kernel."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function(op, bare=True)).apply  # type: ignore[misc]
+    return apply
+
+
+def forward(op: Op, variant: Variant, rule: Rule | None, *, bare: bool) -> Callable[..., Any]:
     """Computes the op and keeps what its gradient needs. Made as text, because small calls are as slow as this is."""
-    names: dict[str, Any] = {"_raw": Overloads.raw(op.name), "_rule": rule}
+    names: dict[str, Any] = {"_raw": Overloads.raw(op.name)._op, "_rule": rule}
     names |= {f"_{op.attrs[at].name}": positions for at, positions in choices(op.name)}
     tensors = _codegen.tensor_names(op, variant)
     options = [attr.name for attr in op.attrs]
@@ -105,7 +117,8 @@ def forward(op: Op, variant: Variant, rule: Rule | None) -> Callable[..., Any]:
             kept = ", ".join(outputs[at] for at in rule.not_differentiable)
             body.append(f"ctx.mark_non_differentiable(*(tensor for tensor in ({kept},) if tensor is not None))")
     parameters = ", ".join(["ctx", *tensors, *options, *variant.wanted.values()])
-    return _codegen.make("forward", parameters, [*body, "return _results"], names)
+    end = _codegen.unpack(op, variant, of_tuple=False) if bare else ["return _results"]
+    return _codegen.make("forward", parameters, [*body, *end], names)
 
 
 class Rule:
@@ -149,20 +162,21 @@ class Rule:
         needs = {given.arg: ctx.needs_input_grad[at] for at, given in enumerate(self.variant.tensors)}
         wanted = [arg for arg, needed in needs.items() if needed]
         self.check(ctx, wanted)
-        saved = dict(zip(self.saved_inputs, ctx.saved_tensors, strict=False))
-        kept = dict(zip(self.saved_outputs, ctx.saved_tensors[len(self.saved_inputs) :], strict=True))
-        incoming = [None if grad is None else grad.contiguous() for grad in incoming]
+        tensors = ctx.saved_tensors  # Once: checkpointing forbids a second time.
+        saved = dict(zip(self.saved_inputs, tensors, strict=False))
+        kept = dict(zip(self.saved_outputs, tensors[len(self.saved_inputs) :], strict=True))
+        incoming = self.by_output(incoming)
         computed = {arg for kind, arg in (self.rule.results[arg] for arg in wanted) if kind == "output"}
         results: tuple[Any, ...] = ()
         if computed:
-            tensors = []
+            inputs = []
             for given in self.form.tensors:
                 source = self.rule.inputs.get(given.arg)
-                tensors.append(None if source is None else self.value(ctx, source, saved, kept, incoming))
+                inputs.append(None if source is None else self.value(ctx, source, saved, kept, incoming))
             extra = iter(ctx.extra if self.needs_sizes else ())
             options = [next(extra) if at is None else ctx.options[at] for at in self.options]
             switches = [output in computed for output in self.form.wanted]
-            results = as_tuple(call(self.backward, tensors, options, switches))
+            results = as_tuple(call(self.backward, inputs, options, switches))
         found: list[Any] = []
         for given in self.variant.tensors:
             if not needs[given.arg]:
@@ -171,6 +185,11 @@ class Rule:
             kind, arg = self.rule.results[given.arg]
             found.append(results[self.results[arg]] if kind == "output" else incoming[self.outputs[arg]])
         return found
+
+    def by_output(self, incoming: Sequence[Any]) -> list[Any]:
+        """What arrived for each output. Outputs that were not asked for come last: nothing arrives for them."""
+        found = [None if grad is None else grad.contiguous() for grad in incoming]
+        return found + [None] * (len(self.outputs) - len(found))
 
     def value(
         self, ctx: Any, source: Source, saved: dict[int, Any], kept: dict[int, Any], incoming: Sequence[Any]

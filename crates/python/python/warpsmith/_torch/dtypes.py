@@ -17,3 +17,6 @@ BY_NAME: dict[str, torch.dtype] = {
 }
 
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in BY_NAME.items()}
+
+#: The types that have kernels with gradients.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)

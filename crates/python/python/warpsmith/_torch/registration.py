@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from warpsmith import _codegen, _native
 from warpsmith._spec import Op, Variant, all_ops
 from warpsmith._torch.autocast import KEYS, autocast_kernel
-from warpsmith._torch.autograd import Overloads, autograd_kernel, function, raw_options
+from warpsmith._torch.autograd import Overloads, autograd_kernel, quick, raw_options
 from warpsmith._torch.fakes import fake
 
 PUBLIC = "warpsmith"
@@ -31,14 +31,13 @@ class Torch:
         self.libraries = libraries
         #: Whether PyTorch calls the kernels directly.
         self.native = native
-        self.functions: dict[str, type[torch.autograd.Function]] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
 
     def differentiable(self, op: Op) -> Callable[..., Any]:
-        """An op with its gradient: takes tensors, options and switches in one row."""
+        """An op with its gradient: takes tensors, options and switches in one row, and returns what people get."""
         if op.name not in self.functions:
-            self.functions[op.name] = function(op)
-        apply: Callable[..., Any] = self.functions[op.name].apply
-        return apply
+            self.functions[op.name] = quick(op)
+        return self.functions[op.name]
 
 
 def register() -> Torch:

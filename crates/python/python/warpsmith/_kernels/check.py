@@ -1,0 +1,157 @@
+"""Whether a kernel computes what its reference does, writes nothing else, and gives the same bits again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import torch
+
+from warpsmith._kernels.sources import Code
+from warpsmith.errors import KernelError
+
+#: Bytes around outputs that must stay as they are.
+GUARD = 4096
+#: What guards and outputs hold before a kernel runs. Floating numbers of these bytes are NaN.
+POISON = 0xFF
+#: How far results may be from the reference in f64, as a share of its magnitude where that is above 1.
+PRECISION = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+RUNS = 3
+
+
+def poisoned(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for an output: all of it, and the output inside."""
+    size = like.numel() * like.element_size()
+    memory = torch.full((2 * GUARD + size,), POISON, dtype=torch.uint8, device=like.device)
+    return memory, memory[GUARD : GUARD + size].view(like.dtype).view(like.shape)
+
+
+def widened(value: Any) -> Any:
+    """A copy in f64, of floating tensors."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().double() if value.is_floating_point() else value.detach().clone()
+
+
+def as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+class Checker:
+    """Checks one kernel."""
+
+    def __init__(
+        self,
+        name: str,
+        code: Code,
+        declare: Callable[..., Any],
+        reference: Callable[..., Any],
+        precision: float | None,
+        streams: int,
+    ) -> None:
+        self.name, self.code, self.declare, self.reference = name, code, declare, reference
+        self.precision, self.streams = precision, streams
+
+    def check(self, number: int, inputs: Sequence[Any]) -> None:
+        """Runs a case, and raises if something is wrong with it."""
+        before = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        expected = as_tuple(self.reference(*(widened(value) for value in inputs)))
+        declared = as_tuple(self.declare(*inputs))
+        if [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in declared]:
+            shapes = [", ".join(str(list(t.shape)) for t in tensors) for tensors in (expected, declared)]
+            self.fail(number, f"the reference returns {shapes[0]}, but {shapes[1]} is declared")
+        runs = self.runs(inputs, declared)
+        for at, (memory, found) in enumerate(runs[0]):
+            self.check_guards(number, at, memory, found)
+            self.compare(number, at, found, expected[at])
+        for at, value in enumerate(inputs):
+            if isinstance(value, torch.Tensor) and not same_bits(value, before[at]):
+                index = first((value != before[at]) & ~(value.isnan() & before[at].isnan()))
+                self.fail(number, f"it wrote to its argument {at}", index=index)
+        for again in runs[1:]:
+            for at, ((_, found), (memory, other)) in enumerate(zip(runs[0], again, strict=True)):
+                self.check_guards(number, at, memory, other)
+                if not same_bits(found, other):
+                    index = first(bits(found) != bits(other))
+                    message = "two runs differ"
+                    self.fail(number, message, at, index, found[index].item(), other[index].item())
+
+    def runs(self, inputs: Sequence[Any], declared: tuple[torch.Tensor, ...]) -> list[list[tuple[Any, Any]]]:
+        """The outputs of several runs, with their guards; on several streams at once, if asked for."""
+        runs = [[poisoned(output) for output in declared] for _ in range(max(RUNS, self.streams))]
+        device = declared[0].device
+
+        def run(at: int) -> None:
+            self.code.run(inputs, [output for _, output in runs[at]])
+
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            streams = [torch.cuda.Stream(device) for _ in range(self.streams)]
+            for at in range(len(runs)):
+                with torch.cuda.stream(streams[at % self.streams]):
+                    run(at)
+            torch.cuda.synchronize(device)
+        else:
+            with ThreadPoolExecutor(self.streams) as threads:
+                list(threads.map(run, range(len(runs))))
+        return runs
+
+    def check_guards(self, number: int, at: int, memory: torch.Tensor, found: torch.Tensor) -> None:
+        """Raises if something beside the output was written."""
+        size = found.numel() * found.element_size()
+        for part, where in ((memory[:GUARD], "before"), (memory[GUARD + size :], "after")):
+            changed = part != POISON
+            if changed.any():
+                distance = int(changed.nonzero()[-1 if where == "before" else 0])
+                distance = GUARD - distance if where == "before" else distance + 1
+                bytes_ = "byte" if distance == 1 else "bytes"
+                self.fail(number, f"it wrote outside output {at}: {distance} {bytes_} {where} it", at)
+
+    def compare(self, number: int, at: int, found: torch.Tensor, expected: torch.Tensor) -> None:
+        """Raises if an element is not what the reference says."""
+        if found.is_floating_point():
+            precision = PRECISION.get(found.dtype, 0.1) if self.precision is None else self.precision
+            wide, target = found.double(), expected.double()
+            allowed = precision * target.abs().clamp(min=1.0)
+            right = (wide - target).abs() <= allowed
+            right |= (wide == target) | (wide.isnan() & target.isnan())
+        else:
+            right = found == expected.to(found.dtype)
+        if not bool(right.all()):
+            index = first(~right)
+            wrong = int((~right).sum())
+            message = f"{wrong} of {found.numel()} elements of output {at} are wrong"
+            self.fail(number, message, at, index, expected[index].item(), found[index].item())
+
+    def fail(
+        self,
+        case: int,
+        message: str,
+        output: int | None = None,
+        index: tuple[int, ...] | None = None,
+        expected: Any = None,
+        got: Any = None,
+    ) -> NoReturn:
+        """Refuses the kernel."""
+        text = f"{self.name}: case {case}: {message}"
+        if index is not None:
+            text += f"; first at {list(index)}"
+            if expected is not None:
+                text += f": expected {expected!r}, got {got!r}"
+        raise KernelError(text, op=self.name, case=case, output=output, index=index, expected=expected, got=got)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as whole numbers."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(kinds[tensor.element_size()])
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(bits(one.detach()), bits(other.detach()))
+
+
+def first(wrong: torch.Tensor) -> tuple[int, ...]:
+    """The index of the first element that is true."""
+    return tuple(int(at) for at in wrong.nonzero()[0])

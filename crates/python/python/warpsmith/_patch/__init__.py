@@ -1,0 +1,103 @@
+"""Gives a model of Hugging Face's our kernels, and takes them away again.
+
+Modules are replaced one by one, in the model they are given: nothing changes for other models. The new modules hold
+the same parameters under the same names, so state dicts, optimisers and tied weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from warpsmith._patch.attention import NAME, register
+from warpsmith._patch.report import PatchReport
+from warpsmith._patch.swaps import FAMILIES, Left, replacement
+from warpsmith.errors import UnsupportedError
+
+__all__ = ["PatchReport", "patch", "unpatch"]
+
+RECORD = "_warpsmith_patch"
+#: Attention of PyTorch's that ours stands for. Another one was chosen on purpose, and stays.
+REPLACED_ATTENTION = ("eager", "sdpa")
+
+
+@dataclass
+class Record:
+    """What unpatching needs."""
+
+    #: The modules that were replaced, by their place in the model.
+    originals: dict[str, nn.Module]
+    #: The attention before, if it was replaced.
+    attention: str | None
+    report: PatchReport
+
+
+def patch(model: nn.Module) -> PatchReport:
+    """Swaps norms, MLPs and attention of a Qwen3, Llama or GPT-2 model from transformers for ours, in place.
+
+    Returns a report of what was swapped and what was left, and why. Modules that are not exactly what their model's
+    code made them (quantised, with adapters or hooks) are left. Patching twice changes nothing.
+    """
+    record: Record | None = getattr(model, RECORD, None)
+    if record is not None:
+        return record.report
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    if family not in FAMILIES:
+        expected = f"a model of transformers of type {', '.join(FAMILIES)}"
+        got = f"{type(model).__name__} of type {family}"
+        message = f"patch: argument `model`: expected {expected}, got {got}"
+        raise UnsupportedError(message, op="patch", argument="model", expected=expected, got=got)
+
+    report = PatchReport(type(model).__name__)
+    originals: dict[str, nn.Module] = {}
+    for path, module in list(model.named_modules()):
+        if any(path.startswith(f"{outer}.") for outer in originals):
+            continue
+        found = replacement(module, family)
+        if isinstance(found, nn.Module):
+            model.set_submodule(path, found)
+            originals[path] = module
+            report.swapped[path] = (type(module).__name__, f"warpsmith {type(found).__name__}")
+        elif isinstance(found, Left):
+            report.left[path] = (type(module).__name__, found.why)
+    attention = swap_attention(model, report)
+    setattr(model, RECORD, Record(originals, attention, report))
+    return report
+
+
+def swap_attention(model: Any, report: PatchReport) -> str | None:
+    """Has the model compute attention by ours; returns what it had before."""
+    config = model.config
+    before = str(config._attn_implementation)
+    why = None
+    if before not in REPLACED_ATTENTION:
+        why = "it was chosen for this model"
+    elif getattr(config, "output_attentions", False):
+        why = "the model is to return attention weights, which a fused kernel never has"
+    elif getattr(config, "reorder_and_upcast_attn", False):
+        why = "the model is to compute it in f32 (reorder_and_upcast_attn)"
+    if why is not None:
+        report.left["attention"] = (before, why)
+        return None
+    register()
+    model.set_attn_implementation(NAME)
+    report.swapped["attention"] = (before, "warpsmith.sdpa")
+    return before
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undoes :func:`patch`: the modules of before are back, with the parameters of now."""
+    record: Record | None = getattr(model, RECORD, None)
+    if record is None:
+        return
+    for path, original in record.originals.items():
+        current = model.get_submodule(path)
+        original._parameters.update(current._parameters)
+        original._modules.update({name: m for name, m in current._modules.items() if name in original._modules})
+        original.train(current.training)
+        model.set_submodule(path, original)
+    if record.attention is not None:
+        model.set_attn_implementation(record.attention)  # type: ignore[operator]
+    delattr(model, RECORD)

@@ -1,0 +1,93 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from warpsmith import ops
+from warpsmith._sdpa import attend
+
+
+class FlashAttention(nn.Module):
+    """Attention in linear memory, of ``q`` ``[batch, q_len, heads, head_dim]`` over ``k`` and ``v``
+    ``[batch, kv_len, kv_heads, head_dim]``.
+
+    It has no parameters. ``causal`` counts from the end: the last query sees all keys. ``dropout`` applies in training.
+    What the kernel cannot do, gradients among it, is left to PyTorch, see :func:`warpsmith.sdpa`.
+    """
+
+    def __init__(self, causal: bool = False, scale: float | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.causal, self.scale, self.dropout = causal, scale, dropout
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``[batch, q_len, heads, head_dim]``. ``mask``, boolean (keys that are seen) or added to scores, broadcasts
+        to ``[batch, heads, q_len, kv_len]``."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(q, k, v, mask=mask, dropout=dropout, causal="end" if self.causal else "no", scale=self.scale)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"causal={self.causal}, scale={self.scale}, dropout={self.dropout}"
+
+
+class PagedAttention(nn.Module):
+    """Attention over a cache of keys and values in pages, for many requests of different lengths.
+
+    It owns the pages of one layer, ``k_pages`` and ``v_pages``, ``[num_pages, page_size, kv_heads, head_dim]``. They
+    move with the module and are no part of its state dict. Who has which page is the caller's to decide.
+    """
+
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        causal: bool = True,
+        scale: float | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.scale = causal, scale
+        shape = (num_pages, page_size, num_kv_heads, head_dim)
+        for name in ("k_pages", "v_pages"):
+            self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype), persistent=False)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        slots: torch.Tensor | None,
+        page_table: torch.Tensor,
+        kv_lens: torch.Tensor,
+        q_starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Stores the new keys and values, if there are any, and attends.
+
+        ``q``, ``k`` and ``v`` are ``[tokens, heads, head_dim]``, one request after the other; ``slots`` says where each
+        token is stored (page * page_size + place in it); ``page_table`` ``[requests, pages]``, ``kv_lens``
+        ``[requests]`` (new tokens included) and ``q_starts`` ``[requests + 1]`` are i32. Gradients are refused.
+        """
+        if k is not None and v is not None and slots is not None:
+            ops.kv_store(k, v, slots, self.k_pages, self.v_pages)
+        scale = 0.0 if self.scale is None else self.scale
+        found: torch.Tensor = ops.paged_attention(
+            q, self.k_pages, self.v_pages, page_table, kv_lens, q_starts, causal=self.causal, scale=scale
+        )
+        return found
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        pages, size, heads, dim = self.k_pages.shape
+        return f"{pages} pages of {size} tokens, kv_heads={heads}, head_dim={dim}, causal={self.causal}"

@@ -1,0 +1,120 @@
+"""Matrix products with what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from warpsmith import ops
+from warpsmith.errors import ArgumentError
+from warpsmith.nn._support import fits
+
+#: The activations that the product's kernel applies, in PyTorch's terms.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def known(layer: str, activation: str | None) -> str:
+    """The name of an activation as the kernel has it."""
+    name = "none" if activation is None else activation
+    if name not in ACTIVATIONS:
+        expected = f"None or one of {', '.join(list(ACTIVATIONS)[1:])}"
+        message = f"{layer}: argument `activation`: expected {expected}, got {activation!r}"
+        raise ArgumentError(message, op=layer, argument="activation", expected=expected, got=repr(activation))
+    return name
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    act: str = "none",
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``residual + act(x @ weight.T + bias)``, in one kernel where there is one."""
+    if x.ndim > 0 and fits(x, weight, bias, residual):
+        found: torch.Tensor = ops.linear(x, weight, bias, residual, act=act)
+        return found
+    out = ACTIVATIONS[act](F.linear(x, weight, bias))
+    return out if residual is None else residual + out
+
+
+class FusedLinear(nn.Linear):
+    """A linear layer with its activation, as :class:`torch.nn.Linear` and an activation after it.
+
+    ``activation`` is None, "relu", "gelu", "gelu_tanh" or "silu". With a ``residual``, that is added last.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.activation = known(type(self).__name__, activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """``residual + activation(x @ weight.T + bias)``."""
+        return product(x, self.weight, self.bias, act=self.activation, residual=residual)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"{super().extra_repr()}, activation={self.activation}"
+
+
+class GatedMLP(nn.Module):
+    """``down_proj(activation(gate_proj(x)) * up_proj(x))``, the MLP of Llama, Qwen and others.
+
+    Its state dict is that of theirs: ``gate_proj``, ``up_proj`` and ``down_proj``, each a :class:`torch.nn.Linear`. One
+    that is replaced by something else, such as an adapter, is called as it is.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        activation: str = "silu",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = known(type(self).__name__, activation)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP's result."""
+        gate = run(self.gate_proj, x, self.activation)
+        return run(self.down_proj, gate * run(self.up_proj, x))
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"activation={self.activation}"
+
+
+def run(layer: nn.Module, x: torch.Tensor, act: str = "none") -> torch.Tensor:
+    """A layer and an activation: in one kernel if it is nothing but a linear layer."""
+    if type(layer) is nn.Linear and not has_hooks(layer):
+        return product(x, layer.weight, layer.bias, act=act)
+    return ACTIVATIONS[act](layer(x))
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether something is to happen when the layer is called."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

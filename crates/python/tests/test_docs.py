@@ -1,0 +1,50 @@
+"""The documents: what they show is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCUMENTS = Path(__file__).parents[3] / "docs"
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """Blocks of Python, with the lines they start in."""
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)
+    return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
+
+
+def test_the_guide_runs() -> None:
+    pytest.importorskip("transformers")
+    path = DOCUMENTS / "python.md"
+    names: dict[str, object] = {"__name__": "guide"}
+    found = blocks(path.read_text())
+    assert len(found) >= 8
+    for line, code in found:
+        # Blank lines before, so that a traceback names the document's line.
+        exec(compile("\n" * line + code, str(path), "exec"), names)
+
+
+def test_names_of_the_guide_exist() -> None:
+    import warpsmith
+
+    named = set(re.findall(r"`(?:warpsmith|nn)\.(\w+)", (DOCUMENTS / "python.md").read_text()))
+    missing = {name for name in named if not hasattr(warpsmith, name) and not hasattr(warpsmith.nn, name)}
+    assert not missing
+
+
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("WARPSMITH_NOTEBOOK_QUICK", "1")
+    path = DOCUMENTS / "attention.ipynb"
+    notebook = json.loads(path.read_text())
+    assert notebook["nbformat"] == 4
+    names: dict[str, object] = {"__name__": "__main__"}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 5
+    for number, cell in enumerate(cells):
+        assert not cell["outputs"], "the notebook is kept without results: they are the reader's"
+        exec(compile("".join(cell["source"]), f"{path}, code cell {number}", "exec"), names)
