@@ -5,7 +5,7 @@ use super::names::{Loader, Part};
 use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::Plan;
-use warpsmith::ops::{Embedding, KvStore, LayerNorm, PagedAttention, RmsNorm, Rope};
+use warpsmith::ops::{Embedding, LayerNorm, PagedAttention, QkvStore, RmsNorm};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// Rows of activations whose memory is used again in every pass. It grows to the largest batch. A captured pass keeps the
@@ -116,12 +116,6 @@ impl Norm {
         }
         Ok(call.run_add_into(b, out, sum, stream)?)
     }
-
-    /// Normalises `x` in place. For RMS norms.
-    pub fn forward_in_place(&mut self, x: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        let call = RmsNorm::in_place().weight(&self.weight).eps(self.eps);
-        Ok(call.keep_plan(&mut self.plan).run_in_place(x, stream)?)
-    }
 }
 
 /// How positions rotate queries and keys.
@@ -165,7 +159,6 @@ pub struct Attention {
     rotary: Option<Rotary>,
     /// Norms of the heads of queries and keys, before they are rotated.
     norms: Option<(Norm, Norm)>,
-    rope_plan: Option<Plan>,
     store_plan: Option<Plan>,
     attention_plan: Option<Plan>,
 }
@@ -179,7 +172,6 @@ impl Attention {
             head_dim: config.head_dim,
             rotary,
             norms: None,
-            rope_plan: None,
             store_plan: None,
             attention_plan: None,
         }
@@ -201,25 +193,20 @@ impl Attention {
     ) -> Result<()> {
         let (tokens, heads, kv_heads, dim) =
             (batch.num_tokens(), self.num_heads, self.num_kv_heads, self.head_dim);
-        let by_heads = qkv.reshape(&[tokens, heads + 2 * kv_heads, dim]).expect("rows of whole heads");
-        let (mut q, kv) = by_heads.split_at(1, heads).expect("queries come first");
-        let (mut k, v) = kv.split_at(1, kv_heads).expect("keys and values follow");
-        if let Some((q_norm, k_norm)) = &mut self.norms {
-            q_norm.forward_in_place(q.reborrow(), stream)?;
-            k_norm.forward_in_place(k.reborrow(), stream)?;
+        let mut qkv = qkv.reshape(&[tokens, heads + 2 * kv_heads, dim]).expect("rows of whole heads");
+        let mut store = QkvStore::new(&batch.slots);
+        if let Some((queries, keys)) = &self.norms {
+            store = store.norms(&queries.weight, &keys.weight).eps(queries.eps);
         }
-        let mut store = KvStore::new(k.as_view(), v.as_view(), &batch.slots);
         if let Some(rotary) = &self.rotary {
-            let mut rope = Rope::in_place(&batch.positions).theta(rotary.theta).scale(rotary.scale);
             store = store.rope(&batch.positions).theta(rotary.theta).position_scale(rotary.scale);
             if let Some((cos, sin)) = &rotary.tables {
-                rope = rope.tables(cos, sin);
                 store = store.tables(cos, sin);
             }
-            rope.keep_plan(&mut self.rope_plan).run_in_place(q.reborrow(), stream)?;
         }
         let store = store.keep_plan(&mut self.store_plan);
-        store.run_into(k_pages.reborrow(), v_pages.reborrow(), stream)?;
+        store.run_into(qkv.reborrow(), k_pages.reborrow(), v_pages.reborrow(), stream)?;
+        let q = qkv.narrow(1, 0, heads).expect("queries come first");
         let out = out.reshape(&[tokens, heads, dim]).expect("rows of whole heads");
         let (k_pages, v_pages) = (k_pages.as_view(), v_pages.as_view());
         let mut attend =
