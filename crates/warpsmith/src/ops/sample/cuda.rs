@@ -10,7 +10,7 @@ use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
 
 /// Threads of a block, as in the device code.
-const THREADS: usize = 512;
+const THREADS: usize = 1024;
 
 kernel_params! {
     /// Addresses are zero for what is left out; distances are in elements.

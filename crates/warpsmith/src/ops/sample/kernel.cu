@@ -11,7 +11,7 @@
 using namespace warpsmith;
 
 using T = ELEM;
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr float kLargest = 3.402823466e38f;
 constexpr float kUnit = 1099511627776.0f;  // 2^40
@@ -53,6 +53,8 @@ WS_INLINE float number(u32 ordered) {
 // The largest of a row above the bits of its first place, flipped.
 WS_INLINE u64 largest(const Row& row, int vocab, u64* scratch) {
   u64 best = 0;
+  // Few rows have few blocks: loads in flight are what hides the latency of L2.
+#pragma unroll 8
   for (int j = threadIdx.x; j < vocab; j += kThreads)
     best = Largest::join(best, (u64)ordered(row[j]) << 32 | ~(u32)j);
   return block_join<Largest>(best, scratch);
@@ -117,6 +119,7 @@ template <bool kCount> WS_INLINE u64 share(float e) { return e == 0.0f ? 0 : kCo
 
 template <bool kCount> WS_INLINE u64 total(const Row& row, int vocab, const Remaining& left, u64* scratch) {
   u64 sum = 0;
+#pragma unroll 4
   for (int j = threadIdx.x; j < vocab; j += kThreads) sum += share<kCount>(left.of(row[j]));
   return block_join<Sum>(sum, scratch);
 }
@@ -178,6 +181,7 @@ WS_INLINE u32 select(const Row& row, int vocab, const Remaining& left, u64 missi
 WS_INLINE void log_probability(const SampleParams& p, const Row& raw, int token, u64* scratch) {
   const float most = number((u32)(largest(raw, p.vocab, scratch) >> 32));
   float sum[1] = {0.0f};
+#pragma unroll 4
   for (int j = threadIdx.x; j < p.vocab; j += kThreads) sum[0] += expf(raw[j] - most);
   __syncthreads();
   block_reduce<Sum, kThreads>(sum, (float*)scratch);
@@ -219,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const SampleParams
     const u64 seed = mix((u64)((const i64*)p.seed)[index * p.seed_step] + kGolden);
     const u64 stream = mix(seed + (u64)((const i64*)p.position)[index * p.position_step] * kGolden);
     u64 best = 0;
+#pragma unroll 4
     for (int j = threadIdx.x; j < p.vocab; j += kThreads) {
       const float e = left.of(row[j]);
       if (e == 0.0f) continue;
