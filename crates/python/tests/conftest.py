@@ -9,6 +9,15 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+from device import DEVICE
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what needs the CPU, where tests run on a GPU."""
+    if DEVICE != "cpu":
+        for item in items:
+            if item.get_closest_marker("cpu"):
+                item.add_marker(pytest.mark.skip(reason="for tensors of the CPU"))
 
 
 @pytest.fixture

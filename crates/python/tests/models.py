@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from device import generator
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -39,4 +40,4 @@ def make(name: str, **options: Any) -> Any:
 
 def tokens(rows: int = 2, length: int = 9) -> torch.Tensor:
     """Token numbers."""
-    return torch.randint(2, 95, (rows, length), generator=torch.Generator().manual_seed(3))
+    return torch.randint(2, 95, (rows, length), generator=generator(3))

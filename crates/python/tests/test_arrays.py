@@ -10,6 +10,8 @@ import pytest
 import torch
 import warpsmith
 
+pytestmark = pytest.mark.cpu
+
 
 def resident() -> int:
     with open("/proc/self/statm") as file:

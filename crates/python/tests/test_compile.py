@@ -6,6 +6,7 @@ import cases
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from warpsmith._spec import Op, Variant
@@ -107,7 +108,8 @@ def test_whole_graphs_with_gradients() -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_mutation_in_a_graph() -> None:
+@pytest.mark.parametrize("backend", [TRACED, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_mutation_in_a_graph(backend: str) -> None:
     def store(k, v, slots, k_cache, v_cache):
         warpsmith.kv_store(k, v, slots, k_cache, v_cache)
         return k_cache.sum() + v_cache.sum()
@@ -118,7 +120,7 @@ def test_mutation_in_a_graph() -> None:
     k, v, slots = torch.randn(5, 2, 8), torch.randn(5, 2, 8), torch.tensor([0, 3, 4, 9, -1])
     eager, compiled = caches(), caches()
     expected = store(k, v, slots, *eager)
-    found = torch.compile(store, fullgraph=True)(k, v, slots, *compiled)
+    found = torch.compile(store, backend=backend, fullgraph=True)(k, v, slots, *compiled)
     torch.testing.assert_close(found, expected)
     assert torch.equal(eager[0], compiled[0]) and torch.equal(eager[1], compiled[1])
 
@@ -144,7 +146,7 @@ def test_meta_tensors() -> None:
 def test_autocast_follows_the_description() -> None:
     x, w, half = torch.randn(4, 64), torch.randn(32, 64), torch.randn(4, 64, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             assert warpsmith.linear(x, w).dtype == dtype
             assert torch.ops.warpsmith.linear(x, w).dtype == dtype
             assert warpsmith.rms_norm(half, torch.randn(64)).dtype == torch.float32
@@ -158,7 +160,7 @@ def test_autocast_follows_the_description() -> None:
 
 def test_autocast_passes_gradients() -> None:
     x, w = torch.randn(4, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         out = warpsmith.linear(x, w)
     out.float().sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.float32
@@ -167,7 +169,7 @@ def test_autocast_passes_gradients() -> None:
 
 def test_autocast_in_a_graph() -> None:
     def run(x, w):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             return warpsmith.linear(x, w)
 
     x, w = torch.randn(4, 64), torch.randn(32, 64)

@@ -34,8 +34,8 @@ def test_exceptions_say_what_is_wrong() -> None:
         (lambda x: warpsmith.gated_act(torch.randn(4, 63)), "2 \\* hidden"),
         (lambda x: warpsmith.rms_norm_(x, residual=x), "overlaps"),
         (lambda x: warpsmith.rms_norm_(x[:2], residual=x[1:3]), "overlaps"),
-        (lambda x: warpsmith.rms_norm(x.numpy().astype(np.float64)), "x.*dtype"),
-        (lambda x: warpsmith.rms_norm(x.numpy(), eps=float("inf")), "eps"),
+        (lambda x: warpsmith.rms_norm(x.cpu().numpy().astype(np.float64)), "x.*dtype"),
+        (lambda x: warpsmith.rms_norm(x.cpu().numpy(), eps=float("inf")), "eps"),
     ],
 )
 def test_wrong_calls(call, match: str) -> None:
@@ -82,6 +82,7 @@ def test_errors_of_one_thread_do_not_show_in_another() -> None:
     assert not seen
 
 
+@pytest.mark.cpu
 def test_threads_at_once() -> None:
     x, weight = torch.randn(64, 512), torch.randn(512)
     expected = warpsmith.rms_norm(x, weight)
@@ -123,6 +124,7 @@ def test_the_lock_is_released_while_working() -> None:
     assert len(ticks) > 3
 
 
+@pytest.mark.cpu
 def test_a_forked_child_computes() -> None:
     x = torch.randn(256, 512)
     expected = warpsmith.rms_norm(x)

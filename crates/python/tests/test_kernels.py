@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 
 PREPARE = """
 #define BLOCK 128
@@ -54,7 +55,7 @@ def test_a_good_kernel_is_an_op() -> None:
     add = make(good)
     x, y = torch.randn(3, 5), torch.randn(3, 5)
     torch.testing.assert_close(add(x, y, 2.0), x + 2 * y)
-    assert "checked on: cpu" in repr(add)
+    assert f"checked on: {DEVICE}" in repr(add)
     torch.library.opcheck(add.op, (x, y, 2.0))
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, y: add(x, y, 2.0) * 3, backend="aot_eager", fullgraph=True)
@@ -128,6 +129,7 @@ def test_other_bits_the_next_time_are_found() -> None:
     assert "two runs differ" in str(error) and error.index == (0,)
 
 
+@pytest.mark.cpu
 def test_runs_at_once_are_checked() -> None:
     scratch = torch.empty(1000)
     turn = threading.Barrier(3, timeout=20)

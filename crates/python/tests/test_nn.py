@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 from torch import nn
 from warpsmith import nn as wnn
 
@@ -100,7 +101,7 @@ def test_autocast(pair: Pair) -> None:
     ours, theirs, x = pair
     reference = theirs.double()(x.double())
     for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             found = ours(x.requires_grad_())
         scale = reference.abs().max().item()
         torch.testing.assert_close(found.double(), reference, rtol=0.02, atol=0.02 * scale)
@@ -110,7 +111,7 @@ def test_autocast(pair: Pair) -> None:
 
 def test_autocast_types_follow_pytorch() -> None:
     x = torch.randn(4, 32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         assert wnn.FusedLinear(32, 24)(x).dtype == torch.bfloat16
         assert wnn.GatedMLP(32, 48)(x).dtype == torch.bfloat16
         assert wnn.RMSNorm(32)(x.bfloat16()).dtype == torch.float32

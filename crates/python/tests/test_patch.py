@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 
 models = pytest.importorskip("models", reason="transformers is not installed")
 from transformers import DynamicCache, StaticCache  # noqa: E402
@@ -132,7 +133,7 @@ def test_autocast(name: str) -> None:
     plain, patched = pair(name)
     ids = models.tokens()
     expected = plain.double()(ids).logits
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         found = patched(ids).logits
     error = (found.double() - expected).abs().max() / expected.abs().max()
     assert error < 0.03, error
@@ -150,6 +151,8 @@ def test_half_precision_is_judged_against_double(name: str) -> None:
     assert errors[1].mean() <= 1.2 * errors[0].mean(), [error.mean() for error in errors]
 
 
+# Llama's code is Qwen3's without two norms.
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("llama", marks=pytest.mark.slow), "gpt2"])
 @torch.no_grad()
 def test_whole_graphs(name: str) -> None:
     _, patched = pair(name)
@@ -241,7 +244,7 @@ def test_saving_copying_and_moving(name: str, tmp_path: Path) -> None:
     plain, patched = pair(name)
     ids = models.tokens()
     patched.save_pretrained(tmp_path)
-    loaded = type(plain).from_pretrained(tmp_path)
+    loaded = type(plain).from_pretrained(tmp_path).to(DEVICE)
     close(loaded(ids).logits, plain(ids).logits)
     twin = copy.deepcopy(patched)
     close(twin(ids).logits, plain(ids).logits)

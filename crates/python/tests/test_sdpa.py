@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 from torch.nn import functional as F
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 5, 7, 32
@@ -135,7 +136,7 @@ def test_gradients() -> None:
 def test_autocast() -> None:
     q, k, v = tensors()
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         found = warpsmith.sdpa(q, k.bfloat16(), v)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import warpsmith
+from device import DEVICE, generator
 
 models = pytest.importorskip("models", reason="transformers is not installed")
 
@@ -18,7 +19,7 @@ def text() -> torch.Tensor:
     """The bytes of the documents."""
     files = sorted(DOCUMENTS.rglob("*.md"))
     assert files, f"no documents in {DOCUMENTS}"
-    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).to(DEVICE)
 
 
 def train(steps: int, *, patched: bool) -> list[float]:
@@ -27,7 +28,7 @@ def train(steps: int, *, patched: bool) -> list[float]:
     if patched:
         warpsmith.patch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data, chosen = text(), torch.Generator().manual_seed(0)
+    data, chosen = text(), generator(0)
     losses = []
     for _ in range(steps):
         starts = torch.randint(0, len(data) - LENGTH, (ROWS,), generator=chosen)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
 
 
 def test_bench() -> None:
     x = torch.randn(64, 512)
     found = warpsmith.bench(warpsmith.rms_norm, x, warmup=2, iters=10, bytes=2 * x.nbytes, flops=1e6)
-    assert len(found.times) == 10 and found.name == "rms_norm" and found.device == "cpu"
+    assert len(found.times) == 10 and found.name == "rms_norm" and found.device == DEVICE
     low, high = found.spread
     assert 0 < found.best <= low <= found.median <= high
     assert found.bytes_per_second == pytest.approx(2 * x.nbytes / found.median)
