@@ -44,10 +44,10 @@ demo: ## Build, then let a small model answer and show the kernels at work
 	@model=$$(scripts/model.sh "$(PYTHON)") || echo "warning: no model could be fetched; going on with the kernels" >&2; \
 	$(WARPSMITH) demo $${model:+--quick --model "$$model"} $(ARGS)
 
-test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU
-	scripts/test.sh "$(VENV)"
+test: setup ## Everything that must pass: format, lints, tests, compilation for every GPU, the Python package
+	scripts/test.sh "$(PYTHON)" "$(VENV)" "$(PYTHON_VENV)"
 
-test-python: ## Lints, types and tests of the Python package, with PyTorch in an environment of its own
+test-python: ## The wheel, and all tests of the Python package, slow ones too, with PyTorch in an environment of its own
 	scripts/python-test.sh "$(PYTHON)" "$(PYTHON_VENV)"
 
 sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads and the radix tree

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The gate: lints, then every test of the workspace. Ends with the result of each test binary.
-# usage: scripts/test.sh VENV
+# The gate: lints, then every test of the workspace, then those of the Python package. Ends with the result of each test
+# binary.
+# usage: scripts/test.sh PYTHON VENV PYTHON_VENV
 set -euo pipefail
-venv=$1
+python=$1 venv=$2 python_venv=$3
 cd "$(dirname "$0")/.."
 
 library() {
@@ -19,13 +20,22 @@ WARPSMITH_TEST_NVRTC12=$(library cuda_nvrtc/lib/libnvrtc.so.12)
 VIRTUAL_ENV=$(cd "$venv" && pwd)
 export WARPSMITH_TEST_NVRTC13 WARPSMITH_TEST_NVRTC12 WARPSMITH_REQUIRE_NVRTC=1 VIRTUAL_ENV
 
-scripts/lint.sh "$venv"
+log=$(mktemp) setup_log=$(mktemp)
+trap 'rm -f "$log" "$setup_log"' EXIT
+# PyTorch is unpacked while the workspace is compiled.
+scripts/python-setup.sh "$python" "$python_venv" >"$setup_log" 2>&1 &
+setup=$!
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+scripts/lint.sh "$venv"
 status=0
 cargo test --release --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+if wait "$setup"; then
+    scripts/python-test.sh --workspace-build "$python" "$python_venv" 2>&1 | tee -a "$log" || status=$?
+else
+    cat "$setup_log" >&2
+    status=1
+fi
 echo
 echo "Results:"
-grep -E '^(     Running|   Doc-tests|test result:|error: )' "$log" || true
+grep -E '^(     Running|   Doc-tests|test result:|error: |=+ .*(passed|failed|error).* =+$)' "$log" || true
 exit "$status"
