@@ -18,7 +18,7 @@ SIZES = {
     "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab": 11, "k": 8, "rows": 6,
     "cols": 5, "batch": 2, "q_len": 5, "kv_len": 7, "page_size": 4, "num_pages": 6, "max_pages": 3, "requests": 3,
     "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 32, "levels": 1,
-    "groups": 1, "columns": 11, "slots": 2,
+    "groups": 1, "columns": 11, "slots": 2, "heads": 8,
 }  # fmt: skip
 LEADING = [3]
 
@@ -40,6 +40,10 @@ VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
     "embedding": {"ids": lambda: torch.randint(0, 11, (3,))},
     "embedding_backward": {"ids": lambda: torch.randint(0, 11, (3,))},
     "kv_store": {"slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8])},
+    "qkv_store": {
+        "slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8]),
+        "positions": lambda: torch.tensor([0, 5, 1, 15, 7, 8]),
+    },
     "kv_copy": {"pairs": lambda: torch.tensor([[0, 3], [1, -1]])},
     "merge_states": {"lses": lambda: torch.randn(3, 6, 4)},
     "paged_attention": {
