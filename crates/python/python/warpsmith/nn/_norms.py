@@ -56,5 +56,6 @@ class LayerNorm(nn.LayerNorm):
 def unflatten(found: Any, shape: tuple[int, ...]) -> Any:
     """Gives the last dimension of one or more tensors a shape."""
     if isinstance(found, tuple):
-        return tuple(tensor.unflatten(-1, shape) for tensor in found)
-    return found.unflatten(-1, shape)
+        return tuple(unflatten(tensor, shape) for tensor in found)
+    # Not `Tensor.unflatten`: Dynamo cannot trace it under a default device.
+    return found.reshape(*found.shape[:-1], *shape)
