@@ -9,7 +9,7 @@ two candidates must be no further apart than the largest difference between the 
 
 Speed: the rows of llama-bench, `pp512` and `tg128`; the best of some rounds.
 
-usage: bench/llama_cpp.py MODEL.gguf [--prompts N] [--tokens N] [--rounds N] [--threads N] [--no-speed]
+usage: bench/llama.py MODEL.gguf [--prompts N] [--tokens N] [--rounds N] [--threads N] [--no-speed]
 """
 
 from __future__ import annotations
