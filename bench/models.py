@@ -15,6 +15,7 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import peers
 import torch
@@ -33,10 +34,12 @@ SHAPES = {
 }
 TOKENS = 128
 PROMPT = 8192
+#: What is recorded of a row.
+KEPT = ("test", "milliseconds", "mean", "deviation", "ratio", "graphs", "bytes")
 
 
-def ours(model: str, batches: list[int]) -> list[dict]:
-    """Rows of `warpsmith bench-model`: decode, a long prompt, a shared prefix; the workload last."""
+def ours(model: str, batches: list[int]) -> Iterator[list[dict]]:
+    """Rows of `warpsmith bench-model`: decode and prompts, a shared prefix, and the workload last."""
     base = [peers.BINARY, "bench-model", "--random", model, "--device", "cuda", "-r", "3", "-o", "json"]
     listed = ",".join(map(str, batches))
     runs = [
@@ -44,18 +47,17 @@ def ours(model: str, batches: list[int]) -> list[dict]:
         ["-p", "0", "-n", "0", "--prefix", str(PROMPT)],
         ["-p", "0", "-n", "0", "--workload", "nano-vllm"],
     ]
-    rows = []
     for words in runs:
         done = subprocess.run([*base, *words], capture_output=True, text=True, cwd=peers.ROOT)
         if done.returncode != 0:
             print(f"warpsmith bench-model {' '.join(words)}: {done.stderr}", file=sys.stderr)
             continue
-        rows += json.loads(done.stdout)
-        for row in json.loads(done.stdout):
+        rows = json.loads(done.stdout)
+        for row in rows:
             print(f"{model} {row['test']}: {row['milliseconds']:.3f} ms, {row['mean']:.0f} tok/s", flush=True)
             if row["graph_failure"]:
                 print(f"  without graphs: {row['graph_failure']}", flush=True)
-    return rows
+        yield rows
 
 
 def theirs(model: str, batches: list[int]) -> dict[str, float]:
@@ -99,17 +101,23 @@ def main() -> None:
     file = args.evidence / "models" / f"{device.lower().replace(' ', '-')}.json"
     known = json.loads(file.read_text())["rows"] if file.exists() else []
     for model in args.model:
-        rows = ours(model, args.batch)
         times = {} if args.no_peers else theirs(model, args.batch)
-        for row in rows:
-            new = {key: row[key] for key in ("test", "milliseconds", "mean", "deviation", "ratio", "graphs", "bytes")}
-            new = dict(model=model, **new, transformers_ms=times.get(row["test"]))
-            known = [old for old in known if (old["model"], old["test"]) != (model, row["test"])] + [new]
-        if not args.no_record:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lines = ",\n".join("    " + json.dumps(row) for row in known)
-            head = f'"device": {json.dumps(device)},\n  "torch": "{torch.__version__}"'
-            file.write_text(f'{{\n  {head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+        # Recorded at once: what comes later may be interrupted.
+        for rows in ours(model, args.batch):
+            for row in rows:
+                new = {key: row[key] for key in KEPT}
+                new = dict(model=model, **new, transformers_ms=times.get(row["test"]))
+                known = [old for old in known if (old["model"], old["test"]) != (model, row["test"])] + [new]
+            if not args.no_record:
+                write(file, device, known)
+
+
+def write(file: pathlib.Path, device: str, rows: list[dict]) -> None:
+    """Writes the evidence, a row a line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("    " + json.dumps(row) for row in rows)
+    head = f'"device": {json.dumps(device)},\n  "torch": "{torch.__version__}"'
+    file.write_text(f'{{\n  {head},\n  "rows": [\n{lines}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":
