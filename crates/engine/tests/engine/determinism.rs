@@ -32,7 +32,18 @@ fn same(expected: &[Done], got: &[Done], what: &str) {
 
 #[test]
 fn tokens_do_not_depend_on_batch_chunks_cache_or_preemption() {
-    let needles = needles(40, 24);
+    compare(40, 24);
+}
+
+/// `cargo test --release -p warpsmith-engine --test engine -- --ignored three_hundred`
+#[test]
+#[ignore = "takes minutes"]
+fn three_hundred_needles_of_64_tokens_do_not_depend_on_anything_either() {
+    compare(300, 64);
+}
+
+fn compare(count: usize, tokens: usize) {
+    let needles = needles(count, tokens);
     let base = EngineOptions { num_pages: 400, page_size: 8, ..EngineOptions::default() };
 
     let alone: Vec<Done> = needles
@@ -42,7 +53,7 @@ fn tokens_do_not_depend_on_batch_chunks_cache_or_preemption() {
             run_all(&mut engine, std::slice::from_ref(needle)).remove(0)
         })
         .collect();
-    assert!(alone.iter().all(|done| done.tokens.len() == 24));
+    assert!(alone.iter().all(|done| done.tokens.len() == tokens));
 
     let mut together = engine(tiny_llama(), base.clone());
     same(&alone, &run_all(&mut together, &needles), "all together, cold");

@@ -22,7 +22,7 @@ fn all_finish_with_a_third_of_the_pages_they_want() {
     const PAGES: usize = 470;
     let mut engine = engine(Box::new(Oracle::new(4)), options(PAGES));
     let (mut log, mut wanted) = (Log::default(), Vec::new());
-    for _ in 0..1500 {
+    for _ in 0..5000 {
         let (len, count) = (1 + random.below(30) as usize, 1 + random.below(150) as usize);
         let prompt = prompt(&mut random, len, VOCAB);
         let params = SamplingParams { max_tokens: Some(count), ..SamplingParams::greedy() };
