@@ -37,5 +37,5 @@ else
 fi
 echo
 echo "Results:"
-grep -E '^(     Running|   Doc-tests|test result:|error: |=+ .*(passed|failed|error).* =+$)' "$log" || true
+grep -E '^(     Running|   Doc-tests|test result:|error: |[0-9]+ (passed|failed), )' "$log" || true
 exit "$status"
