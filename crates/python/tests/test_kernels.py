@@ -115,6 +115,14 @@ def test_writing_to_an_input_is_found() -> None:
 
     assert "it wrote to its argument 0; first at [0]" in str(refused(greedy, precision=10.0))
 
+    def sly(x: torch.Tensor, y: Any, scale: float, out: torch.Tensor) -> None:
+        good(x, y, scale, out)
+        x[1] = -x[1]
+
+    # Equal as numbers.
+    cases = [(torch.zeros(4), torch.ones(4), 2.0)]
+    assert "it wrote to its argument 0; first at [1]" in str(refused(sly, cases=cases))
+
 
 def test_other_bits_the_next_time_are_found() -> None:
     calls = []
