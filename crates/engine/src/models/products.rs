@@ -6,7 +6,7 @@ use crate::error::Result;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
-use warpsmith::{Stream, Tensor, TensorView, TensorViewMut};
+use warpsmith::{Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// A matrix in the layout that its products take.
 enum Packed {
@@ -17,7 +17,13 @@ enum Packed {
 impl Packed {
     fn new(matrix: Matrix, gate: Gate) -> Result<Packed> {
         Ok(match matrix {
-            Matrix::Plain(matrix) => Packed::Plain(PackedWeight::gated(matrix, gate)?),
+            Matrix::Plain(mut matrix) => {
+                // Products then load it while the kernel before them still runs.
+                if matrix.device() != Device::Cpu {
+                    matrix.make_constant()?;
+                }
+                Packed::Plain(PackedWeight::gated(matrix, gate)?)
+            }
             Matrix::Blocks(blocks, format) => Packed::Blocks(PackedQuantWeight::gated(blocks, format, gate)?),
         })
     }

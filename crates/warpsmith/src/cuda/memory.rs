@@ -153,6 +153,16 @@ impl Allocation {
         }
     }
 
+    /// Whether somebody else owns it.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.origin, Origin::Foreign { .. })
+    }
+
+    /// Waits until all work that uses the memory is done.
+    pub fn wait_for_uses(&mut self) -> Result<()> {
+        self.uses.streams().iter().try_for_each(Stream::synchronize)
+    }
+
     /// The stream that used the memory last, if that is known.
     pub fn last_stream(&self) -> Option<Stream> {
         self.uses.last()

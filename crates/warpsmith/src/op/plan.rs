@@ -1,8 +1,8 @@
 //! Plans: what a call needs to know, found out once.
 //!
 //! The first call of a kind checks its arguments, chooses a kernel, compiles and loads it, and prepares its launches. All
-//! that is kept in a plan, under everything it depends on: types, shapes, strides and alignment of the arguments, options,
-//! and the choice of kernels. Later calls compare that, check what depends on addresses alone, and launch.
+//! that is kept in a plan, under everything it depends on: types, shapes, strides and alignment of the arguments, whether
+//! they are constant, options, and the choice of kernels. Later calls compare that, check what depends on addresses alone, and launch.
 
 use super::kernel::{Kernel, Launch, Target};
 use super::select::{Select, checked, select_kernel};
@@ -65,18 +65,26 @@ struct Form {
     device: Device,
     layout: Layout,
     misalignment: u8,
+    constant: bool,
 }
 
 impl Form {
     fn of(view: &TensorView<'_>) -> Form {
         let misalignment = (view.address() % ALIGNMENT) as u8;
-        Form { dtype: view.dtype(), device: view.device(), layout: *view.layout(), misalignment }
+        Form {
+            dtype: view.dtype(),
+            device: view.device(),
+            layout: *view.layout(),
+            misalignment,
+            constant: view.is_constant(),
+        }
     }
 
     fn is(&self, view: &TensorView<'_>) -> bool {
         self.misalignment == (view.address() % ALIGNMENT) as u8
             && self.dtype == view.dtype()
             && self.device == view.device()
+            && self.constant == view.is_constant()
             && self.layout == *view.layout()
     }
 }

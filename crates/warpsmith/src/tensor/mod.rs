@@ -166,6 +166,40 @@ impl Tensor {
         }
     }
 
+    /// Makes the tensor constant: waits for everything that writes it, and makes its memory read-only for good.
+    ///
+    /// Meant for weights. Kernels may read constant memory before the work ahead of them has ended, which they must not do
+    /// with memory that this work could write: `linear` then loads its weights while the kernel before it still runs.
+    ///
+    /// ```
+    /// use warpsmith::{DType, Device, Stream, Tensor};
+    /// let mut weight = Tensor::randn(&[64, 64], DType::F32, Device::Cpu, 0)?;
+    /// weight.make_constant()?;
+    /// assert!(weight.write(0, &[0f32], &Stream::Host).is_err());
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If it is not the only handle to its memory, if the memory is somebody else's, or if a graph uses it.
+    pub fn make_constant(&mut self) -> Result<()> {
+        if self.is_constant() {
+            return Ok(());
+        }
+        let handles = Arc::strong_count(&self.storage);
+        match Arc::get_mut(&mut self.storage) {
+            Some(storage) => storage.make_constant(),
+            None => {
+                let got = Refusal::Shared(handles).to_string();
+                Err(Error::parse("tensor to make constant", Refusal::EXPECTED, got))
+            }
+        }
+    }
+
+    /// Whether it was made [constant](Tensor::make_constant).
+    pub fn is_constant(&self) -> bool {
+        self.storage.is_constant()
+    }
+
     /// The whole tensor, read-only.
     pub fn view(&self) -> TensorView<'_> {
         let address = self.storage.address() + self.offset;
@@ -273,6 +307,22 @@ mod tests {
         let mut row = row;
         row.write(1, &[9f32], &Stream::Host).unwrap();
         assert_eq!(row.to_vec::<f32>().unwrap(), [4.0, 9.0, 6.0], "the last handle may write its part");
+    }
+
+    #[test]
+    fn constant_tensors_are_read_only_for_good() {
+        let mut tensor = Tensor::from_slice(&[1f32, 2.0], &[2], Device::Cpu).unwrap();
+        let other = tensor.clone();
+        let error = tensor.make_constant().unwrap_err().to_string();
+        assert!(error.contains("2 handles"), "{error}");
+        drop(other);
+        tensor.make_constant().unwrap();
+        tensor.make_constant().unwrap();
+        let part = tensor.narrow(0, 1, 1).unwrap();
+        assert!(tensor.is_constant() && part.is_constant() && part.view().is_constant());
+        drop(part);
+        let error = tensor.write(0, &[0f32], &Stream::Host).unwrap_err().to_string();
+        assert!(error.contains("read-only"), "{error}");
     }
 
     #[test]

@@ -13,7 +13,6 @@ pub struct TensorView<'a> {
     pub(crate) device: Device,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) storage: Option<&'a Storage>,
     lifetime: PhantomData<&'a u8>,
 }
@@ -138,6 +137,11 @@ impl<'a> TensorView<'a> {
     /// Shape and strides.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether nothing that was given to a device can still write it.
+    pub fn is_constant(&self) -> bool {
+        self.storage.is_some_and(Storage::is_constant)
     }
 
     /// Address of the first element, on its device.

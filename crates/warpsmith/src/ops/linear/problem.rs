@@ -87,6 +87,8 @@ pub struct Problem {
     pub(in crate::ops) has_bias: bool,
     pub(in crate::ops) has_residual: bool,
     pub(in crate::ops) scale_bits: u32,
+    /// Nothing that was given to the device before can still write `w`.
+    pub(in crate::ops) constant_w: bool,
 }
 
 /// The tensors with a batch, in the order of [`Problem::outer`] and of [`Part`].
@@ -218,6 +220,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         has_bias: args.get(BIAS).is_some(),
         has_residual: args.get(RESIDUAL).is_some(),
         scale_bits: scale.to_bits(),
+        constant_w: w.is_constant(),
     })
 }
 
@@ -429,6 +432,7 @@ impl Problem {
             has_bias: false,
             has_residual: false,
             scale_bits: 1f32.to_bits(),
+            constant_w: false,
         }
     }
 }

@@ -198,7 +198,25 @@ WS_INLINE void prefetch_first_stages(const Sm90Params& p, u32 rank) {
   for (int k = blockIdx.x; k < p.k_tiles; k += gridDim.x) x.prefetch(rank, k, tile.batch);
 }
 
+// Loads the first p.early stages of w alone, which nobody writes any more, while the kernel before may still run.
+WS_INLINE void produce_early(const Sm90Params& p, Ring ring, u32 rank) {
+  int left = p.early;
+#pragma unroll 1
+  for (TileScheduler tiles; left > 0 && tiles.has(p, 0); tiles.advance(1)) {
+    const Tile tile = tiles.tile(p, rank);
+    const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
+    const OperandW w(&p.w_map, p.w_edge, tile.n, p.linear.n);
+#pragma unroll 1
+    for (int k = 0; k < p.k_tiles && left > 0; ++k, --left) {
+      mbarrier_arrive_expect(ring.full(), x.bytes() + w.bytes());
+      w.load(ring.w(), ring.full(), rank, k, p.linear.w_batch ? tile.batch : 0);
+      ring.next();
+    }
+  }
+}
+
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
+  int early = p.early;
   for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
     const Tile tile = tiles.tile(p, rank);
     const int w_batch = p.linear.w_batch ? tile.batch : 0;
@@ -207,10 +225,13 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
     const u32 bytes = x.bytes() + w.bytes();
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k) {
-      mbarrier_wait(ring.empty(), ring.parity ^ 1);
-      mbarrier_arrive_expect(ring.full(), bytes);
+      if (early == 0) {
+        mbarrier_wait(ring.empty(), ring.parity ^ 1);
+        mbarrier_arrive_expect(ring.full(), bytes);
+      }
       x.load(ring.x(), ring.full(), rank, k, tile.batch);
-      w.load(ring.w(), ring.full(), rank, k, w_batch);
+      if (early == 0) w.load(ring.w(), ring.full(), rank, k, w_batch);
+      else --early;
       ring.next();
     }
   }
@@ -397,6 +418,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   }
   if (kCluster > 1) cluster_sync();
   else __syncthreads();
+  if (p.early > 0 && threadIdx.x / 32 == 0 && elect_one()) produce_early(p, Ring(shared), rank);
   // Nothing above reads or writes memory that another kernel could write.
   begin_kernel();
   // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.

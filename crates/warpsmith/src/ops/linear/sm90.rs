@@ -41,6 +41,8 @@ const AHEAD_NARROW: usize = 64 << 10;
 const NARROW: usize = 48;
 /// Bytes of `w` from which on it is worth it for M > 64.
 const AHEAD_WEIGHTS: usize = 8 << 20;
+/// Rows of `x` up to which a block takes the shared memory of its multiprocessor, used or not.
+const FEW_ROWS: usize = 8;
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
 
@@ -49,7 +51,7 @@ kernel_params! {
         x_map: TensorMap, w_map: TensorMap, out_map: TensorMap,
         x_edge: Edge, w_edge: Edge,
         linear: LinearParams,
-        k_tiles: i32, ahead: i32, tiles: u32,
+        k_tiles: i32, ahead: i32, early: i32, tiles: u32,
         per_batch: Divisor, per_band: Divisor, band: Divisor, last_band: Divisor,
     }
 }
@@ -86,11 +88,13 @@ struct Config {
     /// Whether the epilogue goes in small steps: it then has fewer registers in use and disturbs the products of the other
     /// consumer less, but takes longer.
     small_steps: bool,
+    /// Stages of the ring.
+    stages: usize,
 }
 
 impl Config {
-    fn of(p: &Problem, tile: Tile) -> Config {
-        Config {
+    fn of(p: &Problem, tile: Tile, units: usize) -> Config {
+        let config = Config {
             tile,
             epilogue: Epilogue::of(p),
             x_columns: p.x_order == Order::Columns,
@@ -99,7 +103,15 @@ impl Config {
             residual_rows: p.residual_order == Order::Rows,
             scale: p.scale() != 1.0,
             small_steps: Self::takes_small_steps(p, tile),
+            stages: 0,
+        };
+        let mut stages = config.most_stages();
+        if loads_early(p) && tile.x_rows > FEW_ROWS {
+            // What a block does not need leaves room for the next kernel, which loads its own weights there. With very few rows
+            // the next kernel would gather on the multiprocessors that are done first.
+            stages = stages.min(tile.k_tiles(p) * tile.rounds(p, units));
         }
+        Config { stages, ..config }
     }
 
     fn takes_small_steps(p: &Problem, tile: Tile) -> bool {
@@ -126,10 +138,14 @@ impl Config {
         (self.tile.x_rows + self.tile.n) * self.tile.pieces * STAGE_ROW + 16
     }
 
-    fn stages(&self) -> usize {
+    fn most_stages(&self) -> usize {
         let most = if self.tile.n > 32 { 12 } else { 24 };
         let shared = SHARED / self.tile.blocks_per_unit - SHARED_RESERVED;
         ((shared - self.fixed_bytes()) / self.stage_bytes()).min(most)
+    }
+
+    fn with_all_stages(self) -> Config {
+        Config { stages: self.most_stages(), ..self }
     }
 
     /// Stages of `w` that a block brings to L2 while the kernel before it ends. More would keep its first loads waiting: of a
@@ -141,7 +157,7 @@ impl Config {
         let stage = tile.n * tile.pieces * STAGE_ROW / tile.cluster_m();
         let weights = p.weight_rows() * p.k * p.w_dtype.size();
         match p.m {
-            _ if !busy => 0,
+            _ if !busy || p.constant_w => 0,
             ..=64 => {
                 let most = if tile.n <= NARROW { AHEAD_NARROW } else { AHEAD };
                 (most / tile.blocks_per_unit / stage).min(tile.k_tiles(p).div_ceil(2))
@@ -151,8 +167,14 @@ impl Config {
         }
     }
 
+    /// Stages of which a block loads `w` before the kernel before it has ended.
+    fn early(&self, p: &Problem, units: usize) -> usize {
+        let stages = self.tile.k_tiles(p) * self.tile.rounds(p, units);
+        if loads_early(p) { self.stages.min(stages) } else { 0 }
+    }
+
     fn shared_bytes(&self) -> usize {
-        self.fixed_bytes() + self.stages() * self.stage_bytes()
+        self.fixed_bytes() + self.stages * self.stage_bytes()
     }
 
     fn defines(&self) -> Defines {
@@ -160,7 +182,7 @@ impl Config {
         defines.extend([
             ("BLOCK_M", self.tile.m.to_string()),
             ("BLOCK_N", self.tile.n.to_string()),
-            ("STAGES", self.stages().to_string()),
+            ("STAGES", self.stages.to_string()),
             ("PIECES", self.tile.pieces.to_string()),
             ("CONSUMERS", self.tile.consumers().to_string()),
             flag("PINGPONG", self.tile.schedule == Schedule::PingPong),
@@ -202,7 +224,7 @@ impl Config {
         if blocks_per_unit > 1 {
             text += &format!(", {blocks_per_unit} blocks per multiprocessor");
         }
-        text += &format!(", {} stages", self.stages());
+        text += &format!(", {} stages", self.stages);
         if pieces > 1 {
             text += &format!(" of {} bytes of K", pieces * STAGE_ROW);
         }
@@ -236,30 +258,40 @@ fn variants() -> Vec<Defines> {
             residual_rows: true,
             scale: false,
             small_steps: false,
+            stages: 0,
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
             let small_steps = epilogue.residual && epilogue.gate != Gate::None;
-            all.push(Config { epilogue, tile, small_steps, ..plain }.defines());
+            all.push(Config { epilogue, tile, small_steps, ..plain }.with_all_stages().defines());
         }
         if dtype == DType::BF16 {
-            all.extend(TILES.map(|tile| Config { tile, ..plain }.defines()));
-            all.extend(EXCHANGED.map(|tile| Config { tile, ..plain }.defines()));
+            all.extend(TILES.map(|tile| Config { tile, ..plain }.with_all_stages().defines()));
+            all.extend(EXCHANGED.map(|tile| Config { tile, ..plain }.with_all_stages().defines()));
             for m in [8, 16, 32, 64] {
-                all.extend(SKINNY.map(|n| Config { tile: Tile::skinny(m, n, 4, false), ..plain }.defines()));
+                all.extend(SKINNY.map(|n| {
+                    Config { tile: Tile::skinny(m, n, 4, false), ..plain }.with_all_stages().defines()
+                }));
             }
-            all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.defines());
-            all.extend([16, 32].map(|n| Config { tile: Tile::skinny(8, n, 1, false), ..plain }.defines()));
+            all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.with_all_stages().defines());
+            all.extend(
+                [16, 32].map(|n| {
+                    Config { tile: Tile::skinny(8, n, 1, false), ..plain }.with_all_stages().defines()
+                }),
+            );
         }
-        all.push(Config { tma_store: false, residual_rows: false, ..plain }.defines());
-        all.push(Config { scale: true, ..plain }.defines());
-        all.push(Config { small_steps: true, ..plain }.defines());
+        all.push(Config { tma_store: false, residual_rows: false, ..plain }.with_all_stages().defines());
+        all.push(Config { scale: true, ..plain }.with_all_stages().defines());
+        all.push(Config { small_steps: true, ..plain }.with_all_stages().defines());
         if dtype.size() == 2 {
             let activation = Some(Kind::Gelu);
             let epilogue = Epilogue { activation, bias: true, residual: true, ..plain.epilogue };
-            all.extend(EXCHANGED.map(|tile| Config { tile, epilogue, scale: true, ..plain }.defines()));
+            all.extend(
+                EXCHANGED
+                    .map(|tile| Config { tile, epilogue, scale: true, ..plain }.with_all_stages().defines()),
+            );
             for [x_columns, w_columns] in [[true, false], [false, true], [true, true]] {
-                all.push(Config { x_columns, w_columns, ..plain }.defines());
+                all.push(Config { x_columns, w_columns, ..plain }.with_all_stages().defines());
             }
         }
     }
@@ -277,7 +309,7 @@ pub(super) const SM90: Kernel<Problem> =
     })
     .when(supports)
     .configured(|p, info| match Tile::choose(p, info.units) {
-        Some(tile) => format!("{}, {}", p.tensor_arithmetic(), Config::of(p, tile).describe()),
+        Some(tile) => format!("{}, {}", p.tensor_arithmetic(), Config::of(p, tile, info.units).describe()),
         None => String::new(),
     });
 
@@ -314,6 +346,11 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
         return Err("no tile has its columns in one block of scales".into());
     }
     addressable(p)
+}
+
+/// Whether weights are loaded before the kernel before has ended. With more rows products take longer than loads.
+fn loads_early(p: &Problem) -> bool {
+    p.constant_w && p.m <= 64
 }
 
 /// What the copy engine must know of an operand.
@@ -418,7 +455,7 @@ fn out_map<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part, tile: Tile) -> R
 /// `part` must hold the tensors of `p`, until the work on the stream is done.
 pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part) -> Result<()> {
     let tile = Tile::choose(p, launch.info.units).expect("`supports` has passed");
-    let config = Config::of(p, tile);
+    let config = Config::of(p, tile, launch.info.units);
     let x = Operand {
         address: part.x,
         dtype: p.x_dtype,
@@ -457,6 +494,7 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
         out_map: if config.tma_store { out_map(launch, p, part, tile)? } else { TensorMap::UNUSED },
         linear: LinearParams::new(p, part),
         k_tiles: tile.k_tiles(p) as i32,
+        early: config.early(p, launch.info.units) as i32,
         ahead: config.ahead(p, launch.info.units) as i32,
         tiles: tiles as u32,
         per_batch: Divisor::new(m_tiles * n_tiles),

@@ -136,7 +136,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
       if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
     }
   }
-  begin_kernel();
+  // First, so that what follows can load its weights.
+  let_next_kernel_start();
+  await_kernel_before();
   if (!exists) return;
   const T zero = from_f32<T>(0.0f);
   const u64 policy = load_policy(p.is_large);
@@ -204,7 +206,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormPa
 // A row of any length, read again for each pass; later passes find most of it in L2.
 extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p) {
   __shared__ float scratch[2][kWarps];
-  begin_kernel();
+  // First, so that what follows can load its weights.
+  let_next_kernel_start();
+  await_kernel_before();
   const i64 index = blockIdx.x;
   const T* x = row_at<const T>(p.x, p.rows, 0, index);
   const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;

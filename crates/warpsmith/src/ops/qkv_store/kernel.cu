@@ -154,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) qkv_store(const QkvStoreP
   const u32 token = blockIdx.x / p.head_blocks, part = blockIdx.x - token * p.head_blocks;
   const u32 warp = threadIdx.x / 32;
   const u32 first = part * kWarps + warp;
-  begin_kernel();
+  let_next_kernel_start();
+  await_kernel_before();
   const i64 slot = load_integer(p.slots, p.wide_slots, token * p.slot_stride);
 #if PER_LANE
   // The first head is loaded while the angles are computed.

@@ -21,6 +21,7 @@ pub(crate) struct Storage {
     address: usize,
     len: usize,
     read_only: bool,
+    constant: bool,
 }
 
 enum Memory {
@@ -48,7 +49,7 @@ impl Storage {
                 (Memory::Cuda(allocation), address)
             }
         };
-        Ok(Storage { memory, address, len: bytes, read_only: false })
+        Ok(Storage { memory, address, len: bytes, read_only: false, constant: false })
     }
 
     /// Memory of somebody else, who is told by `deleter`, exactly once, when no work uses it any more. On a GPU, `home` is
@@ -82,7 +83,7 @@ impl Storage {
             Device::Cuda(_) => return Err(crate::device::no_cuda_feature()),
         };
         let _ = home;
-        Ok(Storage { memory, address, len, read_only })
+        Ok(Storage { memory, address, len, read_only, constant: false })
     }
 
     /// Its first byte.
@@ -98,6 +99,32 @@ impl Storage {
     /// Whether it must not be written.
     pub fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// Whether nothing that was given to a device can still write it.
+    pub fn is_constant(&self) -> bool {
+        self.constant
+    }
+
+    /// Waits for all work with the memory, and makes it constant for good. It must be ours, and no graph may use it.
+    pub fn make_constant(&mut self) -> Result<()> {
+        let refuse = |got: &str| {
+            let expected = "memory of this library that no graph uses";
+            Err(Error::parse("tensor to make constant", expected, got))
+        };
+        match &mut self.memory {
+            Memory::Host(_) => {}
+            Memory::Foreign(_) => return refuse("memory of somebody else"),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(allocation) if allocation.is_foreign() => return refuse("memory of somebody else"),
+            #[cfg(feature = "cuda")]
+            Memory::Cuda(allocation) => match Arc::get_mut(allocation) {
+                Some(allocation) => allocation.wait_for_uses()?,
+                None => return refuse("memory that a graph uses"),
+            },
+        }
+        (self.read_only, self.constant) = (true, true);
+        Ok(())
     }
 
     /// Where it is.

@@ -235,6 +235,12 @@ impl Tile {
         tiles.min(self.resident(units)) * self.cluster_blocks()
     }
 
+    /// Tiles of the block that has the most.
+    pub(super) fn rounds(self, p: &Problem, units: usize) -> usize {
+        let tiles = self.grid(p).iter().product::<usize>() * p.batch;
+        tiles.div_ceil(tiles.min(self.resident(units)).max(1))
+    }
+
     /// Rows of tiles whose tiles follow each other column by column, to share operands in L2. A last row of tiles that is
     /// mostly outside of M costs less than the others and should come last, when not all multiprocessors have work.
     pub(super) fn band(self, p: &Problem) -> usize {
