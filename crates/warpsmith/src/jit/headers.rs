@@ -39,6 +39,7 @@ pub static HEADERS: &[Header] = headers![
     "linear_activation.cuh",
     "linear_exchanged.cuh",
     "linear_output.cuh",
+    "linear_pairs.cuh",
     "math.cuh",
     "mbarrier.cuh",
     "mma.cuh",

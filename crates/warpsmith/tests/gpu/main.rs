@@ -18,6 +18,8 @@ mod graphs;
 #[cfg(feature = "cuda")]
 mod harness;
 #[cfg(feature = "cuda")]
+mod linear;
+#[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
 mod paged;
@@ -36,7 +38,9 @@ macro_rules! modules {
 
 #[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
-    harness::main(modules![attention, core, device, far, faults, graphs, memory, paged, prefix, streams])
+    harness::main(modules![
+        attention, core, device, far, faults, graphs, linear, memory, paged, prefix, streams
+    ])
 }
 
 /// There is nothing to test.

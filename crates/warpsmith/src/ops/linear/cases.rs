@@ -118,6 +118,10 @@ impl Provable for Forward {
         let full: Vec<Case> =
             eight_bits.map(|case| case.clone().attr(PRECISION, Precision::Full as u8 as f64)).collect();
         cases.extend(full);
+        let large = Case::new(&SPEC, DType::F32).sizes(&LARGE_TILES);
+        cases.push(large.clone().arranged(Arrangement::Transposed));
+        cases.push(large.clone().sizes(&[1399, 1501, 37, 1]).give(BIAS).give(RESIDUAL));
+        cases.push(large);
         let tf32 = Case::new(&SPEC, DType::F32).attr(PRECISION, Precision::Tf32 as u8 as f64);
         cases.push(tf32.clone().sizes(&[33, 40, 64, 1]));
         cases.push(
@@ -188,6 +192,8 @@ const SIZES: [[usize; 4]; 13] = [
 ];
 /// More tiles than a GPU has multiprocessors, so that blocks go through several.
 const MANY_TILES: [usize; 4] = [700, 776, 24, 1];
+/// As many results as GPUs compute in their largest tiles.
+const LARGE_TILES: [usize; 4] = [1400, 1500, 36, 1];
 /// As many rows as a row's bits must not depend on.
 const MANY_ROWS: [usize; 4] = [4096, 40, 72, 1];
 

@@ -184,7 +184,7 @@ pub(in crate::ops) fn tiles(p: &Problem, rows: usize, columns: usize) -> Result<
 }
 
 /// How a kernel moves a tile of `x` or `w`, as the device code numbers it.
-fn load_mode(order: Order) -> usize {
+pub(super) fn load_mode(order: Order) -> usize {
     match order {
         Order::Any => 0,
         Order::Rows => 1,
@@ -227,7 +227,7 @@ fn generic_defines(epilogue: &Epilogue, tile: usize, [x, w]: [usize; 2]) -> Defi
 }
 
 /// Columns of the result in a tile of `rows` rows of `w`.
-fn columns(p: &Problem, rows: usize) -> usize {
+pub(super) fn columns(p: &Problem, rows: usize) -> usize {
     if p.gate == Gate::None { rows } else { rows / 2 }
 }
 
@@ -324,7 +324,7 @@ pub(super) const SM80: Kernel<Problem> =
 
 pub(in crate::ops) fn sm80_supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), String> {
     match p.x_dtype {
-        DType::F32 if !p.tf32 => Err("f32 in full precision needs no tensor cores".into()),
+        DType::F32 if !p.tf32 => Err("f32 in full precision would have to be split".into()),
         dtype if FP8.contains(&dtype) => Err("8-bit types are not for these tensor cores".into()),
         _ => addressable(p),
     }

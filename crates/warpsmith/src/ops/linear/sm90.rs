@@ -318,7 +318,7 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
         return Err("its instructions are those of sm_90a alone".into());
     }
     if p.x_dtype == DType::F32 && !p.tf32 {
-        return Err("f32 in full precision needs no tensor cores".into());
+        return Err("f32 in full precision would have to be split".into());
     }
     if p.full && p.x_dtype.size() == 1 {
         return Err("tensor cores add 8-bit products with fewer bits than f32 has".into());

@@ -54,6 +54,8 @@ impl Provable for Backward {
             cases.push(with(Activation::Silu).sizes(&[9, 24, 40]).values(Values::Large));
             cases.push(with(Activation::Relu).sizes(&[9, 24, 40]).values(Values::Special));
         }
+        // The gradient of w has as many elements as GPUs compute in their largest tiles.
+        cases.push(Case::new(&SPEC, DType::F32).give(DX).give(DW).sizes(&[36, 1400, 1500]));
         let tf32 =
             Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(PRECISION, Precision::Tf32 as u8 as f64);
         cases.push(tf32.sizes(&[33, 40, 24]));

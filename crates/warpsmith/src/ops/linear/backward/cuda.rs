@@ -1,6 +1,7 @@
 //! `linear_backward` on CUDA devices: one pass over `dout`, then the products with the kernels of `linear`.
 
 use super::super::Problem;
+use super::super::bf16x3;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
 use super::super::problem::{Matrix, Part};
 use super::super::sm90;
@@ -137,6 +138,13 @@ pub(super) const SM80: Kernel<BackwardProblem> =
         .and(&SM80_DEVICE)
         .with_workspace(workspace)
         .when(|p, info| supports(p, info, sm80_supports));
+
+/// The products of f32 at full precision on tensor cores.
+pub(super) const BF16X3: Kernel<BackwardProblem> =
+    Kernel::cuda("linear_backward_bf16x3", &PASS, |launch| run(launch, bf16x3::run::<BackwardProblem>))
+        .and(&bf16x3::DEVICE)
+        .with_workspace(workspace)
+        .when(|p, info| supports(p, info, bf16x3::supports));
 
 /// The products without tensor cores.
 pub(super) const GENERIC: Kernel<BackwardProblem> =

@@ -245,6 +245,8 @@ static KERNELS: &[Kernel<BackwardProblem>] = &[
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
+    cuda::BF16X3,
+    #[cfg(feature = "cuda")]
     cuda::GENERIC,
     cpu::kernel("linear_backward_avx512", Tier::Avx512),
     cpu::kernel("linear_backward_avx2", Tier::Avx2),
