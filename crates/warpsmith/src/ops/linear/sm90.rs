@@ -109,7 +109,8 @@ impl Config {
         if loads_early(p) && tile.x_rows > FEW_ROWS {
             // What a block does not need leaves room for the next kernel, which loads its own weights there. With very few rows
             // the next kernel would gather on the multiprocessors that are done first.
-            stages = stages.min(tile.k_tiles(p) * tile.rounds(p, units));
+            let needed = tile.k_tiles(p) * tile.rounds(p, units);
+            stages = (needed..stages).find(|&stages| config.holds_rows_of_x(stages)).unwrap_or(stages);
         }
         Config { stages, ..config }
     }
@@ -142,6 +143,12 @@ impl Config {
         let most = if self.tile.n > 32 { 12 } else { 24 };
         let shared = SHARED / self.tile.blocks_per_unit - SHARED_RESERVED;
         ((shared - self.fixed_bytes()) / self.stage_bytes()).min(most)
+    }
+
+    /// Products read all rows of a tile from the place of `x` in the last stage on: they must lie in shared memory.
+    fn holds_rows_of_x(&self, stages: usize) -> bool {
+        let x_before = (stages * self.tile.pieces - 1) * self.tile.x_rows;
+        (x_before + self.tile.m) * STAGE_ROW <= self.fixed_bytes() + stages * self.stage_bytes()
     }
 
     fn with_all_stages(self) -> Config {
