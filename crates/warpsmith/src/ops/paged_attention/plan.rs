@@ -196,10 +196,17 @@ impl Part {
             _ if p.max_keys() <= EVEN => 3 * few / 4,
             _ => WAVES * part.slots,
         };
+        let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, info.shared_per_block);
+        let alone_fits = load == Load::Eight
+            && p.head_dim <= 128
+            && p.cache_dtype.size() == 2
+            && alone.shared(p.head_dim, p.cache_dtype, 2) + STATIC_SHARED <= info.shared_per_block;
+        // Eight warps read a span about as fast as rounds are read, and no second launch merges.
+        let alone_over_a_span = alone_fits && p.max_keys() <= SPAN && whole <= info.units;
         let pieces_of = |spans: usize| whole * p.max_keys().div_ceil(spans * SPAN);
         let (extent, pieces) = if whole >= enough || p.max_keys() <= ROUND {
             (Extent::All, whole)
-        } else if !busy(part.pieces) {
+        } else if !busy(part.pieces) && !alone_over_a_span {
             (Extent::Round, whole * p.max_keys().div_ceil(ROUND))
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
@@ -223,10 +230,7 @@ impl Part {
             return Part { extent: Extent::All, pieces: whole, lengths_decide: false, ..part };
         }
         // Twice the warps where no multiprocessor would have a second block.
-        let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, info.shared_per_block);
-        let fits = alone.shared(p.head_dim, p.cache_dtype, 2) + STATIC_SHARED <= info.shared_per_block;
-        let long = p.max_keys() > SPAN && p.head_dim <= 128 && p.cache_dtype.size() == 2;
-        if extent == Extent::All && load == Load::Eight && pieces <= info.units && long && fits {
+        if extent == Extent::All && alone_fits && pieces <= info.units && p.max_keys() > ROUND {
             return Part { shape: alone, slots: info.units, ..part };
         }
         part
