@@ -30,7 +30,7 @@ FEWEST_SAMPLES = 20
 PATIENCE = 6.0
 
 
-def time_call(call, sets: list[tuple]) -> float:
+def time_call(call, sets: list[tuple], seconds: float = SECONDS, fewest: int = FEWEST_SAMPLES) -> float:
     """Milliseconds of one call, the median.
 
     Each set keeps its last results: were they dropped at once, every call would write to the memory the call before
@@ -53,9 +53,9 @@ def time_call(call, sets: list[tuple]) -> float:
             kept[index] = call(*sets[index])
         samples.append((time.perf_counter() - start) * 1e3 / calls)
         spent = time.perf_counter() - begin
-        if spent >= SECONDS and len(samples) >= FEWEST_SAMPLES:
+        if spent >= seconds and len(samples) >= fewest:
             break
-        if spent >= PATIENCE * SECONDS and len(samples) >= 3:
+        if spent >= PATIENCE * seconds and len(samples) >= 3:
             break
     return statistics.median(samples)
 
@@ -67,6 +67,7 @@ def prepare(case: peers.Case, with_compile: bool) -> tuple[dict, list[tuple]]:
         return {}, []
     cold = case.row["l2"].lower() == "cold"
     count = max(-(-ROTATION_BYTES // max(int(case.row["bytes"]), 1)), 2) if cold else 1
+    count = case.row.get("sets", count)
     calls = dict(work.calls)
     if with_compile and work.compile:
         torch._dynamo.reset()

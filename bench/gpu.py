@@ -17,6 +17,7 @@ import math
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from typing import TextIO
 
 import peers
@@ -24,12 +25,22 @@ import torch
 
 REPLAY_MS = 1.0
 MAX_CALLS = 200
-SAMPLES = (20, 400)
-SECONDS = 0.04
-REST_SECONDS = 0.25
+MAX_SAMPLES = 400
 
 
-def time_call(call, sets: list[tuple], keep_outputs: bool) -> float:
+@dataclass(frozen=True)
+class Pace:
+    """How long a peer is timed: seconds of samples after seconds of rest, until there are enough samples."""
+
+    seconds: float
+    rest: float
+    samples: int
+
+
+THOROUGH = Pace(seconds=0.04, rest=0.25, samples=20)
+
+
+def time_call(call, sets: list[tuple], keep_outputs: bool, pace: Pace = THOROUGH) -> float:
     """Milliseconds of one call, the median. With `keep_outputs` no two calls write to the same memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -64,39 +75,35 @@ def time_call(call, sets: list[tuple], keep_outputs: bool) -> float:
     if rounds > 1:
         del graph, outputs
         graph, outputs = capture(rounds)
-    burst = min(max(int(SECONDS * 1e3 / (round_ms * rounds)), 1), SAMPLES[1])
+    burst = min(max(int(pace.seconds * 1e3 / (round_ms * rounds)), 1), MAX_SAMPLES)
     samples: list[float] = []
-    while len(samples) < SAMPLES[0]:
-        time.sleep(REST_SECONDS)
+    while len(samples) < pace.samples:
+        time.sleep(pace.rest)
         replay(graph, -(-burst // 5))
         samples += replay(graph, burst)
     return statistics.median(samples) / (rounds * len(sets))
 
 
-def measure(case: peers.Case) -> dict[str, float]:
-    """The times of every peer that has the op."""
+def measure(case: peers.Case, count: int, pace: Pace = THOROUGH) -> tuple[dict[str, float], dict[str, str]]:
+    """The times of every peer that has the op, over `count` copies of the tensors; and why others have none."""
+    # Before the peers are made: some compile at once, and what was compiled for other shapes counts against a limit.
+    torch._dynamo.reset()
     work = peers.of(case, "cuda")
     if work is None:
-        return {}
+        return {}, {}
     cold = case.row["l2"].lower() == "cold"
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    count = -(-3 * l2 // max(int(case.row["bytes"]), 1)) + 1 if cold else 1
     sets = [work.fresh() for _ in range(count)]
     calls = dict(work.calls)
     if work.compile:
-        torch._dynamo.reset()
         calls["torch.compile"] = torch.compile(work.compile, dynamic=False)
-    times = {}
+    times, failures = {}, {}
     for name, call in calls.items():
         try:
-            times[name] = time_call(call, sets, keep_outputs=cold)
+            times[name] = time_call(call, sets, keep_outputs=cold, pace=pace)
         except Exception as error:  # a peer may lack a type or a shape; the others still count
-            print(
-                f"  {name}: {type(error).__name__}: {error}".splitlines()[0],
-                file=sys.stderr,
-            )
+            failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             torch.cuda.synchronize()
-    return times
+    return times, failures
 
 
 def main() -> None:
@@ -129,7 +136,11 @@ def main() -> None:
 def compare(row: dict, out: TextIO) -> None:
     """Times the peers on the case that Warpsmith has just timed."""
     case = peers.Case.of(row)
-    times = measure(case)
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    cold = row["l2"].lower() == "cold"
+    times, failures = measure(case, -(-3 * l2 // max(int(row["bytes"]), 1)) + 1 if cold else 1)
+    for name, why in failures.items():
+        print(f"  {name}: {why}", file=sys.stderr)
     shown = ", ".join(f"{name} {ms * 1e3:.1f} us" for name, ms in times.items()) or "no peer"
     ours = f"warpsmith {row['median_ms'] * 1e3:.1f} us"
     print(f"{case.op} [{case.name} {case.dtype}]: {ours}, {shown}", flush=True)

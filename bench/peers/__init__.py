@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import attention, memory, products
-from .common import BINARY, ROOT, Case, Steps, Work, build, tensors, warpsmith
+from .common import BINARY, ROOT, Ask, Case, Steps, Work, build, tensors, warpsmith
 
-__all__ = ["BINARY", "MAKERS", "ROOT", "Case", "Steps", "Work", "build", "of", "tensors", "warpsmith"]
+__all__ = ["BINARY", "MAKERS", "ROOT", "Ask", "Case", "Steps", "Work", "build", "of", "tensors", "warpsmith"]
 
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rms_norm": memory.norm,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +12,8 @@ from .memory import rotated
 
 # Scores that attention in separate steps may leave in memory.
 MOST_SCORES = 1 << 29
+# Requests that are worth calling attention for one by one.
+MOST_REQUESTS = 32
 
 
 def kv_store(case: Case, device: str) -> Work | None:
@@ -176,73 +180,112 @@ def attention(case: Case, device: str) -> Work | None:
 def paged_attention(case: Case, device: str) -> Work | None:
     if "k_scale" in case.given:
         return None
-    requests, q_len, kv_len = case.size("requests"), case.size("q_len"), case.size("kv_len")
+    requests, q_len = case.size("requests"), case.size("q_len")
     heads, kv_heads, dim = case.size("num_heads"), case.size("num_kv_heads"), case.size("head_dim")
     page, prefix = case.size("page_size"), case.size("prefix_len")
     normal = random_like(case, device)
     library = flashinfer(device) if case.dtype != "f32" else None
-    pages = -(-kv_len // page)
+    lengths = case.kv_lens(requests)
+    mixed, longest = len(set(lengths)) > 1, max(lengths)
+    pages = [-(-keys // page) for keys in lengths]
     shared = prefix // page
-    own = pages - shared
+    own = [count - shared for count in pages]
+    backends = (["fa2", "fa3"] + ["cascade"] * ("group_starts" in case.given)) if library else []
 
     def ints(values) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int32, device=device)
 
-    def evenly(count: int) -> torch.Tensor:
-        return ints(range(requests + 1)) * count
+    def starts(counts: list[int]) -> torch.Tensor:
+        return ints([0, *itertools.accumulate(counts)])
 
     def plans(kv: torch.Tensor) -> dict[str, object]:
         """FlashInfer's wrappers, planned for this cache; planning is not timed."""
-        last = ints([(kv_len - 1) % page + 1] * requests)
+        last = ints([(keys - 1) % page + 1 for keys in lengths])
         # In random order, as Warpsmith's.
         order = torch.randperm(len(kv), device=device).int()
         prefix_pages, own_pages = order[:shared], order[shared:]
-        table = torch.cat([prefix_pages.expand(requests, -1), own_pages.view(requests, own)], 1)
+        table = torch.cat([part for mine in own_pages.split(own) for part in (prefix_pages, mine)])
         space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
         sizes, types = (heads, kv_heads, dim, page), {"q_data_type": kv.dtype, "kv_data_type": kv.dtype}
-        made = {}
-        for backend in ("fa2", "fa3"):
-            if q_len == 1:
+        queries = starts([q_len] * requests)
+
+        def plan(backend: str) -> object:
+            if backend == "cascade":
+                wrapper = library.MultiLevelCascadeAttentionWrapper(2, space, "NHD")
+                wrapper.plan(
+                    [ints([0, requests * q_len]), queries],
+                    [ints([0, shared]), starts(own)],
+                    [prefix_pages, own_pages],
+                    [ints([page]), last],
+                    *sizes,
+                    q_data_type=kv.dtype,
+                )
+            elif q_len == 1:
                 wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
                     space, "NHD", use_tensor_cores=True, backend=backend
                 )
-                wrapper.plan(evenly(pages), table.flatten(), last, *sizes, **types)
+                wrapper.plan(starts(pages), table, last, *sizes, **types)
             else:
                 wrapper = library.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", backend=backend)
-                wrapper.plan(evenly(q_len), evenly(pages), table.flatten(), last, *sizes, causal=True, **types)
-            made[f"flashinfer {backend}"] = wrapper
-        if "group_starts" in case.given:
-            wrapper = library.MultiLevelCascadeAttentionWrapper(2, space, "NHD")
-            wrapper.plan(
-                [ints([0, requests * q_len]), evenly(q_len)],
-                [ints([0, shared]), evenly(own)],
-                [prefix_pages, own_pages],
-                [ints([page]), last],
-                *sizes,
-                q_data_type=kv.dtype,
-            )
-            made["flashinfer cascade"] = wrapper
+                wrapper.plan(queries, starts(pages), table, last, *sizes, causal=True, **types)
+            return wrapper
+
+        made = {}
+        for backend in backends:
+            try:
+                made[backend] = plan(backend)
+            except Exception as error:  # what one of them lacks, another may have
+                made[backend] = error
         return made
+
+    def side_by_side(kv: torch.Tensor) -> list[torch.Tensor]:
+        """The keys and values of each request without pages, padded to the longest."""
+        out = [kv.new_zeros(requests, longest, kv_heads, dim) for _ in range(2)]
+        for r, part in enumerate(kv.split(own)):
+            for side, target in enumerate(out):
+                target[r, : lengths[r]] = part[:, side].reshape(-1, kv_heads, dim)[: lengths[r]]
+        return [x.transpose(1, 2).contiguous() for x in out]
+
+    def run(backend: str):
+        def call(q, k, v, kv, made, _):
+            if isinstance(made[backend], Exception):
+                raise made[backend]
+            return made[backend].run(q, kv)
+
+        return call
+
+    def one_by_one(kv: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """The keys and values of each request without pages."""
+        parts = [part.unbind(1) for part in kv.split(own)]
+        flat = [[x.reshape(-1, kv_heads, dim)[:keys] for x in part] for part, keys in zip(parts, lengths, strict=True)]
+        return [tuple(x.transpose(0, 1)[None].contiguous() for x in part) for part in flat]
+
+    # PyTorch has no pages: it gets the same keys and values side by side, if they do not become far more that way; and,
+    # of few requests with different lengths, one after the other.
+    padded = not shared and requests * longest <= 4 * sum(lengths)
+    alone = mixed and q_len == 1 and not shared and (requests <= MOST_REQUESTS or device == "cpu")
 
     def fresh():
         q = normal(requests * q_len, heads, dim)
-        kv = normal(shared + requests * own, 2, page, kv_heads, dim)
-        if shared:
-            return q, None, None, kv, plans(kv)
-        # PyTorch has no pages: it gets the same keys and values side by side.
-        k, v = kv.view(requests, pages, 2, page, kv_heads, dim).unbind(2)
-        k, v = (x.reshape(requests, pages * page, kv_heads, dim)[:, :kv_len].transpose(1, 2) for x in (k, v))
-        return q, k.contiguous(), v.contiguous(), kv, plans(kv) if library else {}
+        kv = normal(shared + sum(own), 2, page, kv_heads, dim)
+        k, v = side_by_side(kv) if padded else (None, None)
+        return q, k, v, kv, plans(kv) if library else {}, one_by_one(kv) if alone else []
+
+    seen = (torch.arange(longest, device=device) < ints(lengths)[:, None])[:, None, None] if mixed else None
 
     def attend(q, k, v, *_):
         from torch.nn.attention.bias import causal_lower_right
 
-        mask = causal_lower_right(q_len, kv_len) if q_len > 1 else None
+        mask = causal_lower_right(q_len, longest) if q_len > 1 else seen
         queries = q.view(requests, q_len, heads, dim).transpose(1, 2)
         return F.scaled_dot_product_attention(queries, k, v, mask, enable_gqa=heads != kv_heads)
 
-    calls = {} if shared else {"torch": attend}
-    names = ["flashinfer fa2", "flashinfer fa3"] if library else []
-    names += ["flashinfer cascade"] if library and "group_starts" in case.given else []
-    calls |= {name: lambda q, k, v, kv, made, name=name: made[name].run(q, kv) for name in names}
+    def attend_alone(q, k, v, kv, made, parts):
+        gqa = heads != kv_heads
+        each = zip(q.view(requests, 1, heads, 1, dim).unbind(0), parts, strict=True)
+        return torch.cat([F.scaled_dot_product_attention(one, k, v, enable_gqa=gqa) for one, (k, v) in each])
+
+    calls = {"torch (padded)" if mixed else "torch": attend} if padded else {}
+    calls |= {"torch (one by one)": attend_alone} if alone else {}
+    calls |= {f"flashinfer {backend}": run(backend) for backend in backends}
     return Work(fresh, calls) if calls else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ DTYPES = {
     "f8e4m3": torch.float8_e4m3fn,
     "f8e5m2": torch.float8_e5m2,
 }
+LAYOUTS = ("padded", "transposed", "misaligned", "heads-first")
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -93,6 +95,36 @@ class Steps:
             self.run.stdin.flush()
 
 
+class Ask:
+    """`bench --stdin` on a device: called with a request, it returns the answer."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.run: subprocess.Popen | None = None
+
+    def __call__(self, request: dict) -> dict:
+        if self.run is None:
+            words = [BINARY, "bench", "--device", self.device, "--stdin"]
+            self.run = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # If it has ended, the missing answer tells.
+        with contextlib.suppress(BrokenPipeError):
+            self.run.stdin.write(json.dumps(request) + "\n")
+            self.run.stdin.flush()
+        line = self.run.stdout.readline()
+        if line:
+            return json.loads(line)
+        code, self.run = self.run.wait(), None
+        return {"error": f"the process ended with code {code}"}
+
+    def close(self) -> None:
+        """Ends it."""
+        if self.run is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.run.stdin.close()
+            self.run.wait()
+            self.run = None
+
+
 @dataclass
 class Case:
     """One row of `warpsmith bench --json`, taken apart."""
@@ -103,6 +135,7 @@ class Case:
     row: dict
     values: dict[str, str] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
+    layout: str = "contiguous"
 
     @staticmethod
     def of(row: dict) -> Case:
@@ -113,6 +146,8 @@ class Case:
             elif "=" in word:
                 name, value = word.split("=", 1)
                 case.values[name] = value
+            elif word in LAYOUTS:
+                case.layout = word
         return case
 
     def size(self, name: str) -> int:
@@ -123,6 +158,11 @@ class Case:
 
     def option(self, name: str, default: str) -> str:
         return self.values.get(name, default)
+
+    def kv_lens(self, requests: int) -> list[int]:
+        """The keys of each request."""
+        lengths = [int(keys) for keys in self.option("kv_lens", self.values["kv_len"]).split("/")]
+        return [lengths[r % len(lengths)] for r in range(requests)]
 
     def words(self, sizes: list[str]) -> list[str]:
         """The command-line words that select this case alone."""
@@ -158,8 +198,25 @@ def flashinfer(device: str):
 
 
 def random_like(case: Case, device: str) -> Callable[..., torch.Tensor]:
+    """Makes random tensors of the case's type that lie in memory as Warpsmith's do."""
     dtype = DTYPES[case.dtype]
-    return lambda *shape: torch.randn(*shape, device=device).to(dtype)
+    return lambda *shape: arranged(lambda *sizes: torch.randn(*sizes, device=device).to(dtype), shape, case.layout)
+
+
+def arranged(make: Callable[..., torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
+    """A tensor of this shape and layout, with elements of what `make` makes."""
+    swapped = {"transposed": (-1, -2), "heads-first": (-2, -3)}.get(layout)
+    if layout == "misaligned":
+        return make(math.prod(shape) + 1)[1:].view(shape)
+    if len(shape) == 1 and layout != "contiguous":
+        return make(2 * shape[0])[::2]
+    if layout == "padded":
+        return make(*shape[:-1], shape[-1] + 3)[..., : shape[-1]]
+    if swapped and len(shape) >= -swapped[1]:
+        sizes = list(shape)
+        sizes[swapped[0]], sizes[swapped[1]] = shape[swapped[1]], shape[swapped[0]]
+        return make(*sizes).transpose(*swapped)
+    return make(*shape)
 
 
 def row_sizes(case: Case) -> tuple[int, int]:

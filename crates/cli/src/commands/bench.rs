@@ -1,5 +1,7 @@
 //! `warpsmith bench`: kernels timed against the machine's limit, an earlier run and other libraries.
 
+mod asked;
+
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
@@ -57,6 +59,13 @@ pub struct Args {
     /// measured once more: what counts in the end is the median of its rounds
     #[arg(long, requires = "json")]
     step: bool,
+    /// Read cases from standard input, one JSON object per line, and answer each with a line: its result or an `error`. A
+    /// case has `do`, `op` and `dtype`; `sizes`, `options` and `with` as lists of what --shape, --set and --with take; a
+    /// `layout` as `check --arrangement`; and `kv_lens`, the keys of requests in turn. `do` is `time`, `compile`, which
+    /// only prepares the case for later, or, alone, `again`
+    #[arg(long, conflicts_with_all = ["op", "kernel", "shape", "dtype", "options", "with", "quick", "baseline", "peers",
+        "record", "json", "host", "step"])]
+    stdin: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -68,7 +77,8 @@ Examples:
   warpsmith bench --baseline before.jsonl --tolerance 5
   warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run
   warpsmith bench linear --record --missing      only what a changed kernel has no timing of
-  warpsmith bench --host                         what a call costs the host";
+  warpsmith bench --host                         what a call costs the host
+  echo '{\"do\": \"time\", \"op\": \"softmax\", \"dtype\": \"bf16\", \"layout\": \"padded\"}' | warpsmith bench --stdin";
 
 /// Total bytes of the tensors of a case in a quick run, at most.
 pub fn quick_bytes(device: Device) -> usize {
@@ -83,6 +93,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return host(args);
     }
     let device = args.select.device()?;
+    if args.stdin {
+        asked::answer(device, std::io::stdin().lock(), std::io::stdout().lock());
+        return Ok(ExitCode::SUCCESS);
+    }
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     let read_peers =

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use warpsmith::cpu::Tier;
 use warpsmith::device::DeviceInfo;
 use warpsmith::jit::Arch;
-use warpsmith::lab::{ArgPlan, Case};
+use warpsmith::lab::proof::arrange;
+use warpsmith::lab::{ArgPlan, Arrangement, Case};
 use warpsmith::op::{Args as OpArgs, OpSpec, Select};
-use warpsmith::tensor::{Layout, Shape, TensorView, TensorViewMut};
+use warpsmith::tensor::{Shape, TensorView, TensorViewMut};
 use warpsmith::{DType, Device, Error, Result};
 
 /// Show which kernel would run a call, how it would be configured, and why not the others
@@ -69,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(arch) => typical_gpu(arch, args.units),
         None => args.device.unwrap_or_else(Device::best).info()?,
     };
-    let call = imagine(spec, &plan_case(op, &case)?, info.device)?;
+    let call = imagine(spec, &plan_case(op, &case)?, case.arrangement, info.device)?;
     let select =
         Select { kernel: args.kernel.clone().map(Into::into), allow_batch_variant: args.allow_batch_variant };
     let cost = op.cost(&call, &case.attrs)?;
@@ -94,14 +95,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The call that a plan describes, with tensors that have addresses but no memory. Sizes accepted by [`plan_case`]
 /// are addressable.
-fn imagine(spec: &'static OpSpec, plan: &[Option<ArgPlan>], device: Device) -> Result<OpArgs<'static>> {
+pub fn imagine(
+    spec: &'static OpSpec,
+    plan: &[Option<ArgPlan>],
+    arrangement: Arrangement,
+    device: Device,
+) -> Result<OpArgs<'static>> {
     // Spaced and aligned as an allocator would.
     const ALIGN: usize = 256;
     let mut address = 1usize << 32;
     let mut call = OpArgs::new(spec);
     for (index, (arg, plan)) in spec.args.iter().zip(plan).enumerate() {
         let Some(plan) = plan else { continue };
-        let layout = Layout::contiguous(Shape::new(&plan.shape)?);
+        let layout = arrange(Shape::new(&plan.shape)?, arrangement)?;
+        address += if arrangement == Arrangement::Misaligned { plan.dtype.size() } else { 0 };
         let next = (address + layout.span() * plan.dtype.size()).next_multiple_of(ALIGN);
         call = if arg.is_output() {
             // SAFETY: the call is only checked and explained, which uses shapes and addresses but never accesses
@@ -174,7 +181,7 @@ mod tests {
         assert_eq!((info.units, info.arch.unwrap().to_string()), (132, "sm_90a".to_string()));
         for op in warpsmith::ops::PROVABLE {
             for case in op.bench_cases() {
-                let call = imagine(op.spec(), &op.plan(&case), Device::Cuda(0)).unwrap();
+                let call = imagine(op.spec(), &op.plan(&case), case.arrangement, Device::Cuda(0)).unwrap();
                 let found = op.explain(&call, &case.attrs, &info, &Select::default()).unwrap();
                 assert_eq!(found.others.len() + 1, op.kernels().len());
             }

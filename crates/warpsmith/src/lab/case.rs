@@ -79,6 +79,8 @@ impl ArgPlan {
 pub struct Case {
     /// Values of [`OpSpec::sizes`].
     pub sizes: Vec<usize>,
+    /// Keys of the requests, in turn, where they are not as many as the sizes say.
+    pub kv_lens: Vec<usize>,
     /// The main element type.
     pub dtype: DType,
     /// Options.
@@ -102,6 +104,7 @@ impl Case {
     pub fn new(spec: &OpSpec, dtype: DType) -> Self {
         Case {
             sizes: spec.sizes.iter().map(|s| s.default).collect(),
+            kv_lens: Vec::new(),
             dtype,
             attrs: Attrs::defaults(spec),
             optional: 0,
@@ -116,6 +119,12 @@ impl Case {
     /// With sizes, in the order of [`OpSpec::sizes`].
     pub fn sizes(mut self, sizes: &[usize]) -> Self {
         self.sizes = sizes.to_vec();
+        self
+    }
+
+    /// With requests of these numbers of keys, in turn; none may be more than the sizes say.
+    pub fn kv_lens(mut self, lengths: &[usize]) -> Self {
+        self.kv_lens = lengths.to_vec();
         self
     }
 
@@ -174,6 +183,10 @@ impl Case {
             (0..spec.args.len()).filter(|&i| self.gives(i)).map(|i| format!("+{}", spec.args[i].name)),
         );
         parts.extend(self.attrs.describe(spec));
+        if !self.kv_lens.is_empty() {
+            let lengths: Vec<String> = self.kv_lens.iter().map(usize::to_string).collect();
+            parts.push(format!("kv_lens={}", lengths.join("/")));
+        }
         match self.arrangement {
             Arrangement::Contiguous => {}
             Arrangement::PaddedRows => parts.push("padded".into()),

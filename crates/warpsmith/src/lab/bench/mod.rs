@@ -65,6 +65,22 @@ impl Settings {
         }
     }
 
+    /// For many cases in turn with their peers, where the median of few samples tells enough.
+    pub fn brief(device: Device) -> Self {
+        match device {
+            Device::Cpu => Settings {
+                seconds: 0.1,
+                rest: 0.0,
+                samples: 7,
+                copy_bytes: 128 << 20,
+                host_rotation: 512 << 20,
+            },
+            Device::Cuda(_) => {
+                Settings { seconds: 0.03, rest: 0.1, samples: 12, copy_bytes: 1 << 30, host_rotation: 0 }
+            }
+        }
+    }
+
     /// For a first look.
     pub fn quick(device: Device) -> Self {
         match device {
@@ -220,6 +236,16 @@ impl Bench {
             Cache::Cold => ceilings::copy_bytes(self.info.device, &self.settings)?,
         };
         Ok(self.ceilings.with_memory(memory::rates(bytes, ceilings::MORE_SWEEPS)?))
+    }
+
+    /// Copies of the tensors that calls rotate over.
+    pub fn sets(&self) -> usize {
+        self.sets.len()
+    }
+
+    /// Bytes of all tensors of one copy.
+    pub fn tensor_bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Measures the ceilings again, for the rounds from now on.

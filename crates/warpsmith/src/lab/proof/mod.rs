@@ -9,7 +9,7 @@ mod tensors;
 pub use bench_tensors::BenchTensors;
 pub use compare::{Error as Deviation, Expectation, compare};
 pub use large::Large;
-pub use tensors::Tensors;
+pub use tensors::{Tensors, arrange};
 
 use crate::cpu::Tier;
 use crate::device::{Device, Stream};

@@ -175,7 +175,8 @@ pub(super) fn home(spec: &OpSpec, in_place: bool, given: impl Fn(usize) -> bool,
     }
 }
 
-pub(super) fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> {
+/// The layout of a tensor of this shape in a case of this arrangement.
+pub fn arrange(shape: Shape, arrangement: Arrangement) -> Result<Layout> {
     let rank = shape.len();
     let mut memory = shape.to_vec();
     match arrangement {

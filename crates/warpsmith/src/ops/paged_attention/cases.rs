@@ -188,6 +188,9 @@ const MIXED: [[usize; 2]; 8] = [[1, 65], [0, 9], [63, 1000], [1, 0], [1000, 1000
 /// Queries and keys of request `r` of a case.
 fn length(case: &Case, r: usize) -> [usize; 2] {
     let (q_len, kv_len) = (case.sizes[1], case.sizes[2]);
+    if !case.kv_lens.is_empty() {
+        return [q_len, case.kv_lens[r % case.kv_lens.len()].min(kv_len)];
+    }
     if !case.gives(Q_STARTS) {
         return [q_len, kv_len];
     }
@@ -199,9 +202,19 @@ fn length(case: &Case, r: usize) -> [usize; 2] {
 
 /// Pages of a request in the table, and pages of the pool: some more than are used.
 fn pages(case: &Case) -> (usize, usize) {
-    let (requests, kv_len, page_size) = (case.sizes[0], case.sizes[2], case.sizes[6]);
-    let each = kv_len.div_ceil(page_size.max(1));
-    (each, requests * each + 3)
+    let (requests, kv_len) = (case.sizes[0], case.sizes[2]);
+    let each = kv_len.div_ceil(case.sizes[6].max(1));
+    let used = match case.kv_lens.len() {
+        0 => requests.saturating_mul(each),
+        period => sum_repeating(requests, period, |r| own_pages(case, r)),
+    };
+    (each, used.saturating_add(3))
+}
+
+/// Pages that request `r` has to itself.
+fn own_pages(case: &Case, r: usize) -> usize {
+    let keys = if case.kv_lens.is_empty() { case.sizes[2] } else { length(case, r)[1] };
+    keys.div_ceil(case.sizes[6].max(1))
 }
 
 /// Levels of groups: all requests, and, where there are keys enough, pairs of them that share twice as many.
@@ -219,11 +232,17 @@ fn numbers(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let lengths: Vec<[usize; 2]> = (0..case.sizes[0]).map(|r| length(case, r)).collect();
     let (each, pool) = pages(case);
     let mut rng = Random::new(seed);
-    let mut table: Vec<f64> = (0..pool).map(|page| page as f64).collect();
+    let mut shuffled: Vec<f64> = (0..pool).map(|page| page as f64).collect();
     for i in (1..pool).rev() {
-        table.swap(i, rng.below(i as u64 + 1) as usize);
+        shuffled.swap(i, rng.below(i as u64 + 1) as usize);
     }
-    table.truncate(lengths.len() * each);
+    let mut table = vec![0.0; lengths.len() * each];
+    let mut taken = 0;
+    for r in 0..lengths.len() {
+        let own = own_pages(case, r);
+        table[r * each..][..own].copy_from_slice(&shuffled[taken..][..own]);
+        taken += own;
+    }
     // All pages that hold nothing but shared keys, or some.
     let (groups, shared) = (groups(case), case.sizes[7].div_ceil(case.sizes[6].max(1)));
     if case.sizes[7] > 0 {
