@@ -7,19 +7,19 @@
 // tiles of any size.
 //
 // Threads to data: a block of 4 warps, or 8 for 128 rows, computes a tile of TILE_M rows of x by TILE_N rows of w. The warps
-// form two lines along w, or from 16 rows down one. Steps of 32 elements of K go through STAGES stages of shared memory, copied ahead by
-// cp.async as f32, and are split on the way to the tensor cores. A lane reads four neighbours along K at once; they take
-// the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of an mma, in x as in w, so that the sum is the same. With a gate, blocks of
-// 8 gate rows and 8 up rows alternate, which are neighbouring fragments of a thread.
+// form two lines along w, or from 16 rows down one. Steps of STEP elements of K go through STAGES stages of shared memory,
+// copied ahead by cp.async as f32, and are split on the way to the tensor cores. A lane reads four neighbours along K at
+// once; they take the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of an mma, in x as in w, so that the sum is the same. With
+// a gate, blocks of 8 gate rows and 8 up rows alternate, which are neighbouring fragments of a thread.
 //
 // What bf16 cannot split is computed again, element by element, without tensor cores: sums that are not finite, and sums
 // below kSmall of rows in which an element is below kTiny. Whether that happens depends on the row of x and the row of w
 // alone.
 //
-// Defines: those of linear.cuh; TILE_M, 8, 16, or 32, 64 and 128 with TILE_N the same; TILE_N, with fewer rows 32 (not with
-// a gate) or 64; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice for; LOAD_X, LOAD_W, how a
-// step is moved (0: element by element, any strides; 1: in pieces of 16 bytes along K; 2, from 32 rows on: in pieces of 16
-// bytes along the rows, stored as [k][row]); OUT_PAIRS, as in linear_pairs.cuh.
+// Defines: those of linear.cuh; TILE_M, 8, 16, or 32, 64 and 128 with TILE_N the same; TILE_N, with fewer rows 32 (not
+// with a gate) or 64; STEP, a multiple of 32; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice
+// for; LOAD_X, LOAD_W, how a step is moved (0: element by element, any strides; 1: in pieces of 16 bytes along K; 2, from
+// 32 rows on: in pieces of 16 bytes along the rows, stored as [k][row]); OUT_PAIRS, as in linear_pairs.cuh.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/linear_pairs.cuh"
@@ -29,7 +29,7 @@ using namespace warpsmith;
 using namespace warpsmith::linear;
 
 constexpr int kWarps = TILE_M >= 128 ? 8 : 4, kThreads = kWarps * 32;
-constexpr int kStep = 32, kSlice = 16, kSlices = kStep / kSlice, kPiece = 4, kParts = 3, kProducts = 6;
+constexpr int kStep = STEP, kSlice = 16, kSlices = kStep / kSlice, kPiece = 4, kParts = 3, kProducts = 6;
 constexpr int kWarpsM = TILE_M >= 32 ? 2 : 1, kWarpsN = kWarps / kWarpsM;
 constexpr int kWarpRows = TILE_M / kWarpsM, kWarpColumns = TILE_N / kWarpsN;
 constexpr int kFragments = (kWarpRows + 15) / 16, kBlocks = kWarpColumns / 8;
@@ -40,13 +40,13 @@ constexpr int kUnroll = kFragments * kBlocks >= 8 ? 1 : kSlices;
 constexpr int kStageBytes = (TILE_M + TILE_N) * kStep * 4;
 static_assert(kWarpColumns % (GATE ? 16 : 8) == 0, "a warp has gate and up of its columns");
 
-// The third part of an element from kTiny on is at least the smallest number of bf16, 2^-133; those of smaller elements are
-// cut off there. In sums from kSmall on, that is less than a rounding unless the other factor is above 2^40.
-constexpr float kTiny = 0x1p-109f, kSmall = 0x1p-60f;
+// Parts of elements from kTiny on are zero or at least 2^-126; smaller ones lose what is below 2^-133, where bf16 ends. In
+// sums from kSmall on, that is less than a rounding unless the other factor is above 2^40.
+constexpr float kTiny = 0x1p-100f, kSmall = 0x1p-60f, kLargest = 0x1.fffffep127f;
 
 extern __shared__ __align__(128) u8 shared[];
 
-// A step of an operand of kRows rows: kRows lines of 128 bytes of K or, transposed, kStep lines of kRows elements. Pieces
+// A step of an operand of kRows rows: kRows lines along K or, transposed, kStep lines of kRows elements. Pieces
 // of 16 bytes are swizzled, so that the lanes of a warp read from different banks.
 template <int kRows, int kLoad> struct Stage {
   static constexpr bool kTransposed = kLoad == 2;
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
   }
 
   // Columns of a gate have two sums.
-  constexpr int kColumnBlocks = GATE ? 2 : 1, kElements = kFragments * kBlocks / kColumnBlocks * 4, kWords = (kElements + 31) / 32;
+  constexpr int kColumnBlocks = GATE ? 2 : 1;
   bool any_small = false;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j)
@@ -276,8 +276,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
     for (int i = 0; i < kFragments; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const bool exists = operands.first_row + place.row(i, e / 2) < p.m && column_of<8>(operands.first_w + place.w_row(j, e % 2)) < p.n;
-        any_small |= exists && fabsf(sums[i][j][e]) < kSmall;
+        const int row = operands.first_row + place.row(i, e / 2), column = column_of<8>(operands.first_w + place.w_row(j, e % 2));
+        any_small |= row < p.m && column < p.n && fabsf(sums[i][j][e]) < kSmall;
       }
   // All warps have left the stages.
   u8* tiny = shared;
@@ -287,6 +287,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
     __syncthreads();
   }
 
+  // A bit for each element that is to be computed again.
+  constexpr int kWords = (kFragments * kBlocks / kColumnBlocks * 4 + 31) / 32;
   u32 again[kWords];
 #pragma unroll
   for (int word = 0; word < kWords; ++word) again[word] = 0;
@@ -307,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
 #pragma unroll
           for (int of = 0; of < kColumnBlocks; ++of) {
             const float size = fabsf(sums[i][j + of][half * 2 + e]);
-            bad[e] |= !(size <= 0x1.fffffep127f);
+            bad[e] |= !(size <= kLargest);
             if (find_tiny && size < kSmall) bad[e] |= tiny[place.row(i, half)] || tiny[TILE_M + place.w_row(j + of, e)];
           }
           const int index = (j / kColumnBlocks * kFragments + i) * 4 + half * 2 + e;

@@ -12,9 +12,6 @@ use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::op::{Kernel, Launch};
 use crate::tensor::DType;
 
-/// Bytes of K in a stage, as in the device code.
-const STAGE_ROW: usize = 128;
-
 /// The shape of a block's work. Each element is summed in the same order in tiles of any size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Tile {
@@ -22,6 +19,8 @@ struct Tile {
     m: usize,
     /// Rows of `w`.
     n: usize,
+    /// Elements of K in a stage: in small tiles more, because they have fewer products between barriers.
+    step: usize,
     stages: usize,
     /// Blocks that a multiprocessor has registers for.
     resident: usize,
@@ -31,15 +30,15 @@ struct Tile {
 
 /// Square tiles, largest first.
 const SQUARE: [Tile; 3] = [
-    Tile { m: 128, n: 128, stages: 3, resident: 1, cost: 100 },
-    Tile { m: 64, n: 64, stages: 3, resident: 3, cost: 125 },
-    Tile { m: 32, n: 32, stages: 4, resident: 6, cost: 200 },
+    Tile { m: 128, n: 128, step: 32, stages: 3, resident: 1, cost: 100 },
+    Tile { m: 64, n: 64, step: 32, stages: 3, resident: 3, cost: 125 },
+    Tile { m: 32, n: 32, step: 64, stages: 3, resident: 3, cost: 200 },
 ];
 /// For few rows, where time goes into reading `w`: more stages keep more of it under way.
 const FLAT: [Tile; 4] = [flat(8, 64), flat(8, 32), flat(16, 64), flat(16, 32)];
 
 const fn flat(m: usize, n: usize) -> Tile {
-    Tile { m, n, stages: 8, resident: 2, cost: 200 }
+    Tile { m, n, step: 64, stages: 4, resident: 2, cost: 200 }
 }
 
 impl Tile {
@@ -64,7 +63,7 @@ impl Tile {
     }
 
     fn shared_bytes(&self) -> usize {
-        self.stages * (self.m + self.n) * STAGE_ROW
+        self.stages * (self.m + self.n) * self.step * size_of::<f32>()
     }
 
     fn defines(&self, epilogue: &Epilogue, [x, w]: [usize; 2], pairs: bool) -> Defines {
@@ -72,6 +71,7 @@ impl Tile {
         defines.extend([
             ("TILE_M", self.m.to_string()),
             ("TILE_N", self.n.to_string()),
+            ("STEP", self.step.to_string()),
             ("STAGES", self.stages.to_string()),
             ("RESIDENT", self.resident.to_string()),
             ("LOAD_X", x.to_string()),
@@ -120,11 +120,15 @@ pub(super) const BF16X3: Kernel<Problem> =
         format!("f32 as three bf16 each, sums in f32, tiles of {} x {}", tile.m, columns(p, tile.n))
     });
 
-pub(in crate::ops) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Result<(), String> {
-    match p.x_dtype {
-        DType::F32 => addressable(p),
-        dtype => Err(format!("{dtype} needs no splitting")),
+pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
+    if p.x_dtype != DType::F32 {
+        return Err(format!("{} needs no splitting", p.x_dtype));
     }
+    // Of each generation only the tensor cores of data centers are much more than six times as fast as the f32 units.
+    if !info.arch.is_some_and(|arch| matches!((arch.major, arch.minor), (8, 0) | (9, 0) | (10, _))) {
+        return Err("six products of bf16 take longer here than one of f32".into());
+    }
+    addressable(p)
 }
 
 /// Launches the kernel on a product.

@@ -21,10 +21,10 @@
 //!   of TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a
 //!   time, each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For
 //!   16-bit results without a residual, the activation itself is as coarse as such a type allows.
-//! - On GPUs with tensor cores for bf16, f32 is multiplied as three numbers of bf16 whose sum it is: six products, smallest
+//! - On GPUs of sm_80, sm_90 and sm_100 f32 is multiplied as three numbers of bf16 whose sum it is: six products, smallest
 //!   first, those of every 16 elements of K added by the tensor cores and their sums in f32. Sums that are not finite are
-//!   computed again as f32, and so are sums below 2^-60 of rows with elements below 2^-109. Beside larger sums, bits below
-//!   2^-133 of such elements are lost.
+//!   computed again as f32, and so are sums below 2^-60 of rows with elements below 2^-100. In larger sums, what elements have
+//!   below 2^-133 is lost.
 //! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all added
 //!   in f32. What those leave out is below the precision of f32, and sums are more exact than those of plain f32.
 //! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
