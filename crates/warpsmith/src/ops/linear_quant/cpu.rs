@@ -26,6 +26,8 @@ unsafe impl Plain for Record {}
 const PANELS: usize = STRIP / ROWS;
 /// Groups of rows that a packed strip is multiplied with before the next: their records stay in the second cache.
 const CHUNK: usize = 8;
+/// The same for groups of [`WIDE`] rows, for which strips are unpacked: the more of them, the less often.
+const WIDE_CHUNK: usize = 16;
 /// Activations that a thread quantises at least, and bytes of weights times groups of rows that it multiplies.
 const QUANTIZE_GRAIN: usize = 1 << 14;
 const GRAIN: usize = 1 << 15;
@@ -155,14 +157,15 @@ fn multiply(launch: &Launch<'_, Problem>, records: usize, groups: Groups, instru
     match packed {
         Some(packed) => {
             let (packed, count) = (packed as usize, groups.count());
-            let grain = GRAIN.div_ceil((strip_bytes * count.min(CHUNK)).max(1));
+            let size = if groups.most == WIDE { WIDE_CHUNK } else { CHUNK };
+            let grain = GRAIN.div_ceil((strip_bytes * count.min(size)).max(1));
             let need = Need::of::<u8>(wide_bytes);
-            parallel_for_with_scratch(strips * count.div_ceil(CHUNK), grain, need, |items, mut region| {
+            parallel_for_with_scratch(strips * count.div_ceil(size), grain, need, |items, mut region| {
                 let wide = region.slice::<u8>(wide_bytes).as_mut_ptr();
                 for item in items {
                     let (chunk, index) = (item / strips, item % strips);
                     let at = (packed + index * strip_bytes) as *const u8;
-                    strip(index, at, chunk * CHUNK..count.min((chunk + 1) * CHUNK), wide);
+                    strip(index, at, chunk * size..count.min((chunk + 1) * size), wide);
                 }
             });
         }
@@ -229,8 +232,11 @@ impl Strip<'_> {
         let mut multiplier = unsafe { Multiplier::new(format) };
         let mut sums = [[[0f32; STRIP]; WIDE]; 2];
         for rows in groups {
-            ask_for_memory(self.launch, rows.clone(), cols);
+            let products = cols.len().div_ceil(ROWS) * self.panels.halves();
             self.for_panels(cols, |panel, half, index| {
+                // A share of the rows with each product: the processor asks for few lines at a time.
+                let share = |index: usize| rows.start + index * WIDE / products;
+                ask_for_memory(self.launch, share(index)..share(index + 1), cols);
                 let product = WideProduct {
                     format,
                     panel: wide(index),

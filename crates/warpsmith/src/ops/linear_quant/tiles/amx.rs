@@ -6,7 +6,8 @@
 //! subtraction takes away.
 
 use super::wide::{Steps, WIDE, WideProduct, WideRecord};
-use super::{ROWS, Shape};
+use super::{AHEAD, ROWS, Shape};
+use crate::cpu::prefetch;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -126,9 +127,12 @@ unsafe fn add<S: Shape>(sums: &mut [__m512; WIDE], dots: *const f32, scales: *co
 pub(super) unsafe fn widen<S: Shape>(zero_point: i32, panel: *const u8, num_tiles: usize, to: *mut u8) {
     let (low, zero) = (_mm512_set1_epi8(15), _mm512_set1_epi8(zero_point as i8));
     for tile in 0..num_tiles {
-        // SAFETY: the panel has the tile, and there is room for its steps.
+        // SAFETY: the panel has the tile, and there is room for its steps; what is asked for need not exist.
         unsafe {
             let (from, to) = (panel.add(tile * S::BYTES), to.add(tile * S::IN_TILE * S::STEP_BYTES));
+            for line in 0..S::BYTES.div_ceil(64) {
+                prefetch::fetch_line(from.wrapping_add(AHEAD + line * 64));
+            }
             // Lines of quants, four k each.
             let place = |line: usize| {
                 let (step, line) = (line * 64 / S::STEP_QUANTS, line % (S::STEP_QUANTS / 64));

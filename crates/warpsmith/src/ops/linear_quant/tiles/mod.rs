@@ -65,6 +65,10 @@ pub(super) const ROWS: usize = 16;
 /// The most rows of `x` that are multiplied at once, but by AMX.
 pub(super) const MOST: usize = 8;
 
+/// How many bytes ahead of its loads a panel is asked for: the processor's own prefetchers stop at the end of a page.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 2048;
+
 /// 32 activations of one row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
