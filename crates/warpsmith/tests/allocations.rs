@@ -19,7 +19,8 @@ use warpsmith::op::Select;
 use warpsmith::ops;
 
 /// Ops that multiply matrices, and choose among instructions within the highest tier.
-const WITH_PRODUCTS: [&str; 4] = ["linear", "linear_backward", "attention", "paged_attention"];
+const WITH_PRODUCTS: [&str; 5] =
+    ["linear", "linear_backward", "linear_quant", "attention", "paged_attention"];
 /// Threads of the kernels: more than one, so that workers are counted too.
 const THREADS: usize = 3;
 

@@ -47,26 +47,34 @@ pub(super) struct Ahead {
 }
 
 /// The tile registers of this thread, configured for one shape at a time; released when dropped.
-pub(super) struct Tiles {
+pub(crate) struct Tiles {
     shape: Shape,
+    /// Units of k that one instruction consumes.
+    step: usize,
 }
 
 impl Tiles {
     /// # Safety
     /// AMX must be supported ([`super::Isa::Amx`]).
     pub unsafe fn new() -> Tiles {
-        Tiles { shape: Shape::default() }
+        Tiles { shape: Shape::default(), step: 0 }
     }
 
     /// Configures tiles: 0 to 3 for sums, 4 and 5 for the left operand, 6 and 7 for the right.
     #[inline]
-    pub fn configure(&mut self, shape: Shape) {
-        if self.shape != shape {
-            self.load(shape);
+    pub(super) fn configure(&mut self, shape: Shape) {
+        if self.shape != shape || self.step != STEP {
+            self.load(shape, STEP);
         }
     }
 
-    fn load(&mut self, shape: Shape) {
+    /// Configures tiles as [`Tiles::configure`], all with 16 rows and columns, for `bytes` bytes of k at a time.
+    pub fn configure_bytes(&mut self, bytes: usize) {
+        assert!(bytes.is_multiple_of(4) && (4..=4 * STEP).contains(&bytes), "{bytes}");
+        self.load(Shape { rows: [HALF; 2], cols: [HALF; 2] }, bytes / 4);
+    }
+
+    fn load(&mut self, shape: Shape, step: usize) {
         /// What `ldtilecfg` reads: palette, and for each tile the bytes of a row and the rows.
         #[repr(C, align(64))]
         #[derive(Default)]
@@ -77,7 +85,7 @@ impl Tiles {
             row_bytes: [u16; 16],
             rows: [u8; 16],
         }
-        self.shape = shape;
+        (self.shape, self.step) = (shape, step);
         let mut config = Config { palette: 1, ..Config::default() };
         let mut set = |tile: usize, rows: usize, units: usize| {
             if rows > 0 && units > 0 {
@@ -89,8 +97,8 @@ impl Tiles {
             for j in 0..2 {
                 set(2 * i + j, shape.rows[i], shape.cols[j]);
             }
-            set(4 + i, shape.rows[i], STEP);
-            set(6 + i, STEP, shape.cols[i]);
+            set(4 + i, shape.rows[i], step);
+            set(6 + i, step, shape.cols[i]);
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the configuration is valid for palette 1 (at most 16 rows of 64 bytes); it changes tile registers only.
@@ -100,7 +108,7 @@ impl Tiles {
     }
 
     /// Configures all tiles as 16 rows of 64 bytes.
-    pub fn configure_whole(&mut self) {
+    pub(super) fn configure_whole(&mut self) {
         self.configure(Shape { rows: [HALF; 2], cols: [HALF; 2] });
     }
 
@@ -108,7 +116,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The memory of `product` must be as its fields say.
-    pub unsafe fn multiply(&mut self, unit: Unit, product: &Product) {
+    pub(super) unsafe fn multiply(&mut self, unit: Unit, product: &Product) {
         let Shape { rows, cols } = product.shape;
         debug_assert!(rows[0] > 0 && cols[0] > 0 && rows.iter().chain(&cols).all(|&n| n <= HALF));
         self.configure(product.shape);
@@ -133,7 +141,7 @@ impl Tiles {
     ///
     /// # Safety
     /// As for [`Tiles::multiply`]. What is asked for need not exist. `between` must not use tiles.
-    pub unsafe fn stream(
+    pub(super) unsafe fn stream(
         &mut self,
         unit: Unit,
         product: &Product,
@@ -173,7 +181,7 @@ impl Tiles {
 #[cfg(target_arch = "x86_64")]
 impl Tiles {
     /// Multiplies full tiles of zeros, `rounds` times four, and returns the operations: what the unit can do at best.
-    pub fn spin(&mut self, rounds: usize) -> f64 {
+    pub(super) fn spin(&mut self, rounds: usize) -> f64 {
         const OPERATIONS: usize = 2 * HALF * HALF * 2 * STEP;
         assert!(rounds > 0);
         self.configure_whole();

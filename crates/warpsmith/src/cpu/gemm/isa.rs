@@ -85,6 +85,14 @@ impl Isa {
         wanted.min(Isa::best())
     }
 
+    /// Whether it multiplies signed bytes on tiles, with sums in 32 bits.
+    pub fn has_byte_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Isa::Amx && amx_int8_in_processor();
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// The vector tier that goes with it.
     pub const fn tier(self) -> Tier {
         match self {
@@ -141,6 +149,13 @@ fn amx_in_processor() -> bool {
         enabled = u64::from(high) << 32 | u64::from(low);
     }
     __cpuid_count(7, 0).edx & BF16_TILE == BF16_TILE && enabled & TILE_STATE == TILE_STATE
+}
+
+/// AMX-INT8, on a processor that is known to have tiles.
+#[cfg(target_arch = "x86_64")]
+fn amx_int8_in_processor() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| std::arch::x86_64::__cpuid_count(7, 0).edx & 1 << 25 != 0)
 }
 
 /// Asks the kernel for the tile state, which Linux grants per process and only on demand.

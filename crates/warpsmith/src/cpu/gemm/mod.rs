@@ -43,6 +43,8 @@ mod stream;
 mod tiles;
 mod vector;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::Tiles;
 pub use block::{BlockProduct, Blocks, Place};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use direct::{DirectProduct, Pairs, Rows};

@@ -1,14 +1,15 @@
 //! `linear_quant` on the CPU.
 //!
-//! First the rows of `x` are quantised, in groups of up to eight rows that are multiplied at once. Then threads share out
-//! strips of columns: a strip's panels of weights are multiplied with the groups, and the sums finished while they are in
-//! the first cache. A weight that was not packed beforehand is packed strip by strip.
+//! First the rows of `x` are quantised, in groups of rows that are multiplied at once: up to eight, or 16 on AMX. Then
+//! threads share out strips of columns: a strip's panels of weights are multiplied with the groups, and the sums finished
+//! while they are in the first cache. A weight that was not packed beforehand is packed strip by strip.
 
-use super::finish::{Finish, STRIP};
+use super::finish::{Finish, STRIP, ask_for_memory};
 use super::format::GROUP;
 use super::packed::PackedQuantWeight;
 use super::quantize::Quantize;
 use super::tiles::pack::{Rows, pack_panel};
+use super::tiles::wide::{self, Multiplier, WIDE, WideProduct, widen};
 use super::tiles::{self, Instructions, MOST, Product, ROWS, Record};
 use super::{Problem, W, X};
 use crate::cpu::scratch::{self, Need, Plain};
@@ -25,33 +26,43 @@ unsafe impl Plain for Record {}
 const PANELS: usize = STRIP / ROWS;
 /// Groups of rows that a packed strip is multiplied with before the next: their records stay in the second cache.
 const CHUNK: usize = 8;
+/// The same for groups of [`WIDE`] rows, for which strips are unpacked: the more of them, the less often.
+const WIDE_CHUNK: usize = 16;
 /// Activations that a thread quantises at least, and bytes of weights times groups of rows that it multiplies.
 const QUANTIZE_GRAIN: usize = 1 << 14;
 const GRAIN: usize = 1 << 15;
 
-/// How many groups the rows of `x` are multiplied in: eight rows each, the rest in groups of four, two and one.
-fn num_groups(m: usize) -> usize {
-    m / MOST + (m % MOST).count_ones() as usize
+/// How the rows of `x` are divided into groups that are multiplied at once. It shows in no bit of the result.
+#[derive(Clone, Copy)]
+struct Groups {
+    m: usize,
+    /// Rows of the groups, but for what is left: that is in groups of eight, four, two and one.
+    most: usize,
 }
 
-/// The rows of a group. Their number shows in no bit of the result.
-fn group(m: usize, index: usize) -> Range<usize> {
-    let whole = m / MOST;
-    if index < whole {
-        return index * MOST..(index + 1) * MOST;
+impl Groups {
+    fn count(self) -> usize {
+        self.m / self.most + (self.m % self.most).count_ones() as usize
     }
-    let mut start = whole * MOST;
-    let mut left = index - whole;
-    for rows in [4, 2, 1] {
-        if (m % MOST) & rows != 0 {
-            if left == 0 {
-                return start..start + rows;
-            }
-            left -= 1;
-            start += rows;
+
+    fn rows(self, index: usize) -> Range<usize> {
+        let whole = self.m / self.most;
+        if index < whole {
+            return index * self.most..(index + 1) * self.most;
         }
+        let mut start = whole * self.most;
+        let mut left = index - whole;
+        for rows in [8, 4, 2, 1] {
+            if (self.m % self.most) & rows != 0 {
+                if left == 0 {
+                    return start..start + rows;
+                }
+                left -= 1;
+                start += rows;
+            }
+        }
+        start..start
     }
-    start..start
 }
 
 /// The order of a weight's panels: for each 16 columns of the result one, or with a gate one of gates and one of up.
@@ -71,7 +82,17 @@ impl Panels {
 
     /// Bytes of one.
     pub fn bytes(&self) -> usize {
-        self.k / GROUP * tiles::tile_bytes(self.weight.format)
+        self.num_tiles() * tiles::tile_bytes(self.weight.format)
+    }
+
+    /// Bytes of one in its wide form.
+    pub fn wide_bytes(&self) -> usize {
+        wide::panel_bytes(self.weight.format, self.num_tiles())
+    }
+
+    /// Tiles of one.
+    pub fn num_tiles(&self) -> usize {
+        self.k / GROUP
     }
 
     /// How many there are.
@@ -98,59 +119,70 @@ impl Panels {
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let num_tiles = p.k / GROUP;
+    let instructions = Instructions::of_tier(launch.tier, p.m);
+    let groups = Groups { m: p.m, most: instructions.most_rows() };
     scratch::with(Need::of::<Record>(p.m * num_tiles), |mut region| {
         let records = region.slice::<Record>(p.m * num_tiles).as_mut_ptr() as usize;
-        let groups = num_groups(p.m);
-        parallel_for(groups, QUANTIZE_GRAIN.div_ceil(MOST * p.k.max(1)), |part| {
-            for rows in part.map(|index| group(p.m, index)) {
+        parallel_for(groups.count(), QUANTIZE_GRAIN.div_ceil(groups.most * p.k.max(1)), |part| {
+            for rows in part.map(|index| groups.rows(index)) {
                 let records = (records as *mut Record).wrapping_add(rows.start * num_tiles);
                 dispatch(launch.tier, Quantize { p, x: launch.args.address(X), rows, records });
             }
         });
-        multiply(launch, records, groups);
+        multiply(launch, records, groups, instructions);
     });
     Ok(())
 }
 
-fn multiply(launch: &Launch<'_, Problem>, records: usize, groups: usize) {
+fn multiply(launch: &Launch<'_, Problem>, records: usize, groups: Groups, instructions: Instructions) {
     let p = launch.problem;
     let weight =
         Rows { format: p.format, data: launch.args.address(W), row: p.w_strides[0], col: p.w_strides[1] };
     let panels = Panels { weight, gate: p.gate, n: p.n, k: p.k };
     let strips = p.n.div_ceil(STRIP);
     let in_strip = PANELS * panels.halves();
-    let instructions = Instructions::of_tier(launch.tier);
-    let strip = |strip: usize, at: *const u8, groups: Range<usize>| {
-        let work = Strip { launch, panels: &panels, at, records, instructions };
-        for rows in groups.map(|index| group(p.m, index)) {
-            work.multiply(strip * STRIP..p.n.min((strip + 1) * STRIP), rows);
+    let wide_bytes = if groups.most == WIDE { in_strip * panels.wide_bytes() } else { 0 };
+    let strip = |strip: usize, at: *const u8, part: Range<usize>, wide: *mut u8| {
+        let cols = strip * STRIP..p.n.min((strip + 1) * STRIP);
+        let work = Strip { launch, panels: &panels, at, wide, records, instructions };
+        let mut part = part.map(|index| groups.rows(index)).peekable();
+        if part.peek().is_some_and(|rows| rows.len() == WIDE) {
+            work.multiply_wide(&cols, std::iter::from_fn(|| part.next_if(|rows| rows.len() == WIDE)));
         }
+        part.for_each(|rows| work.multiply(&cols, rows));
     };
     let strip_bytes = in_strip * panels.bytes();
     let packed =
         launch.args.prepared::<PackedQuantWeight>().and_then(|weight| weight.matching(p.format, p.gate));
     match packed {
         Some(packed) => {
-            let packed = packed as usize;
-            let grain = GRAIN.div_ceil((strip_bytes * groups.min(CHUNK)).max(1));
-            parallel_for(strips * groups.div_ceil(CHUNK), grain, |items| {
+            let (packed, count) = (packed as usize, groups.count());
+            let size = if groups.most == WIDE { WIDE_CHUNK } else { CHUNK };
+            let grain = GRAIN.div_ceil((strip_bytes * count.min(size)).max(1));
+            let need = Need::of::<u8>(wide_bytes);
+            parallel_for_with_scratch(strips * count.div_ceil(size), grain, need, |items, mut region| {
+                let wide = region.slice::<u8>(wide_bytes).as_mut_ptr();
                 for item in items {
                     let (chunk, index) = (item / strips, item % strips);
                     let at = (packed + index * strip_bytes) as *const u8;
-                    strip(index, at, chunk * CHUNK..groups.min((chunk + 1) * CHUNK));
+                    strip(index, at, chunk * size..count.min((chunk + 1) * size), wide);
                 }
             });
         }
-        None => parallel_for_with_scratch(strips, 1, Need::of::<u8>(strip_bytes), |items, mut region| {
-            let at = region.slice::<u8>(strip_bytes).as_mut_ptr();
-            for index in items {
-                for i in (0..in_strip).filter(|i| index * in_strip + i < panels.count()) {
-                    // SAFETY: the scratch has room for the panels of a strip, and the weight is that of the call.
-                    unsafe { panels.pack(index * in_strip + i, at.add(i * panels.bytes())) };
+        None => {
+            let need = Need::of::<u8>(strip_bytes).and::<u8>(wide_bytes);
+            parallel_for_with_scratch(strips, 1, need, |items, mut region| {
+                let at = region.slice::<u8>(strip_bytes).as_mut_ptr();
+                let wide = region.slice::<u8>(wide_bytes).as_mut_ptr();
+                for index in items {
+                    for i in (0..in_strip).filter(|i| index * in_strip + i < panels.count()) {
+                        // SAFETY: the scratch has room for the panels of a strip, and the weight is that of the call.
+                        unsafe { panels.pack(index * in_strip + i, at.add(i * panels.bytes())) };
+                    }
+                    strip(index, at, 0..groups.count(), wide);
                 }
-                strip(index, at, 0..groups);
-            }
-        }),
+            });
+        }
     }
 }
 
@@ -159,40 +191,96 @@ struct Strip<'a> {
     launch: &'a Launch<'a, Problem>,
     panels: &'a Panels,
     at: *const u8,
+    /// Room for the panels in their wide form.
+    wide: *mut u8,
     records: usize,
     instructions: Instructions,
 }
 
 impl Strip<'_> {
     /// The results of some columns for a group of rows.
-    fn multiply(&self, cols: Range<usize>, rows: Range<usize>) {
-        let num_tiles = self.panels.k / GROUP;
+    fn multiply(&self, cols: &Range<usize>, rows: Range<usize>) {
         let mut sums = [[[0f32; STRIP]; MOST]; 2];
-        let halves = self.panels.halves();
-        for panel in 0..cols.len().div_ceil(ROWS) {
-            for (half, sums) in sums.iter_mut().enumerate().take(halves) {
-                let product = Product {
-                    format: self.panels.weight.format,
-                    panel: self.at.wrapping_add((panel * halves + half) * self.panels.bytes()),
+        self.for_panels(cols, |panel, half, index| {
+            let product = Product {
+                format: self.panels.weight.format,
+                panel: self.at.wrapping_add(index * self.panels.bytes()),
+                num_tiles: self.panels.num_tiles(),
+                x: self.records(rows.start),
+                rows: rows.len(),
+                sums: sums[half].as_flattened_mut()[panel * ROWS..].as_mut_ptr(),
+                pitch: STRIP,
+            };
+            // SAFETY: the panels are packed, the group has its records, the sums have room for a panel's columns of each
+            // row, and the instructions are the machine's.
+            unsafe { product.run(self.instructions) };
+        });
+        self.finish(cols, rows, &mut sums);
+    }
+
+    /// The results of some columns for groups of [`WIDE`] rows.
+    fn multiply_wide(&self, cols: &Range<usize>, groups: impl Iterator<Item = Range<usize>>) {
+        let (format, num_tiles) = (self.panels.weight.format, self.panels.num_tiles());
+        let wide = |index: usize| self.wide.wrapping_add(index * self.panels.wide_bytes());
+        self.for_panels(cols, |_, _, index| {
+            let panel = self.at.wrapping_add(index * self.panels.bytes());
+            // SAFETY: the panels are packed, there is room for all of a strip in wide form, and a machine with tiles has
+            // AVX-512.
+            unsafe { widen(format, panel, num_tiles, wide(index)) };
+        });
+        // SAFETY: groups of this size are made for machines with tiles, which nothing else here uses.
+        let mut multiplier = unsafe { Multiplier::new(format) };
+        let mut sums = [[[0f32; STRIP]; WIDE]; 2];
+        for rows in groups {
+            let products = cols.len().div_ceil(ROWS) * self.panels.halves();
+            self.for_panels(cols, |panel, half, index| {
+                // A share of the rows with each product: the processor asks for few lines at a time.
+                let share = |index: usize| rows.start + index * WIDE / products;
+                ask_for_memory(self.launch, share(index)..share(index + 1), cols);
+                let product = WideProduct {
+                    format,
+                    panel: wide(index),
                     num_tiles,
-                    x: (self.records as *const Record).wrapping_add(rows.start * num_tiles),
-                    rows: rows.len(),
-                    sums: sums.as_flattened_mut()[panel * ROWS..].as_mut_ptr(),
+                    x: self.records(rows.start).cast(),
+                    sums: sums[half].as_flattened_mut()[panel * ROWS..].as_mut_ptr(),
                     pitch: STRIP,
                 };
-                // SAFETY: the panels are packed, the group has its records, the sums have room for a panel's columns of
-                // each row, and the instructions are the machine's.
-                unsafe { product.run(self.instructions) };
+                // SAFETY: the panels were widened, the group has its records, which with those of whole groups before it
+                // start on cache lines, and the sums have room for a panel's columns of each row.
+                unsafe { multiplier.run(&product) };
+            });
+            self.finish(cols, rows, &mut sums);
+        }
+    }
+
+    /// Calls `f` with the number of each panel among those of its half, its half, and its place in the strip.
+    fn for_panels(&self, cols: &Range<usize>, mut f: impl FnMut(usize, usize, usize)) {
+        let halves = self.panels.halves();
+        for panel in 0..cols.len().div_ceil(ROWS) {
+            for half in 0..halves {
+                f(panel, half, panel * halves + half);
             }
         }
-        let [sums, ups] = &mut sums;
-        let count = rows.len();
-        let (sums, ups) = (&mut sums[..count], &mut ups[..count]);
-        dispatch(self.launch.tier, Finish { launch: self.launch, rows, cols, sums, ups });
+    }
+
+    /// The records of the group that begins with a row.
+    fn records(&self, row: usize) -> *const Record {
+        (self.records as *const Record).wrapping_add(row * self.panels.num_tiles())
+    }
+
+    fn finish<const R: usize>(
+        &self,
+        cols: &Range<usize>,
+        rows: Range<usize>,
+        sums: &mut [[[f32; STRIP]; R]; 2],
+    ) {
+        let [sums, ups] = sums;
+        let (sums, ups) = (&mut sums[..rows.len()], &mut ups[..rows.len()]);
+        dispatch(self.launch.tier, Finish { launch: self.launch, rows, cols: cols.clone(), sums, ups });
     }
 }
 
 /// What multiplies in a tier, for people.
-pub(super) fn config(tier: crate::cpu::Tier) -> String {
-    format!("activations in 8 bits, {:?}", Instructions::of_tier(tier)).to_lowercase()
+pub(super) fn config(tier: crate::cpu::Tier, p: &Problem) -> String {
+    format!("activations in 8 bits, {:?}", Instructions::of_tier(tier, p.m)).to_lowercase()
 }

@@ -3,7 +3,7 @@
 use super::{BIAS, OUT, Problem, RESIDUAL};
 use crate::cpu::gemm::Output;
 use crate::cpu::rows::with_float;
-use crate::cpu::{CpuElement, Simd, Task};
+use crate::cpu::{CpuElement, Simd, Task, prefetch};
 use crate::op::Launch;
 use crate::ops::elementwise::function::{Function, with_function};
 use crate::ops::linear::Gate;
@@ -21,6 +21,25 @@ pub(super) struct Finish<'a> {
     pub sums: &'a mut [[f32; STRIP]],
     /// Of up; unused without a gate.
     pub ups: &'a mut [[f32; STRIP]],
+}
+
+/// Asks for the memory that some results will be written to, and for the residual.
+pub(super) fn ask_for_memory(launch: &Launch<'_, Problem>, rows: Range<usize>, cols: &Range<usize>) {
+    let p = launch.problem;
+    let size = p.out_dtype.size();
+    if p.out_step != 1 || p.residual_step.is_some_and(|step| step != 1) {
+        return;
+    }
+    for row in rows {
+        let [_, residual, out, _] = p.rows.offsets(row);
+        let place =
+            |arg: usize, offset: usize| launch.args.address(arg).wrapping_add((offset + cols.start) * size);
+        let out = place(OUT, out);
+        prefetch::claim(out as *mut u8, cols.len() * size);
+        if p.residual_step.is_some() && place(RESIDUAL, residual) != out {
+            prefetch::fetch_near(place(RESIDUAL, residual) as *const u8, cols.len() * size);
+        }
+    }
 }
 
 impl Task for Finish<'_> {

@@ -140,10 +140,11 @@ impl Op for Forward {
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
     cuda::KERNEL,
-    Kernel::cpu("linear_quant_avx512", Tier::Avx512, cpu::run).configured(|_, _| cpu::config(Tier::Avx512)),
-    Kernel::cpu("linear_quant_avx2", Tier::Avx2, cpu::run).configured(|_, _| cpu::config(Tier::Avx2)),
+    Kernel::cpu("linear_quant_avx512", Tier::Avx512, cpu::run)
+        .configured(|p, _| cpu::config(Tier::Avx512, p)),
+    Kernel::cpu("linear_quant_avx2", Tier::Avx2, cpu::run).configured(|p, _| cpu::config(Tier::Avx2, p)),
     Kernel::cpu("linear_quant_portable", Tier::Portable, cpu::run)
-        .configured(|_, _| cpu::config(Tier::Portable)),
+        .configured(|p, _| cpu::config(Tier::Portable, p)),
 ];
 
 /// A call of `linear_quant`.

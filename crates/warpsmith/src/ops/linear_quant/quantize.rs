@@ -1,6 +1,7 @@
 //! Activations as the products take them: signed bytes with a scale for each 32.
 
 use super::format::GROUP;
+use super::tiles::wide::{WIDE, WideRecord};
 use super::tiles::{self, Record};
 use super::{Problem, QuantFormat};
 use crate::cpu::rows::{load_at, with_float};
@@ -14,7 +15,7 @@ pub(super) const MOST_QUANT: f32 = 127.0;
 /// 32 activations that are all below this count as zero: the inverse of their scale would overflow.
 pub(super) const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
 
-/// Rows of `x`, made into records: those of a group of `of` rows, `[tile][row]`.
+/// A group of rows of `x`, made into records: `[tile][row]`, or [`WideRecord`]s for [`WIDE`] rows.
 pub(super) struct Quantize<'a> {
     pub p: &'a Problem,
     pub x: usize,
@@ -44,7 +45,11 @@ impl Quantize<'_> {
                 // SAFETY: `check` bound the row to its tensor, and the group has a record for each of its rows and tiles.
                 unsafe {
                     values.load(x.wrapping_offset((b * GROUP) as isize * step), step, &mut dense);
-                    *self.records.add(b * count + r) = record(s, &dense, self.p.format);
+                    let record = record(s, &dense, self.p.format);
+                    match count {
+                        WIDE => (*self.records.cast::<WideRecord>().add(b)).put(r, &record),
+                        _ => *self.records.add(b * count + r) = record,
+                    }
                 }
             }
         }

@@ -52,6 +52,57 @@ fn tiers_batches_and_packed_weights_have_the_same_bits() {
     }
 }
 
+/// A row has the same bits in a batch of any size: sizes decide which instructions multiply, and in what groups.
+#[test]
+fn batches_of_every_size_have_the_same_rows() {
+    const MOST: usize = 70;
+    for format in QuantFormat::ALL {
+        let (n, k) = (35, 512);
+        let x = Tensor::randn(&[MOST, k], DType::F32, Device::Cpu, 3).unwrap();
+        let packed = PackedQuantWeight::gated(weight(format, 2 * n, k, 4), format, Gate::Halves).unwrap();
+        let call = |m: usize, kernel: String| {
+            let x = x.view().narrow(0, 0, m).unwrap();
+            let call = LinearQuant::packed(x, &packed).activation(Activation::Silu).kernel(kernel);
+            bits(&call.run().unwrap())
+        };
+        let expected = call(MOST, "linear_quant_portable".into());
+        for tier in Tier::available() {
+            // The portable kernel is slow, and has no groups that AVX2 has not.
+            let sizes = if tier == Tier::Portable { 1..4 } else { 1..MOST + 1 };
+            for m in sizes {
+                assert_eq!(
+                    call(m, format!("linear_quant_{tier}")),
+                    expected[..m * n],
+                    "{format:?} {tier} {m}"
+                );
+            }
+        }
+    }
+}
+
+/// Strides, types, bias and residual of a batch that is large enough for every kind of instruction.
+#[test]
+fn large_batches_of_any_layout_are_those_of_single_rows() {
+    let (m, n, k) = (53, 41, 256);
+    for format in QuantFormat::ALL {
+        let x = Tensor::randn(&[k, m], DType::BF16, Device::Cpu, 7).unwrap();
+        let x = x.view().permute(&[1, 0]).unwrap();
+        let w = weight(format, n, k, 8);
+        let bias = Tensor::randn(&[n], DType::F32, Device::Cpu, 9).unwrap();
+        let residual = Tensor::randn(&[n, m], DType::F32, Device::Cpu, 10).unwrap();
+        let residual = residual.view().permute(&[1, 0]).unwrap();
+        let call = |rows: std::ops::Range<usize>| {
+            let [x, residual] = [x, residual].map(|all| all.narrow(0, rows.start, rows.len()).unwrap());
+            let call = LinearQuant::new(x, &w, format).bias(&bias).residual(residual);
+            bits(&call.out_dtype(DType::F32).scale(0.5).run().unwrap())
+        };
+        let all = call(0..m);
+        for row in 0..m {
+            assert_eq!(all[row * n..][..n], call(row..row + 1), "{format:?} {row}");
+        }
+    }
+}
+
 /// A row of the unit matrix, which eight bits hold exactly, gives back a column of the weights.
 #[test]
 fn single_weights_are_those_of_the_dequantised_row() {
@@ -106,16 +157,27 @@ fn what_does_not_fit_is_named() {
     assert!(QuantFormat::Q4_1.dequantize(&[0; 39], &mut row).is_err());
 }
 
-/// NaN and infinity make their row NaN, and nothing else.
+/// NaN and infinity make their row NaN, and nothing else; rows of zeros are zero.
 #[test]
 fn a_row_that_is_not_finite_fails_alone() {
-    let w = weight(QuantFormat::Q4_1, 5, 64, 2);
-    let mut x = vec![1f32; 3 * 64];
-    (x[64 + 3], x[2 * 64 + 40]) = (f32::NAN, f32::NEG_INFINITY);
-    let x = Tensor::from_slice(&x, &[3, 64], Device::Cpu).unwrap();
-    for tier in Tier::available() {
-        let call = LinearQuant::new(&x, &w, QuantFormat::Q4_1).kernel(format!("linear_quant_{tier}"));
-        let out = call.run().unwrap().to_vec::<f32>().unwrap();
-        assert!(out[..5].iter().all(|y| y.is_finite()) && out[5..].iter().all(|y| y.is_nan()), "{out:?}");
+    let (n, k) = (5, 256);
+    for (format, m) in QuantFormat::ALL.into_iter().flat_map(|format| [(format, 3), (format, 40)]) {
+        let w = weight(format, n, k, 2);
+        let mut x = vec![1f32; m * k];
+        (x[k + 3], x[2 * k + 40]) = (f32::NAN, f32::NEG_INFINITY);
+        x[(m - 1) * k..].fill(if m > 3 { 0.0 } else { f32::NAN });
+        let x = Tensor::from_slice(&x, &[m, k], Device::Cpu).unwrap();
+        for tier in Tier::available() {
+            let call = LinearQuant::new(&x, &w, format).kernel(format!("linear_quant_{tier}"));
+            let out = call.run().unwrap().to_vec::<f32>().unwrap();
+            for (row, y) in out.chunks(n).enumerate() {
+                let good = match row {
+                    1 | 2 => y.iter().all(|y| y.is_nan()),
+                    _ if row == m - 1 => y.iter().all(|&y| y == 0.0),
+                    _ => y.iter().all(|y| y.is_finite()),
+                };
+                assert!(good, "{format:?} {tier} row {row} of {m}: {y:?}");
+            }
+        }
     }
 }

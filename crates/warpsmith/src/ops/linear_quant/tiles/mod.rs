@@ -46,19 +46,28 @@ macro_rules! with_shape {
 }
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 pub(super) mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
+pub(super) mod wide;
 
 use super::format::QuantFormat;
 use crate::cpu::Tier;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::gemm::Isa;
 
 /// Rows of the weight in a tile.
 pub(super) const ROWS: usize = 16;
-/// The most rows of `x` that are multiplied at once.
+/// The most rows of `x` that are multiplied at once, but by AMX.
 pub(super) const MOST: usize = 8;
+
+/// How many bytes ahead of its loads a panel is asked for: the processor's own prefetchers stop at the end of a page.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 2048;
 
 /// 32 activations of one row.
 #[derive(Clone, Copy, Debug)]
@@ -80,21 +89,37 @@ pub(super) enum Instructions {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    /// For [`wide::WIDE`] rows; what is left is VNNI's.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Instructions {
-    /// The best that a kernel of `tier` may use. A tier above what the machine has stands for the best it has.
-    pub fn of_tier(tier: Tier) -> Instructions {
+    /// The best for `m` rows of `x` that a kernel of `tier` may use. A tier above what the machine has stands for the best
+    /// it has.
+    pub fn of_tier(tier: Tier, m: usize) -> Instructions {
         #[cfg(target_arch = "x86_64")]
         return match tier.min(Tier::supported()) {
             Tier::Portable => Instructions::Portable,
-            Tier::Avx512 if std::arch::is_x86_feature_detected!("avx512vnni") => Instructions::Vnni,
+            Tier::Avx512 if std::arch::is_x86_feature_detected!("avx512vnni") => {
+                let tiles = m >= wide::LEAST_ROWS && Isa::of_tier(tier).has_byte_tiles();
+                if tiles { Instructions::Amx } else { Instructions::Vnni }
+            }
             _ => Instructions::Avx2,
         };
         #[cfg(not(target_arch = "x86_64"))]
         {
-            let _ = tier;
+            let _ = (tier, m);
             Instructions::Portable
+        }
+    }
+
+    /// The most rows of `x` that are multiplied at once.
+    pub fn most_rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Amx => wide::WIDE,
+            _ => MOST,
         }
     }
 }
@@ -181,7 +206,7 @@ impl Product {
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => with_shape!(self.format, S => rows!(avx2, S)),
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Vnni => with_shape!(self.format, S => rows!(vnni, S)),
+                Instructions::Vnni | Instructions::Amx => with_shape!(self.format, S => rows!(vnni, S)),
             }
         }
     }

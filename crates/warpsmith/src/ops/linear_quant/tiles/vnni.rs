@@ -1,10 +1,7 @@
 //! Products with AVX-512 VNNI: a lane has a row of the weight.
 
-use super::{Product, ROWS, Shape};
+use super::{AHEAD, Product, ROWS, Shape};
 use std::arch::x86_64::*;
-
-/// How many bytes ahead of its loads the panel is asked for: the processor's own prefetchers stop at the end of a page.
-const AHEAD: usize = 2048;
 
 /// The sums of `R` rows of `x`.
 ///
