@@ -17,7 +17,7 @@ const ELSEWHERE: [(&str, &str); 1] =
 /// The op with this name.
 pub fn find_op(name: &str) -> Result<&'static dyn AnyProvable> {
     warpsmith::lab::find(name).ok_or_else(|| {
-        let known: Vec<&str> = ops::PROVABLE.iter().map(|op| op.spec().name).collect();
+        let known: Vec<&str> = ops::provable().iter().map(|op| op.spec().name).collect();
         let expected = match ELSEWHERE.iter().find(|(other, _)| *other == name) {
             Some((_, place)) => place.to_string(),
             None => format!("one of {}", known.join(", ")),

@@ -54,8 +54,9 @@ pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {
 
 /// The kernel with this name, and the name of its op.
 pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
-    let all =
-        ops::PROVABLE.iter().flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
+    let all = ops::provable()
+        .into_iter()
+        .flat_map(|op| op.kernels().into_iter().map(|kernel| (op.spec().name, kernel)));
     let mut known = Vec::new();
     for (op, kernel) in all {
         if kernel.name == name {

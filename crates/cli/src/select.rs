@@ -68,7 +68,7 @@ impl Selection {
             (None, None) if self.is_one_case() => {
                 Err(Error::parse("op", "the op that --shape, --set and --with are about", "no op"))
             }
-            (None, None) => Ok(ops::PROVABLE.to_vec()),
+            (None, None) => Ok(ops::provable()),
         }
     }
 

@@ -70,24 +70,8 @@ impl<'py> Call<'py> {
         wanted: &[bool],
         kernel: Option<String>,
     ) -> PyResult<Call<'py>> {
-        let variant = if in_place { Variant::InPlace } else { Variant::New };
-        let found = ops::find(name).and_then(|op| Some((op, Signature::of(op.spec(), variant)?)));
-        let Some((op, signature)) = found else {
-            return Err(PyTypeError::new_err(format!("no op is called `{name}`")));
-        };
+        let (op, signature, attrs) = described(py, name, in_place, (tensors.len(), wanted.len()), options)?;
         let spec = op.spec();
-        let given = (tensors.len(), options.len(), wanted.len());
-        if given != (signature.tensors.len(), spec.attrs.len(), signature.wanted.len()) {
-            return Err(PyTypeError::new_err(format!("{name}: a call of another op's form")));
-        }
-        let mut attrs = Attrs::defaults(spec);
-        for (index, (attr, value)) in spec.attrs.iter().zip(options).enumerate() {
-            let value = read(value, attr.kind, name, attr.name)?;
-            match value {
-                Setting::Value(value) => attrs.set(spec, index, value).or_raise(py)?,
-                Setting::Name(text) => attrs.parse(spec, attr.name, &text).or_raise(py)?,
-            }
-        }
         let (mut read, mut written) = (Vec::new(), Vec::new());
         for (tensor, described) in tensors.iter().zip(&signature.tensors) {
             let argument = |expected: &str, got: &str| {
@@ -171,6 +155,35 @@ impl<'py> Call<'py> {
         });
         outcome.or_raise(py)
     }
+}
+
+/// An op, how it is called, and its options; refused if the numbers of tensors and switches are not the op's.
+pub fn described(
+    py: Python<'_>,
+    name: &str,
+    in_place: bool,
+    (tensors, wanted): (usize, usize),
+    options: &[Bound<'_, PyAny>],
+) -> PyResult<(&'static dyn AnyOp, Signature, Attrs)> {
+    let variant = if in_place { Variant::InPlace } else { Variant::New };
+    let found = ops::find(name).and_then(|op| Some((op, Signature::of(op.spec(), variant)?)));
+    let Some((op, signature)) = found else {
+        return Err(PyTypeError::new_err(format!("no op is called `{name}`")));
+    };
+    let spec = op.spec();
+    if (tensors, options.len(), wanted) != (signature.tensors.len(), spec.attrs.len(), signature.wanted.len())
+    {
+        return Err(PyTypeError::new_err(format!("{name}: a call of another op's form")));
+    }
+    let mut attrs = Attrs::defaults(spec);
+    for (index, (attr, value)) in spec.attrs.iter().zip(options).enumerate() {
+        let value = read(value, attr.kind, name, attr.name)?;
+        match value {
+            Setting::Value(value) => attrs.set(spec, index, value).or_raise(py)?,
+            Setting::Name(text) => attrs.parse(spec, attr.name, &text).or_raise(py)?,
+        }
+    }
+    Ok((op, signature, attrs))
 }
 
 enum Setting {

@@ -13,7 +13,7 @@ use warpsmith::{DType, ops};
 /// Every op, described.
 #[pyfunction]
 pub fn describe_ops() -> String {
-    let all: Vec<Json> = ops::ALL.iter().map(|op| describe(op.spec(), &kernels(*op))).collect();
+    let all: Vec<Json> = ops::all().into_iter().map(|op| describe(op.spec(), &kernels(op))).collect();
     Json::from(all).to_string()
 }
 

@@ -7,6 +7,7 @@ mod call;
 mod describe;
 mod dlpack;
 mod errors;
+mod judge;
 mod machine;
 mod signature;
 mod tensor;
@@ -24,11 +25,13 @@ mod _native {
     #[pymodule_export]
     use super::errors::take_last_error;
     #[pymodule_export]
+    use super::judge::judge;
+    #[pymodule_export]
     use super::machine::{devices, examine, synchronize};
     #[pymodule_export]
     use super::tensor::{Tensor, from_dlpack};
     #[pymodule_export]
-    use super::torch::{register_kernels, torch_is_native};
+    use super::torch::{register_kernel, register_kernels, torch_is_native};
     #[pymodule_export]
     use super::user_kernel::CudaKernel;
 

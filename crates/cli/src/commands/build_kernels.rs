@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Every variant of the named ops; without names, of all ops and of the kernels that measure the machine's limits.
 fn variants_of(names: &[String]) -> Result<Vec<Variant>> {
     let chosen = match names {
-        [] => ops::PROVABLE.to_vec(),
+        [] => ops::provable(),
         names => names.iter().map(|name| find_op(name)).collect::<Result<_>>()?,
     };
     let kernels = chosen.iter().flat_map(|op| op.kernels());

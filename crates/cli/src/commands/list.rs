@@ -28,15 +28,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match (&args.op, args.json) {
         (Some(name), true) => println!("{:#}", describe(find_op(name)?)),
         (Some(name), false) => show(find_op(name)?),
-        (None, true) => println!("{:#}", ops::PROVABLE.iter().map(|op| describe(*op)).collect::<Value>()),
+        (None, true) => println!("{:#}", ops::provable().into_iter().map(describe).collect::<Value>()),
         (None, false) => overview(),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn overview() {
-    let width = ops::PROVABLE.iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
-    for op in ops::PROVABLE {
+    let width = ops::provable().iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
+    for op in ops::provable() {
         let kernels = op.kernels();
         let cuda = kernels.iter().filter(|kernel| kernel.is_cuda()).count();
         let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);

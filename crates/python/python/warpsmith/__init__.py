@@ -27,6 +27,7 @@ from warpsmith.ops import *  # noqa: F403
 
 if TYPE_CHECKING or ops._torch is not None:
     from warpsmith import nn as nn
+    from warpsmith._kernels import Candidate as Candidate
     from warpsmith._kernels import Launch as Launch
     from warpsmith._kernels import UserKernel as UserKernel
     from warpsmith._kernels import kernel as kernel
@@ -64,7 +65,7 @@ __all__ = [
 __all__ += ops.__all__
 
 #: What is there only beside PyTorch.
-_NEEDS_TORCH = ("Launch", "PatchReport", "UserKernel", "kernel", "nn", "patch", "sdpa", "unpatch")
+_NEEDS_TORCH = ("Candidate", "Launch", "PatchReport", "UserKernel", "kernel", "nn", "patch", "sdpa", "unpatch")
 if ops._torch is not None:
     __all__ += _NEEDS_TORCH
 

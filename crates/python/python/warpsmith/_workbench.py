@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,10 +102,35 @@ def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Explanation:
         lent = borrow(described, variant, tuple(getattr(tensor, "detach", lambda t=tensor: t)() for tensor in tensors))
         found = _native.explain(described.name, variant.in_place, lent, list(options), list(switches), kernel)
-        return Explanation(op, *found[:3], tuple(found[3]))
+        others = tuple(found[3])
+        if kernel is not None or variant.in_place:
+            return Explanation(op, *found[:3], others)
+        yours = of_users(described.name, tensors, options, switches)
+        for name, taken, why, config in yours:
+            if taken:
+                rest = [(n, w) for n, _, w, _ in yours if n != name]
+                return Explanation(
+                    op, name, why, config, (*rest, (found[0], f"the library's choice: {found[1]}"), *others)
+                )
+        return Explanation(op, *found[:3], (*((name, why) for name, _, why, _ in yours), *others))
 
     explained: Explanation = bound(described, variant, run)(*args, **kwargs)
     return explained
+
+
+def of_users(
+    op: str, tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]
+) -> list[tuple[str, bool, str, str]]:
+    """The users' kernels of an op: name, whether it computes the call, why or why not, and what it is made of."""
+    torch = sys.modules.get("torch")
+    given = [tensor for tensor in tensors if tensor is not None]
+    if torch is None or not all(isinstance(tensor, torch.Tensor) for tensor in given):
+        return []
+    from warpsmith._kernels.candidate import candidates
+    from warpsmith._kernels.overrides import problem_of
+
+    problem = problem_of(tensors, options, switches)
+    return [(found.name, *found.explain(problem), type(found.code).__name__) for found in candidates(op)]
 
 
 def find(name: str) -> tuple[Op, Variant]:

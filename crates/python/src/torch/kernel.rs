@@ -23,6 +23,8 @@ pub struct Kernel {
     pub signature: Signature,
     /// Whether choices are names.
     pub face: Face,
+    /// How the library chooses among its kernels.
+    pub select: Select,
 }
 
 thread_local! {
@@ -99,21 +101,21 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
         let (address, dtype, layout, device) = (seen.address, seen.dtype, seen.layout, seen.device);
         // SAFETY: PyTorch keeps the memory while the kernel holds the handle, and on a GPU frees it in the order of the stream
         // that the call is given to. That outputs overlap nothing is checked by the call.
-        args = unsafe {
+        unsafe {
             match tensor.written {
-                None => args.input(tensor.arg, TensorView::from_raw(address, dtype, layout, device)),
+                None => args.set_input(tensor.arg, TensorView::from_raw(address, dtype, layout, device)),
                 Some(output) => {
                     let view = TensorViewMut::from_raw(address, dtype, layout, device);
                     match output == tensor.arg {
-                        true => args.output(output, view),
-                        false => args.in_place(tensor.arg, output, view),
+                        true => args.set_output(output, view),
+                        false => args.set_in_place(tensor.arg, output, view),
                     }
                 }
             }
-        };
+        }
     }
     let place = Place::enter(shim, place.unwrap_or(warpsmith::Device::Cpu))?;
-    let forms = recent::outputs(kernel, &args, &attrs, &wanted)?;
+    let (forms, known) = recent::outputs(kernel, &args, &attrs, &wanted)?;
     let mut made: [Option<Owned>; MOST_RETURNED] = Default::default();
     for (made, &output) in made.iter_mut().zip(&signature.returned) {
         let Some(form) = &forms[output] else { continue };
@@ -121,10 +123,10 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
         if spec.args[output].zeroed_with.is_some_and(|input| args.get(input).is_some()) {
             place.clear(&view)?;
         }
-        args = args.output(output, view);
+        args.set_output(output, view);
         *made = Some(handle);
     }
-    kernel.op.run(&mut args, &attrs, place.stream(), &Select::default())?;
+    recent::run(known, kernel, &mut args, &attrs, place.stream())?;
 
     for ((value, made), &output) in stack.iter_mut().zip(made).zip(&signature.returned) {
         let handle = made.map_or(0, |made| made.release() as Value);

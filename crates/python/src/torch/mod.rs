@@ -15,8 +15,10 @@ use crate::signature::{Face, Signature, Variant};
 use kernel::Kernel;
 use pyo3::prelude::*;
 use shim::{BoxedKernel, Shim};
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
-use warpsmith::{Result, ops};
+use warpsmith::op::Select;
+use warpsmith::{Error, Result, ops};
 
 /// Whether kernels can be registered natively: PyTorch is imported, and has the functions.
 #[pyfunction]
@@ -36,7 +38,7 @@ fn register(public: &str, raw: &str) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for (namespace, face) in [(public, Face::Public), (raw, Face::Raw)] {
         let mut kernels: Vec<(CString, BoxedKernel)> = Vec::new();
-        for op in ops::ALL {
+        for op in ops::all() {
             for variant in [Variant::New, Variant::InPlace] {
                 let Some(signature) = Signature::of(op.spec(), variant) else { continue };
                 let name = Signature::name(op.spec(), variant);
@@ -44,7 +46,8 @@ fn register(public: &str, raw: &str) -> Result<Vec<String>> {
                     left.push(name);
                     continue;
                 }
-                let function = trampolines::assign(Kernel { op: *op, signature, face })?;
+                let function =
+                    trampolines::assign(Kernel { op, signature, face, select: Select::default() })?;
                 kernels.push((c_string(&name), function));
             }
         }
@@ -55,6 +58,29 @@ fn register(public: &str, raw: &str) -> Result<Vec<String>> {
         }
     }
     Ok(left)
+}
+
+/// Registers one kernel of an op, or with none named the library's choice, under a name of its own: CPU and CUDA, with the
+/// schema of the raw op.
+#[pyfunction]
+pub fn register_kernel(
+    py: Python<'_>,
+    namespace: &str,
+    name: &str,
+    op: &str,
+    kernel: Option<String>,
+) -> PyResult<()> {
+    let register = move || -> Result<()> {
+        let found = ops::find(op).and_then(|op| Some((op, Signature::of(op.spec(), Variant::New)?)));
+        let (op, signature) = found.ok_or_else(|| Error::parse("op", "one that returns tensors", op))?;
+        let select = Select { kernel: kernel.map(Cow::Owned), ..Select::default() };
+        let function = trampolines::assign(Kernel { op, signature, face: Face::Raw, select })?;
+        for key in [c"CPU", c"CUDA"] {
+            Shim::get()?.implement(&c_string(namespace), key, &[(&c_string(name), function)])?;
+        }
+        Ok(())
+    };
+    register().or_raise(py)
 }
 
 fn has_choices(signature: &Signature) -> bool {

@@ -6,7 +6,7 @@ use crate::tensor::DType;
 
 /// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
 /// vector, warp and block sizes, and rows that do not fit registers.
-pub(crate) const ROW_SIZES: &[&[usize]] = &[
+pub const ROW_SIZES: &[&[usize]] = &[
     &[0, 64],
     &[1, 1],
     &[3, 7],

@@ -10,15 +10,14 @@ mod provable;
 pub mod reference;
 mod sources;
 
-pub(crate) use case::ROW_SIZES;
-pub use case::{ArgPlan, Arrangement, Case, Values};
+pub use case::{ArgPlan, Arrangement, Case, ROW_SIZES, Values};
 pub(crate) use fill::sum_repeating;
 pub use fill::{Fill, Generator, Lengths};
 pub use provable::{AnyProvable, Expected, Provable};
 pub use reference::{Array, Inputs, Real};
 pub use sources::source_hash;
 
-/// The op with this name, with its cases and its reference.
+/// The op with this name, with its cases and its reference; also a registered one.
 pub fn find(name: &str) -> Option<&'static dyn AnyProvable> {
-    crate::ops::PROVABLE.iter().copied().find(|op| op.spec().name == name)
+    crate::ops::provable().into_iter().find(|op| op.spec().name == name)
 }

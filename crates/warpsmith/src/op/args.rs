@@ -28,9 +28,14 @@ impl<'a> Args<'a> {
     /// # Panics
     /// If the op's argument `index` is an output: a mistake in the op, not in the call.
     pub fn input(mut self, index: usize, view: TensorView<'a>) -> Self {
+        self.set_input(index, view);
+        self
+    }
+
+    /// As [`Args::input`], where they are: arguments are large, and to move them costs as much as a small call.
+    pub fn set_input(&mut self, index: usize, view: TensorView<'a>) {
         assert!(!self.spec.args[index].is_output(), "{} is an output", self.spec.args[index].name);
         self.slots[index] = Some(view);
-        self
     }
 
     /// Sets an input if there is one.
@@ -46,19 +51,29 @@ impl<'a> Args<'a> {
     /// # Panics
     /// If the op's argument `index` is an input: a mistake in the op, not in the call.
     pub fn output(mut self, index: usize, view: TensorViewMut<'a>) -> Self {
+        self.set_output(index, view);
+        self
+    }
+
+    /// As [`Args::output`], where they are.
+    pub fn set_output(&mut self, index: usize, view: TensorViewMut<'a>) {
         assert!(self.spec.args[index].is_output(), "{} is an input", self.spec.args[index].name);
         let (view, refusal) = view.into_parts();
         self.slots[index] = Some(view);
         self.refusal = self.refusal.or(refusal.map(|refusal| (index as u8, refusal)));
-        self
     }
 
     /// Sets an output and the input it is computed in place of to the same memory.
     pub fn in_place(mut self, input: usize, output: usize, view: TensorViewMut<'a>) -> Self {
-        assert_eq!(self.spec.args[output].role, Role::Out { in_place_of: Some(input) });
-        self = self.output(output, view);
-        self.slots[input] = self.slots[output];
+        self.set_in_place(input, output, view);
         self
+    }
+
+    /// As [`Args::in_place`], where they are.
+    pub fn set_in_place(&mut self, input: usize, output: usize, view: TensorViewMut<'a>) {
+        assert_eq!(self.spec.args[output].role, Role::Out { in_place_of: Some(input) });
+        self.set_output(output, view);
+        self.slots[input] = self.slots[output];
     }
 
     /// These arguments with stand-ins for their addresses, for recording a call. They are never read or written.

@@ -17,7 +17,9 @@ pub struct Call<'a, O> {
 }
 
 impl<'a, O: Op + Default> Call<'a, O> {
-    pub(crate) fn start() -> Self {
+    /// A call without tensors, with every option as it is unless set. What this and the methods below are given as positions are
+    /// those of the op's description; the builders of ops are made of them.
+    pub fn start() -> Self {
         let spec = const { &O::SPEC };
         Call {
             args: Args::new(spec),
@@ -28,12 +30,20 @@ impl<'a, O: Op + Default> Call<'a, O> {
         }
     }
 
-    pub(crate) fn input(mut self, index: usize, view: impl Into<TensorView<'a>>) -> Self {
+    /// Sets an input.
+    ///
+    /// # Panics
+    /// If the op's argument `index` is an output: a mistake in the op, not in the call.
+    pub fn input(mut self, index: usize, view: impl Into<TensorView<'a>>) -> Self {
         self.args = self.args.input(index, view.into());
         self
     }
 
-    pub(crate) fn output(mut self, index: usize, view: impl Into<TensorViewMut<'a>>) -> Self {
+    /// Sets an output.
+    ///
+    /// # Panics
+    /// If the op's argument `index` is an input: a mistake in the op, not in the call.
+    pub fn output(mut self, index: usize, view: impl Into<TensorViewMut<'a>>) -> Self {
         self.args = self.args.output(index, view.into());
         self
     }
@@ -54,22 +64,22 @@ impl<'a, O: Op + Default> Call<'a, O> {
     }
 
     /// Sets an option that is a real number.
-    pub(crate) fn float(self, index: usize, value: impl Into<f64>) -> Self {
+    pub fn float(self, index: usize, value: impl Into<f64>) -> Self {
         self.option(index, Value::Float(value.into()))
     }
 
     /// Sets an option that is a whole number. What does not fit `i64` is as large as that can be.
-    pub(crate) fn int(self, index: usize, value: impl TryInto<i64>) -> Self {
+    pub fn int(self, index: usize, value: impl TryInto<i64>) -> Self {
         self.option(index, Value::Int(value.try_into().unwrap_or(i64::MAX)))
     }
 
     /// Sets an option that is a switch.
-    pub(crate) fn flag(self, index: usize, value: bool) -> Self {
+    pub fn flag(self, index: usize, value: bool) -> Self {
         self.option(index, Value::Bool(value))
     }
 
     /// Sets an option that is one of several names. A position beyond them is refused when the call is checked.
-    pub(crate) fn choice(self, index: usize, value: impl Choice) -> Self {
+    pub fn choice(self, index: usize, value: impl Choice) -> Self {
         self.option(index, Value::Choice(value.position()))
     }
 
@@ -110,7 +120,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
     }
 
     /// The device's default stream: the one calls without a stream use.
-    pub(crate) fn default_stream(&self) -> Result<Stream> {
+    pub fn default_stream(&self) -> Result<Stream> {
         self.args.device().default_stream()
     }
 
@@ -145,14 +155,14 @@ impl<'a, O: Op + Default> Call<'a, O> {
 
     /// A new tensor for the output `index`, with the shape and dtype that the other arguments and the
     /// options ask for.
-    pub(crate) fn allocate(&self, index: usize, stream: &Stream) -> Result<Tensor> {
+    pub fn allocate(&self, index: usize, stream: &Stream) -> Result<Tensor> {
         let mut forms = O::default().outputs(&self.args, &self.attrs, &[index])?;
         let (shape, dtype) = forms.swap_remove(index).expect("an output that was asked for");
         Tensor::empty_on(&shape, dtype, stream)
     }
 
     /// Launches with the outputs given by position.
-    pub(crate) fn launch<'b, const N: usize>(
+    pub fn launch<'b, const N: usize>(
         self,
         outputs: [(usize, TensorViewMut<'b>); N],
         stream: &Stream,
@@ -168,7 +178,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
     }
 
     /// As [`Call::launch`], with `output` written over `input`.
-    pub(crate) fn launch_in_place<'b>(
+    pub fn launch_in_place<'b>(
         self,
         input: usize,
         output: usize,
@@ -193,7 +203,7 @@ fn launch<O: Op>(
     stream: &Stream,
 ) -> Result<()> {
     if let Some(plan) = kept.as_deref().and_then(Option::as_ref)
-        && plan.is_of(args, attrs, select)
+        && plan.is_of::<O>(args, attrs, select)
     {
         return plan.launch(args, stream);
     }

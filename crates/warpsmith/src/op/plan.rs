@@ -12,9 +12,10 @@ use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::storage::HostBuffer;
 use crate::tensor::{DType, Layout, Refusal, Tensor, TensorView};
+use std::any::TypeId;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, RwLock};
 
@@ -52,6 +53,8 @@ trait Run: Send + Sync {
 
 /// Everything a plan depends on.
 struct Signature {
+    /// The op itself: two ops of different crates may have one name.
+    op: TypeId,
     spec: &'static OpSpec,
     attrs: Attrs,
     select: Select,
@@ -90,19 +93,19 @@ impl Form {
 }
 
 impl Signature {
-    fn of(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Signature {
-        let spec = args.spec();
+    fn of<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Signature {
+        let (op, spec) = (TypeId::of::<O>(), args.spec());
         let args = (0..spec.args.len()).map(|index| args.get(index).map(Form::of)).collect();
-        Signature { spec, attrs: *attrs, select: select.clone(), args }
+        Signature { op, spec, attrs: *attrs, select: select.clone(), args }
     }
 
-    fn is(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
-        self.attrs == *attrs && self.select == *select && self.fits(args)
+    fn is<O: Op>(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
+        self.op == TypeId::of::<O>() && self.attrs == *attrs && self.select == *select && self.fits(args)
     }
 
     /// Whether arguments are of the op and of the forms that the plan was made for.
     fn fits(&self, args: &Args<'_>) -> bool {
-        self.spec.name == args.spec().name
+        self.spec.takes_the_same(args.spec())
             && self.args.iter().enumerate().all(|(index, form)| match (form, args.get(index)) {
                 (None, None) => true,
                 (Some(form), Some(view)) => form.is(view),
@@ -112,9 +115,9 @@ impl Signature {
 }
 
 /// A quick hash of everything a plan depends on. Plans with the same hash are compared.
-fn hash(args: &Args<'_>, attrs: &Attrs, select: &Select) -> u64 {
+fn hash<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> u64 {
     let mut mix = Mix(0);
-    args.spec().name.bytes().for_each(|byte| mix.add(byte.into()));
+    TypeId::of::<O>().hash(&mut mix);
     for (index, view) in args.given() {
         let layout = view.layout();
         mix.add(((index << 16) | (layout.rank() << 8) | (view.address() % ALIGNMENT)) as u64);
@@ -135,6 +138,18 @@ struct Mix(u64);
 impl Mix {
     fn add(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.add(byte.into()));
+    }
+    fn write_u64(&mut self, word: u64) {
+        self.add(word);
+    }
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
@@ -172,11 +187,11 @@ impl Plan {
         select: &Select,
         stream: Option<&Stream>,
     ) -> Result<Plan> {
-        let hash = hash(args, attrs, select);
+        let hash = hash::<O>(args, attrs, select);
         {
             let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
             let known = plans.get(&hash).into_iter().flatten();
-            if let Some(plan) = known.into_iter().find(|plan| plan.0.signature.is(args, attrs, select)) {
+            if let Some(plan) = known.into_iter().find(|plan| plan.0.signature.is::<O>(args, attrs, select)) {
                 if !plan.0.recently_used.load(Ordering::Relaxed) {
                     plan.0.recently_used.store(true, Ordering::Relaxed);
                 }
@@ -212,7 +227,7 @@ impl Plan {
                 Some(prepare::<O>(problem, kernel, info, args)?)
             }
         };
-        let signature = Signature::of(args, attrs, select);
+        let signature = Signature::of::<O>(args, attrs, select);
         Ok(Plan(Arc::new(Inner { signature, work, device, recently_used: AtomicBool::new(true) })))
     }
 
@@ -227,8 +242,8 @@ impl Plan {
     }
 
     /// Whether it is the plan of such a call.
-    pub(super) fn is_of(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
-        self.0.signature.is(args, attrs, select)
+    pub(super) fn is_of<O: Op>(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
+        self.0.signature.is::<O>(args, attrs, select)
     }
 
     /// Launches with other tensors of the same types, shapes, strides and alignment, and the plan's own options.

@@ -98,7 +98,13 @@ pub(super) fn problem_key<P: fmt::Debug>(problem: &P, any_batch: bool) -> String
 
 /// The problem of a call, if it is a valid one.
 pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
+    let spec = const { &O::SPEC };
+    if !spec.takes_the_same(args.spec()) {
+        let (expected, got) =
+            (format!("those of `{}`", spec.name), format!("those of `{}`", args.spec().name));
+        return Err(Error::argument(spec.name, "args", expected, got));
+    }
     args.validate()?;
-    attrs.validate(const { &O::SPEC })?;
+    attrs.validate(spec)?;
     O::check(args, attrs)
 }

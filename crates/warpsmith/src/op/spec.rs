@@ -43,6 +43,15 @@ impl OpSpec {
         autocast: Autocast::Unchanged,
     };
 
+    /// Whether arguments of one op may be given to the other: they are the same op, or have the same name and read and
+    /// write the same arguments.
+    pub(super) fn takes_the_same(&self, other: &OpSpec) -> bool {
+        std::ptr::eq(self, other)
+            || (self.name == other.name
+                && self.args.len() == other.args.len()
+                && self.args.iter().zip(other.args).all(|(one, other)| one.role == other.role))
+    }
+
     /// The position of an argument.
     pub fn arg(&self, name: &str) -> Option<usize> {
         self.args.iter().position(|arg| arg.name == name)

@@ -1,7 +1,7 @@
 //! That the descriptions of all ops hold together.
 
 use crate::op::gradient::{InputGradient, Source};
-use crate::op::{Args, Attrs, DTypeRule, Leading, OpSpec, Role, SizeRule, infer};
+use crate::op::{Args, Attrs, Leading, OpSpec, check_description, infer};
 use crate::{Device, Tensor, ops};
 
 fn specs() -> impl Iterator<Item = &'static OpSpec> {
@@ -11,39 +11,7 @@ fn specs() -> impl Iterator<Item = &'static OpSpec> {
 #[test]
 fn names_are_unique_and_positions_are_there() {
     for spec in specs() {
-        let names: Vec<&str> =
-            spec.args.iter().map(|a| a.name).chain(spec.attrs.iter().map(|a| a.name)).collect();
-        for (at, name) in names.iter().enumerate() {
-            assert!(!names[..at].contains(name), "{}: two of the name {name}", spec.name);
-        }
-        for (index, arg) in spec.args.iter().enumerate() {
-            let about = format!("{}: `{}`", spec.name, arg.name);
-            assert!(!arg.shape.forms.is_empty(), "{about} has no shape");
-            if let Role::Out { in_place_of: Some(input) } = arg.role {
-                assert!(spec.args[input].is_input(), "{about} in place of an output");
-                assert_eq!(spec.args[input].shape, arg.shape, "{about} in place of another shape");
-            }
-            if let Some(other) = arg.with {
-                assert!(arg.optional && spec.args[other].optional && other != index, "{about}");
-            }
-            match arg.dtype {
-                DTypeRule::OneOf(types) => assert!(!types.is_empty(), "{about} has no type"),
-                DTypeRule::Same(other) | DTypeRule::SameOr(other, _) | DTypeRule::Among(other, _) => {
-                    assert!(other != index && !spec.args[other].optional, "{about}: type of `{other}`");
-                }
-                DTypeRule::Chosen { option, like, .. } => {
-                    assert!(option < spec.attrs.len() && !spec.args[like].optional, "{about}");
-                }
-            }
-            let options = arg.shape.option.map(|option| Attrs::defaults(spec).choice(option));
-            assert!(options.is_none_or(|_| arg.shape.forms.len() > 1), "{about}");
-        }
-        for derived in spec.derived {
-            let (SizeRule::Option { option, .. }
-            | SizeRule::OptionOr { option, .. }
-            | SizeRule::Divided { option, .. }) = derived.rule;
-            assert!(option < spec.attrs.len(), "{}: {}", spec.name, derived.name);
-        }
+        check_description(spec).unwrap();
     }
 }
 

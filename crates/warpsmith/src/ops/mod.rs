@@ -1,4 +1,4 @@
-//! The ops, one folder and one line each.
+//! The ops, one folder and one line each, and those that other crates register.
 
 pub mod activation;
 pub mod add_gelu;
@@ -22,6 +22,7 @@ pub mod paged_attention;
 pub mod penalize;
 pub mod prefix_match;
 pub mod qkv_store;
+mod registry;
 pub mod rms_norm;
 pub mod rope;
 pub mod sample;
@@ -46,6 +47,9 @@ pub use paged_attention::PagedAttention;
 pub use penalize::Penalize;
 pub use prefix_match::PrefixMatch;
 pub use qkv_store::QkvStore;
+pub use registry::{all, register};
+#[cfg(feature = "lab")]
+pub use registry::{provable, register_provable};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward};
 pub use sample::Sample;
@@ -59,10 +63,10 @@ use crate::tensor::DType;
 /// The ops, one line each: [`ALL`], and for the lab [`PROVABLE`].
 macro_rules! list {
     ($($op:path),* $(,)?) => {
-        /// Every op.
+        /// Every op of the library. [`all`] has those of other crates too.
         pub static ALL: &[&dyn AnyOp] = &[$(&$op),*];
 
-        /// Every op with its cases and its reference.
+        /// Every op of the library, with its cases and its reference. [`provable`] has those of other crates too.
         #[cfg(feature = "lab")]
         pub static PROVABLE: &[&dyn AnyProvable] = &[$(&$op),*];
     };
@@ -104,9 +108,9 @@ list![
     paged_attention::Forward,
 ];
 
-/// The op of a name.
+/// The op of a name: the library's own, or a registered one.
 pub fn find(name: &str) -> Option<&'static dyn AnyOp> {
-    ALL.iter().copied().find(|op| op.spec().name == name)
+    ALL.iter().copied().find(|op| op.spec().name == name).or_else(|| registry::registered(name))
 }
 
 /// Where tests run kernels: the CPU, and a GPU if there is one.

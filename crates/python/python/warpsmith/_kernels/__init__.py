@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from warpsmith._kernels.candidate import Candidate, Comparison
 from warpsmith._kernels.decorator import UserKernel, kernel
 from warpsmith._kernels.sources import Launch
 
-__all__ = ["Launch", "UserKernel", "kernel"]
+__all__ = ["Candidate", "Comparison", "Launch", "UserKernel", "kernel"]

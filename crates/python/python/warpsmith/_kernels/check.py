@@ -56,15 +56,12 @@ class Checker:
     def check(self, number: int, inputs: Sequence[Any]) -> None:
         """Runs a case, and raises if something is wrong with it."""
         before = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        expected = as_tuple(self.reference(*(widened(value) for value in inputs)))
         declared = as_tuple(self.declare(*inputs))
-        if [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in declared]:
-            shapes = [", ".join(str(list(t.shape)) for t in tensors) for tensors in (expected, declared)]
-            self.fail(number, f"the reference returns {shapes[0]}, but {shapes[1]} is declared")
+        expected = self.expect(number, inputs, declared)
         runs = self.runs(inputs, declared)
         for at, (memory, found) in enumerate(runs[0]):
             self.check_guards(number, at, memory, found)
-            self.compare(number, at, found, expected[at])
+        self.judge(number, before, [found for _, found in runs[0]], expected)
         for at, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and not same_bits(value, before[at]):
                 index = first(bits(value.detach()) != bits(before[at]))
@@ -76,6 +73,23 @@ class Checker:
                     index = first(bits(found) != bits(other))
                     message = "two runs differ"
                     self.fail(number, message, at, index, found[index].item(), other[index].item())
+
+    def expect(
+        self, number: int, inputs: Sequence[Any], declared: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """What the reference says of a case."""
+        expected = as_tuple(self.reference(*(widened(value) for value in inputs)))
+        if [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in declared]:
+            shapes = [", ".join(str(list(t.shape)) for t in tensors) for tensors in (expected, declared)]
+            self.fail(number, f"the reference returns {shapes[0]}, but {shapes[1]} is declared")
+        return expected
+
+    def judge(
+        self, number: int, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], expected: tuple[torch.Tensor, ...]
+    ) -> None:
+        """Raises if an output is not what was expected."""
+        for at, found in enumerate(outputs):
+            self.compare(number, at, found, expected[at])
 
     def runs(self, inputs: Sequence[Any], declared: tuple[torch.Tensor, ...]) -> list[list[tuple[Any, Any]]]:
         """The outputs of several runs, with their guards; on several streams at once, if asked for."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from warpsmith._bench import Measurement, bench
+from warpsmith._kernels.candidate import Candidate, candidate
 from warpsmith._kernels.check import Checker, as_tuple
 from warpsmith._kernels.sources import Code, Launch, code_of, refuse
 
 NAMESPACE = "warpsmith_user"
 
 
+@overload
 def kernel(
     *,
     source: Any,
@@ -23,8 +25,30 @@ def kernel(
     launch: Callable[..., Launch] | None = None,
     precision: float | None = None,
     streams: int = 1,
-) -> Callable[[Callable[..., Any]], UserKernel]:
-    """Makes an op of a kernel, once it has been checked.
+) -> Callable[[Callable[..., Any]], UserKernel]: ...
+
+
+@overload
+def kernel(
+    *,
+    op: str,
+    source: Any = None,
+    cases: Sequence[Sequence[Any] | Callable[[], Sequence[Any]]],
+    streams: int = 1,
+) -> Callable[[Callable[..., Any]], Candidate]: ...
+
+
+def kernel(
+    *,
+    op: str | None = None,
+    source: Any = None,
+    reference: Callable[..., Any] | None = None,
+    cases: Sequence[Sequence[Any] | Callable[[], Sequence[Any]]],
+    launch: Callable[..., Launch] | None = None,
+    precision: float | None = None,
+    streams: int = 1,
+) -> Callable[[Callable[..., Any]], UserKernel] | Callable[[Callable[..., Any]], Candidate]:
+    """Makes an op of a kernel, once it has been checked; or, with ``op``, one more kernel of an op of the library.
 
     The decorated function declares the op: its parameters, with types, and what it returns, as empty tensors. PyTorch
     traces with it, and the kernel fills what it made.
@@ -42,11 +66,26 @@ def kernel(
     anywhere, writes where it must not, or gives other bits the next time is refused with a :class:`KernelError` that
     names the first wrong element. CUDA source is compiled at once; without a GPU, the check waits for the first call on
     one, and calls on the CPU compute the reference.
+
+    With ``op="rms_norm"`` the decorated function starts a kernel of that op instead. It takes the op's tensors, options
+    and outputs, in the op's order (``None`` for those that a call has not), and returns a :class:`Launch`; without a
+    ``source`` it writes the outputs itself. Cases are calls of the op; a dict at the end has named arguments. The
+    kernel is checked as above, by the op's own reference and tolerance, and then timed beside the library's kernels.
+    On the cases where it is the fastest in four of five rounds, and on calls of the same types, shapes, strides,
+    alignment and options, the op runs it from then on: with tensors of PyTorch, with gradients and in
+    ``torch.compile``. See :class:`Candidate`; ``.remove()`` takes it back.
     """
     if streams < 1:
         refuse("kernel", "streams", "1 or more", str(streams))
     if not cases:
         refuse("kernel", "cases", "at least one", "none")
+    if op is not None:
+        for name, value in (("reference", reference), ("launch", launch), ("precision", precision)):
+            if value is not None:
+                refuse("kernel", name, f"nothing beside op: {op} has its own", repr(value))
+        return candidate(op, source, cases, streams)
+    if reference is None:
+        refuse("kernel", "reference", "a function that computes the same, or op=", "nothing")
 
     def decorate(declare: Callable[..., Any]) -> UserKernel:
         name = declare.__name__

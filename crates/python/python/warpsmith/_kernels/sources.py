@@ -42,7 +42,7 @@ class Code(Protocol):
     def devices(self) -> tuple[str, ...]:
         """Kinds of devices it runs on."""
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor | None]) -> None:
         """Computes the outputs from the inputs, in the order of the current stream."""
 
 
@@ -53,7 +53,7 @@ class Callback:
     body: Callable[..., Any]
     devices: tuple[str, ...] = ("cpu", "cuda")
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor | None]) -> None:
         self.body(*inputs, *outputs)
 
 
@@ -71,8 +71,8 @@ class Cuda:
         self.native = _native.CudaKernel(name, source, name if name in found else found[0])
         self.native.compile(architecture())
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-        device = outputs[0].device
+    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor | None]) -> None:
+        device = next(output.device for output in outputs if output is not None)
         started = self.launch(*inputs, *outputs)
         stream = torch.cuda.current_stream(device).cuda_stream
         args = [self.bits(at, value) for at, value in enumerate(started.args)]
@@ -105,7 +105,7 @@ class Triton:
         interpreted = type(function).__name__ == "InterpretedFunction"
         self.devices: tuple[str, ...] = ("cpu", "cuda") if interpreted else ("cuda",)
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+    def run(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor | None]) -> None:
         started = self.launch(*inputs, *outputs)
         self.function[tuple(started.grid)](*started.args, **started.options)
 

@@ -78,7 +78,11 @@ def function(op: Op, *, bare: bool = False) -> type[torch.autograd.Function]:
         found = rule.gradients(ctx, incoming)
         return (*found, *(None for _ in range(attrs + len(variant.wanted))))
 
-    members = {"forward": staticmethod(forward(op, variant, rule, bare=bare)), "backward": staticmethod(backward)}
+    short = None if rule is None else short_backward(rule, backward)
+    members = {
+        "forward": staticmethod(forward(op, variant, rule, bare=bare)),
+        "backward": staticmethod(backward if short is None else short),
+    }
     return type(f"{op.name}_function", (torch.autograd.Function,), members)
 
 
@@ -119,6 +123,74 @@ def forward(op: Op, variant: Variant, rule: Rule | None, *, bare: bool) -> Calla
     parameters = ", ".join(["ctx", *tensors, *options, *variant.wanted.values()])
     end = _codegen.unpack(op, variant, of_tuple=False) if bare else ["return _results"]
     return _codegen.make("forward", parameters, [*body, *end], names)
+
+
+def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What :meth:`Rule.gradients` does, as the text of a function, with all looked up that is known beforehand.
+    Only for gradients that need nothing but what was kept; where second derivatives might be asked for, and where the
+    gradient's op is not needed, it leaves the call to ``general``."""
+    op, gradient, form = rule.op, rule.rule, rule.form
+    sources = {arg: gradient.inputs.get(arg) for arg in (given.arg for given in form.tensors)}
+    kinds = {source.kind for source in sources.values() if source is not None}
+    if gradient.only_if or gradient.without or rule.needs_sizes or "recomputed" in kinds:
+        return None
+    names: dict[str, Any] = {
+        "_general": general,
+        "_grad": torch.is_grad_enabled,
+        "_raw": Overloads.raw(rule.backward.name)._op,
+    }
+    names |= {f"_choice_{at}": positions for at, positions in choices(rule.backward.name)}
+    saved = [f"_saved_{arg}" for arg in rule.saved_inputs] + [f"_kept_{arg}" for arg in rule.saved_outputs]
+    incoming = {output: f"_incoming_{at}" for output, at in rule.outputs.items()}
+
+    def value(source: Source | None) -> str:
+        if source is None:
+            return "None"
+        if source.kind == "input":
+            return f"_saved_{source.arg}"
+        if source.kind == "incoming":
+            return incoming[source.arg]
+        kept = f"_kept_{source.arg}"
+        return kept if source.kind == "output" else f"_saved_{source.input} if {kept} is None else {kept}"
+
+    #: Where each input's gradient comes from; those of inputs that have none are refused by the general form.
+    places = {given.arg: at for at, given in enumerate(rule.variant.tensors)}
+    computed: dict[int, list[str]] = {}
+    found = []
+    refused = []
+    for arg, at in places.items():
+        if arg not in gradient.results:
+            refused.append(f"_needs[{at}]")
+            found.append("None")
+            continue
+        kind, result = gradient.results[arg]
+        if kind == "output":
+            computed.setdefault(result, []).append(f"_needs[{at}]")
+        several = len(form.returned) > 1
+        made = (
+            (f"_results[{rule.results[result]}]" if several else "_results") if kind == "output" else incoming[result]
+        )
+        found.append(f"{made} if _needs[{at}] else None")
+    any_computed = " or ".join(needs for group in computed.values() for needs in group)
+    options = []
+    for at, source_at in enumerate(rule.options):
+        text = f"ctx.options[{source_at}]"
+        options.append(f"_choice_{at}[{text}]" if f"_choice_{at}" in names else text)
+    switches = [" or ".join(computed.get(output, ["False"])) for output in form.wanted]
+    all_incoming = ", ".join(incoming.values())
+    leave = " or ".join(["_grad()", f"not ({any_computed})", *refused])
+    rest = len(op.attrs) + len(rule.variant.wanted)
+    body = [
+        "_needs = ctx.needs_input_grad",
+        f"if {leave}:",
+        f"    return _general(ctx, {all_incoming})",
+        f"({''.join(f'{name}, ' for name in saved)}) = ctx.saved_tensors" if saved else "",
+        *(f"{name} = None if {name} is None else {name}.contiguous()" for name in incoming.values()),
+        f"_results = _raw({', '.join([*(value(sources[given.arg]) for given in form.tensors), *options, *switches])})",
+        f"return ({', '.join([*found, *['None'] * rest])},)",
+    ]
+    parameters = ", ".join(["ctx", *(f"{name}=None" for name in incoming.values())])
+    return _codegen.make("backward", parameters, [line for line in body if line], names)
 
 
 class Rule:

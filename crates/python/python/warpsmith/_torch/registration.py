@@ -77,12 +77,12 @@ def through_raw(op: Op, variant: Variant) -> Callable[..., Any]:
     return _codegen.bound(op, variant, run)
 
 
-def through_python(op: Op, variant: Variant) -> Callable[..., Any]:
+def through_python(op: Op, variant: Variant, kernel: str | None = None) -> Callable[..., Any]:
     """A kernel where PyTorch has no stable interface: tensors are handed over by DLPack."""
 
     def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Any:
         borrowed = [None if tensor is None else _native.from_dlpack(tensor.detach(), True) for tensor in tensors]
-        made = _native.call(op.name, variant.in_place, borrowed, list(options), list(switches))
+        made = _native.call(op.name, variant.in_place, borrowed, list(options), list(switches), kernel)
         results = [None if tensor is None else from_dlpack(tensor) for tensor in made]
         if len(results) == 1:
             return results[0]

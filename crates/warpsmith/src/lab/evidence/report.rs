@@ -44,7 +44,7 @@ pub struct PresentCode(BTreeMap<&'static str, String>);
 impl PresentCode {
     /// The kernels of this program.
     pub fn new() -> PresentCode {
-        let kernels = ops::PROVABLE.iter().flat_map(|op| {
+        let kernels = ops::provable().into_iter().flat_map(|op| {
             op.kernels()
                 .into_iter()
                 .map(|kernel| (kernel.name, crate::lab::source_hash(&kernel, op.spec().name)))

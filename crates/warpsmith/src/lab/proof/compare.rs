@@ -7,6 +7,7 @@
 //! one of the f32 arithmetic, because a correctly rounded result must pass.
 
 use crate::tensor::DType;
+use std::fmt;
 
 /// How far a result is from the truth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,6 +18,23 @@ pub struct Error {
     pub relative_norm: f64,
     /// Largest `|out - truth|`.
     pub max_abs: f64,
+}
+
+/// Why a result does not pass.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mismatch {
+    /// The first bad element; none if only the norm of the error is too large.
+    pub element: Option<usize>,
+    why: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.element {
+            Some(element) => write!(f, "element {element}: {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
 }
 
 /// The tolerated multiple of the naive error.
@@ -54,21 +72,22 @@ fn floor(magnitude: f64, dtype: DType) -> f64 {
     dtype.unit_roundoff() * magnitude + inside + dtype.smallest_subnormal() / 2.0
 }
 
-/// Judges `out` (widened elements of `dtype`) against the truth. The error text names the first bad element.
-pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> {
+/// Judges `out` (widened elements of `dtype`) against the truth. The error names the first bad element.
+pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch> {
     let Expectation { truth, naive, deviation, dtype } = expected;
     if [truth.len(), naive.len(), deviation.len()] != [out.len(); 3] {
-        return Err(format!("{} elements instead of {}", out.len(), truth.len()));
+        let why = format!("{} elements instead of {}", out.len(), truth.len());
+        return Err(Mismatch { element: None, why });
     }
     let mut result = Error { worst: 0.0, relative_norm: 0.0, max_abs: 0.0 };
     let (mut out_error, mut naive_error, mut norm) = (0.0, 0.0, 0.0);
-    let mut first_bad = None;
+    let mut first_bad: Option<(usize, String)> = None;
     for (i, ((&t, &n), &o)) in truth.iter().zip(naive).zip(out).enumerate() {
         let (rounded, most) = (dtype.round(t), dtype.max_finite());
         if !(t.is_finite() && rounded.is_finite()) {
             let agrees = if t.is_nan() { o.is_nan() } else { o == rounded || o == most.copysign(t) };
             if !agrees && !naive_agrees(n, o, dtype) {
-                first_bad.get_or_insert_with(|| format!("element {i}: expected {t}, got {o}"));
+                first_bad.get_or_insert_with(|| (i, format!("expected {t}, got {o}")));
             }
             continue;
         }
@@ -77,12 +96,12 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> 
         let error = (o - t).abs();
         let allowed = expected.allowed(i, t);
         if error.is_nan() {
-            first_bad.get_or_insert_with(|| format!("element {i}: expected {t:e}, got {o}"));
+            first_bad.get_or_insert_with(|| (i, format!("expected {t:e}, got {o}")));
             continue;
         }
         if error > allowed {
             first_bad.get_or_insert_with(|| {
-                format!("element {i}: expected {t:e}, got {o:e}, off by {error:.3e} where {allowed:.3e} is allowed")
+                (i, format!("expected {t:e}, got {o:e}, off by {error:.3e} where {allowed:.3e} is allowed"))
             });
         }
         if error.is_finite() && allowed.is_finite() {
@@ -94,14 +113,15 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, String> 
             norm += t * t;
         }
     }
-    if let Some(bad) = first_bad {
-        return Err(bad);
+    if let Some((element, why)) = first_bad {
+        return Err(Mismatch { element: Some(element), why });
     }
     let (out_error, naive_error, norm) = (f64::sqrt(out_error), f64::sqrt(naive_error), f64::sqrt(norm));
     result.relative_norm = if norm > 0.0 { out_error / norm } else { out_error };
     let allowed = FACTOR * f64::max(naive_error, floor(norm, dtype));
     if out_error > allowed {
-        return Err(format!("error norm {out_error:.3e} where {allowed:.3e} is allowed"));
+        let why = format!("error norm {out_error:.3e} where {allowed:.3e} is allowed");
+        return Err(Mismatch { element: None, why });
     }
     Ok(result)
 }
@@ -116,7 +136,7 @@ fn naive_agrees(naive: f64, out: f64, dtype: DType) -> bool {
 mod tests {
     use super::*;
 
-    fn judge(truth: &[f64], naive: &[f64], out: &[f64], dtype: DType) -> Result<Error, String> {
+    fn judge(truth: &[f64], naive: &[f64], out: &[f64], dtype: DType) -> Result<Error, Mismatch> {
         compare(Expectation { truth, naive, deviation: &vec![0.0; truth.len()], dtype }, out)
     }
 
@@ -141,7 +161,7 @@ mod tests {
         let mut out: Vec<f64> = truth.iter().map(|&t| DType::F32.round(t)).collect();
         let naive = out.clone();
         out[77_777] += 1e-3;
-        assert!(judge(&truth, &naive, &out, DType::F32).unwrap_err().contains("element 77777"));
+        assert!(judge(&truth, &naive, &out, DType::F32).unwrap_err().element == Some(77_777));
     }
 
     #[test]
@@ -151,7 +171,7 @@ mod tests {
         let out: Vec<f64> = truth.iter().map(|t| t + 1e-4).collect();
         let expected =
             Expectation { truth: &truth, naive: &truth, deviation: &[1e-4; 1000], dtype: DType::F32 };
-        assert!(compare(expected, &out).unwrap_err().contains("norm"));
+        assert!(compare(expected, &out).unwrap_err().to_string().contains("norm"));
     }
 
     #[test]

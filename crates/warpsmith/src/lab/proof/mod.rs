@@ -7,7 +7,7 @@ mod large;
 mod tensors;
 
 pub use bench_tensors::BenchTensors;
-pub use compare::{Error as Deviation, Expectation, compare};
+pub use compare::{Error as Deviation, Expectation, Mismatch, compare};
 pub use large::Large;
 pub use tensors::{Tensors, arrange};
 
