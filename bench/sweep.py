@@ -3,7 +3,7 @@
 
 The cases are drawn from the ranges that models have; the same seed gives the same cases on every machine. Both sides
 are timed as bench/gpu.py and bench/cpu.py do it, with fewer samples. On a GPU, other processes compile the coming cases
-meanwhile. What is measured goes to a file, a row for each case.
+meanwhile. What is measured goes to a file, a row for each case, which `warpsmith evidence --sweep FILE` records.
 
 usage: bench/sweep.py --seed N --count M [FAMILY or OP ...] [--device cuda|cpu] [--dtype T ...] [--budget SECONDS]
 """

@@ -34,6 +34,9 @@ pub struct Args {
     /// Rewrite the README's table and the page of every device in the evidence folder
     #[arg(long)]
     update_readme: bool,
+    /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "json")]
+    sweep: Vec<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -41,10 +44,14 @@ Examples:
   warpsmith evidence
   warpsmith evidence --json
   warpsmith evidence --check
-  warpsmith evidence --update-readme";
+  warpsmith evidence --update-readme
+  warpsmith evidence --sweep target/sweep-cuda-1.jsonl --update-readme";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let folder = evidence::folder(args.evidence.as_deref())?;
+    if !args.sweep.is_empty() {
+        add_sweeps(&folder, &args.sweep)?;
+    }
     let records = evidence::load(&folder)?;
     if args.json {
         for row in evidence::rows(&records) {
@@ -68,10 +75,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         return Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
-    if !args.markdown && !args.update_readme {
+    if !args.markdown && !args.update_readme && args.sweep.is_empty() {
         print_tables(&records);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Adds the summaries of the sweeps in these files to the record of their device.
+fn add_sweeps(folder: &Path, paths: &[PathBuf]) -> Result<()> {
+    let (device, sweeps) = evidence::read_sweeps(paths)?;
+    let mut records = evidence::load(folder)?;
+    let Some(record) = records.iter_mut().find(|record| record.machine.device == device) else {
+        let known: Vec<&str> = records.iter().map(|record| record.machine.device.as_str()).collect();
+        let expected = format!("rows of a device that has a record: {}", known.join(", "));
+        return Err(Error::parse("sweep", expected, device));
+    };
+    record.add_sweeps(sweeps);
+    eprintln!("recorded in {}", record.save(folder)?.display());
+    Ok(())
 }
 
 /// The tests that need the device: how many passed, and which did not.

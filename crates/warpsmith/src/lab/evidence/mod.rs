@@ -5,11 +5,13 @@
 
 mod machine;
 mod report;
+mod sweep;
 mod tables;
 mod text;
 
 pub use machine::{Clocks, Cpu, Machine};
 pub use report::{EARLIER, PresentCode, Problem, Row, rows, unproven};
+pub use sweep::{Sweep, read_sweeps};
 pub use tables::{embed, overview, page, page_name};
 
 use crate::error::{Error, Result};
@@ -162,6 +164,9 @@ pub struct Record {
     /// Host time of single calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_times: Vec<HostTime>,
+    /// Random shapes, sorted by family and types.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweeps: Vec<Sweep>,
     /// Tests that need the device, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tests: BTreeMap<String, TestRecord>,
@@ -177,6 +182,7 @@ impl Record {
             kernels: BTreeMap::new(),
             timings: Vec::new(),
             host_times: Vec::new(),
+            sweeps: Vec::new(),
             tests: BTreeMap::new(),
         }
     }
@@ -277,6 +283,14 @@ impl Record {
                 ..t
             })
             .collect();
+    }
+
+    /// Adds summaries of sweeps, replacing those of the same families and types.
+    pub fn add_sweeps(&mut self, sweeps: Vec<Sweep>) {
+        let key = |sweep: &Sweep| (sweep.family.clone(), sweep.types.clone());
+        let all = self.sweeps.drain(..).chain(sweeps).map(|sweep| (key(&sweep), sweep));
+        let merged: BTreeMap<_, _> = all.collect();
+        self.sweeps = merged.into_values().collect();
     }
 
     /// Whether the record proves this code of a kernel; if not, why not.

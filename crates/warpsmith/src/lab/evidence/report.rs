@@ -1,6 +1,6 @@
 //! What the evidence amounts to: a row per case and timing for programs, and the kernels that have none.
 
-use super::{Record, Timing, UNPROVEN};
+use super::{Record, Sweep, Timing, UNPROVEN};
 use crate::error::{Error, Result};
 use crate::ops;
 use serde::Serialize;
@@ -65,6 +65,11 @@ impl PresentCode {
     /// The mark of a timing: nothing, or a dagger if its kernel has changed since.
     pub fn mark(&self, timing: &Timing) -> &'static str {
         if self.is_of(timing) { "" } else { " †" }
+    }
+
+    /// The mark of a sweep: nothing, or a dagger if a kernel that ran in it has changed since.
+    pub fn sweep_mark(&self, sweep: &Sweep) -> &'static str {
+        if sweep.kernels.iter().all(|(kernel, hash)| self.is(kernel, hash)) { "" } else { " †" }
     }
 
     #[cfg(test)]

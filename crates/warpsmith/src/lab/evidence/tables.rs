@@ -1,11 +1,11 @@
 //! The evidence as Markdown: the README's table with one line per op, and a page for each device with every timing and
 //! every proof.
 
-use super::{EARLIER, PresentCode, Record, Timing, stem};
+use super::{EARLIER, PresentCode, Record, Sweep, Timing, stem};
 use crate::lab::bench::{Bound, Cache};
 use crate::op::OpSpec;
 use crate::ops;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 const BEGIN: &str = "<!-- evidence:begin -->";
@@ -46,10 +46,42 @@ fn overview_of(specs: &[&OpSpec], records: &[Record], present: &PresentCode) -> 
         }
         out.push('\n');
     }
+    marked |= sweep_overview(&timed, present, &mut out);
     if marked {
         let _ = writeln!(out, "\n{EARLIER}");
     }
     out
+}
+
+/// Writes a line for every family that was swept; whether an earlier version of a kernel was.
+fn sweep_overview(records: &[&Record], present: &PresentCode, out: &mut String) -> bool {
+    let swept: Vec<&&Record> = records.iter().filter(|record| !record.sweeps.is_empty()).collect();
+    if swept.is_empty() {
+        return false;
+    }
+    let keys: BTreeSet<[&str; 2]> =
+        swept.iter().flat_map(|record| &record.sweeps).map(|sweep| [&*sweep.family, &*sweep.types]).collect();
+    let _ = write!(
+        out,
+        "\nRandom shapes and options ([`bench/sweep.py`](docs/measuring.md#random-shapes)), geometric mean:\n\n\
+         | family | types |"
+    );
+    for record in &swept {
+        let _ = write!(out, " {} |", record.machine.device);
+    }
+    let _ = writeln!(out, "\n|---|---|{}", "---:|".repeat(swept.len()));
+    let mut marked = false;
+    for [family, types] in keys {
+        let _ = write!(out, "| {family} | {types} |");
+        for record in &swept {
+            let found = record.sweeps.iter().find(|sweep| sweep.family == family && sweep.types == types);
+            let text = found.map_or("-".into(), |sweep| sweep.text() + present.sweep_mark(sweep));
+            marked |= found.is_some_and(|sweep| !present.sweep_mark(sweep).is_empty());
+            let _ = write!(out, " {text} |");
+        }
+        out.push('\n');
+    }
+    marked
 }
 
 /// The median speed-up over the fastest peer, with the range over all cases.
@@ -91,7 +123,8 @@ fn page_of(record: &Record, present: &PresentCode) -> String {
         facts(record).join(" · ")
     );
     host_table(record, &mut out);
-    let mut marked = timing_table(record, present, &mut out);
+    let mut marked = sweep_table(record, present, &mut out);
+    marked |= timing_table(record, present, &mut out);
     marked |= proof_table(record, present, &mut out);
     if marked {
         let _ = writeln!(out, "\n{EARLIER}");
@@ -127,6 +160,32 @@ fn host_table(record: &Record, out: &mut String) {
         let peers = if peers.is_empty() { "-".into() } else { peers.join(", ") };
         let _ = writeln!(out, "| {} | {} | {} us | {peers} |", t.op, t.case, t.us);
     }
+}
+
+/// Writes the summaries of sweeps; whether an earlier version of a kernel was swept.
+fn sweep_table(record: &Record, present: &PresentCode, out: &mut String) -> bool {
+    if record.sweeps.is_empty() {
+        return false;
+    }
+    let _ = writeln!(out, "\n## Random shapes\n");
+    let _ = writeln!(out, "| family | types | cases | speed-up, geometric mean | worst case | seeds |");
+    let _ = writeln!(out, "|---|---|---:|---:|---|---|");
+    let mut marked = false;
+    for sweep in &record.sweeps {
+        let Sweep { family, types, compared, .. } = sweep;
+        let mark = present.sweep_mark(sweep);
+        marked |= !mark.is_empty();
+        let alone = match sweep.without_peer {
+            0 => String::new(),
+            some => format!(" and {some} without a peer"),
+        };
+        let worst = sweep.worst_case.as_deref().unwrap_or("-");
+        let seeds: Vec<String> = sweep.seeds.iter().map(u64::to_string).collect();
+        let (text, seeds) = (sweep.text(), seeds.join(", "));
+        let _ =
+            writeln!(out, "| {family} | {types} | {compared}{alone} | {text}{mark} | {worst} | {seeds} |");
+    }
+    marked
 }
 
 /// Writes the timings; whether one is of an earlier version of its kernel.
@@ -225,6 +284,7 @@ fn fastest(record: &Record) -> Vec<&Timing> {
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::{record, timing};
+    use super::super::sweep::tests::sweep;
     use super::*;
     use crate::lab::bench::Ceilings;
     use crate::lab::evidence::{Cpu, Machine};
@@ -298,6 +358,31 @@ mod tests {
         );
         assert!(!text.contains("## Checks") && !text.contains(EARLIER), "{text}");
         assert_eq!(page_name(&record), "gpu-9.md");
+    }
+
+    #[test]
+    fn sweeps_have_a_line_for_each_family_on_the_page_and_in_the_overview() {
+        let mut record = gpu();
+        record.add_sweeps(vec![sweep("norms", "f32", 1.5), sweep("norms", "16-bit", 9.0)]);
+        record.add_sweeps(vec![sweep("norms", "16-bit", 1.25), sweep("linear", "16-bit", 1.1)]);
+        record.add_timing(timing("rms_norm", "n=1", "bf16", 1.0));
+        let (now, changed) = (present(&[("k", "h")]), present(&[("k", "new")]));
+        let text = page_of(&record, &now);
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains("| 1, 7 |")).collect();
+        assert_eq!(
+            rows,
+            [
+                "| linear | 16-bit | 8 and 1 without a peer | 1.10x (worst 0.50x, 25 % below 1) | op n=1 bf16 | 1, 7 |",
+                "| norms | 16-bit | 8 and 1 without a peer | 1.25x (worst 0.50x, 25 % below 1) | op n=1 bf16 | 1, 7 |",
+                "| norms | f32 | 8 and 1 without a peer | 1.50x (worst 0.50x, 25 % below 1) | op n=1 bf16 | 1, 7 |",
+            ]
+        );
+        assert!(page_of(&record, &changed).contains("below 1) † |"));
+        let text = overview_of(&[], &[record], &now);
+        assert!(
+            text.contains("| family | types | GPU 9 |\n|---|---|---:|\n| linear | 16-bit | 1.10x"),
+            "{text}"
+        );
     }
 
     #[test]
