@@ -10,8 +10,8 @@ mod provable;
 pub mod reference;
 mod sources;
 
-pub(crate) use case::ROW_SIZES;
 pub use case::{ArgPlan, Arrangement, Case, Values};
+pub(crate) use case::{MANY_ROWS, ODD_ROWS, ROW_SIZES};
 pub(crate) use fill::sum_repeating;
 pub use fill::{Fill, Generator, Lengths};
 pub use provable::{AnyProvable, Expected, Provable};
