@@ -30,60 +30,102 @@ impl Rows {
     }
 }
 
-/// How a row is shared out: the C side has these as defines. Depends on the row's length and type alone.
+/// What is known about the rows of all tensors of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RowKind {
+    /// Neighbours need not be adjacent.
+    Any,
+    /// Dense, but start and length are arbitrary.
+    Dense,
+    /// Dense, 16-byte aligned and multiples of 16 bytes long.
+    Aligned,
+}
+
+impl RowKind {
+    /// Of rows whose neighbours are `steps` apart.
+    pub fn new(steps: &[isize], are_vectors: bool) -> RowKind {
+        match steps.iter().all(|&step| step == 1) {
+            _ if are_vectors => RowKind::Aligned,
+            true => RowKind::Dense,
+            false => RowKind::Any,
+        }
+    }
+
+    /// `VECTOR` of kernels that check whether a chunk exists: see `vec.cuh`.
+    pub fn vector_level(self) -> u8 {
+        match self {
+            RowKind::Any => 0,
+            RowKind::Aligned => 1,
+            RowKind::Dense => 3,
+        }
+    }
+}
+
+/// How rows are shared out: the C side has these as defines. Threads and chunks of a row depend on its length and type
+/// alone, because its bits depend on them; how many rows a block takes may depend on anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RowTiling {
     /// Threads that work on one row.
     pub lanes: usize,
-    /// Rows of one block.
-    pub rows: usize,
-    /// 16-byte chunks each thread keeps in registers.
+    /// 16-byte chunks of a row that each thread keeps in registers.
     pub items: usize,
+    /// Rows that a block works on side by side.
+    pub rows: usize,
+    /// How many of them each thread works on at once.
+    pub batch: usize,
 }
 
-/// Rows handled by one warp each are put into blocks of this many.
-const ROWS_OF_WARPS: usize = 4;
+/// Threads of a row and chunks of each thread, for rising lengths: a row gets the first that hold it. Enough chunks for
+/// loads in flight that hide the latency of memory, few enough registers for many blocks on a multiprocessor.
+pub type RowTable = &'static [(usize, usize)];
 
-/// What a kernel can afford for a row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RowLimits {
-    /// Chunks a thread should have: enough loads in flight to hide the latency of memory, few enough registers
-    /// for many blocks on a multiprocessor.
-    pub wanted_items: usize,
-    /// Most chunks a thread can keep in registers.
-    pub max_items: usize,
-    /// Most threads for a row: more threads leave each fewer registers.
-    pub max_lanes: usize,
-}
+/// How many short rows share a block where there are very many: threads, chunks, rows side by side, batch. A block then
+/// has 16 KiB of its input in flight; with less, blocks end as fast as they can be started. Longer rows fill a block.
+const CROWDED: &[(usize, usize, usize, usize)] =
+    &[(16, 1, 16, 4), (32, 1, 8, 4), (32, 2, 8, 2), (32, 4, 8, 1), (64, 2, 4, 2), (64, 4, 4, 1)];
+
+/// Blocks of a multiprocessor from which on short rows share blocks like that. With fewer, it is better to have more of
+/// them.
+const CROWDED_BLOCKS: usize = 4;
 
 impl RowTiling {
-    /// The tiling for rows of `hidden` elements; `None` if such a row does not fit the registers of one block.
-    pub fn new(hidden: usize, dtype: DType, limits: RowLimits) -> Option<RowTiling> {
-        let chunks = (hidden * dtype.size()).div_ceil(16).max(1);
-        let lanes = chunks.div_ceil(limits.wanted_items).next_power_of_two().clamp(32, limits.max_lanes);
-        let items = chunks.div_ceil(lanes).next_power_of_two();
-        let rows = if lanes == 32 { ROWS_OF_WARPS } else { 1 };
-        (items <= limits.max_items).then_some(RowTiling { lanes, rows, items })
+    /// A row a block, or a few short ones; `items` chunks of each thread in flight.
+    pub const fn alone(lanes: usize, items: usize) -> RowTiling {
+        RowTiling { lanes, items, rows: if lanes <= 32 { 128 / lanes } else { 1 }, batch: 1 }
     }
 
-    /// Every tiling [`RowTiling::new`] can give under these limits.
-    pub fn all(limits: RowLimits) -> Vec<RowTiling> {
-        let mut all: Vec<RowTiling> = Vec::new();
-        for chunks in (0..=13).flat_map(|p| [1 << p, 3 << p]) {
-            if let Some(tiling) = RowTiling::new(chunks * 4, DType::F32, limits).filter(|t| !all.contains(t))
-            {
-                all.push(tiling);
-            }
-        }
-        all
+    /// The tiling for rows of `hidden` elements; `None` if such a row does not fit the registers of one block.
+    pub fn new(hidden: usize, dtype: DType, table: RowTable) -> Option<RowTiling> {
+        let holds = |&&(lanes, items): &&(usize, usize)| lanes * items * 16 >= hidden * dtype.size();
+        table.iter().find(holds).map(|&(lanes, items)| RowTiling::alone(lanes, items))
+    }
+
+    /// The same for `num_rows` rows on a device of `units` multiprocessors: very many short ones share blocks.
+    pub fn of_many(self, num_rows: usize, units: usize) -> RowTiling {
+        let shared = self.crowded().filter(|t| num_rows >= t.rows * t.batch * CROWDED_BLOCKS * units);
+        shared.unwrap_or(self)
+    }
+
+    fn crowded(self) -> Option<RowTiling> {
+        let found = CROWDED.iter().find(|&&(lanes, items, _, _)| (lanes, items) == (self.lanes, self.items));
+        found.map(|&(_, _, rows, batch)| RowTiling { rows, batch, ..self })
+    }
+
+    /// Every tiling that [`RowTiling::new`] gives for this table.
+    pub fn all(table: RowTable) -> Vec<RowTiling> {
+        table.iter().map(|&(lanes, items)| RowTiling::alone(lanes, items)).collect()
+    }
+
+    /// The same, and what [`RowTiling::of_many`] makes of them.
+    pub fn all_of_many(table: RowTable) -> Vec<RowTiling> {
+        RowTiling::all(table).into_iter().flat_map(|t| [Some(t), t.crowded()]).flatten().collect()
     }
 
     /// What the device code may take for granted about rows of this tiling: see `VECTOR` in `vec.cuh`.
-    pub fn vector_level(&self, hidden: usize, dtype: DType, vector_rows: bool) -> u8 {
-        match vector_rows {
-            false => 0,
-            true if hidden * dtype.size() == self.lanes * self.items * 16 => 2,
-            true => 1,
+    pub fn vector_level(&self, hidden: usize, dtype: DType, kind: RowKind) -> u8 {
+        match kind {
+            RowKind::Aligned if hidden * dtype.size() == self.lanes * self.items * 16 => 2,
+            _ => kind.vector_level(),
         }
     }
 
@@ -92,9 +134,14 @@ impl RowTiling {
         (self.lanes * self.rows) as u32
     }
 
+    /// Rows of a block.
+    pub fn block_rows(&self) -> usize {
+        self.rows * self.batch
+    }
+
     /// The launch that covers `count` rows.
     pub fn launch(&self, count: usize) -> Result<LaunchConfig> {
-        let blocks = grid_blocks("a row kernel", count.div_ceil(self.rows))?;
+        let blocks = grid_blocks("a row kernel", count.div_ceil(self.block_rows()))?;
         Ok(LaunchConfig::new([blocks, 1, 1], [self.threads(), 1, 1], 0))
     }
 
@@ -104,13 +151,21 @@ impl RowTiling {
             ("LANES", self.lanes.to_string()),
             ("ROWS", self.rows.to_string()),
             ("ITEMS", self.items.to_string()),
+            ("BATCH", self.batch.to_string()),
         ]
     }
 }
 
 impl std::fmt::Display for RowTiling {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} threads x {} chunks a row, {} rows a block", self.lanes, self.items, self.rows)
+        write!(
+            f,
+            "{} threads x {} chunks a row, {} rows a block",
+            self.lanes,
+            self.items,
+            self.block_rows()
+        )?;
+        if self.batch > 1 { write!(f, ", {} at once", self.batch) } else { Ok(()) }
     }
 }
 
@@ -155,22 +210,34 @@ pub fn flag(name: &'static str, on: bool) -> (&'static str, String) {
 mod tests {
     use super::*;
 
+    const TABLE: RowTable = &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (512, 4)];
+
     #[test]
     fn tilings_cover_their_rows_and_are_listed() {
-        for (wanted_items, max_items, max_lanes) in [(4, 8, 1024), (2, 4, 512), (1, 1, 256)] {
-            let limits = RowLimits { wanted_items, max_items, max_lanes };
-            let all = RowTiling::all(limits);
-            for hidden in (1..3000).chain([4096, 8192, 12345, 16384, 32768, 65536]) {
-                for dtype in [DType::F32, DType::BF16] {
-                    let Some(t) = RowTiling::new(hidden, dtype, limits) else {
-                        assert!(hidden * dtype.size() > 16 * max_lanes * max_items);
-                        continue;
-                    };
-                    assert!(t.lanes * t.items * 16 >= hidden * dtype.size(), "{t} covers {hidden} {dtype}");
-                    assert!(t.threads() as usize <= max_lanes.max(128));
-                    assert!(all.contains(&t), "{t} is listed");
-                }
+        let (all, of_many) = (RowTiling::all(TABLE), RowTiling::all_of_many(TABLE));
+        for hidden in (1..3000).chain([4096, 8192, 12345, 16384, 32768, 65536]) {
+            for dtype in [DType::F32, DType::BF16] {
+                let Some(t) = RowTiling::new(hidden, dtype, TABLE) else {
+                    assert!(hidden * dtype.size() > 16 * 512 * 4);
+                    continue;
+                };
+                assert!(t.lanes * t.items * 16 >= hidden * dtype.size(), "{t} covers {hidden} {dtype}");
+                assert!(all.contains(&t) && of_many.contains(&t), "{t} is listed");
             }
+        }
+    }
+
+    #[test]
+    fn very_many_short_rows_share_blocks_without_a_change_of_their_own_tiling() {
+        const UNITS: usize = 100;
+        for alone in RowTiling::all(TABLE) {
+            let few = alone.of_many(100, UNITS);
+            assert_eq!(few, alone);
+            let many = alone.of_many(1 << 20, UNITS);
+            assert_eq!((many.lanes, many.items), (alone.lanes, alone.items));
+            assert_eq!(many.block_rows() > alone.block_rows(), alone.lanes * alone.items <= 128, "{many}");
+            assert!(many.threads() <= 256 || many == alone, "{many}");
+            assert!(RowTiling::all_of_many(TABLE).contains(&many));
         }
     }
 }

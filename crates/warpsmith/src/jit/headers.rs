@@ -29,6 +29,7 @@ pub static HEADERS: &[Header] = headers![
     "attention_tiles.cuh",
     "attention_weights.cuh",
     "base.cuh",
+    "dense.cuh",
     "division.cuh",
     "elementwise.cuh",
     "fp8.cuh",

@@ -20,6 +20,12 @@ pub const ROW_SIZES: &[&[usize]] = &[
     &[1, 70_001],
 ];
 
+/// Rows of odd length, of which each begins at another place of a 16-byte vector.
+pub(crate) const ODD_ROWS: &[&[usize]] = &[&[9, 127], &[3, 1025], &[9, 4097], &[2, 50_257]];
+
+/// So many short rows that several of them share the threads of a block, and a last block that is not full.
+pub(crate) const MANY_ROWS: &[&[usize]] = &[&[40_001, 9], &[40_001, 16], &[4_801, 521]];
+
 /// How a case lays out the tensors in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arrangement {

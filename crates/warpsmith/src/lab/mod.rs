@@ -11,6 +11,7 @@ pub mod reference;
 mod sources;
 
 pub use case::{ArgPlan, Arrangement, Case, ROW_SIZES, Values};
+pub(crate) use case::{MANY_ROWS, ODD_ROWS};
 pub(crate) use fill::sum_repeating;
 pub use fill::{Fill, Generator, Lengths};
 pub use provable::{AnyProvable, Expected, Provable};

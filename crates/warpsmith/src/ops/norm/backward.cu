@@ -9,20 +9,22 @@
 //
 // Between reading and writing a row, a group waits for sums over that row. To keep memory busy meanwhile, the next
 // STAGES - 1 rows are being copied to shared memory. Each thread copies the chunks that it will read itself, so no
-// barrier is needed.
+// barrier is needed. Dense rows that begin anywhere cannot be copied like that: the next one is loaded into
+// registers.
 //
-// Defines: ELEM, LANES, ROWS, ITEMS, VECTOR, STAGES (0: rows are loaded when needed), CENTER, SUMS (whether the sums over
-// rows are needed).
+// Defines: ELEM, LANES, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether the
+// sums over rows are needed).
 
 #include "warpsmith/async_copy.cuh"
-#include "warpsmith/reduce.cuh"
+#include "warpsmith/dense.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = kVec<T>;
+constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
+constexpr int kWidth = LANES < 32 ? LANES : 32;
 
 struct RowPointers {
   const T *x, *dout, *dsum;
@@ -55,20 +57,28 @@ WS_INLINE void weights(float (&w)[V], const Chunk<T>& weight, bool given, int co
 }
 
 // dx of one chunk.
-WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V], const T* dsum, i64 at, i64 step, int count,
-                        float scale, float mean_gy, float mean_g) {
+WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V], const T* dsum, int at, i64 step,
+                        int hidden, float scale, float mean_gy, float mean_g) {
   float d[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) d[j] = scale * (fmaf(-a[j] * scale, mean_gy, g[j]) - (CENTER ? mean_g : 0.0f));
   if (dsum) {
     Chunk<T> c;
     float s[V];
-    load_chunk<VECTOR>(c, dsum, at, step, count, from_f32<T>(0.0f));
+    get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
     unpack(s, c);
 #pragma unroll
     for (int j = 0; j < V; ++j) d[j] += s[j];
   }
   pack(out, d);
+}
+
+WS_INLINE void load_weight(Chunk<T>& c, const NormBackwardParams& p, int at) {
+  if (!p.weight) return;
+  if constexpr (VECTOR == kDense)
+    get_chunk<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
+  else
+    load_chunk_unfilled<VECTOR>(c, (const T*)p.weight, at, p.weight_step, min(V, p.hidden - at));
 }
 
 // Stores the V sums of one chunk to consecutive floats.
@@ -86,19 +96,42 @@ WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(const NormBackwardParams p) {
-  static_assert(STAGES == 0 || VECTOR != kAny, "staged rows are copied in whole chunks");
-  __shared__ float scratch[2][4 * (LANES / 32)];
+// Sums over the threads of a row, which are a block, or LANES of a warp.
+template <int kCount> WS_INLINE void row_reduce(float (&x)[kCount], float* scratch) {
+  if constexpr (LANES > 32) {
+    block_reduce<Sum, LANES>(x, scratch);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = warp_reduce<Sum, kWidth>(x[i]);
+  }
+}
+
+// Blocks of a multiprocessor that must find registers, where the compiler would take more than the host counts on; zero
+// leaves it to the compiler.
+#if __CUDA_ARCH__ >= 900
+constexpr int kBlocks = VECTOR == kDense ? 512 / (LANES * ROWS) : 0;
+#else
+constexpr int kBlocks = 0;
+#endif
+
+extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backward_row(const NormBackwardParams p) {
+  static_assert(STAGES == 0 || is_whole_chunks(VECTOR), "staged rows are copied in whole chunks");
+  static_assert(ROWS == 1 || LANES <= 32, "the threads of a row meet at the barrier of the block");
+  __shared__ float scratch[2][4 * kWarps];
   extern __shared__ __align__(16) u8 memory[];
   // [stage][x or dout][item][thread]
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;
   begin_kernel();
-  const ThreadRow<LANES, ROWS> own;
+  const RowsOfThread<LANES, ROWS> own;
   const int lane = own.lane;
-  const i64 group = own.index;
-  if (ROWS > 1 && group >= p.num_groups) return;
+  // Groups that share a warp go on together as long as the first of them has rows.
+  constexpr int kTogether = 32 / kWidth;
+  const i64 group = own.index, first_group = group / kTogether * kTogether;
+  if (ROWS > 1 && first_group >= p.num_groups) return;
+  const i64 num_rows = kTogether == 1 || group < p.num_groups ? p.num_rows : 0;
   const T zero = from_f32<T>(0.0f);
+  const u64 policy = load_policy(false);
   const float inverse = 1.0f / (float)p.hidden;
 
   Chunk<T> weight[ITEMS];
@@ -106,13 +139,29 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     int k = (i * LANES + lane) * V;
-    if (p.weight) load_chunk_unfilled<VECTOR>(weight[i], (const T*)p.weight, k, p.weight_step, min(V, p.hidden - k));
+    load_weight(weight[i], p, k);
 #pragma unroll
     for (int j = 0; j < V; ++j) dweight[i][j] = dbias[i][j] = 0.0f;
   }
 
+  // Dense rows: what was loaded of the next row, where there are registers for it.
+  constexpr bool kAhead = VECTOR == kDense && LANES <= 256 && (!CENTER || ITEMS * V <= 8);
+  Chunk<T> next_x[ITEMS], next_dout[ITEMS];
+  u32 x_edge[ITEMS], dout_edge[ITEMS];
+  auto begin_row = [&](i64 index) {
+    const int length = index < num_rows ? p.hidden : 0;
+    const RowPointers at(p, index < num_rows ? index : 0);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * LANES + lane) * V;
+      begin_chunk<kDense, kWidth>(next_x[i], x_edge[i], at.x, k, 1, length, policy);
+      begin_chunk<kDense, kWidth>(next_dout[i], dout_edge[i], at.dout, k, 1, length, policy);
+    }
+  };
+  if (kAhead) begin_row(group);
+
   auto fetch = [&](i64 index, int stage) {
-    if (index < p.num_rows) {
+    if (index < num_rows) {
       const RowPointers at(p, index);
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
@@ -131,17 +180,25 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
     for (int s = 0; s < STAGES - 1; ++s) fetch(group + s * p.num_groups, s);
   }
 
-  for (i64 index = group; index < p.num_rows; index += p.num_groups) {
-    const RowPointers at(p, index);
+  for (i64 index = group; index - group + first_group < p.num_rows; index += p.num_groups) {
+    const bool exists = kTogether == 1 || index < num_rows;
+    const RowPointers at(p, exists ? index : 0);
+    const int hidden = exists ? p.hidden : 0;
     Chunk<T> x[ITEMS], dout[ITEMS];
+    if (VECTOR == kDense && !kAhead) begin_row(index);
     if (STAGES > 0) {
       fetch(index + (STAGES - 1) * p.num_groups, stage == 0 ? STAGES - 1 : stage - 1);
       wait_copies<(STAGES > 0 ? STAGES - 1 : 0)>();
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-      if (STAGES > 0 && (VECTOR == kExact || count > 0)) {
+      int k = (i * LANES + lane) * V, count = min(V, hidden - k);
+      if (VECTOR == kDense) {
+        x[i] = next_x[i];
+        dout[i] = next_dout[i];
+        end_chunk<kDense, kWidth>(x[i], x_edge[i], at.x, k, hidden);
+        end_chunk<kDense, kWidth>(dout[i], dout_edge[i], at.dout, k, hidden);
+      } else if (STAGES > 0 && (VECTOR == kExact || count > 0)) {
         x[i] = staged[stage * kStage + i * kThreads];
         dout[i] = staged[stage * kStage + kTensor + i * kThreads];
       } else {
@@ -149,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
         load_chunk<VECTOR>(dout[i], at.dout, k, p.dout_step, count, zero);
       }
     }
+    if (kAhead) begin_row(index + p.num_groups);
     stage = stage + 1 >= STAGES ? 0 : stage + 1;
 
     // Scratch is reused two rows later at the earliest, with barriers in between.
@@ -164,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
 #pragma unroll
         for (int j = 0; j < V; ++j) total[0] += a[j];
       }
-      block_reduce<Sum, LANES>(total, sums_scratch + 3 * (LANES / 32));
+      row_reduce(total, sums_scratch + 3 * kWarps);
       mean = total[0] * inverse;
     }
     // One pass gives the sums of a a, a g and g; y = a * scale is applied afterwards.
@@ -182,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
         if (CENTER) sums[CENTER ? 2 : 0] += g[j];
       }
     }
-    block_reduce<Sum, LANES>(sums, sums_scratch);
+    row_reduce(sums, sums_scratch);
     const float scale = 1.0f / sqrtf(sums[0] * inverse + p.eps);
     const float mean_gy = sums[1] * scale * inverse, mean_g = CENTER ? sums[CENTER ? 2 : 0] * inverse : 0.0f;
 #pragma unroll
@@ -191,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
       float a[V], g[V], w[V];
       weights(w, weight[i], p.weight, count);
       operands(a, g, x[i], dout[i], w, mean, count);
-      if (SUMS) {
+      if (SUMS && exists) {
         float d[V];
         unpack(d, dout[i]);
 #pragma unroll
@@ -200,12 +258,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
           if (CENTER) dbias[i][j] += d[j];
         }
       }
-      gradient(dout[i], a, g, at.dsum, k, p.dsum_step, count, scale, mean_gy, mean_g);
-      store_chunk<VECTOR>(at.dx, k, p.dx_step, count, dout[i]);
+      gradient(dout[i], a, g, at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
+      if (VECTOR == kDense || exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
     }
   }
 
-  if (SUMS) {
+  if (SUMS && (kTogether == 1 || group < p.num_groups)) {
     float* partial = (float*)p.partial + group * p.hidden;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -216,11 +274,15 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_backward_row(con
   }
 }
 
-// Rows of any length: each pass reads the row again. Partial sums are kept in memory; every column has one owner.
+#if LANES >= 32
+
+// Rows of any length: each pass reads the row again. Partial sums are kept in memory; every column has one owner. Lanes of
+// dense rows work together, so loops are counted by the first chunk of the warp.
 extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const NormBackwardParams p) {
   __shared__ float scratch[2][3 * (LANES / 32)];
   begin_kernel();
-  const T zero = from_f32<T>(0.0f);
+  const u64 policy = load_policy(false);
+  const int warp = threadIdx.x / 32 * 32 * V, lane = threadIdx.x % 32 * V;
   const float inverse = 1.0f / (float)p.hidden;
   float* dweight = (float*)p.partial + blockIdx.x * (i64)p.hidden;
   float* dbias = dweight + p.num_groups * p.hidden;
@@ -230,10 +292,10 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
     float mean = 0.0f;
     if (CENTER) {
       float total[1] = {0.0f};
-      for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
+      for (int start = warp; start < p.hidden; start += LANES * V) {
         Chunk<T> x;
         float a[V];
-        load_chunk<VECTOR>(x, at.x, k, p.x_step, min(V, p.hidden - k), zero);
+        get_chunk<VECTOR, 32>(x, at.x, start + lane, p.x_step, p.hidden, policy);
         unpack(a, x);
 #pragma unroll
         for (int j = 0; j < V; ++j) total[0] += a[j];
@@ -243,13 +305,13 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
     }
     float sums[3] = {0.0f, 0.0f, 0.0f}, scale = 0.0f, mean_gy = 0.0f, mean_g = 0.0f;
     for (int pass = 0; pass < 2; ++pass) {
-      for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
-        int count = min(V, p.hidden - k);
+      for (int start = warp; start < p.hidden; start += LANES * V) {
+        const int k = start + lane, count = min(V, p.hidden - k);
         Chunk<T> x, dout, weight;
         float a[V], g[V], d[V], w[V];
-        load_chunk<VECTOR>(x, at.x, k, p.x_step, count, zero);
-        load_chunk<VECTOR>(dout, at.dout, k, p.dout_step, count, zero);
-        if (p.weight) load_chunk_unfilled<VECTOR>(weight, (const T*)p.weight, k, p.weight_step, count);
+        get_chunk<VECTOR, 32>(x, at.x, k, p.x_step, p.hidden, policy);
+        get_chunk<VECTOR, 32>(dout, at.dout, k, p.dout_step, p.hidden, policy);
+        load_weight(weight, p, k);
         weights(w, weight, p.weight, count);
         operands(a, g, x, dout, w, mean, count);
         unpack(d, dout);
@@ -270,8 +332,8 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
             if (CENTER) dbias[k + j] = d[j] + (first ? 0.0f : dbias[k + j]);
           }
         }
-        gradient(dout, a, g, at.dsum, k, p.dsum_step, count, scale, mean_gy, mean_g);
-        store_chunk<VECTOR>(at.dx, k, p.dx_step, count, dout);
+        gradient(dout, a, g, at.dsum, k, p.dsum_step, p.hidden, scale, mean_gy, mean_g);
+        put_chunk<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout);
       }
       if (pass == 0) {
         block_reduce<Sum, LANES>(sums, scratch[1]);
@@ -284,3 +346,5 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
     __syncthreads();
   }
 }
+
+#endif

@@ -1,7 +1,7 @@
 //! The cases of both norms and their gradients.
 
 use super::{BIAS, EPS, RESIDUAL, SUM, WEIGHT, backward as back};
-use crate::lab::{ArgPlan, Arrangement, Case, ROW_SIZES, Values};
+use crate::lab::{ArgPlan, Arrangement, Case, MANY_ROWS, ODD_ROWS, ROW_SIZES, Values};
 use crate::op::OpSpec;
 use crate::ops::FLOATS;
 use crate::tensor::DType;
@@ -22,9 +22,12 @@ pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
     for dtype in FLOATS {
         let plain = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
         let fused = plain.clone().give(RESIDUAL).give(SUM);
-        for sizes in ROW_SIZES {
+        for sizes in ROW_SIZES.iter().chain(ODD_ROWS) {
             cases.push(plain.clone().sizes(sizes));
             cases.push(fused.clone().sizes(sizes));
+        }
+        for arrangement in SHIFTED {
+            cases.push(fused.clone().sizes(&[5, 1025]).arranged(arrangement));
         }
         cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
         cases.push(plain.clone().sizes(&[5, 1000]).attr(EPS, 0.5));
@@ -38,8 +41,16 @@ pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
             cases.push(case.in_place());
         }
     }
+    let many = vectors.iter().fold(Case::new(spec, DType::BF16), |case, &v| case.give(v));
+    for sizes in MANY_ROWS {
+        cases.push(many.clone().sizes(sizes));
+    }
+    cases.push(many.give(RESIDUAL).give(SUM).sizes(MANY_ROWS[0]).in_place());
     cases
 }
+
+/// Rows that are dense and begin anywhere.
+const SHIFTED: [Arrangement; 2] = [Arrangement::PaddedRows, Arrangement::Misaligned];
 
 pub(in crate::ops) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -68,8 +79,11 @@ pub(in crate::ops) fn backward_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Ca
     let mut cases = Vec::new();
     for dtype in FLOATS {
         let full = vectors.iter().fold(Case::new(spec, dtype), |case, &v| case.give(v));
-        for sizes in ROW_SIZES {
+        for sizes in ROW_SIZES.iter().chain(ODD_ROWS) {
             cases.push(full.clone().sizes(sizes));
+        }
+        for arrangement in SHIFTED {
+            cases.push(full.clone().give(back::DSUM).sizes(&[5, 1025]).arranged(arrangement));
         }
         cases.push(full.clone().sizes(&[300, 72]));
         cases.push(full.clone().sizes(&[7, 200]).give(back::DSUM));
@@ -81,6 +95,10 @@ pub(in crate::ops) fn backward_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Ca
         }
         cases.push(case.clone().values(Values::Special));
         cases.push(case.in_place());
+    }
+    let many = vectors.iter().fold(Case::new(spec, DType::BF16), |case, &v| case.give(v));
+    for sizes in MANY_ROWS {
+        cases.push(many.clone().sizes(sizes));
     }
     cases
 }

@@ -1,7 +1,7 @@
 //! Both norms on CUDA devices: host half.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X, backward as back};
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
+use crate::cuda::rows::{RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, CudaKernel, Defines, Source};
@@ -15,31 +15,21 @@ const BACKWARD_SOURCE: Source = Source { name: "norm_backward", code: include_st
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
 /// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
-/// each are faster; with two, the fewer warps there are to join the better, but for the rows that eight warps hold.
-fn limits(hidden: usize, dtype: DType, center: bool) -> RowLimits {
-    let eight_warps = (EIGHT_WARPS / 2 + 1..=EIGHT_WARPS).contains(&(hidden * dtype.size()));
-    if center && !eight_warps { CENTERED } else { PLAIN }
-}
-
-/// Bytes of a row of eight warps with two chunks a thread.
-const EIGHT_WARPS: usize = 8 * 32 * 2 * 16;
-const PLAIN: RowLimits = RowLimits { wanted_items: 2, max_items: 4, max_lanes: 1024 };
-/// With a mean to subtract, larger blocks have too few registers.
-const CENTERED: RowLimits = RowLimits { wanted_items: 4, max_items: 4, max_lanes: 512 };
-
-/// Every tiling of the forward pass.
-fn tilings(center: bool) -> Vec<RowTiling> {
-    let mut all = RowTiling::all(if center { CENTERED } else { PLAIN });
-    if center {
-        all.extend(RowTiling::new(EIGHT_WARPS / 4, DType::F32, PLAIN));
+/// each are faster; with two, the fewer warps there are to join the better, but for the rows that eight warps hold. With a
+/// mean to subtract, blocks of 1024 threads have too few registers.
+const fn table(center: bool) -> RowTable {
+    match center {
+        false => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1024, 2), (1024, 4)],
+        true => &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (256, 2), (256, 4), (512, 4)],
     }
-    all
 }
 
 /// Backward: x, dout, weight and two sums in f32, so fewer elements a thread; as many for each type.
-const fn backward_limits(dtype: DType) -> RowLimits {
-    let max_items = if dtype.size() == 4 { 4 } else { 2 };
-    RowLimits { wanted_items: 2, max_items, max_lanes: 512 }
+const fn backward_table(dtype: DType) -> RowTable {
+    match dtype.size() {
+        4 => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 4)],
+        _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2)],
+    }
 }
 
 kernel_params! {
@@ -101,27 +91,29 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
 /// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
 /// are not enough other rows to hide it. Where there are, the registers are better spent on them.
 fn prefetches(p: &Problem, tiling: &RowTiling, units: usize) -> bool {
-    can_prefetch(tiling) && p.num_rows.div_ceil(tiling.rows) <= BLOCKS_THAT_HIDE * units
+    can_prefetch(tiling) && p.num_rows.div_ceil(tiling.block_rows()) <= BLOCKS_THAT_HIDE * units
 }
 
-/// The largest blocks have no registers to spare.
+/// The largest blocks have no registers to spare, and very many rows share the loads of their block.
 fn can_prefetch(tiling: &RowTiling) -> bool {
-    tiling.lanes < 1024
+    tiling.lanes < 1024 && tiling.batch == 1
 }
 
 /// Blocks of a multiprocessor from which on they hide each other's latency.
 const BLOCKS_THAT_HIDE: usize = 4;
 
 /// The tiling of a kernel that goes over a row several times: the threads of the one that keeps it in registers, so
-/// that both add in the same order and give the same bits.
-fn long_tiling(hidden: usize, dtype: DType, limits: RowLimits) -> RowTiling {
-    let lanes = RowTiling::new(hidden, dtype, limits).map_or(limits.max_lanes, |t| t.lanes);
-    RowTiling { lanes, rows: 1, items: 1 }
+/// that both add in the same order and give the same bits. A warp whose upper half has nothing adds like half a warp.
+fn long_tiling(hidden: usize, dtype: DType, table: RowTable) -> RowTiling {
+    let longest = table.last().expect("a table has rows").0;
+    let lanes = RowTiling::new(hidden, dtype, table).map_or(longest, |t| t.lanes.max(32));
+    RowTiling { rows: 1, ..RowTiling::alone(lanes, 1) }
 }
 
-fn long_tilings(limits: RowLimits) -> Vec<RowTiling> {
-    let lanes = [32, 64, 128, 256, 512, 1024].into_iter().filter(|&lanes| lanes <= limits.max_lanes);
-    lanes.map(|lanes| RowTiling { lanes, rows: 1, items: 1 }).collect()
+fn long_tilings(table: RowTable) -> Vec<RowTiling> {
+    let mut lanes: Vec<usize> = table.iter().map(|&(lanes, _)| lanes.max(32)).collect();
+    lanes.dedup();
+    lanes.into_iter().map(|lanes| RowTiling { rows: 1, ..RowTiling::alone(lanes, 1) }).collect()
 }
 
 const fn device(
@@ -139,39 +131,44 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
 }
 
 static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(false, &tilings(false), &[1, 2], &[false, true])
+    variants(false, &RowTiling::all_of_many(table(false)), &[1, 2, 3], &[false, true])
 }));
 static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &tilings(true), &[1, 2], &[false, true])
+    variants(true, &RowTiling::all_of_many(table(true)), &[1, 2, 3], &[false, true])
 }));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(false, &long_tilings(PLAIN), &[0, 1], &[false])
+    variants(false, &long_tilings(table(false)), &[0, 1, 3], &[false])
 });
 static LAYER_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(true, &long_tilings(CENTERED), &[0, 1], &[false])
+    variants(true, &long_tilings(table(true)), &[0, 1, 3], &[false])
 });
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, limits(p.hidden, p.dtype, p.center)))
-        .configured(|p, _| {
-            RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
-                .map(|t| t.to_string())
-                .unwrap_or_default()
-        })
+        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, row_kind(p), table(p.center)))
+        .configured(|p, info| tiling(p, info).map(|t| t.to_string()).unwrap_or_default())
 }
 
 /// A row of any length and layout.
 pub(in crate::ops) const fn long(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_LONG } else { &RMS_LONG }, run_long)
         .when(|p, _| addressable(p.hidden, p.num_rows))
-        .configured(|p, _| {
-            format!(
-                "{} threads a row",
-                long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)).lanes
-            )
-        })
+        .configured(|p, _| format!("{} threads a row", long_tiling(p.hidden, p.dtype, table(p.center)).lanes))
+}
+
+/// The tiling of rows in registers.
+fn tiling(p: &Problem, info: &DeviceInfo) -> Option<RowTiling> {
+    RowTiling::new(p.hidden, p.dtype, table(p.center)).map(|t| t.of_many(p.num_rows, info.units))
+}
+
+fn row_kind(p: &Problem) -> RowKind {
+    RowKind::new(&p.steps, p.vector_rows)
+}
+
+/// Of the tensors that the backward kernels touch; the summed gradients are not among them.
+fn backward_row_kind(p: &back::Problem) -> RowKind {
+    RowKind::new(&p.steps[..5], p.vector_rows)
 }
 
 /// Whether rows can be kept in registers.
@@ -179,13 +176,13 @@ fn fits(
     hidden: usize,
     num_rows: usize,
     dtype: DType,
-    vector_rows: bool,
-    limits: RowLimits,
+    kind: RowKind,
+    table: RowTable,
 ) -> std::result::Result<(), String> {
-    if !vector_rows {
-        return Err("rows are not dense, aligned and a multiple of 16 bytes".into());
+    if kind == RowKind::Any {
+        return Err("rows are not dense".into());
     }
-    if RowTiling::new(hidden, dtype, limits).is_none() {
+    if RowTiling::new(hidden, dtype, table).is_none() {
         return Err("the row does not fit the registers of a block".into());
     }
     addressable(hidden, num_rows)
@@ -223,27 +220,25 @@ fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> NormParams {
         weight_step,
         bias_step,
         is_large: large,
-        blocks_ahead: blocks_ahead(launch.info, large, inputs * tiling.rows * p.hidden * p.dtype.size()),
+        blocks_ahead: blocks_ahead(
+            launch.info,
+            large,
+            inputs * tiling.block_rows() * p.hidden * p.dtype.size(),
+        ),
         rows: Rows::new(&p.rows),
     }
 }
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center))
-        .expect("`supports` has passed");
-    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
+    let tiling = tiling(p, launch.info).expect("`supports` has passed");
+    let vector = tiling.vector_level(p.hidden, p.dtype, row_kind(p));
     run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(
-        launch,
-        &long_tiling(p.hidden, p.dtype, limits(p.hidden, p.dtype, p.center)),
-        p.vector_rows as u8,
-        false,
-    )
+    run_tiled(launch, &long_tiling(p.hidden, p.dtype, table(p.center)), row_kind(p).vector_level(), false)
 }
 
 fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
@@ -257,10 +252,12 @@ fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefe
 
 // ---- backward ----
 
-/// How far ahead of its use a row is fetched, in rows and the one in use; zero where rows cannot be staged.
+/// How far ahead of its use a row is fetched, in rows and the one in use; zero where rows cannot be staged. The fewer
+/// chunks a thread has, the more rows it takes to keep memory busy.
 fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
-    let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && vector > 0;
-    let fitting = (info.shared_per_block / stage_bytes(tiling)).min(3);
+    let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
+    let wanted = if tiling.items == 1 { 5 } else { 3 };
+    let fitting = (info.shared_per_block / stage_bytes(tiling)).min(wanted);
     if asynchronous && fitting >= 2 { fitting } else { 0 }
 }
 
@@ -288,17 +285,24 @@ fn backward_defines(
     defines
 }
 
+/// Whether there are registers to arrange rows that begin anywhere.
+fn can_be_dense(tiling: &RowTiling, center: bool) -> bool {
+    !center || tiling.lanes < 512
+}
+
 fn backward_row_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
+    let mut add = |tiling: &RowTiling, dtype, vector, stages| {
+        all.extend([false, true].map(|sums| backward_defines(tiling, dtype, vector, stages, center, sums)));
+    };
     for dtype in FLOATS {
-        for tiling in RowTiling::all(backward_limits(dtype)) {
+        for tiling in RowTiling::all(backward_table(dtype)) {
+            if can_be_dense(&tiling, center) {
+                add(&tiling, dtype, 3, 0);
+            }
             for vector in [1, 2] {
-                for stages in [0, 2, 3] {
-                    all.extend(
-                        [false, true]
-                            .map(|sums| backward_defines(&tiling, dtype, vector, stages, center, sums)),
-                    );
-                }
+                let stages: &[usize] = if tiling.items == 1 { &[0, 2, 3, 4, 5] } else { &[0, 2, 3] };
+                stages.iter().for_each(|&stages| add(&tiling, dtype, vector, stages));
             }
         }
     }
@@ -308,8 +312,8 @@ fn backward_row_variants(center: bool) -> Vec<Defines> {
 fn backward_long_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
-        for tiling in long_tilings(backward_limits(dtype)) {
-            for vector in [0, 1] {
+        for tiling in long_tilings(backward_table(dtype)) {
+            for vector in [0, 1, 3] {
                 all.extend(
                     [false, true].map(|sums| backward_defines(&tiling, dtype, vector, 0, center, sums)),
                 );
@@ -335,17 +339,25 @@ static LAYER_BACKWARD_LONG: CudaKernel =
     });
 
 fn backward_tiling(p: &back::Problem) -> Option<RowTiling> {
-    RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype))
+    RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype))
 }
 
 fn backward_long_tiling(p: &back::Problem) -> RowTiling {
-    long_tiling(p.hidden, p.dtype, backward_limits(p.dtype))
+    long_tiling(p.hidden, p.dtype, backward_table(p.dtype))
 }
 
 /// Rows in registers, sums over rows in registers too.
 pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Kernel<back::Problem> {
     Kernel::cuda(name, if center { &LAYER_BACKWARD } else { &RMS_BACKWARD }, run_backward_row)
-        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, p.vector_rows, backward_limits(p.dtype)))
+        .when(|p, _| {
+            fits(p.hidden, p.num_rows, p.dtype, backward_row_kind(p), backward_table(p.dtype))?;
+            match backward_tiling(p) {
+                Some(t) if backward_row_kind(p) == RowKind::Dense && !can_be_dense(&t, p.center) => {
+                    Err("rows that are not aligned do not fit the registers of a block".into())
+                }
+                _ => Ok(()),
+            }
+        })
         .configured(|p, info| match backward_tiling(p) {
             Some(t) => format!("{t}, {} groups of rows", groups(p, info, &t)),
             None => String::new(),
@@ -385,12 +397,13 @@ fn workspace(p: &back::Problem, info: &DeviceInfo, tiling: &RowTiling) -> usize 
 fn run_backward_row(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = backward_tiling(p).expect("`supports` has passed");
-    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
+    let vector = tiling.vector_level(p.hidden, p.dtype, backward_row_kind(p));
     run_backward(launch, &tiling, vector, stages(&tiling, vector, launch.info))
 }
 
 fn run_backward_long(launch: &Launch<'_, back::Problem>) -> Result<()> {
-    run_backward(launch, &backward_long_tiling(launch.problem), launch.problem.vector_rows as u8, 0)
+    let p = launch.problem;
+    run_backward(launch, &backward_long_tiling(p), backward_row_kind(p).vector_level(), 0)
 }
 
 fn run_backward(
@@ -446,13 +459,12 @@ mod tests {
     #[test]
     fn the_tiling_of_every_row_is_listed() {
         for center in [false, true] {
-            let (all, long) = (tilings(center), long_tilings(if center { CENTERED } else { PLAIN }));
+            let (all, long) = (RowTiling::all(table(center)), long_tilings(table(center)));
             for hidden in (1..3000).chain([4096, 8192, 12345, 16384, 32768]) {
                 for dtype in FLOATS {
-                    let limits = limits(hidden, dtype, center);
-                    let tiling = RowTiling::new(hidden, dtype, limits);
+                    let tiling = RowTiling::new(hidden, dtype, table(center));
                     assert!(tiling.is_none_or(|t| all.contains(&t)), "{tiling:?} for {hidden} {dtype}");
-                    assert!(long.contains(&long_tiling(hidden, dtype, limits)), "{hidden} {dtype}");
+                    assert!(long.contains(&long_tiling(hidden, dtype, table(center))), "{hidden} {dtype}");
                 }
             }
         }

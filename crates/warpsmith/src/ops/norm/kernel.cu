@@ -8,19 +8,20 @@
 // With CENTER each warp computes the mean of its own elements and the squares around that mean, without waiting for the
 // other warps; the block then joins the warps' moments, with a single barrier for both.
 //
-// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread), VECTOR (kAny,
-// kAligned or kExact), CENTER, HAS_RESIDUAL, PREFETCH (weight and bias are loaded with the row).
+// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block has side by side), BATCH (how often), ITEMS
+// (chunks of a row that a thread has), VECTOR (kAny, kAligned, kExact or kDense), CENTER, HAS_RESIDUAL, PREFETCH (weight
+// and bias are loaded with the row).
 
+#include "warpsmith/dense.cuh"
 #include "warpsmith/group.cuh"
-#include "warpsmith/l2.cuh"
-#include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = kVec<T>;
-constexpr int kWarps = LANES / 32;
+constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
+constexpr int kWidth = LANES < 32 ? LANES : 32;
 
 // s for one chunk, rounded as it is stored: the result is the same as with a separate addition.
 WS_INLINE void add_residual(Chunk<T>& c, const Chunk<T>& residual) {
@@ -46,7 +47,8 @@ WS_INLINE float squares(const Chunk<T>& c, float mean, int count, float sum) {
 
 // How many of the row's elements belong to a warp, at least one.
 WS_INLINE float warp_elements(int warp, int hidden) {
-  if (VECTOR == kExact) return 32.0f * V * ITEMS;
+  if (VECTOR == kExact) return (float)(kWidth * V * ITEMS);
+  if (kWarps == 1) return (float)hidden;
   int n = 0;
   for (int first = warp * 32 * V; first < hidden; first += LANES * V) n += min(32 * V, hidden - first);
   return (float)max(n, 1);
@@ -58,21 +60,18 @@ WS_INLINE float warp_mean(float total, int warp, int hidden) { return total / wa
 struct Moments {
   float mean, variance;
 };
-// Joins the warps' sums: of their elements (zero unless CENTER), and of the squares around their own means.
-WS_INLINE Moments join_warps(float total, float square, float (&scratch)[2][kWarps], int hidden) {
+// Joins the warps' sums: of their elements (zero unless CENTER), and of the squares around their own means. The first
+// half leaves them in `scratch`, the second half, after a barrier, finds them there.
+WS_INLINE void leave_sums(float total, float square, float (&scratch)[2][kWarps], int lane) {
+  if (lane % 32 != 0) return;
+  if (CENTER) scratch[0][lane / 32] = total;
+  scratch[1][lane / 32] = square;
+}
+WS_INLINE Moments join_warps(float total, float square, const float (&scratch)[2][kWarps], int hidden) {
   const float n = (float)hidden;
   if (kWarps == 1) return {CENTER ? total / n : 0.0f, square / n};
-  if (!CENTER) {
-    float sum[1] = {square};
-    block_reduce<Sum, LANES, 1>(sum, scratch[0]);
-    return {0.0f, sum[0] / n};
-  }
-  if (threadIdx.x % 32 == 0) {
-    scratch[0][threadIdx.x / 32] = total;
-    scratch[1][threadIdx.x / 32] = square;
-  }
-  __syncthreads();
   const int warp = threadIdx.x % kWarps;
+  if (!CENTER) return {0.0f, warp_reduce<Sum, kWarps>(scratch[1][warp]) / n};
   total = scratch[0][warp];
   const float mean = warp_reduce<Sum, kWarps>(total) / n;
   const float elements = warp_elements(warp, hidden), off = total / elements - mean;
@@ -89,9 +88,13 @@ WS_INLINE float inverse_sqrt(float x) {
 
 struct Affine {
   Chunk<T> weight, bias;
-  WS_INLINE void load(const NormParams& p, int at, int count) {
-    if (p.weight) load_chunk_unfilled<VECTOR>(weight, (const T*)p.weight, at, p.weight_step, count);
-    if (CENTER && p.bias) load_chunk_unfilled<VECTOR>(bias, (const T*)p.bias, at, p.bias_step, count);
+  WS_INLINE void load(const NormParams& p, int at) {
+    if (p.weight) load_vector(weight, (const T*)p.weight, p.weight_step, at, p.hidden);
+    if (CENTER && p.bias) load_vector(bias, (const T*)p.bias, p.bias_step, at, p.hidden);
+  }
+  WS_INLINE static void load_vector(Chunk<T>& c, const T* vector, i64 step, int at, int hidden) {
+    if constexpr (VECTOR == kDense) get_chunk<VECTOR, kWidth>(c, vector, at, step, hidden, load_policy(false));
+    else load_chunk_unfilled<VECTOR>(c, vector, at, step, min(V, hidden - at));
   }
 };
 
@@ -118,92 +121,140 @@ WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine,
   pack(c, a);
 }
 
-// A row in registers: memory is read once.
-extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
-  __shared__ float scratch[2][kWarps];
-  const ThreadRow<LANES, ROWS> own;
-  const int lane = own.lane;
-  const i64 index = own.index;
-  const bool exists = ROWS == 1 || index < p.num_rows;
-  const T* x = row_at<const T>(p.x, p.rows, 0, index);
-  const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
-  if (exists && (int)blockIdx.x < p.blocks_ahead) {
+// Stores a chunk unless its row is past the last. Lanes of dense rows must all take part, so they store nothing instead.
+WS_INLINE void put_existing(T* row, int at, i64 step, int hidden, const Chunk<T>& c, bool exists) {
+  if (VECTOR == kDense) put_chunk<VECTOR, kWidth>(row, at, step, exists ? hidden : 0, c);
+  else if (exists) put_chunk<VECTOR, kWidth>(row, at, step, hidden, c);
+}
+
+WS_INLINE float add_elements(const Chunk<T>& c, float total) {
+  float a[V];
+  unpack_words(a, c);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int k = (i * LANES + lane) * V;
-      if (VECTOR != kExact && k >= p.hidden) break;
-      prefetch_chunk(x + k, p.is_large);
-      if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
+  for (int j = 0; j < V; ++j) total += a[j];
+  return total;
+}
+
+// Blocks of a multiprocessor that must find registers. Zero leaves it to the compiler, which would rather spill a few
+// registers of the heaviest variants than have fewer blocks.
+constexpr int kBlocks = VECTOR == kDense && HAS_RESIDUAL && LANES * ROWS <= 512 ? 640 / (LANES * ROWS) : 0;
+
+// A row in registers: memory is read once. With BATCH, the loads of several rows are in flight at once, weight and bias
+// are loaded once for all of them, and their warps meet at one barrier. A row past the last is the last one again, and
+// is not stored.
+extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(const NormParams p) {
+  __shared__ float scratch[BATCH][ROWS][2][kWarps];
+  const RowsOfThread<LANES, ROWS, BATCH> own;
+  const int lane = own.lane;
+  const auto exists = [&](int b) { return ROWS * BATCH == 1 || own.index + b * ROWS < p.num_rows; };
+  const auto existing = [&](int b) { return exists(b) ? own.index + b * ROWS : p.num_rows - 1; };
+  const auto x_row = [&](int b) { return row_at<const T>(p.x, p.rows, 0, existing(b)); };
+  const auto residual_row = [&](int b) { return row_at<const T>(p.residual, p.rows, 2, existing(b)); };
+  if ((int)blockIdx.x < p.blocks_ahead) {
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const T* x = x_row(b);
+      const T* residual = HAS_RESIDUAL ? residual_row(b) : nullptr;
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int k = (i * LANES + lane) * V;
+        if (VECTOR != kExact && k >= p.hidden) break;
+        prefetch_chunk(x + k, p.is_large);
+        if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
+      }
     }
   }
   // First, so that what follows can load its weights.
   let_next_kernel_start();
   await_kernel_before();
-  if (!exists) return;
-  const T zero = from_f32<T>(0.0f);
   const u64 policy = load_policy(p.is_large);
 
-  Chunk<T> row[ITEMS];
+  Chunk<T> row[BATCH][ITEMS], other[BATCH][ITEMS];
+  u32 row_edge[BATCH][ITEMS], other_edge[BATCH][ITEMS];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V;
-    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), zero, policy);
+  for (int b = 0; b < BATCH; ++b) {
+    const T* x = x_row(b);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      begin_chunk<VECTOR, kWidth>(row[b][i], row_edge[b][i], x, (i * LANES + lane) * V, p.x_step, p.hidden, policy);
   }
-  Chunk<T> other[HAS_RESIDUAL ? ITEMS : 1];
   if (HAS_RESIDUAL) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V;
-      load_chunk<VECTOR>(other[i], residual, k, p.residual_step, min(V, p.hidden - k), zero, policy);
+    for (int b = 0; b < BATCH; ++b) {
+      const T* residual = residual_row(b);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i)
+        begin_chunk<VECTOR, kWidth>(other[b][i], other_edge[b][i], residual, (i * LANES + lane) * V, p.residual_step,
+                                    p.hidden, policy);
     }
   }
   Affine affine[PREFETCH ? ITEMS : 1];
   if (PREFETCH) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V;
-      affine[i].load(p, k, min(V, p.hidden - k));
-    }
-  }
-  if (HAS_RESIDUAL) {
-    T* sum = row_at<T>(p.sum, p.rows, 3, index);
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V;
-      add_residual(row[i], other[i]);
-      store_chunk<VECTOR>(sum, k, p.sum_step, min(V, p.hidden - k), row[i]);
-    }
+    for (int i = 0; i < ITEMS; ++i) affine[i].load(p, (i * LANES + lane) * V);
   }
 
-  float total = 0.0f, square = 0.0f, own_mean = 0.0f;
-  if (CENTER) {
+  float total[BATCH], square[BATCH];
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      float a[V];
-      unpack_words(a, row[i]);
+  for (int b = 0; b < BATCH; ++b) {
+    const T* x = VECTOR == kDense ? x_row(b) : nullptr;
 #pragma unroll
-      for (int j = 0; j < V; ++j) total += a[j];
+    for (int i = 0; i < ITEMS; ++i)
+      end_chunk<VECTOR, kWidth>(row[b][i], row_edge[b][i], x, (i * LANES + lane) * V, p.hidden);
+    if (HAS_RESIDUAL) {
+      const T* residual = VECTOR == kDense ? residual_row(b) : nullptr;
+      T* sum = row_at<T>(p.sum, p.rows, 3, existing(b));
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int k = (i * LANES + lane) * V;
+        end_chunk<VECTOR, kWidth>(other[b][i], other_edge[b][i], residual, k, p.hidden);
+        add_residual(row[b][i], other[b][i]);
+        put_existing(sum, k, p.sum_step, p.hidden, row[b][i], exists(b));
+      }
     }
-    total = warp_reduce<Sum>(total);
-    own_mean = warp_mean(total, lane / 32, p.hidden);
-  }
+    float own_mean = 0.0f;
+    total[b] = square[b] = 0.0f;
+    if (CENTER) {
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
-  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
-  const Moments moments = join_warps(total, square, scratch, p.hidden);
-  const float scale = inverse_sqrt(moments.variance + p.eps);
-
-  T* out = row_at<T>(p.out, p.rows, 1, index);
+      for (int i = 0; i < ITEMS; ++i) total[b] = add_elements(row[b][i], total[b]);
+      total[b] = warp_reduce<Sum, kWidth>(total[b]);
+      own_mean = warp_mean(total[b], lane / 32, p.hidden);
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+      square[b] = squares(row[b][i], own_mean, p.hidden - (i * LANES + lane) * V, square[b]);
+    square[b] = warp_reduce<Sum, kWidth>(square[b]);
+  }
+  if (kWarps > 1) {
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) leave_sums(total[b], square[b], scratch[b][own.place], lane);
+    __syncthreads();
+  }
+  Moments moments[BATCH];
+  float scale[BATCH];
+  T* out[BATCH];
+#pragma unroll
+  for (int b = 0; b < BATCH; ++b) {
+    moments[b] = join_warps(total[b], square[b], scratch[b][own.place], p.hidden);
+    scale[b] = inverse_sqrt(moments[b].variance + p.eps);
+    out[b] = row_at<T>(p.out, p.rows, 1, existing(b));
+  }
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-    if (!PREFETCH) affine[0].load(p, k, count);
-    normalise(row[i], p, affine[PREFETCH ? i : 0], moments, scale);
-    store_chunk<VECTOR>(out, k, p.out_step, count, row[i]);
+    const int k = (i * LANES + lane) * V;
+    if (!PREFETCH) affine[0].load(p, k);
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      normalise(row[b][i], p, affine[PREFETCH ? i : 0], moments[b], scale[b]);
+      put_existing(out[b], k, p.out_step, p.hidden, row[b][i], exists(b));
+    }
   }
 }
 
-// A row of any length, read again for each pass; later passes find most of it in L2.
+#if LANES >= 32
+
+// A row of any length, read again for each pass; later passes find most of it in L2. Lanes of dense rows work together, so
+// loops are counted by the first chunk of the warp.
 extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p) {
   __shared__ float scratch[2][kWarps];
   // First, so that what follows can load its weights.
@@ -214,51 +265,53 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
   const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
   T* out = row_at<T>(p.out, p.rows, 1, index);
   T* sum = HAS_RESIDUAL ? row_at<T>(p.sum, p.rows, 3, index) : nullptr;
-  const T zero = from_f32<T>(0.0f);
   const T* source = HAS_RESIDUAL ? sum : x;
   const i64 step = HAS_RESIDUAL ? p.sum_step : p.x_step;
+  const u64 policy = load_policy(false);
+  const int warp = threadIdx.x / 32 * 32 * V, lane = threadIdx.x % 32 * V;
 
   float total = 0.0f, square = 0.0f;
-  for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
-    int count = min(V, p.hidden - k);
+  for (int first = warp; first < p.hidden; first += LANES * V) {
+    const int k = first + lane;
     Chunk<T> c;
-    load_chunk<VECTOR>(c, x, k, p.x_step, count, zero);
+    get_chunk<VECTOR, kWidth>(c, x, k, p.x_step, p.hidden, policy);
     if (HAS_RESIDUAL) {
       Chunk<T> other;
-      load_chunk<VECTOR>(other, residual, k, p.residual_step, count, zero);
+      get_chunk<VECTOR, kWidth>(other, residual, k, p.residual_step, p.hidden, policy);
       add_residual(c, other);
-      // Read back below by this same thread only.
-      store_chunk<VECTOR>(sum, k, p.sum_step, count, c);
+      // Read back below by this same warp only.
+      put_chunk<VECTOR, kWidth>(sum, k, p.sum_step, p.hidden, c);
     }
-    if (CENTER) {
-      float a[V];
-      unpack_words(a, c);
-#pragma unroll
-      for (int j = 0; j < V; ++j) total += a[j];
-    } else {
-      square = squares(c, 0.0f, count, square);
-    }
+    if (CENTER) total = add_elements(c, total);
+    else square = squares(c, 0.0f, p.hidden - k, square);
   }
+  if (VECTOR == kDense && HAS_RESIDUAL) __syncwarp();
   if (CENTER) {
     total = warp_reduce<Sum>(total);
     const float own_mean = warp_mean(total, threadIdx.x / 32, p.hidden);
-    for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
-      int count = min(V, p.hidden - k);
+    for (int first = warp; first < p.hidden; first += LANES * V) {
+      const int k = first + lane;
       Chunk<T> c;
-      load_chunk<VECTOR>(c, source, k, step, count, zero);
-      square = squares(c, own_mean, count, square);
+      get_chunk<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
+      square = squares(c, own_mean, p.hidden - k, square);
     }
   }
-  if (CENTER || kWarps == 1) square = warp_reduce<Sum>(square);
+  square = warp_reduce<Sum>(square);
+  if (kWarps > 1) {
+    leave_sums(total, square, scratch, threadIdx.x);
+    __syncthreads();
+  }
   const Moments moments = join_warps(total, square, scratch, p.hidden);
   const float scale = inverse_sqrt(moments.variance + p.eps);
-  for (int k = threadIdx.x * V; k < p.hidden; k += LANES * V) {
-    int count = min(V, p.hidden - k);
+  for (int first = warp; first < p.hidden; first += LANES * V) {
+    const int k = first + lane;
     Chunk<T> c;
     Affine affine;
-    load_chunk<VECTOR>(c, source, k, step, count, zero);
-    affine.load(p, k, count);
+    get_chunk<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
+    affine.load(p, k);
     normalise(c, p, affine, moments, scale);
-    store_chunk<VECTOR>(out, k, p.out_step, count, c);
+    put_chunk<VECTOR, kWidth>(out, k, p.out_step, p.hidden, c);
   }
 }
+
+#endif

@@ -2,9 +2,8 @@
 //
 // Threads to data, and defines: as in the forward kernels.
 
-#include "warpsmith/reduce.cuh"
+#include "warpsmith/dense.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
 
 using namespace warpsmith;
 
@@ -41,34 +40,58 @@ WS_INLINE void gradient(Chunk<T>& dx, const Chunk<T>& y, const Chunk<T>& dout, f
 
 #if !LONG
 
-// A row in registers: memory is read once.
+constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
+constexpr int kWidth = LANES < 32 ? LANES : 32;
+
+// A row in registers: memory is read once. With BATCH, the loads of several rows are in flight at once, and their warps
+// meet at one barrier. A row past the last is the last one again, and is not stored.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(const SoftmaxBackwardParams p) {
   begin_kernel();
-  __shared__ float scratch[LANES / 32];
-  const ThreadRow<LANES, ROWS> own;
+  __shared__ float scratch[BATCH][ROWS][kWarps];
+  const RowsOfThread<LANES, ROWS, BATCH> own;
   const int lane = own.lane;
-  const i64 index = own.index;
-  if (ROWS > 1 && index >= p.num_rows) return;
-  const RowPointers at(p, index);
-  const T zero = from_f32<T>(0.0f);
+  const auto exists = [&](int b) { return ROWS * BATCH == 1 || own.index + b * ROWS < p.num_rows; };
+  const auto row = [&](int b) { return RowPointers(p, exists(b) ? own.index + b * ROWS : p.num_rows - 1); };
+  const u64 policy = load_policy(false);
 
-  Chunk<T> y[ITEMS], dout[ITEMS];
+  Chunk<T> y[BATCH][ITEMS], dout[BATCH][ITEMS];
+  u32 y_edge[BATCH][ITEMS], dout_edge[BATCH][ITEMS];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-    load_chunk<VECTOR>(y[i], at.y, k, p.y_step, count, zero);
-    load_chunk<VECTOR>(dout[i], at.dout, k, p.dout_step, count, zero);
+  for (int b = 0; b < BATCH; ++b) {
+    const RowPointers at = row(b);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * LANES + lane) * V;
+      begin_chunk<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.y_step, p.hidden, policy);
+      begin_chunk<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.dout_step, p.hidden, policy);
+    }
   }
-  float total[1] = {0.0f};
+  float total[BATCH];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) total[0] += dot(y[i], dout[i]);
-  block_reduce<Sum, LANES>(total, scratch);
-
+  for (int b = 0; b < BATCH; ++b) {
+    const RowPointers at = row(b);
+    total[b] = 0.0f;
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V;
-    gradient(dout[i], y[i], dout[i], p.scale, total[0]);
-    store_chunk<VECTOR>(at.dx, k, p.dx_step, min(V, p.hidden - k), dout[i]);
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * LANES + lane) * V;
+      end_chunk<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.hidden);
+      end_chunk<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.hidden);
+      total[b] += dot(y[b][i], dout[b][i]);
+    }
+    total[b] = warp_reduce<Sum, kWidth>(total[b]);
+    if (kWarps > 1 && lane % 32 == 0) scratch[b][own.place][lane / 32] = total[b];
+  }
+  if (kWarps > 1) __syncthreads();
+#pragma unroll
+  for (int b = 0; b < BATCH; ++b) {
+    if (kWarps > 1) total[b] = warp_reduce<Sum, kWarps>(scratch[b][own.place][lane % kWarps]);
+    if (VECTOR != kDense && !exists(b)) continue;
+    T* dx = row(b).dx;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      gradient(dout[b][i], y[b][i], dout[b][i], p.scale, total[b]);
+      put_chunk<VECTOR, kWidth>(dx, (i * LANES + lane) * V, p.dx_step, exists(b) ? p.hidden : 0, dout[b][i]);
+    }
   }
 }
 
@@ -80,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(con
   begin_kernel();
   __shared__ float scratch[LANES / 32];
   const RowPointers at(p, blockIdx.x);
-  const T zero = from_f32<T>(0.0f);
+  const u64 policy = load_policy(false);
   constexpr int kChunk = LANES * V;
   const int groups = (p.hidden + ITEMS * kChunk - 1) / (ITEMS * kChunk);
 
@@ -88,31 +111,44 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(con
   for (int g = 0; g < groups; ++g) {
     const int first = g * ITEMS * kChunk + threadIdx.x * V;
     Chunk<T> y[ITEMS], dout[ITEMS];
+    u32 y_edge[ITEMS], dout_edge[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk, count = min(V, p.hidden - k);
-      load_chunk_l2<VECTOR>(y[i], at.y, k, p.y_step, count);
-      load_chunk_l2<VECTOR>(dout[i], at.dout, k, p.dout_step, count);
+      const int k = first + i * kChunk, count = min(V, p.hidden - k);
+      if (VECTOR == kDense) {
+        begin_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+        begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
+      } else {
+        load_chunk_l2<VECTOR>(y[i], at.y, k, p.y_step, count);
+        load_chunk_l2<VECTOR>(dout[i], at.dout, k, p.dout_step, count);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) total[0] += dot(y[i], dout[i]);
+    for (int i = 0; i < ITEMS; ++i) {
+      end_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, first + i * kChunk, p.hidden);
+      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, first + i * kChunk, p.hidden);
+      total[0] += dot(y[i], dout[i]);
+    }
   }
   block_reduce<Sum, LANES>(total, scratch);
 
   for (int g = groups - 1; g >= 0; --g) {
     const int first = g * ITEMS * kChunk + threadIdx.x * V;
     Chunk<T> y[ITEMS], dout[ITEMS];
+    u32 y_edge[ITEMS], dout_edge[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk, count = min(V, p.hidden - k);
-      load_chunk<VECTOR>(y[i], at.y, k, p.y_step, count, zero);
-      load_chunk<VECTOR>(dout[i], at.dout, k, p.dout_step, count, zero);
+      const int k = first + i * kChunk;
+      begin_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+      begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk;
+      const int k = first + i * kChunk;
+      end_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.hidden);
+      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
       gradient(dout[i], y[i], dout[i], p.scale, total[0]);
-      store_chunk<VECTOR>(at.dx, k, p.dx_step, min(V, p.hidden - k), dout[i]);
+      put_chunk<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout[i]);
     }
   }
 }

@@ -1,7 +1,9 @@
 //! The cases of `softmax` and its gradient: what every kernel must pass, and what is timed.
 
 use super::{Backward, Forward, SCALE, reference};
-use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, ROW_SIZES, Real, Values};
+use crate::lab::{
+    ArgPlan, Arrangement, Array, Case, Inputs, MANY_ROWS, ODD_ROWS, Provable, ROW_SIZES, Real, Values,
+};
 use crate::op::{Attrs, Op, OpSpec};
 use crate::ops::FLOATS;
 use crate::tensor::DType;
@@ -51,6 +53,10 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
     for dtype in FLOATS {
         let plain = Case::new(spec, dtype);
         cases.extend(ROW_SIZES.iter().map(|sizes| plain.clone().sizes(sizes)));
+        cases.extend(ODD_ROWS.iter().map(|sizes| plain.clone().sizes(sizes)));
+        let odd = plain.clone().sizes(&[5, 1025]);
+        cases.extend(SHIFTED.map(|arrangement| odd.clone().arranged(arrangement)));
+        cases.push(odd.in_place());
         // Rows of a vocabulary, and one too long for any CPU's cache.
         cases.push(plain.clone().sizes(&[2, 40_000]));
         cases.push(plain.clone().sizes(&[1, 600_001]));
@@ -66,8 +72,14 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
         cases.push(case.clone().values(Values::Special).attr(SCALE, -0.7));
         cases.push(case.in_place());
     }
+    let many = Case::new(spec, DType::BF16);
+    cases.extend(MANY_ROWS.iter().map(|sizes| many.clone().sizes(sizes)));
+    cases.push(many.sizes(MANY_ROWS[0]).in_place());
     cases
 }
+
+/// Rows that are dense and begin anywhere.
+const SHIFTED: [Arrangement; 2] = [Arrangement::PaddedRows, Arrangement::Misaligned];
 
 fn bench_cases(spec: &OpSpec) -> Vec<Case> {
     let mut cases = Vec::new();

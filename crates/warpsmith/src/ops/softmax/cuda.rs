@@ -2,7 +2,7 @@
 
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
-use crate::cuda::rows::{RowLimits, RowTiling, Rows, blocks_ahead, element, flag, is_large};
+use crate::cuda::rows::{RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, CudaKernel, Defines, Source};
@@ -15,20 +15,27 @@ const SOURCE: Source = Source { name: "softmax", code: include_str!("kernel.cu")
 const BACKWARD_SOURCE: Source = Source { name: "softmax_backward", code: include_str!("backward.cu") };
 
 /// Forward: the powers of a row are kept as f32, so a thread has half as many chunks of the narrow types.
-fn limits(dtype: DType) -> RowLimits {
-    let narrow = 4 / dtype.size();
-    RowLimits { wanted_items: 4 / narrow, max_items: 8 / narrow, max_lanes: 1024 }
+fn table(dtype: DType) -> RowTable {
+    match dtype.size() {
+        4 => {
+            &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8)]
+        }
+        _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1024, 2), (1024, 4)],
+    }
 }
 
 /// Backward: two tensors, widened to f32 when the sum is known.
-fn backward_limits(dtype: DType) -> RowLimits {
-    RowLimits { wanted_items: 2, max_items: 2 * dtype.size(), max_lanes: 512 }
+fn backward_table(dtype: DType) -> RowTable {
+    match dtype.size() {
+        4 => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 4), (512, 8)],
+        _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 4)],
+    }
 }
 
 /// Rows of any length, forward: `items` chunks in flight at once, by as many threads as have registers for them.
-const LONG: RowTiling = RowTiling { lanes: 640, rows: 1, items: 4 };
+const LONG: RowTiling = RowTiling::alone(640, 4);
 /// Backward: as many chunks of two tensors.
-const LONG_BACKWARD: RowTiling = RowTiling { lanes: 640, rows: 1, items: 2 };
+const LONG_BACKWARD: RowTiling = RowTiling::alone(640, 2);
 
 kernel_params! {
     struct SoftmaxParams {
@@ -90,23 +97,23 @@ const fn device(
 }
 
 static ROW_DEVICE: CudaKernel = device(SOURCE, SoftmaxParams::prelude, "softmax_row", || {
-    variants(&[0, 1, 2], |dtype| RowTiling::all(limits(dtype)))
+    variants(&[0, 1, 2, 3], |dtype| RowTiling::all_of_many(table(dtype)))
 });
 static LONG_DEVICE: CudaKernel =
-    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1], |_| vec![LONG]));
+    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1, 3], |_| vec![LONG]));
 static BACKWARD_ROW_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_row", || {
-        variants(&[0, 1], |dtype| RowTiling::all(backward_limits(dtype)))
+        variants(&[0, 1, 2, 3], |dtype| RowTiling::all_of_many(backward_table(dtype)))
     });
 static BACKWARD_LONG_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
-        variants(&[0, 1], |_| vec![LONG_BACKWARD])
+        variants(&[0, 1, 3], |_| vec![LONG_BACKWARD])
     });
 
 /// A row in the registers of a block or warp.
 pub(super) const ROW: Kernel<Problem> = Kernel::cuda("softmax_row", &ROW_DEVICE, run_row)
-    .when(|p, _| fits(p, limits(p.dtype)))
-    .configured(|p, _| describe(p, limits(p.dtype)));
+    .when(|p, _| fits(p, table(p.dtype)))
+    .configured(|p, info| describe(p, info, table(p.dtype)));
 
 /// A row of any length.
 pub(super) const LONG_ROW: Kernel<Problem> =
@@ -117,8 +124,8 @@ pub(super) const LONG_ROW: Kernel<Problem> =
 /// Rows of both inputs in the registers of a block or warp.
 pub(super) const BACKWARD_ROW: Kernel<Problem> =
     Kernel::cuda("softmax_backward_row", &BACKWARD_ROW_DEVICE, run_backward_row)
-        .when(|p, _| fits(p, backward_limits(p.dtype)))
-        .configured(|p, _| describe(p, backward_limits(p.dtype)));
+        .when(|p, _| fits(p, backward_table(p.dtype)))
+        .configured(|p, info| describe(p, info, backward_table(p.dtype)));
 
 /// Rows of any length.
 pub(super) const BACKWARD_LONG: Kernel<Problem> =
@@ -126,15 +133,24 @@ pub(super) const BACKWARD_LONG: Kernel<Problem> =
         .when(|p, _| addressable(p))
         .configured(|_, _| format!("{} threads a row", LONG_BACKWARD.lanes));
 
-fn fits(p: &Problem, limits: RowLimits) -> std::result::Result<(), String> {
-    match RowTiling::new(p.hidden, p.dtype, limits) {
+fn fits(p: &Problem, table: RowTable) -> std::result::Result<(), String> {
+    match RowTiling::new(p.hidden, p.dtype, table) {
         Some(_) => Ok(()),
         None => Err("the row does not fit the registers of a block".into()),
     }
 }
 
-fn describe(p: &Problem, limits: RowLimits) -> String {
-    RowTiling::new(p.hidden, p.dtype, limits).map(|t| t.to_string()).unwrap_or_default()
+/// The tiling of rows in registers.
+fn tiling(p: &Problem, info: &DeviceInfo, table: RowTable) -> Option<RowTiling> {
+    RowTiling::new(p.hidden, p.dtype, table).map(|t| t.of_many(p.num_rows, info.units))
+}
+
+fn describe(p: &Problem, info: &DeviceInfo, table: RowTable) -> String {
+    tiling(p, info, table).map(|t| t.to_string()).unwrap_or_default()
+}
+
+fn row_kind(p: &Problem) -> RowKind {
+    RowKind::new(&p.steps, p.vector_rows)
 }
 
 /// Columns are counted in `int`, with room for a step past the end.
@@ -168,16 +184,16 @@ fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling, cached: usize) -> So
         x_step: p.steps[0] as i64,
         out_step: p.steps[1] as i64,
         is_large: large,
-        blocks_ahead: blocks_ahead(launch.info, large, tiling.rows * p.hidden * p.dtype.size()),
+        blocks_ahead: blocks_ahead(launch.info, large, tiling.block_rows() * p.hidden * p.dtype.size()),
         rows: Rows::new(&p.rows),
     }
 }
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, limits(p.dtype)).expect("`supports` has passed");
+    let tiling = tiling(p, launch.info, table(p.dtype)).expect("`supports` has passed");
     let config = tiling.launch(p.num_rows)?;
-    let vector = tiling.vector_level(p.hidden, p.dtype, p.vector_rows);
+    let vector = tiling.vector_level(p.hidden, p.dtype, row_kind(p));
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
     unsafe { launch.record(&defines(p.dtype, vector, &tiling), &config, &params(launch, &tiling, 0)) }
 }
@@ -189,21 +205,25 @@ fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     config.shared_bytes = (cached * LONG.lanes * 16) as u32;
     // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
     unsafe {
-        launch.record(&defines(p.dtype, p.vector_rows as u8, &LONG), &config, &params(launch, &LONG, cached))
+        launch.record(
+            &defines(p.dtype, row_kind(p).vector_level(), &LONG),
+            &config,
+            &params(launch, &LONG, cached),
+        )
     }
 }
 
 fn run_backward_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let tiling = RowTiling::new(p.hidden, p.dtype, backward_limits(p.dtype)).expect("`supports` has passed");
-    run_backward(launch, &tiling)
+    let tiling = tiling(p, launch.info, backward_table(p.dtype)).expect("`supports` has passed");
+    run_backward(launch, &tiling, tiling.vector_level(p.hidden, p.dtype, row_kind(p)))
 }
 
 fn run_backward_long(launch: &Launch<'_, Problem>) -> Result<()> {
-    run_backward(launch, &LONG_BACKWARD)
+    run_backward(launch, &LONG_BACKWARD, row_kind(launch.problem).vector_level())
 }
 
-fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> {
+fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let [y_step, dout_step, dx_step, _] = p.steps.map(|s| s as i64);
@@ -221,5 +241,5 @@ fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling) -> Result<()> 
     };
     let config = tiling.launch(p.num_rows)?;
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { launch.record(&defines(p.dtype, p.vector_rows as u8, tiling), &config, &params) }
+    unsafe { launch.record(&defines(p.dtype, vector, tiling), &config, &params) }
 }

@@ -10,20 +10,24 @@
 // l + 2 LANES, ... The mapping depends only on the row length, never on alignment or the number of rows, so a row has the
 // same bits in any batch.
 //
-// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block), ITEMS (chunks a thread has in flight),
-// VECTOR (kAny, kAligned or kExact), LONG (1: the kernel for rows of any length; 0: the one that keeps a row in
-// registers).
+// Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block has side by side), BATCH (how often), ITEMS
+// (chunks of a row that a thread has in flight), VECTOR (kAny, kAligned, kExact or kDense), LONG (1: the kernel for rows
+// of any length; 0: the one that keeps a row in registers).
 
+#include "warpsmith/dense.cuh"
 #include "warpsmith/group.cuh"
-#include "warpsmith/l2.cuh"
 #include "warpsmith/math.cuh"
-#include "warpsmith/reduce.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
 constexpr int V = kVec<T>;
+constexpr bool kWhole = is_whole_chunks(VECTOR);
+
+// Whether a lane has work with a chunk of `count` elements. Lanes of dense rows work together, so all of them have.
+WS_INLINE bool takes_part(int count) { return VECTOR == kExact || VECTOR == kDense || count > 0; }
+
 constexpr float kLowest = -3.402823466e38f;
 
 struct Pivot {
@@ -45,7 +49,7 @@ WS_INLINE float raise_pivot(float pivot, const Chunk<T>& c, float sign, int coun
   unpack_words(a, c);
 #pragma unroll
   for (int j = 0; j < V; ++j)
-    if (j < (VECTOR ? V : count)) pivot = fmaxf(pivot, a[j] * sign);
+    if (j < (kWhole ? V : count)) pivot = fmaxf(pivot, a[j] * sign);
   return pivot;
 }
 
@@ -56,81 +60,106 @@ WS_INLINE float powers(float (&e)[V], const Chunk<T>& c, const SoftmaxParams& p,
 #pragma unroll
   for (int j = 0; j < V; ++j) {
     const float power_j = power(fmaf(e[j], p.sign, -pivot), p.magnitude);
-    e[j] = j < (VECTOR ? V : count) ? power_j : 0.0f;
+    e[j] = j < (kWhole ? V : count) ? power_j : 0.0f;
     sum += e[j];
   }
   return sum;
 }
 
-WS_INLINE void store_scaled(T* row, int k, i64 step, int count, float (&e)[V], float inverse) {
-  Chunk<T> c;
+WS_INLINE void scale_chunk(Chunk<T>& c, float (&e)[V], float inverse) {
 #pragma unroll
   for (int j = 0; j < V; ++j) e[j] *= inverse;
   pack(c, e);
-  store_chunk<VECTOR>(row, k, step, count, c);
 }
 
 #if !LONG
 
-// A row in registers: memory is read once, and each power is computed once.
+constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
+constexpr int kWidth = LANES < 32 ? LANES : 32;
+
+// A row in registers: memory is read once, and each power is computed once. With BATCH, the loads of several rows are in
+// flight at once, and their warps meet at one barrier. A row past the last is the last one again, and is not stored.
 extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const SoftmaxParams p) {
-  __shared__ float scratch[2][LANES / 32];
-  const ThreadRow<LANES, ROWS> own;
+  __shared__ float scratch[BATCH][2][ROWS][kWarps];
+  const RowsOfThread<LANES, ROWS, BATCH> own;
   const int lane = own.lane;
-  const i64 index = own.index;
-  const bool exists = ROWS == 1 || index < p.num_rows;
-  const T* x = row_at<const T>(p.x, p.rows, 0, index);
-  if (VECTOR && exists && (int)blockIdx.x < p.blocks_ahead) {
+  const auto exists = [&](int b) { return ROWS * BATCH == 1 || own.index + b * ROWS < p.num_rows; };
+  const auto x_row = [&](int b) {
+    const i64 index = own.index + b * ROWS;
+    return row_at<const T>(p.x, p.rows, 0, exists(b) ? index : p.num_rows - 1);
+  };
+  if (VECTOR && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i)
-      if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) prefetch_chunk(x + (i * LANES + lane) * V, p.is_large);
+    for (int b = 0; b < BATCH; ++b) {
+      const T* x = x_row(b);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i)
+        if (VECTOR == kExact || (i * LANES + lane) * V < p.hidden) prefetch_chunk(x + (i * LANES + lane) * V, p.is_large);
+    }
   }
   begin_kernel();
-  if (!exists) return;
   const u64 policy = load_policy(p.is_large);
-  T* out = row_at<T>(p.out, p.rows, 1, index);
 
-  Chunk<T> row[ITEMS];
+  Chunk<T> row[BATCH][ITEMS];
+  u32 edge[BATCH][ITEMS];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V;
-    load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f), policy);
-  }
-  float pivot = kLowest;
+  for (int b = 0; b < BATCH; ++b) {
+    const T* x = x_row(b);
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int count = p.hidden - (i * LANES + lane) * V;
-    if (VECTOR == kExact || count > 0) pivot = raise_pivot(pivot, row[i], p.sign, count);
+    for (int i = 0; i < ITEMS; ++i)
+      begin_chunk<VECTOR, kWidth>(row[b][i], edge[b][i], x, (i * LANES + lane) * V, p.x_step, p.hidden, policy);
   }
-  pivot = warp_reduce<Pivot>(pivot);
-
-  float e[ITEMS][V], total = 0.0f;
+  float pivot[BATCH], total[BATCH], e[BATCH][ITEMS][V];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int count = p.hidden - (i * LANES + lane) * V;
-    if (VECTOR == kExact || count > 0) total += powers(e[i], row[i], p, pivot, count);
+  for (int b = 0; b < BATCH; ++b) {
+    const T* x = VECTOR == kDense ? x_row(b) : nullptr;
+    pivot[b] = kLowest;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * LANES + lane) * V, count = p.hidden - k;
+      end_chunk<VECTOR, kWidth>(row[b][i], edge[b][i], x, k, p.hidden);
+      if (takes_part(count)) pivot[b] = raise_pivot(pivot[b], row[b][i], p.sign, count);
+    }
+    pivot[b] = warp_reduce<Pivot, kWidth>(pivot[b]);
+    total[b] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int count = p.hidden - (i * LANES + lane) * V;
+      if (takes_part(count)) total[b] += powers(e[b][i], row[b][i], p, pivot[b], count);
+    }
+    total[b] = warp_reduce<Sum, kWidth>(total[b]);
   }
-  total = warp_reduce<Sum>(total);
-  float inverse = 1.0f / total;
 
   // Each warp used a pivot of its own; one barrier joins them.
-  constexpr int kWarps = LANES / 32;
   if (kWarps > 1) {
     if (lane % 32 == 0) {
-      scratch[0][lane / 32] = pivot;
-      scratch[1][lane / 32] = total;
+#pragma unroll
+      for (int b = 0; b < BATCH; ++b) {
+        scratch[b][0][own.place][lane / 32] = pivot[b];
+        scratch[b][1][own.place][lane / 32] = total[b];
+      }
     }
     __syncthreads();
-    const float theirs = scratch[0][lane % kWarps];
-    const float highest = warp_reduce<Pivot, kWarps>(theirs);
-    total = warp_reduce<Sum, kWarps>(scratch[1][lane % kWarps] * exp2_approx((theirs - highest) * p.magnitude));
-    inverse = exp2_approx((pivot - highest) * p.magnitude) / total;
   }
-
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-    if (VECTOR == kExact || count > 0) store_scaled(out, k, p.out_step, count, e[i], inverse);
+  for (int b = 0; b < BATCH; ++b) {
+    float inverse = 1.0f / total[b];
+    if (kWarps > 1) {
+      const float theirs = scratch[b][0][own.place][lane % kWarps];
+      const float highest = warp_reduce<Pivot, kWarps>(theirs);
+      const float sum = scratch[b][1][own.place][lane % kWarps] * exp2_approx((theirs - highest) * p.magnitude);
+      inverse = exp2_approx((pivot[b] - highest) * p.magnitude) / warp_reduce<Sum, kWarps>(sum);
+    }
+    T* out = row_at<T>(p.out, p.rows, 1, own.index + b * ROWS);
+    const int length = exists(b) ? p.hidden : 0;
+    if (VECTOR != kDense && !exists(b)) continue;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * LANES + lane) * V;
+      if (!takes_part(p.hidden - k)) continue;
+      scale_chunk(row[b][i], e[b][i], inverse);
+      put_chunk<VECTOR, kWidth>(out, k, p.out_step, length, row[b][i]);
+    }
   }
 }
 
@@ -148,20 +177,24 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const Softma
   T* out = row_at<T>(p.out, p.rows, 1, blockIdx.x);
   constexpr int kChunk = LANES * V;
   const int groups = (p.hidden + ITEMS * kChunk - 1) / (ITEMS * kChunk);
+  const u64 policy = load_policy(false);
 
   float pivot[1] = {kLowest}, total[1] = {0.0f};
   for (int g = 0; g < groups; ++g) {
     const int first = g * ITEMS * kChunk + threadIdx.x * V;
     Chunk<T> row[ITEMS];
+    u32 edge[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk;
-      load_chunk_l2<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k));
+      const int k = first + i * kChunk;
+      if (VECTOR == kDense) begin_chunk<VECTOR, 32>(row[i], edge[i], x, k, p.x_step, p.hidden, policy);
+      else load_chunk_l2<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k));
     }
     float higher = pivot[0];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int count = p.hidden - (first + i * kChunk);
+      const int k = first + i * kChunk, count = p.hidden - k;
+      end_chunk<VECTOR, 32>(row[i], edge[i], x, k, p.hidden);
       if (g * ITEMS + i < p.cached) cache[(g * ITEMS + i) * LANES] = row[i];
       if (count > 0) higher = raise_pivot(higher, row[i], p.sign, count);
     }
@@ -183,23 +216,27 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_long(const Softma
   for (int g = groups - 1; g >= 0; --g) {
     const int first = g * ITEMS * kChunk + threadIdx.x * V;
     Chunk<T> row[ITEMS];
+    u32 edge[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk;
+      const int k = first + i * kChunk;
       if (g * ITEMS + i < p.cached) {
         row[i] = cache[(g * ITEMS + i) * LANES];
+      } else if (VECTOR == kDense) {
+        begin_chunk<VECTOR, 32>(row[i], edge[i], x, k, p.x_step, p.hidden, policy);
       } else {
         load_chunk<VECTOR>(row[i], x, k, p.x_step, min(V, p.hidden - k), from_f32<T>(0.0f));
       }
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = first + i * kChunk, count = min(V, p.hidden - k);
+      const int k = first + i * kChunk, count = min(V, p.hidden - k);
       float e[V];
-      if (count > 0) {
-        powers(e, row[i], p, pivot[0], count);
-        store_scaled(out, k, p.out_step, count, e, inverse);
-      }
+      if (g * ITEMS + i >= p.cached) end_chunk<VECTOR, 32>(row[i], edge[i], x, k, p.hidden);
+      if (!takes_part(count)) continue;
+      powers(e, row[i], p, pivot[0], count);
+      scale_chunk(row[i], e, inverse);
+      put_chunk<VECTOR, 32>(out, k, p.out_step, p.hidden, row[i]);
     }
   }
 }
