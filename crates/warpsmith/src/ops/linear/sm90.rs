@@ -109,7 +109,7 @@ impl Config {
         if loads_early(p) && tile.x_rows > FEW_ROWS {
             // What a block does not need leaves room for the next kernel, which loads its own weights there. With very few rows
             // the next kernel would gather on the multiprocessors that are done first.
-            let needed = tile.k_tiles(p) * tile.rounds(p, units);
+            let needed = (tile.k_tiles(p) * tile.rounds(p, units)).max(2);
             stages = (needed..stages).find(|&stages| config.holds_rows_of_x(stages)).unwrap_or(stages);
         }
         Config { stages, ..config }

@@ -42,8 +42,8 @@ fn assert_compiles(p: &Problem, config: &Config) {
         assert_eq!(128 % if p.gate == Gate::Interleaved { n } else { columns }, 0);
     }
     let shared = config.shared_bytes();
-    assert!(config.stages() >= 2 && shared <= if blocks_per_unit == 1 { 232_448 } else { 115_712 });
-    assert!((config.stages() * tile.pieces - 1) * x_rows * 128 + m * 128 <= shared);
+    assert!(config.stages >= 2 && shared <= if blocks_per_unit == 1 { 232_448 } else { 115_712 });
+    assert!((config.stages * tile.pieces - 1) * x_rows * 128 + m * 128 <= shared);
 }
 
 #[test]
@@ -66,9 +66,10 @@ fn every_choice_is_one_that_compiles() {
                         all.push(Problem { x_order: Order::Columns, w_order: Order::Columns, ..plain });
                         all.push(Problem { out_order: Order::Any, scale_bits: 0.5f32.to_bits(), ..plain });
                     }
-                    for p in all {
+                    let constant = all.clone().into_iter().map(|p| Problem { constant_w: true, ..p });
+                    for p in all.iter().copied().chain(constant) {
                         match Tile::choose(&p, UNITS) {
-                            Some(tile) => assert_compiles(&p, &Config::of(&p, tile)),
+                            Some(tile) => assert_compiles(&p, &Config::of(&p, tile, UNITS)),
                             None => assert!(p.dequant == Dequant::Blocks && gate == Gate::Halves, "{p:?}"),
                         }
                         chosen += 1;
@@ -155,7 +156,7 @@ fn the_choice_is_among_the_fastest_measured() {
 fn long_products_hide_gelu_in_small_steps() {
     let small_steps_of = |tile, activation, size| {
         let p = Problem { activation, has_bias: true, ..problem(DType::BF16, size) };
-        Config::of(&p, tile).small_steps
+        Config::of(&p, tile, UNITS).small_steps
     };
     let small_steps = |tile, activation, k| small_steps_of(tile, activation, [4096, 4096, k]);
     let (in_turn, together) = (TILES[0], TILES[1]);
@@ -170,7 +171,7 @@ fn long_products_hide_gelu_in_small_steps() {
 fn tiles_follow_the_shape() {
     let choice = |size| {
         let p = problem(DType::BF16, size);
-        Config::of(&p, Tile::choose(&p, UNITS).unwrap()).describe()
+        Config::of(&p, Tile::choose(&p, UNITS).unwrap(), UNITS).describe()
     };
     assert_eq!(choice([4096, 4096, 4096]), "tiles of 128 x 256, two consumers, 4 stages");
     assert_eq!(choice([4096, 4096, 1024]), "tiles of 128 x 128, consumers in turn, 6 stages");
@@ -192,7 +193,7 @@ fn few_weights_come_ahead() {
     let bytes = |size| {
         let p = problem(DType::BF16, size);
         let tile = Tile::choose(&p, UNITS).unwrap();
-        Config::of(&p, tile).ahead(&p, UNITS) * tile.n * tile.pieces * STAGE_ROW / tile.cluster_m()
+        Config::of(&p, tile, UNITS).ahead(&p, UNITS) * tile.n * tile.pieces * STAGE_ROW / tile.cluster_m()
     };
     assert_eq!(bytes([1, 4096, 4096]), 64 << 10);
     // Half of a tile.
