@@ -129,4 +129,4 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
 ALL = [(op, variant) for op in all_ops().values() for variant in op.variants]
 IDS = [variant.name for _, variant in ALL]
 #: Ops whose optional arguments do not all go together.
-EXCLUSIVE = ("linear", "paged_attention", "attention", "kv_store")
+EXCLUSIVE = ("linear", "paged_attention", "attention", "kv_store", "qkv_store")

@@ -4,14 +4,17 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use warpsmith::jit::cache::{Cache, EntryId};
 use warpsmith::jit::pack::{self, Pack};
-use warpsmith::jit::{Arch, Compiled, Compiler, Jit, Origin, Output, Request, Source, Toolchain};
+use warpsmith::jit::{
+    Arch, CompileEvent, Compiled, Compiler, Jit, Origin, Output, Request, Source, Toolchain,
+    observe_compilation,
+};
 use warpsmith::{Error, Result};
 
 static SOURCE: Source = Source { name: "scale", code: "extern \"C\" __global__ void scale() {}" };
@@ -263,6 +266,25 @@ fn answers_from_memory_then_disk() {
     assert!(is_built(&jit.get(&request).unwrap()));
     let off = Jit::new(Vec::new(), bench.cache(), Toolchain::Off).get(&request).unwrap();
     assert!(matches!(&off.origin, Origin::Disk(path) if path.to_str().unwrap().contains("nvrtc13.1")));
+}
+
+#[test]
+fn compilations_are_told_about_and_nothing_else() {
+    static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    // Other tests compile meanwhile.
+    assert!(observe_compilation(|event| match event {
+        CompileEvent::Started { kernel: "watched" } => EVENTS.lock().unwrap().push("started".into()),
+        CompileEvent::Ended { kernel: "watched", ms } => EVENTS.lock().unwrap().push(format!("{}", ms >= 5)),
+        _ => {}
+    }));
+    assert!(!observe_compilation(|_| ()), "there is one already");
+    let bench = Bench::new();
+    let watched = Source { name: "watched", code: SOURCE.code };
+    let jit = bench.fresh();
+    for jit in [&jit, &jit, &bench.fresh()] {
+        jit.get(&Request::new(&watched, SM_80)).unwrap();
+        assert_eq!(*EVENTS.lock().unwrap(), ["started", "true"], "once, then from memory and from disk");
+    }
 }
 
 #[test]

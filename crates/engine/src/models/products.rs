@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::names::{Loader, Matrix, Part, stacked};
 use crate::error::Result;
-use warpsmith::op::Plan;
+use warpsmith::op::{Plan, survey};
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
 use warpsmith::{Device, Stream, Tensor, TensorView, TensorViewMut};
@@ -18,8 +18,8 @@ impl Packed {
     fn new(matrix: Matrix, gate: Gate) -> Result<Packed> {
         Ok(match matrix {
             Matrix::Plain(mut matrix) => {
-                // Products then load it while the kernel before them still runs.
-                if matrix.device() != Device::Cpu {
+                // Products on a GPU then load it while the kernel before them still runs. A survey asks what they need there.
+                if matrix.device() != Device::Cpu || survey::is_running() {
                     matrix.make_constant()?;
                 }
                 Packed::Plain(PackedWeight::gated(matrix, gate)?)

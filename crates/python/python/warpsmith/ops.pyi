@@ -535,23 +535,26 @@ def kv_store(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: Array, p
     to: type of the caches where they are made for a test; auto: that of k (auto, f8e4m3, f8e5m2)
     """
 
-def qkv_store(slots: Array, qkv: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, q_weight: Array | None = None, k_weight: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, eps: float = 1e-06) -> None:
+def qkv_store(slots: Array, qkv: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, q_weight: Array | None = None, k_weight: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, eps: float = 1e-06, to: str = 'auto') -> None:
     """Norm and rope of packed queries and keys; keys and values into a paged cache.
 
     slots: [num_tokens], i64 or i32: page * page_size + place in it, -1 to skip
     qkv: [num_tokens, heads, head_dim], queries, keys, values; queries are changed; changed
-    k_cache: [num_pages, page_size, num_kv_heads, head_dim]; changed
+    k_cache: [num_pages, page_size, num_kv_heads, head_dim], of the type of qkv, or 8-bit; changed
     v_cache: [num_pages, page_size, num_kv_heads, head_dim]; changed
     positions: [num_tokens], i64 or i32: queries and keys are rotated if given
     cos: [max_pos, rotary_dim / 2], f32: given with sin
     sin: [max_pos, rotary_dim / 2], f32
     q_weight: [head_dim], heads are normalised if given
     k_weight: [head_dim]
+    k_scale: [1 or num_kv_heads], f32: what keys are divided by, with 8-bit caches
+    v_scale: [1 or num_kv_heads], f32: what values are divided by
     layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
     theta: base of the frequencies
     rotary_dim: elements of a head that are rotated; 0 for all
     position_scale: factor on positions
     eps: added to the mean square where heads are normalised
+    to: type of the caches where they are made for a test; auto: that of qkv (auto, f8e4m3, f8e5m2)
     """
 
 def kv_copy(pairs: Array, cache: Array) -> None:

@@ -33,7 +33,9 @@ fn symbol(source: usize, address: usize) -> u64 {
 
 /// What a recording needs to know while the host half of a kernel runs.
 pub struct Recorder {
-    context: &'static Context,
+    /// None if the device is only described: then launches are listed, not prepared.
+    context: Option<&'static Context>,
+    listed: Mutex<Vec<(&'static CudaKernel, Defines)>>,
     /// The addresses of the call at hand, by source.
     arguments: Vec<usize>,
     maps: Mutex<Vec<(TensorMap, Patch)>>,
@@ -66,7 +68,23 @@ struct Params([u8; MOST_PARAMS]);
 impl Recorder {
     /// A recorder for a call whose arguments are at these addresses; zero for those left out.
     pub fn new(context: &'static Context, arguments: Vec<usize>) -> Recorder {
-        Recorder { context, arguments, maps: Mutex::default(), steps: Mutex::default() }
+        Recorder { context: Some(context), ..Recorder::imagined(arguments) }
+    }
+
+    /// A recorder that lists the functions that would be launched.
+    pub fn imagined(arguments: Vec<usize>) -> Recorder {
+        Recorder {
+            context: None,
+            listed: Mutex::default(),
+            arguments,
+            maps: Mutex::default(),
+            steps: Mutex::default(),
+        }
+    }
+
+    /// The functions that were listed.
+    pub fn into_functions(self) -> Vec<(&'static CudaKernel, Defines)> {
+        self.listed.into_inner().unwrap_or_else(|e| e.into_inner())
     }
 
     /// The stand-in for an argument's address.
@@ -95,6 +113,9 @@ impl Recorder {
     /// The map of a tensor at a symbolic address. Only its address is set anew for each launch.
     pub fn tensor_map(&self, tensor: &Tiled<'_>) -> Result<TensorMap> {
         let (source, delta) = self.resolve(tensor.address).ok_or_else(unknown_address)?;
+        if self.context.is_none() {
+            return Ok(TensorMap::placeholder(0));
+        }
         // The workspace has no address yet; any other that is aligned and that the driver takes will do.
         let base = self.arguments.get(source as usize).map_or(SOME_ADDRESS, |&address| address as u64);
         let address = base.wrapping_add_signed(delta);
@@ -119,8 +140,12 @@ impl Recorder {
         config: &LaunchConfig,
         params: &T,
     ) -> Result<()> {
-        let function = load(self.context, kernel, defines)?;
-        let props = self.context.info();
+        let Some(context) = self.context else {
+            lock(&self.listed).push((kernel, defines.clone()));
+            return Ok(());
+        };
+        let function = load(context, kernel, defines)?;
+        let props = context.info();
         let config = LaunchConfig { pdl: config.pdl || kernel.overlaps, ..*config };
         check_limits(function.name(), props, function.attributes(), &config)?;
         check_params(function.name(), props, function.attributes(), size_of::<T>())?;

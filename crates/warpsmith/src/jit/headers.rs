@@ -35,6 +35,7 @@ pub static HEADERS: &[Header] = headers![
     "fp8.cuh",
     "group.cuh",
     "hash.cuh",
+    "kv_cache.cuh",
     "l2.cuh",
     "linear.cuh",
     "linear_activation.cuh",

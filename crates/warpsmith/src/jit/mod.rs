@@ -14,6 +14,7 @@ pub mod headers;
 pub mod inspect;
 mod kernel;
 pub mod nvrtc;
+mod observe;
 pub mod pack;
 mod params;
 mod request;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use arch::Arch;
 pub use kernel::{CudaKernel, Defines};
+pub use observe::{CompileEvent, observe_compilation};
 pub use params::{AddressKind, Bits64, CType, Member, declare_struct};
 pub use request::{Key, Profile, Request, Source, source_hash};
 pub use service::{Jit, Toolchain};

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::cache::{Cache, EntryId};
+use super::observe::{CompileEvent, tell};
 use super::pack::Pack;
 use super::{Compiled, Compiler, Key, Origin, Request, nvrtc};
 use crate::{Error, Result, env};
@@ -103,8 +104,12 @@ impl Jit {
             return Ok(found);
         }
         let start = Instant::now();
-        let output = compiler.compile(request)?;
+        let kernel = request.source.name;
+        tell(CompileEvent::Started { kernel });
+        let output = compiler.compile(request);
         let ms = start.elapsed().as_millis() as u64;
+        tell(CompileEvent::Ended { kernel, ms });
+        let output = output?;
         // If storing fails, the cache keeps the reason as its warning.
         let _ = self.cache.put(&id, request.source.name, &output.cubin, &output.log);
         Ok(Compiled { cubin: output.cubin.into(), key, origin: Origin::Built { ms }, log: output.log })

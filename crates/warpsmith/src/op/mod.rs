@@ -19,6 +19,8 @@ mod shape;
 mod spec;
 #[cfg(test)]
 mod spec_tests;
+#[cfg(feature = "cuda")]
+pub mod survey;
 pub mod tuned;
 
 pub use any::AnyOp;
@@ -38,6 +40,15 @@ pub use spec::{
     ArgSpec, AttrKind, AttrSpec, Autocast, DTypeRule, DerivedSize, MAX_ARGS, MAX_ATTRS, OpSpec, Role,
     SizeRule, SizeSpec,
 };
+
+/// Surveys are of CUDA kernels.
+#[cfg(not(feature = "cuda"))]
+pub(crate) mod survey {
+    /// Never.
+    pub const fn is_running() -> bool {
+        false
+    }
+}
 
 use crate::error::Result;
 use std::fmt;

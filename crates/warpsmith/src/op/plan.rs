@@ -188,6 +188,10 @@ impl Plan {
         stream: Option<&Stream>,
     ) -> Result<Plan> {
         let hash = hash::<O>(args, attrs, select);
+        #[cfg(feature = "cuda")]
+        if let Some(plan) = super::survey::plan::<O>(hash, args, attrs, select)? {
+            return Ok(plan);
+        }
         {
             let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
             let known = plans.get(&hash).into_iter().flatten();
@@ -229,6 +233,14 @@ impl Plan {
         };
         let signature = Signature::of::<O>(args, attrs, select);
         Ok(Plan(Arc::new(Inner { signature, work, device, recently_used: AtomicBool::new(true) })))
+    }
+
+    /// A plan that does nothing.
+    #[cfg(feature = "cuda")]
+    pub(super) fn empty<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Plan {
+        let signature = Signature::of::<O>(args, attrs, select);
+        let recently_used = AtomicBool::new(true);
+        Plan(Arc::new(Inner { signature, work: None, device: args.device(), recently_used }))
     }
 
     /// The kernel it launches; nothing if there is nothing to do.

@@ -2,12 +2,12 @@
 
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, V, V_CACHE, V_SCALE};
 use crate::cpu::rows::{DenseRows, Narrow, for_vectors, index_at, load_at, store_at, with_float};
-use crate::cpu::scratch::{self, List};
+use crate::cpu::scratch;
 use crate::cpu::{
     CpuElement, Need, Region, Simd, Task, Tier, copy_bytes, dispatch, parallel_for_with_scratch,
     should_stream,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::Launch;
 use crate::ops::rope::cpu::{Factors, Head, Row};
 use crate::tensor::{DType, F8E4M3, F8E5M2};
@@ -21,10 +21,15 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tokens = p.num_tokens;
     scratch::with(Need::of::<i64>(tokens).and::<i64>(tokens), |mut region| {
-        let mut slots = region.list(tokens);
-        check_slots(launch, &mut slots)?;
-        let differ = all_differ(&slots, region.slice(tokens));
-        run_checked(launch, &slots, differ)
+        let (address, slots) = (launch.args.address(SLOTS), region.slice::<i64>(tokens));
+        // SAFETY: the call's slots, which are in the host's memory.
+        unsafe { p.slots.check(launch.args.spec().name, address) }?;
+        for (token, slot) in slots.iter_mut().enumerate() {
+            // SAFETY: as above; there are as many as tokens.
+            *slot = unsafe { p.slots.at(address, token) };
+        }
+        let differ = all_differ(slots, region.slice(tokens));
+        run_checked(launch, slots, differ)
     })
 }
 
@@ -63,24 +68,6 @@ fn need(p: &Problem) -> Need {
 /// Elements of a token that are rotated in f32 before they become 8-bit floats.
 fn wide_len(p: &Problem) -> usize {
     if p.from == p.to { 0 } else { p.num_heads * p.head_dim }
-}
-
-/// Adds the slot of each token to `slots`; -1 for those that are skipped.
-fn check_slots(launch: &Launch<'_, Problem>, slots: &mut List<'_, i64>) -> Result<()> {
-    let p = launch.problem;
-    let num_slots = p.num_pages * p.page_size;
-    for token in 0..p.num_tokens {
-        let offset = token * p.slot_stride as usize;
-        // SAFETY: the offset of an element of the tensor.
-        let slot = unsafe { index_at(launch.args.address(SLOTS), p.slot_dtype, offset) };
-        if !(-1..num_slots as i64).contains(&slot) {
-            let expected = format!("slots from 0 to below num_pages*page_size={num_slots}, or -1");
-            let got = format!("{slot} for token {token}");
-            return Err(Error::argument(launch.args.spec().name, "slots", expected, got));
-        }
-        slots.push(slot);
-    }
-    Ok(())
 }
 
 /// Whether no two tokens are stored at the same slot; `sorted` is room for all of them.
@@ -138,9 +125,9 @@ impl<T: CpuElement> Task for Store<'_, T> {
                 let whole = row.is_none() && side.is_one_run(p.head_dim);
                 let (heads, n) = if whole { (1, run) } else { (p.num_heads, p.head_dim) };
                 let [token_stride, head_stride, step] = side.source;
-                let [page, place, cache_head, cache_step] = side.cache;
+                let [_, _, cache_head, cache_step] = side.cache;
                 let from = (args.address(x) as *const T).wrapping_offset(token as isize * token_stride);
-                let at = (slot / p.page_size) as isize * page + (slot % p.page_size) as isize * place;
+                let at = p.slots.place(slot, side.cache);
                 for head in 0..heads as isize {
                     let out = args.address(cache) as *mut u8;
                     let out = out.wrapping_offset((at + head * cache_head) * size);
@@ -187,7 +174,7 @@ impl<T: CpuElement> Task for Store<'_, T> {
 ///
 /// # Safety
 /// The elements must be readable, and their places from `out` on writable.
-unsafe fn scatter(elements: *const u8, out: *mut u8, step: isize, size: usize, n: usize) {
+pub(in crate::ops) unsafe fn scatter(elements: *const u8, out: *mut u8, step: isize, size: usize, n: usize) {
     for i in 0..n {
         // SAFETY: `i < n`.
         unsafe { std::ptr::copy_nonoverlapping(elements.add(i * size), out.offset(i as isize * step), size) };
@@ -216,7 +203,7 @@ unsafe fn rotate<T: CpuElement>(
 ///
 /// # Safety
 /// `x` must be readable and `out` writable for `n` elements, the two apart.
-unsafe fn narrow<T: CpuElement>(
+pub(in crate::ops) unsafe fn narrow<T: CpuElement>(
     tier: Tier,
     (x, n): (*const T, usize),
     divisor: f32,

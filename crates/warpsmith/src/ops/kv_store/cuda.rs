@@ -1,5 +1,6 @@
 //! `kv_store` on CUDA devices: host half.
 
+use super::slots::Slots;
 use super::{COS, K, K_CACHE, K_SCALE, POSITIONS, Problem, SIN, SLOTS, Side, V, V_CACHE, V_SCALE};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag, grid_blocks};
@@ -20,6 +21,35 @@ const ITEMS: usize = 4;
 const FULL_BLOCKS: usize = 4;
 
 kernel_params! {
+    /// The slots of a call's tokens, as `kv_cache.cuh` takes them.
+    pub(in crate::ops) struct KvSlots {
+        at: u64,
+        stride: i64,
+        count: Bits64,
+        page_size: u32,
+        /// The page of a slot is `slot * page_factor >> page_shift`.
+        page_factor: u32, page_shift: u32,
+        wide: i32,
+    }
+}
+
+impl KvSlots {
+    /// There must be fewer than 2^31.
+    pub fn new(slots: &Slots, at: u64) -> KvSlots {
+        let (page_factor, page_shift) = division(slots.page_size);
+        KvSlots {
+            at,
+            stride: slots.stride as i64,
+            count: Bits64(slots.count() as u64),
+            page_size: slots.page_size as u32,
+            page_factor,
+            page_shift,
+            wide: (slots.dtype == DType::I64) as i32,
+        }
+    }
+}
+
+kernel_params! {
     struct KvSide {
         x: u64, cache: u64, scale: u64,
         token_stride: i64, head_stride: i64, step: i64,
@@ -33,14 +63,11 @@ kernel_params! {
 
 kernel_params! {
     struct KvStoreParams {
-        slots: u64, positions: u64,
-        slot_stride: i64, position_stride: i64,
-        num_tokens: i64, num_slots: Bits64,
-        page_size: u32,
-        /// The page of a slot is `slot * page_factor >> page_shift`.
-        page_factor: u32, page_shift: u32,
-        v_per_k: u32,
-        wide_slots: i32, wide_positions: i32,
+        slots: KvSlots,
+        positions: u64,
+        position_stride: i64,
+        num_tokens: i64,
+        v_per_k: u32, wide_positions: i32,
         /// Keys, then values.
         sides: [KvSide; 2],
         rotary: Rotary,
@@ -108,8 +135,7 @@ fn variants() -> Vec<Defines> {
 pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     Kernel::cuda(name, &DEVICE, run).configured(|p, info| Tiling::new(p, info).to_string()).when(|p, _| {
         let most = i32::MAX as usize;
-        let slots = p.num_pages.saturating_mul(p.page_size);
-        if p.num_tokens.max(slots) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2 {
+        if p.num_tokens.max(p.slots.count()) > most || p.num_heads.saturating_mul(p.head_dim) > most / 2 {
             return Err(format!("more than {most} tokens or slots, or {} elements of a token", most / 2));
         }
         match p.rotation.is_some_and(|rotation| rotation.pairs() > MAX_PAIRS) {
@@ -225,20 +251,13 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
             unused: 0,
         }
     };
-    let (page_factor, page_shift) = division(p.page_size);
     let tables = [COS, SIN].map(|index| launch.args.address(index));
     let params = KvStoreParams {
-        slots: at(SLOTS),
+        slots: KvSlots::new(&p.slots, at(SLOTS)),
         positions: at(POSITIONS),
-        slot_stride: p.slot_stride as i64,
         position_stride: p.positions.map_or(0, |(_, stride)| stride as i64),
         num_tokens: p.num_tokens as i64,
-        num_slots: Bits64((p.num_pages * p.page_size) as u64),
-        page_size: p.page_size as u32,
-        page_factor,
-        page_shift,
         v_per_k: tiling.v_per_k() as u32,
-        wide_slots: (p.slot_dtype == DType::I64) as i32,
         wide_positions: p.positions.is_some_and(|(dtype, _)| dtype == DType::I64) as i32,
         sides: [side(0, K, K_CACHE, K_SCALE), side(1, V, V_CACHE, V_SCALE)],
         rotary: tiling.rotated.as_ref().map_or(Rotary::NONE, |shape| shape.rotary(tables, 0)),

@@ -9,10 +9,9 @@
 // Defines: ELEM, CACHE (element types), VECTOR (columns are dense on both sides and aligned to their size), ROPE (0: none,
 // 1: angles, 2: tables), INTERLEAVED, ITEMS.
 
-#include "warpsmith/division.cuh"
 #include "warpsmith/group.cuh"
+#include "warpsmith/kv_cache.cuh"
 #include "warpsmith/l2.cuh"
-#include "warpsmith/math.cuh"
 #include "warpsmith/rope.cuh"
 
 using namespace warpsmith;
@@ -25,46 +24,16 @@ constexpr int kThreads = kRotaryThreads;
 constexpr bool kCasts = sizeof(T) != sizeof(U);
 
 // The slot of a token. It is loaded long before it is used, also for tokens past the end.
-WS_INLINE i64 slot_of(const KvStoreParams& p, u32 token) {
-  return load_integer(p.slots, p.wide_slots, min(token, (u32)p.num_tokens - 1) * p.slot_stride);
-}
+WS_INLINE i64 slot_of(const KvStoreParams& p, u32 token) { return slot_at(p.slots, min(token, (u32)p.num_tokens - 1)); }
 
-// Elements from the start of a cache to the first head of a slot, or -1 if there is no such slot. Converted to unsigned, a
-// negative slot is too large.
+// Elements from the start of a cache to the first head of a slot, or -1 if there is no such slot.
 WS_INLINE i64 place_of(const KvStoreParams& p, const KvSide& side, i64 slot) {
-  if ((u64)slot >= p.num_slots) return -1;
-  const u32 page = divide((u32)slot, p.page_factor, p.page_shift);
-  return page * side.page_stride + ((u32)slot - page * p.page_size) * side.place_stride;
+  return place_at(p.slots, slot, side.page_stride, side.place_stride);
 }
-
-// Divides many numbers by the same scale. Before rounding, a quotient has a relative error of 2^-44, so that rounded to
-// 8 bits it is that of __fdiv_rn, without the special cases which that distinguishes for each element.
-struct ScaleDivisor {
-  float scale, inverse, factor;
-
-  WS_INLINE explicit ScaleDivisor(float given) {
-    // Scaling both sides by a power of two keeps inverse and correction in range. What overflows because of it would
-    // saturate anyway; what underflows is zero in 8 bits. The sign is moved to the numerator: with a positive scale the
-    // correction preserves the sign of zero.
-    factor = fabsf(given) < 1e-15f ? 0x1p100f : fabsf(given) > 1e15f ? 0x1p-100f : 1.0f;
-    factor = copysignf(factor, given);
-    scale = given * factor;
-    inverse = reciprocal(scale);
-    // An infinite scale has a zero inverse; the product of the two would be NaN.
-    if (inverse == 0.0f) scale = 0.0f;
-  }
-  WS_INLINE float operator()(float x) const {
-    x *= factor;
-    const float first = x * inverse;
-    const float q = fmaf(-fmaf(scale, first, -x), inverse, first);
-    // The correction would turn infinity into NaN.
-    return fabsf(first) < 1e30f ? q : first;
-  }
-};
 
 // What a head of the cache is divided by; one if there are no scales.
 WS_INLINE ScaleDivisor divisor_of(const KvSide& side, int head) {
-  return ScaleDivisor(kCasts && side.scale ? ((const float*)side.scale)[head * side.scale_stride] : 1.0f);
+  return kCasts ? divisor_at(side.scale, side.scale_stride, head) : ScaleDivisor(1.0f);
 }
 
 WS_INLINE void put_values(const KvSide& side, U* head, i64 at, const float (&values)[V], const ScaleDivisor& divided) {

@@ -22,11 +22,12 @@
 
 #[cfg(feature = "lab")]
 mod cases;
-mod cpu;
+pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(in crate::ops) mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
+pub(in crate::ops) mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,7 @@ use crate::op::{
 };
 use crate::ops::rope::{self, Rotation};
 use crate::tensor::{DType, TensorView, TensorViewMut};
+use slots::Slots;
 
 const K: usize = 0;
 const V: usize = 1;
@@ -77,16 +79,13 @@ impl Side {
 pub struct Problem {
     from: DType,
     to: DType,
-    slot_dtype: DType,
-    slot_stride: isize,
+    slots: Slots,
     /// Type and stride of the positions, if keys are rotated.
     positions: Option<(DType, isize)>,
     rotation: Option<Rotation>,
     num_tokens: usize,
     num_heads: usize,
     head_dim: usize,
-    num_pages: usize,
-    page_size: usize,
     /// Keys, then values.
     sides: [Side; 2],
     num_scales: [usize; 2],
@@ -98,7 +97,7 @@ pub struct Problem {
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = Forward::SPEC.name;
     let mut sizes = Matcher::of(args, attrs)?;
-    let (from, to, slots) = (args.at(K).dtype(), args.at(K_CACHE).dtype(), args.at(SLOTS));
+    let (from, to) = (args.at(K).dtype(), args.at(K_CACHE).dtype());
     let (num_tokens, num_heads, head_dim) =
         (sizes.size("num_tokens"), sizes.size("num_kv_heads"), sizes.size("head_dim"));
 
@@ -113,20 +112,11 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         return Err(Error::argument(op, "positions", "a tensor, because there are tables", "nothing"));
     }
 
-    let mut num_scales = [0; 2];
-    for (t, (name, index)) in [("k_scale", K_SCALE), ("v_scale", V_SCALE)].into_iter().enumerate() {
-        let Some(scale) = args.get(index) else { continue };
-        if to.size() != 1 {
-            let expected = "nothing, because the caches are not of an 8-bit type";
-            return Err(Error::argument(op, name, expected, "a tensor"));
-        }
-        num_scales[t] = scale.layout().numel();
-    }
-
-    let sides = [(K, K_CACHE, K_SCALE), (V, V_CACHE, V_SCALE)].map(|(x, cache, scale)| Side {
+    let scales = check_scales(args, [K_SCALE, V_SCALE], to)?;
+    let sides = [(K, K_CACHE, scales[0]), (V, V_CACHE, scales[1])].map(|(x, cache, scale)| Side {
         source: args.at(x).layout().strides().try_into().expect("three dimensions"),
         cache: args.at(cache).layout().strides().try_into().expect("four dimensions"),
-        scale: args.get(scale).map(|s| if s.layout().numel() == 1 { 0 } else { s.layout().step() }),
+        scale,
     });
     let piece = 16 / from.size();
     let vector = rotation.is_none_or(|r| r.pairs().is_multiple_of(piece))
@@ -134,19 +124,39 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     Ok(Problem {
         from,
         to,
-        slot_dtype: slots.dtype(),
-        slot_stride: slots.layout().step(),
+        slots: Slots::of(args, SLOTS, &sizes),
         positions: position,
         rotation,
         num_tokens,
         num_heads,
         head_dim,
-        num_pages: sizes.size("num_pages"),
-        page_size: sizes.size("page_size"),
         sides,
-        num_scales,
+        num_scales: [K_SCALE, V_SCALE].map(|index| args.get(index).map_or(0, |s| s.layout().numel())),
         vector,
     })
+}
+
+/// Distances of the heads' scales of keys and values, where there are some: only with caches of 8 bits.
+pub(in crate::ops) fn check_scales(
+    args: &Args<'_>,
+    indices: [usize; 2],
+    cache: DType,
+) -> Result<[Option<isize>; 2]> {
+    let mut steps = [None; 2];
+    for (step, index) in steps.iter_mut().zip(indices) {
+        let Some(scale) = args.get(index) else { continue };
+        if cache.size() != 1 {
+            let expected = "nothing, because the caches are not of an 8-bit type";
+            return Err(Error::argument(
+                args.spec().name,
+                args.spec().args[index].name,
+                expected,
+                "a tensor",
+            ));
+        }
+        *step = Some(if scale.layout().numel() == 1 { 0 } else { scale.layout().step() });
+    }
+    Ok(steps)
 }
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -233,7 +243,7 @@ impl Op for Forward {
 
     fn cost(p: &Problem) -> Cost {
         let elements = (p.num_tokens * p.num_heads * p.head_dim) as f64;
-        let indices = p.slot_dtype.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
+        let indices = p.slots.dtype.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
         let tables = p.rotation.map_or(0, |r| r.table_bytes(p.num_tokens));
         let scales = (p.num_scales[0] + p.num_scales[1]) * size_of::<f32>();
         let rotations = p.rotation.map_or(0, |r| p.num_tokens * p.num_heads * r.pairs()) as f64;
@@ -268,6 +278,8 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type KvStore<'a> = Call<'a, Forward>;
 
+rope::options!(Forward, position_scale, [COS, SIN]);
+
 impl<'a> Call<'a, Forward> {
     /// Stores the heads of `k` and `v` at their tokens' `slots`.
     pub fn new(
@@ -281,31 +293,6 @@ impl<'a> Call<'a, Forward> {
     /// Rotates the keys by their tokens' `positions` first; the next options say how.
     pub fn rope(self, positions: impl Into<TensorView<'a>>) -> Self {
         self.input(POSITIONS, positions)
-    }
-
-    /// Pairs of the rotation are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
-    pub fn interleaved(self) -> Self {
-        self.choice(rope::LAYOUT, 1)
-    }
-
-    /// The base of the rotation's frequencies (10000 unless set).
-    pub fn theta(self, theta: f64) -> Self {
-        self.float(rope::THETA, theta)
-    }
-
-    /// Rotates only the first `rotary_dim` elements of a head.
-    pub fn rotary_dim(self, rotary_dim: usize) -> Self {
-        self.int(rope::ROTARY_DIM, rotary_dim)
-    }
-
-    /// Multiplies positions by `scale`.
-    pub fn position_scale(self, scale: f64) -> Self {
-        self.float(rope::SCALE, scale)
-    }
-
-    /// Takes the rotation's cosine and sine from tables instead of computing them.
-    pub fn tables(self, cos: impl Into<TensorView<'a>>, sin: impl Into<TensorView<'a>>) -> Self {
-        self.input(COS, cos).input(SIN, sin)
     }
 
     /// Divides keys and values by these before they are rounded to the 8-bit type of the caches.

@@ -6,7 +6,7 @@ use crate::cpu::Tier;
 use crate::cpu::gemm::{self, Isa, PackedWeights};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::op::Call;
+use crate::op::{Call, survey};
 use crate::tensor::{Tensor, TensorView};
 
 /// A weight of `linear` that was rearranged for the processor: calls with it need not do so again, which counts most where
@@ -57,6 +57,8 @@ impl PackedWeight {
         let view = w.view();
         let strides = view.layout().strides();
         let packed = match w.device() {
+            // There, the tensor stands for one of a GPU.
+            Device::Cpu if survey::is_running() => None,
             Device::Cpu => {
                 let weight = Weight { data: view.address(), dtype, n, k, row: strides[0], col: strides[1] };
                 // SAFETY: the matrix is that of a live tensor.

@@ -76,6 +76,12 @@ impl SharedPrefixes {
         Ok(SharedPrefixes { levels })
     }
 
+    /// One level of groups that are known already: the requests of each, one group after the other, and the keys that they
+    /// share.
+    pub fn of_groups(groups: Vec<(Range<usize>, usize)>) -> SharedPrefixes {
+        SharedPrefixes { levels: if groups.is_empty() { Vec::new() } else { vec![groups] } }
+    }
+
     /// Leaves out what takes longer than it saves: where prefixes are short or groups small, every request reads its own keys
     /// sooner than launches for groups and merges end. The op itself knows the shapes alone, and takes tables to be
     /// full; here the lengths are known. `k_pages` are those of the call. On the CPU nothing is left: it does not read
@@ -132,6 +138,22 @@ impl SharedPrefixes {
         self.levels.len()
     }
 
+    /// The numbers of one level's `group_starts` and `prefix_lens`, filled up to `width` groups with empty ones: for calls whose
+    /// shapes are fixed. `None` if there is more than one level, or more groups.
+    pub fn one_level(&self, width: usize) -> Option<[Vec<i32>; 2]> {
+        let (mut starts, mut lens) = match &self.levels[..] {
+            [] => (vec![0], Vec::new()),
+            [groups] => row(groups),
+            _ => return None,
+        };
+        if lens.len() > width {
+            return None;
+        }
+        starts.resize(width + 1, starts[starts.len() - 1]);
+        lens.resize(width, 0);
+        Some([starts, lens])
+    }
+
     /// `group_starts` and `prefix_lens` on a device: runs of requests that share nothing are groups without keys.
     pub fn tensors(&self, device: Device) -> Result<[Tensor; 2]> {
         let rows: Vec<(Vec<i32>, Vec<i32>)> = self.levels.iter().map(|groups| row(groups)).collect();
@@ -183,6 +205,18 @@ mod tests {
         // Inside the first, {1, 2} and {3, 4} share a third page.
         assert_eq!(starts[4..], [1.0, 3.0, 5.0, 5.0]);
         assert_eq!(lens[3..], [12.0, 12.0, 0.0]);
+    }
+
+    #[test]
+    fn known_groups_fill_a_fixed_shape() {
+        let shared = SharedPrefixes::of_groups(vec![(1..3, 8), (5..9, 16)]);
+        assert_eq!(shared.one_level(5), Some([vec![1, 3, 5, 9, 9, 9], vec![8, 0, 16, 0, 0]]));
+        assert_eq!(shared.one_level(3), Some([vec![1, 3, 5, 9], vec![8, 0, 16]]));
+        assert_eq!(shared.one_level(2), None, "with the gap they are three");
+        let none = SharedPrefixes::of_groups(Vec::new());
+        assert_eq!((none.levels(), none.one_level(2)), (0, Some([vec![0; 3], vec![0; 2]])));
+        let pages: [&[i32]; 3] = [&[1, 2], &[1, 2], &[1, 3]];
+        assert_eq!(SharedPrefixes::find(&pages, &[8, 8, 8], 4).unwrap().one_level(9), None, "two levels");
     }
 
     #[test]

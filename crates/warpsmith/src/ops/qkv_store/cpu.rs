@@ -1,10 +1,13 @@
 //! `qkv_store` on the CPU, one source for all tiers. Each head of queries and keys is computed in f32, in scratch.
 
-use super::{COS, K_CACHE, K_WEIGHT, POSITIONS, Problem, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE};
+use super::{
+    COS, K_CACHE, K_SCALE, K_WEIGHT, POSITIONS, Problem, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE, V_SCALE,
+};
 use crate::cpu::rows::{for_vectors, index_at, load_at, store_at, with_float};
 use crate::cpu::{CpuElement, Need, Region, Simd, Task, dispatch, parallel_for_with_scratch};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::Launch;
+use crate::ops::kv_store::cpu::{narrow, scatter as scatter_bytes};
 use crate::ops::rope::cpu::{Factors, Head, Row};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,7 +17,8 @@ const GRAIN: usize = 1 << 14;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    check_slots(launch)?;
+    // SAFETY: the call's slots, which are in the host's memory.
+    unsafe { p.slots.check(launch.args.spec().name, launch.args.address(SLOTS)) }?;
     if let Some(rotation) = p.rotation {
         let positions = (0..p.num_tokens).map(|token| position(launch, token));
         rotation.check_positions(launch.args.spec().name, positions)?;
@@ -24,6 +28,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_deref()));
     let factors = factors.as_ref();
     let mut need = Need::of::<f32>(p.head_dim).and::<f32>(p.head_dim).and::<f32>(p.head_dim);
+    need = need.and::<u8>(p.head_dim);
     if let Some(rotation) = p.rotation {
         need = need.plus(Row::need(&rotation));
     }
@@ -40,26 +45,6 @@ fn position(launch: &Launch<'_, Problem>, token: usize) -> i64 {
     let (dtype, stride) = launch.problem.positions.expect("heads are rotated by positions");
     // SAFETY: one of the tensor's elements.
     unsafe { index_at(launch.args.address(POSITIONS), dtype, token * stride as usize) }
-}
-
-fn slot(launch: &Launch<'_, Problem>, token: usize) -> i64 {
-    let (dtype, stride) = launch.problem.slots;
-    // SAFETY: one of the tensor's elements.
-    unsafe { index_at(launch.args.address(SLOTS), dtype, token * stride as usize) }
-}
-
-fn check_slots(launch: &Launch<'_, Problem>) -> Result<()> {
-    let p = launch.problem;
-    let num_slots = p.num_pages * p.page_size;
-    for token in 0..p.num_tokens {
-        let slot = slot(launch, token);
-        if !(-1..num_slots as i64).contains(&slot) {
-            let expected = format!("slots from 0 to below num_pages*page_size={num_slots}, or -1");
-            let got = format!("{slot} for token {token}");
-            return Err(Error::argument(launch.args.spec().name, "slots", expected, got));
-        }
-    }
-    Ok(())
 }
 
 struct Store<'a, T> {
@@ -87,40 +72,58 @@ impl<T: CpuElement> Task for Store<'_, T> {
             }
             weight
         });
+        // A head of 8-bit floats whose places are apart, before it is put there.
+        let dense = self.region.slice::<u8>(dim).as_mut_ptr();
         let mut row = p.rotation.map(|rotation| Row::new(&mut self.region, &rotation));
         for token in self.tokens.clone() {
             if let (Some(row), Some(factors)) = (&mut row, self.factors) {
                 // SAFETY: `run` has bound the positions to the tables.
                 unsafe { row.fill(s, factors, position(self.launch, token)) };
             }
-            let slot = usize::try_from(slot(self.launch, token)).ok();
+            // SAFETY: the call's slots; there are as many as tokens.
+            let slot = unsafe { p.slots.at(args.address(SLOTS), token) };
+            let slot = usize::try_from(slot).ok();
             for head in 0..p.heads() {
                 let is_query = head < p.num_heads;
                 let is_value = head >= p.num_heads + p.num_kv_heads;
                 let offset = token as isize * p.qkv[0] + head as isize * p.qkv[1];
                 let x = (args.address(QKV) as *mut T).wrapping_offset(offset);
+                let side = is_value as usize;
+                let kv_head = head.wrapping_sub(p.num_heads + side * p.num_kv_heads);
                 let target = if is_query {
                     p.computes().then_some((x, p.qkv[2]))
                 } else {
-                    slot.map(|slot| self.target(is_value, head, slot))
+                    slot.map(|slot| self.target(side, kv_head, slot))
                 };
                 let Some(target) = target else { continue };
+                let casts = !is_query && p.to != p.dtype;
                 // SAFETY: `check` bound all shapes to these sizes and strides, `run` the slots to the caches; threads get
                 // disjoint tokens, whose slots differ. A head is read before it is written.
                 unsafe {
-                    if is_value || !p.computes() {
+                    let computes = !is_value && p.computes();
+                    if !computes && !casts {
                         copy((x, p.qkv[2]), target, dim);
                         continue;
                     }
                     gather(s, (x.cast_const(), p.qkv[2]), values);
-                    if p.weights.is_some() {
+                    if computes && p.weights.is_some() {
                         normalise(s, values, weights[!is_query as usize], f32::from_bits(p.eps_bits));
                     }
-                    if let Some(row) = &row {
+                    if let Some(row) = row.as_ref().filter(|_| computes) {
                         let at = values.as_mut_ptr();
                         Head { row, x: at.cast_const(), out: at, stream: false }.rotate(self.launch.tier);
                     }
-                    scatter(s, values, target);
+                    if casts {
+                        let (out, step) = (target.0.cast::<u8>(), target.1);
+                        let to = (p.to, if step == 1 { out } else { dense });
+                        let x = (values.as_ptr(), dim);
+                        narrow(self.launch.tier, x, self.divisor(side, kv_head), to, false);
+                        if step != 1 {
+                            scatter_bytes(dense, out, step, 1, dim);
+                        }
+                    } else {
+                        scatter(s, values, target);
+                    }
                 }
             }
         }
@@ -128,15 +131,23 @@ impl<T: CpuElement> Task for Store<'_, T> {
 }
 
 impl<T: CpuElement> Store<'_, T> {
-    /// Where a head of keys or values goes, and the distance of its elements.
+    /// Where a head of keys or values goes, and the distance of its elements, which have the size of the cache's.
     #[inline(always)]
-    fn target(&self, is_value: bool, head: usize, slot: usize) -> (*mut T, isize) {
+    fn target(&self, side: usize, head: usize, slot: usize) -> (*mut T, isize) {
         let p = self.launch.problem;
-        let head = head - p.num_heads - if is_value { p.num_kv_heads } else { 0 };
-        let [page, place, head_stride, step] = p.caches[is_value as usize];
-        let at = (slot / p.page_size) as isize * page + (slot % p.page_size) as isize * place;
-        let cache = self.launch.args.address(if is_value { V_CACHE } else { K_CACHE }) as *mut T;
-        (cache.wrapping_offset(at + head as isize * head_stride), step)
+        let [_, _, head_stride, step] = p.caches[side];
+        let at = p.slots.place(slot, p.caches[side]) + head as isize * head_stride;
+        let cache = self.launch.args.address([K_CACHE, V_CACHE][side]) as *mut u8;
+        (cache.wrapping_offset(at * p.to.size() as isize).cast(), step)
+    }
+
+    /// What a head of keys or values is divided by.
+    fn divisor(&self, side: usize, head: usize) -> f32 {
+        self.launch.problem.scales[side].map_or(1.0, |step| {
+            let scales = self.launch.args.address([K_SCALE, V_SCALE][side]) as *const f32;
+            // SAFETY: one scale, or one for each head.
+            unsafe { *scales.offset(head as isize * step) }
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! `qkv_store` on CUDA devices: host half.
 
-use super::{COS, K_CACHE, K_WEIGHT, POSITIONS, Problem, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE};
+use super::{
+    COS, K_CACHE, K_SCALE, K_WEIGHT, POSITIONS, Problem, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE, V_SCALE,
+};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag, grid_blocks};
 use crate::device::DeviceInfo;
@@ -9,6 +11,7 @@ use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
+use crate::ops::kv_store::cuda::KvSlots;
 use crate::ops::rope::cuda::{Heads, MAX_PAIRS, Rotary, Shape};
 use crate::tensor::DType;
 
@@ -23,24 +26,25 @@ const MAX_HEAD_DIM: usize = 1024;
 kernel_params! {
     /// Keys or values; distances are in elements.
     struct QkvCache {
-        at: u64,
+        at: u64, scale: u64,
         page_stride: i64, place_stride: i64, head_stride: i64, step: i64,
+        scale_stride: i64,
     }
 }
 
 kernel_params! {
     /// Addresses are zero for what is left out; distances are in elements.
     struct QkvStoreParams {
-        qkv: u64, slots: u64, positions: u64, q_weight: u64, k_weight: u64,
+        qkv: u64, positions: u64, q_weight: u64, k_weight: u64,
+        slots: KvSlots,
         token_stride: i64, head_stride: i64, step: i64,
-        slot_stride: i64, position_stride: i64,
+        position_stride: i64,
         q_weight_step: i64, k_weight_step: i64,
-        num_slots: i64,
         /// Keys, then values.
         caches: [QkvCache; 2],
-        page_size: u32, head_blocks: u32,
+        head_blocks: u32,
         heads: u32, num_heads: u32, num_kv_heads: u32, head_dim: u32,
-        wide_slots: i32, wide_positions: i32,
+        wide_positions: i32,
         eps: f32, unused: u32,
         rotary: Rotary,
     }
@@ -60,6 +64,8 @@ static DEVICE: CudaKernel = CudaKernel {
 #[derive(Clone, Copy)]
 struct Variant {
     dtype: DType,
+    /// The type of the caches.
+    to: DType,
     /// Elements of a head that a lane holds; 0 where heads go through shared memory.
     per_lane: usize,
     /// 0: none, 1: angles, 2: tables.
@@ -71,11 +77,11 @@ struct Variant {
 impl Variant {
     fn of(p: &Problem) -> Variant {
         let per_lane = p.head_dim / 32;
-        let bytes = (per_lane * p.dtype.size()).min(16);
-        let whole = p.head_dim == 32 * per_lane && [2, 4, 8].contains(&per_lane) && p.alignment >= bytes;
+        let whole = p.head_dim == 32 * per_lane && [2, 4, 8].contains(&per_lane) && p.piece >= per_lane;
         let all_rotated = p.rotation.is_none_or(|rotation| rotation.rotary_dim == p.head_dim);
         Variant {
             dtype: p.dtype,
+            to: p.to,
             per_lane: if whole && all_rotated { per_lane } else { 0 },
             rope: p.rotation.map_or(0, |rotation| 1 + rotation.tables.is_some() as u8),
             interleaved: p.rotation.is_some_and(|rotation| rotation.interleaved),
@@ -86,6 +92,7 @@ impl Variant {
     fn defines(self) -> Defines {
         vec![
             element(self.dtype),
+            ("CACHE", self.to.name().into()),
             ("PER_LANE", self.per_lane.to_string()),
             ("ROPE", self.rope.to_string()),
             flag("INTERLEAVED", self.interleaved),
@@ -97,10 +104,12 @@ impl Variant {
 fn variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
-        for per_lane in [0, 2, 4, 8] {
-            for (rope, interleaved) in [(0, false), (1, false), (1, true), (2, false), (2, true)] {
-                for norm in [false, true] {
-                    all.push(Variant { dtype, per_lane, rope, interleaved, norm }.defines());
+        for to in [dtype, DType::F8E4M3, DType::F8E5M2] {
+            for per_lane in [0, 2, 4, 8] {
+                for (rope, interleaved) in [(0, false), (1, false), (1, true), (2, false), (2, true)] {
+                    for norm in [false, true] {
+                        all.push(Variant { dtype, to, per_lane, rope, interleaved, norm }.defines());
+                    }
                 }
             }
         }
@@ -118,7 +127,7 @@ pub(super) const KERNEL: Kernel<Problem> = Kernel::cuda("qkv_store_cuda", &DEVIC
     })
     .when(|p, _| {
         let most = i32::MAX as usize;
-        if p.num_pages.saturating_mul(p.page_size) > most || p.heads() > most / 2 {
+        if p.slots.count() > most || p.heads() > most / 2 {
             return Err(format!("more than {most} slots or {} heads", most / 2));
         }
         if p.head_dim > MAX_HEAD_DIM {
@@ -144,12 +153,17 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let head_blocks = head_blocks(p, launch.info);
     let blocks = grid_blocks("qkv_store", p.num_tokens.saturating_mul(head_blocks))?;
     let variant = Variant::of(p);
-    let cache = |index: usize, strides: [isize; 4]| QkvCache {
-        at: at(index),
-        page_stride: strides[0] as i64,
-        place_stride: strides[1] as i64,
-        head_stride: strides[2] as i64,
-        step: strides[3] as i64,
+    let cache = |side: usize| {
+        let [page_stride, place_stride, head_stride, step] = p.caches[side].map(|stride| stride as i64);
+        QkvCache {
+            at: at([K_CACHE, V_CACHE][side]),
+            scale: at([K_SCALE, V_SCALE][side]),
+            page_stride,
+            place_stride,
+            head_stride,
+            step,
+            scale_stride: p.scales[side].unwrap_or(0) as i64,
+        }
     };
     let rotary = p.rotation.map_or(Rotary::NONE, |rotation| {
         let Problem { num_tokens, num_heads, head_dim, .. } = *p;
@@ -162,26 +176,22 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let [q_weight_step, k_weight_step] = p.weights.unwrap_or([0; 2]).map(|step| step as i64);
     let params = QkvStoreParams {
         qkv: at(QKV),
-        slots: at(SLOTS),
         positions: at(POSITIONS),
         q_weight: at(Q_WEIGHT),
         k_weight: at(K_WEIGHT),
+        slots: KvSlots::new(&p.slots, at(SLOTS)),
         token_stride: p.qkv[0] as i64,
         head_stride: p.qkv[1] as i64,
         step: p.qkv[2] as i64,
-        slot_stride: p.slots.1 as i64,
         position_stride: p.positions.map_or(0, |(_, stride)| stride as i64),
         q_weight_step,
         k_weight_step,
-        num_slots: (p.num_pages * p.page_size) as i64,
-        caches: [cache(K_CACHE, p.caches[0]), cache(V_CACHE, p.caches[1])],
-        page_size: p.page_size as u32,
+        caches: [cache(0), cache(1)],
         head_blocks: head_blocks as u32,
         heads: p.heads() as u32,
         num_heads: p.num_heads as u32,
         num_kv_heads: p.num_kv_heads as u32,
         head_dim: p.head_dim as u32,
-        wide_slots: (p.slots.0 == DType::I64) as i32,
         wide_positions: p.positions.is_some_and(|(dtype, _)| dtype == DType::I64) as i32,
         eps: f32::from_bits(p.eps_bits),
         unused: 0,

@@ -8,25 +8,22 @@
 // pair is with the lane 16 further, or with INTERLEAVED its neighbour. With PER_LANE 0 heads of any length and strides go
 // through shared memory. Both sum squares in the same order: each lane those of its elements, then the lanes.
 //
-// Defines: ELEM (element type), PER_LANE, ROPE (0: none, 1: angles, 2: tables), INTERLEAVED, NORM.
+// Defines: ELEM, CACHE (element types), PER_LANE, ROPE (0: none, 1: angles, 2: tables), INTERLEAVED, NORM.
 
 #include "warpsmith/group.cuh"
+#include "warpsmith/kv_cache.cuh"
 #include "warpsmith/reduce.cuh"
 #include "warpsmith/rope.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
+using U = CACHE;
+// Types of the same size are the same type.
+constexpr bool kCasts = sizeof(T) != sizeof(U);
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr bool kComputes = ROPE != 0 || NORM;
-
-// Where a head of keys or values goes; null if its token is not stored.
-WS_INLINE T* place_of(const QkvStoreParams& p, const QkvCache& cache, i64 slot, u32 head) {
-  if ((u64)slot >= (u64)p.num_slots) return nullptr;
-  const u32 page = (u32)slot / p.page_size, place = (u32)slot - page * p.page_size;
-  return (T*)cache.at + page * cache.page_stride + place * cache.place_stride + head * cache.head_stride;
-}
 
 // Cosines of all pairs of a token, then their sines.
 WS_INLINE void compute_factors(const QkvStoreParams& p, u32 token, float* factors) {
@@ -46,12 +43,13 @@ WS_INLINE void compute_factors(const QkvStoreParams& p, u32 token, float* factor
   }
 }
 
-// What a warp's head is, and where it comes from and goes to.
+// What a warp's head is, and where it comes from and goes to: `from` is in place for queries, `to` is in a cache.
 struct Place {
   bool is_query, is_value;
   T* from;
-  T* to;
+  U* to;
   i64 to_step;
+  u32 side, kv_head;
   u64 weight;
   i64 weight_step;
 
@@ -59,16 +57,21 @@ struct Place {
     is_query = head < p.num_heads;
     is_value = head >= p.num_heads + p.num_kv_heads;
     from = (T*)p.qkv + token * p.token_stride + head * p.head_stride;
-    const int side = is_value ? 1 : 0;
-    to = is_query ? from
-                  : place_of(p, p.caches[side], slot, head - p.num_heads - (is_value ? p.num_kv_heads : 0));
-    to_step = is_query ? p.step : p.caches[side].step;
+    side = is_value ? 1 : 0;
+    kv_head = head - p.num_heads - (is_value ? p.num_kv_heads : 0);
+    const QkvCache& cache = p.caches[side];
+    const i64 at = is_query ? -1 : place_at(p.slots, slot, cache.page_stride, cache.place_stride);
+    to = at < 0 ? nullptr : (U*)cache.at + at + kv_head * cache.head_stride;
+    to_step = cache.step;
     weight = is_query ? p.q_weight : p.k_weight;
     weight_step = is_query ? p.q_weight_step : p.k_weight_step;
   }
-  // Queries that nothing changes are where they belong.
-  WS_INLINE bool is_needed() const { return to != nullptr && (kComputes || !is_query); }
+  // Queries that nothing changes are where they belong; the others may have no slot.
+  WS_INLINE bool is_needed() const { return is_query ? kComputes : to != nullptr; }
   WS_INLINE float weight_at(u32 i) const { return to_f32(((const T*)weight)[i * weight_step]); }
+  WS_INLINE ScaleDivisor divisor(const QkvStoreParams& p) const {
+    return divisor_at(p.caches[side].scale, p.caches[side].scale_stride, kv_head);
+  }
 };
 
 WS_INLINE float inverse_root(float squares, const QkvStoreParams& p) {
@@ -78,15 +81,42 @@ WS_INLINE float inverse_root(float squares, const QkvStoreParams& p) {
 #if PER_LANE
 constexpr int E = PER_LANE;
 
+// Stores neighbouring elements at once. A template, so that the branch which does not fit the type is not compiled.
+template <class Cache, int kCount> WS_INLINE void store_rounded(Cache* to, const float (&x)[kCount]) {
+  if constexpr (kCount * (int)sizeof(Cache) >= 4) {
+    Group<Cache, kCount> group;
+    group.pack(x);
+    group.store(to);
+  } else {
+    // Half of a word of 8-bit elements.
+    const float word[4] = {x[0], x[1]};
+    *(u16*)to = (u16)pack_word(word, Cache());
+  }
+}
+
+// Stores a lane's elements of a head of keys or values, rounded to the type of the cache.
+WS_INLINE void put(const QkvStoreParams& p, const Place& place, const float (&x)[E]) {
+  const ScaleDivisor divided = kCasts ? place.divisor(p) : ScaleDivisor(1.0f);
+  float scaled[E];
+#pragma unroll
+  for (int j = 0; j < E; ++j) scaled[j] = kCasts ? divided(x[j]) : x[j];
+  store_rounded(place.to + threadIdx.x % 32 * E, scaled);
+}
+
 // Computes and stores a head of which each lane has loaded its elements.
 WS_INLINE void finish(const QkvStoreParams& p, const Place& place, Group<T, E>& mine, const float* factors) {
   const int lane = threadIdx.x % 32;
-  if (!kComputes || place.is_value) {
-    mine.store(place.to + lane * E);
+  const bool computes = kComputes && !place.is_value;
+  if (!kCasts && !computes) {
+    mine.store((T*)place.to + lane * E);
     return;
   }
   float x[E];
   mine.unpack(x);
+  if (!computes) {
+    put(p, place, x);
+    return;
+  }
   if constexpr (NORM) {
     float squares = 0.0f;
 #pragma unroll
@@ -114,15 +144,27 @@ WS_INLINE void finish(const QkvStoreParams& p, const Place& place, Group<T, E>& 
       }
     }
   }
-  mine.pack(x);
-  mine.store(place.to + lane * E);
+  if (place.is_query) {
+    mine.pack(x);
+    mine.store(place.from + lane * E);
+  } else {
+    put(p, place, x);
+  }
 }
 #else
+// An element of a head of keys or values that is not computed: its own bits, if the types are the same.
+template <class Cache, class From> WS_INLINE Cache cast_value(From x, const ScaleDivisor& divided) {
+  if constexpr (sizeof(Cache) != sizeof(From)) return from_f32<Cache>(divided(to_f32(x)));
+  else return x;
+}
+
 // Loads, computes and stores a head, in shared memory of the warp.
 WS_INLINE void finish_any(const QkvStoreParams& p, const Place& place, const float* factors, float* x) {
   const u32 lane = threadIdx.x % 32;
+  const ScaleDivisor divided = kCasts && !place.is_query ? place.divisor(p) : ScaleDivisor(1.0f);
   if (!kComputes || place.is_value) {
-    for (u32 i = lane; i < p.head_dim; i += 32) place.to[i * place.to_step] = place.from[i * p.step];
+    for (u32 i = lane; i < p.head_dim; i += 32)
+      place.to[i * place.to_step] = cast_value<U>(place.from[i * p.step], divided);
     return;
   }
   for (u32 i = lane; i < p.head_dim; i += 32) x[i] = to_f32(place.from[i * p.step]);
@@ -144,7 +186,10 @@ WS_INLINE void finish_any(const QkvStoreParams& p, const Place& place, const flo
     }
     __syncwarp();
   }
-  for (u32 i = lane; i < p.head_dim; i += 32) place.to[i * place.to_step] = from_f32<T>(x[i]);
+  for (u32 i = lane; i < p.head_dim; i += 32) {
+    if (place.is_query) place.from[i * p.step] = from_f32<T>(x[i]);
+    else place.to[i * place.to_step] = from_f32<U>(kCasts ? divided(x[i]) : x[i]);
+  }
   __syncwarp();
 }
 #endif
@@ -154,9 +199,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) qkv_store(const QkvStoreP
   const u32 token = blockIdx.x / p.head_blocks, part = blockIdx.x - token * p.head_blocks;
   const u32 warp = threadIdx.x / 32;
   const u32 first = part * kWarps + warp;
+  // First, so that what follows can load its weights.
   let_next_kernel_start();
   await_kernel_before();
-  const i64 slot = load_integer(p.slots, p.wide_slots, token * p.slot_stride);
+  const i64 slot = slot_at(p.slots, token);
 #if PER_LANE
   // The first head is loaded while the angles are computed.
   Group<T, E> mine;

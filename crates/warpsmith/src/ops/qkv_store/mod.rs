@@ -13,9 +13,13 @@
 //! - Any other slot out of range is an error on the CPU, found before anything is written. On a device, where no value can
 //!   be looked at in time, the token is not stored.
 //! - No two tokens should have the same slot. If some have, each element stored there is that of one of them.
-//! - Types: f32, f16 or bf16, the same for all of them; i64 or i32 for `slots` and `positions`; f32 for the tables.
-//! - Rounding: norm and rotation are computed in f32, and the result is rounded once. Values, and heads that are neither
-//!   normalised nor rotated, keep their bits.
+//! - Types: f32, f16 or bf16 for `qkv` and the weights; the same or f8e4m3 or f8e5m2 for the caches; i64 or i32 for `slots`
+//!   and `positions`; f32 for the rest.
+//! - With 8-bit caches, `k_scale` and `v_scale` may be given: one scale for all heads, `[1]`, or one for each,
+//!   `[num_kv_heads]`. What is stored is divided by them, as in `kv_store`: `stored = round(x / scale)`, saturating as in
+//!   `cast`.
+//! - Rounding: norm, rotation and quotient are computed in f32, and the result is rounded once. Values, and heads that are
+//!   neither normalised nor rotated, keep their bits, unless they are cast.
 //! - NaN and infinity reach the elements that the formulas say.
 
 #[cfg(feature = "lab")]
@@ -35,6 +39,8 @@ use crate::op::{
     ArgSpec, Args, AttrKind, AttrSpec, Attrs, Call, Cost, DTypeRule, Kernel, Matcher, Op, OpSpec, SizeSpec,
     shape,
 };
+use crate::ops::kv_store::check_scales;
+use crate::ops::kv_store::slots::Slots;
 use crate::ops::rope::{self, Rotation};
 use crate::tensor::{DType, TensorView, TensorViewMut};
 
@@ -44,9 +50,11 @@ const COS: usize = 2;
 const SIN: usize = 3;
 const Q_WEIGHT: usize = 4;
 const K_WEIGHT: usize = 5;
-const QKV: usize = 6;
-const K_CACHE: usize = 7;
-const V_CACHE: usize = 8;
+const K_SCALE: usize = 6;
+const V_SCALE: usize = 7;
+const QKV: usize = 8;
+const K_CACHE: usize = 9;
+const V_CACHE: usize = 10;
 
 // The first options are those of `rope`, at the positions they have there.
 const EPS: usize = 4;
@@ -55,8 +63,10 @@ const EPS: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     dtype: DType,
-    /// Types and strides of slots and positions; no positions if nothing is rotated.
-    slots: (DType, isize),
+    /// The type of the caches.
+    to: DType,
+    slots: Slots,
+    /// Type and stride of the positions; none if nothing is rotated.
     positions: Option<(DType, isize)>,
     rotation: Option<Rotation>,
     /// Distances of the elements of the weights of queries and keys, if heads are normalised.
@@ -66,14 +76,15 @@ pub struct Problem {
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
-    num_pages: usize,
-    page_size: usize,
     /// Distances of tokens, heads and elements of a head.
     qkv: [isize; 3],
     /// Distances of pages, slots, heads and elements of a head, of keys and of values.
     caches: [[isize; 4]; 2],
-    /// Heads are dense on both sides and aligned to pieces of this many bytes, at most 16.
-    alignment: usize,
+    /// Distances of the heads' scales, of keys and of values, where there are some.
+    scales: [Option<isize>; 2],
+    num_scales: usize,
+    /// Heads are dense everywhere and can be moved so many elements at once, or 16 bytes if that is less.
+    piece: usize,
 }
 
 impl Problem {
@@ -90,7 +101,7 @@ impl Problem {
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = Forward::SPEC.name;
     let mut sizes = Matcher::of(args, attrs)?;
-    let (qkv, slots) = (args.at(QKV), args.at(SLOTS));
+    let (qkv, to) = (args.at(QKV), args.at(K_CACHE).dtype());
     let [num_tokens, heads, num_kv_heads, head_dim] =
         ["num_tokens", "heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));
     let Some(num_heads) = heads.checked_sub(2 * num_kv_heads) else {
@@ -113,13 +124,15 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         (Some(q), Some(k)) => Some([q, k]),
         _ => None,
     };
-    let fits = |bytes: usize| {
-        let piece = (bytes / qkv.dtype().size()).max(1);
-        [QKV, K_CACHE, V_CACHE].iter().all(|&index| args.at(index).has_rows_of(piece))
+    let scales = check_scales(args, [K_SCALE, V_SCALE], to)?;
+    let fits = |piece: usize| {
+        let rows = [QKV, K_CACHE, V_CACHE].map(|index| args.at(index));
+        rows.iter().all(|view| view.has_rows_of(piece.min(16 / view.dtype().size())))
     };
     Ok(Problem {
         dtype: qkv.dtype(),
-        slots: (slots.dtype(), slots.layout().step()),
+        to,
+        slots: Slots::of(args, SLOTS, &sizes),
         positions: position,
         rotation,
         weights,
@@ -128,12 +141,16 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         num_heads,
         num_kv_heads,
         head_dim,
-        num_pages: sizes.size("num_pages"),
-        page_size: sizes.size("page_size"),
         qkv: qkv.layout().strides().try_into().expect("three dimensions"),
         caches: [K_CACHE, V_CACHE]
             .map(|index| args.at(index).layout().strides().try_into().expect("four dimensions")),
-        alignment: [16, 8, 4].into_iter().find(|&bytes| fits(bytes)).unwrap_or(0),
+        scales,
+        num_scales: [K_SCALE, V_SCALE]
+            .iter()
+            .flat_map(|&index| args.get(index))
+            .map(|s| s.layout().numel())
+            .sum(),
+        piece: [8, 4, 2].into_iter().find(|&piece| fits(piece)).unwrap_or(1),
     })
 }
 
@@ -172,6 +189,20 @@ impl Op for Forward {
             )
             .optional(),
             ArgSpec::input("k_weight", shape![head_dim], DTypeRule::Same(QKV), "").with(Q_WEIGHT),
+            ArgSpec::input(
+                "k_scale",
+                shape![(1 or num_kv_heads)],
+                DTypeRule::F32,
+                "what keys are divided by, with 8-bit caches",
+            )
+            .optional(),
+            ArgSpec::input(
+                "v_scale",
+                shape![(1 or num_kv_heads)],
+                DTypeRule::F32,
+                "what values are divided by",
+            )
+            .with(K_SCALE),
             ArgSpec::in_out(
                 "qkv",
                 shape![num_tokens, heads, head_dim],
@@ -181,13 +212,13 @@ impl Op for Forward {
             ArgSpec::in_out(
                 "k_cache",
                 shape![num_pages, page_size, num_kv_heads, head_dim],
-                DTypeRule::Same(QKV),
-                "",
+                DTypeRule::SameOr(QKV, &[DType::F8E4M3, DType::F8E5M2]),
+                "of the type of qkv, or 8-bit",
             ),
             ArgSpec::in_out(
                 "v_cache",
                 shape![num_pages, page_size, num_kv_heads, head_dim],
-                DTypeRule::Same(QKV),
+                DTypeRule::Same(K_CACHE),
                 "",
             ),
         ],
@@ -201,6 +232,11 @@ impl Op for Forward {
                 kind: AttrKind::Float(1e-6),
                 doc: "added to the mean square where heads are normalised",
             },
+            AttrSpec {
+                name: "to",
+                kind: AttrKind::Choice(&["auto", "f8e4m3", "f8e5m2"]),
+                doc: "type of the caches where they are made for a test; auto: that of qkv",
+            },
         ],
         sizes: &[
             SizeSpec { name: "num_tokens", default: 8192, doc: "number of new tokens" },
@@ -209,6 +245,7 @@ impl Op for Forward {
             SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
             SizeSpec { name: "page_size", default: 16, doc: "tokens of a page" },
             SizeSpec { name: "num_pages", default: 1024, doc: "pages of a cache" },
+            SizeSpec { name: "num_scales", default: 1, doc: "scales, if given: 1 or num_kv_heads" },
         ],
         derived: rope::DERIVED,
         ..OpSpec::EMPTY
@@ -224,14 +261,17 @@ impl Op for Forward {
 
     fn cost(p: &Problem) -> Cost {
         let queries = if p.computes() { p.num_heads } else { 0 };
-        let elements = (p.num_tokens * (queries + 2 * p.num_kv_heads) * p.head_dim) as f64;
-        let indices = p.slots.0.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
+        let head = (p.num_tokens * p.head_dim) as f64;
+        let (from, to) = (p.dtype.size(), p.to.size());
+        let heads = head * (2 * queries * from + 2 * p.num_kv_heads * (from + to)) as f64;
+        let quotients = if p.num_scales > 0 { 2.0 * head * p.num_kv_heads as f64 } else { 0.0 };
+        let indices = p.slots.dtype.size() + p.positions.map_or(0, |(dtype, _)| dtype.size());
         let tables = p.rotation.map_or(0, |r| r.table_bytes(p.num_tokens));
         let computed = (p.num_tokens * (p.num_heads + p.num_kv_heads)) as f64;
         let rotations = p.rotation.map_or(0.0, |r| 6.0 * r.pairs() as f64);
         let norms = p.weights.map_or(0.0, |_| 4.0 * p.head_dim as f64);
-        let others = (p.num_tokens * indices + tables) as f64;
-        Cost::moving(2.0 * elements * p.dtype.size() as f64 + others, computed * (rotations + norms))
+        let others = (p.num_tokens * indices + tables + p.num_scales * size_of::<f32>()) as f64;
+        Cost::moving(heads + others, computed * (rotations + norms) + quotients)
     }
 }
 
@@ -261,6 +301,8 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// ```
 pub type QkvStore<'a> = Call<'a, Forward>;
 
+rope::options!(Forward, position_scale, [COS, SIN]);
+
 impl<'a> Call<'a, Forward> {
     /// Stores keys and values at their tokens' `slots`.
     pub fn new(slots: impl Into<TensorView<'a>>) -> Self {
@@ -282,29 +324,9 @@ impl<'a> Call<'a, Forward> {
         self.input(POSITIONS, positions)
     }
 
-    /// Pairs of the rotation are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
-    pub fn interleaved(self) -> Self {
-        self.choice(rope::LAYOUT, 1)
-    }
-
-    /// The base of the rotation's frequencies (10000 unless set).
-    pub fn theta(self, theta: f64) -> Self {
-        self.float(rope::THETA, theta)
-    }
-
-    /// Rotates only the first `rotary_dim` elements of a head.
-    pub fn rotary_dim(self, rotary_dim: usize) -> Self {
-        self.int(rope::ROTARY_DIM, rotary_dim)
-    }
-
-    /// Multiplies positions by `scale`.
-    pub fn position_scale(self, scale: f64) -> Self {
-        self.float(rope::SCALE, scale)
-    }
-
-    /// Takes the rotation's cosine and sine from tables instead of computing them.
-    pub fn tables(self, cos: impl Into<TensorView<'a>>, sin: impl Into<TensorView<'a>>) -> Self {
-        self.input(COS, cos).input(SIN, sin)
+    /// Divides keys and values by these before they are rounded to the 8-bit type of the caches.
+    pub fn scales(self, k_scale: impl Into<TensorView<'a>>, v_scale: impl Into<TensorView<'a>>) -> Self {
+        self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
     }
 
     /// Runs on the device's default stream.

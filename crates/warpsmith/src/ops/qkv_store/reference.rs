@@ -1,11 +1,12 @@
 //! The definition of `qkv_store`.
 
-use super::{COS, EPS, K_CACHE, K_WEIGHT, POSITIONS, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE};
+use super::{COS, EPS, K_CACHE, K_SCALE, K_WEIGHT, POSITIONS, Q_WEIGHT, QKV, SIN, SLOTS, V_CACHE, V_SCALE};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use crate::ops::rope::reference::rotate_head;
 
-/// qkv: [tokens, heads, dim]; the caches: [slots, kv_heads, dim]. Queries and keys become rotated(normed(x)).
+/// qkv: [tokens, heads, dim]; the caches: [slots, kv_heads, dim]. Queries and keys become rotated(normed(x)); what is stored is
+/// divided by its scale, and rounded there.
 pub fn stored<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (heads, dim, kv_heads) = (inputs[QKV].shape[1], inputs[QKV].shape[2], inputs[K_CACHE].shape[2]);
     let queries = heads - 2 * kv_heads;
@@ -26,12 +27,15 @@ pub fn stored<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arra
             if head < queries {
                 qkv.data[at..at + dim].copy_from_slice(&x);
             } else if slot.f64() >= 0.0 {
-                let (cache, head) = match head - queries {
-                    key if key < kv_heads => (&mut k_cache, key),
-                    value => (&mut v_cache, value - kv_heads),
+                let (cache, head, scale) = match head - queries {
+                    key if key < kv_heads => (&mut k_cache, key, K_SCALE),
+                    value => (&mut v_cache, value - kv_heads, V_SCALE),
                 };
                 let to = (slot.f64() as usize * kv_heads + head) * dim;
-                cache.data[to..to + dim].copy_from_slice(&x);
+                let scale = inputs.get(scale).map_or(R::one(), |scale| scale.data[head % scale.data.len()]);
+                for i in 0..dim {
+                    cache.data[to + i] = x[i] / scale;
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ static KERNELS: &[Kernel<Problem>] = &[
 /// A call of `rope_backward`.
 pub type RopeBackward<'a> = Call<'a, Backward>;
 
-super::options!(Backward);
+super::options!(Backward, scale, [super::COS, super::SIN]);
 
 impl<'a> Call<'a, Backward> {
     /// The gradient of `x`, given that of the result; options as in the forward call.

@@ -230,16 +230,16 @@ impl<'a> Call<'a, Forward> {
     }
 }
 
-/// The options of both directions.
+/// The options of an op that rotates: which method sets the factor of positions, and which arguments are the tables.
 macro_rules! options {
-    ($op:ty) => {
+    ($op:ty, $scale:ident, [$cos:expr, $sin:expr]) => {
         impl<'a> $crate::op::Call<'a, $op> {
-            /// Pairs are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
+            /// Pairs of the rotation are neighbours, elements `2 i` and `2 i + 1`, instead of half a head apart.
             pub fn interleaved(self) -> Self {
                 self.choice($crate::ops::rope::LAYOUT, 1)
             }
 
-            /// The base of the frequencies (10000 unless set).
+            /// The base of the rotation's frequencies (10000 unless set).
             pub fn theta(self, theta: f64) -> Self {
                 self.float($crate::ops::rope::THETA, theta)
             }
@@ -250,20 +250,20 @@ macro_rules! options {
             }
 
             /// Multiplies positions by `scale`.
-            pub fn scale(self, scale: f64) -> Self {
+            pub fn $scale(self, scale: f64) -> Self {
                 self.float($crate::ops::rope::SCALE, scale)
             }
 
-            /// Takes cosine and sine from tables instead of computing them.
+            /// Takes the rotation's cosine and sine from tables instead of computing them.
             pub fn tables(
                 self,
                 cos: impl Into<$crate::tensor::TensorView<'a>>,
                 sin: impl Into<$crate::tensor::TensorView<'a>>,
             ) -> Self {
-                self.input($crate::ops::rope::COS, cos).input($crate::ops::rope::SIN, sin)
+                self.input($cos, cos).input($sin, sin)
             }
         }
     };
 }
-use options;
-options!(Forward);
+pub(in crate::ops) use options;
+options!(Forward, scale, [COS, SIN]);
