@@ -298,6 +298,9 @@ struct Sums {
     squares: f32,
 }
 
+/// Elements whose sums are formed together, a multiple of every vector's.
+const PART: usize = 4096;
+
 impl Sums {
     /// What distances are best from, judged by the `first` elements of a row: zero, unless most are on one side of it. Other
     /// numbers make longer sums. They have few digits: narrow elements have few too, and sums would round distances with
@@ -312,23 +315,29 @@ impl Sums {
         f32::from_bits((sum / count as f32).to_bits() & FEW_DIGITS)
     }
 
-    /// Of a row of `n` elements. `load` is called once for each vector, in order.
+    /// Of a row of `n` elements, in parts: the longer a sum, the more each addition rounds. `load` is called once for each
+    /// vector, in order.
     #[inline(always)]
     fn of<S: Simd>(s: S, n: usize, center: bool, shift: f32, load: impl Fn(usize, usize) -> S::V) -> Self {
         let shifts = s.splat(shift);
-        let [distances, squares] = sum_vectors(
-            s,
-            n,
-            #[inline(always)]
-            |i, count, sums: &mut [S::V; 2]| {
-                let mut v = load(i, count);
-                if center {
-                    v = keep_first(s, s.sub(v, shifts), count);
-                    sums[0] = s.add(sums[0], v);
-                }
-                sums[1] = s.fma(v, v, sums[1]);
-            },
-        );
+        let (mut distances, mut squares) = (0.0, 0.0);
+        for start in (0..n).step_by(PART) {
+            let [part_distances, part_squares] = sum_vectors(
+                s,
+                PART.min(n - start),
+                #[inline(always)]
+                |i, count, sums: &mut [S::V; 2]| {
+                    let mut v = load(start + i, count);
+                    if center {
+                        v = keep_first(s, s.sub(v, shifts), count);
+                        sums[0] = s.add(sums[0], v);
+                    }
+                    sums[1] = s.fma(v, v, sums[1]);
+                },
+            );
+            distances += part_distances;
+            squares += part_squares;
+        }
         Sums { shift, distances, squares }
     }
 

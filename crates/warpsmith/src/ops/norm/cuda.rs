@@ -78,7 +78,8 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[b
         for dtype in FLOATS {
             for &vector in vectors {
                 for &prefetch in prefetches.iter().filter(|&&prefetch| !prefetch || can_prefetch(tiling)) {
-                    all.extend([false, true].map(|residual| {
+                    let residuals = [false, true].into_iter().filter(|&with| has_room(tiling, vector, with));
+                    all.extend(residuals.map(|residual| {
                         defines(tiling, dtype, Features { vector, center, residual, prefetch })
                     }));
                 }
@@ -146,7 +147,10 @@ static LAYER_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long",
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| fits(p.hidden, p.num_rows, p.dtype, row_kind(p), table(p.center)))
+        .when(|p, _| {
+            let room = |t: &RowTiling| has_room(t, row_kind(p).vector_level(), p.has_residual);
+            fits(p.hidden, p.num_rows, p.dtype, row_kind(p), table(p.center), room)
+        })
         .configured(|p, info| tiling(p, info).map(|t| t.to_string()).unwrap_or_default())
 }
 
@@ -178,14 +182,29 @@ fn fits(
     dtype: DType,
     kind: RowKind,
     table: RowTable,
+    has_room: impl Fn(&RowTiling) -> bool,
 ) -> std::result::Result<(), String> {
     if kind == RowKind::Any {
         return Err("rows are not dense".into());
     }
-    if RowTiling::new(hidden, dtype, table).is_none() {
-        return Err("the row does not fit the registers of a block".into());
+    match RowTiling::new(hidden, dtype, table) {
+        None => Err("the row does not fit the registers of a block".into()),
+        Some(tiling) if !has_room(&tiling) => {
+            Err("the row, which is not aligned, does not fit the registers of a block".into())
+        }
+        Some(_) => addressable(hidden, num_rows),
     }
-    addressable(hidden, num_rows)
+}
+
+/// Whether the forward kernel has registers for rows of this kind: those that begin anywhere must be arranged.
+fn has_room(tiling: &RowTiling, vector: u8, residual: bool) -> bool {
+    let largest = tiling.lanes == 1024 && tiling.items == 4;
+    vector != RowKind::Dense.vector_level() || !residual || !largest
+}
+
+/// The same for the backward kernel.
+fn has_backward_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
+    vector != RowKind::Dense.vector_level() || !center || tiling.lanes < 512
 }
 
 /// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
@@ -285,11 +304,6 @@ fn backward_defines(
     defines
 }
 
-/// Whether there are registers to arrange rows that begin anywhere.
-fn can_be_dense(tiling: &RowTiling, center: bool) -> bool {
-    !center || tiling.lanes < 512
-}
-
 fn backward_row_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     let mut add = |tiling: &RowTiling, dtype, vector, stages| {
@@ -297,7 +311,7 @@ fn backward_row_variants(center: bool) -> Vec<Defines> {
     };
     for dtype in FLOATS {
         for tiling in RowTiling::all(backward_table(dtype)) {
-            if can_be_dense(&tiling, center) {
+            if has_backward_room(&tiling, 3, center) {
                 add(&tiling, dtype, 3, 0);
             }
             for vector in [1, 2] {
@@ -350,13 +364,9 @@ fn backward_long_tiling(p: &back::Problem) -> RowTiling {
 pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Kernel<back::Problem> {
     Kernel::cuda(name, if center { &LAYER_BACKWARD } else { &RMS_BACKWARD }, run_backward_row)
         .when(|p, _| {
-            fits(p.hidden, p.num_rows, p.dtype, backward_row_kind(p), backward_table(p.dtype))?;
-            match backward_tiling(p) {
-                Some(t) if backward_row_kind(p) == RowKind::Dense && !can_be_dense(&t, p.center) => {
-                    Err("rows that are not aligned do not fit the registers of a block".into())
-                }
-                _ => Ok(()),
-            }
+            let kind = backward_row_kind(p);
+            let room = |t: &RowTiling| has_backward_room(t, kind.vector_level(), p.center);
+            fits(p.hidden, p.num_rows, p.dtype, kind, backward_table(p.dtype), room)
         })
         .configured(|p, info| match backward_tiling(p) {
             Some(t) => format!("{t}, {} groups of rows", groups(p, info, &t)),
