@@ -3,6 +3,7 @@
 mod batch;
 mod decode;
 mod engine;
+pub mod env;
 mod error;
 mod kv;
 pub mod models;
@@ -14,17 +15,19 @@ mod sampler;
 pub mod scheduler;
 mod sequence;
 mod settings;
+mod survey;
 pub mod text;
 pub mod weights;
 
-pub use batch::{Batch, Chunk};
+pub use batch::{Batch, Chunk, Shared};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use open::OpenOptions;
 pub use request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, TokenLogprob, Usage};
 pub use sequence::{Key, Sequence};
-pub use settings::{EngineOptions, Stats};
+pub use settings::{Cascade, EngineOptions, Stats};
+pub use survey::needed_kernels;
 
 /// The example of the guide, compiled with the tests.
 #[cfg(doctest)]
