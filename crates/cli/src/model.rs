@@ -1,11 +1,12 @@
 //! Options that commands which run models share, and how they talk while a model answers.
 
-use crate::progress::{Loading, show_compilation};
+use crate::progress::{Downloading, Loading, show_compilation};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, env};
 use warpsmith_engine::env::MODEL;
+use warpsmith_engine::hub::{Hub, ModelName};
 use warpsmith_engine::models::names::Watched;
 use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{
@@ -16,8 +17,9 @@ use warpsmith_engine::{
 /// Which model, and the form in which it is run.
 #[derive(clap::Args, Default)]
 pub struct WeightsArgs {
-    /// A .gguf or .safetensors file, or a folder with config.json [default: $WARPSMITH_MODEL]
-    #[arg(long, short, value_name = "PATH")]
+    /// A .gguf or .safetensors file, a folder with config.json, or a name on the Hugging Face hub: owner/name, or
+    /// owner/name:file.gguf [default: $WARPSMITH_MODEL]
+    #[arg(long, short, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
@@ -82,13 +84,18 @@ impl WeightsArgs {
         self.model.is_some()
     }
 
-    /// The model's path.
+    /// The model's path. A model of the hub is downloaded, unless it was before.
     pub fn path(&self) -> Result<PathBuf> {
         let Some(model) = self.model.clone().or_else(|| env::path(MODEL)) else {
-            let expected = format!("--model PATH, or a path in ${MODEL}");
+            let expected = format!("--model with a path or a name, or one in ${MODEL}");
             return Err(warpsmith::Error::parse("model", expected, "nothing").into());
         };
-        Ok(model)
+        if model.exists() {
+            return Ok(model);
+        }
+        let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
+        let mut downloading = Downloading::default();
+        Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
     }
 
     /// How the model is opened, wherever that is.

@@ -4,6 +4,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use warpsmith::jit::{CompileEvent, observe_compilation};
+use warpsmith_engine::hub::Download;
 use warpsmith_engine::models::names::LoadProgress;
 
 fn bar(template: &str) -> ProgressBar {
@@ -32,6 +33,37 @@ impl Loading {
 impl Drop for Loading {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// Files while they are downloaded, one after the other.
+#[derive(Default)]
+pub struct Downloading(Option<(String, ProgressBar)>);
+
+impl Downloading {
+    pub fn show(&mut self, download: Download<'_>) {
+        if self.0.as_ref().is_none_or(|(file, _)| file != download.file) {
+            self.finish();
+            let bar = bar("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} (eta {eta})");
+            bar.set_message(format!("downloading {}", download.file));
+            self.0 = Some((download.file.into(), bar));
+        }
+        if let Some((_, bar)) = &self.0 {
+            bar.set_length(download.total);
+            bar.set_position(download.bytes);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some((_, bar)) = self.0.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Downloading {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 

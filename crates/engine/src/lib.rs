@@ -5,6 +5,8 @@ mod decode;
 mod engine;
 pub mod env;
 mod error;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod kv;
 pub mod models;
 mod open;

@@ -68,7 +68,7 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith build-kernels --arch 80,90a --out kernels
   warpsmith build-kernels --arch 90a --out kernels --op rms_norm --op rms_norm_backward
-  warpsmith build-kernels --arch 90a --out kernels --model model.gguf
+  warpsmith build-kernels --arch 90a --out kernels --model Qwen/Qwen3-0.6B
   warpsmith build-kernels --arch 90a --out kernels --random qwen3-0.6b --kv-dtype fp8_e4m3
   WARPSMITH_KERNEL_PACK=kernels WARPSMITH_DISABLE_JIT=1 your-program";
 

@@ -1,8 +1,15 @@
 //! Commands that run models. Those that need text want a model in `WARPSMITH_TEST_MODEL`, and are skipped without.
 
+// Not all of it is used here.
+#[allow(dead_code)]
+#[path = "../../../engine/tests/hub/server.rs"]
+mod server;
+
 use crate::{fails, has_nvrtc, parse, succeeds, warpsmith};
+use server::{Content, Server};
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::Path;
 use std::process::Stdio;
 use warpsmith::jit::pack::Pack;
 
@@ -79,6 +86,38 @@ fn a_chat_sends_the_whole_conversation_and_computes_what_is_new() {
     let counts: Vec<[usize; 2]> = stats.lines().map(|line| [count(line, 0), count(line, 3)]).collect();
     let [[first, 0], [second, cached]] = counts[..] else { panic!("{stats}") };
     assert!(second > first + 24 && cached > 0, "the second prompt has the first and its answer: {stats}");
+}
+
+#[test]
+fn a_model_is_had_by_name_from_a_hub() {
+    let engine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
+    let files = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+    let content = Content::default()
+        .add("tiny/llama", &engine.join("models/llama"), &["config.json", "model.safetensors"])
+        .add("tiny/llama", &engine.join("tokenizer"), &files);
+    let (server, cache) = (Server::start(content), tempfile::tempdir().unwrap());
+    let run = |model: &str, offline: &str| {
+        let mut command = warpsmith(cache.path());
+        command.args(["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model]);
+        command.env("HF_HOME", cache.path()).env("HF_ENDPOINT", &server.endpoint);
+        command.env("HF_HUB_OFFLINE", offline).env_remove("HF_TOKEN");
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let (ok, told, error) = run("tiny/llama", "1");
+    assert!(
+        !ok && told.is_empty() && error.contains("tiny/llama") && error.contains("HF_HUB_OFFLINE"),
+        "{error}"
+    );
+    let (ok, first, error) = run("tiny/llama", "0");
+    assert!(ok, "{error}");
+    assert!(error.is_empty(), "no progress where there is no terminal: {error}");
+    assert_eq!(parse(&first)["tokens"].as_array().unwrap().len(), 4);
+    let (ok, again, _) = run("tiny/llama", "1");
+    assert!(ok && parse(&again)["tokens"] == parse(&first)["tokens"]);
+    let (ok, _, error) = run("tiny/nothing", "0");
+    assert!(!ok && error.contains("`tiny/nothing`") && error.contains("no such repository"), "{error}");
 }
 
 #[test]
