@@ -9,8 +9,9 @@ export RUSTC_BOOTSTRAP=1
 for kind in "${@:-address thread}"; do
     for sanitizer in $kind; do
         echo "sanitize: $sanitizer"
-        # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen.
-        RUSTFLAGS="-Zsanitizer=$sanitizer ${RUSTFLAGS:-}" TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.txt" \
+        # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen. The
+        # compiler wants to be told that this is known.
+        RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}" TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.txt" \
             cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
             tensor:: op::plan op::args cpu::threads cpu::scratch radix
     done

@@ -4,6 +4,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::jit::{Arch, Profile, Request};
 use warpsmith::jit::{CudaKernel, Defines};
 use warpsmith::op::KernelInfo;
+use warpsmith::op::survey::Needed;
 use warpsmith::{Error, Result, ops};
 
 /// One specialisation of a device function.
@@ -32,6 +33,12 @@ impl Variant {
         let defines: Vec<String> =
             self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
         defines.join(" ")
+    }
+}
+
+impl From<Needed> for Variant {
+    fn from(needed: Needed) -> Variant {
+        Variant { device: needed.kernel, defines: needed.defines, prelude: (needed.kernel.prelude)() }
     }
 }
 

@@ -1,10 +1,13 @@
 //! The `warpsmith` workbench: a file per command under `commands`.
 
 mod commands;
+mod gpus;
 mod inputs;
 mod kernels;
 mod model;
+mod progress;
 mod select;
+mod source;
 mod table;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -1,36 +1,48 @@
 //! Options that commands which run models share, and how they talk while a model answers.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::progress::{Downloading, Loading, show_compilation};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, env};
+use warpsmith_engine::env::MODEL;
+use warpsmith_engine::hub::{Hub, ModelName};
+use warpsmith_engine::models::names::Watched;
+use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{
     Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
     TokenLogprob, Usage,
 };
 
-/// Names the model of commands that are given none.
-const MODEL: &str = "WARPSMITH_MODEL";
-
-/// Which model, and where it runs.
-#[derive(clap::Args)]
-pub struct ModelArgs {
-    /// A .gguf or .safetensors file, or a folder with config.json [default: $WARPSMITH_MODEL]
-    #[arg(long, short, value_name = "PATH")]
+/// Which model, and the form in which it is run.
+#[derive(clap::Args, Default)]
+pub struct WeightsArgs {
+    /// A .gguf or .safetensors file, a folder with config.json, or a name on the Hugging Face hub: owner/name, or
+    /// owner/name:file.gguf [default: $WARPSMITH_MODEL]
+    #[arg(long, short, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: cpu]
-    #[arg(long)]
-    device: Option<Device>,
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
+    /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely
+    #[arg(long, default_value = "auto")]
+    kv_dtype: KvDtype,
     /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
     #[arg(long)]
     expand: bool,
     /// The most tokens of prompt and answer together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+}
+
+/// A model, and where it runs.
+#[derive(clap::Args, Default)]
+pub struct ModelArgs {
+    #[command(flatten)]
+    weights: WeightsArgs,
+    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: cpu]
+    #[arg(long)]
+    device: Option<Device>,
     /// On a GPU, the part of the free memory that weights and the cache of keys and values may take [default: 0.85]
     #[arg(long, value_name = "PART")]
     mem_fraction_static: Option<f64>,
@@ -42,72 +54,116 @@ pub struct ModelArgs {
     no_overlap: bool,
 }
 
+/// The type of keys and values.
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum KvDtype {
+    /// That of the activations
+    #[default]
+    Auto,
+    /// For activations of the same type
+    Bf16,
+    /// 8 bits, with the scales of the checkpoint or without
+    #[value(name = "fp8_e4m3")]
+    Fp8E4m3,
+}
+
+impl KvDtype {
+    /// `None` for that of the activations.
+    fn dtype(self) -> Option<DType> {
+        match self {
+            KvDtype::Auto => None,
+            KvDtype::Bf16 => Some(DType::BF16),
+            KvDtype::Fp8E4m3 => Some(DType::F8E4M3),
+        }
+    }
+}
+
+impl WeightsArgs {
+    /// Whether a model was named on the command line.
+    pub fn is_given(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The model's path. A model of the hub is downloaded, unless it was before.
+    pub fn path(&self) -> Result<PathBuf> {
+        let Some(model) = self.model.clone().or_else(|| env::path(MODEL)) else {
+            let expected = format!("--model with a path or a name, or one in ${MODEL}");
+            return Err(warpsmith::Error::parse("model", expected, "nothing").into());
+        };
+        if model.exists() {
+            return Ok(model);
+        }
+        let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
+        let mut downloading = Downloading::default();
+        Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
+    }
+
+    /// How the model is opened, wherever that is.
+    pub fn options(&self, engine: EngineOptions) -> OpenOptions {
+        OpenOptions {
+            dtype: self.dtype,
+            kv_dtype: self.kv_dtype.dtype(),
+            expand: self.expand,
+            max_positions: self.context,
+            engine,
+            ..OpenOptions::default()
+        }
+    }
+}
+
 impl ModelArgs {
     /// A model, and the rest as it is by default.
     pub fn of(path: &Path) -> ModelArgs {
-        ModelArgs {
-            model: Some(path.to_path_buf()),
-            device: None,
-            dtype: None,
-            expand: false,
-            context: None,
-            mem_fraction_static: None,
-            no_cuda_graphs: false,
-            no_overlap: false,
-        }
+        let weights = WeightsArgs { model: Some(path.to_path_buf()), ..WeightsArgs::default() };
+        ModelArgs { weights, ..ModelArgs::default() }
     }
 
     /// Where the model runs.
     pub fn device(&self) -> Device {
-        self.device.unwrap_or(Device::Cpu)
+        self.options(EngineOptions::default()).device()
     }
 
     /// The type of its weights, if no file says otherwise.
     pub fn dtype(&self) -> DType {
-        let default = if self.device() == Device::Cpu { DType::F32 } else { DType::BF16 };
-        self.dtype.unwrap_or(default)
+        self.options(EngineOptions::default()).dtype()
     }
 
     /// The model's path.
     pub fn path(&self) -> Result<PathBuf> {
-        self.model.clone().or_else(|| env::path(MODEL)).ok_or_else(|| {
-            let expected = format!("--model PATH, or a path in ${MODEL}");
-            warpsmith::Error::parse("model", expected, "nothing").into()
-        })
+        self.weights.path()
     }
 
     /// Opens the model.
     pub fn open(&self, engine: EngineOptions) -> Result<Engine> {
         let path = self.path()?;
-        let options = self.options(engine);
-        loading(&path.display().to_string(), || Engine::open(&path, options))
+        show_compilation();
+        let loading = Loading::new(&path.display().to_string());
+        Engine::open_with(&path, self.options(engine), &mut |progress| loading.show(progress))
+    }
+
+    /// Opens a model with weights that are in no file.
+    pub fn open_weights(
+        &self,
+        config: &Config,
+        weights: &RandomWeights,
+        engine: EngineOptions,
+    ) -> Result<Engine> {
+        show_compilation();
+        let loading = Loading::new("random weights");
+        let mut tell = |progress| loading.show(progress);
+        let watched = Watched::new(weights, weights.parameters(), &mut tell);
+        Engine::with_weights(config, &watched, self.options(engine))
     }
 
     /// How the model is opened.
     pub fn options(&self, engine: EngineOptions) -> OpenOptions {
+        let engine = EngineOptions { cuda_graphs: !self.no_cuda_graphs, overlap: !self.no_overlap, ..engine };
         OpenOptions {
             device: self.device,
-            dtype: self.dtype,
-            expand: self.expand,
-            max_positions: self.context,
-            pool_tokens: None,
             mem_fraction_static: self.mem_fraction_static,
-            page_size: None,
-            engine: EngineOptions { cuda_graphs: !self.no_cuda_graphs, overlap: !self.no_overlap, ..engine },
+            ..self.weights.options(engine)
         }
     }
-}
-
-/// Shows that something takes time.
-pub fn loading<T>(what: &str, work: impl FnOnce() -> T) -> T {
-    let spinner = ProgressBar::new_spinner().with_message(format!("loading {what}"));
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        spinner.set_style(style);
-    }
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    let result = work();
-    spinner.finish_and_clear();
-    result
 }
 
 /// How tokens are chosen.

@@ -18,10 +18,22 @@ pub struct Batch {
     pub kv_lens: Tensor,
     /// Where the tokens of each sequence begin, `[sequences + 1]`; `None` if each has one.
     pub q_starts: Option<Tensor>,
+    /// Which sequences begin with the same pages, if that is to be made use of. Only where each has one token.
+    pub shared: Option<Shared>,
     /// The rows whose logits are wanted, `[rows]`; `None` for all.
     pub logit_rows: Option<Tensor>,
     /// The stream that the pass runs on.
     pub(crate) stream: Stream,
+}
+
+/// Groups of neighbouring sequences that begin with the same pages, as `paged_attention` takes them.
+pub struct Shared {
+    /// Where each group begins, `[1, groups + 1]`.
+    pub group_starts: Tensor,
+    /// Keys that all of a group have, `[1, groups]`.
+    pub prefix_lens: Tensor,
+    /// Whether groups are made use of even if that is not expected to be faster.
+    pub always: bool,
 }
 
 impl Batch {
@@ -123,6 +135,7 @@ impl Batch {
             page_table: table.reshape(&[chunks.len(), width]).expect("a row for each chunk"),
             kv_lens,
             q_starts: (!one_each).then_some(q_starts),
+            shared: None,
             logit_rows: (!all_wanted).then_some(logit_rows),
             stream: stream.clone(),
         })

@@ -11,12 +11,14 @@
 
 mod replay;
 mod rows;
+pub(crate) mod sharing;
 
 pub(crate) use rows::Row;
 
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::models::Model;
+use crate::settings::Cascade;
 use replay::Replay;
 use rows::{Form, Inputs};
 use warpsmith::ops::Sample;
@@ -36,6 +38,9 @@ pub(crate) struct Decode {
     /// `[largest bucket]`.
     tokens: Tensor,
     words: Vec<i32>,
+    cascade: Cascade,
+    /// Steps with shared prefixes.
+    pub cascade_steps: u64,
     /// Of the last step.
     next: Ticket,
     /// On a GPU.
@@ -61,15 +66,17 @@ pub(crate) struct Sizes {
     pub columns: usize,
     /// Tokens that exist.
     pub vocab: usize,
+    /// Where prefixes are shared.
+    pub cascade: Cascade,
 }
 
 impl Decode {
     pub fn new(sizes: Sizes, stream: &Stream) -> Result<Decode> {
-        let Sizes { max_rows, max_pages, page_size, columns, vocab } = sizes;
-        let largest = Form { rows: max_rows, width: max_pages };
+        let Sizes { max_rows, max_pages, page_size, columns, vocab, cascade } = sizes;
+        let largest = Form { rows: max_rows, width: max_pages, groups: sharing::most_groups(max_rows) };
         let replay = match stream {
             Stream::Host => None,
-            Stream::Cuda(cuda) => Some(Replay::new(cuda, largest)?),
+            Stream::Cuda(cuda) => Some(Replay::new(cuda, largest, cascade == Cascade::Always)?),
         };
         Ok(Decode {
             stream: stream.clone(),
@@ -80,6 +87,8 @@ impl Decode {
             logits: Tensor::empty_on(&[max_rows, columns], DType::F32, stream)?,
             tokens: Tensor::empty_on(&[max_rows], DType::I32, stream)?,
             words: Vec::new(),
+            cascade,
+            cascade_steps: 0,
             next: Ticket(0),
             replay,
             host: Default::default(),
@@ -97,8 +106,12 @@ impl Decode {
         let bucket = self.buckets.iter().copied().find(|&bucket| bucket >= rows.len());
         let longest = rows.iter().flatten().map(|row| row.pages.len()).max().unwrap_or(0);
         let width = width(longest, self.page_size, self.max_pages);
-        let form = Form { rows: bucket.expect("no step has more rows than may run"), width };
-        form.pack(rows, self.page_size, &mut self.words);
+        let bucket = bucket.expect("no step has more rows than may run");
+        let shared = sharing::groups(rows, self.page_size, self.cascade, bucket, kv)?;
+        let groups = if shared.is_some() { sharing::most_groups(bucket) } else { 0 };
+        self.cascade_steps += u64::from(shared.is_some());
+        let form = Form { rows: bucket, width, groups };
+        form.pack(rows, self.page_size, shared.as_ref(), &mut self.words);
         self.next = Ticket(1 - self.next.0);
         let ticket = self.next;
         let logits = self.logits.view_mut().narrow(0, 0, form.rows).expect("room for every bucket");
@@ -113,13 +126,31 @@ impl Decode {
                         self.words[form.ids() + i] = token.max(0);
                     }
                 }
-                step.run(&Inputs::on_host(form, &self.words)?, &self.stream)?;
+                let always = self.cascade == Cascade::Always;
+                step.run(&Inputs::on_host(form, always, &self.words)?, &self.stream)?;
                 let mut tokens: Vec<i32> = step.tokens.as_view().to_vec()?;
                 tokens.truncate(rows.len());
                 self.host[ticket.0] = tokens;
             }
         }
         Ok(ticket)
+    }
+
+    /// Runs a step of every form, call by call, on the host.
+    pub fn run_forms(&mut self, model: &mut dyn Model, kv: &mut KvCache) -> Result<()> {
+        for rows in self.buckets.clone() {
+            for width in widths(self.page_size, self.max_pages) {
+                for groups in [0, sharing::most_groups(rows)] {
+                    let form = Form { rows, width, groups };
+                    form.pack(&[], self.page_size, None, &mut self.words);
+                    let logits = self.logits.view_mut().narrow(0, 0, rows).expect("room for every bucket");
+                    let tokens = self.tokens.view_mut().narrow(0, 0, rows).expect("room for every bucket");
+                    let mut step = Step { model, kv, logits, tokens, vocab: self.vocab };
+                    step.run(&Inputs::on_host(form, false, &self.words)?, &self.stream)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits for a step. Returns the tokens that `sample` chooses by the rows' own columns, -1 where there is none. If no
@@ -195,6 +226,12 @@ fn width(pages: usize, page_size: usize, most: usize) -> usize {
     tokens.div_ceil(page_size).min(most)
 }
 
+/// All widths that tables can have.
+pub(crate) fn widths(page_size: usize, most: usize) -> impl Iterator<Item = usize> {
+    let next = move |&last: &usize| (last < most).then(|| width(last + 1, page_size, most));
+    std::iter::successors(Some(width(1, page_size, most)), next)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,5 +254,7 @@ mod tests {
         assert_eq!(width(65, 64, 640), 256);
         assert_eq!(width(640, 64, 640), 640);
         assert_eq!(width(3, 256, 3), 3);
+        assert!(widths(64, 640).eq([16, 64, 256, 640]));
+        assert!(widths(256, 3).eq([3]) && widths(64, 64).eq([16, 64]));
     }
 }

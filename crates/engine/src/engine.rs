@@ -64,7 +64,8 @@ impl Engine {
     pub fn new(model: Box<dyn Model>, options: EngineOptions) -> Result<Engine> {
         let config = model.config();
         options.validate(config)?;
-        let kv = KvCache::new(config, options.num_pages, options.page_size, options.dtype, options.device)?;
+        let kv_dtype = options.kv_dtype()?;
+        let kv = KvCache::new(config, options.num_pages, options.page_size, kv_dtype, options.device)?;
         let stream = match model.stream() {
             Some(stream) => stream.clone(),
             None => Stream::new(options.device)?,
@@ -207,6 +208,7 @@ impl Engine {
         Stats {
             graphs: graphs.captured,
             graph_launches: graphs.launches,
+            cascade_steps: self.decode.as_ref().map_or(0, |decode| decode.cascade_steps),
             preemptions: self.scheduler.num_preemptions(),
             running,
             waiting,
@@ -246,7 +248,11 @@ impl Engine {
         self.end_late_requests(&mut events)?;
         let (plan, landing) = match self.land() {
             Some((plan, landing)) => (plan, Some(landing)),
-            None => (self.scheduler.schedule()?, None),
+            None => {
+                let mut plan = self.scheduler.schedule()?;
+                self.arrange(&mut plan);
+                (plan, None)
+            }
         };
         if plan.shares.is_empty() {
             return Ok(events);

@@ -63,6 +63,16 @@ pub enum Error {
         got: String,
     },
 
+    /// A model cannot be had from the hub.
+    #[cfg(feature = "hub")]
+    #[error("model `{model}`: {why}")]
+    Hub {
+        /// Its name.
+        model: String,
+        /// The reason.
+        why: crate::hub::HubError,
+    },
+
     /// A rule that always holds was found broken: a bug in the engine.
     #[error("the engine is broken: {0}")]
     Broken(String),

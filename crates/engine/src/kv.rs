@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::models::Config;
 use std::collections::HashSet;
 use warpsmith::ops::KvCopy;
+use warpsmith::ops::paged_attention::SharedPrefixes;
 use warpsmith::{DType, Device, Stream, Tensor, TensorViewMut};
 
 /// Keys and values of all layers, `[layers, 2, pages, page_size, kv_heads, head_dim]`. A page has the same number in
@@ -46,6 +47,15 @@ impl KvCache {
         let both = self.memory.view_mut().narrow(0, layer, 1).and_then(|layer| layer.split_at(1, 1));
         both.and_then(|(keys, values)| Some((keys.reshape(&shape)?, values.reshape(&shape)?)))
             .ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
+    }
+
+    /// Of `groups`, those that save time if their pages are read once for all.
+    ///
+    /// # Errors
+    /// If the device cannot be asked.
+    pub(crate) fn that_pay(&mut self, groups: SharedPrefixes) -> Result<SharedPrefixes> {
+        let (keys, _) = self.layer(0)?;
+        Ok(groups.that_pay(keys.as_view())?)
     }
 
     /// Copies page `from` onto page `to`, for each pair `[from, to]` in order, in all layers, in the order of `stream`.

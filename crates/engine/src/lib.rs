@@ -3,7 +3,10 @@
 mod batch;
 mod decode;
 mod engine;
+pub mod env;
 mod error;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod kv;
 pub mod models;
 mod open;
@@ -14,17 +17,19 @@ mod sampler;
 pub mod scheduler;
 mod sequence;
 mod settings;
+mod survey;
 pub mod text;
 pub mod weights;
 
-pub use batch::{Batch, Chunk};
+pub use batch::{Batch, Chunk, Shared};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use open::OpenOptions;
 pub use request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, TokenLogprob, Usage};
 pub use sequence::{Key, Sequence};
-pub use settings::{EngineOptions, Stats};
+pub use settings::{Cascade, EngineOptions, Stats};
+pub use survey::needed_kernels;
 
 /// The example of the guide, compiled with the tests.
 #[cfg(doctest)]

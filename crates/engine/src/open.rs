@@ -3,7 +3,8 @@
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
-use crate::models::{self, Config, LoadOptions, names::WeightSource};
+use crate::models::names::{LoadProgress, Watched, WeightSource};
+use crate::models::{self, Config, LoadOptions};
 use crate::settings::EngineOptions;
 use crate::text::{Chat, ChatTemplate, Tokenizer};
 use crate::weights::{Checkpoint, Metadata};
@@ -15,8 +16,10 @@ use warpsmith::{DType, Device};
 pub struct OpenOptions {
     /// Where it runs; the CPU.
     pub device: Option<Device>,
-    /// The type of weights, activations, keys and values; f32 on the CPU, bf16 on a GPU.
+    /// The type of weights and activations; f32 on the CPU, bf16 on a GPU.
     pub dtype: Option<DType>,
+    /// The type of keys and values: that of the activations, or f8e4m3.
+    pub kv_dtype: Option<DType>,
     /// Expands quantised matrices to `dtype` when they are loaded, instead of multiplying them as they are.
     pub expand: bool,
     /// The most tokens of a request; the model's.
@@ -35,8 +38,27 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Where the model runs.
-    fn device(&self) -> Device {
+    pub fn device(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
+    }
+
+    /// The type of weights and activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype.unwrap_or(match self.device() {
+            Device::Cpu => DType::F32,
+            Device::Cuda(_) => DType::BF16,
+        })
+    }
+
+    /// The engine's options, without the number of pages, which depends on the memory that a model leaves.
+    pub(crate) fn for_device(&self) -> EngineOptions {
+        EngineOptions {
+            page_size: self.page_size(),
+            dtype: self.dtype(),
+            kv_dtype: self.kv_dtype,
+            device: self.device(),
+            ..self.engine.clone()
+        }
     }
 
     fn page_size(&self) -> usize {
@@ -51,9 +73,22 @@ impl Engine {
     /// # Errors
     /// If the file cannot be read, or the model is not one that can be run.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Engine> {
+        Engine::open_with(path, options, &mut |_| ())
+    }
+
+    /// As [`Engine::open`]; `progress` is told how far the weights are loaded.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine> {
         let checkpoint = Checkpoint::open(path)?;
         let config = Config::from_checkpoint(&checkpoint)?;
-        let engine = Engine::with_weights(&config, &checkpoint, options)?;
+        let total = checkpoint.tensors().map(|tensor| tensor.numel()).sum();
+        let engine = Engine::with_weights(&config, &Watched::new(&checkpoint, total, progress), options)?;
         if !has_tokenizer(&checkpoint) {
             return Ok(engine);
         }
@@ -66,11 +101,10 @@ impl Engine {
     /// # Errors
     /// If the model is not one that can be run.
     pub fn with_weights(config: &Config, weights: &dyn WeightSource, options: OpenOptions) -> Result<Engine> {
-        let device = options.device();
-        let dtype = options.dtype.unwrap_or(match device {
-            Device::Cpu => DType::F32,
-            Device::Cuda(_) => DType::BF16,
-        });
+        let engine = options.for_device();
+        let EngineOptions { dtype, device, .. } = engine;
+        // Refused before anything is loaded.
+        let kv_dtype = engine.kv_dtype()?;
         let load = LoadOptions {
             dtype,
             device,
@@ -80,13 +114,8 @@ impl Engine {
         };
         let before = device.memory()?.free;
         let model = models::load(config, weights, load)?;
-        let engine = EngineOptions {
-            page_size: options.page_size(),
-            num_pages: num_pages(model.config(), &options, dtype, before)?,
-            dtype,
-            device,
-            ..options.engine
-        };
+        let num_pages = num_pages(model.config(), &options, kv_dtype, before)?;
+        let engine = EngineOptions { num_pages, ..engine };
         Engine::new(model, engine)
     }
 
@@ -125,12 +154,12 @@ fn no_tokenizer() -> Error {
 }
 
 /// The pages of the pool, for a model that is loaded by now. `before` is the memory that was free before.
-fn num_pages(config: &Config, options: &OpenOptions, dtype: DType, before: u64) -> Result<usize> {
+fn num_pages(config: &Config, options: &OpenOptions, kv_dtype: DType, before: u64) -> Result<usize> {
     let (device, page_size) = (options.device(), options.page_size());
     if let Some(tokens) = options.pool_tokens {
         return Ok(tokens.div_ceil(page_size));
     }
-    let page_bytes = KvCache::page_bytes(config, page_size, dtype).max(1) as u64;
+    let page_bytes = KvCache::page_bytes(config, page_size, kv_dtype).max(1) as u64;
     // Slots are numbers of 32 bits.
     let most = (i32::MAX as usize / page_size) as u64;
     if device == Device::Cpu {

@@ -23,8 +23,11 @@ pub struct EngineOptions {
     pub end_ids: Vec<i32>,
     /// Tokens that exist; models may have more logits. All of the model's if `None`.
     pub vocab_size: Option<usize>,
-    /// The type of keys and values; that of the model's activations.
+    /// The type of the model's activations.
     pub dtype: DType,
+    /// The type of keys and values: that of the activations if `None`, or f8e4m3, which takes less memory and loses
+    /// precision.
+    pub kv_dtype: Option<DType>,
     /// The device of the model.
     pub device: Device,
     /// On a GPU, whether steps that only generate are captured as CUDA graphs. It changes no bits.
@@ -32,8 +35,22 @@ pub struct EngineOptions {
     /// Whether such a step is given to the device before the tokens of the one ahead of it are known, where that can be done.
     /// The host then works while the device does. It changes no bits.
     pub overlap: bool,
+    /// Whether prefixes that sequences share are read once for all of them. It changes no bits.
+    pub cascade: Cascade,
     /// On the CPU, whether steps that only generate run in the fixed memory that graphs have on a GPU: slower, for tests.
     pub fixed_decode: bool,
+}
+
+/// Where steps that only generate read a prefix once for all sequences that share it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Cascade {
+    /// Nowhere.
+    Off,
+    /// On a GPU, where at least four sequences share at least 1024 tokens and that is expected to save time.
+    #[default]
+    WherePays,
+    /// Wherever two sequences share a page: slower, for tests.
+    Always,
 }
 
 impl Default for EngineOptions {
@@ -48,9 +65,11 @@ impl Default for EngineOptions {
             end_ids: Vec::new(),
             vocab_size: None,
             dtype: DType::F32,
+            kv_dtype: None,
             device: Device::Cpu,
             cuda_graphs: true,
             overlap: true,
+            cascade: Cascade::WherePays,
             fixed_decode: false,
         }
     }
@@ -63,6 +82,16 @@ impl EngineOptions {
             Device::Cpu => self.fixed_decode,
             Device::Cuda(_) => self.cuda_graphs,
         }
+    }
+
+    /// The type of keys and values.
+    pub(crate) fn kv_dtype(&self) -> Result<DType> {
+        let dtype = self.kv_dtype.unwrap_or(self.dtype);
+        if dtype != self.dtype && dtype != DType::F8E4M3 {
+            let expected = format!("{}, as the activations, or {}", self.dtype, DType::F8E4M3);
+            return Err(Error::settings("kv_dtype", expected, dtype));
+        }
+        Ok(dtype)
     }
 
     /// Whether all options are in their ranges.
@@ -93,6 +122,8 @@ pub struct Stats {
     pub graphs: usize,
     /// Steps that were launches of a graph.
     pub graph_launches: u64,
+    /// Steps in which prefixes were read once for all that share them.
+    pub cascade_steps: u64,
     /// Steps that the device was given before the tokens of the one ahead of them were known.
     pub steps_ahead: u64,
     /// How often an output lost its pages.

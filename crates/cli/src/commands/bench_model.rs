@@ -2,12 +2,11 @@
 
 mod report;
 mod runs;
-mod source;
 
 use crate::model::ModelArgs;
+use crate::source::{self, Source};
 use report::{Form, Report, Row};
 use runs::{Requests, prefix, time};
-use source::Source;
 use std::process::ExitCode;
 use warpsmith_engine::{EngineOptions, Error, Result};
 
@@ -22,9 +21,7 @@ use warpsmith_engine::{EngineOptions, Error, Result};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Random weights instead of a file: a config.json, a folder with one, or the name of a model that is known [possible
-    /// names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama-3.2-1b, llama-3.1-8b]
-    #[arg(long, value_name = "CONFIG", conflicts_with = "model")]
+    #[arg(long, value_name = "CONFIG", conflicts_with = "model", help = source::RANDOM)]
     random: Option<String>,
     /// Lengths of prompts; can be repeated. 0 for none
     #[arg(long, short = 'p', value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
@@ -93,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.batch.contains(&0) {
         return Err(Error::Settings { what: "batch", expected: "1 or more".into(), got: "0".into() });
     }
-    let source = Source::new(args.random.as_deref(), &args.model)?;
+    let source = Source::new(args.random.as_deref(), || args.model.path())?;
     let mut engine = source.open(&args.model, args.engine_options())?;
     let runs = args.repetitions.max(1);
     let mut rows = Vec::new();
@@ -127,8 +124,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let stats = engine.stats();
     let report = Report {
         model: source.name(&engine),
-        bytes: source.bytes,
-        parameters: source.parameters,
+        bytes: source.bytes(&args.model),
+        parameters: source.parameters(),
         device: args.model.device(),
         graphs: stats.graphs,
         graph_failure: engine.graph_failure(),

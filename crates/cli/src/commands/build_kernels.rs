@@ -1,7 +1,10 @@
 //! `warpsmith build-kernels`: a pack of compiled kernels.
 
+use crate::gpus::typical_gpu;
 use crate::inputs::{ProfileArgs, find_op};
 use crate::kernels::{self, Variant};
+use crate::model::WeightsArgs;
+use crate::source::{self, Source};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +14,7 @@ use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Compiler, Output, Request, pack};
 use warpsmith::lab::bench;
 use warpsmith::{Error, Result, ops};
+use warpsmith_engine::EngineOptions;
 
 /// Compile CUDA kernels ahead of time into a pack
 ///
@@ -22,6 +26,12 @@ use warpsmith::{Error, Result, ops};
 /// combination. Other combinations are compiled on first use and kept in the cache on disk. With
 /// WARPSMITH_DISABLE_JIT=1 they are only taken from that cache; if they are not there, the call fails with an error
 /// that names the kernel. `warpsmith dump KERNEL` lists the configurations of a kernel that a pack holds.
+///
+/// With --model or --random the pack holds just what one model needs on a GPU: for all steps that are captured, for prompts
+/// of all lengths, and for every way of choosing tokens. So the model's first start compiles nothing. That holds for the
+/// engine's options as `generate` and `chat` have them, for GPUs with as many multiprocessors as the typical one of the
+/// architecture, and where no other kernels were chosen by `warpsmith tune`; --dtype, --kv-dtype, --expand and --context
+/// must be those of the later start.
 ///
 /// A pack also serves GPUs of the same major and a higher minor version: one for 80 works on 8.6 and 8.9. Building needs
 /// NVRTC but no GPU; kernels that are in the cache are not compiled again.
@@ -35,8 +45,18 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Only the kernels of this op; can be repeated
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["model", "random"])]
     op: Vec<String>,
+    #[command(flatten)]
+    weights: WeightsArgs,
+    #[arg(long, value_name = "CONFIG", conflicts_with = "model", help = source::RANDOM)]
+    random: Option<String>,
+    /// With a model: the most sequences that generate at the same time
+    #[arg(long, value_name = "SEQUENCES", default_value_t = EngineOptions::default().max_running)]
+    max_running: usize,
+    /// With a model: the most tokens of a step
+    #[arg(long, value_name = "TOKENS", default_value_t = EngineOptions::default().max_batch_tokens)]
+    max_batch_tokens: usize,
     /// Kernels to compile in parallel [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -48,15 +68,34 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith build-kernels --arch 80,90a --out kernels
   warpsmith build-kernels --arch 90a --out kernels --op rms_norm --op rms_norm_backward
+  warpsmith build-kernels --arch 90a --out kernels --model Qwen/Qwen3-0.6B
+  warpsmith build-kernels --arch 90a --out kernels --random qwen3-0.6b --kv-dtype fp8_e4m3
   WARPSMITH_KERNEL_PACK=kernels WARPSMITH_DISABLE_JIT=1 your-program";
 
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let variants = variants_of(&args.op)?;
-    let mut requests: Vec<Request<'_>> = Vec::new();
-    for &arch in &args.arch {
-        let fitting = variants.iter().filter(|variant| kernels::compiles_for(variant.device, arch));
-        requests.extend(fitting.map(|variant| variant.request(arch, args.profile.profile())));
+pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
+    let mut variants: Vec<(Arch, Variant)> = Vec::new();
+    if args.weights.is_given() || args.random.is_some() {
+        let source = Source::new(args.random.as_deref(), || args.weights.path())?;
+        let default = EngineOptions::default();
+        let engine = EngineOptions {
+            max_running: args.max_running,
+            max_batch_tokens: args.max_batch_tokens,
+            max_chunk: default.max_chunk.min(args.max_batch_tokens),
+            ..default
+        };
+        for &arch in &args.arch {
+            let needed = source.needed_kernels(&args.weights, engine.clone(), typical_gpu(arch, None))?;
+            variants.extend(needed.into_iter().map(|needed| (arch, Variant::from(needed))));
+        }
+    } else {
+        for &arch in &args.arch {
+            let fitting = variants_of(&args.op)?;
+            let fitting = fitting.into_iter().filter(|variant| kernels::compiles_for(variant.device, arch));
+            variants.extend(fitting.map(|variant| (arch, variant)));
+        }
     }
+    let requests: Vec<Request<'_>> =
+        variants.iter().map(|(arch, variant)| variant.request(*arch, args.profile.profile())).collect();
     let compiler =
         Caching { nvrtc: nvrtc::find()?, cache: Cache::default_location(), hits: AtomicUsize::new(0) };
     let mut pool = rayon::ThreadPoolBuilder::new();

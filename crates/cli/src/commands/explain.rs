@@ -1,16 +1,15 @@
 //! `warpsmith explain`: which kernel a call would run, and why.
 
+use crate::gpus::{known_arch, typical_gpu};
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::table;
 use std::process::ExitCode;
-use warpsmith::cpu::Tier;
-use warpsmith::device::DeviceInfo;
 use warpsmith::jit::Arch;
 use warpsmith::lab::proof::arrange;
 use warpsmith::lab::{ArgPlan, Arrangement, Case};
 use warpsmith::op::{Args as OpArgs, OpSpec, Select};
 use warpsmith::tensor::{Shape, TensorView, TensorViewMut};
-use warpsmith::{DType, Device, Error, Result};
+use warpsmith::{DType, Device, Result};
 
 /// Show which kernel would run a call, how it would be configured, and why not the others
 ///
@@ -123,54 +122,6 @@ pub fn imagine(
     Ok(call)
 }
 
-/// A card of an architecture: name, multiprocessors, kilobytes of shared memory of a block, megabytes of L2.
-const CARDS: [(i32, &str, usize, usize, usize); 11] = [
-    (60, "Tesla P100", 56, 48, 4),
-    (61, "GeForce GTX 1080", 20, 48, 2),
-    (70, "Tesla V100", 80, 96, 6),
-    (75, "Tesla T4", 40, 64, 4),
-    (80, "A100", 108, 163, 40),
-    (86, "GeForce RTX 3090", 82, 99, 6),
-    (89, "L40S", 142, 99, 48),
-    (90, "H200", 132, 227, 50),
-    (100, "B200", 148, 227, 126),
-    (103, "B300", 148, 227, 126),
-    (120, "GeForce RTX 5090", 170, 99, 96),
-];
-
-/// Architectures without a card above; each is treated like the one before it.
-const OTHERS: [i32; 6] = [62, 72, 87, 88, 110, 121];
-
-/// Reads an architecture that exists.
-fn known_arch(text: &str) -> Result<Arch> {
-    let arch: Arch = text.parse()?;
-    let mut known: Vec<i32> = CARDS.iter().map(|card| card.0).chain(OTHERS).collect();
-    known.sort();
-    if known.contains(&arch.number()) && (arch.major >= 9 || !arch.accel) {
-        return Ok(arch);
-    }
-    let known: Vec<String> = known.iter().map(i32::to_string).collect();
-    let expected = format!("one of {}, from 90 on also with an `a`", known.join(", "));
-    Err(Error::parse("GPU architecture", expected, text))
-}
-
-/// A typical GPU of this architecture.
-fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
-    let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
-    let &(_, card, typical_units, shared_kib, l2_mib) = known;
-    let units = units.map_or(typical_units, usize::from);
-    DeviceInfo {
-        device: Device::Cuda(0),
-        // Not the name of a real device: choices tuned on one must not be used for a hypothetical one.
-        name: format!("an imagined {arch} with {units} multiprocessors, otherwise like {card}"),
-        tier: Tier::Portable,
-        arch: Some(arch),
-        units,
-        shared_per_block: shared_kib << 10,
-        cache_bytes: l2_mib << 20,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,16 +137,5 @@ mod tests {
                 assert_eq!(found.others.len() + 1, op.kernels().len());
             }
         }
-    }
-
-    #[test]
-    fn only_architectures_that_exist_are_imagined() {
-        for text in ["60", "sm_80", "8.7", "90", "90a", "120a"] {
-            assert!(known_arch(text).is_ok(), "{text}");
-        }
-        for text in ["52", "99", "80a", "x"] {
-            assert!(matches!(known_arch(text), Err(Error::Parse { .. })), "{text}");
-        }
-        assert_eq!(typical_gpu(known_arch("87").unwrap(), Some(7)).units, 7);
     }
 }

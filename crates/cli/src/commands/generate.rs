@@ -37,6 +37,8 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith generate \"Why is the sky blue?\" --model model.gguf
   warpsmith generate \"Once upon a time\" --model model.gguf --raw --max-tokens 100 --temperature 0.8 --seed 1
+  warpsmith generate \"Why is the sky blue?\" --model Qwen/Qwen3-0.6B
+  warpsmith generate \"Why is the sky blue?\" --model unsloth/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
   WARPSMITH_MODEL=model.gguf warpsmith generate \"Name three colours.\" --json";
 
 pub fn run(args: &Args) -> Result<ExitCode> {

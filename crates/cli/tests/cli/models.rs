@@ -1,8 +1,17 @@
 //! Commands that run models. Those that need text want a model in `WARPSMITH_TEST_MODEL`, and are skipped without.
 
-use crate::{fails, parse, succeeds, warpsmith};
+// Not all of it is used here.
+#[allow(dead_code)]
+#[path = "../../../engine/tests/hub/server.rs"]
+mod server;
+
+use crate::{fails, has_nvrtc, parse, succeeds, warpsmith};
+use server::{Content, Server};
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::Path;
 use std::process::Stdio;
+use warpsmith::jit::pack::Pack;
 
 /// A small random model without a tokenizer.
 const RANDOM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures/models/llama");
@@ -77,4 +86,91 @@ fn a_chat_sends_the_whole_conversation_and_computes_what_is_new() {
     let counts: Vec<[usize; 2]> = stats.lines().map(|line| [count(line, 0), count(line, 3)]).collect();
     let [[first, 0], [second, cached]] = counts[..] else { panic!("{stats}") };
     assert!(second > first + 24 && cached > 0, "the second prompt has the first and its answer: {stats}");
+}
+
+#[test]
+fn a_model_is_had_by_name_from_a_hub() {
+    let engine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
+    let files = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+    let content = Content::default()
+        .add("tiny/llama", &engine.join("models/llama"), &["config.json", "model.safetensors"])
+        .add("tiny/llama", &engine.join("tokenizer"), &files);
+    let (server, cache) = (Server::start(content), tempfile::tempdir().unwrap());
+    let run = |model: &str, offline: &str| {
+        let mut command = warpsmith(cache.path());
+        command.args(["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model]);
+        command.env("HF_HOME", cache.path()).env("HF_ENDPOINT", &server.endpoint);
+        command.env("HF_HUB_OFFLINE", offline).env_remove("HF_TOKEN");
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let (ok, told, error) = run("tiny/llama", "1");
+    assert!(
+        !ok && told.is_empty() && error.contains("tiny/llama") && error.contains("HF_HUB_OFFLINE"),
+        "{error}"
+    );
+    let (ok, first, error) = run("tiny/llama", "0");
+    assert!(ok, "{error}");
+    assert!(error.is_empty(), "no progress where there is no terminal: {error}");
+    assert_eq!(parse(&first)["tokens"].as_array().unwrap().len(), 4);
+    let (ok, again, _) = run("tiny/llama", "1");
+    assert!(ok && parse(&again)["tokens"] == parse(&first)["tokens"]);
+    let (ok, _, error) = run("tiny/nothing", "0");
+    assert!(!ok && error.contains("`tiny/nothing`") && error.contains("no such repository"), "{error}");
+}
+
+#[test]
+fn keys_and_values_have_8_bits_where_that_is_asked_for() {
+    let command = |dtype, kv_dtype| {
+        let sizes = ["-p", "16", "-n", "4", "-r", "1", "-o", "json"];
+        let types = ["--dtype", dtype, "--kv-dtype", kv_dtype];
+        [&["bench-model", "--model", RANDOM][..], &sizes, &types].concat()
+    };
+    for (dtype, kv_dtype) in [("f32", "fp8_e4m3"), ("bf16", "fp8_e4m3"), ("bf16", "bf16"), ("f32", "auto")] {
+        succeeds(&command(dtype, kv_dtype));
+    }
+    let told = fails(&command("f32", "bf16"));
+    assert!(told.contains("`kv_dtype`") && told.contains("f8e4m3"), "{told}");
+}
+
+#[test]
+fn a_pack_is_built_of_the_kernels_of_one_model() {
+    let command = ["build-kernels", "--arch", "90a", "--out", "x"];
+    let told = fails(&[&command[..], &["--random", "gpt-5"]].concat());
+    assert!(told.contains("qwen3-0.6b") && told.contains("gpt-5"), "{told}");
+    if !has_nvrtc() {
+        return;
+    }
+    // Of a model with one layer, for one sequence and short prompts.
+    let cache = tempfile::tempdir().unwrap();
+    let config = cache.path().join("config.json");
+    let sizes =
+        "\"hidden_size\": 256, \"intermediate_size\": 512, \"num_hidden_layers\": 1, \"head_dim\": 64";
+    let rest =
+        "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-6, \"rope_theta\": 1e4";
+    let json = format!(
+        "{{\"model_type\": \"qwen3\", \"vocab_size\": 512, \"max_position_embeddings\": 64, {sizes}, {rest}}}"
+    );
+    std::fs::write(&config, json).unwrap();
+    let out = cache.path().join("pack");
+    let mut build = warpsmith(cache.path());
+    build.args([
+        "build-kernels",
+        "--arch",
+        "90a",
+        "--max-running",
+        "1",
+        "--max-batch-tokens",
+        "4",
+        "--random",
+    ]);
+    let output = build.arg(&config).arg("--out").arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let pack = Pack::open(&out).unwrap();
+    let names: BTreeSet<&str> = pack.entries().iter().map(|entry| entry.kernel.as_str()).collect();
+    for kernel in ["qkv_store", "embedding", "sample"] {
+        assert!(names.iter().any(|name| name.contains(kernel)), "{kernel} in {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.contains("backward")), "{names:?}");
 }

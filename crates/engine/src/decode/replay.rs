@@ -17,6 +17,8 @@ pub(super) struct Replay {
     inputs: Arc<DeviceBuffer>,
     host: [HostSide; 2],
     steps: HashMap<Form, (Inputs, State)>,
+    /// Whether attention is told to share prefixes whatever it costs.
+    always_share: bool,
     pub graphs: Graphs,
 }
 
@@ -52,7 +54,7 @@ enum State {
 
 impl Replay {
     /// For steps of at most this form.
-    pub fn new(stream: &cuda::Stream, largest: Form) -> Result<Replay> {
+    pub fn new(stream: &cuda::Stream, largest: Form, always_share: bool) -> Result<Replay> {
         let context = stream.context();
         Ok(Replay {
             raw: stream.clone(),
@@ -60,6 +62,7 @@ impl Replay {
             inputs: Arc::new(DeviceBuffer::alloc(stream, 4 * largest.words())?),
             host: [HostSide::new(context, largest)?, HostSide::new(context, largest)?],
             steps: HashMap::new(),
+            always_share,
             graphs: Graphs::default(),
         })
     }
@@ -114,7 +117,7 @@ impl Replay {
     /// Gives the step to the stream, as a graph if there is one or one can be made now.
     fn give(&mut self, form: Form, step: &mut Step<'_>) -> Result<()> {
         if !self.steps.contains_key(&form) {
-            let inputs = inputs(form, &self.inputs, &self.stream)?;
+            let inputs = inputs(form, self.always_share, &self.inputs, &self.stream)?;
             self.steps.insert(form, (inputs, State::New));
         }
         let (inputs, state) = self.steps.get_mut(&form).expect("it was just added");
@@ -142,8 +145,8 @@ impl Replay {
 }
 
 /// The tensors of a form, which lie in `memory`.
-fn inputs(form: Form, memory: &Arc<DeviceBuffer>, stream: &Stream) -> Result<Inputs> {
-    Inputs::new(form, stream, |start, shape, dtype| {
+fn inputs(form: Form, always_share: bool, memory: &Arc<DeviceBuffer>, stream: &Stream) -> Result<Inputs> {
+    Inputs::new(form, always_share, stream, |start, shape, dtype| {
         let layout = Layout::contiguous(Shape::new(shape)?);
         let end = 4 * start + layout.span() * dtype.size();
         assert!(end <= memory.len(), "the memory is for the largest form");

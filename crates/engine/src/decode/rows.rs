@@ -1,6 +1,6 @@
 //! The numbers of a step, packed into one piece of memory, and the tensors that lie in it.
 
-use crate::batch::{Batch, slot};
+use crate::batch::{Batch, Shared, slot};
 use crate::error::Result;
 use crate::sampler::{self, Draw};
 use warpsmith::{DType, Device, Stream, Tensor};
@@ -22,6 +22,8 @@ pub(crate) struct Row<'a> {
 pub(super) struct Form {
     pub rows: usize,
     pub width: usize,
+    /// Groups of rows that begin with the same pages; 0 if none are told of.
+    pub groups: usize,
 }
 
 /// The columns in the order of memory, the wide ones first, and the table behind them.
@@ -57,9 +59,16 @@ impl Form {
         column.start() * self.rows.next_multiple_of(4)
     }
 
-    /// Words of all columns.
+    /// Where the starts of groups begin, in words, and the keys of their prefixes.
+    fn group_starts(self) -> [usize; 2] {
+        let starts = (self.start(Column::Table) + self.rows * self.width).next_multiple_of(4);
+        [starts, starts + (self.groups + 1).next_multiple_of(4)]
+    }
+
+    /// Words of all columns, the table and the groups.
     pub fn words(self) -> usize {
-        self.start(Column::Table) + self.rows * self.width
+        let [_, lens] = self.group_starts();
+        lens + self.groups
     }
 
     /// Where the tokens begin, in words.
@@ -67,12 +76,21 @@ impl Form {
         self.start(Column::Ids)
     }
 
-    /// Packs rows. Those that are missing have no keys and store none.
-    pub fn pack(self, rows: &[Option<Row<'_>>], page_size: usize, words: &mut Vec<i32>) {
+    /// Packs rows. Those that are missing have no keys and store none. `shared` has the numbers of the groups.
+    pub fn pack(
+        self,
+        rows: &[Option<Row<'_>>],
+        page_size: usize,
+        shared: Option<&[Vec<i32>; 2]>,
+        words: &mut Vec<i32>,
+    ) {
         words.clear();
         words.resize(self.words(), 0);
         let slots = self.start(Column::Slots);
         words[slots..slots + self.rows].fill(-1);
+        for (numbers, at) in shared.into_iter().flatten().zip(self.group_starts()) {
+            words[at..at + numbers.len()].copy_from_slice(numbers);
+        }
         for (i, row) in rows.iter().enumerate() {
             let Some(row) = row else { continue };
             let (params, seed, place) = (row.draw.params, row.draw.seed, row.draw.position as u64);
@@ -114,10 +132,20 @@ impl Inputs {
     /// `part` makes the tensor that begins so many words from the start.
     pub fn new(
         form: Form,
+        always_share: bool,
         stream: &Stream,
         part: impl Fn(usize, &[usize], DType) -> Result<Tensor>,
     ) -> Result<Inputs> {
         let column = |column: Column, dtype| part(form.start(column), &[form.rows], dtype);
+        let [starts, lens] = form.group_starts();
+        let shared = match form.groups {
+            0 => None,
+            groups => Some(Shared {
+                group_starts: part(starts, &[1, groups + 1], DType::I32)?,
+                prefix_lens: part(lens, &[1, groups], DType::I32)?,
+                always: always_share,
+            }),
+        };
         Ok(Inputs {
             batch: Batch {
                 ids: column(Column::Ids, DType::I32)?,
@@ -126,6 +154,7 @@ impl Inputs {
                 page_table: part(form.start(Column::Table), &[form.rows, form.width], DType::I32)?,
                 kv_lens: column(Column::KvLens, DType::I32)?,
                 q_starts: None,
+                shared,
                 logit_rows: None,
                 stream: stream.clone(),
             },
@@ -139,8 +168,8 @@ impl Inputs {
     }
 
     /// On the CPU: copies of the words.
-    pub fn on_host(form: Form, words: &[i32]) -> Result<Inputs> {
-        Inputs::new(form, &Stream::Host, |start, shape, dtype| {
+    pub fn on_host(form: Form, always_share: bool, words: &[i32]) -> Result<Inputs> {
+        Inputs::new(form, always_share, &Stream::Host, |start, shape, dtype| {
             let count = shape.iter().product::<usize>() * dtype.size() / 4;
             let bytes: Vec<u8> =
                 words[start..start + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -172,12 +201,18 @@ mod tests {
                 history: &history,
             },
         };
-        let form = Form { rows: 5, width: 4 };
+        let form = Form { rows: 5, width: 4, groups: 2 };
         let mut words = vec![99; 1000];
-        form.pack(&[Some(row(0, &[8, 3])), None, Some(row(1, &[2, 9, 4]))], 4, &mut words);
-        let inputs = Inputs::on_host(form, &words).unwrap();
+        let rows = [Some(row(0, &[8, 3])), None, Some(row(1, &[2, 9, 4]))];
+        form.pack(&rows, 4, Some(&[vec![0, 1, 3], vec![4, 8]]), &mut words);
+        let inputs = Inputs::on_host(form, true, &words).unwrap();
         let ints = |tensor: &Tensor| tensor.to_vec::<i32>().unwrap();
         let reals = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+        let shared = inputs.batch.shared.as_ref().unwrap();
+        assert!(ints(&shared.group_starts) == [0, 1, 3] && ints(&shared.prefix_lens) == [4, 8]);
+        let plain = Form { groups: 0, ..form };
+        plain.pack(&rows, 4, None, &mut words);
+        assert!(Inputs::on_host(plain, true, &words).unwrap().batch.shared.is_none());
         assert_eq!(ints(&inputs.batch.ids), [10, 0, 11, 0, 0]);
         assert_eq!(ints(&inputs.batch.positions), [5, 0, 6, 0, 0]);
         assert_eq!(ints(&inputs.batch.slots), [3 * 4 + 1, -1, 9 * 4 + 2, -1, -1]);

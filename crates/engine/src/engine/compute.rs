@@ -10,6 +10,11 @@ use crate::sampler::{self, Choice, Draw};
 use crate::scheduler::{Share, StepPlan};
 use crate::sequence::Key;
 
+/// Whether every sequence of a plan has one token, its last known.
+fn only_generates(plan: &StepPlan) -> bool {
+    plan.shares.iter().all(|share| share.count == 1 && share.reaches_end)
+}
+
 impl Engine {
     /// Computes the tokens of a plan. Logits of the sequences that reach their ends are in `decode` if tokens are returned,
     /// which are those that the sequences' plain options choose, and otherwise in `logits`.
@@ -21,8 +26,7 @@ impl Engine {
             return self.finish_decode(plan, &landing).map(Some);
         }
         self.kv.copy_pages(&plan.copies, &self.stream)?;
-        let only_generates = plan.shares.iter().all(|share| share.count == 1 && share.reaches_end);
-        if only_generates && self.options.has_fixed_decode() {
+        if only_generates(plan) && self.options.has_fixed_decode() {
             let landing = self.begin_decode(plan)?;
             return self.finish_decode(plan, &landing).map(Some);
         }
@@ -41,6 +45,21 @@ impl Engine {
         Ok(None)
     }
 
+    /// Puts sequences that share a prefix next to each other, where steps make use of that.
+    pub(super) fn arrange(&self, plan: &mut StepPlan) {
+        if !self.options.has_fixed_decode() || !only_generates(plan) {
+            return;
+        }
+        let sequence = |share: &Share| {
+            let sequence = self.scheduler.running(share.key).expect("what is planned is running");
+            (&sequence.held.pages[..], share.start)
+        };
+        let sequences: Vec<(&[i32], usize)> = plan.shares.iter().map(sequence).collect();
+        if let Some(order) = self.options.cascade.order(&sequences, self.options.page_size) {
+            plan.shares = order.iter().map(|&i| plan.shares[i]).collect();
+        }
+    }
+
     /// Gives the device a plan in which every sequence has one token, its last known.
     fn begin_decode(&mut self, plan: &StepPlan) -> Result<Landing> {
         let decode = match &mut self.decode {
@@ -52,6 +71,7 @@ impl Engine {
                     page_size: self.options.page_size,
                     columns: self.model.config().vocab_size,
                     vocab: self.options.vocab_size.unwrap_or(self.model.config().vocab_size),
+                    cascade: self.options.cascade,
                 },
                 &self.stream,
             )?),

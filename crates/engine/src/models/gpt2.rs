@@ -119,7 +119,7 @@ impl Layer {
         Ok(Layer {
             attention_norm: Norm::load(loader, Part::AttentionNorm, layer, hidden, eps)?,
             qkv: one(Part::QueryKeyValue, 3 * hidden, hidden)?,
-            attention: Attention::new(config, None),
+            attention: Attention::load(config, loader, layer, None)?,
             out: one(Part::AttentionOut, hidden, hidden)?,
             mlp_norm: Norm::load(loader, Part::MlpNorm, layer, hidden, eps)?,
             up: one(Part::Up, inner, hidden)?.activation(Activation::GeluTanh),

@@ -159,22 +159,30 @@ pub struct Attention {
     rotary: Option<Rotary>,
     /// Norms of the heads of queries and keys, before they are rotated.
     norms: Option<(Norm, Norm)>,
+    /// What keys and values are divided by where they are stored in 8 bits; 1 without.
+    scales: Option<(Tensor, Tensor)>,
     store_plan: Option<Plan>,
     attention_plan: Option<Plan>,
 }
 
 impl Attention {
-    /// Attention without norms of heads.
-    pub fn new(config: &Config, rotary: Option<Rotary>) -> Attention {
-        Attention {
+    /// Attention of a layer, without norms of heads.
+    pub fn load(
+        config: &Config,
+        loader: &Loader<'_>,
+        layer: usize,
+        rotary: Option<Rotary>,
+    ) -> Result<Attention> {
+        Ok(Attention {
             num_heads: config.num_heads,
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             rotary,
             norms: None,
+            scales: loader.kv_scales(layer)?,
             store_plan: None,
             attention_plan: None,
-        }
+        })
     }
 
     /// With norms of the heads of queries and keys.
@@ -204,6 +212,10 @@ impl Attention {
                 store = store.tables(cos, sin);
             }
         }
+        let scales = self.scales.as_ref().filter(|_| k_pages.as_view().dtype().size() == 1);
+        if let Some((k_scale, v_scale)) = scales {
+            store = store.scales(k_scale, v_scale);
+        }
         let store = store.keep_plan(&mut self.store_plan);
         store.run_into(qkv.reborrow(), k_pages.reborrow(), v_pages.reborrow(), stream)?;
         let q = qkv.narrow(1, 0, heads).expect("queries come first");
@@ -211,8 +223,17 @@ impl Attention {
         let (k_pages, v_pages) = (k_pages.as_view(), v_pages.as_view());
         let mut attend =
             PagedAttention::new(q.as_view(), k_pages, v_pages, &batch.page_table, &batch.kv_lens);
+        if let Some((k_scale, v_scale)) = scales {
+            attend = attend.scales(k_scale, v_scale);
+        }
         if let Some(q_starts) = &batch.q_starts {
             attend = attend.q_starts(q_starts);
+        }
+        if let Some(shared) = &batch.shared {
+            attend = attend.cascade(&shared.group_starts, &shared.prefix_lens);
+            if shared.always {
+                attend = attend.always_share();
+            }
         }
         Ok(attend.keep_plan(&mut self.attention_plan).run_into(out, stream)?)
     }

@@ -54,7 +54,8 @@ impl Decoder {
     ) -> Result<Decoder> {
         let rotary = loader.rotary()?;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, config.hidden_size)?;
-        let layer = |i| Layer::load(config, loader, i, adapt(i, Attention::new(config, rotary.clone()))?);
+        let attention = |i| adapt(i, Attention::load(config, loader, i, rotary.clone())?);
+        let layer = |i| Layer::load(config, loader, i, attention(i)?);
         let buffer = |width| loader.buffer(width);
         let queries = config.num_heads * config.head_dim;
         Ok(Decoder {

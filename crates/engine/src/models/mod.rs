@@ -55,7 +55,7 @@ static FAMILIES: &[(&str, Load)] = &[("llama", llama::load), ("qwen3", qwen3::lo
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// The type of weights, activations, keys and values.
+    /// The type of weights and activations.
     pub dtype: DType,
     /// Where it runs.
     pub device: Device,

@@ -6,7 +6,9 @@
 use super::config::{Config, RopeScaling};
 use super::{LoadOptions, layers};
 use crate::error::{Error, Result};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use warpsmith::op::survey;
 use warpsmith::ops::{self, QuantFormat};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView};
 
@@ -38,6 +40,74 @@ pub trait WeightSource {
     /// # Errors
     /// If there is none of this name, or it cannot be converted.
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor>;
+}
+
+/// Weights that tell how many of their numbers were read.
+pub struct Watched<'a> {
+    source: &'a dyn WeightSource,
+    total: usize,
+    state: RefCell<WatchState<'a>>,
+}
+
+struct WatchState<'a> {
+    read: HashSet<String>,
+    numbers: usize,
+    tell: &'a mut dyn FnMut(LoadProgress),
+}
+
+/// How far the weights of a model are loaded, in numbers that they consist of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Those that were read.
+    pub done: usize,
+    /// All that there are. A model may need fewer.
+    pub total: usize,
+}
+
+impl<'a> Watched<'a> {
+    /// `tell` is called for each tensor that is read; `total` is the count of all numbers.
+    pub fn new(
+        source: &'a dyn WeightSource,
+        total: usize,
+        tell: &'a mut dyn FnMut(LoadProgress),
+    ) -> Watched<'a> {
+        let state = WatchState { read: HashSet::new(), numbers: 0, tell };
+        Watched { source, total, state: RefCell::new(state) }
+    }
+
+    /// Tensors are counted once: tied ones are read twice.
+    fn note(&self, name: &str) {
+        let mut state = self.state.borrow_mut();
+        if state.read.insert(name.into()) {
+            state.numbers += self.source.shape(name).map_or(0, |shape| shape.iter().product());
+            let progress = LoadProgress { done: state.numbers, total: self.total };
+            (state.tell)(progress);
+        }
+    }
+}
+
+impl WeightSource for Watched<'_> {
+    fn naming(&self) -> Naming {
+        self.source.naming()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.source.shape(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {
+        let blocks = self.source.blocks(name)?;
+        if blocks.is_some() {
+            self.note(name);
+        }
+        Ok(blocks)
+    }
+
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let tensor = self.source.tensor(name, dtype)?;
+        self.note(name);
+        Ok(tensor)
+    }
 }
 
 /// Tensors in memory, under the names transformers gives them.
@@ -204,8 +274,12 @@ impl<'a> Loader<'a> {
 
     /// A tensor of the CPU, on the device.
     fn place(&self, tensor: &Tensor) -> Result<Tensor> {
-        let there = tensor.to_device(self.options.device)?;
-        if self.options.device == Device::Cpu {
+        let there = match survey::is_running() {
+            // Memory that is aligned as a device's would be, and never touched.
+            true => Tensor::empty_on(tensor.shape(), tensor.dtype(), &self.stream)?,
+            false => tensor.to_device(self.options.device)?,
+        };
+        if self.options.device == Device::Cpu && !survey::is_running() {
             return Ok(there);
         }
         // Copies to a device go through its default stream. Memory that only one stream uses costs later calls nothing.
@@ -304,6 +378,41 @@ impl<'a> Loader<'a> {
             rows = self.rows_by_halves(&rows)?;
         }
         Ok(matrix.with(self.place(&rows)?))
+    }
+
+    /// What keys and values of a layer are divided by in a cache of 8 bits: one number each, or one for each head. `None` if
+    /// the file does not say.
+    pub fn kv_scales(&self, layer: usize) -> Result<Option<(Tensor, Tensor)>> {
+        let scale = |side: &str| -> Result<Option<Tensor>> {
+            let attention = format!("model.layers.{layer}.self_attn.");
+            // The places where quantisers put them.
+            let names = [String::new(), "attn.".into(), format!("{side}_proj.")]
+                .map(|place| format!("{attention}{place}{side}_scale"));
+            let Some(name) = names.iter().find(|name| self.has(name)) else { return Ok(None) };
+            let tensor = self.source.tensor(name, DType::F32)?;
+            let values: Vec<f32> = tensor.to_vec()?;
+            if values.len() != 1 && values.len() != self.config.num_kv_heads {
+                let expected = format!("one number, or {} for the heads", self.config.num_kv_heads);
+                return Err(Error::tensor(name, expected, values.len()));
+            }
+            if let Some(wrong) = values.iter().find(|scale| !(scale.is_finite() && **scale > 0.0)) {
+                return Err(Error::tensor(name, "finite numbers above 0", wrong));
+            }
+            let flat = tensor.reshape(&[values.len()]).expect("tensors of files are contiguous");
+            Ok(Some(self.place(&flat)?))
+        };
+        if self.source.naming() != Naming::Transformers {
+            return Ok(None);
+        }
+        match (scale("k")?, scale("v")?) {
+            (Some(k), Some(v)) => Ok(Some((k, v))),
+            (None, None) => Ok(None),
+            (k, _) => {
+                let (there, missing) = if k.is_some() { ("k", "v") } else { ("v", "k") };
+                let name = format!("model.layers.{layer}.self_attn.{missing}_scale");
+                Err(Error::tensor(&name, format!("a tensor, because there is one for {there}"), "nothing"))
+            }
+        }
     }
 
     /// The first rows of a matrix that may have more, to be looked up by number.

@@ -1,11 +1,14 @@
 //! Models that transformers saved, against the logits that it computes. `scripts/model_fixtures.py` makes both.
 
-use super::names::WeightSource;
+use super::names::{Naming, WeightSource};
 use super::{Config, LoadOptions, Model, load};
 use crate::batch::{Batch, Chunk};
+use crate::error::Result;
 use crate::kv::KvCache;
 use crate::weights::Checkpoint;
+use std::collections::HashMap;
 use std::path::PathBuf;
+use warpsmith::ops::QuantFormat;
 use warpsmith::{DType, Device, Stream, Tensor};
 
 const PAGE_SIZE: usize = 8;
@@ -57,6 +60,13 @@ fn logits(model: &mut dyn Model, ids: &[i32], chunks: &[usize], dtype: DType) ->
     unreachable!("the chunks cycle until all tokens are computed")
 }
 
+/// The root of the mean square of the difference, in parts of that of `b`.
+fn relative_difference(a: &[f32], b: &[f32]) -> f32 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();
+    let difference = squares(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    (difference / squares(&mut b.iter().copied())).sqrt() as f32
+}
+
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
@@ -88,6 +98,89 @@ fn logits_in_bf16_are_near_those_of_transformers() {
         let difference = largest_difference(&got, &expected) / scale;
         assert!(difference < 0.04, "{family}: {difference:e} of the largest logit, {scale}");
         assert!(logits(&mut *model, &ids, &[7], DType::BF16) == got, "{family}: chunks change bits");
+    }
+}
+
+#[test]
+fn logits_with_keys_and_values_of_8_bits_are_near_those_of_the_activations_type() {
+    for family in ["llama", "qwen3", "gpt2"] {
+        for dtype in [DType::F32, DType::BF16] {
+            let (ids, _) = expected(family);
+            let mut model = model(fixture(family), dtype);
+            let exact = logits(&mut *model, &ids, &[ids.len()], dtype);
+            let got = logits(&mut *model, &ids, &[ids.len()], DType::F8E4M3);
+            // The mantissa has 3 bits: a key or a value is off by up to a sixteenth, and scores of random weights are large.
+            let difference = relative_difference(&got, &exact);
+            assert!(difference > 1e-3 && difference < 0.2, "{family} {dtype}: {difference:e}");
+            for chunks in [&[1][..], &[5, 1, 9]] {
+                let parts = logits(&mut *model, &ids, chunks, DType::F8E4M3);
+                assert!(parts == got, "{family} {dtype}: chunks of {chunks:?} change bits");
+            }
+        }
+    }
+}
+
+/// Weights of a file, with some more.
+struct WithScales<'a>(&'a Checkpoint, HashMap<String, Tensor>);
+
+impl WeightSource for WithScales<'_> {
+    fn naming(&self) -> Naming {
+        Naming::Transformers
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        WeightSource::shape(&self.1, name).or_else(|| WeightSource::shape(self.0, name))
+    }
+
+    fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
+        Ok(None)
+    }
+
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        match self.1.contains_key(name) {
+            true => self.1.tensor(name, dtype),
+            false => WeightSource::tensor(self.0, name, dtype),
+        }
+    }
+}
+
+#[test]
+fn scales_of_a_checkpoint_keep_keys_and_values_in_the_range_of_8_bits() {
+    let (ids, _) = expected("llama");
+    let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
+    let config = Config::from_checkpoint(&checkpoint).unwrap();
+    let loaded = |scales: &[(&str, Vec<f32>)]| {
+        let scales = scales.iter().flat_map(|(name, values)| {
+            let tensor = Tensor::from_slice(values, &[values.len()], Device::Cpu).unwrap();
+            (0..config.num_layers)
+                .map(move |i| (format!("model.layers.{i}.self_attn.{name}"), tensor.clone()))
+        });
+        load(&config, &WithScales(&checkpoint, scales.collect()), LoadOptions::default())
+    };
+    let of = |scales: &[(&str, Vec<f32>)], kv: DType| {
+        logits(&mut *loaded(scales).unwrap(), &ids, &[ids.len()], kv)
+    };
+    let (exact, plain) = (of(&[], DType::F32), of(&[], DType::F8E4M3));
+    let off = |logits: &[f32]| relative_difference(logits, &exact);
+    let heads = config.num_kv_heads;
+    // A power of two moves the exponent alone, but for numbers that are too small for one of their own.
+    let fitting = of(&[("k_scale", vec![1.0 / 64.0]), ("v_scale", vec![1.0 / 64.0; heads])], DType::F8E4M3);
+    let moved = relative_difference(&fitting, &plain);
+    assert!(moved > 0.0 && moved < 0.1 * off(&plain), "{moved:e} of {:e}", off(&plain));
+    let placed = [("k_proj.k_scale", vec![1.0 / 64.0; heads]), ("attn.v_scale", vec![1.0 / 64.0])];
+    assert!(of(&placed, DType::F8E4M3) == fitting, "the same scales, in other places");
+    // Over so small a scale they are all too large: what is stored is a sign.
+    let saturating = [("k_scale", vec![1e-4]), ("v_scale", vec![1e-4])];
+    let broken = of(&saturating, DType::F8E4M3);
+    assert!(off(&broken) > 3.0 * off(&fitting), "{:e} and {:e}", off(&broken), off(&fitting));
+    assert!(of(&saturating, DType::F32) == exact, "without 8 bits there is nothing to scale");
+    for (scales, told) in [
+        (vec![("k_scale", vec![0.5])], "v_scale"),
+        (vec![("k_scale", vec![0.0]), ("v_scale", vec![1.0])], "above 0"),
+        (vec![("k_scale", vec![1.0; 7]), ("v_scale", vec![1.0])], "one number"),
+    ] {
+        let error = loaded(&scales).err().unwrap().to_string();
+        assert!(error.contains(told) && error.contains("self_attn"), "{error}");
     }
 }
 

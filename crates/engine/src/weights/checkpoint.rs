@@ -178,6 +178,12 @@ struct Index {
     weight_map: Entries<String>,
 }
 
+/// The files with weights that an index names.
+#[cfg(feature = "hub")]
+pub(crate) fn shard_files(index: &Path) -> Result<Vec<String>> {
+    Ok(shard_names(index)?.files)
+}
+
 fn shard_names(index: &Path) -> Result<Shards> {
     let Index { weight_map: Entries(entries) } = read_json(index, "an object with the object `weight_map`")?;
     let mut files: Vec<String> = entries.iter().map(|(_, file)| file.clone()).collect();

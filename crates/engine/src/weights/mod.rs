@@ -30,6 +30,8 @@ pub mod safetensors;
 mod stored;
 mod value;
 
+#[cfg(feature = "hub")]
+pub(crate) use checkpoint::shard_files;
 pub use checkpoint::{Checkpoint, Format};
 pub(crate) use checkpoint::{read_json, read_limited};
 pub use encoding::Encoding;

@@ -2,6 +2,7 @@
 
 use crate::oracle::{VOCAB, tiny_llama};
 use crate::{Done, Log, engine, prompt, run_all, some_params};
+use warpsmith::DType;
 use warpsmith::tensor::Random;
 use warpsmith_engine::{EngineOptions, Request, SamplingParams};
 
@@ -32,19 +33,24 @@ fn same(expected: &[Done], got: &[Done], what: &str) {
 
 #[test]
 fn tokens_do_not_depend_on_batch_chunks_cache_or_preemption() {
-    compare(40, 24);
+    compare(40, 24, None);
+}
+
+#[test]
+fn nor_do_they_with_keys_and_values_of_8_bits() {
+    compare(40, 24, Some(DType::F8E4M3));
 }
 
 /// `cargo test --release -p warpsmith-engine --test engine -- --ignored three_hundred`
 #[test]
 #[ignore = "takes minutes"]
 fn three_hundred_needles_of_64_tokens_do_not_depend_on_anything_either() {
-    compare(300, 64);
+    compare(300, 64, None);
 }
 
-fn compare(count: usize, tokens: usize) {
+fn compare(count: usize, tokens: usize, kv_dtype: Option<DType>) {
     let needles = needles(count, tokens);
-    let base = EngineOptions { num_pages: 400, page_size: 8, ..EngineOptions::default() };
+    let base = EngineOptions { num_pages: 400, page_size: 8, kv_dtype, ..EngineOptions::default() };
 
     let alone: Vec<Done> = needles
         .iter()

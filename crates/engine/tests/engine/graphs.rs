@@ -2,9 +2,9 @@
 
 use crate::oracle::{Oracle, VOCAB, tiny_llama};
 use crate::{Done, Log, engine, prompt, run_all, some_params, test_device};
-use warpsmith::Device;
 use warpsmith::tensor::Random;
-use warpsmith_engine::{Engine, EngineOptions, FinishReason, Request, SamplingParams};
+use warpsmith::{DType, Device};
+use warpsmith_engine::{Cascade, Engine, EngineOptions, FinishReason, Request, SamplingParams};
 
 /// Requests of many lengths; with every third, all numbers that graphs compute are compared, not tokens alone.
 fn requests(count: usize) -> Vec<Request> {
@@ -66,6 +66,59 @@ fn steps_in_fixed_memory_change_no_bits() {
             same(&expected, &got, &format!("{max_running} at a time, fixed: {fixed}, overlap: {overlap}"));
             check_graphs(&engine, fixed);
             assert!(overlap || engine.stats().steps_ahead == 0);
+            engine.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn steps_in_fixed_memory_change_no_bits_with_keys_and_values_of_8_bits() {
+    let requests = requests(24);
+    let options = |fixed, count| EngineOptions { kv_dtype: Some(DType::F8E4M3), ..options(fixed, count) };
+    let expected = run_all(&mut engine(tiny_llama(), options(false, 1)), &requests);
+    for max_running in [3, 40] {
+        let mut engine = engine(tiny_llama(), options(true, max_running));
+        same(&expected, &run_all(&mut engine, &requests), &format!("{max_running} at a time"));
+        check_graphs(&engine, true);
+    }
+}
+
+#[test]
+fn prefixes_that_are_read_once_for_all_change_no_bits() {
+    // Some prompts share 40 tokens, others 24 of them, and some nothing.
+    let mut random = Random::new(31);
+    let stem = prompt(&mut random, 40, VOCAB);
+    let requests: Vec<Request> = requests(40)
+        .into_iter()
+        .enumerate()
+        .map(|(i, request)| {
+            let shared = &stem[..[40, 0, 24, 40][i % 4]];
+            Request { prompt: [shared, &request.prompt].concat(), ..request }
+        })
+        .collect();
+    for (kv_dtype, page_size) in [(None, 8), (None, 16), (Some(DType::F8E4M3), 8)] {
+        let options = |cascade, max_running| EngineOptions {
+            kv_dtype,
+            page_size,
+            num_pages: 800,
+            cascade,
+            ..options(true, max_running)
+        };
+        let mut apart = engine(tiny_llama(), options(Cascade::Off, 24));
+        let expected = run_all(&mut apart, &requests);
+        assert_eq!(apart.stats().cascade_steps, 0);
+        for (max_running, overlap) in [(24, true), (24, false), (5, true)] {
+            let options = EngineOptions { overlap, ..options(Cascade::Always, max_running) };
+            let mut engine = engine(tiny_llama(), options);
+            // The second time, all prompts are in the cache.
+            for time in ["cold", "warm"] {
+                same(
+                    &expected,
+                    &run_all(&mut engine, &requests),
+                    &format!("{max_running} at a time, {time}"),
+                );
+            }
+            assert!(engine.stats().cascade_steps > 20, "{:?}", engine.stats());
             engine.check().unwrap();
         }
     }

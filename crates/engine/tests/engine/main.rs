@@ -9,6 +9,7 @@ mod oracle;
 mod pressure;
 mod random_walk;
 mod refusals;
+mod survey;
 mod text;
 
 use warpsmith::tensor::Random;

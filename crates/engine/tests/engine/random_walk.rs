@@ -4,7 +4,7 @@ use crate::oracle::{Oracle, VOCAB, tiny_llama};
 use crate::{Log, engine, prompt, some_params};
 use warpsmith::tensor::Random;
 use warpsmith_engine::models::Model;
-use warpsmith_engine::{EngineOptions, FinishReason, Request, RequestId};
+use warpsmith_engine::{Cascade, EngineOptions, FinishReason, Request, RequestId};
 
 /// Walks for `steps` steps in an engine that is small enough to run out of everything. With `is_oracle` each output is
 /// compared with the one it must be.
@@ -22,6 +22,7 @@ fn walk(model: impl Fn() -> Box<dyn Model>, is_oracle: bool, steps: usize, seed:
             fixed_decode: random.below(4) > 0,
             overlap: random.below(4) > 0,
             cuda_graphs: random.below(4) > 0,
+            cascade: [Cascade::Off, Cascade::Always][random.below(2) as usize],
             ..EngineOptions::default()
         };
         let most = options.page_size * options.num_pages;

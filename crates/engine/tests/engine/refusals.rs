@@ -68,6 +68,7 @@ fn bad_requests_and_settings_are_refused_by_name() {
         ("num_pages", EngineOptions { num_pages: 0, ..Default::default() }),
         ("max_running", EngineOptions { max_running: 2000, ..Default::default() }),
         ("max_chunk", EngineOptions { max_chunk: 0, ..Default::default() }),
+        ("kv_dtype", EngineOptions { kv_dtype: Some(DType::F16), ..Default::default() }),
         ("vocab_size", EngineOptions { vocab_size: Some(VOCAB + 1), ..Default::default() }),
     ] {
         let told = Engine::new(tiny_llama(), on_test_device(options)).err().expect(name).to_string();

@@ -90,8 +90,9 @@ class Sizes:
             if known is None and dim.kind == "named":
                 self.sizes[dim.name] = self.solve(arg, form, dim, size, shape)
             elif dim.kind == "one_or":
-                # What an output is never follows from it. A symbolic one is left to the kernel's own check.
-                if isinstance(size, int) and size != 1:
+                # What an output is never follows from it. A symbolic one, or one whose name a later argument has, is
+                # left to the kernel's own check.
+                if isinstance(size, int) and size != 1 and known is not None:
                     self.equal(arg, form, known, size, shape)
             elif known is not None:
                 self.equal(arg, form, apply(dim, known), size, shape)

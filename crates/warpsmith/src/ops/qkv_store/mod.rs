@@ -100,7 +100,10 @@ impl Problem {
 
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let op = Forward::SPEC.name;
-    let mut sizes = Matcher::of(args, attrs)?;
+    let mut sizes = Matcher::new(args, attrs);
+    // First, because scales may have one number for each of its heads.
+    sizes.arg(K_CACHE)?;
+    sizes.all()?;
     let (qkv, to) = (args.at(QKV), args.at(K_CACHE).dtype());
     let [num_tokens, heads, num_kv_heads, head_dim] =
         ["num_tokens", "heads", "num_kv_heads", "head_dim"].map(|name| sizes.size(name));

@@ -1,0 +1,293 @@
+//! Models by name from the Hugging Face hub.
+//!
+//! A name is `owner/name`, or `owner/name:file.gguf` for one file of a repository of GGUF files. Only the files that a model
+//! is run from are downloaded, into the cache that the hub's own programs use. What is there is used as it is, without a
+//! question to the hub; delete it to get a newer version.
+
+mod error;
+
+pub use error::HubError;
+
+use crate::env;
+use crate::error::{Error, Result};
+use crate::weights::shard_files;
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, CacheRepo, Repo};
+use std::path::{Path, PathBuf};
+use warpsmith::env::{flag, get, path, system};
+
+/// Beside weights: what a model cannot do without, and what it may have.
+const CONFIG: &str = "config.json";
+const OTHERS: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// The name of a model on the hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelName {
+    /// `owner/name`.
+    pub repository: String,
+    /// A GGUF file of it.
+    pub file: Option<String>,
+}
+
+impl ModelName {
+    /// Reads a name; `None` if the text can only be a path.
+    pub fn parse(text: &str) -> Option<ModelName> {
+        let (repository, file) = match text.split_once(':') {
+            Some((repository, file)) => (repository, Some(file)),
+            None => (text, None),
+        };
+        let is_word = |word: &str| {
+            let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            !word.is_empty() && !word.starts_with('.') && word.chars().all(known)
+        };
+        let (owner, name) = repository.split_once('/')?;
+        let is_file = |name: &str| [".gguf", ".safetensors"].iter().any(|end| name.ends_with(end));
+        let is_gguf = |file: &str| file.ends_with(".gguf") && file.split('/').all(is_word);
+        let named = is_word(owner) && is_word(name) && !is_file(name) && file.is_none_or(is_gguf);
+        named.then(|| ModelName { repository: repository.into(), file: file.map(Into::into) })
+    }
+}
+
+impl std::fmt::Display for ModelName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.file {
+            Some(file) => write!(f, "{}:{file}", self.repository),
+            None => f.write_str(&self.repository),
+        }
+    }
+}
+
+/// How far the download of a file has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Download<'a> {
+    /// Its name in the repository.
+    pub file: &'a str,
+    /// Bytes that are there.
+    pub bytes: u64,
+    /// Bytes of the file.
+    pub total: u64,
+}
+
+/// Where models come from.
+#[derive(Debug, Clone)]
+pub struct Hub {
+    /// The hub's address.
+    pub endpoint: String,
+    /// Folder of what was downloaded.
+    pub cache: PathBuf,
+    /// Sent to the hub.
+    pub token: Option<String>,
+    /// Whether only what was downloaded before is used.
+    pub offline: bool,
+}
+
+impl Hub {
+    /// As the environment says.
+    ///
+    /// # Errors
+    /// If there is no folder for the cache.
+    pub fn from_env() -> Result<Hub> {
+        let home = path(env::hub::HOME)
+            .or_else(|| path(system::XDG_CACHE_HOME).map(|caches| caches.join("huggingface")))
+            .or_else(|| path(system::HOME).map(|home| home.join(".cache/huggingface")));
+        let Some(home) = home else {
+            let expected =
+                format!("a folder in {}, {} or {}", env::hub::HOME, system::XDG_CACHE_HOME, system::HOME);
+            return Err(warpsmith::Error::parse("folder of the hub", expected, "nothing").into());
+        };
+        let cache = home.join("hub");
+        Ok(Hub {
+            endpoint: get(env::hub::ENDPOINT).unwrap_or_else(|| "https://huggingface.co".into()),
+            token: get(env::hub::TOKEN).or_else(|| Cache::new(cache.clone()).token()),
+            cache,
+            offline: flag(env::hub::OFFLINE),
+        })
+    }
+
+    /// The file or folder of a model, downloaded where it is not in the cache yet.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] says why a model cannot be had.
+    pub fn fetch(&self, model: &ModelName, progress: &mut dyn FnMut(Download<'_>)) -> Result<PathBuf> {
+        let repository = Repo::model(model.repository.clone());
+        let cache = Cache::new(self.cache.clone()).repo(repository.clone());
+        if let Some(found) = self.cached(model, &cache)? {
+            return Ok(found);
+        }
+        let fail = |why: HubError| Error::Hub { model: model.to_string(), why };
+        if self.offline {
+            return Err(fail(HubError::Offline { cache: self.cache.clone() }));
+        }
+        let api = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_endpoint(self.endpoint.trim_end_matches('/').into())
+            .with_token(self.token.clone())
+            .with_user_agent("warpsmith", env!("CARGO_PKG_VERSION"))
+            .with_retries(3)
+            .with_progress(false)
+            .build()
+            .map_err(|error| fail(self.why(&error)))?;
+        let mut remote = Remote { hub: self, model, repo: api.repo(repository), progress };
+        remote.download()?;
+        self.cached(model, &cache)?.ok_or_else(|| {
+            fail(HubError::Broken { why: format!("what was downloaded is not in {}", self.cache.display()) })
+        })
+    }
+
+    /// The file or folder of a model, if all of it is in the cache. Weights are downloaded last.
+    fn cached(&self, model: &ModelName, cache: &CacheRepo) -> Result<Option<PathBuf>> {
+        if let Some(file) = &model.file {
+            return Ok(cache.get(file));
+        }
+        let Some(config) = cache.get(CONFIG) else { return Ok(None) };
+        let shards = match cache.get(INDEX) {
+            Some(index) => shard_files(&index)?,
+            None => vec![SINGLE.into()],
+        };
+        let whole = shards.iter().all(|shard| cache.get(shard).is_some());
+        Ok(config.parent().filter(|_| whole).map(Path::to_path_buf))
+    }
+
+    /// What an answer of the hub means.
+    fn why(&self, error: &ApiError) -> HubError {
+        let endpoint = self.endpoint.clone();
+        match error {
+            ApiError::TooManyRetries(error) => self.why(error),
+            ApiError::RequestError(error) => match **error {
+                ureq::Error::StatusCode(401) => HubError::Unauthorised { with_token: self.token.is_some() },
+                ureq::Error::StatusCode(403) => HubError::Forbidden,
+                ureq::Error::StatusCode(404) => HubError::NoRepository,
+                ureq::Error::StatusCode(status) => {
+                    HubError::Broken { why: format!("{endpoint} answers with status {status}") }
+                }
+                _ => HubError::Unreachable { endpoint, why: error.to_string() },
+            },
+            other => HubError::Broken { why: other.to_string() },
+        }
+    }
+}
+
+/// One download.
+struct Remote<'a, 'p> {
+    hub: &'a Hub,
+    model: &'a ModelName,
+    repo: ApiRepo,
+    progress: &'p mut dyn FnMut(Download<'_>),
+}
+
+impl Remote<'_, '_> {
+    fn fail(&self, why: HubError) -> Error {
+        Error::Hub { model: self.model.to_string(), why }
+    }
+
+    fn download(&mut self) -> Result<()> {
+        let info = self.repo.info().map_err(|error| self.fail(self.hub.why(&error)))?;
+        let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
+        let has = |name: &str| files.iter().any(|file| file == name);
+        let ggufs = || {
+            let found: Vec<&str> =
+                files.iter().map(String::as_str).filter(|file| file.ends_with(".gguf")).collect();
+            if found.is_empty() {
+                "no GGUF file either".into()
+            } else {
+                format!("it has {}", found.join(", "))
+            }
+        };
+        if let Some(file) = self.model.file.clone() {
+            if !has(&file) {
+                return Err(self.fail(HubError::NoFile { file, hint: ggufs() }));
+            }
+            return self.get(&file);
+        }
+        for needed in [CONFIG, if has(INDEX) { INDEX } else { SINGLE }] {
+            if !has(needed) {
+                let file = needed.into();
+                let name = format!("{}; name one as {}:FILE", ggufs(), self.model.repository);
+                return Err(self.fail(HubError::NoFile { file, hint: name }));
+            }
+        }
+        for file in OTHERS.into_iter().filter(|file| has(file)) {
+            self.get(file)?;
+        }
+        self.get(CONFIG)?;
+        let mut weights = vec![SINGLE.to_string()];
+        if has(INDEX) {
+            weights = shard_files(&self.get_path(INDEX)?)?;
+        }
+        weights.iter().try_for_each(|file| self.get(file))
+    }
+
+    fn get(&mut self, file: &str) -> Result<()> {
+        self.get_path(file).map(drop)
+    }
+
+    fn get_path(&mut self, file: &str) -> Result<PathBuf> {
+        let watch = Watch { tell: &mut *self.progress, file: file.into(), bytes: 0, total: 0 };
+        self.repo.download_with_progress(file, watch).map_err(|error| {
+            let why = match self.hub.why(&error) {
+                HubError::NoRepository => HubError::NoFile {
+                    file: file.into(),
+                    hint: "it was listed a moment ago, or an index names it".into(),
+                },
+                other => other,
+            };
+            self.fail(why)
+        })
+    }
+}
+
+/// Tells about the download of a file.
+struct Watch<'p> {
+    tell: &'p mut dyn FnMut(Download<'_>),
+    file: String,
+    bytes: u64,
+    total: u64,
+}
+
+impl hf_hub::api::Progress for Watch<'_> {
+    /// Called again for each attempt.
+    fn init(&mut self, size: usize, _: &str) {
+        (self.bytes, self.total) = (0, size as u64);
+        self.update(0);
+    }
+
+    fn update(&mut self, size: usize) {
+        self.bytes += size as u64;
+        (self.tell)(Download { file: &self.file, bytes: self.bytes, total: self.total });
+    }
+
+    fn finish(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_are_told_apart() {
+        let name = |text: &str| ModelName::parse(text).map(|name| (name.repository, name.file));
+        assert_eq!(name("Qwen/Qwen3-0.6B"), Some(("Qwen/Qwen3-0.6B".into(), None)));
+        let gguf = "unsloth/Qwen3-0.6B-GGUF:sub/Qwen3-0.6B-Q4_K_M.gguf";
+        assert_eq!(ModelName::parse(gguf).unwrap().to_string(), gguf);
+        for path in [
+            "model.gguf",
+            "/no/such/model.gguf",
+            "./Qwen/Qwen3",
+            "../Qwen3",
+            "models/model.gguf",
+            "models/model.safetensors",
+            "a/b/c",
+            "Qwen/",
+            "/Qwen3",
+            "Qwen/Qwen3:",
+            "Qwen/Qwen3:file.bin",
+            "Qwen/Qwen3:../file.gguf",
+            "Qwen/Qwen3:/file.gguf",
+            "Qwen/Q wen",
+        ] {
+            assert_eq!(name(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Why a model cannot be had from the hub.
+
+use std::path::PathBuf;
+
+/// Why a model cannot be had from the hub.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// Nothing may be downloaded.
+    #[error("HF_HUB_OFFLINE is set, and {cache} does not have all of it", cache = .cache.display())]
+    Offline {
+        /// Where it was looked for.
+        cache: PathBuf,
+    },
+
+    /// There is no answer.
+    #[error(
+        "{endpoint} cannot be reached: {why}; set HF_ENDPOINT to use another address, or give the path of a model"
+    )]
+    Unreachable {
+        /// The hub's address.
+        endpoint: String,
+        /// What the system says.
+        why: String,
+    },
+
+    /// The hub does not know the repository.
+    #[error("there is no such repository; if it is a path, there is no such file either")]
+    NoRepository,
+
+    /// The hub wants to know who asks. It says the same of repositories that do not exist.
+    #[error(
+        "there is no such repository, or it is private{}",
+        if *.with_token { ", and the token is not good for it" } else { "; set HF_TOKEN to a token that may read it" }
+    )]
+    Unauthorised {
+        /// Whether a token was sent.
+        with_token: bool,
+    },
+
+    /// The hub knows who asks, and refuses.
+    #[error("the token may not read it; ask for access on the model's page")]
+    Forbidden,
+
+    /// The repository lacks a file.
+    #[error("the repository has no {file}; {hint}")]
+    NoFile {
+        /// The file.
+        file: String,
+        /// What there is instead.
+        hint: String,
+    },
+
+    /// Anything else.
+    #[error("{why}")]
+    Broken {
+        /// What happened.
+        why: String,
+    },
+}
