@@ -1,4 +1,4 @@
-//! Attacks the parsers of weights with damaged files and prints a line for `tests/fuzz-ledger.md`.
+//! Attacks the parsers of weights with damaged files and prints a line for `tests/ledger.md`.
 //!
 //!     cargo run --release -p warpsmith-engine --example fuzz_weights -- gguf|safetensors INPUTS [SEED]
 

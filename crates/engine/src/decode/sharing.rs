@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(Cascade::Always.order(&young, 4), None, "no page is full");
         let long: Vec<i32> = (0..64).collect();
         let mut many = vec![(&long[..], 1030); 4];
-        many.insert(1, (&pages[0][..], 5));
+        many.insert(1, (pages[0], 5));
         assert_eq!(Cascade::WherePays.order(&many, 16), Some(vec![0, 2, 3, 4, 1]));
         assert_eq!(Cascade::WherePays.order(&many[..4], 16), None, "three are too few");
     }
