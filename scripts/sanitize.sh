@@ -10,9 +10,10 @@ for kind in "${@:-address thread}"; do
     for sanitizer in $kind; do
         echo "sanitize: $sanitizer"
         # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen. The
-        # compiler wants to be told that this is known.
+        # compiler wants to be told that this is known. One test at a time: tests that wait for each other at a lock of the
+        # standard library would be reported. Threads that a test starts are seen.
         RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}" TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.txt" \
             cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
-            tensor:: op::plan op::args cpu::threads cpu::scratch radix
+            --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch radix
     done
 done

@@ -14,7 +14,7 @@ from device import DEVICE
 from test_kernels import needs_compiler
 
 #: A product that takes the library more than a hundred microseconds; to copy its result takes far less.
-LARGE = (128, 256, 512)
+LARGE = (128, 256, 512) if DEVICE == "cpu" else (2048, 2048, 2048)
 SMALL = (4, 32, 16)
 
 
