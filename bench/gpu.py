@@ -84,6 +84,14 @@ def time_call(call, sets: list[tuple], keep_outputs: bool, pace: Pace = THOROUGH
     return statistics.median(samples) / (rounds * len(sets))
 
 
+class DeviceLostError(Exception):
+    """A peer's error after which this process cannot use the GPU any more; with what was measured before."""
+
+    def __init__(self, times: dict[str, float], failures: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in failures.items()))
+        self.times, self.failures = times, failures
+
+
 def measure(case: peers.Case, count: int, pace: Pace = THOROUGH) -> tuple[dict[str, float], dict[str, str]]:
     """The times of every peer that has the op, over `count` copies of the tensors; and why others have none."""
     # Before the peers are made: some compile at once, and what was compiled for other shapes counts against a limit.
@@ -102,7 +110,10 @@ def measure(case: peers.Case, count: int, pace: Pace = THOROUGH) -> tuple[dict[s
             times[name] = time_call(call, sets, keep_outputs=cold, pace=pace)
         except Exception as error:  # a peer may lack a type or a shape; the others still count
             failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            torch.cuda.synchronize()
+            try:
+                torch.cuda.synchronize()
+            except Exception:
+                raise DeviceLostError(times, failures) from error
     return times, failures
 
 

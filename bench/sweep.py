@@ -40,7 +40,10 @@ def on_gpu(drawn: Drawn, ours: peers.Ask, _: argparse.Namespace) -> dict:
     row = ours(drawn.request("time"))
     if "error" in row:
         return row
-    times, failures = gpu.measure(peers.Case.of(row), row["sets"], PACE)
+    try:
+        times, failures = gpu.measure(peers.Case.of(row), row["sets"], PACE)
+    except gpu.DeviceLostError as lost:
+        return row | {"peers": lost.times, "failures": lost.failures, "lost": True}
     torch.cuda.empty_cache()
     return row | {"peers": times, "failures": failures}
 
@@ -77,7 +80,7 @@ def timed(cases: Iterable[Drawn], args: argparse.Namespace) -> Iterator[dict]:
             if "case" in answer and set(answer["case"].split()) != set(drawn.name.split()):
                 raise SystemExit(f"sweep.py: drew [{drawn.name}], but [{answer['case']}] was timed")
             row = dict(seed=args.seed, family=drawn.family, op=drawn.op, case=drawn.name, dtype=drawn.dtype)
-            keys = ("device", "kernel", "config", "source_hash", "limit_ms", "peers", "failures", "error")
+            keys = ("device", "kernel", "config", "source_hash", "limit_ms", "peers", "failures", "error", "lost")
             row |= {key: answer[key] for key in keys if key in answer}
             row |= {"ms": answer["median_ms"]} if "median_ms" in answer else {}
             yield row
@@ -147,6 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", action="append", choices=["bf16", "f16", "f32"], help="only these types")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no case is begun")
     parser.add_argument("--dry-run", action="store_true", help="print the cases, time nothing")
+    parser.add_argument("--resume", action="store_true", help="go on after the cases that the rows have")
     parser.add_argument("--no-build", action="store_true", help="time the binary that is there")
     parser.add_argument("--out", type=Path, help="the rows [default: target/sweep-DEVICE-SEED.jsonl]")
     cores = len(os.sched_getaffinity(0))
@@ -177,27 +181,38 @@ def main() -> None:
         peers.build()
     path = args.out or peers.ROOT / "target" / f"sweep-{args.device}-{args.seed}.jsonl"
     rows: list[dict] = []
-    with path.open("w") as out:
+    if args.resume and path.exists():
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    done = {(row["op"], row["case"], row["dtype"]) for row in rows}
+    missing = [drawn for drawn in args.cases if (drawn.op, drawn.name, drawn.dtype) not in done]
+    lost = False
+    with path.open("a" if rows else "w") as out:
 
         def go(cases: Iterable[Drawn]) -> None:
+            nonlocal lost
             for row in timed(cases, args):
+                lost = row.pop("lost", False)
                 rows.append(row)
                 out.write(json.dumps(row) + "\n")
                 out.flush()
                 print(f"{time.monotonic() - start:5.0f} s  {describe(row)}", flush=True)
-                if time.monotonic() > deadline:
+                if lost or time.monotonic() > deadline:
                     return
 
         if args.device == "cuda":
             share_caches()
-            with Ahead(args.cases, args.cores, args.device) as ahead:
+            with Ahead(missing, args.cores, args.device) as ahead:
                 go(ahead.ready(deadline))
         else:
             os.environ["WARPSMITH_NUM_THREADS"] = str(args.threads)
             torch.set_num_threads(args.threads)
             # Large tensors of Warpsmith's lie in huge pages. So shall PyTorch's, which asks for this before it has any.
             os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
-            go(args.cases)
+            go(missing)
+    if lost:
+        # A peer's error took the GPU from this process. Another goes on.
+        left = ["--resume", "--no-build", "--budget", str(max(deadline - time.monotonic(), 0.0))]
+        os.execv(sys.executable, [sys.executable, *sys.argv, *left])
     report(rows, len(args.cases), args.seed)
     print(f"written to {path}")
 
