@@ -12,12 +12,17 @@ pub type Form = (Vec<usize>, DType);
 pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
     let spec = args.spec();
     let mut sizes = Matcher::new(args, attrs);
-    for (index, arg) in spec.args.iter().enumerate().filter(|(_, arg)| arg.is_input()) {
+    let inputs = || spec.args.iter().enumerate().filter(|(_, arg)| arg.is_input());
+    for (index, arg) in inputs() {
         if !arg.optional && args.get(index).is_none() {
             return Err(Error::argument(spec.name, arg.name, "a tensor", "nothing"));
         }
-        sizes.arg(index)?;
+        // Later, if others may say first how large it must be.
+        if !arg.shape.depends_on_others() {
+            sizes.arg(index)?;
+        }
     }
+    inputs().try_for_each(|(index, _)| sizes.arg(index))?;
     let is_made = |index: usize| {
         let arg = &spec.args[index];
         let implied = arg.with.is_some_and(|input| args.get(input).is_some());

@@ -122,6 +122,12 @@ impl ShapeSpec {
         ShapeSpec { option: None, forms }
     }
 
+    /// Whether it has dimensions whose sizes are only known from other arguments.
+    pub(super) fn depends_on_others(&self) -> bool {
+        let mut dims = self.forms.iter().flat_map(|form| form.dims);
+        dims.any(|dim| matches!(dim, Dim::Ceil { .. } | Dim::OneOr(_)))
+    }
+
     /// The shape at the position of an option's choice.
     pub const fn by_option(option: usize, forms: &'static [Dims]) -> Self {
         ShapeSpec { option: Some(option), forms }
