@@ -17,7 +17,7 @@
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
 // small; STAGES; PIECES, of 128 bytes of K in a stage (if more than one, K must be a multiple of a stage); CONSUMERS,
 // warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
-// load of w or x; BLOCKS_PER_SM; X_MAJOR_MN, W_MAJOR_MN, whether M or N is the dense dimension instead of K; those of
+// load of w or x; BLOCKS_PER_SM; EARLY, w is constant and its first stages are loaded while the kernel before may still run; X_MAJOR_MN, W_MAJOR_MN, whether M or N is the dense dimension instead of K; those of
 // linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
 // BLOCK_N / 2 columns; gate and up are the third dimension of the map of w, so that halves and interleaved rows are
 // loaded in the same way.
@@ -216,7 +216,7 @@ WS_INLINE void produce_early(const Sm90Params& p, Ring ring, u32 rank) {
 }
 
 WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
-  int early = p.early;
+  int early = EARLY ? p.early : 0;
   for (TileScheduler tiles; tiles.has(p, 0); tiles.advance(1)) {
     const Tile tile = tiles.tile(p, rank);
     const int w_batch = p.linear.w_batch ? tile.batch : 0;
@@ -225,12 +225,12 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
     const u32 bytes = x.bytes() + w.bytes();
 #pragma unroll 1
     for (int k = 0; k < p.k_tiles; ++k) {
-      if (early == 0) {
+      if (!EARLY || early == 0) {
         mbarrier_wait(ring.empty(), ring.parity ^ 1);
         mbarrier_arrive_expect(ring.full(), bytes);
       }
       x.load(ring.x(), ring.full(), rank, k, tile.batch);
-      if (early == 0) w.load(ring.w(), ring.full(), rank, k, w_batch);
+      if (!EARLY || early == 0) w.load(ring.w(), ring.full(), rank, k, w_batch);
       else --early;
       ring.next();
     }
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   }
   if (kCluster > 1) cluster_sync();
   else __syncthreads();
-  if (p.early > 0 && threadIdx.x / 32 == 0 && elect_one()) produce_early(p, Ring(shared), rank);
+  if (EARLY && threadIdx.x / 32 == 0 && elect_one()) produce_early(p, Ring(shared), rank);
   // Nothing above reads or writes memory that another kernel could write.
   begin_kernel();
   // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.

@@ -90,6 +90,8 @@ struct Config {
     small_steps: bool,
     /// Stages of the ring.
     stages: usize,
+    /// Whether `w` is loaded before the kernel before has ended.
+    early: bool,
 }
 
 impl Config {
@@ -104,9 +106,10 @@ impl Config {
             scale: p.scale() != 1.0,
             small_steps: Self::takes_small_steps(p, tile),
             stages: 0,
+            early: loads_early(p),
         };
         let mut stages = config.most_stages();
-        if loads_early(p) && tile.x_rows > FEW_ROWS {
+        if config.early && tile.x_rows > FEW_ROWS {
             // What a block does not need leaves room for the next kernel, which loads its own weights there. With very few rows
             // the next kernel would gather on the multiprocessors that are done first.
             let needed = (tile.k_tiles(p) * tile.rounds(p, units)).max(2);
@@ -177,7 +180,7 @@ impl Config {
     /// Stages of which a block loads `w` before the kernel before it has ended.
     fn early(&self, p: &Problem, units: usize) -> usize {
         let stages = self.tile.k_tiles(p) * self.tile.rounds(p, units);
-        if loads_early(p) { self.stages.min(stages) } else { 0 }
+        if self.early { self.stages.min(stages) } else { 0 }
     }
 
     fn shared_bytes(&self) -> usize {
@@ -204,6 +207,7 @@ impl Config {
             flag("RESIDUAL_ROWS", self.residual_rows),
             flag("HAS_SCALE", self.scale),
             flag("SMALL_STEPS", self.small_steps),
+            flag("EARLY", self.early),
         ]);
         defines
     }
@@ -266,6 +270,7 @@ fn variants() -> Vec<Defines> {
             scale: false,
             small_steps: false,
             stages: 0,
+            early: false,
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
@@ -275,6 +280,11 @@ fn variants() -> Vec<Defines> {
         if dtype == DType::BF16 {
             all.extend(TILES.map(|tile| Config { tile, ..plain }.with_all_stages().defines()));
             all.extend(EXCHANGED.map(|tile| Config { tile, ..plain }.with_all_stages().defines()));
+            for early in [false, true] {
+                let plain = Config { early, ..plain };
+                let tiles = [8, 64].map(|m| Tile::skinny(m, 64, 4, false));
+                all.extend(tiles.map(|tile| Config { tile, ..plain }.with_all_stages().defines()));
+            }
             for m in [8, 16, 32, 64] {
                 all.extend(SKINNY.map(|n| {
                     Config { tile: Tile::skinny(m, n, 4, false), ..plain }.with_all_stages().defines()

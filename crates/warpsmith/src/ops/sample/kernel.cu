@@ -7,7 +7,6 @@
 // Defines: ELEM (element type).
 
 #include "warpsmith/reduce.cuh"
-#include "warpsmith/vec.cuh"
 
 using namespace warpsmith;
 
@@ -52,36 +51,13 @@ WS_INLINE float number(u32 ordered) {
 }
 
 // The largest of a row above the bits of its first place, flipped.
-//
-// Few rows have few blocks, so loads are wide where they can be, and a place is looked for only in the rare chunk that has
-// a new largest number.
 WS_INLINE u64 largest(const Row& row, int vocab, u64* scratch) {
-  constexpr int V = kVec<T>;
-  float most = minus_infinity();
-  int place = min((int)threadIdx.x * V, vocab - 1);
-  // A thread takes chunks in the order of their places: of equal numbers it keeps the first.
-  const auto take = [&](float x, int j) {
-    if (x > most) most = x, place = j;
-  };
-  const bool wide = row.step == 1 && (u64)row.at % 16 == 0;
-  const int chunks = wide ? vocab / V : 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < chunks; i += kThreads) {
-    Chunk<T> chunk;
-    load_words(chunk.words, row.at + i * V);
-    float x[V];
-    unpack(x, chunk);
-    float upper = minus_infinity();
-#pragma unroll
-    for (int j = 0; j < V; ++j) upper = fmaxf(upper, x[j] = fminf(fmaxf(x[j], minus_infinity()), kLargest));  // NaN becomes minus infinity
-    if (upper > most) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) take(x[j], i * V + j);
-    }
-  }
+  u64 best = 0;
+  // Few rows have few blocks: loads in flight are what hides the latency of L2.
 #pragma unroll 8
-  for (int j = chunks * V + threadIdx.x; j < vocab; j += kThreads) take(row[j], j);
-  return block_join<Largest>((u64)ordered(__fadd_rn(most, 0.0f)) << 32 | ~(u32)place, scratch);
+  for (int j = threadIdx.x; j < vocab; j += kThreads)
+    best = Largest::join(best, (u64)ordered(row[j]) << 32 | ~(u32)j);
+  return block_join<Largest>(best, scratch);
 }
 
 WS_INLINE float weight(float t) {

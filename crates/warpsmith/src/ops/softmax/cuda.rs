@@ -103,7 +103,12 @@ static LONG_DEVICE: CudaKernel =
     device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1, 3], |_| vec![LONG]));
 static BACKWARD_ROW_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_row", || {
-        variants(&[0, 1, 2, 3], |dtype| RowTiling::all_of_many(backward_table(dtype)))
+        let mut all = variants(&[0, 1, 2], |dtype| RowTiling::all_of_many(backward_table(dtype)));
+        all.extend(variants(&[3], |dtype| {
+            let tilings = RowTiling::all_of_many(backward_table(dtype));
+            tilings.into_iter().filter(has_backward_room).collect()
+        }));
+        all
     });
 static BACKWARD_LONG_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
@@ -124,7 +129,7 @@ pub(super) const LONG_ROW: Kernel<Problem> =
 /// Rows of both inputs in the registers of a block or warp.
 pub(super) const BACKWARD_ROW: Kernel<Problem> =
     Kernel::cuda("softmax_backward_row", &BACKWARD_ROW_DEVICE, run_backward_row)
-        .when(|p, _| fits(p, backward_table(p.dtype)))
+        .when(|p, _| fits_backward(p))
         .configured(|p, info| describe(p, info, backward_table(p.dtype)));
 
 /// Rows of any length.
@@ -138,6 +143,20 @@ fn fits(p: &Problem, table: RowTable) -> std::result::Result<(), String> {
         Some(_) => Ok(()),
         None => Err("the row does not fit the registers of a block".into()),
     }
+}
+
+fn fits_backward(p: &Problem) -> std::result::Result<(), String> {
+    fits(p, backward_table(p.dtype))?;
+    let tiling = RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype));
+    match row_kind(p) == RowKind::Dense && !tiling.is_some_and(|t| has_backward_room(&t)) {
+        true => Err("the row, which is not aligned, does not fit the registers of a block".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether threads have registers to arrange rows that begin anywhere.
+fn has_backward_room(tiling: &RowTiling) -> bool {
+    tiling.items < 4
 }
 
 /// The tiling of rows in registers.
