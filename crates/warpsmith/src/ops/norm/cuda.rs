@@ -207,6 +207,11 @@ fn has_backward_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
     vector != RowKind::Dense.vector_level() || !center || tiling.lanes < 512
 }
 
+/// The same for the backward kernel of long rows, on all devices.
+fn has_long_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
+    vector != RowKind::Dense.vector_level() || center || tiling.lanes < 512
+}
+
 /// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
 fn addressable(hidden: usize, num_rows: usize) -> std::result::Result<(), String> {
     match (hidden <= 1 << 30, num_rows < 1 << 31) {
@@ -327,7 +332,7 @@ fn backward_long_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for tiling in long_tilings(backward_table(dtype)) {
-            for vector in [0, 1] {
+            for vector in [0, 1, 3].into_iter().filter(|&vector| has_long_room(&tiling, vector, center)) {
                 all.extend(
                     [false, true].map(|sums| backward_defines(&tiling, dtype, vector, 0, center, sums)),
                 );
@@ -413,12 +418,9 @@ fn run_backward_row(launch: &Launch<'_, back::Problem>) -> Result<()> {
 
 fn run_backward_long(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
-    // Rows that begin anywhere would have to be arranged, for which some devices have no registers here.
-    let vector = match backward_row_kind(p) {
-        RowKind::Dense => RowKind::Any,
-        kind => kind,
-    };
-    run_backward(launch, &backward_long_tiling(p), vector.vector_level(), 0)
+    let (tiling, vector) = (backward_long_tiling(p), backward_row_kind(p).vector_level());
+    let vector = if has_long_room(&tiling, vector, p.center) { vector } else { RowKind::Any.vector_level() };
+    run_backward(launch, &tiling, vector, 0)
 }
 
 fn run_backward(
