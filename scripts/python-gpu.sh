@@ -12,6 +12,7 @@ package="$PWD/crates/python/python" tests="$PWD/crates/python/tests"
     echo "python-gpu: the native half is not in $package/warpsmith; build it with scripts/python-dev.sh" >&2
     exit 1
 }
-export PYTHONPATH="$package:$PWD/dist/pytest" WARPSMITH_TEST_DEVICE=cuda
+# JAX would take most of the memory at once.
+export PYTHONPATH="$package:$PWD/dist/pytest" WARPSMITH_TEST_DEVICE=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 "$python" -c 'import warpsmith; print(warpsmith.doctor()); assert warpsmith.available("cuda")'
 "$python" -m pytest -p no:cacheprovider -c pyproject.toml --rootdir "$tests" -m "not slow" "$@" "$tests"

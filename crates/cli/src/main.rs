@@ -1,7 +1,6 @@
 //! The `warpsmith` workbench: a file per command under `commands`.
 
 mod commands;
-mod gpus;
 mod inputs;
 mod kernels;
 mod model;

@@ -1,6 +1,5 @@
 //! `warpsmith build-kernels`: a pack of compiled kernels.
 
-use crate::gpus::typical_gpu;
 use crate::inputs::{ProfileArgs, find_op};
 use crate::kernels::{self, Variant};
 use crate::model::WeightsArgs;
@@ -9,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use warpsmith::device::DeviceInfo;
 use warpsmith::jit::cache::{Cache, EntryId};
 use warpsmith::jit::nvrtc::{self, Nvrtc};
 use warpsmith::jit::{Arch, Compiler, Output, Request, pack};
@@ -84,7 +84,8 @@ pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
             ..default
         };
         for &arch in &args.arch {
-            let needed = source.needed_kernels(&args.weights, engine.clone(), typical_gpu(arch, None))?;
+            let needed =
+                source.needed_kernels(&args.weights, engine.clone(), DeviceInfo::typical_gpu(arch, None))?;
             variants.extend(needed.into_iter().map(|needed| (arch, Variant::from(needed))));
         }
     } else {

@@ -1,9 +1,9 @@
 //! `warpsmith explain`: which kernel a call would run, and why.
 
-use crate::gpus::{known_arch, typical_gpu};
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
 use crate::table;
 use std::process::ExitCode;
+use warpsmith::device::{DeviceInfo, known_arch};
 use warpsmith::jit::Arch;
 use warpsmith::lab::proof::arrange;
 use warpsmith::lab::{ArgPlan, Arrangement, Case};
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         case = case.give(index);
     }
     let info = match args.arch {
-        Some(arch) => typical_gpu(arch, args.units),
+        Some(arch) => DeviceInfo::typical_gpu(arch, args.units),
         None => args.device.unwrap_or_else(Device::best).info()?,
     };
     let call = imagine(spec, &plan_case(op, &case)?, case.arrangement, info.device)?;
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn every_bench_case_of_every_op_can_be_imagined() {
-        let info = typical_gpu("90a".parse().unwrap(), None);
+        let info = DeviceInfo::typical_gpu("90a".parse().unwrap(), None);
         assert_eq!((info.units, info.arch.unwrap().to_string()), (132, "sm_90a".to_string()));
         for op in warpsmith::ops::PROVABLE {
             for case in op.bench_cases() {

@@ -2,23 +2,15 @@
 
 use crate::prompt;
 use std::collections::HashSet;
+use warpsmith::DType;
 use warpsmith::device::DeviceInfo;
 use warpsmith::op::survey::{Needed, survey};
 use warpsmith::tensor::Random;
-use warpsmith::{DType, Device};
 use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{Engine, EngineOptions, OpenOptions, Request, SamplingParams, needed_kernels};
 
 fn hopper() -> DeviceInfo {
-    DeviceInfo {
-        device: Device::Cuda(0),
-        name: "an imagined GPU".into(),
-        arch: Some("90a".parse().unwrap()),
-        units: 132,
-        shared_per_block: 227 << 10,
-        cache_bytes: 50 << 20,
-        ..Device::Cpu.info().unwrap()
-    }
+    DeviceInfo::typical_gpu("90a".parse().unwrap(), None)
 }
 
 /// A model of the shapes of Qwen3-0.6B, with fewer layers and tokens.

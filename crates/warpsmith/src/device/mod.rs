@@ -1,7 +1,9 @@
 //! Devices, and the streams and events that order their work.
 
+mod cards;
 mod stream;
 
+pub use cards::known_arch;
 pub use stream::{Event, Stream};
 
 use crate::cpu::{self, Tier};

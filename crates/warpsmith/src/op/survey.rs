@@ -135,15 +135,7 @@ mod tests {
     use crate::tensor::{DType, Tensor};
 
     fn hopper() -> DeviceInfo {
-        DeviceInfo {
-            device: Device::Cuda(0),
-            name: "an imagined GPU".into(),
-            arch: Some("90a".parse().unwrap()),
-            units: 132,
-            shared_per_block: 227 << 10,
-            cache_bytes: 50 << 20,
-            ..DeviceInfo::cpu(Tier::Portable)
-        }
+        DeviceInfo::typical_gpu("90a".parse().unwrap(), None)
     }
 
     #[test]

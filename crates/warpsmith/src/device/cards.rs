@@ -1,9 +1,9 @@
-//! GPUs that are only described, for commands that need none.
+//! GPUs that are only described, for work that needs none: kernels compiled ahead, choices explained.
 
-use warpsmith::cpu::Tier;
-use warpsmith::device::DeviceInfo;
-use warpsmith::jit::Arch;
-use warpsmith::{Device, Error, Result};
+use super::{Device, DeviceInfo};
+use crate::cpu::Tier;
+use crate::error::{Error, Result};
+use crate::jit::Arch;
 
 /// A card of an architecture: name, multiprocessors, kilobytes of shared memory of a block, megabytes of L2.
 const CARDS: [(i32, &str, usize, usize, usize); 11] = [
@@ -36,20 +36,22 @@ pub fn known_arch(text: &str) -> Result<Arch> {
     Err(Error::parse("GPU architecture", expected, text))
 }
 
-/// A typical GPU of this architecture.
-pub fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
-    let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
-    let &(_, card, typical_units, shared_kib, l2_mib) = known;
-    let units = units.map_or(typical_units, usize::from);
-    DeviceInfo {
-        device: Device::Cuda(0),
-        // Not the name of a real device: choices tuned on one must not be used for a hypothetical one.
-        name: format!("an imagined {arch} with {units} multiprocessors, otherwise like {card}"),
-        tier: Tier::Portable,
-        arch: Some(arch),
-        units,
-        shared_per_block: shared_kib << 10,
-        cache_bytes: l2_mib << 20,
+impl DeviceInfo {
+    /// A typical GPU of this architecture, with as many multiprocessors as it usually has unless that is said.
+    pub fn typical_gpu(arch: Arch, units: Option<u16>) -> DeviceInfo {
+        let known = CARDS.iter().rev().find(|card| card.0 <= arch.number()).unwrap_or(&CARDS[0]);
+        let &(_, card, typical_units, shared_kib, l2_mib) = known;
+        let units = units.map_or(typical_units, usize::from);
+        DeviceInfo {
+            device: Device::Cuda(0),
+            // Not the name of a real device: choices tuned on one must not be used for a hypothetical one.
+            name: format!("an imagined {arch} with {units} multiprocessors, otherwise like {card}"),
+            tier: Tier::Portable,
+            arch: Some(arch),
+            units,
+            shared_per_block: shared_kib << 10,
+            cache_bytes: l2_mib << 20,
+        }
     }
 }
 
@@ -65,6 +67,6 @@ mod tests {
         for text in ["52", "99", "80a", "x"] {
             assert!(matches!(known_arch(text), Err(Error::Parse { .. })), "{text}");
         }
-        assert_eq!(typical_gpu(known_arch("87").unwrap(), Some(7)).units, 7);
+        assert_eq!(DeviceInfo::typical_gpu(known_arch("87").unwrap(), Some(7)).units, 7);
     }
 }
