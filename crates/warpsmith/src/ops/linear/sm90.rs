@@ -4,6 +4,7 @@
 mod tests;
 mod tile;
 
+use super::align;
 use super::cuda::{Epilogue, LinearParams, addressable};
 use super::problem::{Dequant, INPUTS, Order, Part, Strides};
 use super::{Gate, Problem};
@@ -64,11 +65,11 @@ kernel_params! {
 kernel_params! {
     /// A divisor of numbers below 2^31, with what turns the division into a multiplication: `n / value` is the upper half
     /// of `n * factor`, plus `n`, shifted right.
-    struct Divisor { value: u32, factor: u32, shift: u32 }
+    pub(super) struct Divisor { value: u32, factor: u32, shift: u32 }
 }
 
 impl Divisor {
-    fn new(value: usize) -> Divisor {
+    pub(super) fn new(value: usize) -> Divisor {
         let shift = value.next_power_of_two().trailing_zeros();
         let factor = ((1u64 << 32) * ((1u64 << shift) - value as u64)) / value as u64 + 1;
         Divisor { value: value as u32, factor: factor as u32, shift }
@@ -167,7 +168,7 @@ impl Config {
         let stage = tile.n * tile.pieces * STAGE_ROW / tile.cluster_m();
         let weights = p.weight_rows() * p.k * p.w_dtype.size();
         match p.m {
-            _ if !busy || p.constant_w => 0,
+            _ if !busy || p.constant_w || p.copied_w => 0,
             ..=64 => {
                 let most = if tile.n <= NARROW { AHEAD_NARROW } else { AHEAD };
                 (most / tile.blocks_per_unit / stage).min(tile.k_tiles(p).div_ceil(2))
@@ -317,19 +318,30 @@ fn variants() -> Vec<Defines> {
     all
 }
 
-/// Tensor cores through `wgmma`, fed by the copy engine: everything that engine can load.
+/// Tensor cores through `wgmma`, fed by the copy engine: everything that engine can load, and aligned copies of what it
+/// cannot. The products of a call follow each other, so that their copies can use the same memory.
 pub(super) const SM90: Kernel<Problem> =
     Kernel::cuda("linear_sm90", &DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
-        // SAFETY: the parts are those of the call's own tensors.
-        p.parts(launch.args).try_for_each(|part| unsafe { run(launch, p, &part) })
+        p.parts(launch.args).try_for_each(|part| {
+            // SAFETY: the parts are those of the call's own tensors; the scratch memory has the size that was asked for.
+            unsafe {
+                let products = align::run(launch, [(*p, part)], launch.workspace)?;
+                products.iter().try_for_each(|(product, part)| run(launch, product, part))
+            }
+        })
     })
-    .when(supports)
-    .configured(|p, info| match Tile::choose(p, info.units) {
-        Some(tile) => format!("{}, {}", p.tensor_arithmetic(), Config::of(p, tile, info.units).describe()),
-        None => String::new(),
+    .and(&align::DEVICE)
+    .with_workspace(|p, _| align::bytes(p))
+    .when(|p, info| supports(&align::aligned(p), info))
+    .configured(|p, info| {
+        let aligned = align::aligned(p);
+        let Some(tile) = Tile::choose(&aligned, info.units) else { return String::new() };
+        let config = Config::of(&aligned, tile, info.units).describe();
+        format!("{}, {config}{}", p.tensor_arithmetic(), align::describe(p))
     });
 
+/// Whether it takes a product as it is, without copies.
 pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if info.arch.is_none_or(|arch| (arch.major, arch.minor) != (9, 0)) {
         return Err("its instructions are those of sm_90a alone".into());
@@ -343,11 +355,16 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
     if p.k == 0 {
         return Err("there is nothing to load".into());
     }
+    if p.x_dtype.size() != p.w_dtype.size() {
+        return Err("x and w have types of different size".into());
+    }
     for (name, order, strides, rows, gated) in
         [("x", p.x_order, p.x, p.m, false), ("w", p.w_order, p.w, p.weight_rows(), p.gate != Gate::None)]
     {
         let reason = match order {
-            Order::Any => "cannot be moved in pieces of 16 bytes",
+            Order::Any => {
+                "has lines that do not start at multiples of 16 bytes, and is too large to be copied"
+            }
             Order::Columns if p.x_dtype.size() != 2 => "is transposed, which only 16-bit types can be",
             Order::Columns if gated => "is transposed, which it cannot be with a gate",
             _ if rows > 1 && strides.row <= 0 || p.k > 1 && strides.col <= 0 => "repeats elements",
@@ -355,9 +372,6 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
             _ => continue,
         };
         return Err(format!("`{name}` {reason}"));
-    }
-    if p.x_dtype.size() != p.w_dtype.size() {
-        return Err("x and w have types of different size".into());
     }
     if Tile::choose(p, info.units).is_none() {
         return Err("no tile has its columns in one block of scales".into());
