@@ -23,6 +23,9 @@ const PIECE: usize = 16;
 const SECTOR: usize = 32;
 const CACHE_LINE: usize = 128;
 const LONG: usize = 1024;
+/// The most rows of `x` for which threads load `w` where it is: its copy would take longer than the product. The product has
+/// the same bits either way.
+const DIRECT_ROWS: usize = 64;
 /// Copies start at multiples of this many bytes.
 const COPY_UNIT: usize = 256;
 
@@ -83,6 +86,10 @@ impl Lines {
 
     /// Those of `w`.
     fn of_w(p: &Problem) -> Option<Lines> {
+        Lines::of_unaligned_w(p).filter(|_| !loads_directly(p))
+    }
+
+    fn of_unaligned_w(p: &Problem) -> Option<Lines> {
         let batch = if p.w.batch == 0 { 1 } else { p.batch };
         Lines::of(p, p.w_starts, p.w, [batch, p.weight_rows()], p.gate != Gate::None)
     }
@@ -186,6 +193,14 @@ impl Lines {
     }
 }
 
+/// Whether rows of `w` start anywhere and are loaded where they are.
+fn loads_directly(p: &Problem) -> bool {
+    Lines::of_unaligned_w(p).is_some_and(|w| {
+        let in_order = (w.lines <= 1 || w.line_stride > 0) && (w.batch <= 1 || w.batch_stride > 0);
+        p.m <= DIRECT_ROWS && w.order == Order::Rows && w.dense() && w.size == 2 && in_order
+    })
+}
+
 /// The product with copies in place of the operands that must be copied.
 pub(super) fn aligned(p: &Problem) -> Problem {
     let mut aligned = *p;
@@ -198,6 +213,9 @@ pub(super) fn aligned(p: &Problem) -> Problem {
         (aligned.w, aligned.w_order) = (w.strides(), w.order);
         // The launch before this one writes it.
         (aligned.constant_w, aligned.copied_w) = (false, true);
+    }
+    if loads_directly(p) {
+        (aligned.w_order, aligned.constant_w, aligned.direct_w) = (Order::Rows, false, true);
     }
     aligned
 }
@@ -310,6 +328,17 @@ mod tests {
         let copied = super::aligned(&p);
         assert!(copied.copied_w && copied.w.row == 336 && copied.x == p.x);
         assert_eq!(describe(&p), ", from an aligned copy of w");
+    }
+
+    #[test]
+    fn few_rows_read_w_where_it_is() {
+        let dense = Matrix { row: 333, col: 1, aligned: true };
+        let p = Problem { m: 33, ..product(DType::BF16, [dense, dense]) };
+        let direct = aligned(&p);
+        assert!(direct.direct_w && !direct.copied_w && direct.w == p.w && direct.w_order == Order::Rows);
+        assert_eq!(bytes(&p), (33 * 336 * 2usize).next_multiple_of(256));
+        assert!(!aligned(&Problem { m: 65, ..p }).direct_w);
+        assert!(!aligned(&product(DType::F32, [dense, dense])).direct_w);
     }
 
     #[test]

@@ -95,6 +95,8 @@ pub struct Problem {
     pub(in crate::ops) constant_w: bool,
     /// `w` is a copy that the launch before this one writes: it is not worth bringing closer before.
     pub(in crate::ops) copied_w: bool,
+    /// Rows of `w` start anywhere, and the kernel loads them all the same.
+    pub(in crate::ops) direct_w: bool,
 }
 
 /// The tensors with a batch, in the order of [`Problem::outer`] and of [`Part`].
@@ -230,6 +232,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         scale_bits: scale.to_bits(),
         constant_w: w.is_constant(),
         copied_w: false,
+        direct_w: false,
     })
 }
 
@@ -457,6 +460,7 @@ impl Problem {
             scale_bits: 1f32.to_bits(),
             constant_w: false,
             copied_w: false,
+            direct_w: false,
         }
     }
 }

@@ -93,6 +93,8 @@ struct Config {
     stages: usize,
     /// Whether `w` is loaded before the kernel before has ended.
     early: bool,
+    /// Whether threads load `w`, and not the copy engine.
+    direct: bool,
 }
 
 impl Config {
@@ -108,6 +110,7 @@ impl Config {
             small_steps: Self::takes_small_steps(p, tile),
             stages: 0,
             early: loads_early(p),
+            direct: p.direct_w,
         };
         let mut stages = config.most_stages();
         if config.early && tile.x_rows > FEW_ROWS {
@@ -209,6 +212,7 @@ impl Config {
             flag("HAS_SCALE", self.scale),
             flag("SMALL_STEPS", self.small_steps),
             flag("EARLY", self.early),
+            flag("DIRECT", self.direct),
         ]);
         defines
     }
@@ -239,6 +243,9 @@ impl Config {
         text += &format!(", {} stages", self.stages);
         if pieces > 1 {
             text += &format!(" of {} bytes of K", pieces * STAGE_ROW);
+        }
+        if self.direct {
+            text += ", w through registers";
         }
         text
     }
@@ -272,6 +279,7 @@ fn variants() -> Vec<Defines> {
             small_steps: false,
             stages: 0,
             early: false,
+            direct: false,
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
@@ -289,6 +297,21 @@ fn variants() -> Vec<Defines> {
             for m in [8, 16, 32, 64] {
                 all.extend(SKINNY.map(|n| {
                     Config { tile: Tile::skinny(m, n, 4, false), ..plain }.with_all_stages().defines()
+                }));
+            }
+            let direct = Config { direct: true, ..plain };
+            for m in [8, 64] {
+                all.extend(SKINNY.map(|n| {
+                    Config { tile: Tile::skinny(m, n, 1, false), ..direct }.with_all_stages().defines()
+                }));
+            }
+            let activation = Some(Kind::Silu);
+            for gate in [Gate::Halves, Gate::Interleaved] {
+                let epilogue = Epilogue { activation, gate, bias: true, residual: true, ..plain.epilogue };
+                let gated =
+                    Config { epilogue, tma_store: false, residual_rows: false, small_steps: true, ..direct };
+                all.extend(SKINNY.map(|n| {
+                    Config { tile: Tile::skinny(64, 2 * n, 1, false), ..gated }.with_all_stages().defines()
                 }));
             }
             all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.with_all_stages().defines());
@@ -516,7 +539,10 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
     }
     let band = tile.band(p);
     let (x_map, x_edge) = x.maps(launch, p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
-    let (w_map, w_edge) = w.maps(launch, p.k, tile.n, tile.cluster_m(), p.gate)?;
+    let (w_map, w_edge) = match config.direct {
+        true => (TensorMap::UNUSED, Edge { map: TensorMap::UNUSED, box_rows: 0 }),
+        false => w.maps(launch, p.k, tile.n, tile.cluster_m(), p.gate)?,
+    };
     let params = Sm90Params {
         x_map,
         w_map,
