@@ -40,7 +40,7 @@ pub struct Kernel<P: 'static> {
     /// Where it runs.
     pub target: Target,
     /// Further device functions the kernel launches.
-    pub also: [Option<&'static CudaKernel>; 2],
+    pub also: [Option<&'static CudaKernel>; 3],
     /// Whether it runs on devices too old for those: it then does without.
     pub also_optional: bool,
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
@@ -62,7 +62,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target: Target::Cpu(tier),
-            also: [None; 2],
+            also: [None; 3],
             also_optional: false,
             batch_invariant: true,
             supports: |_, _| Ok(()),
@@ -99,7 +99,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target,
-            also: [None; 2],
+            also: [None; 3],
             also_optional: false,
             batch_invariant,
             supports: |_, _| Ok(()),
@@ -124,9 +124,10 @@ impl<P> Kernel<P> {
     /// With a further device function.
     pub const fn and(mut self, device: &'static CudaKernel) -> Self {
         self.also = match self.also {
-            [None, _] => [Some(device), None],
-            [first, None] => [first, Some(device)],
-            _ => panic!("a kernel has at most three device functions"),
+            [None, ..] => [Some(device), None, None],
+            [first, None, _] => [first, Some(device), None],
+            [first, second, None] => [first, second, Some(device)],
+            _ => panic!("a kernel has at most four device functions"),
         };
         self
     }
@@ -242,7 +243,7 @@ pub struct KernelInfo {
     /// Device half, if it is a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
     /// Further device functions it launches.
-    pub also: [Option<&'static CudaKernel>; 2],
+    pub also: [Option<&'static CudaKernel>; 3],
     /// The library it calls, if it is one of a vendor's library.
     pub library: Option<VendorLibrary>,
     /// The oldest architecture it runs on, if it is a CUDA kernel.

@@ -97,6 +97,9 @@ impl Provable for Forward {
             cases.push(full.clone().sizes(&[19, 40, 72, 1]).in_place());
             cases.push(plain.give(RESIDUAL).sizes(&[3, 5, 9, 2]));
         }
+        for dtype in [DType::F16, DType::BF16] {
+            cases.extend(unaligned(dtype));
+        }
         for dtype in FP8 {
             for scaling in Scaling::ALL {
                 let case =
@@ -128,6 +131,8 @@ impl Provable for Forward {
             tf32.clone().sizes(&[35, 130, 41, 1]).give(BIAS).attr(GATE, Gate::Interleaved as u8 as f64),
         );
         cases.push(tf32.clone().sizes(&[3, 9, 2052, 1]));
+        cases.push(tf32.clone().sizes(&[70, 40, 333, 1]).arranged(Arrangement::Misaligned));
+        cases.push(tf32.clone().sizes(&[33, 70, 130, 2]).arranged(Arrangement::PaddedRows));
         cases.push(tf32.sizes(&[24, 40, 64, 1]).arranged(Arrangement::Transposed));
         cases
     }
@@ -172,6 +177,33 @@ impl Provable for Forward {
         }
         cases
     }
+}
+
+/// Lines that start anywhere, as long as a copy's segment or a stage of a product, shorter and longer, for few rows and
+/// many, with everything that reads a row of `w` or writes one of `out`.
+fn unaligned(dtype: DType) -> Vec<Case> {
+    let plain = Case::new(&SPEC, dtype);
+    let full = plain.clone().give(BIAS).give(RESIDUAL).attr(ACT, Activation::Gelu as u8 as f64);
+    let mut cases = Vec::new();
+    for m in [1, 5, 33, 200] {
+        cases.push(plain.clone().sizes(&[m, 72, 321, 1]));
+        cases.push(full.clone().sizes(&[m, 33, 1033, 1]));
+        cases.push(plain.clone().give(BIAS).sizes(&[m, 70, 255, 2]));
+        for gate in [Gate::Halves, Gate::Interleaved] {
+            let gated = full.clone().attr(GATE, gate as u8 as f64).attr(ACT, Activation::Silu as u8 as f64);
+            cases.push(gated.sizes(&[m, 40, 257, 1]));
+        }
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Misaligned] {
+            cases.push(plain.clone().sizes(&[m, 136, 256, 1]).arranged(arrangement));
+            cases.push(full.clone().sizes(&[m, 72, 515, 1]).arranged(arrangement));
+            let gated = plain.clone().attr(GATE, Gate::Halves as u8 as f64);
+            cases.push(gated.sizes(&[m, 70, 192, 1]).arranged(arrangement));
+        }
+        cases.push(plain.clone().sizes(&[m, 70, 130, 1]).arranged(Arrangement::Transposed));
+    }
+    cases.push(full.clone().sizes(&[5, 40, 321, 1]).values(Values::Special));
+    cases.push(full.sizes(&[70, 40, 321, 1]).values(Values::Special));
+    cases
 }
 
 /// Sizes one short of and past vectors and tiles, empty ones, and sums long enough for their order to matter.

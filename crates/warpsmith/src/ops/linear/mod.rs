@@ -35,6 +35,8 @@
 //!
 //! `linear_backward` computes the gradients of `x`, `w` and `bias`.
 
+#[cfg(feature = "cuda")]
+mod align;
 mod backward;
 #[cfg(feature = "cuda")]
 mod bf16x3;

@@ -77,6 +77,10 @@ pub struct Problem {
     pub(in crate::ops) out_order: Order,
     /// [`Order::Any`] if absent.
     pub(in crate::ops) residual_order: Order,
+    /// As `x_order` and `w_order`, but lines need not be a multiple of 16 bytes long: it is enough that they start at
+    /// one.
+    pub(in crate::ops) x_starts: Order,
+    pub(in crate::ops) w_starts: Order,
     pub(in crate::ops) activation: Option<Kind>,
     pub(in crate::ops) gate: Gate,
     pub(in crate::ops) dequant: Dequant,
@@ -89,6 +93,10 @@ pub struct Problem {
     pub(in crate::ops) scale_bits: u32,
     /// Nothing that was given to the device before can still write `w`.
     pub(in crate::ops) constant_w: bool,
+    /// `w` is a copy that the launch before this one writes: it is not worth bringing closer before.
+    pub(in crate::ops) copied_w: bool,
+    /// Rows of `w` start anywhere, and the kernel loads them all the same.
+    pub(in crate::ops) direct_w: bool,
 }
 
 /// The tensors with a batch, in the order of [`Problem::outer`] and of [`Part`].
@@ -188,9 +196,9 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let batches = collapse(args, leading, shared);
     let Batches { batch, m, outer, strides } = batches;
     let [x_strides, w_strides, out_strides, residual_strides, x_scale, w_scale] = strides;
-    let order = |index: usize, operand: usize, [rows, cols]: [usize; 2]| match args.get(index) {
+    let order = |index: usize, operand: usize, [rows, cols]: [usize; 2], lines: Lines| match args.get(index) {
         None => Order::Any,
-        Some(view) => order_of(view, &strides[operand], [batch, rows, cols], &outer, operand),
+        Some(view) => order_of(view, &strides[operand], [batch, rows, cols], &outer, operand, lines),
     };
     Ok(Problem {
         x_dtype,
@@ -208,10 +216,12 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         w_scale,
         bias_step: args.get(BIAS).map_or(0, |bias| bias.layout().step()),
         outer,
-        x_order: order(X, 0, [m, k]),
-        w_order: order(W, 1, [rows, k]),
-        out_order: order(OUT, 2, [m, n]),
-        residual_order: order(RESIDUAL, 3, [m, n]),
+        x_order: order(X, 0, [m, k], Lines::Whole),
+        w_order: order(W, 1, [rows, k], Lines::Whole),
+        out_order: order(OUT, 2, [m, n], Lines::Whole),
+        residual_order: order(RESIDUAL, 3, [m, n], Lines::Whole),
+        x_starts: order(X, 0, [m, k], Lines::Started),
+        w_starts: order(W, 1, [rows, k], Lines::Started),
         activation: Activation::ALL[attrs.choice(ACT)].kind(),
         gate,
         dequant,
@@ -221,6 +231,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         has_residual: args.get(RESIDUAL).is_some(),
         scale_bits: scale.to_bits(),
         constant_w: w.is_constant(),
+        copied_w: false,
+        direct_w: false,
     })
 }
 
@@ -343,17 +355,27 @@ fn collapse(args: &Args<'_>, leading: &[usize], shared: bool) -> Batches {
     Batches { batch, m, outer: space, strides: inner }
 }
 
+/// What the lines of an order must be a multiple of 16 bytes in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    /// Their starts and their length.
+    Whole,
+    /// Their starts.
+    Started,
+}
+
 fn order_of(
     view: &TensorView<'_>,
     strides: &Strides,
     [batch, rows, cols]: [usize; 3],
     outer: &Space<6>,
     operand: usize,
+    lines: Lines,
 ) -> Order {
     let size = view.dtype().size();
     let outside = (0..outer.rank).all(|d| are_pieces_apart(size, outer.sizes[d], outer.strides[operand][d]));
     match view.is_aligned(16) && outside && are_pieces_apart(size, batch, strides.batch) {
-        true => order_of_matrix(size, strides, [rows, cols]),
+        true => order_of_matrix(size, strides, [rows, cols], lines),
         false => Order::Any,
     }
 }
@@ -364,8 +386,8 @@ fn are_pieces_apart(size: usize, count: usize, stride: isize) -> bool {
 }
 
 /// The order of a matrix that starts on a boundary of 16 bytes.
-fn order_of_matrix(size: usize, strides: &Strides, [rows, cols]: [usize; 2]) -> Order {
-    let whole = |elements: usize| (elements * size).is_multiple_of(16);
+fn order_of_matrix(size: usize, strides: &Strides, [rows, cols]: [usize; 2], lines: Lines) -> Order {
+    let whole = |elements: usize| lines == Lines::Started || (elements * size).is_multiple_of(16);
     if strides.col == 1 && whole(cols) && are_pieces_apart(size, rows, strides.row) {
         Order::Rows
     } else if strides.row == 1 && whole(rows) && are_pieces_apart(size, cols, strides.col) {
@@ -400,10 +422,12 @@ impl Problem {
         [x, w, out]: [Matrix; 3],
     ) -> Problem {
         let strides = |matrix: Matrix| Strides { batch: 0, row: matrix.row, col: matrix.col };
-        let order = |matrix: Matrix, sizes: [usize; 2]| match matrix.aligned {
-            true => order_of_matrix(dtype.size(), &strides(matrix), sizes),
+        let order_with = |matrix: Matrix, sizes: [usize; 2], lines: Lines| match matrix.aligned {
+            true => order_of_matrix(dtype.size(), &strides(matrix), sizes, lines),
             false => Order::Any,
         };
+        let order = |matrix: Matrix, sizes: [usize; 2]| order_with(matrix, sizes, Lines::Whole);
+        let starts = |matrix: Matrix, sizes: [usize; 2]| order_with(matrix, sizes, Lines::Started);
         Problem {
             x_dtype: dtype,
             w_dtype: dtype,
@@ -424,6 +448,8 @@ impl Problem {
             w_order: order(w, [n, k]),
             out_order: order(out, [m, n]),
             residual_order: Order::Any,
+            x_starts: starts(x, [m, k]),
+            w_starts: starts(w, [n, k]),
             activation: None,
             gate: Gate::None,
             dequant: Dequant::None,
@@ -433,6 +459,8 @@ impl Problem {
             has_residual: false,
             scale_bits: 1f32.to_bits(),
             constant_w: false,
+            copied_w: false,
+            direct_w: false,
         }
     }
 }

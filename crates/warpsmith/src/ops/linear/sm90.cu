@@ -17,8 +17,9 @@
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
 // small; STAGES; PIECES, of 128 bytes of K in a stage (if more than one, K must be a multiple of a stage); CONSUMERS,
 // warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
-// load of w or x; BLOCKS_PER_SM; EARLY, w is constant and its first stages are loaded while the kernel before may still run; X_MAJOR_MN, W_MAJOR_MN, whether M or N is the dense dimension instead of K; those of
-// linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
+// load of w or x; BLOCKS_PER_SM; EARLY, w is constant and its first stages are loaded while the kernel before may still run;
+// DIRECT, rows of w start anywhere and the producer's threads load them instead of the copy engine; X_MAJOR_MN, W_MAJOR_MN,
+// whether M or N is the dense dimension instead of K; those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
 // BLOCK_N / 2 columns; gate and up are the third dimension of the map of w, so that halves and interleaved rows are
 // loaded in the same way.
 
@@ -28,6 +29,9 @@
 #include "warpsmith/linear_output.cuh"
 #endif
 #include "warpsmith/division.cuh"
+#if DIRECT
+#include "warpsmith/linear_direct.cuh"
+#endif
 #include "warpsmith/mbarrier.cuh"
 #include "warpsmith/tma.cuh"
 #include "warpsmith/wgmma.cuh"
@@ -59,6 +63,8 @@ static_assert(!EXCHANGED || (!SCALING && !GATE && sizeof(X_T) == 2 && sizeof(OUT
 static_assert(!EXCHANGED || (TMA_STORE && (RESIDUAL_ROWS || !HAS_RESIDUAL)), "exchanged operands");
 static_assert(!EXCHANGED || (!X_MAJOR_MN && !W_MAJOR_MN && BLOCK_M % 8 == 0), "exchanged operands");
 static_assert(PIECES == 1 || (SCALING != 2 && !X_MAJOR_MN && !W_MAJOR_MN), "pieces");
+static_assert(!DIRECT || (CONSUMERS == 1 && kCluster == 1 && PIECES == 1 && !EARLY && !W_MAJOR_MN), "direct loads");
+static_assert(!DIRECT || (sizeof(W_T) == 2 && !SCALING && !EXCHANGED), "direct loads");
 static_assert(CONSUMERS >= 1 && CONSUMERS <= 3, "consumers");
 static_assert(!PINGPONG || CONSUMERS == 2, "two consumers take turns");
 static_assert(kRowBlocks >= 1 && kRowsA == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
@@ -237,6 +243,80 @@ WS_INLINE void produce(const Sm90Params& p, Ring ring, u32 rank) {
   }
 }
 
+#if DIRECT
+
+// The stages of a block, one after the other through all its tiles, as a producer's thread sees them.
+struct StageCursor {
+  TileScheduler tiles;
+  DirectRows<BLOCK_N> rows;
+  int k = 0;
+
+  WS_INLINE StageCursor(const Sm90Params& p) { begin_tile(p); }
+  WS_INLINE bool has(const Sm90Params& p) const { return tiles.has(p, 0); }
+  WS_INLINE Tile tile(const Sm90Params& p) const { return tiles.tile(p, 0); }
+  WS_INLINE void begin_tile(const Sm90Params& p) {
+    if (!has(p)) return;
+    const Tile at = tile(p);
+    rows = DirectRows<BLOCK_N>(p.linear, at.n, p.linear.w_batch ? at.batch : 0);
+  }
+  WS_INLINE void next(const Sm90Params& p) {
+    if (++k < p.k_tiles) return;
+    k = 0;
+    tiles.advance(1);
+    begin_tile(p);
+  }
+};
+constexpr int kRounds = DirectRows<BLOCK_N>::kRounds;
+// Stages that a thread holds in registers, and stages ahead of them that are brought to L2: together they keep memory busy.
+constexpr int kHeld = kRounds <= 6 ? 12 / kRounds : kRounds <= 8 ? 2 : 1, kBrought = kHeld + (256 + BLOCK_N - 1) / BLOCK_N;
+
+// As prefetch_first_stages, by all threads of the producer.
+WS_INLINE void prefetch_direct(const Sm90Params& p) {
+  const StageCursor cursor(p);
+#pragma unroll 1
+  for (int k = 0; k < p.ahead; ++k)
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round)
+      if (DirectRows<BLOCK_N>::place() == 0) cursor.rows.prefetch(round, k);
+}
+
+// As produce, by all threads of the producer: w passes through their registers, x is copied by the copy engine. Each warp
+// arrives at a full barrier for its part of w, and one thread for x.
+WS_INLINE void produce_direct(const Sm90Params& p, Ring ring) {
+  PiecePair held[kHeld][kRounds];
+  StageCursor loads(p), stores(p);
+  // The first pass through `held` only loads.
+  bool filled = false;
+#pragma unroll 1
+  do {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (filled && stores.has(p)) {
+        mbarrier_wait(ring.empty(), ring.parity ^ 1);
+        if (threadIdx.x == 0) {
+          const Tile tile = stores.tile(p);
+          const OperandX x(&p.x_map, p.x_edge, tile.m, p.linear.m);
+          mbarrier_arrive_expect(ring.full(), x.bytes());
+          x.load(ring.x(), ring.full(), 0, stores.k, tile.batch);
+        }
+        stores.rows.store(ring.w(), held[i], p.linear, stores.k);
+        async_proxy_fence();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.full());
+        ring.next();
+        stores.next(p);
+      }
+      if (loads.has(p)) {
+        loads.rows.load(held[i], p.linear, loads.k, kBrought);
+        loads.next(p);
+      }
+    }
+    filled = true;
+  } while (stores.has(p));
+}
+
+#endif
+
 // The sums of one consumer, in blocks of 64 rows.
 struct Accumulator {
   float d[kRowBlocks][kRowsB / 2];
@@ -402,18 +482,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const u32 rank = kCluster > 1 ? cluster_rank() : 0;
   // By a warp that has nothing else to do.
+#if DIRECT
+  if (warpgroup == 0) prefetch_direct(p);
+#else
   if (threadIdx.x / 32 == 1 && elect_one()) prefetch_first_stages(p, rank);
+#endif
   if (threadIdx.x == 0) {
     Ring ring(shared);
     for (int i = 0; i < STAGES; ++i, ring.next()) {
-      mbarrier_init(ring.full(), 1);
+      mbarrier_init(ring.full(), DIRECT ? 5 : 1);
       mbarrier_init(ring.empty(), kCluster * 4 * (PINGPONG ? 1 : CONSUMERS));
     }
     mbarrier_init_fence();
     tma_prefetch_map(&p.x_map);
-    tma_prefetch_map(&p.w_map);
     tma_prefetch_map(&p.x_edge.map);
-    tma_prefetch_map(&p.w_edge.map);
+    if (!DIRECT) {
+      tma_prefetch_map(&p.w_map);
+      tma_prefetch_map(&p.w_edge.map);
+    }
     if (TMA_STORE) tma_prefetch_map(&p.out_map);
   }
   if (kCluster > 1) cluster_sync();
@@ -424,7 +510,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM) linear_sm9
   // All warpgroups start with the same number of registers; the producer leaves most of its share to the consumers.
   if (warpgroup == 0) {
     if (CONSUMERS > 1) give_registers<24>();
+#if DIRECT
+    produce_direct(p, Ring(shared));
+#else
     if (threadIdx.x / 32 == 0 && elect_one()) produce(p, Ring(shared), rank);
+#endif
   } else {
     if (CONSUMERS > 1) take_registers<CONSUMERS == 2 ? 240 : 160>();
     consume(p, Ring(shared), rank, warpgroup - 1);

@@ -4,6 +4,7 @@
 mod tests;
 mod tile;
 
+use super::align;
 use super::cuda::{Epilogue, LinearParams, addressable};
 use super::problem::{Dequant, INPUTS, Order, Part, Strides};
 use super::{Gate, Problem};
@@ -64,11 +65,11 @@ kernel_params! {
 kernel_params! {
     /// A divisor of numbers below 2^31, with what turns the division into a multiplication: `n / value` is the upper half
     /// of `n * factor`, plus `n`, shifted right.
-    struct Divisor { value: u32, factor: u32, shift: u32 }
+    pub(super) struct Divisor { value: u32, factor: u32, shift: u32 }
 }
 
 impl Divisor {
-    fn new(value: usize) -> Divisor {
+    pub(super) fn new(value: usize) -> Divisor {
         let shift = value.next_power_of_two().trailing_zeros();
         let factor = ((1u64 << 32) * ((1u64 << shift) - value as u64)) / value as u64 + 1;
         Divisor { value: value as u32, factor: factor as u32, shift }
@@ -92,6 +93,8 @@ struct Config {
     stages: usize,
     /// Whether `w` is loaded before the kernel before has ended.
     early: bool,
+    /// Whether threads load `w`, and not the copy engine.
+    direct: bool,
 }
 
 impl Config {
@@ -107,6 +110,7 @@ impl Config {
             small_steps: Self::takes_small_steps(p, tile),
             stages: 0,
             early: loads_early(p),
+            direct: p.direct_w,
         };
         let mut stages = config.most_stages();
         if config.early && tile.x_rows > FEW_ROWS {
@@ -167,7 +171,7 @@ impl Config {
         let stage = tile.n * tile.pieces * STAGE_ROW / tile.cluster_m();
         let weights = p.weight_rows() * p.k * p.w_dtype.size();
         match p.m {
-            _ if !busy || p.constant_w => 0,
+            _ if !busy || p.constant_w || p.copied_w => 0,
             ..=64 => {
                 let most = if tile.n <= NARROW { AHEAD_NARROW } else { AHEAD };
                 (most / tile.blocks_per_unit / stage).min(tile.k_tiles(p).div_ceil(2))
@@ -208,6 +212,7 @@ impl Config {
             flag("HAS_SCALE", self.scale),
             flag("SMALL_STEPS", self.small_steps),
             flag("EARLY", self.early),
+            flag("DIRECT", self.direct),
         ]);
         defines
     }
@@ -238,6 +243,9 @@ impl Config {
         text += &format!(", {} stages", self.stages);
         if pieces > 1 {
             text += &format!(" of {} bytes of K", pieces * STAGE_ROW);
+        }
+        if self.direct {
+            text += ", w through registers";
         }
         text
     }
@@ -271,6 +279,7 @@ fn variants() -> Vec<Defines> {
             small_steps: false,
             stages: 0,
             early: false,
+            direct: false,
         };
         for epilogue in Epilogue::covering(dtype) {
             let tile = if epilogue.dequant == Dequant::Blocks { BLOCKS } else { TILES[0] };
@@ -288,6 +297,21 @@ fn variants() -> Vec<Defines> {
             for m in [8, 16, 32, 64] {
                 all.extend(SKINNY.map(|n| {
                     Config { tile: Tile::skinny(m, n, 4, false), ..plain }.with_all_stages().defines()
+                }));
+            }
+            let direct = Config { direct: true, ..plain };
+            for m in [8, 64] {
+                all.extend(SKINNY.map(|n| {
+                    Config { tile: Tile::skinny(m, n, 1, false), ..direct }.with_all_stages().defines()
+                }));
+            }
+            let activation = Some(Kind::Silu);
+            for gate in [Gate::Halves, Gate::Interleaved] {
+                let epilogue = Epilogue { activation, gate, bias: true, residual: true, ..plain.epilogue };
+                let gated =
+                    Config { epilogue, tma_store: false, residual_rows: false, small_steps: true, ..direct };
+                all.extend(SKINNY.map(|n| {
+                    Config { tile: Tile::skinny(64, 2 * n, 1, false), ..gated }.with_all_stages().defines()
                 }));
             }
             all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.with_all_stages().defines());
@@ -317,19 +341,30 @@ fn variants() -> Vec<Defines> {
     all
 }
 
-/// Tensor cores through `wgmma`, fed by the copy engine: everything that engine can load.
+/// Tensor cores through `wgmma`, fed by the copy engine: everything that engine can load, and aligned copies of what it
+/// cannot. The products of a call follow each other, so that their copies can use the same memory.
 pub(super) const SM90: Kernel<Problem> =
     Kernel::cuda("linear_sm90", &DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
-        // SAFETY: the parts are those of the call's own tensors.
-        p.parts(launch.args).try_for_each(|part| unsafe { run(launch, p, &part) })
+        p.parts(launch.args).try_for_each(|part| {
+            // SAFETY: the parts are those of the call's own tensors; the scratch memory has the size that was asked for.
+            unsafe {
+                let products = align::run(launch, [(*p, part)], launch.workspace)?;
+                products.iter().try_for_each(|(product, part)| run(launch, product, part))
+            }
+        })
     })
-    .when(supports)
-    .configured(|p, info| match Tile::choose(p, info.units) {
-        Some(tile) => format!("{}, {}", p.tensor_arithmetic(), Config::of(p, tile, info.units).describe()),
-        None => String::new(),
+    .and(&align::DEVICE)
+    .with_workspace(|p, _| align::bytes(p))
+    .when(|p, info| supports(&align::aligned(p), info))
+    .configured(|p, info| {
+        let aligned = align::aligned(p);
+        let Some(tile) = Tile::choose(&aligned, info.units) else { return String::new() };
+        let config = Config::of(&aligned, tile, info.units).describe();
+        format!("{}, {config}{}", p.tensor_arithmetic(), align::describe(p))
     });
 
+/// Whether it takes a product as it is, without copies.
 pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if info.arch.is_none_or(|arch| (arch.major, arch.minor) != (9, 0)) {
         return Err("its instructions are those of sm_90a alone".into());
@@ -343,11 +378,16 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
     if p.k == 0 {
         return Err("there is nothing to load".into());
     }
+    if p.x_dtype.size() != p.w_dtype.size() {
+        return Err("x and w have types of different size".into());
+    }
     for (name, order, strides, rows, gated) in
         [("x", p.x_order, p.x, p.m, false), ("w", p.w_order, p.w, p.weight_rows(), p.gate != Gate::None)]
     {
         let reason = match order {
-            Order::Any => "cannot be moved in pieces of 16 bytes",
+            Order::Any => {
+                "has lines that do not start at multiples of 16 bytes, and is too large to be copied"
+            }
             Order::Columns if p.x_dtype.size() != 2 => "is transposed, which only 16-bit types can be",
             Order::Columns if gated => "is transposed, which it cannot be with a gate",
             _ if rows > 1 && strides.row <= 0 || p.k > 1 && strides.col <= 0 => "repeats elements",
@@ -355,9 +395,6 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
             _ => continue,
         };
         return Err(format!("`{name}` {reason}"));
-    }
-    if p.x_dtype.size() != p.w_dtype.size() {
-        return Err("x and w have types of different size".into());
     }
     if Tile::choose(p, info.units).is_none() {
         return Err("no tile has its columns in one block of scales".into());
@@ -502,7 +539,10 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
     }
     let band = tile.band(p);
     let (x_map, x_edge) = x.maps(launch, p.k, tile.x_rows, tile.cluster_n(), Gate::None)?;
-    let (w_map, w_edge) = w.maps(launch, p.k, tile.n, tile.cluster_m(), p.gate)?;
+    let (w_map, w_edge) = match config.direct {
+        true => (TensorMap::UNUSED, Edge { map: TensorMap::UNUSED, box_rows: 0 }),
+        false => w.maps(launch, p.k, tile.n, tile.cluster_m(), p.gate)?,
+    };
     let params = Sm90Params {
         x_map,
         w_map,

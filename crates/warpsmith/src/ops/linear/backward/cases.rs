@@ -51,6 +51,15 @@ impl Provable for Backward {
                 cases.push(plain.clone().sizes(&[24, 40, 16]).arranged(arrangement));
                 cases.push(with(Activation::GeluTanh).sizes(&[19, 35, 24]).arranged(arrangement));
             }
+            // Lines that start anywhere, longer than a copy's segment: of all operands, and of dz in scratch memory.
+            for sizes in [[1, 33, 321], [33, 321, 70], [200, 70, 259]] {
+                cases.push(plain.clone().sizes(&sizes));
+                cases.push(with(Activation::Gelu).sizes(&sizes));
+            }
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Misaligned] {
+                cases.push(plain.clone().sizes(&[70, 264, 320]).arranged(arrangement));
+                cases.push(with(Activation::Silu).sizes(&[67, 40, 136]).arranged(arrangement));
+            }
             cases.push(with(Activation::Silu).sizes(&[9, 24, 40]).values(Values::Large));
             cases.push(with(Activation::Relu).sizes(&[9, 24, 40]).values(Values::Special));
         }

@@ -1,6 +1,7 @@
 //! `linear_backward` on CUDA devices: one pass over `dout`, then the products with the kernels of `linear`.
 
 use super::super::Problem;
+use super::super::align;
 use super::super::bf16x3;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
 use super::super::problem::{Matrix, Part};
@@ -110,8 +111,8 @@ fn is_vector(p: &BackwardProblem) -> bool {
     whole(p.n) && dense(&p.dout) && (p.activation.is_none() || dense(&p.z))
 }
 
-/// The products on Hopper's tensor cores, with copies of what they cannot transpose, which follow the rest of the
-/// scratch memory.
+/// The products on Hopper's tensor cores, with copies of what they cannot transpose and of what the copy engine cannot
+/// load, which follow the rest of the scratch memory.
 pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_sm90", &PASS, |launch| {
     let p = launch.problem;
     go_over(launch)?;
@@ -120,13 +121,24 @@ pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_s
     // has the size that was asked for.
     unsafe {
         let products = transpose::run(launch, p.parts(launch.args, launch.workspace), copies_at)?;
+        let products = align::run(launch, products, copies_at + transposed_bytes(p))?;
         products.iter().try_for_each(|(product, part)| sm90::run(launch, product, part))
     }
 })
 .and(&sm90::DEVICE)
 .and(&transpose::DEVICE)
-.with_workspace(|p, info| copies_at(p, info) + p.products().map(transpose::bytes).sum::<usize>())
-.when(|p, info| supports(p, info, |product, info| sm90::supports(&transpose::straight(product), info)));
+.and(&align::DEVICE)
+.with_workspace(|p, info| {
+    let aligned = p.products().map(|product| align::bytes(&transpose::straight(product))).sum::<usize>();
+    copies_at(p, info) + transposed_bytes(p) + aligned
+})
+.when(|p, info| {
+    supports(p, info, |product, info| sm90::supports(&align::aligned(&transpose::straight(product)), info))
+});
+
+fn transposed_bytes(p: &BackwardProblem) -> usize {
+    p.products().map(transpose::bytes).sum()
+}
 
 fn copies_at(p: &BackwardProblem, info: &DeviceInfo) -> usize {
     workspace(p, info).next_multiple_of(256)

@@ -42,11 +42,12 @@ pub(super) fn straight(product: &Problem) -> Problem {
     let mut straight = *product;
     if product.x_dtype.size() == 4 {
         let row = product.k.next_multiple_of(ROW_UNIT) as isize;
-        for (strides, order) in
-            [(&mut straight.x, &mut straight.x_order), (&mut straight.w, &mut straight.w_order)]
-        {
+        for (strides, order, starts) in [
+            (&mut straight.x, &mut straight.x_order, &mut straight.x_starts),
+            (&mut straight.w, &mut straight.w_order, &mut straight.w_starts),
+        ] {
             if *order == Order::Columns {
-                (*strides, *order) = (Strides { batch: 0, row, col: 1 }, Order::Rows);
+                (*strides, *order, *starts) = (Strides { batch: 0, row, col: 1 }, Order::Rows, Order::Rows);
             }
         }
     }

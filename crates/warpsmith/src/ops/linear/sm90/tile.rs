@@ -173,11 +173,13 @@ impl Tile {
     fn skinny_for(p: &Problem, n: usize, units: usize) -> Tile {
         // The rows of a transposed x are always loaded in blocks of 64.
         let rows = if p.x_order == Order::Columns { 64 } else { p.m };
-        let along_k = p.x_order == Order::Rows && p.w_order == Order::Rows && p.dequant != Dequant::Blocks;
+        let rows_of_both = p.x_order == Order::Rows && p.w_order == Order::Rows && !p.direct_w;
+        let along_k = rows_of_both && p.dequant != Dequant::Blocks;
         // Stages are whole: no tile loads or adds anything past the end of K that another does not.
         let whole = |&pieces: &usize| (p.k * p.x_dtype.size()).is_multiple_of(pieces * STAGE_ROW);
         let pieces = [4, 2].into_iter().find(|pieces| along_k && whole(pieces)).unwrap_or(1);
-        Tile::skinny(rows, n, pieces, p.weight_rows().div_ceil(n) * p.batch > units)
+        // What threads hold of `w` takes the registers of a second block.
+        Tile::skinny(rows, n, pieces, !p.direct_w && p.weight_rows().div_ceil(n) * p.batch > units)
     }
 
     pub(super) fn consumers(self) -> usize {
@@ -372,9 +374,10 @@ fn lowers_clock(p: &Problem) -> bool {
     products >= STEADY_PRODUCTS && k.contains(&(p.k * p.x_dtype.size())) && plain && rows
 }
 
-/// Whether rows of an operand start at odd multiples of 16 bytes.
+/// Whether rows of an operand start at odd multiples of 16 bytes, where the copy engine loads them.
 fn ragged(p: &Problem) -> bool {
-    [(p.x, p.x_order), (p.w, p.w_order)].into_iter().any(|(strides, order)| {
+    let w = (!p.direct_w).then_some((p.w, p.w_order));
+    [Some((p.x, p.x_order)), w].into_iter().flatten().any(|(strides, order)| {
         let pitch = if order == Order::Columns { strides.col } else { strides.row };
         !(pitch.unsigned_abs() * p.x_dtype.size()).is_multiple_of(32)
     })
