@@ -4,7 +4,8 @@
 // memory. Warps wait for each other only for the terms of the columns.
 //
 // Defines besides those of linear.cuh: BLOCK_N, the sums in a row, with a gate half of them gate and half up; TMA_STORE (0:
-// results are stored from registers); RESIDUAL_ROWS, whether pairs of columns of the residual can be loaded at once;
+// the copy engine cannot store rows of out); LINE_STORE, whether warps then store dense rows that start anywhere from
+// shared memory, in words side by side (0: elements are stored from registers); RESIDUAL_ROWS, whether pairs of columns of the residual can be loaded at once;
 // SMALL_STEPS, whether columns are evaluated 16 at a time, which needs fewer registers and disturbs the tensor cores
 // less.
 
@@ -35,7 +36,7 @@ static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256 && kOutN % 16 == 0 && kOutN % 
 
 // Of one warpgroup, for tiles of kRowBlocks blocks of 64 rows.
 template <int kRowBlocks> struct Output {
-  static constexpr u32 kBufferBytes = TMA_STORE ? 4 * kSlices * kSliceBytes : 0, kTermBytes = kTerms * BLOCK_N * 4;
+  static constexpr u32 kBufferBytes = TMA_STORE || LINE_STORE ? 4 * kSlices * kSliceBytes : 0, kTermBytes = kTerms * BLOCK_N * 4;
 
   u32 buffer, terms_at, barrier;
   u32 warp, lane;
@@ -160,7 +161,7 @@ template <int kRowBlocks> struct Output {
     for (int r = 0; r < kRowBlocks; ++r) {
       // The same in all lanes of the warp.
       if (tile.m + r * 64 + (int)warp * 16 >= p.m) break;
-      if (TMA_STORE) {
+      if (TMA_STORE || LINE_STORE) {
 #pragma unroll
         for (int column = 0; column < kOutN; column += kSlices * kSliceN) store_slices(p, map, tile, d[r], r, column);
       } else {
@@ -190,11 +191,15 @@ template <int kRowBlocks> struct Output {
       }
     }
     // The buffer is free once the copy engine has read it; that overlapped with the evaluation.
-    if (elect_one()) tma_store_wait_read<0>();
+    if (TMA_STORE && elect_one()) tma_store_wait_read<0>();
     __syncwarp();
 #pragma unroll
     for (int g = 0; g < kMost; ++g)
       if (g < groups) write_group<OUT_T>(words[g], 16 * g);
+    if (!TMA_STORE) {
+      __syncwarp();
+      return store_lines(p, tile, r, first, min(groups * 16, p.n - tile.n - first));
+    }
     async_proxy_fence();
     __syncwarp();
     if (elect_one()) {
@@ -204,6 +209,39 @@ template <int kRowBlocks> struct Output {
           tma_store(map, place(0, column), tile.n + first + column, tile.m + r * 64 + (int)warp * 16, tile.batch);
       tma_store_commit();
     }
+  }
+
+  // Stores `columns` of the rows in the buffer, 128 bytes of a row at a time.
+  WS_INLINE void store_lines(const LinearParams& p, const Tile& tile, int r, int first, int columns) const {
+    const int above = tile.m + r * 64 + (int)warp * 16, rows = min(kSliceRows, p.m - above);
+    OUT_T* to = (OUT_T*)p.out + (tile.batch * p.out_batch + above * p.out_row + tile.n + first);
+#pragma unroll 4
+    for (int row = 0; row < rows; ++row, to += p.out_row) store_line<OUT_T>(to, row, columns);
+  }
+  template <class T> WS_INLINE void store_line(T* to, int row, int columns) const {
+    if constexpr (sizeof(T) == 4) {
+      for (int column = lane; column < columns; column += 32) {
+        u32 word;
+        load_shared(word, place(row, column));
+        *(u32*)(to + column) = word;
+      }
+    } else {
+      // Words are aligned: a row may have an element before the first and one after the last.
+      const int skipped = (u64)to & 2 ? 1 : 0;
+      for (int column = skipped + 2 * (int)lane; column + 1 < columns; column += 64) {
+        u32 word;
+        if (skipped) word = element(row, column) | element(row, column + 1) << 16;
+        else load_shared(word, place(row, column));
+        *(u32*)(to + column) = word;
+      }
+      if (skipped && lane == 0 && columns > 0) *(u16*)to = (u16)element(row, 0);
+      if ((columns - skipped) % 2 && columns > skipped && lane == 31) *(u16*)(to + columns - 1) = (u16)element(row, columns - 1);
+    }
+  }
+  WS_INLINE u32 element(int row, int column) const {
+    u16 bits;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(place(row, column)) : "memory");
+    return bits;
   }
 
   // Address in the buffer of an element of the slices, `column` from the start of the first.

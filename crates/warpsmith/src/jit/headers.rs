@@ -39,6 +39,7 @@ pub static HEADERS: &[Header] = headers![
     "l2.cuh",
     "linear.cuh",
     "linear_activation.cuh",
+    "linear_direct.cuh",
     "linear_exchanged.cuh",
     "linear_output.cuh",
     "linear_pairs.cuh",

@@ -84,6 +84,8 @@ struct Config {
     x_columns: bool,
     w_columns: bool,
     tma_store: bool,
+    /// Whether rows of `out` that the copy engine cannot store are stored from shared memory.
+    line_store: bool,
     residual_rows: bool,
     scale: bool,
     /// Whether the epilogue goes in small steps: it then has fewer registers in use and disturbs the products of the other
@@ -105,6 +107,7 @@ impl Config {
             x_columns: p.x_order == Order::Columns,
             w_columns: p.w_order == Order::Columns,
             tma_store: p.out_order == Order::Rows,
+            line_store: p.out_order != Order::Rows && p.out.col == 1 && p.out_dtype.size() >= 2,
             residual_rows: p.residual_order == Order::Rows,
             scale: p.scale() != 1.0,
             small_steps: Self::takes_small_steps(p, tile),
@@ -137,7 +140,7 @@ impl Config {
             return self.tile.consumers() * STORED_BOXES * BOX_ROWS * STAGE_ROW;
         }
         let terms = self.epilogue.bias as usize + (self.epilogue.dequant == Dequant::Whole) as usize;
-        let stores = if self.tma_store { STORED_SLICES * SLICES } else { 0 };
+        let stores = if self.tma_store || self.line_store { STORED_SLICES * SLICES } else { 0 };
         self.tile.consumers() * (stores + terms * self.tile.n * 4)
     }
 
@@ -208,6 +211,7 @@ impl Config {
             flag("X_MAJOR_MN", self.x_columns),
             flag("W_MAJOR_MN", self.w_columns),
             flag("TMA_STORE", self.tma_store),
+            flag("LINE_STORE", self.line_store),
             flag("RESIDUAL_ROWS", self.residual_rows),
             flag("HAS_SCALE", self.scale),
             flag("SMALL_STEPS", self.small_steps),
@@ -274,6 +278,7 @@ fn variants() -> Vec<Defines> {
             x_columns: false,
             w_columns: false,
             tma_store: true,
+            line_store: false,
             residual_rows: true,
             scale: false,
             small_steps: false,
@@ -321,7 +326,10 @@ fn variants() -> Vec<Defines> {
                 }),
             );
         }
-        all.push(Config { tma_store: false, residual_rows: false, ..plain }.with_all_stages().defines());
+        for line_store in [false, true] {
+            let config = Config { tma_store: false, line_store, residual_rows: false, ..plain };
+            all.push(config.with_all_stages().defines());
+        }
         all.push(Config { scale: true, ..plain }.with_all_stages().defines());
         all.push(Config { small_steps: true, ..plain }.with_all_stages().defines());
         if dtype.size() == 2 {

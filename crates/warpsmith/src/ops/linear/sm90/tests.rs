@@ -245,6 +245,7 @@ fn the_covering_set_has_every_value_of_every_define() {
         "X_MAJOR_MN",
         "W_MAJOR_MN",
         "TMA_STORE",
+        "LINE_STORE",
         "HAS_BIAS",
         "HAS_RESIDUAL",
         "HAS_SCALE",
