@@ -237,7 +237,8 @@ template <class T> struct UnalignedUnit {
     u32 w[6];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-      const u32 near = i < 4 ? low.words[i % 4] : high.words[i % 4], far = i < 2 ? low.words[(i + 2) % 4] : high.words[(i + 2) % 4];
+      const u32 near = i < 4 ? low.words[i % 4] : high.words[i % 4];
+      const u32 far = i < 2 ? low.words[(i + 2) % 4] : high.words[(i + 2) % 4];
       w[i] = two ? far : near;
     }
 #pragma unroll

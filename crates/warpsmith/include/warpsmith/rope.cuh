@@ -2,10 +2,11 @@
 // Rotary position embedding, (a, b) -> (a cos - b sin, b cos + a sin) for every pair, for kernels that differ in where
 // heads come from and where results go. `Rotary` is the C twin of the host's struct.
 //
-// Threads to data: a block takes kItems * tokens_at_once tokens. Its threads first compute the cosines and sines of all
-// pairs of those tokens, into shared memory. Then 2^lane_bits threads work on a head, and 2^head_bits heads of a token
-// are in work at once, for kItems tokens each; `head_tiles` blocks share the heads of their tokens. A column is a thread's share of a head: V pairs, in two pieces of V
-// elements; or, past the rotated part, one piece to copy.
+// Threads to data: a block takes kItems * tokens_at_once tokens; `head_tiles` blocks have the same tokens and share their
+// heads. Its threads first compute the cosines and sines of all pairs of those tokens, into shared memory. Then
+// 2^lane_bits threads work on a head, and 2^head_bits heads of a token are in work at once, for kItems tokens each. A
+// column is a thread's share of a head: V pairs, in two pieces of V elements; or, past the rotated part, one piece to
+// copy.
 //
 // The pieces of column c start at elements c V and num_pairs + c V in both layouts: with kInterleaved each of them holds
 // V / 2 pairs of its own, and both layouts read whole 16-byte pieces side by side.

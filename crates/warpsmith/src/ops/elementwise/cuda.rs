@@ -179,8 +179,7 @@ impl Plan {
         let unit = Unit::new(grid);
         let paired = grid.paired && unit == Unit::Aligned;
         // A unit of pairs is 16 bytes of them, so half as many columns.
-        let per_unit =
-            if unit == Unit::Element { 1 } else { 16 / grid.dtype.size() / (1 + paired as usize) };
+        let per_unit = if unit == Unit::Element { 1 } else { 16 / grid.dtype.size() / (1 + paired as usize) };
         // Those of an unaligned row begin before it.
         let ahead = if unit == Unit::Unaligned { per_unit - 1 } else { 0 };
         let units = (ahead + grid.columns).div_ceil(per_unit);
@@ -323,7 +322,10 @@ mod tests {
     fn plans_cover_every_element_once() {
         let bias: &[isize] = &[0, 1];
         let large = plan(&[32768, 4096], [&[4096, 1], bias, &[4096, 1]]);
-        assert_eq!(large.mode, Mode { items: 4, flat: false, unit: Unit::Aligned, paired: false, shared: true });
+        assert_eq!(
+            large.mode,
+            Mode { items: 4, flat: false, unit: Unit::Aligned, paired: false, shared: true }
+        );
         assert_eq!((large.column_tiles, large.blocks), (2, 2 * 32768 / 4));
         let small = plan(&[128, 4096], [&[4096, 1], bias, &[4096, 1]]);
         assert_eq!((small.mode.items, small.blocks), (1, 256));

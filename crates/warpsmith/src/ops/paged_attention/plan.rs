@@ -558,7 +558,8 @@ pub(super) mod tests {
     fn a_segment_of_dense_keys_takes_one_warp_and_what_it_needs() {
         let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
         let shape = |keys, full| {
-            let shape = Plan::new(&Problem { full, ..problem([2, 1, keys], [0, 1], false) }, &info).parts[0].shape;
+            let shape =
+                Plan::new(&Problem { full, ..problem([2, 1, keys], [0, 1], false) }, &info).parts[0].shape;
             [shape.key_warps, shape.step, shape.ring]
         };
         assert_eq!(shape(16, true), [1, 16, 3], "a unit of keys and one of values");
