@@ -2,7 +2,8 @@
 // The body of the elementwise kernels. A kernel gives the numbers of its inputs and outputs and the expression of one
 // element. `ElementwiseParams` is the C twin of the host's struct; its streams are the inputs, then the outputs.
 //
-// Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. FLAT: there is one row; a block takes
+// Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. With kUnaligned, rows begin and end at any
+// element, and units are those between aligned addresses of the first output. FLAT: there is one row; a block takes
 // ITEMS * 256 neighbouring units, each thread every 256th of them. Otherwise a block takes `1 << lanes_log2` units of
 // ITEMS * (256 >> lanes_log2) rows, and each thread the same columns of ITEMS rows, so that an input shared by all
 // rows is loaded once. All loads of a thread are issued before the first result is computed. No result depends on
@@ -11,9 +12,9 @@
 // Addresses are computed before begin_kernel, while the kernel before may still run: that is a sixth of the time of a
 // kernel of two microseconds.
 //
-// Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR; SHARED, the last input is the same in every row; PAIRED,
-// the first two inputs, and the first two outputs if there are two, are the even and odd elements of one tensor: with
-// VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
+// Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR: kAny, kAligned or kUnaligned; SHARED, the last input is the same
+// in every row; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
+// one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
 
 #include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
@@ -27,13 +28,15 @@ template <class T, int kIn, int kOut> struct Elementwise {
   static constexpr bool kPairsOut = kPairs && kOut == 2;
   static constexpr int kUnit = VECTOR ? kVec<T> / (kPairs ? 2 : 1) : 1;
   // Whether the last unit of a row may be incomplete.
-  static constexpr bool kPartialUnits = FLAT && VECTOR && !kPairs;
+  static constexpr bool kPartialUnits = FLAT && VECTOR;
 
   // Whether stream t, counting inputs and then outputs, holds the first or second element of each pair. Chunks and
   // places of the second are not used: those of the first cover both.
   static constexpr bool is_pair(int t) { return kPairs && (t < 2 || (kPairsOut && t >= kIn)); }
   static constexpr bool is_second(int t) { return is_pair(t) && (t == 1 || t == kIn + 1); }
   static constexpr bool is_shared(int t) { return SHARED && !FLAT && t == kIn - 1; }
+  // Elements of stream t for each column.
+  static constexpr int width(int t) { return is_pair(t) ? 2 : 1; }
 
   // Loads `count` columns of stream t; a whole unit lies at an aligned address.
   static WS_INLINE void load(Chunk<T>& c, const T* at, int t, int count, u64 policy) {
@@ -42,8 +45,8 @@ template <class T, int kIn, int kOut> struct Elementwise {
       else load_words(c.words, at, policy);
     } else {
 #pragma unroll
-      for (int j = 0; j < kUnit; ++j)
-        if (j < count) c.items[j] = at[j];
+      for (int j = 0; j < kUnit * width(t); ++j)
+        if (j < count * width(t)) c.items[j] = at[j];
     }
   }
   static WS_INLINE void load_half(u32& a, u32& b, const void* at, u64 policy) {
@@ -61,8 +64,8 @@ template <class T, int kIn, int kOut> struct Elementwise {
       else store_words(at, c.words);
     } else {
 #pragma unroll
-      for (int j = 0; j < kUnit; ++j)
-        if (j < count) at[j] = c.items[j];
+      for (int j = 0; j < kUnit * width(t); ++j)
+        if (j < count * width(t)) at[j] = c.items[j];
     }
   }
 
@@ -78,7 +81,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
         row_offsets<0>(at, p.rows, row);
       }
 #pragma unroll
-      for (int t = 0; t < kIn + kOut; ++t) at[t] += VECTOR ? column * (is_pair(t) ? 2 : 1) : column * p.steps[t];
+      for (int t = 0; t < kIn + kOut; ++t) at[t] += VECTOR ? column * width(t) : column * p.steps[t];
     }
   };
 
@@ -199,9 +202,97 @@ template <class T, int kIn, int kOut> struct Elementwise {
   }
 };
 
+// Rows that begin and end at any element. The elements at an unaligned address lie in two aligned vectors. A thread loads
+// both: one of them is its neighbour's too, and comes from L1. Vectors that are not all the row's, at its ends, are moved
+// element by element, so that nothing outside the row is read or written.
+
+// What is known about rows, beside the values in vec.cuh: they are dense, but start and length are arbitrary.
+constexpr int kUnaligned = 3;
+
+// The kVec elements at an address. The row has `before` elements before it, or begins `-before` after it, and `after` from
+// it on.
+template <class T> struct UnalignedUnit {
+  static constexpr int V = kVec<T>;
+  Chunk<T> low, high;
+  int bytes;  // of `low` that come before the unit
+
+  // Starts to load.
+  WS_INLINE void fetch(const T* at, int before, int after, u64 policy) {
+    const int skip = (int)((u64)at % 16) / (int)sizeof(T);
+    bytes = skip * (int)sizeof(T);
+    if (before >= skip && after >= (skip ? 2 * V - skip : V)) {
+      load_words(low.words, at - skip, policy);
+      if (skip) load_words(high.words, at - skip + V, policy);
+      return;
+    }
+    bytes = 0;
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      if (j >= -before && j < after) low.items[j] = at[j];
+  }
+
+  // The elements; those that are not the row's may be anything.
+  WS_INLINE void get(Chunk<T>& c) const {
+    const bool two = bytes & 8, one = bytes & 4;
+    u32 w[6];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+      const u32 near = i < 4 ? low.words[i % 4] : high.words[i % 4];
+      const u32 far = i < 2 ? low.words[(i + 2) % 4] : high.words[(i + 2) % 4];
+      w[i] = two ? far : near;
+    }
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = one ? w[i + 1] : w[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c.words[i] = sizeof(T) == 4 ? w[i] : __funnelshift_r(w[i], w[i + 1], 8 * (bytes & 2));
+  }
+};
+
+template <class T> WS_INLINE void store_unaligned(T* at, int before, int after, const Chunk<T>& c) {
+  if (before >= 0 && after >= kVec<T> && (u64)at % 16 == 0) {
+    store_words(at, c.words);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kVec<T>; ++j)
+    if (j >= -before && j < after) at[j] = c.items[j];
+}
+
+// Units are counted from the last aligned address of the first output at or
+// before the row, so its pieces are whole but for the ends of the row; inputs that lie otherwise are shifted. A shared
+// input is one of these.
+template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unaligned(const ElementwiseParams& p, F f) {
+  using Kernel = Elementwise<T, kIn, kOut>;
+  static_assert(ITEMS == 1 && !SHARED && !PAIRED, "a unit of each row");
+  constexpr int kFar = 4 * kVec<T>;  // more columns on either side make no difference
+  const typename Kernel::Units units(p);
+  const typename Kernel::Place place(p, units.row, units.column);
+  const int shift = (int)((u64)((const T*)p.streams[kIn] + place.at[kIn]) % 16) / (int)sizeof(T);
+  const auto stream = [&](int t) { return (T*)p.streams[t] + place.at[t] - shift; };
+  const int before = (int)min(units.column - shift, (i64)kFar), after = (int)min(p.columns - units.column + shift, (i64)kFar);
+  const bool exists = after > 0 && (FLAT || units.row < p.num_rows);
+  if (exists && before >= 0 && (int)blockIdx.x < p.blocks_ahead) {
+#pragma unroll
+    for (int t = 0; t < kIn; ++t) prefetch_chunk(stream(t), p.is_large);
+  }
+  begin_kernel();
+  if (!exists) return;
+  const u64 policy = load_policy(p.is_large);
+  UnalignedUnit<T> units_in[kIn];
+  Chunk<T> in[kIn], out[kOut];
+#pragma unroll
+  for (int t = 0; t < kIn; ++t) units_in[t].fetch(stream(t), before, after, policy);
+#pragma unroll
+  for (int t = 0; t < kIn; ++t) units_in[t].get(in[t]);
+  Kernel::evaluate(out, in, f);
+#pragma unroll
+  for (int t = 0; t < kOut; ++t) store_unaligned(stream(kIn + t), before, after, out[t]);
+}
+
 // The whole kernel. f(const float (&inputs)[kIn], float (&outputs)[kOut]) is the expression of one element.
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise(const ElementwiseParams& p, F f) {
-  Elementwise<T, kIn, kOut>::run(p, f);
+  if constexpr (VECTOR == kUnaligned) elementwise_unaligned<T, kIn, kOut>(p, f);
+  else Elementwise<T, kIn, kOut>::run(p, f);
 }
 
 }  // namespace warpsmith

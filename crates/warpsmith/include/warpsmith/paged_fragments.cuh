@@ -17,8 +17,10 @@ constexpr bool kTransposedSums = ROWS == 8;
 // A block of so many warps has a multiprocessor to itself.
 constexpr bool kAlone = KEY_WARPS == 8;
 constexpr int kHalves = kTransposedSums ? 1 : 2;
-// Keys of a step. Long heads leave few registers for scores.
-constexpr int kStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64;
+// Keys of a step. Long heads leave few registers for scores. Fewer where there are no more keys: what is left out are
+// weights of zero, so that changes no bit.
+constexpr int kMostStep = HEAD_DIM > 160 ? 16 : HEAD_DIM == 128 ? 32 : 64, kStep = STEP;
+static_assert(kStep <= kMostStep && kStep % 16 == 0, "whole units that registers hold");
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // Units of 8-bit caches have twice the keys, for the same number of bytes.
 constexpr int kUnitKeys = smaller(sizeof(KV) == 1 && ROW_WARPS < 2 ? 32 : 16 * ROW_WARPS, kStep), kUnits = kStep / kUnitKeys;

@@ -7,8 +7,9 @@
 namespace warpsmith::paged {
 
 constexpr int kRound = 4 * kSegment;
-// Whether lengths may decide if requests stay whole. Long heads leave no register for the answer.
-constexpr bool kLengthsDecide = HEAD_DIM <= 128;
+// Whether lengths may decide if requests stay whole. Dense requests have one length, and long heads leave no register for
+// the answer.
+constexpr bool kLengthsDecide = HEAD_DIM <= 128 && !DENSE;
 WS_INLINE bool lengths_decide(const PagedParams& p) { return kLengthsDecide && p.slots; }
 
 // Keys are cut into ranges of `keys` keys: the first range of a request, and the number of its ranges. A request that stays
@@ -69,15 +70,15 @@ WS_INLINE i64 count_pieces(const PagedParams& p, bool whole, i64* starts) {
   return starts[kThreads];
 }
 // Direct numbering: if all requests have the same number of tiles, pieces can be numbered as if all requests had the
-// maximal length, without counting. That is done if pieces are short, or if there is a block for each of them; a block
-// without keys ends at once.
+// maximal length, without counting. That is done if they have it, if pieces are short, or if there is a block for each of
+// them; a block without keys ends at once.
 WS_INLINE u32 direct_ranges(const PagedParams& p) { return p.ranges ? (p.max_keys + p.piece_keys - 1) / p.piece_keys : 1; }
 WS_INLINE u32 direct_tiles(const PagedParams& p) { return (p.queries * p.group + kRows - 1) / kRows; }
 WS_INLINE i64 direct_pieces(const PagedParams& p) {
   return (i64)p.requests * direct_tiles(p) * direct_ranges(p) * p.num_kv_heads;
 }
 WS_INLINE bool is_direct(const PagedParams& p) {
-  return p.queries >= 0 && p.levels == 0 && !lengths_decide(p) && (p.piece_keys == kRound || direct_pieces(p) <= gridDim.x);
+  return DENSE || (p.queries >= 0 && p.levels == 0 && !lengths_decide(p) && (p.piece_keys == kRound || direct_pieces(p) <= gridDim.x));
 }
 WS_INLINE i64 num_pieces(const PagedParams& p, bool whole, i64* starts) {
   return is_direct(p) ? direct_pieces(p) : count_pieces(p, whole, starts) * p.num_kv_heads;

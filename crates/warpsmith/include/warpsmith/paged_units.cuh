@@ -48,18 +48,18 @@ struct Units {
   const i32* table;  // the request's pages
   Places* places;
   u32 base;  // of the ring
-  const KV *k, *v;  // of the KV head and, if kPasses, of the thread's first row and piece
+  const KV *k, *v;  // of the KV head and, if kTurns, of the thread's first row and piece
   Keys keys;  // to be read
   int segment, count;
   int into, from;  // slots of the ring: to be filled next, to be read next
 
-  // Whether all threads of a group copy kPassRows rows at a time, and whole passes fill sixteen rows.
-  static constexpr bool kPasses = WHOLE_PAGES && kGroupThreads % kPieces == 0 && kGroupThreads / kPieces <= 16;
-  static constexpr int kPassRows = kGroupThreads / kPieces;
+  // Whether the compiler knows how far a thread goes between its turns at copying sixteen rows. Sums of sixteen rows of
+  // long heads leave no registers for that, unless threads stay in their columns.
+  static constexpr bool kTurns = WHOLE_PAGES && (kTransposedSums || HEAD_DIM <= 160 || kGroupThreads % kPieces == 0);
 
   // Begins with a piece.
   WS_INLINE void begin(const Piece& piece) {
-    const int row = piece.request.row, thread = kPasses ? threadIdx.x % kGroupThreads : 0;
+    const int row = piece.request.row, thread = kTurns ? threadIdx.x % kGroupThreads : 0;
     const i64 first = thread / kPieces, element = thread % kPieces * kVec<KV>;
     table = (const i32*)p.page_table + row * p.table_row;
     k = (const KV*)p.k + piece.head * p.k_head + first * p.k_slot + element + (DENSE ? row * p.k_page : 0);
@@ -128,19 +128,28 @@ struct Units {
   template <bool kValue> WS_INLINE void copy_rows(u32 to, u32 t, u32 at) {
     const KV* cache = kValue ? v : k;
     const int thread = threadIdx.x % kGroupThreads, key = key_at(t) + (int)at;
-    if (kPasses) {
+    constexpr int kAll = 16 * kPieces, kCount = (kAll + kGroupThreads - 1) / kGroupThreads;
+    if (kTurns) {
+      // From turn to turn a thread goes some rows down and some pieces to the right, where it may reach the next row.
       const int row = thread / kPieces, piece = thread % kPieces;
-      const i64 first = offset_of<kValue>(t, at), step = kPassRows * (kValue ? p.v_slot : p.k_slot);
+      const i64 first = offset_of<kValue>(t, at), slot = kValue ? p.v_slot : p.k_slot;
       const int lo = keys.lo - key - row, hi = first == kNowhere ? lo : keys.hi - key - row;
       const KV* source = cache + first;
 #pragma unroll
-      for (int i = 0; i < 16; i += kPassRows, source += step)
-        copy_keys(to + place<kPieces>(row + i, piece), source, i >= lo && i < hi);
+      for (int i = 0; i < kCount; ++i) {
+        const int down = i * kGroupThreads / kPieces, right = i * kGroupThreads % kPieces;
+        const bool wraps = right && piece >= kPieces - right;
+        const int rows = down + wraps, pieces = right - (wraps ? kPieces : 0);
+        if (i > 0) source += (down - (i - 1) * kGroupThreads / kPieces) * slot;
+        if (kAll % kGroupThreads && i + 1 == kCount && row + rows >= 16) break;
+        const KV* from = source + right * kVec<KV>;
+        if (wraps) from += slot - HEAD_DIM;
+        copy_keys(to + place<kPieces>(row + rows, piece + pieces), from, rows >= lo && rows < hi);
+      }
       return;
     }
-    constexpr int kAll = 16 * kPieces;
 #pragma unroll 4
-    for (int i = 0; i < (kAll + kGroupThreads - 1) / kGroupThreads; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
       if (kAll % kGroupThreads && index >= kAll) break;
       const i64 offset = offset_of<kValue>(t, at + row);

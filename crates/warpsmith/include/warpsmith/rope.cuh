@@ -2,10 +2,11 @@
 // Rotary position embedding, (a, b) -> (a cos - b sin, b cos + a sin) for every pair, for kernels that differ in where
 // heads come from and where results go. `Rotary` is the C twin of the host's struct.
 //
-// Threads to data: a block takes kItems * tokens_at_once tokens. Its threads first compute the cosines and sines of all
-// pairs of those tokens, into shared memory. Then 2^lane_bits threads work on a head, and 2^head_bits heads of a token
-// are in work at once, for kItems tokens each. A column is a thread's share of a head: V pairs, in two pieces of V
-// elements; or, past the rotated part, one piece to copy.
+// Threads to data: a block takes kItems * tokens_at_once tokens; `head_tiles` blocks have the same tokens and share their
+// heads. Its threads first compute the cosines and sines of all pairs of those tokens, into shared memory. Then
+// 2^lane_bits threads work on a head, and 2^head_bits heads of a token are in work at once, for kItems tokens each. A
+// column is a thread's share of a head: V pairs, in two pieces of V elements; or, past the rotated part, one piece to
+// copy.
 //
 // The pieces of column c start at elements c V and num_pairs + c V in both layouts: with kInterleaved each of them holds
 // V / 2 pairs of its own, and both layouts read whole 16-byte pieces side by side.
@@ -67,10 +68,13 @@ WS_INLINE void rotate_tokens(const Rotary& p, Io& io, i64 block) {
   extern __shared__ __align__(16) float factors[];
   const int thread = threadIdx.x;
   const int lane = thread & ((1 << p.lane_bits) - 1);
-  const int first_head = (thread >> p.lane_bits) & ((1 << p.head_bits) - 1);
+  // Where one block takes all heads, as it does where there are many tokens, there is nothing to divide.
+  const u32 token_block = p.head_tiles == 1 ? (u32)block : (u32)block / p.head_tiles;
+  const int tile = (int)((u32)block - token_block * p.head_tiles);
+  const int first_head = (tile << p.head_bits) + ((thread >> p.lane_bits) & ((1 << p.head_bits) - 1));
   const int slot = thread >> (p.lane_bits + p.head_bits);
   const int tokens_at_once = kRotaryThreads >> (p.lane_bits + p.head_bits);
-  const i64 first_token = block * (kItems * tokens_at_once);
+  const i64 first_token = (i64)token_block * (kItems * tokens_at_once);
   const int sines = kItems * tokens_at_once * p.num_pairs;
 
   // Computed anew wherever needed: kept, they would occupy registers throughout the computation of the angles.
@@ -168,7 +172,7 @@ WS_INLINE void rotate_tokens(const Rotary& p, Io& io, i64 block) {
       if (column >= p.columns) break;
       load(head, column);
     }
-    head += 1 << p.head_bits;
+    head += p.head_tiles << p.head_bits;
     if (head >= p.num_heads) break;
     load(head, lane);
   }

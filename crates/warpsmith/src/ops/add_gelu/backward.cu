@@ -1,11 +1,12 @@
-// dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32; `column_sum` adds these up.
+// dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32; `column_sum` adds these up
+// unless there is one group alone.
 //
 // Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. A block takes `1 << lanes_log2` units;
 // each of its `256 >> lanes_log2` rows of threads is a group, which takes every num_groups-th row, ITEMS at a time, and
 // keeps the sums of its columns in registers. The number of groups depends only on the number of rows and the device,
 // and nothing is added atomically: every run gives the same bits, and dx of a row does not depend on other rows.
 //
-// Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), HAS_DBIAS (whether the sums are needed).
+// Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), SUMS (what becomes of the sums: see below).
 
 #include "warpsmith/math.cuh"
 #include "warpsmith/rows.cuh"
@@ -16,6 +17,9 @@ using namespace warpsmith;
 using T = ELEM;
 constexpr int kUnit = VECTOR ? kVec<T> : 1;
 constexpr int kThreads = 256;
+// Values of SUMS.
+constexpr int kPartial = 1;  // one row of them a group
+constexpr int kFinal = 2;    // there is one group, whose sums are dbias
 
 WS_INLINE void load(Chunk<T>& c, const T* at) {
   if (VECTOR) load_words(c.words, at);
@@ -72,7 +76,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
       }
     }
   }
-  if (HAS_DBIAS) {
+  if (SUMS == kFinal) {
+    T* dbias = (T*)p.dbias + column * p.dbias_step;
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) dbias[j * p.dbias_step] = from_f32<T>(sum[j]);
+  }
+  if (SUMS == kPartial) {
     float* partial = (float*)p.partial + group * p.hidden + column;
     if constexpr (VECTOR) {
       // Rows are whole units, so the sums of a unit start at a multiple of 16 bytes.

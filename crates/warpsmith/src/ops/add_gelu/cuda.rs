@@ -44,22 +44,43 @@ const ROWS_OF_GROUP: usize = ITEMS;
 
 kernel_params! {
     struct AddGeluBackwardParams {
-        x: u64, bias: u64, dout: u64, dx: u64, partial: u64,
+        x: u64, bias: u64, dout: u64, dx: u64, partial: u64, dbias: u64,
         num_rows: i64, num_groups: i64, hidden: i64,
-        x_step: i64, dout_step: i64, dx_step: i64, bias_step: i64,
+        x_step: i64, dout_step: i64, dx_step: i64, bias_step: i64, dbias_step: i64,
         column_tiles: u32, lanes_log2: u32,
         rows: Rows,
     }
 }
 
-fn backward_defines(dtype: DType, vector: bool, has_dbias: bool, kind: Kind) -> Defines {
+/// What becomes of the sums of groups: `SUMS` of the device code.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sums {
+    /// They are not needed.
+    None,
+    /// `column_sum` adds up those of the groups.
+    Partial,
+    /// They are the gradient of the bias: there is one group.
+    Final,
+}
+
+impl Sums {
+    fn new(p: &back::Problem, num_groups: usize) -> Sums {
+        match (p.has_dbias, num_groups) {
+            (false, _) => Sums::None,
+            (true, 1) => Sums::Final,
+            (true, _) => Sums::Partial,
+        }
+    }
+}
+
+fn backward_defines(dtype: DType, vector: bool, sums: Sums, kind: Kind) -> Defines {
     let own = own(kind);
     [
         vec![
             element(dtype),
             ("ITEMS", ITEMS.to_string()),
             flag("VECTOR", vector),
-            flag("HAS_DBIAS", has_dbias),
+            ("SUMS", (sums as u8).to_string()),
         ],
         own,
     ]
@@ -77,8 +98,8 @@ static BACKWARD_DEVICE: CudaKernel = CudaKernel {
         let mut all = Vec::new();
         for dtype in FLOATS {
             for kind in KINDS {
-                for bits in 0..4 {
-                    all.push(backward_defines(dtype, bits & 1 != 0, bits & 2 != 0, kind));
+                for sums in [Sums::None, Sums::Partial, Sums::Final] {
+                    all.extend([false, true].map(|vector| backward_defines(dtype, vector, sums, kind)));
                 }
             }
         }
@@ -107,6 +128,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let t = tiling(p, launch.info);
+    let sums = Sums::new(p, t.num_groups);
     let [x_step, dout_step, dx_step, bias_step, dbias_step] = p.steps;
     if t.num_groups > 0 {
         let params = AddGeluBackwardParams {
@@ -115,6 +137,7 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
             dout: at(DOUT),
             dx: at(DX),
             partial: launch.workspace as u64,
+            dbias: at(DBIAS),
             num_rows: p.num_rows as i64,
             num_groups: t.num_groups as i64,
             hidden: p.hidden as i64,
@@ -122,18 +145,19 @@ fn run_backward(launch: &Launch<'_, back::Problem>) -> Result<()> {
             dout_step: dout_step as i64,
             dx_step: dx_step as i64,
             bias_step: bias_step as i64,
+            dbias_step: dbias_step as i64,
             column_tiles: t.column_tiles as u32,
             lanes_log2: t.lanes_log2,
             rows: Rows::new(&p.rows),
         };
         let blocks = (t.column_tiles * t.row_tiles) as u32;
         let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
-        let defines = backward_defines(p.dtype, p.vector_rows, p.has_dbias, p.kind);
+        let defines = backward_defines(p.dtype, p.vector_rows, sums, p.kind);
         // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers all columns, and the
         // workspace holds one row of sums a group.
         unsafe { launch.record(&defines, &config, &params)? };
     }
-    if !p.has_dbias {
+    if sums != Sums::Partial {
         return Ok(());
     }
     let target = (launch.args.address(DBIAS), dbias_step);
@@ -147,8 +171,8 @@ pub(super) const BACKWARD: Kernel<back::Problem> =
             let t = tiling(p, info);
             format!("{} threads a row, {} groups of rows", t.column_tiles << t.lanes_log2, t.num_groups)
         })
-        .with_workspace(|p, info| match p.has_dbias {
-            true => tiling(p, info).num_groups * p.hidden * size_of::<f32>(),
-            false => 0,
+        .with_workspace(|p, info| {
+            let groups = tiling(p, info).num_groups;
+            if Sums::new(p, groups) == Sums::Partial { groups * p.hidden * size_of::<f32>() } else { 0 }
         })
         .and(&column_sum::DEVICE);

@@ -98,6 +98,16 @@ impl Provable for Forward {
                 cases.push(causal([2, 5, 40, num_heads, num_kv_heads, 64]));
                 cases.push(case([3, 1, 150, num_heads, num_kv_heads, 64]).give(LSE));
             }
+            // Decoding of a few keys, of a segment, of a warp's segment for each of two and four, in tiles of eight and of
+            // sixteen rows.
+            for head_dim in HEAD_DIMS {
+                cases.push(case([2, 1, 4, 3, 3, head_dim]).give(LSE));
+                cases.push(case([2, 1, 30, 11, 1, head_dim]));
+                cases.push(case([3, 1, 100, 6, 2, head_dim]));
+                cases.push(case([2, 1, 137, 6, 1, head_dim]));
+                cases.push(case([2, 1, 422, 7, 1, head_dim]).arranged(Arrangement::HeadsFirst));
+            }
+            cases.push(causal([2, 3, 14, 2, 1, 64]).attr(WINDOW, 4.0).give(SINKS).give(LSE));
             // Long enough for decoding to be split.
             cases.push(causal([1, 1, 5000, 2, 1, 32]).give(LSE).give(SINKS));
             // Several blocks of either: each size that some kernel has, of the heads that have most of them.

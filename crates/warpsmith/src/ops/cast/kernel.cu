@@ -24,6 +24,10 @@ WS_INLINE float scaled(float x, float scale) {
   return x;
 }
 
+// Elements loaded before the first is stored where they are converted one by one. Where only the last group of a row is,
+// one: that leaves the registers to the others.
+constexpr int kAtOnce = VECTOR ? 1 : 4;
+
 // Blocks per multiprocessor; the slow path of the division needs registers.
 constexpr int kResident = SCALE == 2 ? 3 : 4;
 
@@ -68,8 +72,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) cast(const Cas
     } else {
       const int count = (int)min(p.num_cols - at, (i64)K);
 #pragma unroll 1
-      for (int j = 0; j < count; ++j)
-        out[(at + j) * p.out_step] = from_f32<OUT>(scaled(to_f32(x[(at + j) * p.x_step]), scale));
+      for (int j = 0; j < count; j += kAtOnce) {
+        IN items[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (j + i < count) items[i] = x[(at + j + i) * p.x_step];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (j + i < count) out[(at + j + i) * p.out_step] = from_f32<OUT>(scaled(to_f32(items[i]), scale));
+      }
     }
   }
 }

@@ -13,6 +13,12 @@ pub(in crate::ops) fn every_path(spec: &OpSpec, vary: impl Fn(Case) -> Vec<Case>
         {
             cases.extend(vary(plain.clone().sizes(&sizes)));
         }
+        // Rows and runs whose pieces are not aligned: in several segments, of which the last has a few elements.
+        for arrangement in [Arrangement::PaddedRows, Arrangement::Misaligned] {
+            for sizes in [[9, 131], [5, 2051], [1, 9001]] {
+                cases.extend(vary(plain.clone().sizes(&sizes).arranged(arrangement)));
+            }
+        }
         let case = plain.sizes(&[33, 264]);
         for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
             cases.extend(vary(case.clone().arranged(arrangement)));

@@ -2,7 +2,7 @@
 
 use super::{Grid, MAX_STREAMS};
 use crate::cuda::LaunchConfig;
-use crate::cuda::rows::{blocks_ahead, element, flag, is_large};
+use crate::cuda::rows::{RowKind, blocks_ahead, element, flag, is_large};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::jit::{Arch, CudaKernel, Defines, Source};
@@ -13,6 +13,8 @@ use crate::tensor::MAX_RANK;
 
 /// Threads of a block; the device half says the same.
 const THREADS: usize = 256;
+/// Bytes of a row from which on unaligned pieces are worth it: those at its ends are moved element by element.
+const LEAST_UNALIGNED: usize = 256;
 /// Blocks a multiprocessor should get at least before threads take several units.
 const BLOCKS_PER_UNIT: usize = 5;
 
@@ -63,8 +65,8 @@ pub(in crate::ops) struct Signature {
 impl Signature {
     /// Most units a thread loads before it computes. Many threads of one unit each are fastest, and of 32 bytes where units are
     /// pairs with one result; where a vector is shared by several rows, or rows of one input must be found first, four.
-    const fn items(self, paired: bool, flat: bool, shared: bool) -> usize {
-        if self.outputs > 1 {
+    const fn items(self, unit: Unit, paired: bool, flat: bool, shared: bool) -> usize {
+        if self.outputs > 1 || matches!(unit, Unit::Unaligned) {
             1
         } else if paired {
             2
@@ -77,8 +79,43 @@ impl Signature {
 
     /// Whether four units a thread are faster where that gives nearly every multiprocessor one block, so that all run at
     /// once: the memory then has all that is asked of it from the start.
-    const fn fills_one_round(self, paired: bool, flat: bool, shared: bool) -> bool {
-        self.outputs == 1 && !paired && (shared || (flat && self.inputs == 3))
+    const fn fills_one_round(self, unit: Unit, paired: bool, flat: bool, shared: bool) -> bool {
+        let one_result = self.outputs == 1 && !matches!(unit, Unit::Unaligned);
+        one_result && !paired && (shared || (flat && self.inputs == 3))
+    }
+}
+
+/// What threads move at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unit {
+    /// A column.
+    Element,
+    /// 16 bytes of columns, at aligned addresses.
+    Aligned,
+    /// 16 bytes of columns of dense rows that begin and end at any of them.
+    Unaligned,
+}
+
+impl Unit {
+    const ALL: [Unit; 3] = [Unit::Element, Unit::Aligned, Unit::Unaligned];
+
+    fn new(grid: &Grid) -> Unit {
+        let dense = grid.steps.iter().all(|&step| step == 1);
+        match grid.columns * grid.dtype.size() >= LEAST_UNALIGNED {
+            _ if grid.vector => Unit::Aligned,
+            true if dense => Unit::Unaligned,
+            _ => Unit::Element,
+        }
+    }
+
+    /// `VECTOR` of the device code.
+    fn vector_level(self) -> u8 {
+        match self {
+            Unit::Element => RowKind::Any,
+            Unit::Aligned => RowKind::Aligned,
+            Unit::Unaligned => RowKind::Dense,
+        }
+        .vector_level()
     }
 }
 
@@ -87,7 +124,7 @@ impl Signature {
 struct Mode {
     items: usize,
     flat: bool,
-    vector: bool,
+    unit: Unit,
     paired: bool,
     /// The last input is the same in every row.
     shared: bool,
@@ -98,7 +135,7 @@ impl Mode {
         vec![
             ("ITEMS", self.items.to_string()),
             flag("FLAT", self.flat),
-            flag("VECTOR", self.vector),
+            ("VECTOR", self.unit.vector_level().to_string()),
             flag("PAIRED", self.paired),
             flag("SHARED", self.shared),
         ]
@@ -107,16 +144,17 @@ impl Mode {
     /// Every mode [`Plan::new`] can choose.
     fn all(signature: Signature) -> Vec<Mode> {
         let mut all = Vec::new();
-        for bits in 0..16 {
-            let [flat, vector, paired, shared] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-            let most = signature.items(paired, flat, shared);
-            let round = signature.fills_one_round(paired, flat, shared);
+        for (bits, unit) in (0..8).flat_map(|bits| Unit::ALL.map(|unit| (bits, unit))) {
+            let [flat, paired, shared] = [1, 2, 4].map(|bit| bits & bit != 0);
+            let most = signature.items(unit, paired, flat, shared);
+            let round = signature.fills_one_round(unit, paired, flat, shared);
             let choices = [4, 2, 1].into_iter().filter(|&items| items <= most || (round && items == 4));
             for items in choices {
-                // Pairs that cannot be moved in pieces are two strided tensors like any others.
-                let pairs = !paired || (signature.pairs && vector);
-                if pairs && (!shared || (signature.shared && !flat)) {
-                    all.push(Mode { items, flat, vector, paired, shared });
+                // Pairs that cannot be moved in aligned pieces are two strided tensors like any others.
+                let pairs = !paired || (signature.pairs && unit == Unit::Aligned);
+                let shares = !shared || (signature.shared && !flat && unit != Unit::Unaligned);
+                if pairs && shares {
+                    all.push(Mode { items, flat, unit, paired, shared });
                 }
             }
         }
@@ -138,10 +176,13 @@ struct Plan {
 
 impl Plan {
     fn new(grid: &Grid, signature: Signature, info: &DeviceInfo) -> Plan {
-        let paired = grid.paired && grid.vector;
+        let unit = Unit::new(grid);
+        let paired = grid.paired && unit == Unit::Aligned;
         // A unit of pairs is 16 bytes of them, so half as many columns.
-        let per_unit = if grid.vector { 16 / grid.dtype.size() / (1 + paired as usize) } else { 1 };
-        let units = grid.columns.div_ceil(per_unit);
+        let per_unit = if unit == Unit::Element { 1 } else { 16 / grid.dtype.size() / (1 + paired as usize) };
+        // Those of an unaligned row begin before it.
+        let ahead = if unit == Unit::Unaligned { per_unit - 1 } else { 0 };
+        let units = (ahead + grid.columns).div_ceil(per_unit);
         let flat = grid.num_rows == 1;
         let lanes = if flat { THREADS } else { units.next_power_of_two().min(THREADS) };
         let column_tiles = units.div_ceil(lanes);
@@ -152,17 +193,17 @@ impl Plan {
         // A repeated vector runs along the rows instead if the other tensors are transposed.
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
-        let shared = signature.shared && !flat && repeats;
-        let mut items = signature.items(paired, flat, shared);
+        let shared = signature.shared && !flat && repeats && unit != Unit::Unaligned;
+        let mut items = signature.items(unit, paired, flat, shared);
         let round = (info.units / 2 + 1..=info.units).contains(&blocks(4));
-        if round && signature.fills_one_round(paired, flat, shared) {
+        if round && signature.fills_one_round(unit, paired, flat, shared) {
             items = 4;
         } else {
             while items > 1 && blocks(items) < info.units * BLOCKS_PER_UNIT {
                 items /= 2;
             }
         }
-        let mode = Mode { items, flat, vector: grid.vector, paired, shared };
+        let mode = Mode { items, flat, unit, paired, shared };
         Plan {
             mode,
             lanes_log2: lanes.ilog2(),
@@ -176,13 +217,13 @@ impl Plan {
 /// The configuration of a call, for people.
 pub(in crate::ops) fn describe(grid: &Grid, signature: Signature, info: &DeviceInfo) -> String {
     let Plan { mode, column_tiles, blocks, .. } = Plan::new(grid, signature, info);
-    let way = match (mode.flat, mode.vector) {
-        (true, true) => "one run of 16-byte pieces",
-        (true, false) => "one run of elements",
-        (false, true) => "rows of 16-byte pieces",
-        (false, false) => "rows of elements",
+    let run = if mode.flat { "one run" } else { "rows" };
+    let unit = match mode.unit {
+        Unit::Element => "elements",
+        Unit::Aligned => "16-byte pieces",
+        Unit::Unaligned => "unaligned 16-byte pieces",
     };
-    format!("{way}, {} a thread, {blocks} blocks ({column_tiles} a row)", mode.items)
+    format!("{run} of {unit}, {} a thread, {blocks} blocks ({column_tiles} a row)", mode.items)
 }
 
 /// Every set of defines a launch can ask for, times the op's own.
@@ -281,7 +322,10 @@ mod tests {
     fn plans_cover_every_element_once() {
         let bias: &[isize] = &[0, 1];
         let large = plan(&[32768, 4096], [&[4096, 1], bias, &[4096, 1]]);
-        assert_eq!(large.mode, Mode { items: 4, flat: false, vector: true, paired: false, shared: true });
+        assert_eq!(
+            large.mode,
+            Mode { items: 4, flat: false, unit: Unit::Aligned, paired: false, shared: true }
+        );
         assert_eq!((large.column_tiles, large.blocks), (2, 2 * 32768 / 4));
         let small = plan(&[128, 4096], [&[4096, 1], bias, &[4096, 1]]);
         assert_eq!((small.mode.items, small.blocks), (1, 256));
@@ -295,7 +339,12 @@ mod tests {
             (4, 1, 1000usize.div_ceil(64))
         );
         let transposed = plan(&[300, 24], [&[1, 300], bias, &[1, 300]]);
-        assert!(!transposed.mode.shared && !transposed.mode.vector);
+        assert!(!transposed.mode.shared && transposed.mode.unit == Unit::Element);
         assert_eq!(transposed.column_tiles, 2);
+        let odd = plan(&[1000, 131], [&[133, 1], bias, &[131, 1]]);
+        assert_eq!((odd.mode.unit, 1 << odd.lanes_log2, odd.column_tiles), (Unit::Unaligned, 32, 1));
+        assert!(!odd.mode.shared, "rows begin in different places of their first pieces");
+        let short = plan(&[1000, 127], [&[133, 1], bias, &[131, 1]]);
+        assert_eq!((short.mode.unit, 1 << short.lanes_log2), (Unit::Element, 128));
     }
 }

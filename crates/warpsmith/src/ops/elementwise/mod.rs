@@ -56,7 +56,7 @@ pub(super) struct Grid {
     pub steps: [isize; MAX_STREAMS],
     /// The first two inputs, and the first two outputs if there are two, are the even and odd elements of one tensor.
     pub paired: bool,
-    /// Columns can be moved in 16-byte pieces: dense and aligned, and whole unless there is a single row.
+    /// Columns can be moved in aligned 16-byte pieces: dense and aligned, and whole unless there is a single row.
     pub vector: bool,
 }
 
@@ -101,7 +101,7 @@ impl Grid {
             columns,
             steps,
             paired: paired_up,
-            vector: vector && (whole_pieces || (rows.len() == 1 && !paired_up)),
+            vector: vector && (whole_pieces || rows.len() == 1),
         }
     }
 
@@ -146,7 +146,11 @@ mod tests {
         let odd = Stream { address: 66, ..even };
         let grid = Grid::new(DType::BF16, [even, odd, out], &[0]);
         assert!(grid.paired && grid.vector);
+        let (even, out) = (stream(&[9], &[2], 64), stream(&[9], &[1], 1024));
+        let grid = Grid::new(DType::BF16, [even, Stream { address: 66, ..even }, out], &[0]);
+        assert!(grid.paired && grid.vector, "one row may end anywhere");
         let apart = stream(&[4, 8], &[32, 4], 64);
+        let out = stream(&[4, 8], &[8, 1], 1024);
         let grid = Grid::new(DType::BF16, [apart, Stream { address: 68, ..apart }, out], &[0]);
         assert!(!grid.paired && !grid.vector);
     }

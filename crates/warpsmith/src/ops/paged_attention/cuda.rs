@@ -2,7 +2,7 @@
 //! alone.
 
 use super::plan::{
-    Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, TILE_ROWS, states,
+    Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, TILE_ROWS, UNIT_KEYS, states,
 };
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
@@ -196,6 +196,7 @@ fn sm80_defines(
         ("ROW_WARPS", shape.row_warps.to_string()),
         ("KEY_WARPS", shape.key_warps.to_string()),
         ("RING", shape.ring.to_string()),
+        ("STEP", shape.step.to_string()),
         ("BLOCKS", shape.blocks.to_string()),
         flag("SOFTCAP", softcap),
         flag("WHOLE_PAGES", keys != Keys::Pages),
@@ -217,6 +218,15 @@ fn sm80_variants() -> Vec<Defines> {
             };
             let plain = |head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages);
             let dense = [false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense));
+            // A few dense keys, or a segment of them.
+            let segment = |head_dim: usize| {
+                let keys = if head_dim.is_multiple_of(64) { UNIT_KEYS } else { SEGMENT };
+                let shape = Shape::new(head_dim, cache, load, usize::MAX).of_a_segment(keys);
+                sm80_defines([dtype, cache], head_dim, shape, false, Keys::Dense, true)
+            };
+            if dtype == cache && matches!(load, Load::Few | Load::Eight) {
+                all.extend(HEAD_DIMS.map(segment));
+            }
             match load {
                 Load::Eight => {
                     let shape = Shape::new(128, cache, load, usize::MAX);

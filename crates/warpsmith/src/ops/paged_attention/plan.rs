@@ -14,6 +14,8 @@ pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
 /// Rows from which on a request's keys are not shared out over the warps of a block.
 pub(in crate::ops) const FEW_ROWS: usize = 32;
+/// Keys or values of a warp's unit.
+pub(super) const UNIT_KEYS: usize = 16;
 /// Rows of a tile of a warp, and rows that half a tile has.
 pub(super) const TILE_ROWS: usize = 16;
 const EIGHT: usize = 8;
@@ -63,6 +65,8 @@ pub(in crate::ops) struct Shape {
     pub key_warps: usize,
     /// Units in a group's ring.
     pub ring: usize,
+    /// Keys of a step.
+    pub step: usize,
     /// Blocks a multiprocessor should hold.
     pub blocks: usize,
 }
@@ -82,8 +86,14 @@ impl Shape {
             (_, ..=256) => &[if narrow && head_dim > 160 { 6 } else { 5 }, 4],
             _ => &[4, 3],
         };
+        // Long heads leave few registers for scores.
+        let step = match head_dim {
+            161.. => 16,
+            128 => 32,
+            _ => 64,
+        };
         let shape = |ring| {
-            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: 4, ring, blocks };
+            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: 4, ring, step, blocks };
             match load {
                 Load::Few => few,
                 Load::Eight => Shape { warp_rows: EIGHT, ..few },
@@ -94,6 +104,14 @@ impl Shape {
         };
         let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
         shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
+    }
+
+    /// The same for rows that have a segment's keys at most: one warp, and only what so many keys need. No bit depends on
+    /// it.
+    pub fn of_a_segment(self, keys: usize) -> Shape {
+        let step = self.step.min(keys.next_power_of_two().max(UNIT_KEYS));
+        let units = 2 * keys.div_ceil(UNIT_KEYS).max(1);
+        Shape { key_warps: 1, ring: self.ring.min(units + 1), step, blocks: 3 * self.blocks, ..self }
     }
 
     fn rows(&self) -> usize {
@@ -107,14 +125,9 @@ impl Shape {
     /// Bytes of shared memory, with room for the sums of some levels.
     fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
         let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
-        let step = match head_dim {
-            161.. => 16,
-            128 => 32,
-            _ => 64,
-        };
         let rows = TILE_ROWS * self.row_warps;
         let keys = if cache.size() == 1 { rows.max(32) } else { rows };
-        let unit = keys.min(step) * row(head_dim * cache.size());
+        let unit = keys.min(self.step) * row(head_dim * cache.size());
         let queries = if head_dim > 128 { rows * row(2 * head_dim) } else { 0 };
         // The sums of all rows, and of each, in four threads, the largest score and the sum of weights.
         let level = self.rows() * (head_dim + 8) * size_of::<f32>();
@@ -232,6 +245,10 @@ impl Part {
         // Twice the warps where no multiprocessor would have a second block.
         if extent == Extent::All && alone_fits && pieces <= info.units && p.max_keys() > ROUND {
             return Part { shape: alone, slots: info.units, ..part };
+        }
+        if extent == Extent::All && p.full && load != Load::Many && p.max_keys() <= SEGMENT {
+            let shape = part.shape.of_a_segment(p.max_keys());
+            return Part { shape, slots: info.units * shape.blocks, ..part };
         }
         part
     }
@@ -535,6 +552,21 @@ pub(super) mod tests {
         assert_eq!(shape([16, 1, 512]), [8, 4], "few keys");
         assert_eq!(shape([64, 2, 4096]), [8, 4]);
         assert_eq!(shape([64, 3, 4096]), [16, 4], "twelve rows");
+    }
+
+    #[test]
+    fn a_segment_of_dense_keys_takes_one_warp_and_what_it_needs() {
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        let shape = |keys, full| {
+            let shape =
+                Plan::new(&Problem { full, ..problem([2, 1, keys], [0, 1], false) }, &info).parts[0].shape;
+            [shape.key_warps, shape.step, shape.ring]
+        };
+        assert_eq!(shape(16, true), [1, 16, 3], "a unit of keys and one of values");
+        assert_eq!(shape(32, true), [1, 32, 5]);
+        assert_eq!(shape(128, true), [1, 32, 5], "what longer requests have");
+        assert_eq!(shape(144, true), [4, 32, 5]);
+        assert_eq!(shape(16, false), [4, 32, 5], "not measured");
     }
 
     #[test]

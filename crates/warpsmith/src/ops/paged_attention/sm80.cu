@@ -12,7 +12,7 @@
 // for each other until a segment ends: then they fold its state, in the order of segments, into the sums of the block.
 //
 // Defines: ELEM, type of q and out; KV, type of the cache; HEAD_DIM; ROW_WARPS; KEY_WARPS; ROWS, rows of a warp (16, or 8
-// if no request has more); RING, units of a ring; BLOCKS, blocks per multiprocessor; SOFTCAP, whether scores are capped;
+// if no request has more); RING, units of a ring; STEP, keys of a step; BLOCKS, blocks per multiprocessor; SOFTCAP, whether scores are capped;
 // WHOLE_PAGES, whether page sizes are multiples of 16 keys; DENSE, whether there are no pages (the strides of pages are
 // then those of requests); ONCE, whether no two blocks read the same keys.
 

@@ -22,6 +22,8 @@ pub(in crate::ops) const MAX_PAIRS: usize = 256;
 const FULL_BLOCKS: usize = 8;
 /// Tokens a thread takes then.
 pub(in crate::ops) const ITEMS: usize = 2;
+/// Blocks on a multiprocessor up to which those with the same tokens share their heads.
+const SPARE_BLOCKS: usize = 1;
 
 kernel_params! {
     /// What `rotate_tokens` of `rope.cuh` is told: heads, how threads share them out, and angles.
@@ -42,7 +44,7 @@ kernel_params! {
         columns: i32, rotate_columns: i32,
         /// Elements between columns, and before the first.
         first_stride: i32, first_offset: i32,
-        lane_bits: i32, head_bits: i32, pair_bits: i32, backward: i32,
+        lane_bits: i32, head_bits: i32, head_tiles: i32, pair_bits: i32, backward: i32,
         frequencies: [Bits64; MAX_PAIRS],
     }
 }
@@ -154,6 +156,8 @@ pub(in crate::ops) struct Shape {
     piece: usize,
     lane_bits: u32,
     head_bits: u32,
+    /// Blocks that share the heads of their tokens.
+    head_tiles: usize,
     pub items: usize,
 }
 
@@ -168,7 +172,11 @@ impl Shape {
         let at_once = power(heads.num_heads).min(THREADS / lanes);
         let blocks = heads.num_tokens.div_ceil(THREADS / (lanes * at_once));
         let items = if blocks >= FULL_BLOCKS * ITEMS * info.units { ITEMS } else { 1 };
-        Shape { heads, piece, lane_bits: lanes.trailing_zeros(), head_bits: at_once.trailing_zeros(), items }
+        // A block that takes heads in turn waits for memory each time: with few tokens there are blocks to spare.
+        let turns = heads.num_heads.div_ceil(at_once).max(1);
+        let head_tiles = (SPARE_BLOCKS * info.units / blocks.max(1)).clamp(1, turns);
+        let [lane_bits, head_bits] = [lanes, at_once].map(usize::trailing_zeros);
+        Shape { heads, piece, lane_bits, head_bits, head_tiles, items }
     }
 
     /// Whether threads move 16 bytes at once.
@@ -177,7 +185,7 @@ impl Shape {
     }
 
     pub fn blocks(&self) -> usize {
-        self.heads.num_tokens.div_ceil(self.tokens_of_block())
+        self.heads.num_tokens.div_ceil(self.tokens_of_block()) * self.head_tiles
     }
 
     /// Bytes of shared memory that hold both factors of `num_pairs` pairs for every token of a block.
@@ -219,6 +227,7 @@ impl Shape {
             first_offset: if spread { 2 * first_pair } else { first_pair } as i32,
             lane_bits: self.lane_bits as i32,
             head_bits: self.head_bits as i32,
+            head_tiles: self.head_tiles as i32,
             pair_bits: num_pairs.max(1).next_power_of_two().trailing_zeros() as i32,
             backward: rotation.backward as i32,
             frequencies,
@@ -234,7 +243,8 @@ impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (lanes, heads) = (1 << self.lane_bits, 1 << self.head_bits);
         let tokens = self.tokens_of_block();
-        write!(f, "{lanes} threads a head, {heads} heads at once, {tokens} tokens a block")
+        write!(f, "{lanes} threads a head, {heads} heads at once, {tokens} tokens a block")?;
+        if self.head_tiles > 1 { write!(f, ", their heads in {} blocks", self.head_tiles) } else { Ok(()) }
     }
 }
 
