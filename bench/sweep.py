@@ -28,7 +28,7 @@ import torch
 from ahead import Ahead, share_caches
 from random_cases import Drawn
 
-PACE = gpu.Pace(seconds=0.03, rest=0.1, samples=12)
+PACE = gpu.Pace(seconds=0.02, rest=0.04, samples=9)
 CPU_SECONDS = 0.1
 CPU_SAMPLES = 7
 # Mostly what models are served in.

@@ -76,7 +76,7 @@ impl Settings {
                 host_rotation: 512 << 20,
             },
             Device::Cuda(_) => {
-                Settings { seconds: 0.03, rest: 0.1, samples: 12, copy_bytes: 1 << 30, host_rotation: 0 }
+                Settings { seconds: 0.02, rest: 0.04, samples: 9, copy_bytes: 1 << 30, host_rotation: 0 }
             }
         }
     }

@@ -164,9 +164,10 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
       }
     }
   }
-  // First, so that what follows can load its weights.
-  let_next_kernel_start();
-  await_kernel_before();
+  // First if there are few rows, so that what follows can load its weights. The blocks of a large grid would only take
+  // places from the rest of this one.
+  if (p.num_rows <= 64) let_next_kernel_start();
+  begin_kernel();
   const u64 policy = load_policy(p.is_large);
 
   Chunk<T> row[BATCH][ITEMS], other[BATCH][ITEMS];
@@ -257,9 +258,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
 // loops are counted by the first chunk of the warp.
 extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p) {
   __shared__ float scratch[2][kWarps];
-  // First, so that what follows can load its weights.
-  let_next_kernel_start();
-  await_kernel_before();
+  begin_kernel();
   const i64 index = blockIdx.x;
   const T* x = row_at<const T>(p.x, p.rows, 0, index);
   const T* residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
