@@ -17,6 +17,7 @@
 
 #include "warpsmith/async_copy.cuh"
 #include "warpsmith/dense.cuh"
+#include "warpsmith/group.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
@@ -37,23 +38,19 @@ struct RowPointers {
   }
 };
 
-// x minus its mean, and g, of one chunk; zero past the end of the row.
-WS_INLINE void operands(float (&a)[V], float (&g)[V], const Chunk<T>& x, const Chunk<T>& dout, const float (&w)[V],
-                        float mean, int count) {
-  unpack(a, x);
-  unpack(g, dout);
+// x minus its mean, of one chunk; zero past the end of the row.
+WS_INLINE void centered(float (&a)[V], const Chunk<T>& x, float mean, int count) {
+  unpack_words(a, x);
+  if (!CENTER) return;
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (CENTER) a[j] = VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
-    g[j] *= w[j];
-  }
+  for (int j = 0; j < V; ++j) a[j] = VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
 }
 
-// The weight's elements, one if there is no weight, zero past the end of the row.
-WS_INLINE void weights(float (&w)[V], const Chunk<T>& weight, bool given, int count) {
-  unpack(w, weight);
+// g of one chunk, of which dout is zero past the end of the row.
+WS_INLINE void weighted(float (&g)[V], const float (&dout)[V], const Chunk<T>& weight) {
+  unpack_words(g, weight);
 #pragma unroll
-  for (int j = 0; j < V; ++j) w[j] = VECTOR == kExact || j < count ? (given ? w[j] : 1.0f) : 0.0f;
+  for (int j = 0; j < V; ++j) g[j] *= dout[j];
 }
 
 // dx of one chunk.
@@ -66,19 +63,21 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
     Chunk<T> c;
     float s[V];
     get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
-    unpack(s, c);
+    unpack_words(s, c);
 #pragma unroll
     for (int j = 0; j < V; ++j) d[j] += s[j];
   }
   pack(out, d);
 }
 
+// The weight's elements, zero past the end of the row; ones if there is no weight.
 WS_INLINE void load_weight(Chunk<T>& c, const NormBackwardParams& p, int at) {
-  if (!p.weight) return;
-  if constexpr (VECTOR == kDense)
+  if (p.weight) {
     get_chunk<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
-  else
-    load_chunk_unfilled<VECTOR>(c, (const T*)p.weight, at, p.weight_step, min(V, p.hidden - at));
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) c.items[j] = from_f32<T>(1.0f);
+  }
 }
 
 // Stores the V sums of one chunk to consecutive floats.
@@ -218,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         float a[V];
-        unpack(a, x[i]);
+        unpack_words(a, x[i]);
 #pragma unroll
         for (int j = 0; j < V; ++j) total[0] += a[j];
       }
@@ -226,18 +225,17 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
       mean = total[0] * inverse;
     }
     // One pass gives the sums of a a, a g and g; y = a * scale is applied afterwards.
-    float sums[CENTER ? 3 : 2] = {};
+    float a[ITEMS][V], d[ITEMS][V], g[ITEMS][V], sums[CENTER ? 3 : 2] = {};
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int count = p.hidden - (i * LANES + lane) * V;
-      float a[V], g[V], w[V];
-      weights(w, weight[i], p.weight, count);
-      operands(a, g, x[i], dout[i], w, mean, count);
+      centered(a[i], x[i], mean, p.hidden - (i * LANES + lane) * V);
+      unpack_words(d[i], dout[i]);
+      weighted(g[i], d[i], weight[i]);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        sums[0] = fmaf(a[j], a[j], sums[0]);
-        sums[1] = fmaf(a[j], g[j], sums[1]);
-        if (CENTER) sums[CENTER ? 2 : 0] += g[j];
+        sums[0] = fmaf(a[i][j], a[i][j], sums[0]);
+        sums[1] = fmaf(a[i][j], g[i][j], sums[1]);
+        if (CENTER) sums[CENTER ? 2 : 0] += g[i][j];
       }
     }
     row_reduce(sums, sums_scratch);
@@ -245,20 +243,15 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     const float mean_gy = sums[1] * scale * inverse, mean_g = CENTER ? sums[CENTER ? 2 : 0] * inverse : 0.0f;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-      float a[V], g[V], w[V];
-      weights(w, weight[i], p.weight, count);
-      operands(a, g, x[i], dout[i], w, mean, count);
+      const int k = (i * LANES + lane) * V;
       if (SUMS && exists) {
-        float d[V];
-        unpack(d, dout[i]);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          dweight[i][j] = fmaf(d[j], a[j] * scale, dweight[i][j]);
-          if (CENTER) dbias[i][j] += d[j];
+          dweight[i][j] = fmaf(d[i][j], a[i][j] * scale, dweight[i][j]);
+          if (CENTER) dbias[i][j] += d[i][j];
         }
       }
-      gradient(dout[i], a, g, at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
+      gradient(dout[i], a[i], g[i], at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
       if (VECTOR == kDense || exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
     }
   }
@@ -296,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
         Chunk<T> x;
         float a[V];
         get_chunk<VECTOR, 32>(x, at.x, start + lane, p.x_step, p.hidden, policy);
-        unpack(a, x);
+        unpack_words(a, x);
 #pragma unroll
         for (int j = 0; j < V; ++j) total[0] += a[j];
       }
@@ -308,13 +301,13 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
       for (int start = warp; start < p.hidden; start += LANES * V) {
         const int k = start + lane, count = min(V, p.hidden - k);
         Chunk<T> x, dout, weight;
-        float a[V], g[V], d[V], w[V];
+        float a[V], g[V], d[V];
         get_chunk<VECTOR, 32>(x, at.x, k, p.x_step, p.hidden, policy);
         get_chunk<VECTOR, 32>(dout, at.dout, k, p.dout_step, p.hidden, policy);
         load_weight(weight, p, k);
-        weights(w, weight, p.weight, count);
-        operands(a, g, x, dout, w, mean, count);
-        unpack(d, dout);
+        centered(a, x, mean, count);
+        unpack_words(d, dout);
+        weighted(g, d, weight);
         if (pass == 0) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
