@@ -110,21 +110,11 @@ constexpr int kSums = CENTER ? 4 : 2;
 using WarpSums = Exchange<SPLIT, kWarps, kSums>;
 using Share = WarpShare<kRowWarps>;
 
+// How many elements of a row a warp has.
 WS_INLINE int warp_elements(int warp, int hidden) {
-  int n = 0;
-  for (int first = warp * kWidth * V; first < hidden; first += kRowWarps * kWidth * V) n += min(kWidth * V, hidden - first);
-  return n;
+  constexpr int kOwn = kWidth * V, kAll = kRowWarps * kOwn;
+  return hidden / kAll * kOwn + min(max(hidden % kAll - warp * kOwn, 0), kOwn);
 }
-
-// How many elements of a row the warps have that a lane looks at.
-struct WarpElements {
-  float count[Share::kShare];
-
-  WS_INLINE explicit WarpElements(int hidden) {
-#pragma unroll
-    for (int i = 0; i < Share::kShare; ++i) count[i] = (float)warp_elements(Share::warp(i), hidden);
-  }
-};
 
 // One over the number of elements that a warp has, at least one.
 WS_INLINE float warp_inverse(int warp, int hidden) {
@@ -136,11 +126,12 @@ struct RowSums {
 };
 
 // From what the warps found around their own means to the sums around the row's.
-WS_INLINE RowSums join_warps(const WarpSums::Values* warps, const WarpElements& elements, float inverse) {
+WS_INLINE RowSums join_warps(const WarpSums::Values* warps, int hidden, float inverse) {
   RowSums r = {0.0f, 0.0f, 0.0f, 0.0f};
   if (CENTER) {
 #pragma unroll
-    for (int i = 0; i < Share::kShare; ++i) r.mean = fmaf(elements.count[i], warps[Share::warp(i)].at[kSums - 1], r.mean);
+    for (int i = 0; i < Share::kShare; ++i)
+      r.mean = fmaf((float)warp_elements(Share::warp(i), hidden), warps[Share::warp(i)].at[kSums - 1], r.mean);
     r.mean = warp_reduce<Sum, Share::kWidth>(r.mean) * inverse;
   }
 #pragma unroll
@@ -149,7 +140,7 @@ WS_INLINE RowSums join_warps(const WarpSums::Values* warps, const WarpElements& 
     float squares = v.at[0], products = v.at[1];
     if (CENTER) {
       const float off = v.at[kSums - 1] - r.mean, weighted = v.at[kSums / 2];
-      squares = fmaf(elements.count[i] * off, off, squares);
+      squares = fmaf((float)warp_elements(Share::warp(i), hidden) * off, off, squares);
       products = fmaf(off, weighted, products);
       r.weighted += weighted;
     }
@@ -186,7 +177,6 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
   const T zero = from_f32<T>(0.0f);
   const u64 policy = load_policy(false);
   const float inverse = 1.0f / (float)p.hidden;
-  const WarpElements elements(p.hidden);
   const float own_inverse = kRowWarps == 1 ? inverse : warp_inverse(lane / 32, p.hidden);
 
   Chunk<T> weight[ITEMS];
@@ -297,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
 #pragma unroll
     for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum, kWidth>(sums[i]);
     RowSums row = {own_mean, sums[0], sums[1], CENTER ? sums[kSums / 2] : 0.0f};
-    if (kRowWarps > 1) row = join_warps(exchange.swap(sums, round++), elements, inverse);
+    if (kRowWarps > 1) row = join_warps(exchange.swap(sums, round++), p.hidden, inverse);
     const float scale = inverse_sqrt(fmaf(row.squares, inverse, p.eps));
     const float mean_gy = row.products * scale * inverse, mean_g = row.weighted * inverse;
 #pragma unroll
@@ -342,7 +332,6 @@ extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(
   const u64 policy = load_policy(false);
   const int warp = threadIdx.x / 32 * 32 * V, lane = threadIdx.x % 32 * V;
   const float inverse = 1.0f / (float)p.hidden;
-  const WarpElements elements(p.hidden);
   const float own_inverse = warp_inverse(threadIdx.x / 32, p.hidden);
   float* dweight = (float*)p.partial + blockIdx.x * (i64)p.hidden;
   float* dbias = dweight + p.num_groups * p.hidden;
@@ -401,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(
 #pragma unroll
         for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum>(sums[i]);
         if (kRowWarps > 1) {
-          row = join_warps(exchange.swap(sums, round), elements, inverse);
+          row = join_warps(exchange.swap(sums, round), p.hidden, inverse);
         } else {
           row.squares = sums[0];
           row.products = sums[1];
