@@ -19,8 +19,19 @@ const ANY_ARCH: Arch = Arch::new(6, 0, false);
 /// mean to subtract, blocks of 1024 threads have too few registers.
 const fn table(center: bool) -> RowTable {
     match center {
-        false => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1024, 2), (1024, 4)],
-        true => &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (256, 2), (256, 4), (512, 4)],
+        false => &[
+            (16, 1),
+            (32, 1),
+            (32, 2),
+            (64, 2),
+            (128, 2),
+            (256, 2),
+            (512, 2),
+            (512, 3),
+            (1024, 2),
+            (1024, 4),
+        ],
+        true => &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (256, 2), (256, 4), (512, 3), (512, 4)],
     }
 }
 
@@ -441,7 +452,12 @@ fn backward_split_tiling(p: &back::Problem, info: &DeviceInfo) -> Option<Backwar
     let row = RowTiling::new(p.hidden, p.dtype, split_table(p.dtype)).filter(|_| short.is_none())?;
     let block = RowTiling::alone(SPLIT_LANES, row.items);
     let vector = row.vector_level(p.hidden, p.dtype, backward_row_kind(p));
-    Some(BackwardTiling { block, split: row.lanes / SPLIT_LANES, vector, stages: stages(&block, vector, info) })
+    Some(BackwardTiling {
+        block,
+        split: row.lanes / SPLIT_LANES,
+        vector,
+        stages: stages(&block, vector, info),
+    })
 }
 
 fn backward_long_tiling(p: &back::Problem) -> BackwardTiling {
