@@ -157,6 +157,9 @@ WS_INLINE RowSums join_warps(const WarpSums::Values* warps, int hidden, float in
 // that are moved one by one take so many registers that there are fewer.
 constexpr int kBlocks = VECTOR == kAny || LANES * ROWS >= 512 ? 1 : 512 / (LANES * ROWS);
 
+// Strided rows of one block are left to the kernel below: they do not fit its registers.
+#if VECTOR != 0 || SPLIT > 1
+
 extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backward_row(const NormBackwardParams p) {
   static_assert(STAGES == 0 || is_whole_chunks(VECTOR), "staged rows are copied in whole chunks");
   static_assert(ROWS == 1 || (LANES <= 32 && SPLIT == 1), "the threads of a row meet at the barrier of the block");
@@ -321,6 +324,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     }
   }
 }
+
+#endif
 
 #if LANES >= 32 && SPLIT == 1
 

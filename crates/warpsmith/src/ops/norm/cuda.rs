@@ -595,4 +595,17 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn rows_of_clusters_have_the_threads_that_rows_of_blocks_have() {
+        for dtype in FLOATS {
+            for hidden in (4097..9000).chain([12_345, 16_384, 19_200, 32_768]) {
+                let block = RowTiling::new(hidden, dtype, backward_table(dtype));
+                let cluster = RowTiling::new(hidden, dtype, split_table(dtype)).expect("long enough");
+                if let Some(t) = block.filter(|t| t.lanes > SPLIT_LANES) {
+                    assert_eq!((t.lanes, t.items), (cluster.lanes, cluster.items), "{hidden} {dtype}");
+                }
+            }
+        }
+    }
 }

@@ -365,3 +365,21 @@ fn run_backward_blocks(
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
     unsafe { launch.record(&split_defines(p.dtype, vector, block, split), &config, &params) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_clusters_have_the_threads_that_rows_of_blocks_have() {
+        for dtype in FLOATS {
+            for hidden in (2049..20_000).chain([64_723, 131_072]) {
+                let block = RowTiling::new(hidden, dtype, backward_table(dtype));
+                let cluster = RowTiling::new(hidden, dtype, split_table(dtype)).expect("long enough");
+                if let Some(t) = block.filter(|t| t.lanes == 512) {
+                    assert_eq!((t.lanes, t.items), (cluster.lanes, cluster.items), "{hidden} {dtype}");
+                }
+            }
+        }
+    }
+}
