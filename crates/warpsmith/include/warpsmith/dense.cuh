@@ -27,16 +27,24 @@ constexpr int kDense = 3;
 // Chunks are whole or absent.
 constexpr bool is_whole_chunks(int vector) { return vector == kAligned || vector == kExact; }
 
-// The rows of a thread where kLanes threads work on a row, and a block on kRows of them side by side, kBatch times.
-template <int kLanes, int kRows, int kBatch = 1> struct RowsOfThread {
+// Hides from the compiler what it knows about a chunk: what follows from it is computed again rather than kept in
+// registers.
+template <class T> WS_INLINE void forget(Chunk<T>& c) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(c.words[i]));
+}
+
+// The rows of a thread where kLanes threads work on a row, and a block on kRows of them side by side, kBatch times. With
+// kSplit, kLanes threads of each of kSplit neighbouring blocks do.
+template <int kLanes, int kRows, int kBatch = 1, int kSplit = 1> struct RowsOfThread {
   int lane;   // of the threads of the row
   int place;  // of the row in the block
   i64 index;  // of the first row; the others follow kRows apart
 
   WS_INLINE RowsOfThread()
-      : lane(threadIdx.x % kLanes),
+      : lane(threadIdx.x % kLanes + blockIdx.x % kSplit * kLanes),
         place(kRows == 1 ? 0 : threadIdx.x / kLanes),
-        index((i64)blockIdx.x * (kRows * kBatch) + place) {}
+        index((i64)(blockIdx.x / kSplit) * (kRows * kBatch) + place) {}
 };
 
 template <class T, int kWidth> struct Segment {
@@ -182,6 +190,14 @@ WS_INLINE void begin_chunk(Chunk<T>& c, u32& edge, const T* row, int at, i64 ste
   if constexpr (kVector == kDense) {
     const int first = at - (int)(threadIdx.x % kWidth) * kVec<T>;
     Segment<T, kWidth>(row + first, length - first).fetch(c, edge, policy);
+  } else if constexpr (is_whole_chunks(kVector)) {
+    // Whole words, also where there are zeros: elements of 16 bits would take a register each.
+    if (kVector == kExact || at < length) {
+      load_words(c.words, row + at, policy);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c.words[i] = 0;
+    }
   } else {
     load_chunk<kVector>(c, row, at, step, min(kVec<T>, length - at), from_f32<T>(0.0f), policy);
   }

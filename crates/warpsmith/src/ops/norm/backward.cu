@@ -3,20 +3,29 @@
 // mean(g) and dbias only if CENTER. Mean and scale are computed again from x: that is cheaper than reading them.
 // Weight and dsum may be null.
 //
-// Threads to data: as in the forward kernel. A group of LANES threads takes every num_groups-th row, keeps its columns of
+// Threads to data: as in the forward kernel. A group of threads takes every num_groups-th row, keeps its columns of
 // dweight and dbias in registers, and writes one partial sum a group, which `column_sum` adds up. Nothing is added
 // atomically: every run gives the same bits, and dx of a row does not depend on other rows.
+//
+// A group is LANES threads of a block, in each of the SPLIT blocks of a cluster. Only the number of threads and chunks of
+// a row matters for its bits, not how they are shared out over blocks.
+//
+// With CENTER each warp sums around the mean of its own elements, without waiting for the others; what it found is
+// moved to the mean of the row when the warps join their sums, all of them at once.
 //
 // Between reading and writing a row, a group waits for sums over that row. To keep memory busy meanwhile, the next
 // STAGES - 1 rows are being copied to shared memory. Each thread copies the chunks that it will read itself, so no
 // barrier is needed. Dense rows that begin anywhere cannot be copied like that: the next one is loaded into
 // registers.
 //
-// Defines: ELEM, LANES, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether the
-// sums over rows are needed).
+// Defines: ELEM, LANES, SPLIT, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether
+// the sums over rows are needed).
 
 #include "warpsmith/async_copy.cuh"
 #include "warpsmith/dense.cuh"
+#include "warpsmith/exchange.cuh"
+#include "warpsmith/group.cuh"
+#include "warpsmith/norm.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
@@ -25,6 +34,8 @@ using T = ELEM;
 constexpr int V = kVec<T>;
 constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
 constexpr int kWidth = LANES < 32 ? LANES : 32;
+constexpr int kRowLanes = SPLIT * LANES;
+constexpr int kRowWarps = SPLIT * kWarps;
 
 struct RowPointers {
   const T *x, *dout, *dsum;
@@ -37,23 +48,19 @@ struct RowPointers {
   }
 };
 
-// x minus its mean, and g, of one chunk; zero past the end of the row.
-WS_INLINE void operands(float (&a)[V], float (&g)[V], const Chunk<T>& x, const Chunk<T>& dout, const float (&w)[V],
-                        float mean, int count) {
-  unpack(a, x);
-  unpack(g, dout);
+// x minus a mean, of one chunk; zero past the end of the row.
+WS_INLINE void centered(float (&a)[V], const Chunk<T>& x, float mean, int count) {
+  unpack_words(a, x);
+  if (!CENTER) return;
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (CENTER) a[j] = VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
-    g[j] *= w[j];
-  }
+  for (int j = 0; j < V; ++j) a[j] = VECTOR == kExact || j < count ? a[j] - mean : 0.0f;
 }
 
-// The weight's elements, one if there is no weight, zero past the end of the row.
-WS_INLINE void weights(float (&w)[V], const Chunk<T>& weight, bool given, int count) {
-  unpack(w, weight);
+// g of one chunk, of which dout is zero past the end of the row.
+WS_INLINE void weighted(float (&g)[V], const float (&dout)[V], const Chunk<T>& weight) {
+  unpack_words(g, weight);
 #pragma unroll
-  for (int j = 0; j < V; ++j) w[j] = VECTOR == kExact || j < count ? (given ? w[j] : 1.0f) : 0.0f;
+  for (int j = 0; j < V; ++j) g[j] *= dout[j];
 }
 
 // dx of one chunk.
@@ -66,19 +73,21 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
     Chunk<T> c;
     float s[V];
     get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
-    unpack(s, c);
+    unpack_words(s, c);
 #pragma unroll
     for (int j = 0; j < V; ++j) d[j] += s[j];
   }
   pack(out, d);
 }
 
+// The weight's elements, zero past the end of the row; ones if there is no weight.
 WS_INLINE void load_weight(Chunk<T>& c, const NormBackwardParams& p, int at) {
-  if (!p.weight) return;
-  if constexpr (VECTOR == kDense)
+  if (p.weight) {
     get_chunk<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
-  else
-    load_chunk_unfilled<VECTOR>(c, (const T*)p.weight, at, p.weight_step, min(V, p.hidden - at));
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) c.items[j] = from_f32<T>(1.0f);
+  }
 }
 
 // Stores the V sums of one chunk to consecutive floats.
@@ -96,34 +105,72 @@ WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
   }
 }
 
-// Sums over the threads of a row, which are a block, or LANES of a warp.
-template <int kCount> WS_INLINE void row_reduce(float (&x)[kCount], float* scratch) {
-  if constexpr (LANES > 32) {
-    block_reduce<Sum, LANES>(x, scratch);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = warp_reduce<Sum, kWidth>(x[i]);
-  }
+// Sums over elements of a row, with a = x - mean: of a a, a g and, if CENTER, of g; then the mean.
+constexpr int kSums = CENTER ? 4 : 2;
+using WarpSums = Exchange<SPLIT, kWarps, kSums>;
+using Share = WarpShare<kRowWarps>;
+
+// How many elements of a row a warp has.
+WS_INLINE int warp_elements(int warp, int hidden) {
+  constexpr int kOwn = kWidth * V, kAll = kRowWarps * kOwn;
+  return hidden / kAll * kOwn + min(max(hidden % kAll - warp * kOwn, 0), kOwn);
 }
 
-// Blocks of a multiprocessor that must find registers, where the compiler would take more than the host counts on; zero
-// leaves it to the compiler.
-#if __CUDA_ARCH__ >= 900
-constexpr int kBlocks = VECTOR == kDense ? 512 / (LANES * ROWS) : 0;
-#else
-constexpr int kBlocks = 0;
-#endif
+// One over the number of elements that a warp has, at least one.
+WS_INLINE float warp_inverse(int warp, int hidden) {
+  return 1.0f / fmaxf((float)warp_elements(warp, hidden), 1.0f);
+}
+
+struct RowSums {
+  float mean, squares, products, weighted;
+};
+
+// From what the warps found around their own means to the sums around the row's.
+WS_INLINE RowSums join_warps(const WarpSums::Values* warps, int hidden, float inverse) {
+  RowSums r = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (CENTER) {
+#pragma unroll
+    for (int i = 0; i < Share::kShare; ++i)
+      r.mean = fmaf((float)warp_elements(Share::warp(i), hidden), warps[Share::warp(i)].at[kSums - 1], r.mean);
+    r.mean = warp_reduce<Sum, Share::kWidth>(r.mean) * inverse;
+  }
+#pragma unroll
+  for (int i = 0; i < Share::kShare; ++i) {
+    const WarpSums::Values v = warps[Share::warp(i)];
+    float squares = v.at[0], products = v.at[1];
+    if (CENTER) {
+      const float off = v.at[kSums - 1] - r.mean, weighted = v.at[kSums / 2];
+      squares = fmaf((float)warp_elements(Share::warp(i), hidden) * off, off, squares);
+      products = fmaf(off, weighted, products);
+      r.weighted += weighted;
+    }
+    r.squares += squares;
+    r.products += products;
+  }
+  r.squares = warp_reduce<Sum, Share::kWidth>(r.squares);
+  r.products = warp_reduce<Sum, Share::kWidth>(r.products);
+  if (CENTER) r.weighted = warp_reduce<Sum, Share::kWidth>(r.weighted);
+  return r;
+}
+
+// Blocks of a multiprocessor, as the host counts on. Left to itself, the compiler would rather spill than have few. Elements
+// that are moved one by one take so many registers that there are fewer.
+constexpr int kBlocks = VECTOR == kAny || LANES * ROWS >= 512 ? 1 : 512 / (LANES * ROWS);
+
+// Strided rows of one block are left to the kernel below: they do not fit its registers.
+#if VECTOR != 0 || SPLIT > 1
 
 extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backward_row(const NormBackwardParams p) {
   static_assert(STAGES == 0 || is_whole_chunks(VECTOR), "staged rows are copied in whole chunks");
-  static_assert(ROWS == 1 || LANES <= 32, "the threads of a row meet at the barrier of the block");
-  __shared__ float scratch[2][4 * kWarps];
+  static_assert(ROWS == 1 || (LANES <= 32 && SPLIT == 1), "the threads of a row meet at the barrier of the block");
+  __shared__ WarpSums exchange;
   extern __shared__ __align__(16) u8 memory[];
   // [stage][x or dout][item][thread]
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;
+  exchange.begin();
   begin_kernel();
-  const RowsOfThread<LANES, ROWS> own;
+  const RowsOfThread<LANES, ROWS, 1, SPLIT> own;
   const int lane = own.lane;
   // Groups that share a warp go on together as long as the first of them has rows.
   constexpr int kTogether = 32 / kWidth;
@@ -133,19 +180,21 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
   const T zero = from_f32<T>(0.0f);
   const u64 policy = load_policy(false);
   const float inverse = 1.0f / (float)p.hidden;
+  const float own_inverse = kRowWarps == 1 ? inverse : warp_inverse(lane / 32, p.hidden);
 
   Chunk<T> weight[ITEMS];
   float dweight[ITEMS][V], dbias[ITEMS][V];
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
-    int k = (i * LANES + lane) * V;
+    int k = (i * kRowLanes + lane) * V;
     load_weight(weight[i], p, k);
 #pragma unroll
     for (int j = 0; j < V; ++j) dweight[i][j] = dbias[i][j] = 0.0f;
   }
 
   // Dense rows: what was loaded of the next row, where there are registers for it.
-  constexpr bool kAhead = VECTOR == kDense && LANES <= 256 && (!CENTER || ITEMS * V <= 8);
+  constexpr bool kFew = ITEMS * V <= 8;
+  constexpr bool kAhead = VECTOR == kDense && LANES <= 256 && (kFew || (!CENTER && SPLIT == 1 && ROWS == 1));
   Chunk<T> next_x[ITEMS], next_dout[ITEMS];
   u32 x_edge[ITEMS], dout_edge[ITEMS];
   auto begin_row = [&](i64 index) {
@@ -153,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     const RowPointers at(p, index < num_rows ? index : 0);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const int k = (i * LANES + lane) * V;
+      const int k = (i * kRowLanes + lane) * V;
       begin_chunk<kDense, kWidth>(next_x[i], x_edge[i], at.x, k, 1, length, policy);
       begin_chunk<kDense, kWidth>(next_dout[i], dout_edge[i], at.dout, k, 1, length, policy);
     }
@@ -165,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
       const RowPointers at(p, index);
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        int k = (i * LANES + lane) * V;
+        int k = (i * kRowLanes + lane) * V;
         if (VECTOR == kExact || k < p.hidden) {
           copy_async(staged + stage * kStage + i * kThreads, at.x + k);
           copy_async(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
@@ -174,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     }
     commit_copies();
   };
-  int stage = 0, parity = 0;
+  int stage = 0;
+  u32 round = 0;
   if (STAGES > 0) {
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) fetch(group + s * p.num_groups, s);
@@ -192,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V, count = min(V, hidden - k);
+      int k = (i * kRowLanes + lane) * V, count = min(V, hidden - k);
       if (VECTOR == kDense) {
         x[i] = next_x[i];
         dout[i] = next_dout[i];
@@ -209,56 +259,57 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     if (kAhead) begin_row(index + p.num_groups);
     stage = stage + 1 >= STAGES ? 0 : stage + 1;
 
-    // Scratch is reused two rows later at the earliest, with barriers in between.
-    float* sums_scratch = scratch[parity];
-    parity ^= 1;
-    float mean = 0.0f;
+    float own_mean = 0.0f, sums[kSums] = {};
     if (CENTER) {
-      float total[1] = {0.0f};
+      float total = 0.0f;
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         float a[V];
-        unpack(a, x[i]);
+        unpack_words(a, x[i]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[0] += a[j];
+        for (int j = 0; j < V; ++j) total += a[j];
       }
-      row_reduce(total, sums_scratch + 3 * kWarps);
-      mean = total[0] * inverse;
+      total = warp_reduce<Sum, kWidth>(total);
+      own_mean = sums[kSums - 1] = total * own_inverse;
     }
     // One pass gives the sums of a a, a g and g; y = a * scale is applied afterwards.
-    float sums[CENTER ? 3 : 2] = {};
+    float d[ITEMS][V], g[ITEMS][V];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int count = p.hidden - (i * LANES + lane) * V;
-      float a[V], g[V], w[V];
-      weights(w, weight[i], p.weight, count);
-      operands(a, g, x[i], dout[i], w, mean, count);
+      float a[V];
+      centered(a, x[i], own_mean, p.hidden - (i * kRowLanes + lane) * V);
+      unpack_words(d[i], dout[i]);
+      weighted(g[i], d[i], weight[i]);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         sums[0] = fmaf(a[j], a[j], sums[0]);
-        sums[1] = fmaf(a[j], g[j], sums[1]);
-        if (CENTER) sums[CENTER ? 2 : 0] += g[j];
+        sums[1] = fmaf(a[j], g[i][j], sums[1]);
+        if (CENTER) sums[kSums / 2] += g[i][j];
       }
     }
-    row_reduce(sums, sums_scratch);
-    const float scale = 1.0f / sqrtf(sums[0] * inverse + p.eps);
-    const float mean_gy = sums[1] * scale * inverse, mean_g = CENTER ? sums[CENTER ? 2 : 0] * inverse : 0.0f;
+#pragma unroll
+    for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum, kWidth>(sums[i]);
+    RowSums row = {own_mean, sums[0], sums[1], CENTER ? sums[kSums / 2] : 0.0f};
+    if (kRowWarps > 1) row = join_warps(exchange.swap(sums, round++), p.hidden, inverse);
+    const float scale = inverse_sqrt(fmaf(row.squares, inverse, p.eps));
+    const float mean_gy = row.products * scale * inverse, mean_g = row.weighted * inverse;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V, count = min(V, p.hidden - k);
-      float a[V], g[V], w[V];
-      weights(w, weight[i], p.weight, count);
-      operands(a, g, x[i], dout[i], w, mean, count);
+      const int k = (i * kRowLanes + lane) * V;
+      float a[V];
+      unpack_words(a, x[i]);
+      if (CENTER) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) a[j] -= row.mean;
+      }
       if (SUMS && exists) {
-        float d[V];
-        unpack(d, dout[i]);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          dweight[i][j] = fmaf(d[j], a[j] * scale, dweight[i][j]);
-          if (CENTER) dbias[i][j] += d[j];
+          dweight[i][j] = fmaf(d[i][j], a[j] * scale, dweight[i][j]);
+          if (CENTER) dbias[i][j] += d[i][j];
         }
       }
-      gradient(dout[i], a, g, at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
+      gradient(dout[i], a, g[i], at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
       if (VECTOR == kDense || exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
     }
   }
@@ -267,64 +318,69 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     float* partial = (float*)p.partial + group * p.hidden;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * LANES + lane) * V, count = p.hidden - k;
+      int k = (i * kRowLanes + lane) * V, count = p.hidden - k;
       store_sums(partial + k, dweight[i], count);
       if (CENTER) store_sums(partial + p.num_groups * p.hidden + k, dbias[i], count);
     }
   }
 }
 
-#if LANES >= 32
+#endif
+
+#if LANES >= 32 && SPLIT == 1
 
 // Rows of any length: each pass reads the row again. Partial sums are kept in memory; every column has one owner. Lanes of
 // dense rows work together, so loops are counted by the first chunk of the warp.
-extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const NormBackwardParams p) {
-  __shared__ float scratch[2][3 * (LANES / 32)];
+extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(const NormBackwardParams p) {
+  __shared__ WarpSums exchange;
   begin_kernel();
   const u64 policy = load_policy(false);
   const int warp = threadIdx.x / 32 * 32 * V, lane = threadIdx.x % 32 * V;
   const float inverse = 1.0f / (float)p.hidden;
+  const float own_inverse = warp_inverse(threadIdx.x / 32, p.hidden);
   float* dweight = (float*)p.partial + blockIdx.x * (i64)p.hidden;
   float* dbias = dweight + p.num_groups * p.hidden;
-  bool first = true;
+  u32 round = 0;
   for (i64 index = blockIdx.x; index < p.num_rows; index += p.num_groups) {
     const RowPointers at(p, index);
-    float mean = 0.0f;
+    float own_mean = 0.0f, sums[kSums] = {};
     if (CENTER) {
-      float total[1] = {0.0f};
+      float total = 0.0f;
       for (int start = warp; start < p.hidden; start += LANES * V) {
         Chunk<T> x;
         float a[V];
         get_chunk<VECTOR, 32>(x, at.x, start + lane, p.x_step, p.hidden, policy);
-        unpack(a, x);
+        unpack_words(a, x);
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[0] += a[j];
+        for (int j = 0; j < V; ++j) total += a[j];
       }
-      block_reduce<Sum, LANES>(total, scratch[0]);
-      mean = total[0] * inverse;
+      total = warp_reduce<Sum>(total);
+      own_mean = sums[kSums - 1] = total * own_inverse;
     }
-    float sums[3] = {0.0f, 0.0f, 0.0f}, scale = 0.0f, mean_gy = 0.0f, mean_g = 0.0f;
+    RowSums row = {own_mean, 0.0f, 0.0f, 0.0f};
+    float scale = 0.0f, mean_gy = 0.0f, mean_g = 0.0f;
     for (int pass = 0; pass < 2; ++pass) {
       for (int start = warp; start < p.hidden; start += LANES * V) {
         const int k = start + lane, count = min(V, p.hidden - k);
         Chunk<T> x, dout, weight;
-        float a[V], g[V], d[V], w[V];
+        float a[V], g[V], d[V];
         get_chunk<VECTOR, 32>(x, at.x, k, p.x_step, p.hidden, policy);
         get_chunk<VECTOR, 32>(dout, at.dout, k, p.dout_step, p.hidden, policy);
         load_weight(weight, p, k);
-        weights(w, weight, p.weight, count);
-        operands(a, g, x, dout, w, mean, count);
-        unpack(d, dout);
+        centered(a, x, row.mean, count);
+        unpack_words(d, dout);
+        weighted(g, d, weight);
         if (pass == 0) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             sums[0] = fmaf(a[j], a[j], sums[0]);
             sums[1] = fmaf(a[j], g[j], sums[1]);
-            sums[2] += g[j];
+            if (CENTER) sums[kSums / 2] += g[j];
           }
           continue;
         }
         if (SUMS) {
+          const bool first = round == 1;
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             if (j >= count) continue;
@@ -336,14 +392,21 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_backward_long(const Nor
         put_chunk<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout);
       }
       if (pass == 0) {
-        block_reduce<Sum, LANES>(sums, scratch[1]);
-        scale = 1.0f / sqrtf(sums[0] * inverse + p.eps);
-        mean_gy = sums[1] * scale * inverse;
-        mean_g = sums[2] * inverse;
+#pragma unroll
+        for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum>(sums[i]);
+        if (kRowWarps > 1) {
+          row = join_warps(exchange.swap(sums, round), p.hidden, inverse);
+        } else {
+          row.squares = sums[0];
+          row.products = sums[1];
+          if (CENTER) row.weighted = sums[kSums / 2];
+        }
+        ++round;
+        scale = inverse_sqrt(fmaf(row.squares, inverse, p.eps));
+        mean_gy = row.products * scale * inverse;
+        mean_g = row.weighted * inverse;
       }
     }
-    first = false;
-    __syncthreads();
   }
 }
 

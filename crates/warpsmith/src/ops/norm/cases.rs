@@ -29,6 +29,8 @@ pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
         for arrangement in SHIFTED {
             cases.push(fused.clone().sizes(&[5, 1025]).arranged(arrangement));
         }
+        cases.push(fused.clone().sizes(&[4, 10_624]));
+        cases.push(plain.clone().sizes(&[3, 5000]));
         cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));
         cases.push(plain.clone().sizes(&[5, 1000]).attr(EPS, 0.5));
         for case in [plain, fused] {
@@ -48,6 +50,10 @@ pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
     cases.push(many.give(RESIDUAL).give(SUM).sizes(MANY_ROWS[0]).in_place());
     cases
 }
+
+/// Rows that the blocks of a cluster share, whole and odd, few and more than are worked on at once; and longer ones.
+const LONG_ROWS: &[&[usize]] =
+    &[&[3, 5717], &[2, 8193], &[70, 9243], &[2, 16384], &[40, 19_200], &[3, 32_768], &[2, 40_001]];
 
 /// Rows that are dense and begin anywhere.
 const SHIFTED: [Arrangement; 2] = [Arrangement::PaddedRows, Arrangement::Misaligned];
@@ -85,6 +91,13 @@ pub(in crate::ops) fn backward_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Ca
         for arrangement in SHIFTED {
             cases.push(full.clone().give(back::DSUM).sizes(&[5, 1025]).arranged(arrangement));
         }
+        for sizes in LONG_ROWS {
+            cases.push(full.clone().sizes(sizes));
+        }
+        for arrangement in SHIFTED.into_iter().chain([Arrangement::Transposed]) {
+            cases.push(full.clone().give(back::DSUM).sizes(&[3, 9243]).arranged(arrangement));
+        }
+        cases.push(full.clone().sizes(&[200, 9000]));
         cases.push(full.clone().sizes(&[300, 72]));
         cases.push(full.clone().sizes(&[7, 200]).give(back::DSUM));
         cases.push(Case::new(spec, dtype).sizes(&[5, 1000]));

@@ -19,8 +19,19 @@ const ANY_ARCH: Arch = Arch::new(6, 0, false);
 /// mean to subtract, blocks of 1024 threads have too few registers.
 const fn table(center: bool) -> RowTable {
     match center {
-        false => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1024, 2), (1024, 4)],
-        true => &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (256, 2), (256, 4), (512, 4)],
+        false => &[
+            (16, 1),
+            (32, 1),
+            (32, 2),
+            (64, 2),
+            (128, 2),
+            (256, 2),
+            (512, 2),
+            (512, 3),
+            (1024, 2),
+            (1024, 4),
+        ],
+        true => &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (256, 2), (256, 4), (512, 3), (512, 4)],
     }
 }
 
@@ -31,6 +42,18 @@ const fn backward_table(dtype: DType) -> RowTable {
         _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2)],
     }
 }
+
+/// Backward, rows that the blocks of a cluster share. Where the table above has rows as long, it has as many threads
+/// and chunks: both kernels give the same bits.
+const fn split_table(dtype: DType) -> RowTable {
+    match dtype.size() {
+        4 => &[(512, 2), (512, 4), (1024, 4), (2048, 4)],
+        _ => &[(512, 2), (1024, 2), (2048, 2)],
+    }
+}
+
+/// Threads of one row that each block of a cluster has.
+const SPLIT_LANES: usize = 256;
 
 kernel_params! {
     struct NormParams {
@@ -207,9 +230,9 @@ fn has_backward_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
     vector != RowKind::Dense.vector_level() || !center || tiling.lanes < 512
 }
 
-/// The same for the backward kernel of long rows, on all devices.
-fn has_long_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
-    vector != RowKind::Dense.vector_level() || center || tiling.lanes < 512
+/// Whether the blocks of a cluster can share a row.
+fn has_clusters(info: &DeviceInfo) -> bool {
+    info.arch.is_some_and(|arch| arch.major >= 9)
 }
 
 /// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
@@ -290,38 +313,92 @@ fn stage_bytes(tiling: &RowTiling) -> usize {
     2 * tiling.items * tiling.lanes * tiling.rows * 16
 }
 
-fn backward_defines(
-    tiling: &RowTiling,
-    dtype: DType,
+/// How the backward kernels share out rows, and how they move them.
+#[derive(Clone, Copy)]
+struct BackwardTiling {
+    /// Of one block.
+    block: RowTiling,
+    /// Blocks of a cluster that share a row, or one.
+    split: usize,
     vector: u8,
     stages: usize,
-    center: bool,
-    sums: bool,
-) -> Defines {
-    let mut defines = tiling.defines();
-    defines.extend([
-        element(dtype),
-        ("VECTOR", vector.to_string()),
-        ("STAGES", stages.to_string()),
-        flag("CENTER", center),
-        flag("SUMS", sums),
-    ]);
-    defines
+}
+
+impl BackwardTiling {
+    fn alone(block: RowTiling, vector: u8, stages: usize) -> Self {
+        BackwardTiling { block, split: 1, vector, stages }
+    }
+
+    fn defines(&self, dtype: DType, center: bool, sums: bool) -> Defines {
+        let mut defines = self.block.defines();
+        defines.extend([
+            element(dtype),
+            ("SPLIT", self.split.to_string()),
+            ("VECTOR", self.vector.to_string()),
+            ("STAGES", self.stages.to_string()),
+            flag("CENTER", center),
+            flag("SUMS", sums),
+        ]);
+        defines
+    }
+
+    /// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
+    fn groups(&self, num_rows: usize, info: &DeviceInfo) -> usize {
+        // Clusters live within a group of multiprocessors, of which there are 16 or a few more.
+        let units = if self.split == 1 { info.units } else { (info.units / 16 * 16).max(1) };
+        let at_once = units * (THREADS_AT_ONCE / self.block.lanes).max(1) / self.split;
+        at_once.max(1).min(num_rows)
+    }
+
+    /// Shared memory of a block: stages, and so much that no more blocks share a multiprocessor than the number of
+    /// groups counts on. Where one had more than its share, the others would wait for it.
+    fn shared_bytes(&self, groups: usize, info: &DeviceInfo) -> usize {
+        const RESERVED: usize = 1024;
+        let staged = self.stages * stage_bytes(&self.block);
+        let blocks = (THREADS_AT_ONCE / self.block.threads() as usize).max(1);
+        if staged == 0 || !has_clusters(info) || groups * self.split <= info.units {
+            return staged;
+        }
+        let crowding = (info.shared_per_block + RESERVED) / (blocks + 1) - RESERVED + 128;
+        staged.max(crowding.next_multiple_of(128))
+    }
+}
+
+/// Of a multiprocessor. More do not find registers for a row's elements and sums.
+const THREADS_AT_ONCE: usize = 512;
+
+/// Without and with sums over rows.
+fn backward_variants(tiling: BackwardTiling, dtype: DType, center: bool) -> [Defines; 2] {
+    [false, true].map(|sums| tiling.defines(dtype, center, sums))
 }
 
 fn backward_row_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
-    let mut add = |tiling: &RowTiling, dtype, vector, stages| {
-        all.extend([false, true].map(|sums| backward_defines(tiling, dtype, vector, stages, center, sums)));
-    };
     for dtype in FLOATS {
-        for tiling in RowTiling::all(backward_table(dtype)) {
-            if has_backward_room(&tiling, 3, center) {
-                add(&tiling, dtype, 3, 0);
+        for block in RowTiling::all(backward_table(dtype)) {
+            let mut add = |vector, stages| {
+                all.extend(backward_variants(BackwardTiling::alone(block, vector, stages), dtype, center));
+            };
+            if has_backward_room(&block, 3, center) {
+                add(3, 0);
             }
             for vector in [1, 2] {
-                let stages: &[usize] = if tiling.items == 1 { &[0, 2, 3, 4, 5] } else { &[0, 2, 3] };
-                stages.iter().for_each(|&stages| add(&tiling, dtype, vector, stages));
+                let stages: &[usize] = if block.items == 1 { &[0, 2, 3, 4, 5] } else { &[0, 2, 3] };
+                stages.iter().for_each(|&stages| add(vector, stages));
+            }
+        }
+    }
+    all
+}
+
+fn backward_split_variants(center: bool) -> Vec<Defines> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for &(lanes, items) in split_table(dtype) {
+            let (block, split) = (RowTiling::alone(SPLIT_LANES, items), lanes / SPLIT_LANES);
+            for (vector, stages) in [(0, 0), (1, 2), (1, 3), (2, 2), (2, 3), (3, 0)] {
+                let tiling = BackwardTiling { block, split, vector, stages };
+                all.extend(backward_variants(tiling, dtype, center));
             }
         }
     }
@@ -332,14 +409,18 @@ fn backward_long_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for tiling in long_tilings(backward_table(dtype)) {
-            for vector in [0, 1, 3].into_iter().filter(|&vector| has_long_room(&tiling, vector, center)) {
-                all.extend(
-                    [false, true].map(|sums| backward_defines(&tiling, dtype, vector, 0, center, sums)),
-                );
+            for vector in [0, 1, 3] {
+                all.extend(backward_variants(BackwardTiling::alone(tiling, vector, 0), dtype, center));
             }
         }
     }
     all
+}
+
+/// The kernel of rows in registers, with the blocks of a cluster for each.
+const fn in_clusters(variants: fn() -> Vec<Defines>) -> CudaKernel {
+    let device = device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_row", variants);
+    CudaKernel { min_arch: Arch::new(9, 0, false), ..device }
 }
 
 static RMS_BACKWARD: CudaKernel =
@@ -348,6 +429,8 @@ static RMS_BACKWARD: CudaKernel =
     });
 static LAYER_BACKWARD: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_row", || backward_row_variants(true));
+static RMS_BACKWARD_SPLIT: CudaKernel = in_clusters(|| backward_split_variants(false));
+static LAYER_BACKWARD_SPLIT: CudaKernel = in_clusters(|| backward_split_variants(true));
 static RMS_BACKWARD_LONG: CudaKernel =
     device(BACKWARD_SOURCE, NormBackwardParams::prelude, "norm_backward_long", || {
         backward_long_variants(false)
@@ -357,27 +440,66 @@ static LAYER_BACKWARD_LONG: CudaKernel =
         backward_long_variants(true)
     });
 
-fn backward_tiling(p: &back::Problem) -> Option<RowTiling> {
-    RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype))
+fn backward_tiling(p: &back::Problem, info: &DeviceInfo) -> Option<BackwardTiling> {
+    let block = RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype))?;
+    let vector = block.vector_level(p.hidden, p.dtype, backward_row_kind(p));
+    Some(BackwardTiling::alone(block, vector, stages(&block, vector, info)))
 }
 
-fn backward_long_tiling(p: &back::Problem) -> RowTiling {
-    long_tiling(p.hidden, p.dtype, backward_table(p.dtype))
+/// Of rows that are too long for the threads of one block of a cluster.
+fn backward_split_tiling(p: &back::Problem, info: &DeviceInfo) -> Option<BackwardTiling> {
+    let short = RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype)).filter(|t| t.lanes <= SPLIT_LANES);
+    let row = RowTiling::new(p.hidden, p.dtype, split_table(p.dtype)).filter(|_| short.is_none())?;
+    let block = RowTiling::alone(SPLIT_LANES, row.items);
+    let vector = row.vector_level(p.hidden, p.dtype, backward_row_kind(p));
+    Some(BackwardTiling {
+        block,
+        split: row.lanes / SPLIT_LANES,
+        vector,
+        stages: stages(&block, vector, info),
+    })
+}
+
+fn backward_long_tiling(p: &back::Problem) -> BackwardTiling {
+    let block = long_tiling(p.hidden, p.dtype, backward_table(p.dtype));
+    BackwardTiling::alone(block, backward_row_kind(p).vector_level(), 0)
 }
 
 /// Rows in registers, sums over rows in registers too.
 pub(in crate::ops) const fn backward_row(name: &'static str, center: bool) -> Kernel<back::Problem> {
     Kernel::cuda(name, if center { &LAYER_BACKWARD } else { &RMS_BACKWARD }, run_backward_row)
-        .when(|p, _| {
+        .when(|p, info| {
             let kind = backward_row_kind(p);
-            let room = |t: &RowTiling| has_backward_room(t, kind.vector_level(), p.center);
+            // Threads that have to arrange their rows are better spread over more blocks.
+            let spread = kind == RowKind::Dense && has_clusters(info);
+            let room = |t: &RowTiling| {
+                has_backward_room(t, kind.vector_level(), p.center) && !(spread && t.lanes == 512)
+            };
             fits(p.hidden, p.num_rows, p.dtype, kind, backward_table(p.dtype), room)
         })
-        .configured(|p, info| match backward_tiling(p) {
-            Some(t) => format!("{t}, {} groups of rows", groups(p, info, &t)),
+        .configured(|p, info| match backward_tiling(p, info) {
+            Some(t) => format!("{}, {} groups of rows", t.block, t.groups(p.num_rows, info)),
             None => String::new(),
         })
-        .with_workspace(|p, info| backward_tiling(p).map_or(0, |t| workspace(p, info, &t)))
+        .with_workspace(|p, info| backward_tiling(p, info).map_or(0, |t| workspace(p, info, &t)))
+        .and(&column_sum::cuda::DEVICE)
+}
+
+/// The same with the blocks of a cluster for each row.
+pub(in crate::ops) const fn backward_split(name: &'static str, center: bool) -> Kernel<back::Problem> {
+    Kernel::cuda(name, if center { &LAYER_BACKWARD_SPLIT } else { &RMS_BACKWARD_SPLIT }, run_backward_split)
+        .when(|p, info| match backward_split_tiling(p, info) {
+            None => Err("the row needs less or more threads than a cluster has".into()),
+            Some(_) => addressable(p.hidden, p.num_rows),
+        })
+        .configured(|p, info| match backward_split_tiling(p, info) {
+            Some(t) => {
+                let (split, groups) = (t.split, t.groups(p.num_rows, info));
+                format!("{split} blocks of {}, {groups} groups of rows", t.block)
+            }
+            None => String::new(),
+        })
+        .with_workspace(|p, info| backward_split_tiling(p, info).map_or(0, |t| workspace(p, info, &t)))
         .and(&column_sum::cuda::DEVICE)
 }
 
@@ -387,17 +509,10 @@ pub(in crate::ops) const fn backward_long(name: &'static str, center: bool) -> K
         .when(|p, _| addressable(p.hidden, p.num_rows))
         .configured(|p, info| {
             let t = backward_long_tiling(p);
-            format!("{} threads a row, {} groups of rows", t.lanes, groups(p, info, &t))
+            format!("{} threads a row, {} groups of rows", t.block.lanes, t.groups(p.num_rows, info))
         })
         .with_workspace(|p, info| workspace(p, info, &backward_long_tiling(p)))
         .and(&column_sum::cuda::DEVICE)
-}
-
-/// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
-fn groups(p: &back::Problem, info: &DeviceInfo, tiling: &RowTiling) -> usize {
-    // More threads than this do not find registers for a row's elements and sums.
-    const THREADS_AT_ONCE: usize = 512;
-    (info.units * (THREADS_AT_ONCE / tiling.lanes).max(1)).min(p.num_rows)
 }
 
 /// Sums over rows that the kernel forms if any is wanted: of dweight, and of dbias for layer_norm.
@@ -405,33 +520,26 @@ fn num_partials(p: &back::Problem) -> usize {
     if p.num_sums() == 0 { 0 } else { 1 + p.center as usize }
 }
 
-fn workspace(p: &back::Problem, info: &DeviceInfo, tiling: &RowTiling) -> usize {
-    num_partials(p) * groups(p, info, tiling) * p.hidden * size_of::<f32>()
+fn workspace(p: &back::Problem, info: &DeviceInfo, tiling: &BackwardTiling) -> usize {
+    num_partials(p) * tiling.groups(p.num_rows, info) * p.hidden * size_of::<f32>()
 }
 
 fn run_backward_row(launch: &Launch<'_, back::Problem>) -> Result<()> {
-    let p = launch.problem;
-    let tiling = backward_tiling(p).expect("`supports` has passed");
-    let vector = tiling.vector_level(p.hidden, p.dtype, backward_row_kind(p));
-    run_backward(launch, &tiling, vector, stages(&tiling, vector, launch.info))
+    run_backward(launch, &backward_tiling(launch.problem, launch.info).expect("`supports` has passed"))
+}
+
+fn run_backward_split(launch: &Launch<'_, back::Problem>) -> Result<()> {
+    run_backward(launch, &backward_split_tiling(launch.problem, launch.info).expect("`supports` has passed"))
 }
 
 fn run_backward_long(launch: &Launch<'_, back::Problem>) -> Result<()> {
-    let p = launch.problem;
-    let (tiling, vector) = (backward_long_tiling(p), backward_row_kind(p).vector_level());
-    let vector = if has_long_room(&tiling, vector, p.center) { vector } else { RowKind::Any.vector_level() };
-    run_backward(launch, &tiling, vector, 0)
+    run_backward(launch, &backward_long_tiling(launch.problem))
 }
 
-fn run_backward(
-    launch: &Launch<'_, back::Problem>,
-    tiling: &RowTiling,
-    vector: u8,
-    stages: usize,
-) -> Result<()> {
+fn run_backward(launch: &Launch<'_, back::Problem>, tiling: &BackwardTiling) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
-    let groups = groups(p, launch.info, tiling);
+    let groups = tiling.groups(p.num_rows, launch.info);
     let [x_step, dout_step, dx_step, dsum_step, weight_step, _, _] = p.steps.map(|s| s as i64);
     if groups > 0 {
         let params = NormBackwardParams {
@@ -452,9 +560,10 @@ fn run_backward(
             weight_step,
             rows: Rows::new(&p.rows),
         };
-        let defines = backward_defines(tiling, p.dtype, vector, stages, p.center, p.num_sums() > 0);
-        let mut config = tiling.launch(groups)?;
-        config.shared_bytes = (stages * stage_bytes(tiling)) as u32;
+        let defines = tiling.defines(p.dtype, p.center, p.num_sums() > 0);
+        let mut config = tiling.block.launch(groups * tiling.split)?;
+        config.shared_bytes = tiling.shared_bytes(groups, launch.info) as u32;
+        config.cluster = (tiling.split > 1).then_some([tiling.split as u32, 1, 1]);
         // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers the row, and the
         // workspace holds the partial sums of every group.
         unsafe { launch.record(&defines, &config, &params)? };
@@ -482,6 +591,19 @@ mod tests {
                     let tiling = RowTiling::new(hidden, dtype, table(center));
                     assert!(tiling.is_none_or(|t| all.contains(&t)), "{tiling:?} for {hidden} {dtype}");
                     assert!(long.contains(&long_tiling(hidden, dtype, table(center))), "{hidden} {dtype}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_clusters_have_the_threads_that_rows_of_blocks_have() {
+        for dtype in FLOATS {
+            for hidden in (4097..9000).chain([12_345, 16_384, 19_200, 32_768]) {
+                let block = RowTiling::new(hidden, dtype, backward_table(dtype));
+                let cluster = RowTiling::new(hidden, dtype, split_table(dtype)).expect("long enough");
+                if let Some(t) = block.filter(|t| t.lanes > SPLIT_LANES) {
+                    assert_eq!((t.lanes, t.items), (cluster.lanes, cluster.items), "{hidden} {dtype}");
                 }
             }
         }

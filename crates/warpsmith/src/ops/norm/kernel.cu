@@ -14,6 +14,7 @@
 
 #include "warpsmith/dense.cuh"
 #include "warpsmith/group.cuh"
+#include "warpsmith/norm.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
@@ -76,14 +77,6 @@ WS_INLINE Moments join_warps(float total, float square, const float (&scratch)[2
   const float mean = warp_reduce<Sum, kWarps>(total) / n;
   const float elements = warp_elements(warp, hidden), off = total / elements - mean;
   return {mean, warp_reduce<Sum, kWarps>(fmaf(elements * off, off, scratch[1][warp])) / n};
-}
-
-// 1 / sqrt(x) to an ulp: an estimate and one Newton step, which is skipped for infinity, where the estimate is zero.
-WS_INLINE float inverse_sqrt(float x) {
-  float y;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  float better = fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y);
-  return y > 0.0f ? better : y;
 }
 
 struct Affine {

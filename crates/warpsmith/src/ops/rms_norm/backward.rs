@@ -66,6 +66,8 @@ static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
     norm::cuda::backward_row("rms_norm_backward_row", false),
     #[cfg(feature = "cuda")]
+    norm::cuda::backward_split("rms_norm_backward_split", false),
+    #[cfg(feature = "cuda")]
     norm::cuda::backward_long("rms_norm_backward_long", false),
     norm::cpu::backward("rms_norm_backward_avx512", Tier::Avx512),
     norm::cpu::backward("rms_norm_backward_avx2", Tier::Avx2),

@@ -1,8 +1,12 @@
 // dx = scale y (dout - sum(y dout)) over rows.
 //
-// Threads to data, and defines: as in the forward kernels.
+// Threads to data, and defines: as in the forward kernels. With SPLIT, the threads of a row are LANES of each of SPLIT
+// blocks of a cluster. Only the number of threads and chunks of a row matters for its bits, not how they are shared out
+// over blocks.
 
 #include "warpsmith/dense.cuh"
+#include "warpsmith/exchange.cuh"
+#include "warpsmith/group.cuh"
 #include "warpsmith/rows.cuh"
 
 using namespace warpsmith;
@@ -22,8 +26,8 @@ struct RowPointers {
 
 WS_INLINE float dot(const Chunk<T>& y, const Chunk<T>& dout) {
   float a[V], b[V], sum = 0.0f;
-  unpack(a, y);
-  unpack(b, dout);
+  unpack_words(a, y);
+  unpack_words(b, dout);
 #pragma unroll
   for (int j = 0; j < V; ++j) sum = fmaf(a[j], b[j], sum);
   return sum;
@@ -31,14 +35,69 @@ WS_INLINE float dot(const Chunk<T>& y, const Chunk<T>& dout) {
 
 WS_INLINE void gradient(Chunk<T>& dx, const Chunk<T>& y, const Chunk<T>& dout, float scale, float total) {
   float a[V], b[V];
-  unpack(a, y);
-  unpack(b, dout);
+  unpack_words(a, y);
+  unpack_words(b, dout);
 #pragma unroll
   for (int j = 0; j < V; ++j) a[j] = scale * a[j] * (b[j] - total);
   pack(dx, a);
 }
 
-#if !LONG
+#if SPLIT > 1
+
+// A row in the registers of a cluster: memory is read once.
+extern "C" __global__ void __launch_bounds__(LANES) softmax_backward_split(const SoftmaxBackwardParams p) {
+  constexpr int kWarps = LANES / 32, kRowLanes = SPLIT * LANES;
+  using Share = WarpShare<SPLIT * kWarps>;
+  __shared__ Exchange<SPLIT, kWarps, 1> exchange;
+  exchange.begin();
+  begin_kernel();
+  const RowsOfThread<LANES, 1, 1, SPLIT> own;
+  const RowPointers at(p, own.index);
+  const u64 policy = load_policy(false);
+
+  // Where a row is too much for the registers, each thread leaves its chunks of dout in shared memory.
+  constexpr bool kKeeps = ITEMS > 4;
+  constexpr int kAtOnce = kKeeps ? 4 : ITEMS;
+  extern __shared__ __align__(16) u8 memory[];
+  Chunk<T>* kept = (Chunk<T>*)memory + threadIdx.x;
+  Chunk<T> y[ITEMS], dout[kAtOnce];
+  float sum[1] = {0.0f};
+#pragma unroll
+  for (int first = 0; first < ITEMS; first += kAtOnce) {
+    u32 y_edge[kAtOnce], dout_edge[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int k = ((first + i) * kRowLanes + own.lane) * V;
+      begin_chunk<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+      begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int k = ((first + i) * kRowLanes + own.lane) * V;
+      end_chunk<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.hidden);
+      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
+      sum[0] += dot(y[first + i], dout[i]);
+      if (kKeeps) {
+        kept[(first + i) * LANES] = dout[i];
+        forget(y[first + i]);
+      }
+    }
+  }
+  sum[0] = warp_reduce<Sum>(sum[0]);
+  const auto* sums = exchange.swap(sum, 0);
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Share::kShare; ++i) total += sums[Share::warp(i)].at[0];
+  total = warp_reduce<Sum, Share::kWidth>(total);
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    if (kKeeps) dout[i % kAtOnce] = kept[i * LANES];
+    gradient(y[i], y[i], dout[i % kAtOnce], p.scale, total);
+    put_chunk<VECTOR, 32>(at.dx, (i * kRowLanes + own.lane) * V, p.dx_step, p.hidden, y[i]);
+  }
+}
+
+#elif !LONG
 
 constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
 constexpr int kWidth = LANES < 32 ? LANES : 32;

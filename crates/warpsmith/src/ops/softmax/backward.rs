@@ -50,6 +50,8 @@ static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
     cuda::BACKWARD_ROW,
     #[cfg(feature = "cuda")]
+    cuda::BACKWARD_SPLIT,
+    #[cfg(feature = "cuda")]
     cuda::BACKWARD_LONG,
     Kernel::cpu("softmax_backward_avx512", Tier::Avx512, cpu::run_backward),
     Kernel::cpu("softmax_backward_avx2", Tier::Avx2, cpu::run_backward),

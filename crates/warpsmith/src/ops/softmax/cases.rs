@@ -60,6 +60,22 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
         // Rows of a vocabulary, and one too long for any CPU's cache.
         cases.push(plain.clone().sizes(&[2, 40_000]));
         cases.push(plain.clone().sizes(&[1, 600_001]));
+        // Rows that the blocks of a cluster share, whole and odd, few and many.
+        for sizes in [
+            &[6, 10_442],
+            &[40, 10_624],
+            &[3, 20_001],
+            &[2, 64_723],
+            &[20, 65_536],
+            &[2, 131_072],
+            &[2, 200_003],
+        ] {
+            cases.push(plain.clone().sizes(sizes));
+        }
+        let long = plain.clone().sizes(&[3, 16_385]);
+        cases.extend(SHIFTED.map(|arrangement| long.clone().arranged(arrangement)));
+        cases.push(long.clone().arranged(Arrangement::Transposed));
+        cases.push(long.in_place());
         for scale in [0.125, 3.7, -1.5, 0.0] {
             cases.push(plain.clone().sizes(&[5, 1000]).attr(SCALE, scale));
         }

@@ -20,7 +20,18 @@ fn table(dtype: DType) -> RowTable {
         4 => {
             &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8)]
         }
-        _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1024, 2), (1024, 4)],
+        _ => &[
+            (16, 1),
+            (32, 1),
+            (32, 2),
+            (64, 2),
+            (128, 2),
+            (256, 2),
+            (512, 2),
+            (512, 3),
+            (1024, 2),
+            (1024, 4),
+        ],
     }
 }
 
@@ -31,6 +42,20 @@ fn backward_table(dtype: DType) -> RowTable {
         _ => &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 4)],
     }
 }
+
+/// Backward, rows that the blocks of a cluster share. Where the table above has rows as long, it has as many threads
+/// and chunks: both kernels give the same bits.
+fn split_table(dtype: DType) -> RowTable {
+    match dtype.size() {
+        4 => &[(512, 2), (512, 4), (512, 8), (2048, 4), (4096, 4), (4096, 8)],
+        _ => &[(512, 2), (512, 4), (1024, 4), (2048, 4), (4096, 4), (4096, 8)],
+    }
+}
+
+/// Blocks of a cluster, at most.
+const MOST_BLOCKS: usize = 8;
+/// Threads of one row that each block has where there are so many rows that they fill the device.
+const SPLIT_LANES: usize = 256;
 
 /// Rows of any length, forward: `items` chunks in flight at once, by as many threads as have registers for them.
 const LONG: RowTiling = RowTiling::alone(640, 4);
@@ -63,9 +88,19 @@ kernel_params! {
 }
 
 fn defines(dtype: DType, vector: u8, tiling: &RowTiling) -> Defines {
-    let mut defines = tiling.defines();
-    let long = [LONG, LONG_BACKWARD].contains(tiling);
-    defines.extend([element(dtype), ("VECTOR", vector.to_string()), flag("LONG", long)]);
+    split_defines(dtype, vector, tiling, 1)
+}
+
+/// With the tiling of each of `split` blocks.
+fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize) -> Defines {
+    let mut defines = block.defines();
+    let long = split == 1 && [LONG, LONG_BACKWARD].contains(block);
+    defines.extend([
+        element(dtype),
+        ("VECTOR", vector.to_string()),
+        flag("LONG", long),
+        ("SPLIT", split.to_string()),
+    ]);
     defines
 }
 
@@ -110,6 +145,23 @@ static BACKWARD_ROW_DEVICE: CudaKernel =
         }));
         all
     });
+static BACKWARD_SPLIT_DEVICE: CudaKernel = CudaKernel {
+    min_arch: Arch::new(9, 0, false),
+    ..device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_split", || {
+        let mut all = Vec::new();
+        for dtype in FLOATS {
+            for &(lanes, items) in split_table(dtype) {
+                let mut splits = vec![usual_split(lanes), MOST_BLOCKS];
+                splits.dedup();
+                for split in splits {
+                    let block = RowTiling::alone(lanes / split, items);
+                    all.extend([0, 1, 2, 3].map(|vector| split_defines(dtype, vector, &block, split)));
+                }
+            }
+        }
+        all
+    })
+};
 static BACKWARD_LONG_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
         variants(&[0, 1, 3], |_| vec![LONG_BACKWARD])
@@ -131,6 +183,18 @@ pub(super) const BACKWARD_ROW: Kernel<Problem> =
     Kernel::cuda("softmax_backward_row", &BACKWARD_ROW_DEVICE, run_backward_row)
         .when(|p, _| fits_backward(p))
         .configured(|p, info| describe(p, info, backward_table(p.dtype)));
+
+/// The same with the blocks of a cluster for each row.
+pub(super) const BACKWARD_SPLIT: Kernel<Problem> =
+    Kernel::cuda("softmax_backward_split", &BACKWARD_SPLIT_DEVICE, run_backward_split)
+        .when(|p, info| match split_tiling(p, info) {
+            Some(_) => Ok(()),
+            None => Err("the row needs less or more threads than a cluster has".into()),
+        })
+        .configured(|p, info| match split_tiling(p, info) {
+            Some((block, split, _)) => format!("{split} blocks of {block}"),
+            None => String::new(),
+        });
 
 /// Rows of any length.
 pub(super) const BACKWARD_LONG: Kernel<Problem> =
@@ -157,6 +221,26 @@ fn fits_backward(p: &Problem) -> std::result::Result<(), String> {
 /// Whether threads have registers to arrange rows that begin anywhere.
 fn has_backward_room(tiling: &RowTiling) -> bool {
     tiling.items < 4
+}
+
+/// Blocks of a cluster where there are many rows.
+fn usual_split(lanes: usize) -> usize {
+    (lanes / SPLIT_LANES).min(MOST_BLOCKS)
+}
+
+/// Shared memory in which the threads of a block of a cluster leave what their registers do not hold: one of both inputs.
+fn kept_bytes(block: &RowTiling) -> usize {
+    if block.items > 4 { block.lanes * block.items * 16 } else { 0 }
+}
+
+/// The tiling of each block of a cluster, how many there are, and `VECTOR`. Few rows are spread over more blocks.
+fn split_tiling(p: &Problem, info: &DeviceInfo) -> Option<(RowTiling, usize, u8)> {
+    let short = RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype)).filter(|t| t.lanes < 512);
+    let row = RowTiling::new(p.hidden, p.dtype, split_table(p.dtype)).filter(|_| short.is_none())?;
+    let few = p.num_rows * MOST_BLOCKS <= info.units;
+    let split = if few { MOST_BLOCKS } else { usual_split(row.lanes) };
+    let vector = row.vector_level(p.hidden, p.dtype, row_kind(p));
+    Some((RowTiling::alone(row.lanes / split, row.items), split, vector))
 }
 
 /// The tiling of rows in registers.
@@ -238,11 +322,26 @@ fn run_backward_row(launch: &Launch<'_, Problem>) -> Result<()> {
     run_backward(launch, &tiling, tiling.vector_level(p.hidden, p.dtype, row_kind(p)))
 }
 
+fn run_backward_split(launch: &Launch<'_, Problem>) -> Result<()> {
+    let (block, split, vector) = split_tiling(launch.problem, launch.info).expect("`supports` has passed");
+    run_backward_blocks(launch, &block, split, vector)
+}
+
 fn run_backward_long(launch: &Launch<'_, Problem>) -> Result<()> {
     run_backward(launch, &LONG_BACKWARD, row_kind(launch.problem).vector_level())
 }
 
 fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
+    run_backward_blocks(launch, tiling, 1, vector)
+}
+
+/// With `split` blocks of this tiling for each row.
+fn run_backward_blocks(
+    launch: &Launch<'_, Problem>,
+    block: &RowTiling,
+    split: usize,
+    vector: u8,
+) -> Result<()> {
     let p = launch.problem;
     let at = |index| launch.args.address(index) as u64;
     let [y_step, dout_step, dx_step, _] = p.steps.map(|s| s as i64);
@@ -258,7 +357,29 @@ fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) ->
         dx_step,
         rows: Rows::new(&p.rows),
     };
-    let config = tiling.launch(p.num_rows)?;
+    let mut config = block.launch(p.num_rows * split)?;
+    if split > 1 {
+        config.cluster = Some([split as u32, 1, 1]);
+        config.shared_bytes = kept_bytes(block) as u32;
+    }
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { launch.record(&defines(p.dtype, vector, tiling), &config, &params) }
+    unsafe { launch.record(&split_defines(p.dtype, vector, block, split), &config, &params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_clusters_have_the_threads_that_rows_of_blocks_have() {
+        for dtype in FLOATS {
+            for hidden in (2049..20_000).chain([64_723, 131_072]) {
+                let block = RowTiling::new(hidden, dtype, backward_table(dtype));
+                let cluster = RowTiling::new(hidden, dtype, split_table(dtype)).expect("long enough");
+                if let Some(t) = block.filter(|t| t.lanes == 512) {
+                    assert_eq!((t.lanes, t.items), (cluster.lanes, cluster.items), "{hidden} {dtype}");
+                }
+            }
+        }
+    }
 }
