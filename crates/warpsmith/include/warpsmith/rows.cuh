@@ -39,6 +39,15 @@ template <class T, class R> WS_INLINE T* row_at(u64 base, const R& rows, int t, 
   return (T*)base + row_offset(rows, t, index);
 }
 
+// The row of a thread where kLanes threads work on a row and a block has kRows of them.
+template <int kLanes, int kRows> struct ThreadRow {
+  static_assert(kRows == 1 || kLanes == 32, "several rows a block only with a warp a row");
+  int lane;   // of the threads of the row
+  i64 index;  // of the row
+
+  WS_INLINE ThreadRow() : lane(threadIdx.x % kLanes), index((i64)blockIdx.x * kRows + threadIdx.x / kLanes) {}
+};
+
 // A block of kThreads threads as lines of 2^lane_bits threads each, for row lengths that are known only at run time.
 // `lane_bits` refers to the kernel's parameters: to read it again is cheaper than to keep it in a register.
 template <int kThreads> struct Lines {
