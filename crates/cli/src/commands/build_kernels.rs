@@ -41,7 +41,7 @@ pub struct Args {
     /// Architectures to compile for
     #[arg(long, value_delimiter = ',', required = true)]
     arch: Vec<Arch>,
-    /// Folder of the pack; an existing pack is replaced
+    /// Folder of the pack; an existing pack is replaced, a folder with anything else in it is left alone
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Only the kernels of this op; can be repeated
