@@ -258,7 +258,11 @@ impl Answer {
 }
 
 /// Asks the engine, which does nothing else meanwhile. `show` gets the text as it comes.
-pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str)) -> Result<Answer> {
+pub fn answer(
+    engine: &mut Engine,
+    request: Request,
+    mut show: impl FnMut(&str) -> Result<()>,
+) -> Result<Answer> {
     let start = Instant::now();
     let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
     let (mut logprobs, mut top) = (Vec::new(), Vec::new());
@@ -275,11 +279,11 @@ pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str))
                         logprobs.push(logprob);
                         top.push(best);
                     }
-                    show(&delta);
+                    show(&delta)?;
                     text += &delta;
                 }
                 EventKind::Finished { reason, text: rest, usage } => {
-                    show(&rest);
+                    show(&rest)?;
                     text += &rest;
                     let rest = start.elapsed().saturating_sub(first);
                     return Ok(Answer { text, tokens, logprobs, top, reason, usage, first, rest });
@@ -293,7 +297,8 @@ pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str))
 }
 
 /// Writes text to standard output at once. A reader that is gone ends the process by its signal.
-pub fn print(text: &str) {
+pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    Ok(written.map_err(|error| warpsmith::Error::io("standard output", "writing to", &error))?)
 }
