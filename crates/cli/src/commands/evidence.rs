@@ -34,7 +34,8 @@ pub struct Args {
     /// Rewrite the README's table and the page of every device in the evidence folder
     #[arg(long)]
     update_readme: bool,
-    /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record
+    /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record, all with the same
+    /// version of each kernel
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "json")]
     sweep: Vec<PathBuf>,
 }
