@@ -16,7 +16,7 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use warpsmith::env::{flag, get, path, system};
+use warpsmith::env::{path, system};
 
 /// Beside weights: what a model cannot do without, and what it may have.
 const CONFIG: &str = "config.json";
@@ -96,20 +96,30 @@ impl Hub {
     /// # Errors
     /// If there is no folder for the cache.
     pub fn from_env() -> Result<Hub> {
+        Hub::of(&path)
+    }
+
+    /// As variables say; `path` gives those that are set and not empty.
+    fn of(path: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Hub> {
+        let text = |name: &str| path(name)?.into_os_string().into_string().ok();
         let home = path(env::hub::HOME)
             .or_else(|| path(system::XDG_CACHE_HOME).map(|caches| caches.join("huggingface")))
             .or_else(|| path(system::HOME).map(|home| home.join(".cache/huggingface")));
-        let Some(home) = home else {
-            let expected =
-                format!("a folder in {}, {} or {}", env::hub::HOME, system::XDG_CACHE_HOME, system::HOME);
+        let inside = home.map(|home| home.join("hub"));
+        let Some(cache) = path(env::hub::CACHE).or_else(|| inside.clone()) else {
+            let names = [env::hub::CACHE, env::hub::HOME, system::XDG_CACHE_HOME];
+            let expected = format!("a folder in {} or {}", names.join(", "), system::HOME);
             return Err(warpsmith::Error::parse("folder of the hub", expected, "nothing").into());
         };
-        let cache = home.join("hub");
+        // A token is often the output of a program, with the end of its line.
+        let token = text(env::hub::TOKEN).map(|token| token.trim().to_string());
+        let offline = text(env::hub::OFFLINE).map(|value| value.to_ascii_uppercase());
         Ok(Hub {
-            endpoint: get(env::hub::ENDPOINT).unwrap_or_else(|| "https://huggingface.co".into()),
-            token: get(env::hub::TOKEN).or_else(|| Cache::new(cache.clone()).token()),
+            endpoint: text(env::hub::ENDPOINT).unwrap_or_else(|| "https://huggingface.co".into()),
+            // The file with the token is beside the folder `hub`, wherever the cache is.
+            token: token.filter(|token| !token.is_empty()).or_else(|| Cache::new(inside?).token()),
             cache,
-            offline: flag(env::hub::OFFLINE),
+            offline: offline.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.as_str())),
         })
     }
 
@@ -328,6 +338,42 @@ impl hf_hub::api::Progress for Watch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variables_mean_what_they_mean_to_the_hub_s_own_programs() {
+        let of = |variables: &[(&str, &str)]| {
+            let find = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, to)| to.into());
+            Hub::of(&find)
+        };
+        for (value, offline) in [("1", true), ("on", true), ("Yes", true), ("TRUE", true), ("0", false)] {
+            assert_eq!(of(&[("HOME", "/h"), ("HF_HUB_OFFLINE", value)]).unwrap().offline, offline, "{value}");
+        }
+        for value in ["false", "no", "off", "2"] {
+            assert!(!of(&[("HOME", "/h"), ("HF_HUB_OFFLINE", value)]).unwrap().offline, "{value}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
+        let home = ("HF_HOME", folder.path().to_str().unwrap());
+        let hub = of(&[("HOME", "/h"), home]).unwrap();
+        assert_eq!((hub.cache, hub.token.as_deref()), (folder.path().join("hub"), Some("hf_file")));
+        let hub = of(&[home, ("HF_HUB_CACHE", "/big"), ("HF_TOKEN", " hf_set\n")]).unwrap();
+        assert_eq!((hub.cache, hub.token.as_deref()), ("/big".into(), Some("hf_set")));
+        let hub = of(&[home, ("HF_HUB_CACHE", "/big"), ("HF_TOKEN", " ")]).unwrap();
+        assert_eq!(hub.token.as_deref(), Some("hf_file"), "of the home, not beside the cache");
+        assert_eq!(of(&[("HF_HUB_CACHE", "/big")]).unwrap().cache, Path::new("/big"));
+        assert_eq!(of(&[("HOME", "/h")]).unwrap().cache, Path::new("/h/.cache/huggingface/hub"));
+        assert!(of(&[]).unwrap_err().to_string().contains("HF_HUB_CACHE"));
+    }
+
+    #[test]
+    fn a_download_of_somebody_else_is_named() {
+        let hub = Hub { endpoint: String::new(), cache: "/cache".into(), token: None, offline: false };
+        let cache = Cache::new(hub.cache.clone()).repo(Repo::model("tiny/llama".into()));
+        let told = hub.why(&ApiError::LockAcquisition("/cache/a.lock".into()), &cache).to_string();
+        assert!(told.contains("another download") && told.contains("/cache/a.lock"), "{told}");
+        let told = hub.why(&ApiError::InvalidResume, &cache).to_string();
+        assert!(told.contains("delete /cache/models--tiny--llama/blobs/*.part"), "{told}");
+    }
 
     #[test]
     fn names_and_paths_are_told_apart() {
