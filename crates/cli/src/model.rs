@@ -24,9 +24,9 @@ pub struct WeightsArgs {
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
-    /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely
-    #[arg(long, default_value = "auto")]
-    kv_dtype: KvDtype,
+    /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely [default: auto]
+    #[arg(long)]
+    kv_dtype: Option<KvDtype>,
     /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
     #[arg(long)]
     expand: bool,
@@ -55,10 +55,9 @@ pub struct ModelArgs {
 }
 
 /// The type of keys and values.
-#[derive(Clone, Copy, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum KvDtype {
     /// That of the activations
-    #[default]
     Auto,
     /// For activations of the same type
     Bf16,
@@ -84,6 +83,18 @@ impl WeightsArgs {
         self.model.is_some()
     }
 
+    /// The first option that says how a model is run, if there is one.
+    pub fn first_option(&self) -> Option<&'static str> {
+        [
+            ("--dtype", self.dtype.is_some()),
+            ("--kv-dtype", self.kv_dtype.is_some()),
+            ("--expand", self.expand),
+            ("--context", self.context.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_given)| is_given.then_some(name))
+    }
+
     /// The model's path. A model of the hub is downloaded, unless it was before.
     pub fn path(&self) -> Result<PathBuf> {
         let Some(model) = self.model.clone().or_else(|| env::path(MODEL)) else {
@@ -102,7 +113,7 @@ impl WeightsArgs {
     pub fn options(&self, engine: EngineOptions) -> OpenOptions {
         OpenOptions {
             dtype: self.dtype,
-            kv_dtype: self.kv_dtype.dtype(),
+            kv_dtype: self.kv_dtype.and_then(KvDtype::dtype),
             expand: self.expand,
             max_positions: self.context,
             engine,

@@ -154,6 +154,21 @@ fn an_answer_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
+fn options_of_a_model_want_a_model() {
+    for option in [
+        &["--dtype", "bf16"][..],
+        &["--kv-dtype", "auto"],
+        &["--context", "100"],
+        &["--expand"],
+        &["--max-running", "64"],
+        &["--max-batch-tokens", "1024"],
+    ] {
+        let told = fails(&[&["build-kernels", "--arch", "90a", "--out", "x"], option].concat());
+        assert!(told.contains(option[0]) && told.contains("--model or --random"), "{told}");
+    }
+}
+
+#[test]
 fn a_model_is_had_by_name_from_a_hub() {
     let engine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
     let files = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
