@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -165,6 +166,29 @@ def test_the_better_of_two_stays(clock: Clock) -> None:
 
     assert not slower.comparisons[0].adopted
     assert copied.was_called(lambda: warpsmith.linear(copied.x, copied.w))
+
+
+def test_an_op_is_defined_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warpsmith._torch.builtin import all_ops, builtin
+
+    def slowly() -> Any:
+        time.sleep(0.02)
+        return all_ops()
+
+    monkeypatch.setattr("warpsmith._torch.builtin.all_ops", slowly)
+    barrier = threading.Barrier(8)
+    found: list[Any] = []
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(builtin("softmax_backward"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
 
 
 def norm(x: Any, weight: Any, residual: Any, eps: float, out: torch.Tensor, total: torch.Tensor | None) -> None:
