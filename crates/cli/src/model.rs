@@ -77,6 +77,16 @@ impl KvDtype {
     }
 }
 
+/// The path that a path or a name stands for. A model of the hub is downloaded, unless it was before.
+pub fn resolve(model: PathBuf) -> Result<PathBuf> {
+    if model.exists() {
+        return Ok(model);
+    }
+    let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
+    let mut downloading = Downloading::default();
+    Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
+}
+
 impl WeightsArgs {
     /// Whether a model was named on the command line.
     pub fn is_given(&self) -> bool {
@@ -101,12 +111,7 @@ impl WeightsArgs {
             let expected = format!("--model with a path or a name, or one in ${MODEL}");
             return Err(warpsmith::Error::parse("model", expected, "nothing").into());
         };
-        if model.exists() {
-            return Ok(model);
-        }
-        let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
-        let mut downloading = Downloading::default();
-        Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
+        resolve(model)
     }
 
     /// How the model is opened, wherever that is.

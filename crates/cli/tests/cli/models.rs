@@ -176,14 +176,17 @@ fn a_model_is_had_by_name_from_a_hub() {
         .add("tiny/llama", &engine.join("models/llama"), &["config.json", "model.safetensors"])
         .add("tiny/llama", &engine.join("tokenizer"), &files);
     let (server, cache) = (Server::start(content), tempfile::tempdir().unwrap());
-    let run = |model: &str, offline: &str| {
+    let ask = |words: &[&str], offline: &str| {
         let mut command = warpsmith(cache.path());
-        command.args(["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model]);
+        command.args(words).env_remove("HF_HUB_CACHE");
         command.env("HF_HOME", cache.path()).env("HF_ENDPOINT", &server.endpoint);
         command.env("HF_HUB_OFFLINE", offline).env_remove("HF_TOKEN");
         let output = command.output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let run = |model: &str, offline: &str| {
+        ask(&["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model], offline)
     };
     let (ok, told, error) = run("tiny/llama", "1");
     assert!(
@@ -196,6 +199,8 @@ fn a_model_is_had_by_name_from_a_hub() {
     assert_eq!(parse(&first)["tokens"].as_array().unwrap().len(), 4);
     let (ok, again, _) = run("tiny/llama", "1");
     assert!(ok && parse(&again)["tokens"] == parse(&first)["tokens"]);
+    let (ok, shown, error) = ask(&["inspect", "tiny/llama"], "1");
+    assert!(ok && shown.contains("tensors, "), "{error}");
     let (ok, _, error) = run("tiny/nothing", "0");
     assert!(!ok && error.contains("`tiny/nothing`") && error.contains("no such repository"), "{error}");
 }
