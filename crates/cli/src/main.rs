@@ -1,6 +1,7 @@
 //! The `warpsmith` workbench: a file per command under `commands`.
 
 mod commands;
+mod files;
 mod inputs;
 mod kernels;
 mod model;

@@ -24,9 +24,9 @@ pub struct WeightsArgs {
     /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long)]
     dtype: Option<DType>,
-    /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely
-    #[arg(long, default_value = "auto")]
-    kv_dtype: KvDtype,
+    /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely [default: auto]
+    #[arg(long)]
+    kv_dtype: Option<KvDtype>,
     /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
     #[arg(long)]
     expand: bool,
@@ -55,10 +55,9 @@ pub struct ModelArgs {
 }
 
 /// The type of keys and values.
-#[derive(Clone, Copy, Default, clap::ValueEnum)]
+#[derive(Clone, Copy, clap::ValueEnum)]
 enum KvDtype {
     /// That of the activations
-    #[default]
     Auto,
     /// For activations of the same type
     Bf16,
@@ -78,10 +77,32 @@ impl KvDtype {
     }
 }
 
+/// The path that a path or a name stands for. A model of the hub is downloaded, unless it was before.
+pub fn resolve(model: PathBuf) -> Result<PathBuf> {
+    if model.exists() {
+        return Ok(model);
+    }
+    let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
+    let mut downloading = Downloading::default();
+    Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
+}
+
 impl WeightsArgs {
     /// Whether a model was named on the command line.
     pub fn is_given(&self) -> bool {
         self.model.is_some()
+    }
+
+    /// The first option that says how a model is run, if there is one.
+    pub fn first_option(&self) -> Option<&'static str> {
+        [
+            ("--dtype", self.dtype.is_some()),
+            ("--kv-dtype", self.kv_dtype.is_some()),
+            ("--expand", self.expand),
+            ("--context", self.context.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_given)| is_given.then_some(name))
     }
 
     /// The model's path. A model of the hub is downloaded, unless it was before.
@@ -90,19 +111,14 @@ impl WeightsArgs {
             let expected = format!("--model with a path or a name, or one in ${MODEL}");
             return Err(warpsmith::Error::parse("model", expected, "nothing").into());
         };
-        if model.exists() {
-            return Ok(model);
-        }
-        let Some(name) = model.to_str().and_then(ModelName::parse) else { return Ok(model) };
-        let mut downloading = Downloading::default();
-        Hub::from_env()?.fetch(&name, &mut |download| downloading.show(download))
+        resolve(model)
     }
 
     /// How the model is opened, wherever that is.
     pub fn options(&self, engine: EngineOptions) -> OpenOptions {
         OpenOptions {
             dtype: self.dtype,
-            kv_dtype: self.kv_dtype.dtype(),
+            kv_dtype: self.kv_dtype.and_then(KvDtype::dtype),
             expand: self.expand,
             max_positions: self.context,
             engine,
@@ -258,7 +274,11 @@ impl Answer {
 }
 
 /// Asks the engine, which does nothing else meanwhile. `show` gets the text as it comes.
-pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str)) -> Result<Answer> {
+pub fn answer(
+    engine: &mut Engine,
+    request: Request,
+    mut show: impl FnMut(&str) -> Result<()>,
+) -> Result<Answer> {
     let start = Instant::now();
     let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
     let (mut logprobs, mut top) = (Vec::new(), Vec::new());
@@ -275,11 +295,11 @@ pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str))
                         logprobs.push(logprob);
                         top.push(best);
                     }
-                    show(&delta);
+                    show(&delta)?;
                     text += &delta;
                 }
                 EventKind::Finished { reason, text: rest, usage } => {
-                    show(&rest);
+                    show(&rest)?;
                     text += &rest;
                     let rest = start.elapsed().saturating_sub(first);
                     return Ok(Answer { text, tokens, logprobs, top, reason, usage, first, rest });
@@ -293,7 +313,8 @@ pub fn answer(engine: &mut Engine, request: Request, mut show: impl FnMut(&str))
 }
 
 /// Writes text to standard output at once. A reader that is gone ends the process by its signal.
-pub fn print(text: &str) {
+pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    Ok(written.map_err(|error| warpsmith::Error::io("standard output", "writing to", &error))?)
 }

@@ -2,7 +2,8 @@
 //!
 //! A name is `owner/name`, or `owner/name:file.gguf` for one file of a repository of GGUF files. Only the files that a model
 //! is run from are downloaded, into the cache that the hub's own programs use. What is there is used as it is, without a
-//! question to the hub; delete it to get a newer version.
+//! question to the hub; delete it to get a newer version. Interrupted downloads are resumed. A connection over which nothing
+//! comes any more is waited for: `hf-hub` has no setting for that.
 
 mod error;
 
@@ -14,14 +15,19 @@ use crate::weights::shard_files;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 use std::path::{Path, PathBuf};
-use warpsmith::env::{flag, get, path, system};
+use std::time::Duration;
+use warpsmith::env::{path, system};
 
 /// Beside weights: what a model cannot do without, and what it may have.
 const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
 const OTHERS: [&str; 4] =
-    ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
+    [TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// How often a file is tried, and how long is waited before the second time; twice as long before the third.
+const ATTEMPTS: u32 = 3;
+const WAIT: Duration = Duration::from_millis(300);
 
 /// The name of a model on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,20 +96,30 @@ impl Hub {
     /// # Errors
     /// If there is no folder for the cache.
     pub fn from_env() -> Result<Hub> {
+        Hub::of(&path)
+    }
+
+    /// As variables say; `path` gives those that are set and not empty.
+    fn of(path: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Hub> {
+        let text = |name: &str| path(name)?.into_os_string().into_string().ok();
         let home = path(env::hub::HOME)
             .or_else(|| path(system::XDG_CACHE_HOME).map(|caches| caches.join("huggingface")))
             .or_else(|| path(system::HOME).map(|home| home.join(".cache/huggingface")));
-        let Some(home) = home else {
-            let expected =
-                format!("a folder in {}, {} or {}", env::hub::HOME, system::XDG_CACHE_HOME, system::HOME);
+        let inside = home.map(|home| home.join("hub"));
+        let Some(cache) = path(env::hub::CACHE).or_else(|| inside.clone()) else {
+            let names = [env::hub::CACHE, env::hub::HOME, system::XDG_CACHE_HOME];
+            let expected = format!("a folder in {} or {}", names.join(", "), system::HOME);
             return Err(warpsmith::Error::parse("folder of the hub", expected, "nothing").into());
         };
-        let cache = home.join("hub");
+        // A token is often the output of a program, with the end of its line.
+        let token = text(env::hub::TOKEN).map(|token| token.trim().to_string());
+        let offline = text(env::hub::OFFLINE).map(|value| value.to_ascii_uppercase());
         Ok(Hub {
-            endpoint: get(env::hub::ENDPOINT).unwrap_or_else(|| "https://huggingface.co".into()),
-            token: get(env::hub::TOKEN).or_else(|| Cache::new(cache.clone()).token()),
+            endpoint: text(env::hub::ENDPOINT).unwrap_or_else(|| "https://huggingface.co".into()),
+            // The file with the token is beside the folder `hub`, wherever the cache is.
+            token: token.filter(|token| !token.is_empty()).or_else(|| Cache::new(inside?).token()),
             cache,
-            offline: flag(env::hub::OFFLINE),
+            offline: offline.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.as_str())),
         })
     }
 
@@ -114,8 +130,11 @@ impl Hub {
     pub fn fetch(&self, model: &ModelName, progress: &mut dyn FnMut(Download<'_>)) -> Result<PathBuf> {
         let repository = Repo::model(model.repository.clone());
         let cache = Cache::new(self.cache.clone()).repo(repository.clone());
-        if let Some(found) = self.cached(model, &cache)? {
-            return Ok(found);
+        let found = self.cached(model, &cache)?;
+        // Other programs download weights without the tokenizer.
+        let has_text = model.file.is_some() || cache.get(TOKENIZER).is_some();
+        if let Some(found) = found.as_ref().filter(|_| self.offline || has_text) {
+            return Ok(found.clone());
         }
         let fail = |why: HubError| Error::Hub { model: model.to_string(), why };
         if self.offline {
@@ -125,18 +144,21 @@ impl Hub {
             .with_endpoint(self.endpoint.trim_end_matches('/').into())
             .with_token(self.token.clone())
             .with_user_agent("warpsmith", env!("CARGO_PKG_VERSION"))
-            .with_retries(3)
             .with_progress(false)
             .build()
-            .map_err(|error| fail(self.why(&error)))?;
-        let mut remote = Remote { hub: self, model, repo: api.repo(repository), progress };
-        remote.download()?;
+            .map_err(|error| fail(self.why(&error, &cache)))?;
+        let mut remote = Remote { hub: self, model, cache: &cache, repo: api.repo(repository), progress };
+        match (remote.download(), found) {
+            // A hub that does not answer, or no longer knows the model, takes nothing away that is there.
+            (Err(Error::Hub { why, .. }), Some(found)) if why.is_of_the_hub() => return Ok(found),
+            (downloaded, _) => downloaded?,
+        }
         self.cached(model, &cache)?.ok_or_else(|| {
             fail(HubError::Broken { why: format!("what was downloaded is not in {}", self.cache.display()) })
         })
     }
 
-    /// The file or folder of a model, if all of it is in the cache. Weights are downloaded last.
+    /// The file or folder of a model, if all that it cannot do without is in the cache.
     fn cached(&self, model: &ModelName, cache: &CacheRepo) -> Result<Option<PathBuf>> {
         if let Some(file) = &model.file {
             return Ok(cache.get(file));
@@ -151,14 +173,21 @@ impl Hub {
     }
 
     /// What an answer of the hub means.
-    fn why(&self, error: &ApiError) -> HubError {
+    fn why(&self, error: &ApiError, cache: &CacheRepo) -> HubError {
         let endpoint = self.endpoint.clone();
+        // The part of a file that is there already is longer than the file, or as long.
+        let wrong_part = || {
+            let blob = cache.blob_path("part");
+            HubError::WrongPart { folder: blob.parent().unwrap_or(&self.cache).into() }
+        };
         match error {
-            ApiError::TooManyRetries(error) => self.why(error),
+            ApiError::InvalidResume => wrong_part(),
+            ApiError::LockAcquisition(lock) => HubError::Busy { lock: lock.clone() },
             ApiError::RequestError(error) => match **error {
                 ureq::Error::StatusCode(401) => HubError::Unauthorised { with_token: self.token.is_some() },
                 ureq::Error::StatusCode(403) => HubError::Forbidden,
                 ureq::Error::StatusCode(404) => HubError::NoRepository,
+                ureq::Error::StatusCode(416) => wrong_part(),
                 ureq::Error::StatusCode(status) => {
                     HubError::Broken { why: format!("{endpoint} answers with status {status}") }
                 }
@@ -173,6 +202,7 @@ impl Hub {
 struct Remote<'a, 'p> {
     hub: &'a Hub,
     model: &'a ModelName,
+    cache: &'a CacheRepo,
     repo: ApiRepo,
     progress: &'p mut dyn FnMut(Download<'_>),
 }
@@ -183,7 +213,8 @@ impl Remote<'_, '_> {
     }
 
     fn download(&mut self) -> Result<()> {
-        let info = self.repo.info().map_err(|error| self.fail(self.hub.why(&error)))?;
+        let info = self.repo.info().map_err(|error| self.fail(self.hub.why(&error, self.cache)))?;
+        let commit = info.sha;
         let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
         let has = |name: &str| files.iter().any(|file| file == name);
         let ggufs = || {
@@ -199,7 +230,7 @@ impl Remote<'_, '_> {
             if !has(&file) {
                 return Err(self.fail(HubError::NoFile { file, hint: ggufs() }));
             }
-            return self.get(&file);
+            return self.get(&commit, &file).map(drop);
         }
         for needed in [CONFIG, if has(INDEX) { INDEX } else { SINGLE }] {
             if !has(needed) {
@@ -209,32 +240,75 @@ impl Remote<'_, '_> {
             }
         }
         for file in OTHERS.into_iter().filter(|file| has(file)) {
-            self.get(file)?;
+            self.get(&commit, file)?;
         }
-        self.get(CONFIG)?;
+        self.get(&commit, CONFIG)?;
         let mut weights = vec![SINGLE.to_string()];
         if has(INDEX) {
-            weights = shard_files(&self.get_path(INDEX)?)?;
+            weights = shard_files(&self.get(&commit, INDEX)?)?;
         }
-        weights.iter().try_for_each(|file| self.get(file))
+        weights.iter().try_for_each(|file| self.get(&commit, file).map(drop))
     }
 
-    fn get(&mut self, file: &str) -> Result<()> {
-        self.get_path(file).map(drop)
+    /// The file of a commit, downloaded if it is not there. Files get their names only when they are complete.
+    fn get(&mut self, commit: &str, file: &str) -> Result<PathBuf> {
+        let present = self.cache.pointer_path(commit).join(file);
+        if present.exists() {
+            if self.cache.get(file).is_none() {
+                let to_error = |error| warpsmith::Error::io(&present, "noting the version of", &error);
+                self.cache.create_ref(commit).map_err(to_error)?;
+            }
+            return Ok(present);
+        }
+        let mut attempt = 1;
+        let (path, total) = loop {
+            let mut total = 0;
+            let watch = Watch { tell: &mut *self.progress, file: file.into(), bytes: 0, total: &mut total };
+            // Not repeated by `hf-hub`, which then appends the whole file to the part that is there.
+            match self.repo.download_with_progress(file, watch) {
+                Ok(path) => break (path, total),
+                Err(error) if attempt < ATTEMPTS && may_pass(&error) => {
+                    std::thread::sleep(WAIT * attempt);
+                    attempt += 1;
+                }
+                Err(error) => return Err(self.why_not(file, &error)),
+            }
+        };
+        // Servers may send another part than the one that was asked for.
+        let to_error = |error| warpsmith::Error::io(&path, "reading the size of", &error);
+        let got = path.metadata().map_err(to_error)?.len();
+        if got != total {
+            // Otherwise it would count as complete the next time.
+            let blob = path.canonicalize().unwrap_or_else(|_| path.clone());
+            for unusable in [&blob, &path] {
+                let _ = std::fs::remove_file(unusable);
+            }
+            return Err(self.fail(HubError::WrongSize { file: file.into(), expected: total, got }));
+        }
+        Ok(path)
     }
 
-    fn get_path(&mut self, file: &str) -> Result<PathBuf> {
-        let watch = Watch { tell: &mut *self.progress, file: file.into(), bytes: 0, total: 0 };
-        self.repo.download_with_progress(file, watch).map_err(|error| {
-            let why = match self.hub.why(&error) {
-                HubError::NoRepository => HubError::NoFile {
-                    file: file.into(),
-                    hint: "it was listed a moment ago, or an index names it".into(),
-                },
-                other => other,
-            };
-            self.fail(why)
+    /// Why a file that the repository lists cannot be had.
+    fn why_not(&self, file: &str, error: &ApiError) -> Error {
+        self.fail(match self.hub.why(error, self.cache) {
+            HubError::NoRepository => HubError::NoFile {
+                file: file.into(),
+                hint: "it was listed a moment ago, or an index names it".into(),
+            },
+            other => other,
         })
+    }
+}
+
+/// Whether it may be another time.
+fn may_pass(error: &ApiError) -> bool {
+    match error {
+        ApiError::IoError(_) => true,
+        ApiError::RequestError(error) => match **error {
+            ureq::Error::StatusCode(status) => matches!(status, 408 | 429 | 500..),
+            _ => true,
+        },
+        _ => false,
     }
 }
 
@@ -243,19 +317,19 @@ struct Watch<'p> {
     tell: &'p mut dyn FnMut(Download<'_>),
     file: String,
     bytes: u64,
-    total: u64,
+    total: &'p mut u64,
 }
 
 impl hf_hub::api::Progress for Watch<'_> {
     /// Called again for each attempt.
     fn init(&mut self, size: usize, _: &str) {
-        (self.bytes, self.total) = (0, size as u64);
+        (self.bytes, *self.total) = (0, size as u64);
         self.update(0);
     }
 
     fn update(&mut self, size: usize) {
         self.bytes += size as u64;
-        (self.tell)(Download { file: &self.file, bytes: self.bytes, total: self.total });
+        (self.tell)(Download { file: &self.file, bytes: self.bytes, total: *self.total });
     }
 
     fn finish(&mut self) {}
@@ -264,6 +338,42 @@ impl hf_hub::api::Progress for Watch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variables_mean_what_they_mean_to_the_hub_s_own_programs() {
+        let of = |variables: &[(&str, &str)]| {
+            let find = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, to)| to.into());
+            Hub::of(&find)
+        };
+        for (value, offline) in [("1", true), ("on", true), ("Yes", true), ("TRUE", true), ("0", false)] {
+            assert_eq!(of(&[("HOME", "/h"), ("HF_HUB_OFFLINE", value)]).unwrap().offline, offline, "{value}");
+        }
+        for value in ["false", "no", "off", "2"] {
+            assert!(!of(&[("HOME", "/h"), ("HF_HUB_OFFLINE", value)]).unwrap().offline, "{value}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
+        let home = ("HF_HOME", folder.path().to_str().unwrap());
+        let hub = of(&[("HOME", "/h"), home]).unwrap();
+        assert_eq!((hub.cache, hub.token.as_deref()), (folder.path().join("hub"), Some("hf_file")));
+        let hub = of(&[home, ("HF_HUB_CACHE", "/big"), ("HF_TOKEN", " hf_set\n")]).unwrap();
+        assert_eq!((hub.cache, hub.token.as_deref()), ("/big".into(), Some("hf_set")));
+        let hub = of(&[home, ("HF_HUB_CACHE", "/big"), ("HF_TOKEN", " ")]).unwrap();
+        assert_eq!(hub.token.as_deref(), Some("hf_file"), "of the home, not beside the cache");
+        assert_eq!(of(&[("HF_HUB_CACHE", "/big")]).unwrap().cache, Path::new("/big"));
+        assert_eq!(of(&[("HOME", "/h")]).unwrap().cache, Path::new("/h/.cache/huggingface/hub"));
+        assert!(of(&[]).unwrap_err().to_string().contains("HF_HUB_CACHE"));
+    }
+
+    #[test]
+    fn a_download_of_somebody_else_is_named() {
+        let hub = Hub { endpoint: String::new(), cache: "/cache".into(), token: None, offline: false };
+        let cache = Cache::new(hub.cache.clone()).repo(Repo::model("tiny/llama".into()));
+        let told = hub.why(&ApiError::LockAcquisition("/cache/a.lock".into()), &cache).to_string();
+        assert!(told.contains("another download") && told.contains("/cache/a.lock"), "{told}");
+        let told = hub.why(&ApiError::InvalidResume, &cache).to_string();
+        assert!(told.contains("delete /cache/models--tiny--llama/blobs/*.part"), "{told}");
+    }
 
     #[test]
     fn names_and_paths_are_told_apart() {

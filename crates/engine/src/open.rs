@@ -30,7 +30,7 @@ pub struct OpenOptions {
     /// On a GPU, the part of the memory that is free before the model is loaded that weights and pages together may take, from
     /// 0 to 1; 0.85. The rest is for activations, workspaces and logits.
     pub mem_fraction_static: Option<f64>,
-    /// Tokens of a page; 16 on the CPU, 64 on a GPU.
+    /// Tokens of a page, from 1 to 256; 16 on the CPU, 64 on a GPU.
     pub page_size: Option<usize>,
     /// The engine's options. Its pages, type and device follow from those above.
     pub engine: EngineOptions,
@@ -63,7 +63,7 @@ impl OpenOptions {
 
     fn page_size(&self) -> usize {
         let default = if self.device() == Device::Cpu { 16 } else { 64 };
-        self.page_size.unwrap_or(default).max(1)
+        self.page_size.unwrap_or(default)
     }
 }
 
@@ -105,6 +105,7 @@ impl Engine {
         let EngineOptions { dtype, device, .. } = engine;
         // Refused before anything is loaded.
         let kv_dtype = engine.kv_dtype()?;
+        engine.validate_page_size()?;
         let load = LoadOptions {
             dtype,
             device,

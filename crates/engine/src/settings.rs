@@ -94,18 +94,26 @@ impl EngineOptions {
         Ok(dtype)
     }
 
+    /// Whether pages have a size that kernels know.
+    pub(crate) fn validate_page_size(&self) -> Result<()> {
+        count("page_size", self.page_size, 1, 256)
+    }
+
     /// Whether all options are in their ranges.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
-        let count = |what, value: usize, least: usize, most: usize| match (least..=most).contains(&value) {
-            true => Ok(()),
-            false => Err(Error::settings(what, format!("a number from {least} to {most}"), value)),
-        };
-        count("page_size", self.page_size, 1, 256)?;
+        self.validate_page_size()?;
         // Slots are numbers of 32 bits.
         count("num_pages", self.num_pages, 1, i32::MAX as usize / self.page_size)?;
         count("max_running", self.max_running, 1, self.max_batch_tokens)?;
         count("max_chunk", self.max_chunk, 1, self.max_batch_tokens)?;
         count("vocab_size", self.vocab_size.unwrap_or(1), 1, config.vocab_size)
+    }
+}
+
+fn count(what: &'static str, value: usize, least: usize, most: usize) -> Result<()> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(Error::settings(what, format!("a number from {least} to {most}"), value)),
     }
 }
 

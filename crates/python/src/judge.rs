@@ -44,7 +44,7 @@ pub fn judge(
         inputs[given.arg] = Some(elements(tensor.get()).or_raise(py)?);
         args = args.input(given.arg, tensor.get().view());
         present |= 1 << given.arg;
-        dtype = dtype.or(Some(tensor.get().dtype()).filter(|dtype| is_float(*dtype)));
+        dtype = dtype.or(Some(tensor.get().dtype()).filter(|dtype| dtype.is_float()));
     }
     // What each output must be, which also judges the inputs' shapes and types.
     let asked: Vec<usize> = signature
@@ -92,8 +92,4 @@ pub fn judge(
 /// The elements of a dense tensor.
 fn elements(tensor: &warpsmith::Tensor) -> Result<Array<f64>> {
     Ok(Array { shape: tensor.shape().to_vec(), data: tensor.to_f64()? })
-}
-
-fn is_float(dtype: DType) -> bool {
-    !matches!(dtype, DType::I64 | DType::I32 | DType::U8 | DType::Bool)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -165,6 +166,84 @@ def test_the_better_of_two_stays(clock: Clock) -> None:
 
     assert not slower.comparisons[0].adopted
     assert copied.was_called(lambda: warpsmith.linear(copied.x, copied.w))
+
+
+def test_an_interrupted_measurement_changes_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = Copied()
+    calls = 0
+
+    def interrupted(call: Any, *args: Any, **_: Any) -> Any:
+        nonlocal calls
+        call(*args)
+        calls += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("warpsmith._kernels.candidate.bench", interrupted)
+    # Another kernel, one of the same name, and the same one again.
+    with pytest.raises(KeyboardInterrupt):
+
+        @warpsmith.kernel(op="linear", cases=[(copied.x, copied.w)])
+        def another(x: Any, w: Any, *rest: Any) -> None:
+            torch.matmul(x, w.T, out=rest[-1])
+
+    with pytest.raises(KeyboardInterrupt):
+        Copied()
+    with pytest.raises(KeyboardInterrupt):
+        copied.kernel.measure()
+    assert calls == 3
+    assert copied.was_called(lambda: warpsmith.linear(copied.x, copied.w))
+    assert warpsmith.explain("linear", copied.x, copied.w).kernel == "copied"
+    # One that wins its first case and is interrupted in the second has won nothing.
+    clock(0.1)
+    from warpsmith._kernels import candidate
+
+    timed = candidate.bench
+    x, w = product(2, 32, 16)
+
+    def second(call: Any, *args: Any, **options: Any) -> Any:
+        if args[0].shape == x.shape:
+            raise KeyboardInterrupt
+        return timed(call, *args, **options)
+
+    monkeypatch.setattr("warpsmith._kernels.candidate.bench", second)
+    with pytest.raises(KeyboardInterrupt):
+
+        @warpsmith.kernel(op="linear", cases=[(copied.x, copied.w), (x, w)])
+        def fastest(x: Any, w: Any, *rest: Any) -> None:
+            torch.matmul(x, w.T, out=rest[-1])
+
+    assert copied.was_called(lambda: warpsmith.linear(copied.x, copied.w))
+    assert "fastest" not in dict(warpsmith.explain("linear", copied.x, copied.w).others)
+
+
+def test_one_that_is_no_longer_the_fastest_is_given_up(clock: Clock) -> None:
+    copied = Copied()
+    clock(2.0)
+    assert not copied.kernel.measure()[0].adopted
+    assert not copied.was_called(lambda: warpsmith.linear(copied.x, copied.w))
+
+
+def test_an_op_is_defined_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warpsmith._torch.builtin import all_ops, builtin
+
+    def slowly() -> Any:
+        time.sleep(0.02)
+        return all_ops()
+
+    monkeypatch.setattr("warpsmith._torch.builtin.all_ops", slowly)
+    barrier = threading.Barrier(8)
+    found: list[Any] = []
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(builtin("softmax_backward"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
 
 
 def norm(x: Any, weight: Any, residual: Any, eps: float, out: torch.Tensor, total: torch.Tensor | None) -> None:

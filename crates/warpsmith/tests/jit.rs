@@ -498,6 +498,35 @@ fn packs_are_replaced_whole_or_not_at_all() {
 }
 
 #[test]
+fn folders_with_more_than_a_pack_are_left_alone() {
+    let bench = Bench::new();
+    let build = |out: &Path| {
+        let built = pack::build_with(&*bench.compiler, &[Request::new(&SOURCE, SM_80)], out, &|_| {});
+        built.map(drop).map_err(|error| error.to_string())
+    };
+    // Others have an index.json too.
+    let foreign = bench.path("site");
+    fs::create_dir(&foreign).unwrap();
+    for index in ["{}", "not JSON", r#"{"format": 1}"#, r#"{"entries": [{"file": "page.html"}]}"#] {
+        fs::write(foreign.join("index.json"), index).unwrap();
+        assert!(build(&foreign).unwrap_err().contains("left alone"), "{index}");
+        assert_eq!(fs::read_to_string(foreign.join("index.json")).unwrap(), index);
+    }
+    let out = bench.path("pack");
+    build(&out).unwrap();
+    fs::write(out.join("notes.txt"), "mine").unwrap();
+    assert!(build(&out).unwrap_err().contains("left alone"));
+    assert!(out.join("notes.txt").exists());
+    fs::remove_file(out.join("notes.txt")).unwrap();
+    // A pack of another version is one.
+    let index = fs::read_to_string(out.join("index.json")).unwrap();
+    fs::write(out.join("index.json"), index.replace("\"format\": 1", "\"format\": 7")).unwrap();
+    assert!(pack::Pack::open(&out).is_err());
+    build(&out).unwrap();
+    assert_eq!(fs::read_to_string(out.join("index.json")).unwrap(), index);
+}
+
+#[test]
 fn damaged_packs_are_refused() {
     let bench = Bench::new();
     let request = Request::new(&SOURCE, SM_80);

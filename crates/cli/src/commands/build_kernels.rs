@@ -31,7 +31,7 @@ use warpsmith_engine::EngineOptions;
 /// of all lengths, and for every way of choosing tokens. So the model's first start compiles nothing. That holds for the
 /// engine's options as `generate` and `chat` have them, for GPUs with as many multiprocessors as the typical one of the
 /// architecture, and where no other kernels were chosen by `warpsmith tune`; --dtype, --kv-dtype, --expand and --context
-/// must be those of the later start.
+/// must be those of the later start. Without a model these options are refused.
 ///
 /// A pack also serves GPUs of the same major and a higher minor version: one for 80 works on 8.6 and 8.9. Building needs
 /// NVRTC but no GPU; kernels that are in the cache are not compiled again.
@@ -41,7 +41,7 @@ pub struct Args {
     /// Architectures to compile for
     #[arg(long, value_delimiter = ',', required = true)]
     arch: Vec<Arch>,
-    /// Folder of the pack; an existing pack is replaced
+    /// Folder of the pack; an existing pack is replaced, a folder with anything else in it is left alone
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Only the kernels of this op; can be repeated
@@ -51,12 +51,12 @@ pub struct Args {
     weights: WeightsArgs,
     #[arg(long, value_name = "CONFIG", conflicts_with = "model", help = source::RANDOM)]
     random: Option<String>,
-    /// With a model: the most sequences that generate at the same time
-    #[arg(long, value_name = "SEQUENCES", default_value_t = EngineOptions::default().max_running)]
-    max_running: usize,
-    /// With a model: the most tokens of a step
-    #[arg(long, value_name = "TOKENS", default_value_t = EngineOptions::default().max_batch_tokens)]
-    max_batch_tokens: usize,
+    /// With a model: the most sequences that generate at the same time [default: 64]
+    #[arg(long, value_name = "SEQUENCES")]
+    max_running: Option<usize>,
+    /// With a model: the most tokens of a step [default: 1024]
+    #[arg(long, value_name = "TOKENS")]
+    max_batch_tokens: Option<usize>,
     /// Kernels to compile in parallel [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -77,10 +77,11 @@ pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
     if args.weights.is_given() || args.random.is_some() {
         let source = Source::new(args.random.as_deref(), || args.weights.path())?;
         let default = EngineOptions::default();
+        let max_batch_tokens = args.max_batch_tokens.unwrap_or(default.max_batch_tokens);
         let engine = EngineOptions {
-            max_running: args.max_running,
-            max_batch_tokens: args.max_batch_tokens,
-            max_chunk: default.max_chunk.min(args.max_batch_tokens),
+            max_running: args.max_running.unwrap_or(default.max_running),
+            max_batch_tokens,
+            max_chunk: default.max_chunk.min(max_batch_tokens),
             ..default
         };
         for &arch in &args.arch {
@@ -89,6 +90,11 @@ pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
             variants.extend(needed.into_iter().map(|needed| (arch, Variant::from(needed))));
         }
     } else {
+        let option = args.weights.first_option();
+        let option = option.or(args.max_running.map(|_| "--max-running"));
+        if let Some(option) = option.or(args.max_batch_tokens.map(|_| "--max-batch-tokens")) {
+            return Err(Error::parse(option, "a model beside it: --model or --random", "none").into());
+        }
         for &arch in &args.arch {
             let fitting = variants_of(&args.op)?;
             let fitting = fitting.into_iter().filter(|variant| kernels::compiles_for(variant.device, arch));

@@ -5,12 +5,13 @@ use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
 use warpsmith_engine::text::Chat;
-use warpsmith_engine::{EngineOptions, Error, Request, Result};
+use warpsmith_engine::{Engine, EngineOptions, Error, FinishReason, Request, Result};
 
 /// Talk to a language model in the terminal
 ///
 /// Each line is a message, and the answer is written as it comes. The model sees the whole conversation; what it has
-/// seen before is not computed again. `/clear` begins a new conversation, `/exit` or the end of the input ends it.
+/// seen before is not computed again. A message that cannot be answered is forgotten. `/clear` begins a new conversation,
+/// `/exit` or the end of the input ends it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -44,7 +45,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut lines = std::io::stdin().lock().lines();
     loop {
         if is_terminal {
-            print("> ");
+            print("> ")?;
         }
         let Some(line) = lines.next() else { break };
         let line = line.map_err(|error| warpsmith::Error::io("standard input", "reading", &error))?;
@@ -57,23 +58,42 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             text => messages.push(json!({ "role": "user", "content": text })),
         }
-        let prompt = engine.encode_chat(&Chat::new(Value::Array(messages.clone())))?;
-        let request = Request { prompt, params: args.sampling.params(), ..Request::default() };
-        match answer(&mut engine, request, print) {
-            Ok(answer) => {
-                println!();
-                if args.stats {
-                    eprintln!("{}", answer.summary());
-                }
-                messages.push(json!({ "role": "assistant", "content": answer.text }));
-            }
-            // The conversation has become too long, for example. It can be cleared.
-            Err(error @ Error::Request { .. }) => {
+        match reply(&mut engine, &messages, args)? {
+            Ok(text) => messages.push(json!({ "role": "assistant", "content": text })),
+            // The conversation goes on as if the message had not been sent.
+            Err(why) => {
                 messages.pop();
-                eprintln!("error: {error}");
+                eprintln!("error: {why}");
             }
-            Err(error) => return Err(error),
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The answer to a conversation, shown as it comes, or why there is none. An error ends the command.
+fn reply(
+    engine: &mut Engine,
+    messages: &[Value],
+    args: &Args,
+) -> Result<std::result::Result<String, String>> {
+    // The template may refuse a message.
+    let prompt = match engine.encode_chat(&Chat::new(Value::Array(messages.to_vec()))) {
+        Ok(prompt) => prompt,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let request = Request { prompt, params: args.sampling.params(), ..Request::default() };
+    let answer = match answer(engine, request, print) {
+        Ok(answer) => answer,
+        // The conversation has become too long, for example. It can be cleared.
+        Err(error @ Error::Request { .. }) => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error),
+    };
+    print("\n")?;
+    if let FinishReason::Failed(why) = answer.reason {
+        return Ok(Err(why));
+    }
+    if args.stats {
+        eprintln!("{}", answer.summary());
+    }
+    Ok(Ok(answer.text))
 }

@@ -1,6 +1,6 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
-use crate::table;
+use crate::{files, table};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +34,8 @@ pub struct Args {
     /// Rewrite the README's table and the page of every device in the evidence folder
     #[arg(long)]
     update_readme: bool,
-    /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record
+    /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record, all with the same
+    /// version of each kernel
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "json")]
     sweep: Vec<PathBuf>,
 }
@@ -125,14 +126,12 @@ fn update(folder: &Path, records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file if its text differs: aside first, then renamed into place.
+/// Writes a file if its text differs.
 fn replace(path: &Path, text: &str) -> Result<()> {
     if std::fs::read_to_string(path).is_ok_and(|present| present == text) {
         return Ok(());
     }
-    let aside = path.with_extension("tmp");
-    std::fs::write(&aside, text).map_err(|e| Error::io(&aside, "writing", &e))?;
-    std::fs::rename(&aside, path).map_err(|e| Error::io(path, "renaming into place", &e))?;
+    files::replace(path, text.as_bytes())?;
     eprintln!("updated {}", path.display());
     Ok(())
 }

@@ -52,11 +52,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let params = SamplingParams { logprobs: args.logprobs, ..args.sampling.params() };
     let request = Request { prompt: prompt.clone(), params, ..Request::default() };
-    let answer = answer(&mut engine, request, |text| {
-        if !args.json {
-            print(text)
-        }
-    })?;
+    let answer = answer(&mut engine, request, |text| if args.json { Ok(()) } else { print(text) })?;
     if args.json {
         let usage = answer.usage;
         let mut result = json!({
@@ -77,9 +73,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             result["logprobs"] = json!(answer.logprobs);
             result["top_logprobs"] = answer.top.iter().map(likely).collect();
         }
-        println!("{result:#}");
+        print(&format!("{result:#}\n"))?;
     } else {
-        println!();
+        print("\n")?;
         eprintln!("{}", answer.summary());
     }
     if let FinishReason::Failed(why) = &answer.reason {

@@ -1,23 +1,25 @@
 //! `warpsmith inspect`: what is in a file of weights.
 
+use crate::model::resolve;
 use crate::table;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use warpsmith_engine::weights::{
-    Array, Checkpoint, Error, Format, Metadata, StoredTensor, Value as KeyValue,
-};
+use warpsmith_engine::Result;
+use warpsmith_engine::weights::{Array, Checkpoint, Format, Metadata, StoredTensor, Value as KeyValue};
 
 /// Show the tensors, types, sizes and metadata of a model's file
 ///
 /// Reads GGUF files, safetensors files, and folders with config.json and safetensors, whole or in shards. Only the headers are
-/// read, so it is quick for files of any size. A file that is damaged is refused with the reason.
+/// read, so it is quick for files of any size. A file that is damaged is refused with the reason. A model of the Hugging Face
+/// hub is downloaded, unless it was before.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A .gguf or .safetensors file, or a folder with config.json
-    #[arg(value_name = "FILE")]
-    path: PathBuf,
+    /// A .gguf or .safetensors file, a folder with config.json, or a name on the Hugging Face hub: owner/name, or
+    /// owner/name:file.gguf
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
     /// Print JSON: all values in full
     #[arg(long)]
     json: bool,
@@ -27,10 +29,11 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith inspect model.gguf
   warpsmith inspect Qwen3-0.6B/
+  warpsmith inspect Qwen/Qwen3-0.6B
   warpsmith inspect model.gguf --json | jq '.tensors[] | select(.type == \"q8_0\") | .name'";
 
-pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let checkpoint = Checkpoint::open(&args.path)?;
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let checkpoint = Checkpoint::open(resolve(args.model.clone())?)?;
     if args.json {
         println!("{:#}", describe(&checkpoint));
     } else {

@@ -1,5 +1,6 @@
 //! `warpsmith run`: an op on tensors from a file.
 
+use crate::files;
 use crate::inputs::{find_args, find_op, parse_attrs};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView as StoredView};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -77,7 +78,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut outputs = op
         .outputs(&call, &attrs, &wanted)?
         .into_iter()
-        .map(|output| output.map(|(shape, dtype)| Tensor::empty(&shape, dtype, device)).transpose())
+        .zip(spec.args)
+        .map(|(output, arg)| {
+            // With such an input, kernels write only a part of the output.
+            let is_zeroed = arg.zeroed_with.is_some_and(|input| call.get(input).is_some());
+            let make = if is_zeroed { Tensor::zeros } else { Tensor::empty };
+            output.map(|(shape, dtype)| make(&shape, dtype, device)).transpose()
+        })
         .collect::<Result<Vec<Option<Tensor>>>>()?;
     for (index, output) in outputs.iter_mut().enumerate() {
         if let Some(tensor) = output {
@@ -175,7 +182,7 @@ fn write<'a>(
         })
         .collect::<Result<Vec<_>>>()?;
     let bytes = safetensors::serialize(views, Some(about)).map_err(bad)?;
-    std::fs::write(path, bytes).map_err(|error| Error::io(path, "write", &error))
+    files::replace(path, &bytes)
 }
 
 /// The name of a dtype in files.

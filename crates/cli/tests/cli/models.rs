@@ -88,6 +88,86 @@ fn a_chat_sends_the_whole_conversation_and_computes_what_is_new() {
     assert!(second > first + 24 && cached > 0, "the second prompt has the first and its answer: {stats}");
 }
 
+/// The small random model with a tokenizer, and a template that refuses the message `no`.
+fn talking(folder: &Path, change: impl FnOnce(&mut [u8])) {
+    let fixtures = Path::new(RANDOM).join("../..");
+    for (from, file) in [("models/llama", "config.json"), ("tokenizer", "tokenizer.json")] {
+        std::fs::copy(fixtures.join(from).join(file), folder.join(file)).unwrap();
+    }
+    let template = "{% for message in messages %}{% if message.content == 'no' %}{{ raise_exception('not that') }}\
+        {% endif %}{{ message.content }}{% endfor %}";
+    let config = serde_json::json!({ "eos_token": "<|im_end|>", "chat_template": template });
+    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let mut weights = std::fs::read(Path::new(RANDOM).join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    change(&mut weights[header..]);
+    std::fs::write(folder.join("model.safetensors"), weights).unwrap();
+}
+
+#[test]
+fn a_chat_goes_on_after_a_message_that_cannot_be_answered() {
+    let chat = |change: fn(&mut [u8])| {
+        let folder = tempfile::tempdir().unwrap();
+        talking(folder.path(), change);
+        let mut chat = warpsmith(folder.path())
+            .args(["chat", "--max-tokens", "4", "--ignore-eos", "--stats", "--model"])
+            .arg(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        chat.stdin.take().unwrap().write_all(b"no\nabc\nno\nabc\n").unwrap();
+        let output = chat.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let told = String::from_utf8(output.stderr).unwrap();
+        told.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let told = chat(|_| ());
+    assert_eq!(told.len(), 4, "{told:?}");
+    for (line, part) in told.iter().zip(["not that", "prompt tokens", "not that", "prompt tokens"]) {
+        assert!(line.contains(part) && line.starts_with("error: ") == (part == "not that"), "{told:?}");
+    }
+    // All weights are NaN.
+    let told = chat(|weights| weights.fill(0xff));
+    for (line, part) in told.iter().zip(["not that", "not numbers", "not that", "not numbers"]) {
+        assert!(line.starts_with("error: ") && line.contains(part), "{told:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    talking(folder.path(), |_| ());
+    for more in [&[][..], &["--json"]] {
+        let output = warpsmith(folder.path())
+            .args(["generate", "abc", "--max-tokens", "4", "--ignore-eos", "--model"])
+            .arg(folder.path())
+            .args(more)
+            .stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.starts_with("error: ") && told.contains("standard output"), "{told}");
+    }
+}
+
+#[test]
+fn options_of_a_model_want_a_model() {
+    for option in [
+        &["--dtype", "bf16"][..],
+        &["--kv-dtype", "auto"],
+        &["--context", "100"],
+        &["--expand"],
+        &["--max-running", "64"],
+        &["--max-batch-tokens", "1024"],
+    ] {
+        let told = fails(&[&["build-kernels", "--arch", "90a", "--out", "x"], option].concat());
+        assert!(told.contains(option[0]) && told.contains("--model or --random"), "{told}");
+    }
+}
+
 #[test]
 fn a_model_is_had_by_name_from_a_hub() {
     let engine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
@@ -96,14 +176,17 @@ fn a_model_is_had_by_name_from_a_hub() {
         .add("tiny/llama", &engine.join("models/llama"), &["config.json", "model.safetensors"])
         .add("tiny/llama", &engine.join("tokenizer"), &files);
     let (server, cache) = (Server::start(content), tempfile::tempdir().unwrap());
-    let run = |model: &str, offline: &str| {
+    let ask = |words: &[&str], offline: &str| {
         let mut command = warpsmith(cache.path());
-        command.args(["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model]);
+        command.args(words).env_remove("HF_HUB_CACHE");
         command.env("HF_HOME", cache.path()).env("HF_ENDPOINT", &server.endpoint);
         command.env("HF_HUB_OFFLINE", offline).env_remove("HF_TOKEN");
         let output = command.output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    let run = |model: &str, offline: &str| {
+        ask(&["generate", "xyz", "--raw", "--max-tokens", "4", "--json", "--model", model], offline)
     };
     let (ok, told, error) = run("tiny/llama", "1");
     assert!(
@@ -116,6 +199,8 @@ fn a_model_is_had_by_name_from_a_hub() {
     assert_eq!(parse(&first)["tokens"].as_array().unwrap().len(), 4);
     let (ok, again, _) = run("tiny/llama", "1");
     assert!(ok && parse(&again)["tokens"] == parse(&first)["tokens"]);
+    let (ok, shown, error) = ask(&["inspect", "tiny/llama"], "1");
+    assert!(ok && shown.contains("tensors, "), "{error}");
     let (ok, _, error) = run("tiny/nothing", "0");
     assert!(!ok && error.contains("`tiny/nothing`") && error.contains("no such repository"), "{error}");
 }

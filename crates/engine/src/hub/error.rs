@@ -30,7 +30,7 @@ pub enum HubError {
 
     /// The hub wants to know who asks. It says the same of repositories that do not exist.
     #[error(
-        "there is no such repository, or it is private{}",
+        "there is no such repository, or it is private{}; if it is a path, there is no such file either",
         if *.with_token { ", and the token is not good for it" } else { "; set HF_TOKEN to a token that may read it" }
     )]
     Unauthorised {
@@ -51,10 +51,44 @@ pub enum HubError {
         hint: String,
     },
 
+    /// What was downloaded is not the file.
+    #[error(
+        "{file} should have {expected} bytes, but {got} came; it was removed, so that it can be downloaded again"
+    )]
+    WrongSize {
+        /// The file.
+        file: String,
+        /// Its size in bytes, as the hub says.
+        expected: u64,
+        /// Bytes that were there at the end.
+        got: u64,
+    },
+
+    /// What an interrupted download has left cannot be continued.
+    #[error("what is left of an interrupted download does not fit the file; delete {}", .folder.join("*.part").display())]
+    WrongPart {
+        /// Where it is.
+        folder: PathBuf,
+    },
+
+    /// Somebody else downloads the file.
+    #[error("another download of it is running and holds {}; wait for its end", .lock.display())]
+    Busy {
+        /// The file that is locked.
+        lock: PathBuf,
+    },
+
     /// Anything else.
     #[error("{why}")]
     Broken {
         /// What happened.
         why: String,
     },
+}
+
+impl HubError {
+    /// Whether the hub is why, and not what is on this machine.
+    pub(super) fn is_of_the_hub(&self) -> bool {
+        !matches!(self, HubError::WrongSize { .. } | HubError::WrongPart { .. } | HubError::Busy { .. })
+    }
 }

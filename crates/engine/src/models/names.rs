@@ -389,16 +389,21 @@ impl<'a> Loader<'a> {
             let names = [String::new(), "attn.".into(), format!("{side}_proj.")]
                 .map(|place| format!("{attention}{place}{side}_scale"));
             let Some(name) = names.iter().find(|name| self.has(name)) else { return Ok(None) };
+            let heads = self.config.num_kv_heads;
+            let shape = self.source.shape(name).unwrap_or_default();
+            let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+            let Some(count) = count.filter(|count| [1, heads].contains(count)) else {
+                let expected = format!("one number, or {heads} for the heads");
+                return Err(Error::tensor(name, expected, format!("shape {shape:?}")));
+            };
             let tensor = self.source.tensor(name, DType::F32)?;
             let values: Vec<f32> = tensor.to_vec()?;
-            if values.len() != 1 && values.len() != self.config.num_kv_heads {
-                let expected = format!("one number, or {} for the heads", self.config.num_kv_heads);
-                return Err(Error::tensor(name, expected, values.len()));
-            }
             if let Some(wrong) = values.iter().find(|scale| !(scale.is_finite() && **scale > 0.0)) {
                 return Err(Error::tensor(name, "finite numbers above 0", wrong));
             }
-            let flat = tensor.reshape(&[values.len()]).expect("tensors of files are contiguous");
+            let flat = tensor.reshape(&[count]);
+            let flat =
+                flat.ok_or_else(|| Error::tensor(name, "as many numbers as its shape says", values.len()))?;
             Ok(Some(self.place(&flat)?))
         };
         if self.source.naming() != Naming::Transformers {

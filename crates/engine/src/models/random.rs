@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use warpsmith::ops::QuantFormat;
+use warpsmith::ops::{Copy, QuantFormat};
 use warpsmith::tensor::Random;
 use warpsmith::{DType, Device, Tensor};
 
@@ -28,7 +28,7 @@ impl RandomWeights {
     /// Weights for a model of the form of Llama or Qwen3. With `tied`, the head is the embedding table.
     ///
     /// # Errors
-    /// If the family is another.
+    /// If the family is another, or the model too large for any memory.
     pub fn new(config: &Config, tied: bool, seed: u64) -> Result<RandomWeights> {
         if !["llama", "qwen3"].contains(&config.architecture.as_str()) {
             return Err(Error::config(
@@ -38,8 +38,26 @@ impl RandomWeights {
             ));
         }
         let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
-        let (queries, keys) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+        let width = |key: &str, heads: usize| {
+            let width = heads.checked_mul(config.head_dim);
+            width.ok_or_else(|| Error::config(key, format!("fewer heads of {}", config.head_dim), heads))
+        };
+        let queries = width("num_attention_heads", config.num_heads)?;
+        let keys = width("num_key_value_heads", config.num_kv_heads)?;
         let mut shapes = BTreeMap::new();
+        // Of any type, and as many again for where matrices begin.
+        const MOST: usize = isize::MAX as usize / 16;
+        let layer = [queries, keys, keys, queries, inner, inner, inner]
+            .iter()
+            .try_fold(hidden, |sum, rows| sum.checked_add(rows.checked_mul(hidden)?));
+        let all = layer.and_then(|layer| layer.checked_mul(config.num_layers)).and_then(|layers| {
+            let tables = vocab.checked_mul(hidden)?.checked_mul(2)?;
+            layers.checked_add(tables)?.checked_add(BLOCK)
+        });
+        if all.is_none_or(|all| all > MOST) {
+            let sizes = format!("{} layers, sizes {hidden} and {inner}, {vocab} tokens", config.num_layers);
+            return Err(Error::config("hidden_size", "a model that a memory can hold", sizes));
+        }
         let mut add = |part: Part, layer: usize, shape: &[usize]| {
             let name = part.names()[1].replace("{}", &layer.to_string());
             shapes.insert(name + ".weight", shape.to_vec());
@@ -118,11 +136,19 @@ impl RandomWeights {
         block
             .chunks_exact_mut(dtype.size())
             .for_each(|place| dtype.write(DEVIATION * random.normal(), place));
+        let block = Tensor::from_bytes(&block, &[BLOCK], dtype, Device::Cpu)?;
         let largest = self.shapes.values().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
         let count = largest + BLOCK;
-        let mut bytes = block.repeat(count.div_ceil(BLOCK));
-        bytes.truncate(count * dtype.size());
-        Ok(pool.insert(Tensor::from_bytes(&bytes, &[count], dtype, Device::Cpu)?).clone())
+        // In place, because it may be a large part of the memory.
+        let (mut filled, stream) =
+            (Tensor::empty(&[count], dtype, Device::Cpu)?, Device::Cpu.default_stream()?);
+        for start in (0..count).step_by(BLOCK) {
+            let len = BLOCK.min(count - start);
+            let part = block.narrow(0, 0, len).expect("at most a block");
+            let place = filled.view_mut().narrow(0, start, len).expect("within the pool");
+            Copy::new(&part).run_into(place, &stream)?;
+        }
+        Ok(pool.insert(filled).clone())
     }
 }
 
@@ -173,6 +199,31 @@ mod tests {
             );
         }
         assert!(RandomWeights::config("gpt-5").is_none());
+    }
+
+    #[test]
+    fn sizes_that_no_memory_has_are_refused() {
+        for keys in [
+            ["hidden_size", "vocab_size"],
+            ["hidden_size", "intermediate_size"],
+            ["num_attention_heads", "head_dim"],
+        ] {
+            let mut json = RandomWeights::config("qwen3-0.6b").unwrap();
+            keys.iter().for_each(|key| json[key] = (1u64 << 31).into());
+            let config = Config::from_json(&json).unwrap();
+            let told = RandomWeights::new(&config, false, 0).err();
+            assert!(matches!(told, Some(Error::Config { .. })), "{keys:?}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn the_pool_repeats_its_block() {
+        let mut json = RandomWeights::config("qwen3-0.6b").unwrap();
+        json["vocab_size"] = 3000.into();
+        let weights = RandomWeights::new(&Config::from_json(&json).unwrap(), true, 0).unwrap();
+        let pool: Vec<f32> = weights.pool(DType::F32).unwrap().to_vec().unwrap();
+        assert!(pool.len() > 3 * BLOCK && pool[..BLOCK] == pool[2 * BLOCK..3 * BLOCK]);
+        assert_eq!(pool[pool.len() - 1], pool[(pool.len() - 1) % BLOCK]);
     }
 
     #[test]

@@ -73,23 +73,38 @@ impl<'a> Marks<'a> {
                 }
             }
             Value::Array(values) => values.iter_mut().for_each(|value| self.protect_value(value)),
-            Value::Object(fields) => fields.values_mut().for_each(|value| self.protect_value(value)),
+            Value::Object(fields) => {
+                fields.values_mut().for_each(|value| self.protect_value(value));
+                // Templates look fields up by their names, so a name is changed only where it must be.
+                if fields.keys().any(|name| self.has_name(name)) {
+                    let protected = |name: String| match self.has_name(&name) {
+                        true => self.protect_text(&name).unwrap_or(name),
+                        false => name,
+                    };
+                    let old = std::mem::take(fields);
+                    *fields = old.into_iter().map(|(name, value)| (protected(name), value)).collect();
+                }
+            }
             _ => {}
         }
     }
 
+    /// Whether a text has a whole name in it.
+    fn has_name(&self, text: &str) -> bool {
+        self.names.iter().flatten().any(|(name, _)| text.contains(name))
+    }
+
     /// The text with a mark after the first character of each name; `None` if there is no name.
     ///
-    /// Starts of a name at the end of the text, and ends of one at its start, are marked as well: the template may put two
-    /// texts next to each other.
+    /// Starts of a name at the end of the text, and ends of one at its start, are marked as well: the template may put texts
+    /// next to each other. So are texts from inside a name, unless they are plain words: templates compare roles, and make
+    /// names such as `<|user|>` from them.
     fn protect_text(&self, text: &str) -> Option<String> {
         let mut places = Vec::new();
         for at in 0..text.len() {
             let rest = &text.as_bytes()[at..];
             let names = &self.names[rest[0] as usize];
-            let begins = |name: &str| {
-                rest.starts_with(name.as_bytes()) || (rest.len() > 1 && name.as_bytes().starts_with(rest))
-            };
+            let begins = |name: &str| rest.starts_with(name.as_bytes()) || name.as_bytes().starts_with(rest);
             if names.iter().any(|(name, _)| begins(name)) {
                 places.push(at);
             }
@@ -98,7 +113,9 @@ impl<'a> Marks<'a> {
             let ends = name.char_indices().skip(1).map(|(at, _)| &name[at..]);
             ends.filter(|end| end.len() > 1).any(|end| text.starts_with(end))
         });
-        if ends_a_name && places.first() != Some(&0) {
+        let is_word = text.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+        let is_inside = || self.names.iter().flatten().any(|(name, _)| name.contains(text));
+        if (ends_a_name || (!is_word && is_inside())) && places.first() != Some(&0) {
             places.insert(0, 0);
         }
         if places.is_empty() {
@@ -204,6 +221,49 @@ mod tests {
             marks.pieces("\u{FDD0}<|end|>!").unwrap(),
             [Piece::Text(String::new()), Piece::Control(2)]
         );
+    }
+
+    #[test]
+    fn texts_next_to_each_other_make_no_name() {
+        let controls = controls();
+        for texts in [
+            &["<", "|end|", ">"][..],
+            &["<", "|", "end", "|", ">"],
+            &["a<", "/", "s", ">b"],
+            &["<|", "end", "|>"],
+            &["<|end|", ">"],
+            &["<", "|end|>"],
+        ] {
+            let chat = Chat::new(json!(texts));
+            let marks = Marks::new(&controls, &chat).unwrap();
+            let protected = marks.protect(&chat);
+            let texts = protected.messages.as_array().unwrap().iter().map(|text| text.as_str().unwrap());
+            let rendered: String = texts.collect();
+            let pieces = marks.pieces(&rendered).unwrap();
+            assert!(pieces.iter().all(|piece| matches!(piece, Piece::Text(_))), "{rendered:?}");
+        }
+        // Nor with the template's own text at either end.
+        let chat = Chat::new(json!("|end|"));
+        let marks = Marks::new(&controls, &chat).unwrap();
+        let rendered = format!("<{}>", marks.protect(&chat).messages.as_str().unwrap());
+        assert_eq!(marks.pieces(&rendered).unwrap(), [Piece::Text("<|end|>".into())]);
+        // Roles stay what templates compare them with.
+        let controls = [("<|user|>".to_string(), 1)];
+        let chat = Chat::new(json!([{ "role": "user", "content": "us" }]));
+        assert_eq!(Marks::new(&controls, &chat).unwrap().protect(&chat).messages, chat.messages);
+    }
+
+    #[test]
+    fn names_of_fields_make_no_name_either() {
+        let controls = controls();
+        let chat = Chat::new(json!([{ "content": { "a<|end|>": { "end": 1, "<|e": 2 } }, "z": 3 }]));
+        let marks = Marks::new(&controls, &chat).unwrap();
+        let protected = marks.protect(&chat).messages;
+        // In the same order, and only what has a name in it.
+        let expected = "[{\"content\":{\"a<\u{FDD0}|end|>\":{\"end\":1,\"<|e\":2}},\"z\":3}]";
+        assert_eq!(protected.to_string(), expected);
+        let pieces = marks.pieces(&protected.to_string()).unwrap();
+        assert_eq!(pieces, [Piece::Text(chat.messages.to_string())]);
     }
 
     #[test]

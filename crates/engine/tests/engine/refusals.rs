@@ -5,7 +5,7 @@ use crate::{Log, engine, on_test_device, run_all};
 use warpsmith::{DType, Tensor, TensorViewMut};
 use warpsmith_engine::models::{Config, Model};
 use warpsmith_engine::{
-    Batch, Engine, EngineOptions, FinishReason, KvCache, Request, Result, SamplingParams,
+    Batch, Engine, EngineOptions, FinishReason, KvCache, OpenOptions, Request, Result, SamplingParams,
 };
 
 fn request(prompt: usize, max_tokens: usize) -> Request {
@@ -73,6 +73,12 @@ fn bad_requests_and_settings_are_refused_by_name() {
     ] {
         let told = Engine::new(tiny_llama(), on_test_device(options)).err().expect(name).to_string();
         assert!(told.contains(&format!("`{name}`")), "{told}");
+    }
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama");
+    for page_size in [0, 257, 1 << 32] {
+        let options = OpenOptions { page_size: Some(page_size), ..OpenOptions::default() };
+        let told = Engine::open(model, options).err().expect("an error").to_string();
+        assert!(told.contains("`page_size`") && told.contains(&page_size.to_string()), "{told}");
     }
 }
 

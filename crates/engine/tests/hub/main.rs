@@ -3,7 +3,7 @@
 
 mod server;
 
-use server::{Content, Server, TOKEN};
+use server::{Content, Server, TOKEN, tag};
 use std::path::{Path, PathBuf};
 use warpsmith_engine::hub::{Hub, HubError, ModelName};
 use warpsmith_engine::{Engine, Error, EventKind, OpenOptions, Request, SamplingParams};
@@ -50,6 +50,15 @@ impl Bench {
 
     fn fetch(&self, hub: &Hub, name: &str) -> Result<PathBuf, Error> {
         hub.fetch(&ModelName::parse(name).unwrap(), &mut |_| ())
+    }
+
+    /// What an interrupted download of the small Llama's weights has left.
+    fn leave_part(&self, bytes: &[u8]) -> PathBuf {
+        let blobs = self.folder.path().join("hub/models--tiny--llama/blobs");
+        std::fs::create_dir_all(&blobs).unwrap();
+        let weights = std::fs::read(fixture("models/llama/model.safetensors")).unwrap();
+        std::fs::write(blobs.join(tag(&weights)).with_extension("part"), bytes).unwrap();
+        blobs
     }
 
     fn refusal(&self, hub: &Hub, name: &str) -> HubError {
@@ -110,7 +119,6 @@ fn an_index_says_which_files_are_needed() {
     for (file, text) in [("part-1.safetensors", "one"), ("part-2.safetensors", "two")] {
         assert_eq!(std::fs::read_to_string(folder.join(file)).unwrap(), text);
     }
-    // A file that is missing is fetched, the others are not trusted to be complete.
     std::fs::remove_file(folder.join("part-2.safetensors")).unwrap();
     assert!(bench.fetch(&Hub { offline: true, ..bench.hub() }, "tiny/sharded").is_err());
     assert_eq!(bench.fetch(&bench.hub(), "tiny/sharded").unwrap(), folder);
@@ -118,6 +126,80 @@ fn an_index_says_which_files_are_needed() {
     // An index that reaches for files elsewhere is refused.
     let told = bench.fetch(&bench.hub(), "tiny/torn").unwrap_err().to_string();
     assert!(told.contains("without folders"), "{told}");
+}
+
+#[test]
+fn only_what_is_missing_after_an_interruption_is_asked_for() {
+    let bench = Bench::new();
+    bench.server.faults.lock().unwrap().busy = Some(("part-2.safetensors".into(), 3));
+    let why = bench.refusal(&bench.hub(), "tiny/sharded");
+    assert!(matches!(&why, HubError::Broken { why } if why.contains("503")), "{why}");
+    bench.server.asked();
+    let folder = bench.fetch(&bench.hub(), "tiny/sharded").unwrap();
+    assert_eq!(std::fs::read_to_string(folder.join("part-2.safetensors")).unwrap(), "two");
+    let asked = bench.server.asked();
+    let files: Vec<&String> = asked.iter().filter(|path| path.contains("/resolve/")).collect();
+    assert!(!files.is_empty() && files.iter().all(|path| path.ends_with("part-2.safetensors")), "{asked:?}");
+}
+
+#[test]
+fn a_part_is_continued_also_if_the_hub_is_busy_once() {
+    let bench = Bench::new();
+    let weights = std::fs::read(fixture("models/llama/model.safetensors")).unwrap();
+    bench.leave_part(&weights[..1000]);
+    bench.server.faults.lock().unwrap().busy = Some(("model.safetensors".into(), 1));
+    let folder = bench.fetch(&bench.hub(), "tiny/llama").unwrap();
+    assert!(std::fs::read(folder.join("model.safetensors")).unwrap() == weights);
+}
+
+#[test]
+fn a_file_of_another_size_is_not_kept() {
+    let bench = Bench::new();
+    let weights = std::fs::read(fixture("models/llama/model.safetensors")).unwrap();
+    let blobs = bench.leave_part(&weights[..1000]);
+    bench.server.faults.lock().unwrap().ignores_range = true;
+    let why = bench.refusal(&bench.hub(), "tiny/llama");
+    let (file, expected) = ("model.safetensors".to_string(), weights.len() as u64);
+    assert_eq!(why, HubError::WrongSize { file, expected, got: expected + 1000 });
+    assert!(why.to_string().contains(&format!("should have {expected} bytes")), "{why}");
+    assert!(!blobs.join(tag(&weights)).exists());
+    assert!(bench.fetch(&Hub { offline: true, ..bench.hub() }, "tiny/llama").is_err());
+    // Nothing is left that a hub of this kind cannot continue.
+    let folder = bench.fetch(&bench.hub(), "tiny/llama").unwrap();
+    assert!(std::fs::read(folder.join("model.safetensors")).unwrap() == weights);
+    // Nobody can continue this.
+    let bench = Bench::new();
+    let folder = bench.leave_part(&[&weights[..], b"more"].concat());
+    let why = bench.refusal(&bench.hub(), "tiny/llama");
+    assert_eq!(why, HubError::WrongPart { folder: folder.clone() });
+    assert!(why.to_string().contains(&format!("delete {}/*.part", folder.display())), "{why}");
+}
+
+#[test]
+fn a_tokenizer_that_others_left_out_is_fetched() {
+    let bench = Bench::new();
+    let folder = bench.fetch(&bench.hub(), "tiny/llama").unwrap();
+    let tokenizer = folder.join("tokenizer.json");
+    std::fs::remove_file(&tokenizer).unwrap();
+    bench.server.asked();
+    // It runs without, on token ids.
+    for hub in
+        [Hub { offline: true, ..bench.hub() }, Hub { endpoint: "http://127.0.0.1:9".into(), ..bench.hub() }]
+    {
+        assert_eq!(bench.fetch(&hub, "tiny/llama").unwrap(), folder);
+    }
+    assert!(bench.server.asked().is_empty() && !tokenizer.exists());
+    assert_eq!(bench.fetch(&bench.hub(), "tiny/llama").unwrap(), folder);
+    assert!(tokenizer.exists());
+    let asked = bench.server.asked();
+    let is_known = |path: &String| path.ends_with("/revision/main") || path.ends_with("/tokenizer.json");
+    assert!(asked.iter().all(is_known), "{asked:?}");
+    // A repository may have none.
+    let right = Hub { token: Some(TOKEN.into()), ..bench.hub() };
+    let folder = bench.fetch(&right, "private/llama").unwrap();
+    assert_eq!(bench.fetch(&right, "private/llama").unwrap(), folder);
+    // And what was had with a token runs without.
+    assert_eq!(bench.fetch(&bench.hub(), "private/llama").unwrap(), folder);
 }
 
 #[test]
@@ -140,7 +222,8 @@ fn what_cannot_be_had_is_said() {
     let hub = bench.hub();
     assert_eq!(bench.refusal(&hub, "tiny/nothing"), HubError::NoRepository);
     assert_eq!(bench.refusal(&hub, "private/llama"), HubError::Unauthorised { with_token: false });
-    assert!(bench.refusal(&hub, "private/llama").to_string().contains("HF_TOKEN"));
+    let told = bench.refusal(&hub, "private/llama").to_string();
+    assert!(told.contains("HF_TOKEN") && told.contains("if it is a path"), "{told}");
     let wrong = Hub { token: Some("hf_wrong".into()), ..hub.clone() };
     assert_eq!(bench.refusal(&wrong, "private/llama"), HubError::Unauthorised { with_token: true });
     assert_eq!(bench.refusal(&hub, "gated/llama"), HubError::Forbidden);

@@ -32,10 +32,21 @@ impl Content {
     }
 }
 
+/// What a hub does wrong.
+#[derive(Default)]
+pub struct Faults {
+    /// It is too busy to send the file of this name, as many times.
+    pub busy: Option<(String, usize)>,
+    /// It sends whole files, whatever part is asked for.
+    pub ignores_range: bool,
+}
+
 /// A hub that runs until the process ends.
 pub struct Server {
     /// Its address.
     pub endpoint: String,
+    /// What it does wrong.
+    pub faults: Arc<Mutex<Faults>>,
     log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -44,14 +55,15 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
-        let seen = log.clone();
+        let faults = Arc::new(Mutex::new(Faults::default()));
+        let (seen, wrong) = (log.clone(), faults.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A client that hangs up is none of our business.
-                let _ = answer(stream, &content, &seen);
+                let _ = answer(stream, &content, &seen, &mut wrong.lock().unwrap());
             }
         });
-        Server { endpoint, log }
+        Server { endpoint, faults, log }
     }
 
     /// The paths that were asked for since the last time.
@@ -60,7 +72,18 @@ impl Server {
     }
 }
 
-fn answer(stream: TcpStream, content: &Content, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
+/// As for real files: made from what the file holds.
+pub fn tag(bytes: &[u8]) -> String {
+    let tag = bytes.iter().fold(bytes.len() as u64, |sum, &byte| sum.rotate_left(5) ^ u64::from(byte));
+    format!("{tag:x}")
+}
+
+fn answer(
+    stream: TcpStream,
+    content: &Content,
+    log: &Mutex<Vec<String>>,
+    faults: &mut Faults,
+) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let path = first.split(' ').nth(1).unwrap_or_default().to_string();
@@ -72,7 +95,20 @@ fn answer(stream: TcpStream, content: &Content, log: &Mutex<Vec<String>>) -> std
     }
     log.lock().unwrap().push(path.clone());
     let allowed = headers.get("authorization").is_some_and(|given| *given == format!("Bearer {TOKEN}"));
-    let (status, extra, body) = respond(&path, headers.get("range"), allowed, content);
+    let mut range = headers.get("range");
+    // The first byte is asked for to learn about the file.
+    let is_download = range.is_some_and(|range| range != "bytes=0-0");
+    if is_download && faults.ignores_range {
+        range = None;
+    }
+    let (mut status, extra, mut body) = respond(&path, range, allowed, content);
+    if let Some((file, left @ 1..)) = &mut faults.busy
+        && is_download
+        && path.ends_with(file.as_str())
+    {
+        *left -= 1;
+        (status, body) = ("503 Service Unavailable".into(), Vec::new());
+    }
     let mut stream = stream;
     let length = body.len();
     write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n{extra}\r\n")?;
@@ -117,10 +153,9 @@ fn respond(
         });
     let to = to.min(bytes.len());
     let last = to.saturating_sub(1);
-    // As for real files: the tag is made from what the file holds.
-    let tag = bytes.iter().fold(bytes.len() as u64, |sum, &byte| sum.rotate_left(5) ^ u64::from(byte));
     let headers = format!(
-        "etag: \"{tag:x}\"\r\nx-repo-commit: {COMMIT}\r\ncontent-range: bytes {from}-{last}/{}\r\n",
+        "etag: \"{}\"\r\nx-repo-commit: {COMMIT}\r\ncontent-range: bytes {from}-{last}/{}\r\n",
+        tag(bytes),
         bytes.len()
     );
     ("206 Partial Content".into(), headers, bytes[from..to].to_vec())

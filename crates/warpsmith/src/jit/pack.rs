@@ -4,7 +4,7 @@
 //! NVRTC's version, so a pack works where no NVRTC is installed. It answers only for the very sources, defines and
 //! options it was built from; anything else counts as absent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ pub fn build(requests: &[Request], out: &Path, progress: &(dyn Fn(Progress) + Sy
 /// Compiles all requests into the pack `out`.
 ///
 /// The pack is written to a temporary folder and renamed into place: `out` is a complete pack at all times, except
-/// for the moment between two renames when it replaces an older one. A folder that is neither empty nor a pack is
+/// for the moment between two renames when it replaces an older one. A folder that holds anything but a pack is
 /// left alone. If any kernel fails to compile, nothing is written.
 pub fn build_with(
     compiler: &dyn Compiler,
@@ -117,6 +117,8 @@ pub fn build_with(
         .map_err(|error| Error::Io { path: out.join(INDEX), what: format!("write: {error}") })?;
     json.push(b'\n');
     write_synced(&aside.0.join(INDEX), &json)?;
+    // Compiling takes a while, in which somebody may have put something there.
+    refuse_foreign(out)?;
     aside.rename_to(out)?;
     Pack::open(out)
 }
@@ -208,16 +210,42 @@ impl Pack {
     }
 }
 
-/// An error if `out` holds something that is not a pack.
+/// An error if `out` holds something that is not part of a pack.
 fn refuse_foreign(out: &Path) -> Result<()> {
-    match fs::read_dir(out).map(Iterator::count) {
-        Ok(1..) if !out.join(INDEX).is_file() => Err(Error::Io {
-            path: out.into(),
-            what: "holds something that is not a kernel pack and is left alone; name another folder".into(),
-        }),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(out, "list", &error)),
-        _ => Ok(()),
+    let present = match fs::read_dir(out) {
+        Ok(entries) => entries.collect::<io::Result<Vec<fs::DirEntry>>>(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => Err(error),
+    };
+    let present = present.map_err(|error| Error::io(out, "list", &error))?;
+    let files = listed_files(&out.join(INDEX)).unwrap_or_default();
+    let is_ours = |entry: &fs::DirEntry| {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        is_file && entry.file_name().to_str().is_some_and(|name| files.contains(name))
+    };
+    if present.iter().all(is_ours) {
+        return Ok(());
     }
+    Err(Error::Io {
+        path: out.into(),
+        what: "holds something that is not a kernel pack and is left alone; name another folder".into(),
+    })
+}
+
+/// The names of all files of a pack of any format, with that of the index; `None` if it is no pack's index.
+fn listed_files(index: &Path) -> Option<HashSet<String>> {
+    #[derive(Deserialize)]
+    struct Listed {
+        file: String,
+    }
+    #[derive(Deserialize)]
+    struct AnyIndex {
+        #[serde(rename = "format")]
+        _format: u32,
+        entries: Vec<Listed>,
+    }
+    let index: AnyIndex = serde_json::from_slice(&fs::read(index).ok()?).ok()?;
+    Some(index.entries.into_iter().map(|entry| entry.file).chain([INDEX.into()]).collect())
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -64,7 +64,7 @@ pub fn answer(device: Device, input: impl BufRead, mut output: impl Write) {
     let settings = Settings::brief(device);
     let mut ceilings = None;
     let mut last = None;
-    for line in input.lines().map_while(std::result::Result::ok) {
+    for line in input.split(b'\n').map_while(std::result::Result::ok) {
         let answer = respond(&line, device, settings, &mut ceilings, &mut last);
         let answer = answer.unwrap_or_else(|error| Answer::Refused { error: error.to_string() });
         let text = serde_json::to_string(&answer).expect("answers are plain data");
@@ -75,13 +75,13 @@ pub fn answer(device: Device, input: impl BufRead, mut output: impl Write) {
 }
 
 fn respond(
-    line: &str,
+    line: &[u8],
     device: Device,
     settings: Settings,
     ceilings: &mut Option<Ceilings>,
     last: &mut Option<Bench>,
 ) -> Result<Answer> {
-    let request: Request = serde_json::from_str(line).map_err(|error| {
+    let request: Request = serde_json::from_slice(line).map_err(|error| {
         Error::parse("request", "an object with `do`: time, again or compile", error.to_string())
     })?;
     match request {
@@ -139,8 +139,12 @@ mod tests {
     use serde_json::Value;
 
     fn answers(lines: &[&str]) -> Vec<Value> {
+        answers_to(lines.join("\n").as_bytes())
+    }
+
+    fn answers_to(input: &[u8]) -> Vec<Value> {
         let mut output = Vec::new();
-        answer(Device::Cpu, lines.join("\n").as_bytes(), &mut output);
+        answer(Device::Cpu, input, &mut output);
         let text = String::from_utf8(output).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -171,6 +175,16 @@ mod tests {
         assert!(error(4).contains("shape"), "{}", error(4));
         assert!(error(5).contains("kv_lens"), "{}", error(5));
         assert!(error(6).contains("request"), "{}", error(6));
+    }
+
+    #[test]
+    fn a_line_that_is_no_text_has_an_answer_too() {
+        let told = answers_to(b"{\"do\": \"\xff\"}\n\xff\xfe\r\n{\"do\": \"again\"}\n");
+        assert_eq!(told.len(), 3);
+        for answer in &told {
+            assert!(answer["error"].as_str().unwrap().contains("request"), "{answer}");
+        }
+        assert!(told[2]["error"].as_str().unwrap().contains("again"), "{}", told[2]);
     }
 
     #[test]

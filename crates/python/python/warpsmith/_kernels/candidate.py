@@ -133,7 +133,7 @@ class Candidate:
 
     def measure(self, device: str | None = None) -> list[Comparison]:
         """Checks and times every case whose tensors are on a device that it runs on, or all of them on ``device``, and
-        has the op run it where it wins. Raises, and changes nothing, if it is wrong."""
+        has the op run it where it wins. Raises, and changes nothing, if it is wrong or is not measured to the end."""
         cases = list(enumerate(self.cases()))
         if device is not None:
             cases = [(number, args.to(device)) for number, args in cases]
@@ -141,43 +141,49 @@ class Candidate:
         for number, args in cases:
             self.runnable(args)  # Raises if it is no valid call, of which the reference says nothing.
             self._checker.check(number, args.flat)
+        replaced: list[tuple[str, Problem, overrides.Adopted | None]] = []
+        found: list[tuple[Problem, Comparison]] = []
+        try:
+            for number, args in cases:
+                found.append(self.compare(number, args, replaced))
+        except BaseException:
+            for kind, problem, before in reversed(replaced):
+                overrides.put(self.op.name, kind, problem, before)
+            raise
         previous = _candidates.get((self.op.name, self.name))
         if previous is not None and previous is not self:
             previous.remove()
         _candidates[self.op.name, self.name] = self
-        found = [self.compare(number, args) for number, args in cases]
-        self.comparisons += found
-        return found
+        self._problems.update(found)
+        self.comparisons += (measured := [comparison for _, comparison in found])
+        return measured
 
-    def compare(self, number: int, args: Arguments) -> Comparison:
-        """Times a case beside the library's kernels; if it wins, it is adopted."""
+    def compare(
+        self, number: int, args: Arguments, replaced: list[tuple[str, Problem, overrides.Adopted | None]]
+    ) -> tuple[Problem, Comparison]:
+        """Times a case beside the library's kernels; if it wins, it is adopted. Notes what computed the case before."""
         problem = problem_of(args.tensors, args.options, args.switches)
         row = (*args.tensors, *raw_options(self.op, args.options), *args.switches)
         self._forms[problem] = self.forms(args)
-        before = overrides.find(self.op.name, problem)
+        before, device = overrides.find(self.op.name, problem), args.device.type
+        replaced.append((device, problem, before))
         kernels: dict[str, Any] = {name: builtin(self.op.name, name) for name in self.runnable(args)}
         # As callers get it: through PyTorch.
-        overrides.adopt(self.op.name, args.device.type, problem, self)
+        overrides.adopt(self.op.name, device, problem, self)
         kernels[self.name] = Overloads.raw(self.op.name)
-        try:
-            rounds = [
-                {name: bench(call, *row, warmup=WARMUP, iters=CALLS).median for name, call in kernels.items()}
-                for _ in range(ROUNDS)
-            ]
-        except BaseException:
-            overrides.drop(lambda p, kernel: p == problem and kernel is self)
-            raise
+        rounds = [
+            {name: bench(call, *row, warmup=WARMUP, iters=CALLS).median for name, call in kernels.items()}
+            for _ in range(ROUNDS)
+        ]
         best = {name: min(times[name] for times in rounds) for name in kernels}
         mine = best.pop(self.name)
         won = sum(times[self.name] == min(times.values()) for times in rounds)
         adopted = won >= NEEDED and mine < min(best.values())
         comparison = Comparison(number, mine, best, adopted)
         if not adopted:
-            overrides.drop(lambda p, kernel: p == problem and kernel is self)
-            if before is not None:
-                overrides.adopt(self.op.name, args.device.type, problem, before)
-        self._problems[problem] = comparison
-        return comparison
+            # If it was adopted itself before, it is so no longer.
+            overrides.put(self.op.name, device, problem, None if before is self else before)
+        return problem, comparison
 
     def runnable(self, args: Arguments) -> list[str]:
         """The library's kernels that can run a call."""

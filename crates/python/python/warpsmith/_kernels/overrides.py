@@ -100,6 +100,17 @@ def adopt(op: str, device: str, problem: Problem, kernel: Adopted) -> None:
         override.open()
 
 
+def put(op: str, device: str, problem: Problem, kernel: Adopted | None) -> None:
+    """As :func:`adopt`; without a kernel, the library computes the problem's calls."""
+    if kernel is not None:
+        adopt(op, device, problem, kernel)
+        return
+    with _lock:
+        override = _overrides.get((op, device))
+        if override is not None and override.table.pop(problem, None) is not None and not override.table:
+            override.close()
+
+
 def drop(unwanted: Callable[[Problem, Adopted], bool]) -> None:
     """Gives calls back to the library."""
     with _lock:

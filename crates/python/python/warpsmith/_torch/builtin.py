@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import threading
 from typing import Any
 
 import torch
@@ -18,10 +18,24 @@ NAMESPACE = "_warpsmith_kernels"
 _library: list[Library] = []
 
 
-@cache
+_made: dict[tuple[str, str | None], Any] = {}
+#: An op can be defined only once, whoever asks for it at the same time.
+_lock = threading.Lock()
+
+
 def builtin(name: str, kernel: str | None = None) -> Any:
     """What computes an op with the library's kernel of a name, or with the one that the library chooses. It is called
     as the raw op is."""
+    found = _made.get((name, kernel))
+    if found is None:
+        with _lock:
+            found = _made.get((name, kernel))
+            if found is None:
+                found = _made[name, kernel] = _define(name, kernel)
+    return found
+
+
+def _define(name: str, kernel: str | None) -> Any:
     from warpsmith import ops
 
     if not _library:

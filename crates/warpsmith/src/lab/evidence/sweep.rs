@@ -122,6 +122,16 @@ fn summarise(rows: &[SweepRow]) -> Result<(String, Vec<Sweep>)> {
     let [device] = devices[..] else {
         return Err(Error::parse("sweep", "rows of one device", format!("{devices:?}")));
     };
+    // Times of two versions say nothing about either.
+    let mut versions: BTreeMap<&str, &str> = BTreeMap::new();
+    for (kernel, hash) in rows.iter().filter_map(|row| row.kernel.as_deref().zip(row.source_hash.as_deref()))
+    {
+        if *versions.entry(kernel).or_insert(hash) != hash {
+            let expected = format!("rows of one version of the code of {kernel}");
+            let got = format!("{} and {hash}", versions[kernel]);
+            return Err(Error::parse("sweep", expected, got));
+        }
+    }
     let mut groups: BTreeMap<(&str, &str), Vec<&SweepRow>> = BTreeMap::new();
     for row in rows {
         groups.entry((&row.family, row.types())).or_default().push(row);
@@ -196,6 +206,18 @@ pub(super) mod tests {
         assert!(summarise(&rows).is_ok());
         rows.push(SweepRow { device: Some("CPU".into()), ..row("bf16", Some(1.0), &[1.0]) });
         assert!(summarise(&rows).unwrap_err().to_string().contains("GPU 9"));
+    }
+
+    #[test]
+    fn rows_of_two_versions_of_a_kernel_are_refused() {
+        let old = row("bf16", Some(1.0), &[1.0]);
+        // In another group, too.
+        let new = SweepRow { source_hash: Some("new".into()), ..row("f32", Some(1.0), &[1.0]) };
+        let error = summarise(&[old.clone(), new.clone()]).unwrap_err();
+        assert!(matches!(error, Error::Parse { .. }), "{error}");
+        assert!(error.to_string().contains("k and new"), "{error}");
+        let other = SweepRow { kernel: Some("other".into()), ..new };
+        assert!(summarise(&[old, other]).is_ok());
     }
 
     #[test]
