@@ -33,7 +33,15 @@ struct Exported<Header> {
     shape: Vec<i64>,
     strides: Vec<i64>,
     tensor: Option<warpsmith::Tensor>,
-    consumer: Option<Stream>,
+    consumer: Option<Consumer>,
+}
+
+/// Who uses memory that was handed over, after our own work with it.
+enum Consumer {
+    /// A default stream, which lives as long as the device.
+    Default(Stream),
+    /// A stream that somebody made: by the time the memory comes back, it may not exist any more.
+    Other,
 }
 
 impl<Header> Drop for Exported<Header> {
@@ -43,7 +51,11 @@ impl<Header> Drop for Exported<Header> {
         if let (Some(consumer), Some(tensor)) = (&self.consumer, &self.tensor)
             && let Ok(ours) = tensor.device().default_stream()
         {
-            let _ = ours.wait_for(consumer);
+            let _ = match (consumer, &ours) {
+                (Consumer::Default(stream), _) => ours.wait_for(stream),
+                (Consumer::Other, Stream::Cuda(ours)) => ours.wait_for_device(),
+                (Consumer::Other, _) => Ok(()),
+            };
         }
         self.tensor = None;
     }
@@ -102,7 +114,7 @@ enum Wrong {
 }
 
 /// Makes the consumer's stream wait for our work with the memory.
-fn synchronise(memory: &warpsmith::Tensor, stream: Option<i64>) -> Result<Option<Stream>, Wrong> {
+fn synchronise(memory: &warpsmith::Tensor, stream: Option<i64>) -> Result<Option<Consumer>, Wrong> {
     let ours = memory.device().default_stream().map_err(Wrong::Library)?;
     let Stream::Cuda(cuda) = &ours else {
         return match stream {
@@ -117,10 +129,10 @@ fn synchronise(memory: &warpsmith::Tensor, stream: Option<i64>) -> Result<Option
         Some(stream @ 2..) => stream as u64,
         Some(other) => return Err(Wrong::Stream(other)),
     };
-    // SAFETY: the consumer names a stream of the device and keeps it while it uses the memory, as the protocol asks.
+    // SAFETY: the consumer names a stream of the device that exists during this call; default streams always do.
     let consumer = Stream::Cuda(unsafe { warpsmith::cuda::Stream::from_raw(cuda.context(), raw) });
     consumer.wait_for(&ours).map_err(Wrong::Library)?;
-    Ok(Some(consumer))
+    Ok(Some(if raw <= 2 { Consumer::Default(consumer) } else { Consumer::Other }))
 }
 
 /// The header types, by what differs between their capsules.
@@ -148,7 +160,7 @@ impl Header for ManagedVersioned {
 fn capsule<H: Header>(
     py: Python<'_>,
     memory: warpsmith::Tensor,
-    consumer: Option<Stream>,
+    consumer: Option<Consumer>,
     header: impl FnOnce(*mut c_void, RawTensor) -> H,
     at: impl FnOnce(&mut Exported<H>) -> *mut H,
 ) -> PyResult<Py<PyAny>> {

@@ -306,6 +306,11 @@ impl Context {
         self.check()
     }
 
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
     /// The stream used where the caller names none: one of ours, not ordered with the legacy default stream.
     pub fn default_stream(&self) -> &Stream {
         &self.streams.get().expect("set before the context is handed out")[0]

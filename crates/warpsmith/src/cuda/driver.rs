@@ -145,6 +145,7 @@ driver_functions! {
             CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
         );
         cuTensorMapReplaceAddress(*mut CUtensorMap, *mut c_void);
+        cuCtxRecordEvent(CUcontext, CUevent);
     }
 }
 

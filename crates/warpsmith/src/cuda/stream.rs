@@ -159,6 +159,19 @@ impl Stream {
         self.wait(&event)
     }
 
+    /// Makes all later work of the stream wait for everything that any stream of the device was given so far: for memory whose
+    /// last user is a stream that may not exist any more. A capture that goes on meanwhile is made invalid, because what it
+    /// records has no end to wait for. With drivers before CUDA 12.5 the host waits.
+    pub fn wait_for_device(&self) -> Result<()> {
+        let ctx = self.context();
+        let Some(record) = ctx.api().cuCtxRecordEvent else { return ctx.synchronize() };
+        let event = Event::new(ctx, false)?;
+        ctx.bind()?;
+        // SAFETY: both handles are alive.
+        ctx.check_code("cuCtxRecordEvent", unsafe { record(ctx.raw(), event.raw) })?;
+        self.wait(&event)
+    }
+
     /// Whether work given to the stream is recorded into a graph instead of running.
     pub fn is_capturing(&self) -> Result<bool> {
         Ok(self.capture_id()?.is_some())

@@ -8,6 +8,7 @@ crate::harness::tests! {
     events_order_and_time;
     a_buffer_is_freed_after_the_other_streams_that_use_it;
     foreign_and_legacy_streams_work;
+    all_work_of_a_device_can_be_waited_for;
 }
 
 fn events_order_and_time() {
@@ -63,5 +64,21 @@ fn foreign_and_legacy_streams_work() {
     drop(foreign);
     owner.synchronize().unwrap();
     assert!(matches!(Graph::capture(&legacy, |_| Ok(())), Err(Error::Argument { .. })));
+    gpu.ctx.check().unwrap();
+}
+
+fn all_work_of_a_device_can_be_waited_for() {
+    let Some(gpu) = gpu() else { return };
+    let ours = Stream::new(gpu.ctx).unwrap();
+    let (other, mut buffer, _) = stream_with_buffers(gpu.ctx, 256 << 20);
+    let (done, mark) = (Event::new(gpu.ctx, false).unwrap(), Event::new(gpu.ctx, false).unwrap());
+    for _ in 0..200 {
+        buffer.fill(&other, 1).unwrap();
+    }
+    done.record(&other).unwrap();
+    ours.wait_for_device().unwrap();
+    mark.record(&ours).unwrap();
+    mark.synchronize().unwrap();
+    assert!(done.query().unwrap(), "the other stream's work came first");
     gpu.ctx.check().unwrap();
 }
