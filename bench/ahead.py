@@ -22,6 +22,9 @@ import peers
 import torch
 from random_cases import Drawn
 
+# Ops of which FlashInfer compiles a kernel for each type and size of head.
+SLOW = ("attention", "paged_attention")
+
 
 def share_caches() -> None:
     """Gives this process and its children one place for compiled code. To be called before anything is compiled."""
@@ -83,7 +86,10 @@ class Ahead:
         self.cases, self.device = cases, device
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["peers"])
-        self.processes = ProcessPoolExecutor(max(cores * 2 // 3, 1), mp_context=context, initializer=_start)
+        # What FlashInfer compiles takes minutes: it has processes of its own, and the other cases need not wait for it.
+        self.slow, self.quick = (
+            ProcessPoolExecutor(max(cores // 3, 1), mp_context=context, initializer=_start) for _ in range(2)
+        )
         self.threads = ThreadPoolExecutor(max(cores // 4, 1))
         self.local = threading.local()
         self.binaries: list[peers.Ask] = []
@@ -91,7 +97,7 @@ class Ahead:
     def __enter__(self) -> Ahead:
         self.waiting: dict[int, list[Future]] = {
             index: [
-                self.processes.submit(_compile, drawn.case(), self.device),
+                (self.slow if drawn.op in SLOW else self.quick).submit(_compile, drawn.case(), self.device),
                 self.threads.submit(self._compile_ours, drawn),
             ]
             for index, drawn in enumerate(self.cases)
@@ -99,8 +105,9 @@ class Ahead:
         return self
 
     def __exit__(self, *_) -> None:
-        running = list((self.processes._processes or {}).values())
-        self.processes.shutdown(wait=False, cancel_futures=True)
+        running = [one for pool in (self.slow, self.quick) for one in (pool._processes or {}).values()]
+        for pool in (self.slow, self.quick):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.threads.shutdown(wait=True, cancel_futures=True)
         for binary in self.binaries:
             binary.close()
