@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use warpsmith::op::survey;
 use warpsmith::ops::{Copy, QuantFormat};
 use warpsmith::tensor::Random;
 use warpsmith::{DType, Device, Tensor};
@@ -131,14 +132,18 @@ impl RandomWeights {
         if let Some(pool) = pool.as_ref().filter(|pool| pool.dtype() == dtype) {
             return Ok(pool.clone());
         }
+        let largest = self.shapes.values().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
+        let count = largest + BLOCK;
+        if survey::is_running() {
+            // Nothing is computed, the copies below neither. What they leave must not be kept for when something is.
+            return Ok(Tensor::empty(&[count], dtype, Device::Cpu)?);
+        }
         let mut random = Random::new(self.seed);
         let mut block = vec![0; BLOCK * dtype.size()];
         block
             .chunks_exact_mut(dtype.size())
             .for_each(|place| dtype.write(DEVIATION * random.normal(), place));
         let block = Tensor::from_bytes(&block, &[BLOCK], dtype, Device::Cpu)?;
-        let largest = self.shapes.values().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
-        let count = largest + BLOCK;
         // In place, because it may be a large part of the memory.
         let (mut filled, stream) =
             (Tensor::empty(&[count], dtype, Device::Cpu)?, Device::Cpu.default_stream()?);
