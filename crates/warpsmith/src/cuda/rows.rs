@@ -79,6 +79,10 @@ pub struct RowTiling {
 /// loads in flight that hide the latency of memory, few enough registers for many blocks on a multiprocessor.
 pub type RowTable = &'static [(usize, usize)];
 
+/// For kernels that keep a row in registers and reduce it once: more threads with fewer chunks each are faster.
+pub const ONE_REDUCTION: RowTable =
+    &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 3), (1024, 2), (1024, 4)];
+
 /// How many short rows share a block where there are very many: threads, chunks, rows side by side, batch. A block then
 /// has 16 KiB of its input in flight; with less, blocks end as fast as they can be started. Longer rows fill a block.
 const CROWDED: &[(usize, usize, usize, usize)] =

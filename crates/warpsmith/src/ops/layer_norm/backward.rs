@@ -66,11 +66,11 @@ impl Op for Backward {
 
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_row("layer_norm_backward_row", true),
+    norm::backward::cuda::row("layer_norm_backward_row", true),
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_split("layer_norm_backward_split", true),
+    norm::backward::cuda::split("layer_norm_backward_split", true),
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_long("layer_norm_backward_long", true),
+    norm::backward::cuda::long("layer_norm_backward_long", true),
     norm::cpu::backward("layer_norm_backward_avx512", Tier::Avx512),
     norm::cpu::backward("layer_norm_backward_avx2", Tier::Avx2),
     norm::cpu::backward("layer_norm_backward_portable", Tier::Portable),

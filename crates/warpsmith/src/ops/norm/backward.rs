@@ -1,5 +1,8 @@
 //! The gradients of both norms.
 
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod cuda;
+
 use super::check_eps;
 use crate::error::Result;
 use crate::op::{Args, Attrs, Cost, Matcher};

@@ -64,11 +64,11 @@ impl Op for Backward {
 
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_row("rms_norm_backward_row", false),
+    norm::backward::cuda::row("rms_norm_backward_row", false),
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_split("rms_norm_backward_split", false),
+    norm::backward::cuda::split("rms_norm_backward_split", false),
     #[cfg(feature = "cuda")]
-    norm::cuda::backward_long("rms_norm_backward_long", false),
+    norm::backward::cuda::long("rms_norm_backward_long", false),
     norm::cpu::backward("rms_norm_backward_avx512", Tier::Avx512),
     norm::cpu::backward("rms_norm_backward_avx2", Tier::Avx2),
     norm::cpu::backward("rms_norm_backward_portable", Tier::Portable),

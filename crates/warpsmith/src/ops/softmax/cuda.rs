@@ -2,7 +2,9 @@
 
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
-use crate::cuda::rows::{RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large};
+use crate::cuda::rows::{
+    ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large,
+};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, CudaKernel, Defines, Source};
@@ -20,18 +22,7 @@ fn table(dtype: DType) -> RowTable {
         4 => {
             &[(16, 1), (32, 1), (32, 2), (32, 4), (64, 4), (128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8)]
         }
-        _ => &[
-            (16, 1),
-            (32, 1),
-            (32, 2),
-            (64, 2),
-            (128, 2),
-            (256, 2),
-            (512, 2),
-            (512, 3),
-            (1024, 2),
-            (1024, 4),
-        ],
+        _ => ONE_REDUCTION,
     }
 }
 
