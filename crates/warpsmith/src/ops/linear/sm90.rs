@@ -313,8 +313,14 @@ fn variants() -> Vec<Defines> {
             let activation = Some(Kind::Silu);
             for gate in [Gate::Halves, Gate::Interleaved] {
                 let epilogue = Epilogue { activation, gate, bias: true, residual: true, ..plain.epilogue };
-                let gated =
-                    Config { epilogue, tma_store: false, residual_rows: false, small_steps: true, ..direct };
+                let gated = Config {
+                    epilogue,
+                    tma_store: false,
+                    line_store: true,
+                    residual_rows: false,
+                    small_steps: true,
+                    ..direct
+                };
                 all.extend(SKINNY.map(|n| {
                     Config { tile: Tile::skinny(64, 2 * n, 1, false), ..gated }.with_all_stages().defines()
                 }));
