@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the Python package with tensors of a GPU, on a machine that has PyTorch but need not have Rust or a network. What was
 # built elsewhere must lie in the tree: the native half (scripts/python-dev.sh), and where the machine has no pytest,
-# `pip install --target dist/pytest pytest`.
-# usage: scripts/python-gpu.sh PYTHON [words for pytest]
+# `pip install --target dist/pytest pytest` (with pytest-xdist, `-n 8` runs eight at once).
+# usage: scripts/python-gpu.sh PYTHON [words for pytest, as --record evidence/python/nvidia-h200.json]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import warpsmith
 from device import DEVICE
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, metavar="FILE", help="write how many tests passed, and where")
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Leaves a record of the run, also of one that failed."""
+    file = config.getoption("--record")
+    if file is None:
+        return
+    stats = terminalreporter.stats
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in stats.get("skipped", []))
+    record = {
+        "device": torch.cuda.get_device_name() if DEVICE != "cpu" else "cpu",
+        "warpsmith": warpsmith.__version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "exit_status": int(exitstatus),
+        "passed": len(stats.get("passed", [])),
+        "failed": sorted(report.nodeid for report in stats.get("failed", []) + stats.get("error", [])),
+        "skipped": dict(sorted(reasons.items())),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
