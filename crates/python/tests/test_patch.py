@@ -164,6 +164,21 @@ def test_whole_graphs(name: str) -> None:
 
 
 @torch.no_grad()
+def test_compiled_models_leave_norms_to_the_compiler() -> None:
+    found: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    _, patched = pair("qwen3")
+    torch._dynamo.reset()
+    torch.compile(patched, backend=keep, fullgraph=True)(models.tokens(), use_cache=False)
+    calls = [sum(name in target for target in found) for name in ("rms_norm", "warpsmith.linear", "warpsmith.attention")]
+    assert calls == [0, 6, 2], found
+
+
+@torch.no_grad()
 def test_hidden_states_are_returned(name: str) -> None:
     plain, patched = pair(name)
     ids = models.tokens()

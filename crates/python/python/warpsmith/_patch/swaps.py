@@ -31,12 +31,34 @@ class Left:
 
 
 class PatchedRMSNorm(RMSNorm):
-    """An RMS norm with the attributes of transformers'."""
+    """An RMS norm with the attributes of transformers'.
+
+    In a compiled model the compiler computes it: it fuses the norm with the addition before and the rotation after,
+    which a call of a kernel would keep apart.
+    """
 
     @property
     def variance_epsilon(self) -> float | None:
         """What is added to the mean square."""
         return self.eps
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        """The normalised rows, rounded once."""
+        if not torch.compiler.is_compiling() or residual is not None or self.eps is None:
+            return super().forward(x, residual)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight.float()).to(x.dtype)
+
+
+class PatchedLayerNorm(LayerNorm):
+    """A layer norm that the compiler computes in a compiled model, as :class:`PatchedRMSNorm`."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        """The normalised rows."""
+        if not torch.compiler.is_compiling() or residual is not None:
+            return super().forward(x, residual)
+        return nn.LayerNorm.forward(self, x)
 
 
 class FusedMLP(nn.Module):
@@ -87,7 +109,7 @@ def rms_norm(original: Any) -> nn.Module | Left:
 
 def layer_norm(original: Any) -> nn.Module | Left:
     shape, affine = list(original.normalized_shape), original.elementwise_affine
-    norm = LayerNorm(shape, original.eps, affine, original.bias is not None, device="meta")
+    norm = PatchedLayerNorm(shape, original.eps, affine, original.bias is not None, device="meta")
     norm.weight, norm.bias = original.weight, original.bias
     norm.train(original.training)
     return norm
