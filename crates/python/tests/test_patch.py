@@ -174,7 +174,9 @@ def test_compiled_models_leave_norms_to_the_compiler() -> None:
     _, patched = pair("qwen3")
     torch._dynamo.reset()
     torch.compile(patched, backend=keep, fullgraph=True)(models.tokens(), use_cache=False)
-    calls = [sum(name in target for target in found) for name in ("rms_norm", "warpsmith.linear", "warpsmith.attention")]
+    calls = [
+        sum(name in target for target in found) for name in ("rms_norm", "warpsmith.linear", "warpsmith.attention")
+    ]
     assert calls == [0, 6, 2], found
 
 
