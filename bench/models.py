@@ -36,6 +36,21 @@ TOKENS = 128
 PROMPT = 8192
 #: What is recorded of a row.
 KEPT = ("test", "milliseconds", "mean", "deviation", "ratio", "graphs", "bytes")
+VOCABULARY, KV_HEADS, HEAD_DIM = 151936, 8, 128
+
+
+def limit_ms(model: str, row: dict, copied: float | None) -> float | None:
+    """Milliseconds that a workload's reads alone take at the speed of a copy (GB/s): all weights in each of its steps,
+    and the keys and values that its tokens see. Reading its prompts is not in it."""
+    if copied is None or row["steps"] is None:
+        return None
+    shape = SHAPES[model]
+    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    heads = shape["num_attention_heads"] * HEAD_DIM
+    of_layer = hidden * (2 * heads + 2 * KV_HEADS * HEAD_DIM + 3 * shape["intermediate_size"])
+    weights = layers * of_layer + VOCABULARY * hidden
+    keys = layers * 2 * KV_HEADS * HEAD_DIM
+    return 2 * (row["steps"] * weights + row["keys_read"] * keys) / copied * 1e-6
 
 
 def ours(model: str, batches: list[int]) -> Iterator[list[dict]]:
@@ -65,7 +80,11 @@ def theirs(model: str, batches: list[int]) -> dict[str, float]:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     config = Qwen3Config(
-        vocab_size=151936, max_position_embeddings=40960, num_key_value_heads=8, head_dim=128, **SHAPES[model]
+        vocab_size=VOCABULARY,
+        max_position_embeddings=40960,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        **SHAPES[model],
     )
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
@@ -100,6 +119,8 @@ def main() -> None:
     device = torch.cuda.get_device_name()
     file = args.evidence / "models" / f"{device.lower().replace(' ', '-')}.json"
     known = json.loads(file.read_text())["rows"] if file.exists() else []
+    kernels = args.evidence / file.name
+    copied = json.loads(kernels.read_text())["ceilings"]["copy_gbps"] if kernels.exists() else None
     for model in args.model:
         times = {} if args.no_peers else theirs(model, args.batch)
         # Recorded at once: what comes later may be interrupted.
@@ -107,6 +128,9 @@ def main() -> None:
             for row in rows:
                 new = {key: row[key] for key in KEPT}
                 new = dict(model=model, **new, transformers_ms=times.get(row["test"]))
+                new["limit_ms"] = limit_ms(model, row, copied)
+                if new["limit_ms"]:
+                    print(f"  memory alone: {new['limit_ms']:.0f} ms", flush=True)
                 known = [old for old in known if (old["model"], old["test"]) != (model, row["test"])] + [new]
             if not args.no_record:
                 write(file, device, known)

@@ -108,7 +108,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(Workload::NanoVllm) = args.workload {
         let requests = Requests::nano_vllm(args.requests);
         let seconds = measure(1, |run| time(&mut engine, &requests, run))?;
-        rows.push(Row::new("nano-vllm".into(), requests.output_tokens(), &seconds, 1));
+        let row = Row::new("nano-vllm".into(), requests.output_tokens(), &seconds, 1);
+        rows.push(row.reading(requests.reads()));
     }
     for &tokens in &args.prefix {
         let runs = (0..=runs).map(|run| prefix(&mut engine, tokens, run as u64));

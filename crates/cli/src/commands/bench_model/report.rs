@@ -1,5 +1,6 @@
 //! The table of what was measured.
 
+use super::runs::Reads;
 use serde_json::{Value, json};
 use warpsmith::Device;
 
@@ -20,6 +21,8 @@ pub struct Row {
     milliseconds: Vec<f64>,
     /// How many times as fast as the row before.
     ratio: Option<f64>,
+    /// What it read from memory at least.
+    reads: Option<Reads>,
 }
 
 impl Row {
@@ -30,7 +33,13 @@ impl Row {
             rates: seconds.iter().map(|seconds| tokens as f64 / seconds).collect(),
             milliseconds: seconds.iter().map(|seconds| 1e3 * seconds / steps as f64).collect(),
             ratio: None,
+            reads: None,
         }
+    }
+
+    /// With what it read from memory at least.
+    pub fn reading(self, reads: Reads) -> Row {
+        Row { reads: Some(reads), ..self }
     }
 
     /// So many times as fast as the row before.
@@ -105,6 +114,7 @@ impl Report {
                 "graphs": self.graphs, "graph_failure": self.graph_failure,
                 "test": row.test, "mean": mean(&row.rates), "deviation": deviation(&row.rates),
                 "samples": row.rates, "milliseconds": row.milliseconds(), "ratio": row.ratio,
+                "steps": row.reads.map(|reads| reads.steps), "keys_read": row.reads.map(|reads| reads.keys),
             })
         };
         self.rows.iter().map(row).collect()

@@ -13,6 +13,13 @@ pub struct Requests {
     temperature: f32,
 }
 
+/// The least that answers read from memory: all weights in each step, and the keys and values that their tokens see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reads {
+    pub steps: usize,
+    pub keys: usize,
+}
+
 impl Requests {
     /// As many of the same lengths, greedily.
     pub fn alike(count: usize, prompt: usize, tokens: usize) -> Requests {
@@ -28,6 +35,16 @@ impl Requests {
 
     pub fn output_tokens(&self) -> usize {
         self.lengths.iter().map(|[_, tokens]| tokens).sum()
+    }
+
+    /// What must be read from memory however well it goes.
+    pub fn reads(&self) -> Reads {
+        // The token that a prompt gives sees it all; each further one sees one more.
+        let keys = |[prompt, tokens]: [usize; 2]| tokens * prompt + tokens * tokens.saturating_sub(1) / 2;
+        Reads {
+            steps: self.lengths.iter().map(|&[_, tokens]| tokens).max().unwrap_or(0),
+            keys: self.lengths.iter().map(|&lengths| keys(lengths)).sum(),
+        }
     }
 }
 
@@ -102,5 +119,12 @@ mod tests {
         assert!(requests.lengths.as_flattened().iter().all(|length| (100..=1024).contains(length)));
         let mean = requests.output_tokens() as f64 / 256.0;
         assert!((520.0..610.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn the_longest_answer_sets_the_steps_and_every_token_reads_the_keys_before_it() {
+        let requests = Requests { lengths: vec![[3, 2], [5, 1]], temperature: 0.0 };
+        // 3 and 4 keys for the first, 5 for the second.
+        assert_eq!(requests.reads(), Reads { steps: 2, keys: 12 });
     }
 }
