@@ -16,8 +16,8 @@
 // in every row; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
 // one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
 
-#include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
+#include "warpsmith/unaligned.cuh"
 
 namespace warpsmith {
 
@@ -208,55 +208,6 @@ template <class T, int kIn, int kOut> struct Elementwise {
 
 // What is known about rows, beside the values in vec.cuh: they are dense, but start and length are arbitrary.
 constexpr int kUnaligned = 3;
-
-// The kVec elements at an address. The row has `before` elements before it, or begins `-before` after it, and `after` from
-// it on.
-template <class T> struct UnalignedUnit {
-  static constexpr int V = kVec<T>;
-  Chunk<T> low, high;
-  int bytes;  // of `low` that come before the unit
-
-  // Starts to load.
-  WS_INLINE void fetch(const T* at, int before, int after, u64 policy) {
-    const int skip = (int)((u64)at % 16) / (int)sizeof(T);
-    bytes = skip * (int)sizeof(T);
-    if (before >= skip && after >= (skip ? 2 * V - skip : V)) {
-      load_words(low.words, at - skip, policy);
-      if (skip) load_words(high.words, at - skip + V, policy);
-      return;
-    }
-    bytes = 0;
-#pragma unroll
-    for (int j = 0; j < V; ++j)
-      if (j >= -before && j < after) low.items[j] = at[j];
-  }
-
-  // The elements; those that are not the row's may be anything.
-  WS_INLINE void get(Chunk<T>& c) const {
-    const bool two = bytes & 8, one = bytes & 4;
-    u32 w[6];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-      const u32 near = i < 4 ? low.words[i % 4] : high.words[i % 4];
-      const u32 far = i < 2 ? low.words[(i + 2) % 4] : high.words[(i + 2) % 4];
-      w[i] = two ? far : near;
-    }
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = one ? w[i + 1] : w[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c.words[i] = sizeof(T) == 4 ? w[i] : __funnelshift_r(w[i], w[i + 1], 8 * (bytes & 2));
-  }
-};
-
-template <class T> WS_INLINE void store_unaligned(T* at, int before, int after, const Chunk<T>& c) {
-  if (before >= 0 && after >= kVec<T> && (u64)at % 16 == 0) {
-    store_words(at, c.words);
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kVec<T>; ++j)
-    if (j >= -before && j < after) at[j] = c.items[j];
-}
 
 // Units are counted from the last aligned address of the first output at or
 // before the row, so its pieces are whole but for the ends of the row; inputs that lie otherwise are shifted. A shared

@@ -173,6 +173,57 @@ impl std::fmt::Display for RowTiling {
     }
 }
 
+/// How dense rows that begin anywhere go through shared memory: see `shared_row.cuh`. Blocks go on with further rows; that
+/// changes when a row is computed, never its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StagedRows {
+    /// Rows of which a thread has a part in shared memory: with two, the next is copied while one is computed.
+    pub stages: usize,
+    /// Blocks of the grid.
+    pub blocks: usize,
+    /// Dynamic shared memory of each.
+    pub shared_bytes: usize,
+}
+
+impl StagedRows {
+    /// Threads of a multiprocessor that find registers in kernels of staged rows, with up to two chunks each and with
+    /// more.
+    const THREADS_AT_ONCE: [usize; 2] = [1024, 512];
+    /// Shared memory of a block beside the rows: the kernel's own and the system's.
+    const RESERVED: usize = 2048;
+
+    /// For `count` rows of `inputs` tensors and `vectors` that all rows of a block share; `None` if there is no room.
+    pub fn new(
+        tiling: &RowTiling,
+        count: usize,
+        inputs: usize,
+        vectors: usize,
+        info: &DeviceInfo,
+    ) -> Option<StagedRows> {
+        let row = (tiling.lanes * tiling.items + 2) * 16;
+        let bytes = |stages: usize| (stages * inputs * tiling.rows + vectors) * row;
+        let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
+        let at_once = |stages: usize| {
+            let by_threads = Self::THREADS_AT_ONCE[(tiling.items > 2) as usize] / tiling.threads() as usize;
+            let by_memory = info.shared_per_block / (bytes(stages) + Self::RESERVED);
+            info.units * by_threads.min(by_memory).max(1)
+        };
+        let needed = count.div_ceil(tiling.rows);
+        let stages = if needed > at_once(1) && fits(2) { 2 } else { 1 };
+        fits(stages).then(|| StagedRows {
+            stages,
+            blocks: needed.min(at_once(stages)),
+            shared_bytes: bytes(stages),
+        })
+    }
+
+    /// The launch of all blocks.
+    pub fn launch(&self, tiling: &RowTiling) -> Result<LaunchConfig> {
+        let blocks = grid_blocks("a row kernel", self.blocks)?;
+        Ok(LaunchConfig::new([blocks, 1, 1], [tiling.threads(), 1, 1], self.shared_bytes as u32))
+    }
+}
+
 /// The number of blocks of a one-dimensional grid, if a grid can have that many.
 pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
     let limit = i32::MAX as u32;
