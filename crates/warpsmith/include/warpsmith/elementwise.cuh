@@ -13,7 +13,7 @@
 // kernel of two microseconds.
 //
 // Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR: kAny, kAligned or kUnaligned; SHARED, the last input is the same
-// in every row; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
+// in every row or, with kUnaligned, the only one whose neighbours need not be adjacent; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
 // one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
 
 #include "warpsmith/rows.cuh"
@@ -214,17 +214,19 @@ constexpr int kUnaligned = 3;
 // input is one of these.
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unaligned(const ElementwiseParams& p, F f) {
   using Kernel = Elementwise<T, kIn, kOut>;
-  static_assert(ITEMS == 1 && !SHARED && !PAIRED, "a unit of each row");
+  static_assert(ITEMS == 1 && !PAIRED, "a unit of each row");
   constexpr int kFar = 4 * kVec<T>;  // more columns on either side make no difference
   const typename Kernel::Units units(p);
   const typename Kernel::Place place(p, units.row, units.column);
   const int shift = (int)((u64)((const T*)p.streams[kIn] + place.at[kIn]) % 16) / (int)sizeof(T);
   const auto stream = [&](int t) { return (T*)p.streams[t] + place.at[t] - shift; };
+  const auto is_strided = [](int t) { return SHARED && t == kIn - 1; };
   const int before = (int)min(units.column - shift, (i64)kFar), after = (int)min(p.columns - units.column + shift, (i64)kFar);
   const bool exists = after > 0 && (FLAT || units.row < p.num_rows);
   if (exists && before >= 0 && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
-    for (int t = 0; t < kIn; ++t) prefetch_chunk(stream(t), p.is_large);
+    for (int t = 0; t < kIn; ++t)
+      if (!is_strided(t)) prefetch_chunk(stream(t), p.is_large);
   }
   begin_kernel();
   if (!exists) return;
@@ -232,7 +234,12 @@ template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unalig
   UnalignedUnit<T> units_in[kIn];
   Chunk<T> in[kIn], out[kOut];
 #pragma unroll
-  for (int t = 0; t < kIn; ++t) units_in[t].fetch(stream(t), before, after, policy);
+  for (int t = 0; t < kIn; ++t) {
+    // The stream with as many steps as columns.
+    const i64 more = is_strided(t) ? p.steps[t] - 1 : 0;
+    if (is_strided(t)) units_in[t].gather(stream(t) + (units.column - shift) * more, more + 1, before, after);
+    else units_in[t].fetch(stream(t), before, after, policy);
+  }
 #pragma unroll
   for (int t = 0; t < kIn; ++t) units_in[t].get(in[t]);
   Kernel::evaluate(out, in, f);

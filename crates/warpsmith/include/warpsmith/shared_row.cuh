@@ -25,8 +25,8 @@ template <class T> WS_INLINE int row_shift(const T* row) { return (int)((u64)row
 
 // Blocks of a multiprocessor that must find registers in kernels of staged rows, as the host counts on.
 constexpr int staged_blocks(int threads, int items) {
-  const int at_once = items <= 2 ? 1024 : 512;
-  return threads < at_once ? at_once / threads : 1;
+  const int at_once = items == 1 ? 1280 : items == 2 || threads >= 512 ? 1024 : 768;
+  return at_once / threads;
 }
 
 // All threads of a row, which are kWarps warps of a block or part of one.

@@ -55,10 +55,14 @@ template <class T> struct UnalignedUnit {
       if (skip) load_words(high.words, at - skip + V, policy);
       return;
     }
+    gather(at, 1, before, after);
+  }
+  // The same of elements that lie `step` apart.
+  WS_INLINE void gather(const T* at, i64 step, int before, int after) {
     skip = 0;
 #pragma unroll
     for (int j = 0; j < V; ++j)
-      if (j >= -before && j < after) low.items[j] = at[j];
+      if (j >= -before && j < after) low.items[j] = at[j * step];
   }
 
   // The elements; those that are not the row's may be anything.

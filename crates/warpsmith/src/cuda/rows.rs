@@ -186,9 +186,6 @@ pub struct StagedRows {
 }
 
 impl StagedRows {
-    /// Threads of a multiprocessor that find registers in kernels of staged rows, with up to two chunks each and with
-    /// more.
-    const THREADS_AT_ONCE: [usize; 2] = [1024, 512];
     /// Shared memory of a block beside the rows: the kernel's own and the system's.
     const RESERVED: usize = 2048;
 
@@ -203,16 +200,22 @@ impl StagedRows {
         let row = (tiling.lanes * tiling.items + 2) * 16;
         let bytes = |stages: usize| (stages * inputs * tiling.rows + vectors) * row;
         let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
-        let at_once = |stages: usize| {
-            let by_threads = Self::THREADS_AT_ONCE[(tiling.items > 2) as usize] / tiling.threads() as usize;
-            let by_memory = info.shared_per_block / (bytes(stages) + Self::RESERVED);
-            info.units * by_threads.min(by_memory).max(1)
+        let threads = tiling.threads() as usize;
+        // As many as find registers: `staged_blocks` of the device code.
+        let by_registers = match tiling.items {
+            1 => 1280 / threads,
+            items if items == 2 || threads >= 512 => 1024 / threads,
+            _ => 768 / threads,
         };
+        let at_once =
+            |stages: usize| by_registers.min(info.shared_per_block / (bytes(stages) + Self::RESERVED)).max(1);
         let needed = count.div_ceil(tiling.rows);
-        let stages = if needed > at_once(1) && fits(2) { 2 } else { 1 };
+        // A second block hides more than a second stage.
+        let two = needed > at_once(1) * info.units && fits(2) && at_once(2) == at_once(1);
+        let stages = 1 + two as usize;
         fits(stages).then(|| StagedRows {
             stages,
-            blocks: needed.min(at_once(stages)),
+            blocks: needed.min(at_once(stages) * info.units),
             shared_bytes: bytes(stages),
         })
     }

@@ -154,15 +154,14 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
     residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
   };
   find_row(own.index);
-  if ((int)blockIdx.x < p.blocks_ahead) {
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int k = (i * LANES + lane) * V;
-      if (k >= p.hidden) break;
+  const auto prefetch_row = [&]() {
+#pragma unroll 1
+    for (int k = lane * V; k < p.hidden; k += LANES * V) {
       prefetch_chunk(x + k, p.is_large);
       if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
     }
-  }
+  };
+  if ((int)blockIdx.x < p.blocks_ahead) prefetch_row();
   if (p.num_rows <= 64) let_next_kernel_start();
   begin_kernel();
   const u64 policy = load_policy(p.is_large);
@@ -195,8 +194,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
     const bool goes_on = index - ahead + step < p.num_rows;
     const int x_shift = row_shift(x), residual_shift = row_shift(residual);
     if (goes_on) find_row(index + step);
-    // The other stage is free: all have come past the barrier before.
+    // The other stage is free: all have come past the barrier before. With one stage, the next row gets as far as L2.
     if (STAGES == 2 && goes_on) copy_row(staged + (stage ^= 1) * (ROWS * kInputs));
+    if (STAGES == 1 && goes_on) prefetch_row();
     Chunk<T> row[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -252,6 +252,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
     meet<kWarps>();
   }
 }
+
 #else
 
 // A row in registers: memory is read once. With BATCH, the loads of several rows are in flight at once, weight and bias

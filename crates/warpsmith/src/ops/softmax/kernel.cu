@@ -108,11 +108,11 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
   const i64 ahead = own.place % (32 / kWidth);
   const auto x_row = [&](i64 index) { return row_at<const T>(p.x, p.rows, 0, min(index, p.num_rows - 1)); };
   const T* x = x_row(own.index);
-  if ((int)blockIdx.x < p.blocks_ahead) {
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i)
-      if ((i * LANES + lane) * V < p.hidden) prefetch_chunk(x + (i * LANES + lane) * V, p.is_large);
-  }
+  const auto prefetch_row = [&]() {
+#pragma unroll 1
+    for (int k = lane * V; k < p.hidden; k += LANES * V) prefetch_chunk(x + k, p.is_large);
+  };
+  if ((int)blockIdx.x < p.blocks_ahead) prefetch_row();
   begin_kernel();
   const u64 policy = load_policy(p.is_large);
   const auto copy_row = [&](Staged* to) {
@@ -130,8 +130,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
     const bool goes_on = index - ahead + step < p.num_rows;
     const int shift = row_shift(x);
     if (goes_on) x = x_row(index + step);
-    // The other stage is free: all have come past the barrier.
+    // The other stage is free: all have come past the barrier. With one stage, the next row gets as far as L2.
     if (STAGES == 2 && goes_on) copy_row(staged + (stage ^= 1) * ROWS);
+    if (STAGES == 1 && goes_on) prefetch_row();
     Chunk<T> row[ITEMS];
     float pivot = kLowest, total = 0.0f, e[ITEMS][V];
 #pragma unroll
