@@ -23,10 +23,15 @@ namespace warpsmith {
 // Elements between the last aligned address at or before a row and its start.
 template <class T> WS_INLINE int row_shift(const T* row) { return (int)((u64)row % 16) / (int)sizeof(T); }
 
-// Blocks of a multiprocessor that must find registers in kernels of staged rows, as the host counts on.
+// Blocks of a multiprocessor that must find registers in kernels of staged rows, as the host counts on. For sm_100 the
+// compiler needs more of them.
 constexpr int staged_blocks(int threads, int items) {
-  const int at_once = items == 1 ? 1280 : items == 2 || threads >= 512 ? 1024 : 768;
-  return at_once / threads;
+#if __CUDA_ARCH__ >= 1000
+  const int at_once = items <= 2 ? 1024 : 768;
+#else
+  const int at_once = items <= 2 || threads >= 512 ? 1024 : 768;
+#endif
+  return threads <= at_once ? at_once / threads : 1;
 }
 
 // All threads of a row, which are kWarps warps of a block or part of one.

@@ -66,7 +66,8 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], choices: &[(boo
         for dtype in FLOATS {
             for &vector in vectors {
                 for &(prefetch, stages) in choices.iter().filter(|c| !c.0 || can_prefetch(tiling)) {
-                    all.extend([false, true].map(|residual| {
+                    let residuals = [false, true].into_iter().filter(|&with| has_room(tiling, vector, with));
+                    all.extend(residuals.map(|residual| {
                         defines(tiling, dtype, Features { vector, center, residual, prefetch, stages })
                     }));
                 }
@@ -142,7 +143,10 @@ pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Prob
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
         .when(|p, info| {
             let kind = row_kind(p);
-            let room = |t: &RowTiling| kind != RowKind::Dense || staged(p, t, info).is_some();
+            let room = |t: &RowTiling| {
+                has_room(t, kind.vector_level(), p.has_residual)
+                    && (kind != RowKind::Dense || staged(p, t, info).is_some())
+            };
             fits(p.hidden, p.num_rows, p.dtype, kind, table(p.center), room)
         })
         .configured(|p, info| tiling(p, info).map(|t| t.to_string()).unwrap_or_default())
@@ -190,6 +194,12 @@ pub(super) fn fits(
         }
         Some(_) => addressable(hidden, num_rows),
     }
+}
+
+/// Whether the forward kernel has registers for rows of this kind: those that begin anywhere must be arranged.
+fn has_room(tiling: &RowTiling, vector: u8, residual: bool) -> bool {
+    let largest = tiling.lanes == 1024 && tiling.items == 4;
+    vector != RowKind::Dense.vector_level() || !residual || !largest
 }
 
 /// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.

@@ -142,18 +142,19 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
   const RowsOfThread<LANES, ROWS> own;
   const int lane = own.lane;
   Staged* const staged = bias + has_bias + own.place * kInputs;
-  const i64 step = (i64)gridDim.x * ROWS;
+  // Rows are fewer than 2^31, so that a step more has room.
+  const u32 num_rows = (u32)p.num_rows, step = gridDim.x * ROWS;
   // Rows that share a warp go on together as long as the first of them exists. A row past the last is the last one
   // again, and is not stored.
   constexpr int kTogether = 32 / kWidth;
-  const i64 ahead = own.place % kTogether;
+  const u32 ahead = own.place % kTogether;
   const T *x, *residual;
-  const auto find_row = [&](i64 index) {
-    index = min(index, p.num_rows - 1);
+  const auto find_row = [&](u32 index) {
+    index = min(index, num_rows - 1);
     x = row_at<const T>(p.x, p.rows, 0, index);
     residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
   };
-  find_row(own.index);
+  find_row((u32)own.index);
   const auto prefetch_row = [&]() {
 #pragma unroll 1
     for (int k = lane * V; k < p.hidden; k += LANES * V) {
@@ -189,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
   __syncthreads();
 
   int stage = 0;
-  for (i64 index = own.index; index - ahead < p.num_rows; index += step) {
+  for (u32 index = (u32)own.index; index - ahead < num_rows; index += step) {
     Staged* const at = staged + stage * (ROWS * kInputs);
-    const bool goes_on = index - ahead + step < p.num_rows;
+    const bool goes_on = index - ahead + step < num_rows;
     const int x_shift = row_shift(x), residual_shift = row_shift(residual);
     if (goes_on) find_row(index + step);
     // The other stage is free: all have come past the barrier before. With one stage, the next row gets as far as L2.
@@ -233,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
       at[kInputs - 1].leave(chunk, row[i]);
     }
     meet<kWarps>();
-    if (index < p.num_rows) {
+    if (index < num_rows) {
       T* out = row_at<T>(p.out, p.rows, 1, index);
       T* sum = HAS_RESIDUAL ? row_at<T>(p.sum, p.rows, 3, index) : nullptr;
 #pragma unroll 1
