@@ -27,9 +27,9 @@ template <class T> WS_INLINE int row_shift(const T* row) { return (int)((u64)row
 // compiler needs more of them.
 constexpr int staged_blocks(int threads, int items) {
 #if __CUDA_ARCH__ >= 1000
-  const int at_once = items <= 2 ? 1024 : 768;
+  const int at_once = items <= 2 ? 1024 : 640;
 #else
-  const int at_once = items <= 2 || threads >= 512 ? 1024 : 768;
+  const int at_once = items <= 2 || threads >= 512 ? 1024 : 640;
 #endif
   return threads <= at_once ? at_once / threads : 1;
 }

@@ -202,7 +202,7 @@ impl StagedRows {
         let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
         let threads = tiling.threads() as usize;
         // As many as find registers: `staged_blocks` of the device code.
-        let by_registers = if tiling.items <= 2 || threads >= 512 { 1024 } else { 768 } / threads;
+        let by_registers = if tiling.items <= 2 || threads >= 512 { 1024 } else { 640 } / threads;
         let at_once =
             |stages: usize| by_registers.min(info.shared_per_block / (bytes(stages) + Self::RESERVED)).max(1);
         let needed = count.div_ceil(tiling.rows);
