@@ -282,6 +282,30 @@ mod tests {
     }
 
     #[test]
+    fn staged_rows_fit_shared_memory_and_have_blocks_that_run_at_once() {
+        let cpu = crate::device::Device::Cpu.info().unwrap();
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..cpu };
+        for tiling in RowTiling::all(TABLE) {
+            for (count, inputs, vectors) in [(1, 1, 0), (1000, 2, 2), (1 << 20, 1, 1), (1 << 20, 2, 0)] {
+                let rows = StagedRows::new(&tiling, count, inputs, vectors, &info).unwrap();
+                assert!(rows.blocks <= count.div_ceil(tiling.rows), "{tiling} {rows:?}");
+                let blocks = rows.blocks.div_ceil(info.units);
+                assert!(blocks * rows.shared_bytes <= info.shared_per_block, "{tiling} {rows:?}");
+                assert!(blocks * tiling.threads() as usize <= 1024, "{tiling} {rows:?}");
+            }
+        }
+        let few = StagedRows::new(&RowTiling::alone(256, 2), 100, 2, 2, &info).unwrap();
+        assert_eq!((few.stages, few.blocks), (1, 100));
+        let many = StagedRows::new(&RowTiling::alone(256, 2), 100_000, 2, 2, &info).unwrap();
+        assert_eq!((many.stages, many.blocks), (2, 4 * 132));
+        // Two blocks of one stage rather than one of two.
+        let long = StagedRows::new(&RowTiling::alone(512, 4), 100_000, 2, 0, &info).unwrap();
+        assert_eq!((long.stages, long.blocks), (1, 2 * 132));
+        let small = DeviceInfo { shared_per_block: 48 << 10, ..info };
+        assert!(StagedRows::new(&RowTiling::alone(512, 4), 1, 2, 0, &small).is_none());
+    }
+
+    #[test]
     fn very_many_short_rows_share_blocks_without_a_change_of_their_own_tiling() {
         const UNITS: usize = 100;
         for alone in RowTiling::all(TABLE) {
