@@ -216,7 +216,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
       own_mean = warp_mean(total, lane / 32, p.hidden);
     }
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
+    for (int i = 0; i < ITEMS; ++i) {
+      // Widened again in each pass: kept, the elements of many chunks would take too many registers.
+      if (ITEMS > 2) forget(row[i]);
+      square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
+      if (ITEMS > 2) forget(row[i]);
+    }
     square = warp_reduce<Sum, kWidth>(square);
     if (kWarps > 1) leave_sums(total, square, scratch[own.place], lane);
     meet<kWarps>();
