@@ -13,11 +13,11 @@
 // kernel of two microseconds.
 //
 // Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR: kAny, kAligned or kUnaligned; SHARED, the last input is the same
-// in every row; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
+// in every row or, with kUnaligned, the only one whose neighbours need not be adjacent; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
 // one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
 
-#include "warpsmith/l2.cuh"
 #include "warpsmith/rows.cuh"
+#include "warpsmith/unaligned.cuh"
 
 namespace warpsmith {
 
@@ -209,71 +209,24 @@ template <class T, int kIn, int kOut> struct Elementwise {
 // What is known about rows, beside the values in vec.cuh: they are dense, but start and length are arbitrary.
 constexpr int kUnaligned = 3;
 
-// The kVec elements at an address. The row has `before` elements before it, or begins `-before` after it, and `after` from
-// it on.
-template <class T> struct UnalignedUnit {
-  static constexpr int V = kVec<T>;
-  Chunk<T> low, high;
-  int bytes;  // of `low` that come before the unit
-
-  // Starts to load.
-  WS_INLINE void fetch(const T* at, int before, int after, u64 policy) {
-    const int skip = (int)((u64)at % 16) / (int)sizeof(T);
-    bytes = skip * (int)sizeof(T);
-    if (before >= skip && after >= (skip ? 2 * V - skip : V)) {
-      load_words(low.words, at - skip, policy);
-      if (skip) load_words(high.words, at - skip + V, policy);
-      return;
-    }
-    bytes = 0;
-#pragma unroll
-    for (int j = 0; j < V; ++j)
-      if (j >= -before && j < after) low.items[j] = at[j];
-  }
-
-  // The elements; those that are not the row's may be anything.
-  WS_INLINE void get(Chunk<T>& c) const {
-    const bool two = bytes & 8, one = bytes & 4;
-    u32 w[6];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-      const u32 near = i < 4 ? low.words[i % 4] : high.words[i % 4];
-      const u32 far = i < 2 ? low.words[(i + 2) % 4] : high.words[(i + 2) % 4];
-      w[i] = two ? far : near;
-    }
-#pragma unroll
-    for (int i = 0; i < 5; ++i) w[i] = one ? w[i + 1] : w[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c.words[i] = sizeof(T) == 4 ? w[i] : __funnelshift_r(w[i], w[i + 1], 8 * (bytes & 2));
-  }
-};
-
-template <class T> WS_INLINE void store_unaligned(T* at, int before, int after, const Chunk<T>& c) {
-  if (before >= 0 && after >= kVec<T> && (u64)at % 16 == 0) {
-    store_words(at, c.words);
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kVec<T>; ++j)
-    if (j >= -before && j < after) at[j] = c.items[j];
-}
-
 // Units are counted from the last aligned address of the first output at or
 // before the row, so its pieces are whole but for the ends of the row; inputs that lie otherwise are shifted. A shared
 // input is one of these.
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unaligned(const ElementwiseParams& p, F f) {
   using Kernel = Elementwise<T, kIn, kOut>;
-  static_assert(ITEMS == 1 && !SHARED && !PAIRED, "a unit of each row");
+  static_assert(ITEMS == 1 && !PAIRED, "a unit of each row");
   constexpr int kFar = 4 * kVec<T>;  // more columns on either side make no difference
   const typename Kernel::Units units(p);
   const typename Kernel::Place place(p, units.row, units.column);
   const int shift = (int)((u64)((const T*)p.streams[kIn] + place.at[kIn]) % 16) / (int)sizeof(T);
   const auto stream = [&](int t) { return (T*)p.streams[t] + place.at[t] - shift; };
+  const auto is_strided = [](int t) { return SHARED && t == kIn - 1; };
   const int before = (int)min(units.column - shift, (i64)kFar), after = (int)min(p.columns - units.column + shift, (i64)kFar);
   const bool exists = after > 0 && (FLAT || units.row < p.num_rows);
   if (exists && before >= 0 && (int)blockIdx.x < p.blocks_ahead) {
 #pragma unroll
-    for (int t = 0; t < kIn; ++t) prefetch_chunk(stream(t), p.is_large);
+    for (int t = 0; t < kIn; ++t)
+      if (!is_strided(t)) prefetch_chunk(stream(t), p.is_large);
   }
   begin_kernel();
   if (!exists) return;
@@ -281,7 +234,12 @@ template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unalig
   UnalignedUnit<T> units_in[kIn];
   Chunk<T> in[kIn], out[kOut];
 #pragma unroll
-  for (int t = 0; t < kIn; ++t) units_in[t].fetch(stream(t), before, after, policy);
+  for (int t = 0; t < kIn; ++t) {
+    // The stream with as many steps as columns.
+    const i64 more = is_strided(t) ? p.steps[t] - 1 : 0;
+    if (is_strided(t)) units_in[t].gather(stream(t) + (units.column - shift) * more, more + 1, before, after);
+    else units_in[t].fetch(stream(t), before, after, policy);
+  }
 #pragma unroll
   for (int t = 0; t < kIn; ++t) units_in[t].get(in[t]);
   Kernel::evaluate(out, in, f);

@@ -99,8 +99,10 @@ enum Unit {
 impl Unit {
     const ALL: [Unit; 3] = [Unit::Element, Unit::Aligned, Unit::Unaligned];
 
-    fn new(grid: &Grid) -> Unit {
-        let dense = grid.steps.iter().all(|&step| step == 1);
+    /// A vector that is repeated may have its elements anywhere: it is small.
+    fn new(grid: &Grid, signature: Signature) -> Unit {
+        let vector = signature.shared.then_some(signature.inputs - 1);
+        let dense = grid.steps.iter().enumerate().all(|(t, &step)| step == 1 || Some(t) == vector);
         match grid.columns * grid.dtype.size() >= LEAST_UNALIGNED {
             _ if grid.vector => Unit::Aligned,
             true if dense => Unit::Unaligned,
@@ -126,7 +128,7 @@ struct Mode {
     flat: bool,
     unit: Unit,
     paired: bool,
-    /// The last input is the same in every row.
+    /// The last input is the same in every row or, with unaligned units, one whose neighbours are not adjacent.
     shared: bool,
 }
 
@@ -152,7 +154,7 @@ impl Mode {
             for items in choices {
                 // Pairs that cannot be moved in aligned pieces are two strided tensors like any others.
                 let pairs = !paired || (signature.pairs && unit == Unit::Aligned);
-                let shares = !shared || (signature.shared && !flat && unit != Unit::Unaligned);
+                let shares = !shared || (signature.shared && (!flat || unit == Unit::Unaligned));
                 if pairs && shares {
                     all.push(Mode { items, flat, unit, paired, shared });
                 }
@@ -176,7 +178,7 @@ struct Plan {
 
 impl Plan {
     fn new(grid: &Grid, signature: Signature, info: &DeviceInfo) -> Plan {
-        let unit = Unit::new(grid);
+        let unit = Unit::new(grid, signature);
         let paired = grid.paired && unit == Unit::Aligned;
         // A unit of pairs is 16 bytes of them, so half as many columns.
         let per_unit = if unit == Unit::Element { 1 } else { 16 / grid.dtype.size() / (1 + paired as usize) };
@@ -193,7 +195,11 @@ impl Plan {
         // A repeated vector runs along the rows instead if the other tensors are transposed.
         let repeats =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
-        let shared = signature.shared && !flat && repeats && unit != Unit::Unaligned;
+        let shared = signature.shared
+            && match unit {
+                Unit::Unaligned => grid.steps[signature.inputs - 1] != 1,
+                _ => !flat && repeats,
+            };
         let mut items = signature.items(unit, paired, flat, shared);
         let round = (info.units / 2 + 1..=info.units).contains(&blocks(4));
         if round && signature.fills_one_round(unit, paired, flat, shared) {
@@ -344,6 +350,8 @@ mod tests {
         let odd = plan(&[1000, 131], [&[133, 1], bias, &[131, 1]]);
         assert_eq!((odd.mode.unit, 1 << odd.lanes_log2, odd.column_tiles), (Unit::Unaligned, 32, 1));
         assert!(!odd.mode.shared, "rows begin in different places of their first pieces");
+        let strided = plan(&[1000, 131], [&[133, 1], &[0, 2], &[131, 1]]);
+        assert_eq!((strided.mode.unit, strided.mode.shared), (Unit::Unaligned, true));
         let short = plan(&[1000, 127], [&[133, 1], bias, &[131, 1]]);
         assert_eq!((short.mode.unit, 1 << short.lanes_log2), (Unit::Element, 128));
     }
