@@ -345,8 +345,8 @@ mod tests {
             (4, 1, 1000usize.div_ceil(64))
         );
         let transposed = plan(&[300, 24], [&[1, 300], bias, &[1, 300]]);
-        assert!(!transposed.mode.shared && transposed.mode.unit == Unit::Element);
-        assert_eq!(transposed.column_tiles, 2);
+        assert_eq!((transposed.mode.unit, transposed.mode.shared), (Unit::Unaligned, true));
+        assert_eq!((1 << transposed.lanes_log2, transposed.column_tiles), (64, 1));
         let odd = plan(&[1000, 131], [&[133, 1], bias, &[131, 1]]);
         assert_eq!((odd.mode.unit, 1 << odd.lanes_log2, odd.column_tiles), (Unit::Unaligned, 32, 1));
         assert!(!odd.mode.shared, "rows begin in different places of their first pieces");
