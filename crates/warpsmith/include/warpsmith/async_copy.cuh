@@ -18,15 +18,6 @@ WS_INLINE void copy_async(void* to, const void* from) {
 WS_INLINE void copy_async(u32 to, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
-// Copies the first `bytes` of 16, none to all, and writes zeros for the others, which are not read. `policy`: l2.cuh.
-WS_INLINE void copy_async_part(void* to, const void* from, int bytes, u64 policy) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)), "l"(from),
-               "r"(bytes), "l"(policy) : "memory");
-#elif __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
-#endif
-}
 // Closes a group, which may be empty. Threads count groups, so each must close as many as it waits for.
 WS_INLINE void commit_copies() {
 #if __CUDA_ARCH__ >= 800

@@ -34,6 +34,19 @@ template <class T> WS_INLINE void forget(Chunk<T>& c) {
   for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(c.words[i]));
 }
 
+// The rows of a thread where kLanes threads work on a row, and a block on kRows of them side by side, kBatch times. With
+// kSplit, kLanes threads of each of kSplit neighbouring blocks do.
+template <int kLanes, int kRows, int kBatch = 1, int kSplit = 1> struct RowsOfThread {
+  int lane;   // of the threads of the row
+  int place;  // of the row in the block
+  i64 index;  // of the first row; the others follow kRows apart
+
+  WS_INLINE RowsOfThread()
+      : lane(threadIdx.x % kLanes + blockIdx.x % kSplit * kLanes),
+        place(kRows == 1 ? 0 : threadIdx.x / kLanes),
+        index((i64)(blockIdx.x / kSplit) * (kRows * kBatch) + place) {}
+};
+
 template <class T, int kWidth> struct Segment {
   static constexpr int V = kVec<T>;
   static constexpr int kPerWord = 4 / (int)sizeof(T);

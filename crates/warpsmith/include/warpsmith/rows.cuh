@@ -39,17 +39,13 @@ template <class T, class R> WS_INLINE T* row_at(u64 base, const R& rows, int t, 
   return (T*)base + row_offset(rows, t, index);
 }
 
-// The rows of a thread where kLanes threads work on a row, and a block on kRows of them side by side, kBatch times. With
-// kSplit, kLanes threads of each of kSplit neighbouring blocks do.
-template <int kLanes, int kRows, int kBatch = 1, int kSplit = 1> struct RowsOfThread {
+// The row of a thread where kLanes threads work on a row and a block has kRows of them.
+template <int kLanes, int kRows> struct ThreadRow {
+  static_assert(kRows == 1 || kLanes == 32, "several rows a block only with a warp a row");
   int lane;   // of the threads of the row
-  int place;  // of the row in the block
-  i64 index;  // of the first row; the others follow kRows apart
+  i64 index;  // of the row
 
-  WS_INLINE RowsOfThread()
-      : lane(threadIdx.x % kLanes + blockIdx.x % kSplit * kLanes),
-        place(kRows == 1 ? 0 : threadIdx.x / kLanes),
-        index((i64)(blockIdx.x / kSplit) * (kRows * kBatch) + place) {}
+  WS_INLINE ThreadRow() : lane(threadIdx.x % kLanes), index((i64)blockIdx.x * kRows + threadIdx.x / kLanes) {}
 };
 
 // A block of kThreads threads as lines of 2^lane_bits threads each, for row lengths that are known only at run time.

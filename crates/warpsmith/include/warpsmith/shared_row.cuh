@@ -40,6 +40,16 @@ template <int kWarps> WS_INLINE void meet() {
   else __syncwarp();
 }
 
+// Copies the first `bytes` of 16, none to all, and writes zeros for the others, which are not read. `policy`: l2.cuh.
+WS_INLINE void copy_async_part(void* to, const void* from, int bytes, u64 policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes), "l"(policy) : "memory");
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // kSlots neighbouring chunks of a row, or the vectors that hold them. Lives in shared memory.
 template <class T, int kSlots> struct SharedRow {
   static constexpr int V = kVec<T>;
