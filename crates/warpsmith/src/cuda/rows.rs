@@ -173,56 +173,6 @@ impl std::fmt::Display for RowTiling {
     }
 }
 
-/// How dense rows that begin anywhere go through shared memory: see `shared_row.cuh`. Blocks go on with further rows; that
-/// changes when a row is computed, never its bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StagedRows {
-    /// Rows of which a thread has a part in shared memory: with two, the next is copied while one is computed.
-    pub stages: usize,
-    /// Blocks of the grid.
-    pub blocks: usize,
-    /// Dynamic shared memory of each.
-    pub shared_bytes: usize,
-}
-
-impl StagedRows {
-    /// Shared memory of a block beside the rows: the kernel's own and the system's.
-    const RESERVED: usize = 2048;
-
-    /// For `count` rows of `inputs` tensors and `vectors` that all rows of a block share; `None` if there is no room.
-    pub fn new(
-        tiling: &RowTiling,
-        count: usize,
-        inputs: usize,
-        vectors: usize,
-        info: &DeviceInfo,
-    ) -> Option<StagedRows> {
-        let row = (tiling.lanes * tiling.items + 2) * 16;
-        let bytes = |stages: usize| (stages * inputs * tiling.rows + vectors) * row;
-        let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
-        let threads = tiling.threads() as usize;
-        // As many as find registers: `staged_blocks` of the device code.
-        let by_registers = if tiling.items <= 2 || threads >= 512 { 1024 } else { 640 } / threads;
-        let at_once =
-            |stages: usize| by_registers.min(info.shared_per_block / (bytes(stages) + Self::RESERVED)).max(1);
-        let needed = count.div_ceil(tiling.rows);
-        // A second block hides more than a second stage.
-        let two = needed > at_once(1) * info.units && fits(2) && at_once(2) == at_once(1);
-        let stages = 1 + two as usize;
-        fits(stages).then(|| StagedRows {
-            stages,
-            blocks: needed.min(at_once(stages) * info.units),
-            shared_bytes: bytes(stages),
-        })
-    }
-
-    /// The launch of all blocks.
-    pub fn launch(&self, tiling: &RowTiling) -> Result<LaunchConfig> {
-        let blocks = grid_blocks("a row kernel", self.blocks)?;
-        Ok(LaunchConfig::new([blocks, 1, 1], [tiling.threads(), 1, 1], self.shared_bytes as u32))
-    }
-}
-
 /// The number of blocks of a one-dimensional grid, if a grid can have that many.
 pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
     let limit = i32::MAX as u32;
@@ -279,30 +229,6 @@ mod tests {
                 assert!(all.contains(&t) && of_many.contains(&t), "{t} is listed");
             }
         }
-    }
-
-    #[test]
-    fn staged_rows_fit_shared_memory_and_have_blocks_that_run_at_once() {
-        let cpu = crate::device::Device::Cpu.info().unwrap();
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..cpu };
-        for tiling in RowTiling::all(TABLE) {
-            for (count, inputs, vectors) in [(1, 1, 0), (1000, 2, 2), (1 << 20, 1, 1), (1 << 20, 2, 0)] {
-                let rows = StagedRows::new(&tiling, count, inputs, vectors, &info).unwrap();
-                assert!(rows.blocks <= count.div_ceil(tiling.rows), "{tiling} {rows:?}");
-                let blocks = rows.blocks.div_ceil(info.units);
-                assert!(blocks * rows.shared_bytes <= info.shared_per_block, "{tiling} {rows:?}");
-                assert!(blocks * tiling.threads() as usize <= 1024, "{tiling} {rows:?}");
-            }
-        }
-        let few = StagedRows::new(&RowTiling::alone(256, 2), 100, 2, 2, &info).unwrap();
-        assert_eq!((few.stages, few.blocks), (1, 100));
-        let many = StagedRows::new(&RowTiling::alone(256, 2), 100_000, 2, 2, &info).unwrap();
-        assert_eq!((many.stages, many.blocks), (2, 4 * 132));
-        // Two blocks of one stage rather than one of two.
-        let long = StagedRows::new(&RowTiling::alone(512, 4), 100_000, 2, 0, &info).unwrap();
-        assert_eq!((long.stages, long.blocks), (1, 2 * 132));
-        let small = DeviceInfo { shared_per_block: 48 << 10, ..info };
-        assert!(StagedRows::new(&RowTiling::alone(512, 4), 1, 2, 0, &small).is_none());
     }
 
     #[test]

@@ -56,7 +56,6 @@ pub static HEADERS: &[Header] = headers![
     "rope.cuh",
     "rows.cuh",
     "shared.cuh",
-    "shared_row.cuh",
     "tma.cuh",
     "unaligned.cuh",
     "vec.cuh",

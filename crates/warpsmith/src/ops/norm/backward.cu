@@ -15,7 +15,8 @@
 //
 // Between reading and writing a row, a group waits for sums over that row. To keep memory busy meanwhile, the next
 // STAGES - 1 rows are being copied to shared memory. Each thread copies the chunks that it will read itself, so no
-// barrier is needed. Of dense rows that begin anywhere it reads what its neighbour copied too: shared_row.cuh.
+// barrier is needed. Dense rows that begin anywhere cannot be copied like that: the next one is loaded into
+// registers.
 //
 // Defines: ELEM, LANES, SPLIT, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether
 // the sums over rows are needed).
@@ -26,7 +27,6 @@
 #include "warpsmith/group.cuh"
 #include "warpsmith/norm.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/shared_row.cuh"
 
 using namespace warpsmith;
 
@@ -72,9 +72,7 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
   if (dsum) {
     Chunk<T> c;
     float s[V];
-    // Of dense rows element by element: there are no registers for more.
-    if (VECTOR == kDense) load_chunk<kAny>(c, dsum, at, 1, min(V, hidden - at), from_f32<T>(0.0f));
-    else get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
+    get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
     unpack_words(s, c);
 #pragma unroll
     for (int j = 0; j < V; ++j) d[j] += s[j];
@@ -163,19 +161,13 @@ constexpr int kBlocks = VECTOR == kAny || LANES * ROWS >= 512 ? 1 : 512 / (LANES
 #if VECTOR != 0 || SPLIT > 1
 
 extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backward_row(const NormBackwardParams p) {
-  static_assert(STAGES == 0 || VECTOR != kAny, "staged rows are dense");
+  static_assert(STAGES == 0 || is_whole_chunks(VECTOR), "staged rows are copied in whole chunks");
   static_assert(ROWS == 1 || (LANES <= 32 && SPLIT == 1), "the threads of a row meet at the barrier of the block");
   __shared__ WarpSums exchange;
   extern __shared__ __align__(16) u8 memory[];
   // [stage][x or dout][item][thread]
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;
-  // The same of dense rows: [stage][x or dout][item][row]
-  using Neighbours = SharedRow<T, LANES>;
-  const int slot = threadIdx.x % LANES;
-  const auto shared_row = [&](int stage, int tensor, int item) {
-    return (Neighbours*)memory + ((stage * 2 + tensor) * ITEMS + item) * ROWS + threadIdx.x / LANES;
-  };
   exchange.begin();
   begin_kernel();
   const RowsOfThread<LANES, ROWS, 1, SPLIT> own;
@@ -200,16 +192,30 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     for (int j = 0; j < V; ++j) dweight[i][j] = dbias[i][j] = 0.0f;
   }
 
+  // Dense rows: what was loaded of the next row, where there are registers for it.
+  constexpr bool kFew = ITEMS * V <= 8;
+  constexpr bool kAhead = VECTOR == kDense && LANES <= 256 && (kFew || (!CENTER && SPLIT == 1 && ROWS == 1));
+  Chunk<T> next_x[ITEMS], next_dout[ITEMS];
+  u32 x_edge[ITEMS], dout_edge[ITEMS];
+  auto begin_row = [&](i64 index) {
+    const int length = index < num_rows ? p.hidden : 0;
+    const RowPointers at(p, index < num_rows ? index : 0);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int k = (i * kRowLanes + lane) * V;
+      begin_chunk<kDense, kWidth>(next_x[i], x_edge[i], at.x, k, 1, length, policy);
+      begin_chunk<kDense, kWidth>(next_dout[i], dout_edge[i], at.dout, k, 1, length, policy);
+    }
+  };
+  if (kAhead) begin_row(group);
+
   auto fetch = [&](i64 index, int stage) {
     if (index < num_rows) {
       const RowPointers at(p, index);
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         int k = (i * kRowLanes + lane) * V;
-        if (VECTOR == kDense) {
-          shared_row(stage, 0, i)->copy(slot, i * kRowLanes + lane, at.x, p.hidden, policy);
-          shared_row(stage, 1, i)->copy(slot, i * kRowLanes + lane, at.dout, p.hidden, policy);
-        } else if (VECTOR == kExact || k < p.hidden) {
+        if (VECTOR == kExact || k < p.hidden) {
           copy_async(staged + stage * kStage + i * kThreads, at.x + k);
           copy_async(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
         }
@@ -229,12 +235,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     const RowPointers at(p, exists ? index : 0);
     const int hidden = exists ? p.hidden : 0;
     Chunk<T> x[ITEMS], dout[ITEMS];
-    if (VECTOR == kDense) {
-      // Past the barrier, what others copied has arrived, and the stage before is free.
-      wait_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
-      meet<kWarps>();
-      fetch(index + (STAGES - 1) * p.num_groups, stage == 0 ? STAGES - 1 : stage - 1);
-    } else if (STAGES > 0) {
+    if (VECTOR == kDense && !kAhead) begin_row(index);
+    if (STAGES > 0) {
       fetch(index + (STAGES - 1) * p.num_groups, stage == 0 ? STAGES - 1 : stage - 1);
       wait_copies<(STAGES > 0 ? STAGES - 1 : 0)>();
     }
@@ -242,8 +244,10 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * kRowLanes + lane) * V, count = min(V, hidden - k);
       if (VECTOR == kDense) {
-        shared_row(stage, 0, i)->get(x[i], slot, row_shift(at.x));
-        shared_row(stage, 1, i)->get(dout[i], slot, row_shift(at.dout));
+        x[i] = next_x[i];
+        dout[i] = next_dout[i];
+        end_chunk<kDense, kWidth>(x[i], x_edge[i], at.x, k, hidden);
+        end_chunk<kDense, kWidth>(dout[i], dout_edge[i], at.dout, k, hidden);
       } else if (STAGES > 0 && (VECTOR == kExact || count > 0)) {
         x[i] = staged[stage * kStage + i * kThreads];
         dout[i] = staged[stage * kStage + kTensor + i * kThreads];
@@ -252,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
         load_chunk<VECTOR>(dout[i], at.dout, k, p.dout_step, count, zero);
       }
     }
-    const int own_stage = stage;
+    if (kAhead) begin_row(index + p.num_groups);
     stage = stage + 1 >= STAGES ? 0 : stage + 1;
 
     float own_mean = 0.0f, sums[kSums] = {};
@@ -287,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum, kWidth>(sums[i]);
     RowSums row = {own_mean, sums[0], sums[1], CENTER ? sums[kSums / 2] : 0.0f};
     if (kRowWarps > 1) row = join_warps(exchange.swap(sums, round++), p.hidden, inverse);
-    else if (VECTOR == kDense) __syncwarp();
     const float scale = inverse_sqrt(fmaf(row.squares, inverse, p.eps));
     const float mean_gy = row.products * scale * inverse, mean_g = row.weighted * inverse;
 #pragma unroll
@@ -307,14 +310,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
         }
       }
       gradient(dout[i], a, g[i], at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
-      if (VECTOR == kDense) shared_row(own_stage, 0, i)->leave(slot, dout[i]);
-      else if (exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
-    }
-    if (VECTOR == kDense) {
-      meet<kWarps>();
-#pragma unroll 1
-      for (int i = 0; i < ITEMS; ++i)
-        if (exists) shared_row(own_stage, 0, i)->store(slot, i * kRowLanes + lane, at.dx, p.hidden);
+      if (VECTOR == kDense || exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
     }
   }
 

@@ -3,7 +3,7 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cuda::rows::{
-    ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, StagedRows, blocks_ahead, element, flag, is_large,
+    ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large,
 };
 use crate::device::DeviceInfo;
 use crate::error::Result;
@@ -79,11 +79,11 @@ kernel_params! {
 }
 
 fn defines(dtype: DType, vector: u8, tiling: &RowTiling) -> Defines {
-    split_defines(dtype, vector, tiling, 1, 0)
+    split_defines(dtype, vector, tiling, 1)
 }
 
-/// With the tiling of each of `split` blocks, and `stages` of dense rows in shared memory.
-fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize, stages: usize) -> Defines {
+/// With the tiling of each of `split` blocks.
+fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize) -> Defines {
     let mut defines = block.defines();
     let long = split == 1 && [LONG, LONG_BACKWARD].contains(block);
     defines.extend([
@@ -91,7 +91,6 @@ fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize, stag
         ("VECTOR", vector.to_string()),
         flag("LONG", long),
         ("SPLIT", split.to_string()),
-        ("STAGES", stages.to_string()),
     ]);
     defines
 }
@@ -101,17 +100,6 @@ fn variants(vectors: &[u8], tilings: impl Fn(DType) -> Vec<RowTiling>) -> Vec<De
     for dtype in FLOATS {
         for tiling in tilings(dtype) {
             all.extend(vectors.iter().map(|&vector| defines(dtype, vector, &tiling)));
-        }
-    }
-    all
-}
-
-/// Of dense rows that go through shared memory.
-fn staged_variants(table: fn(DType) -> RowTable) -> Vec<Defines> {
-    let mut all = Vec::new();
-    for dtype in FLOATS {
-        for tiling in RowTiling::all(table(dtype)) {
-            all.extend([1, 2].map(|stages| split_defines(dtype, 3, &tiling, 1, stages)));
         }
     }
     all
@@ -135,9 +123,7 @@ const fn device(
 }
 
 static ROW_DEVICE: CudaKernel = device(SOURCE, SoftmaxParams::prelude, "softmax_row", || {
-    let mut all = variants(&[0, 1, 2], |dtype| RowTiling::all_of_many(table(dtype)));
-    all.extend(staged_variants(table));
-    all
+    variants(&[0, 1, 2, 3], |dtype| RowTiling::all_of_many(table(dtype)))
 });
 static LONG_DEVICE: CudaKernel =
     device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1, 3], |_| vec![LONG]));
@@ -160,7 +146,7 @@ static BACKWARD_SPLIT_DEVICE: CudaKernel = CudaKernel {
                 splits.dedup();
                 for split in splits {
                     let block = RowTiling::alone(lanes / split, items);
-                    all.extend([0, 1, 2, 3].map(|vector| split_defines(dtype, vector, &block, split, 0)));
+                    all.extend([0, 1, 2, 3].map(|vector| split_defines(dtype, vector, &block, split)));
                 }
             }
         }
@@ -174,13 +160,7 @@ static BACKWARD_LONG_DEVICE: CudaKernel =
 
 /// A row in the registers of a block or warp.
 pub(super) const ROW: Kernel<Problem> = Kernel::cuda("softmax_row", &ROW_DEVICE, run_row)
-    .when(|p, info| {
-        fits(p, table(p.dtype))?;
-        match row_kind(p) == RowKind::Dense && staged(p, info, table(p.dtype), 1).is_none() {
-            true => Err("the row, which is not aligned, does not fit a block".into()),
-            false => Ok(()),
-        }
-    })
+    .when(|p, _| fits(p, table(p.dtype)))
     .configured(|p, info| describe(p, info, table(p.dtype)));
 
 /// A row of any length.
@@ -259,18 +239,8 @@ fn tiling(p: &Problem, info: &DeviceInfo, table: RowTable) -> Option<RowTiling> 
     RowTiling::new(p.hidden, p.dtype, table).map(|t| t.of_many(p.num_rows, info.units))
 }
 
-/// The tiling of rows of `inputs` tensors that begin anywhere, and how they go through shared memory.
-fn staged(p: &Problem, info: &DeviceInfo, table: RowTable, inputs: usize) -> Option<(RowTiling, StagedRows)> {
-    let tiling = RowTiling::new(p.hidden, p.dtype, table)?;
-    Some((tiling, StagedRows::new(&tiling, p.num_rows, inputs, 0, info)?))
-}
-
 fn describe(p: &Problem, info: &DeviceInfo, table: RowTable) -> String {
-    let found = match row_kind(p) {
-        RowKind::Dense => RowTiling::new(p.hidden, p.dtype, table),
-        _ => tiling(p, info, table),
-    };
-    found.map(|t| t.to_string()).unwrap_or_default()
+    tiling(p, info, table).map(|t| t.to_string()).unwrap_or_default()
 }
 
 fn row_kind(p: &Problem) -> RowKind {
@@ -315,12 +285,6 @@ fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling, cached: usize) -> So
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    if row_kind(p) == RowKind::Dense {
-        let (tiling, rows) = staged(p, launch.info, table(p.dtype), 1).expect("`supports` has passed");
-        let defines = split_defines(p.dtype, 3, &tiling, 1, rows.stages);
-        // SAFETY: as below, and shared memory holds the rows that are staged.
-        return unsafe { launch.record(&defines, &rows.launch(&tiling)?, &params(launch, &tiling, 0)) };
-    }
     let tiling = tiling(p, launch.info, table(p.dtype)).expect("`supports` has passed");
     let config = tiling.launch(p.num_rows)?;
     let vector = tiling.vector_level(p.hidden, p.dtype, row_kind(p));
@@ -390,7 +354,7 @@ fn run_backward_blocks(
         config.shared_bytes = kept_bytes(block) as u32;
     }
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { launch.record(&split_defines(p.dtype, vector, block, split, 0), &config, &params) }
+    unsafe { launch.record(&split_defines(p.dtype, vector, block, split), &config, &params) }
 }
 
 #[cfg(test)]

@@ -62,23 +62,14 @@ fn has_clusters(info: &DeviceInfo) -> bool {
 fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
     let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
     let wanted = if tiling.items == 1 { 5 } else { 3 };
-    let fitting = (info.shared_per_block.saturating_sub(RESERVED) / stage_bytes(tiling, vector)).min(wanted);
-    if (asynchronous || is_dense(vector)) && fitting >= 2 { fitting } else { 0 }
+    let fitting = (info.shared_per_block / stage_bytes(tiling)).min(wanted);
+    if asynchronous && fitting >= 2 { fitting } else { 0 }
 }
 
-/// Shared memory for the x and dout of the rows of a block. Rows that begin anywhere have two vectors more: see
-/// `shared_row.cuh`.
-fn stage_bytes(tiling: &RowTiling, vector: u8) -> usize {
-    2 * tiling.items * tiling.rows * (tiling.lanes + 2 * is_dense(vector) as usize) * 16
+/// Shared memory for the x and dout of the rows of a block.
+fn stage_bytes(tiling: &RowTiling) -> usize {
+    2 * tiling.items * tiling.lanes * tiling.rows * 16
 }
-
-/// Dense rows that begin anywhere, which are always staged.
-fn is_dense(vector: u8) -> bool {
-    vector == RowKind::Dense.vector_level()
-}
-
-/// Shared memory of a block that the rest of the kernel needs.
-const RESERVED: usize = 1024;
 
 /// How the kernels share out rows, and how they move them.
 #[derive(Clone, Copy)]
@@ -120,7 +111,8 @@ impl Tiling {
     /// Shared memory of a block: stages, and so much that no more blocks share a multiprocessor than the number of
     /// groups counts on. Where one had more than its share, the others would wait for it.
     fn shared_bytes(&self, groups: usize, info: &DeviceInfo) -> usize {
-        let staged = self.stages * stage_bytes(&self.block, self.vector);
+        const RESERVED: usize = 1024;
+        let staged = self.stages * stage_bytes(&self.block);
         let blocks = (THREADS_AT_ONCE / self.block.threads() as usize).max(1);
         if staged == 0 || !has_clusters(info) || groups * self.split <= info.units {
             return staged;
@@ -145,13 +137,12 @@ fn row_variants(center: bool) -> Vec<Defines> {
             let mut add = |vector, stages| {
                 all.extend(variants(Tiling::alone(block, vector, stages), dtype, center));
             };
-            let stages: &[usize] = if block.items == 1 { &[2, 3, 4, 5] } else { &[2, 3] };
-            for vector in [1, 2] {
-                add(vector, 0);
-                stages.iter().for_each(|&stages| add(vector, stages));
-            }
             if has_room(&block, 3, center) {
-                stages.iter().for_each(|&stages| add(3, stages));
+                add(3, 0);
+            }
+            for vector in [1, 2] {
+                let stages: &[usize] = if block.items == 1 { &[0, 2, 3, 4, 5] } else { &[0, 2, 3] };
+                stages.iter().for_each(|&stages| add(vector, stages));
             }
         }
     }
@@ -163,7 +154,7 @@ fn split_variants(center: bool) -> Vec<Defines> {
     for dtype in FLOATS {
         for &(lanes, items) in split_table(dtype) {
             let (block, split) = (RowTiling::alone(SPLIT_LANES, items), lanes / SPLIT_LANES);
-            for (vector, stages) in [(0, 0), (1, 2), (1, 3), (2, 2), (2, 3), (3, 2), (3, 3)] {
+            for (vector, stages) in [(0, 0), (1, 2), (1, 3), (2, 2), (2, 3), (3, 0)] {
                 let tiling = Tiling { block, split, vector, stages };
                 all.extend(variants(tiling, dtype, center));
             }
@@ -228,11 +219,8 @@ pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Prob
             let kind = row_kind(p);
             // Threads that have to arrange their rows are better spread over more blocks.
             let spread = kind == RowKind::Dense && has_clusters(info);
-            let is_staged =
-                |t: &RowTiling| kind != RowKind::Dense || stages(t, kind.vector_level(), info) > 0;
-            let room = |t: &RowTiling| {
-                has_room(t, kind.vector_level(), p.center) && !(spread && t.lanes == 512) && is_staged(t)
-            };
+            let room =
+                |t: &RowTiling| has_room(t, kind.vector_level(), p.center) && !(spread && t.lanes == 512);
             fits(p.hidden, p.num_rows, p.dtype, kind, table(p.dtype), room)
         })
         .configured(|p, info| match row_tiling(p, info) {
@@ -248,9 +236,6 @@ pub(in crate::ops) const fn split(name: &'static str, center: bool) -> Kernel<Pr
     Kernel::cuda(name, if center { &LAYER_SPLIT } else { &RMS_SPLIT }, run_split)
         .when(|p, info| match split_tiling(p, info) {
             None => Err("the row needs less or more threads than a cluster has".into()),
-            Some(t) if is_dense(t.vector) && t.stages == 0 => {
-                Err("shared memory has no room for rows".into())
-            }
             Some(_) => addressable(p.hidden, p.num_rows),
         })
         .configured(|p, info| match split_tiling(p, info) {
