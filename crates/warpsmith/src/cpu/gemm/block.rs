@@ -19,7 +19,7 @@ use std::ops::Range;
 /// How blocks of one type are multiplied, with the tile registers of this thread.
 pub struct Blocks {
     isa: Isa,
-    unit: Unit,
+    pub(super) unit: Unit,
     splits: bool,
     pub(super) tiles: Tiles,
 }
@@ -79,12 +79,12 @@ impl Blocks {
     /// Products of two operands of `dtype`.
     pub fn new(isa: Isa, dtype: DType) -> Blocks {
         let isa = isa.min(Isa::supported());
-        // SAFETY: tiles are used on [`Isa::Amx`] alone, which is not above what is supported.
+        // SAFETY: tiles are used if [`Isa::has_tiles`] alone, and it is not above what is supported.
         let tiles = unsafe { Tiles::new() };
         Blocks {
             isa,
             unit: Unit::of(isa, dtype, dtype),
-            splits: isa == Isa::Amx && dtype == DType::F32,
+            splits: isa.has_tiles() && dtype == DType::F32,
             tiles,
         }
     }
@@ -110,15 +110,15 @@ impl Blocks {
         self.unit.packed_len(k).next_multiple_of(Self::STEP)
     }
 
-    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32. Of
-    /// that a single token reads half the bytes, and splitting would take longer than reading.
+    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32 where
+    /// tiles do not multiply it. Of that a single token reads half the bytes, and splitting would take longer than reading.
     pub fn splits(&self) -> bool {
         self.splits
     }
 
-    /// Whether so few rows of bf16 can be multiplied with matrices that are used from where they lie.
+    /// Whether so few rows can be multiplied on tiles with matrices that are used from where they lie.
     pub fn multiplies_direct(&self, rows: usize) -> bool {
-        self.on_tiles() && self.unit == Unit::Bf16 && rows <= HALF
+        self.on_tiles() && rows <= HALF
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -127,7 +127,7 @@ impl Blocks {
     }
 
     fn on_tiles(&self) -> bool {
-        self.isa == Isa::Amx && self.unit != Unit::F32
+        self.isa.has_tiles() && self.unit != Unit::F32
     }
 
     /// Packs rows of a matrix as rows of a left operand.

@@ -1,7 +1,7 @@
 //! The operands: matrices anywhere in memory, and their rows as units.
 //!
-//! A *unit* is 32 bits: one f32, or two neighbouring bf16 of a row. The dot-product instructions consume pairs as one lane,
-//! so in units both types pack the same way.
+//! A *unit* is 32 bits: one f32, or two neighbouring bf16 or f16 of a row. The dot-product instructions consume pairs as one lane,
+//! so in units all types pack the same way.
 
 use super::isa::Isa;
 use crate::cpu::prefetch::fetch_near;
@@ -64,20 +64,27 @@ pub(super) enum Unit {
     F32,
     /// Two bf16.
     Bf16,
+    /// Two f16.
+    F16,
 }
 
 impl Unit {
-    /// What products of these types are computed on. The 8-bit floats are exact in bf16.
+    /// What products of these types are computed on. The 8-bit floats are exact in bf16 and in f16.
     pub fn of(isa: Isa, x: DType, w: DType) -> Unit {
-        let narrow = |d| matches!(d, DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
-        if narrow(x) && narrow(w) && isa >= Isa::Avx512Dot { Unit::Bf16 } else { Unit::F32 }
+        let fits =
+            |narrow: DType| [x, w].iter().all(|&d| d == narrow || matches!(d, DType::F8E4M3 | DType::F8E5M2));
+        match isa {
+            _ if isa >= Isa::Avx512Dot && fits(DType::BF16) => Unit::Bf16,
+            _ if isa >= Isa::AmxF16 && fits(DType::F16) => Unit::F16,
+            _ => Unit::F32,
+        }
     }
 
     /// Elements in a unit.
     pub const fn elements(self) -> usize {
         match self {
             Unit::F32 => 1,
-            Unit::Bf16 => 2,
+            Unit::Bf16 | Unit::F16 => 2,
         }
     }
 
@@ -86,6 +93,7 @@ impl Unit {
         match self {
             Unit::F32 => DType::F32,
             Unit::Bf16 => DType::BF16,
+            Unit::F16 => DType::F16,
         }
     }
 
@@ -94,9 +102,31 @@ impl Unit {
     pub const fn packed_len(self, k: usize) -> usize {
         match self {
             Unit::F32 => k,
-            Unit::Bf16 => k.div_ceil(16 * self.elements()) * 16,
+            Unit::Bf16 | Unit::F16 => k.div_ceil(16 * self.elements()) * 16,
         }
     }
+}
+
+/// The types to copy as: halves that stay as they are count as bf16, whichever they are.
+fn copied_as(unit: Unit, from: DType) -> (Unit, DType) {
+    if (unit, from) == (Unit::F16, DType::F16) { (Unit::Bf16, DType::BF16) } else { (unit, from) }
+}
+
+/// The units of two vectors of neighbouring elements, which fit what units hold.
+#[inline(always)]
+fn paired<S: Simd>(s: S, unit: Unit, even: S::V, odd: S::V) -> S::V {
+    let bits = match unit {
+        Unit::F16 => {
+            let [even, odd] = [even, odd].map(
+                #[inline(always)]
+                |v| s.h_to_i(s.f32_to_f16(v)),
+            );
+            s.ior(even, s.shl(odd, 16))
+        }
+        // What fits bf16 has zeros in the low half of its f32.
+        _ => s.ior(s.shr(s.bits_of(even), 16), s.iand(s.bits_of(odd), s.isplat(!0xffff))),
+    };
+    s.of_bits(bits)
 }
 
 /// A block of a matrix to be copied as units: `rows` rows from `row`, elements `k .. k + len` of each.
@@ -122,10 +152,11 @@ pub(super) unsafe fn copy_rows(
     padded: usize,
 ) {
     use std::marker::PhantomData as P;
+    let (unit, dtype) = copied_as(unit, block.matrix.dtype);
     match unit {
         Unit::F32 => {
             let rows = Rows::<f32> { block, dst: dst.cast(), stride, padded };
-            match rows.block.matrix.dtype {
+            match dtype {
                 DType::F32 => dispatch(tier, From::<f32, f32>(rows, P)),
                 DType::F16 => dispatch(tier, From::<f16, f32>(rows, P)),
                 DType::BF16 => dispatch(tier, From::<bf16, f32>(rows, P)),
@@ -136,11 +167,19 @@ pub(super) unsafe fn copy_rows(
         }
         Unit::Bf16 => {
             let rows = Rows::<bf16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
-            match rows.block.matrix.dtype {
+            match dtype {
                 DType::BF16 => dispatch(tier, From::<bf16, bf16>(rows, P)),
                 DType::F8E4M3 => dispatch(tier, From::<F8E4M3, bf16>(rows, P)),
                 DType::F8E5M2 => dispatch(tier, From::<F8E5M2, bf16>(rows, P)),
                 other => unreachable!("{other} does not fit bf16"),
+            }
+        }
+        Unit::F16 => {
+            let rows = Rows::<f16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
+            match dtype {
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, f16>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, f16>(rows, P)),
+                other => unreachable!("{other} does not fit f16"),
             }
         }
     }
@@ -214,7 +253,7 @@ impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
 /// past the block count as zero.
 ///
 /// # Safety
-/// The block must be inside the matrix, `dst` hold the units, and `unit` be `F32` or `Bf16`.
+/// The block must be inside the matrix, and `dst` hold the units.
 pub(super) unsafe fn copy_columns(
     tier: Tier,
     unit: Unit,
@@ -224,9 +263,9 @@ pub(super) unsafe fn copy_columns(
     units: usize,
 ) {
     use std::marker::PhantomData as P;
-    let pairs = unit == Unit::Bf16;
-    let columns = Columns { block, dst, width, units, pairs };
-    match columns.block.matrix.dtype {
+    let (unit, dtype) = copied_as(unit, block.matrix.dtype);
+    let columns = Columns { block, dst, width, units, unit };
+    match dtype {
         DType::F32 => dispatch(tier, Across::<f32>(columns, P)),
         DType::F16 => dispatch(tier, Across::<f16>(columns, P)),
         DType::BF16 => dispatch(tier, Across::<bf16>(columns, P)),
@@ -242,7 +281,7 @@ struct Columns<'a> {
     dst: *mut u32,
     width: usize,
     units: usize,
-    pairs: bool,
+    unit: Unit,
 }
 
 struct Across<'a, T>(Columns<'a>, std::marker::PhantomData<T>);
@@ -273,20 +312,16 @@ impl<T: CpuElement> Task for Across<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Columns { dst, width, units, pairs, .. } = self.0;
+        let Columns { dst, width, units, unit, .. } = self.0;
         let mut lane = 0usize;
         while lane < 16 {
             // SAFETY: `copy_columns` was promised the block and the units at `dst`.
             unsafe {
                 let mut to = dst.cast::<f32>().add(lane);
                 for i in 0..units {
-                    // What fits bf16 has zeros in the low half of its f32.
-                    let v = if pairs {
-                        let even = s.shr(s.bits_of(self.load(s, lane, 2 * i)), 16);
-                        let odd = s.iand(s.bits_of(self.load(s, lane, 2 * i + 1)), s.isplat(!0xffff));
-                        s.of_bits(s.ior(even, odd))
-                    } else {
-                        self.load(s, lane, i)
+                    let v = match unit {
+                        Unit::F32 => self.load(s, lane, i),
+                        _ => paired(s, unit, self.load(s, lane, 2 * i), self.load(s, lane, 2 * i + 1)),
                     };
                     s.store(to, v);
                     to = to.add(width);
@@ -315,11 +350,13 @@ pub(super) struct Columnwise<'a> {
 /// elements past `k` are zero.
 ///
 /// # Safety
-/// The matrix must be readable, `dst` hold the units of all panels, and the unit be `F32` or `Bf16`.
-pub(super) unsafe fn copy_panels(tier: Tier, panels: Columnwise<'_>) {
+/// The matrix must be readable, and `dst` hold the units of all panels.
+pub(super) unsafe fn copy_panels(tier: Tier, mut panels: Columnwise<'_>) {
     use std::marker::PhantomData as P;
     debug_assert_eq!(panels.matrix.row_stride, 1);
-    match panels.matrix.dtype {
+    let dtype;
+    (panels.unit, dtype) = copied_as(panels.unit, panels.matrix.dtype);
+    match dtype {
         DType::F32 => dispatch(tier, Interleave::<f32>(panels, P)),
         DType::F16 => dispatch(tier, Interleave::<f16>(panels, P)),
         DType::BF16 => dispatch(tier, Interleave::<bf16>(panels, P)),
@@ -380,9 +417,7 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
                     unsafe {
                         let first = Self::load(s, rows[0].wrapping_add(at), first_count);
                         let v = if per_unit == 2 {
-                            let second = Self::load(s, rows[1].wrapping_add(at), second_count);
-                            // What fits bf16 has zeros in the low half of its f32.
-                            s.of_bits(s.ior(s.shr(s.bits_of(first), 16), s.bits_of(second)))
+                            paired(s, unit, first, Self::load(s, rows[1].wrapping_add(at), second_count))
                         } else {
                             first
                         };
