@@ -5,10 +5,11 @@
 //! order [`super`] describes, so their bits depend neither on the number of rows nor on where k is cut.
 
 use super::amx::{self, Tiles};
+use super::columns::{Columnwise, copy_panels};
 #[cfg(target_arch = "x86_64")]
 use super::dot;
 use super::isa::Isa;
-use super::matrix::{Block, Columnwise, Matrix, Unit, copy_panels, copy_rows};
+use super::matrix::{Block, Matrix, Unit, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::vector::{self, LEFT_STRIDE};
 use crate::cpu::Tier;

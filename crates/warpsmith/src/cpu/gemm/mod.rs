@@ -25,6 +25,7 @@
 mod amx;
 mod block;
 mod blocked;
+mod columns;
 #[cfg(target_arch = "x86_64")]
 mod direct;
 #[cfg(target_arch = "x86_64")]
