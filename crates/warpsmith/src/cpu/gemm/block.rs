@@ -84,7 +84,9 @@ impl Blocks {
         let tiles = unsafe { Tiles::new() };
         Blocks {
             isa,
-            unit: Unit::of(isa, dtype, dtype),
+            // Not f16 on tiles: their order of sums is one rounding off in the log-sum-exp of a single key, where the tolerance
+            // is half of that.
+            unit: Unit::of(isa.min(Isa::Amx), dtype, dtype),
             splits: isa.has_tiles() && dtype == DType::F32,
             tiles,
         }
