@@ -12,8 +12,8 @@ pub const DISABLE_JIT: &str = "WARPSMITH_DISABLE_JIT";
 pub const NUM_THREADS: &str = "WARPSMITH_NUM_THREADS";
 /// Highest CPU tier to use: `avx512`, `avx2` or `portable`.
 pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
-/// Highest instructions to use for matrix products on the CPU, within the tier: `amx`, `avx512-dot` (the dot products of
-/// BF16) or `avx512`, `avx2`, `portable`.
+/// Highest instructions to use for matrix products on the CPU, within the tier: `amx-f16` (tiles of BF16 and F16), `amx`
+/// (tiles of BF16), `avx512-dot` (the dot products of BF16) or `avx512`, `avx2`, `portable`.
 pub const CPU_MATRIX: &str = "WARPSMITH_CPU_MATRIX";
 
 /// Folder of evidence into which the tests of `tests/gpu` record what passed.

@@ -64,7 +64,7 @@ fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<Kernel
         return vec![(None, kernels)];
     }
     let best = Isa::configured().unwrap();
-    let fewer = [Isa::Avx512, Isa::Avx512Dot].into_iter().filter(|&isa| isa < best).map(|isa| {
+    let fewer = [Isa::Avx512, Isa::Avx512Dot, Isa::Amx].into_iter().filter(|&isa| isa < best).map(|isa| {
         let highest = kernels.iter().filter(|kernel| kernel.tier == Some(Tier::Avx512));
         (Some(isa), highest.cloned().collect())
     });

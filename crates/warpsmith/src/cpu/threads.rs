@@ -6,6 +6,8 @@
 //!
 //! Each thread has a share of the loop and goes through it in order, so that what it has asked memory for ahead of one part
 //! is there when it begins the next. Who is done with the own share takes from the end of another's.
+//!
+//! Loops of several callers at the same time have a lane each. A worker that finds no more parts in one goes to the next.
 
 use super::scratch::{self, Need, Region};
 use crate::env;
@@ -78,9 +80,9 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
 
 /// Calls `f` on contiguous parts that together cover `0..len`, each once, on up to [`num_threads`] threads.
 ///
-/// Parts hold at least `grain` indices (but for the last). With `len <= grain`, inside another parallel loop, or
-/// while another thread occupies the workers, `f(0..len)` runs on the calling thread alone. How `0..len` is split is
-/// unspecified, so what `f` does for an index must not depend on the part it comes in.
+/// Parts hold at least `grain` indices (but for the last). With `len <= grain`, or inside another parallel loop,
+/// `f(0..len)` runs on the calling thread alone. Loops of several threads at the same time share the workers. How `0..len`
+/// is split is unspecified, so what `f` does for an index must not depend on the part it comes in.
 ///
 /// # Panics
 /// If `f` panics, with its payload, after every running part has ended.
@@ -216,8 +218,23 @@ const OPEN: u64 = 1 << 31;
 const ROUND: u64 = 1 << 32;
 const INSIDE_COUNT: u64 = OPEN - 1;
 
+/// Loops of one pool that can run at the same time. A caller that finds no free lane works alone.
+const LANES: usize = 4;
+
 /// Workers for loops of one thread count; lives as long as the process.
 struct Pool {
+    lanes: [Lane; LANES],
+    /// Loops begun so far, in all lanes: what idle workers watch.
+    begun: AtomicU64,
+    /// Workers asleep, or about to be; changed under `sleep`.
+    sleepers: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+/// Where one loop at a time runs.
+#[repr(align(64))]
+struct Lane {
     /// Held by the caller whose loop runs.
     caller: Mutex<()>,
     /// Loop number, `OPEN` flag and number of workers inside, in one word: a worker enters only by an exchange that
@@ -226,10 +243,6 @@ struct Pool {
     job: AtomicPtr<()>,
     /// Of the loop that runs: the caller's, then one for each worker.
     shares: Box<[Share]>,
-    /// Workers asleep, or about to be; changed under `sleep`.
-    sleepers: AtomicUsize,
-    sleep: Mutex<()>,
-    wake: Condvar,
     /// For a caller that sleeps until the workers inside have left.
     leave: Mutex<()>,
     left: Condvar,
@@ -254,15 +267,11 @@ impl Pool {
 
     fn start(threads: usize) -> &'static Pool {
         let pool: &'static Pool = Box::leak(Box::new(Pool {
-            caller: Mutex::new(()),
-            gate: AtomicU64::new(0),
-            job: AtomicPtr::new(std::ptr::null_mut()),
-            shares: (0..threads).map(|_| Share(AtomicU64::new(0))).collect(),
+            lanes: std::array::from_fn(|_| Lane::new(threads)),
+            begun: AtomicU64::new(0),
             sleepers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
-            leave: Mutex::new(()),
-            left: Condvar::new(),
         }));
         for i in 1..threads {
             // A system out of threads leaves the pool smaller; the callers do the work of those missing.
@@ -275,35 +284,78 @@ impl Pool {
     }
 
     fn run(&self, len: usize, part: usize, f: &(dyn Fn(usize, Range<usize>) + Sync)) {
-        let Ok(_caller) = self.caller.try_lock() else {
+        let mut free = self.lanes.iter().filter_map(|lane| Some((lane, lane.caller.try_lock().ok()?)));
+        let Some((lane, caller)) = free.next() else {
             return f(0, 0..len);
         };
-        let (parts, shares) = (len.div_ceil(part), self.shares.len());
-        for (i, share) in self.shares.iter().enumerate() {
+        let (parts, shares) = (len.div_ceil(part), lane.shares.len());
+        for (i, share) in lane.shares.iter().enumerate() {
             share.set(parts * i / shares..parts * (i + 1) / shares);
         }
-        let job = Job { f, len, part, shares: &self.shares, panic: Mutex::new(None) };
-        self.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
-        // The count is zero here: the caller before waited for that.
-        let round = (self.gate.load(Ordering::Relaxed) & !(ROUND - 1)).wrapping_add(ROUND);
-        self.gate.store(round | OPEN, Ordering::SeqCst);
+        let job = Job { f, len, part, shares: &lane.shares, panic: Mutex::new(None) };
+        lane.open(&job);
+        self.begun.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // Under the lock a worker is either not yet counted, and will see the gate, or already waiting.
+            // Under the lock a worker is either not yet counted, and will see that a loop has begun, or already waiting.
             let _sleep = lock(&self.sleep);
             self.wake.notify_all();
         }
         job.work(0);
-        if self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE_COUNT > 0 {
-            self.wait_until_empty();
-        }
+        lane.close();
         if let Some(payload) = lock(&job.panic).take() {
-            drop(_caller);
+            drop(caller);
             resume_unwind(payload);
         }
     }
 
-    /// Waits for the workers inside the closed gate.
-    fn wait_until_empty(&self) {
+    /// The life of the worker that has share `own`.
+    fn serve(&self, own: usize) -> ! {
+        let mut begun = 0;
+        let mut seen = [0; LANES];
+        loop {
+            let unchanged = || self.begun.load(Ordering::SeqCst) == begun;
+            if watch_while(unchanged) {
+                let mut guard = lock(&self.sleep);
+                self.sleepers.fetch_add(1, Ordering::SeqCst);
+                while unchanged() {
+                    guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                }
+                self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            }
+            begun = self.begun.load(Ordering::Acquire);
+            // Each worker begins elsewhere, so that loops that run at the same time all get some.
+            for at in (0..LANES).map(|i| (own + i) % LANES) {
+                self.lanes[at].help(own, &mut seen[at]);
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn new(threads: usize) -> Lane {
+        Lane {
+            caller: Mutex::new(()),
+            gate: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            shares: (0..threads).map(|_| Share(AtomicU64::new(0))).collect(),
+            leave: Mutex::new(()),
+            left: Condvar::new(),
+        }
+    }
+
+    /// Lets workers into a loop. To be closed before the job goes.
+    fn open(&self, job: &Job<'_>) {
+        self.job.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
+        // The count is zero here: the caller before waited for that.
+        let round = (self.gate.load(Ordering::Relaxed) & !(ROUND - 1)).wrapping_add(ROUND);
+        self.gate.store(round | OPEN, Ordering::SeqCst);
+    }
+
+    /// Lets no more workers in, and waits for those inside.
+    fn close(&self) {
+        if self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE_COUNT == 0 {
+            return;
+        }
         let occupied = || self.gate.load(Ordering::Acquire) & INSIDE_COUNT > 0;
         if watch_while(occupied) {
             let mut guard = lock(&self.leave);
@@ -313,33 +365,23 @@ impl Pool {
         }
     }
 
-    /// The life of the worker that has share `own`.
-    fn serve(&self, own: usize) -> ! {
-        let mut seen = 0;
-        loop {
-            let unchanged = || self.gate.load(Ordering::SeqCst) & !(ROUND - 1) == seen;
-            if watch_while(unchanged) {
-                let mut guard = lock(&self.sleep);
-                self.sleepers.fetch_add(1, Ordering::SeqCst);
-                while unchanged() {
-                    guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    /// Works on the loop of this lane as the worker that has share `own`, unless it was `seen` before.
+    fn help(&self, own: usize, seen: &mut u64) {
+        let mut gate = self.gate.load(Ordering::Acquire);
+        let round = gate & !(ROUND - 1);
+        if round == std::mem::replace(seen, round) {
+            return;
+        }
+        while gate & OPEN != 0 && gate & !(ROUND - 1) == round {
+            match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    // SAFETY: this worker is counted in the gate, so the caller, whose stack holds the job,
+                    // stays in `run` until the count drops below. The store of `job` happened before the gate
+                    // opened. The lifetime is only used inside this block.
+                    unsafe { &*self.job.load(Ordering::Relaxed).cast::<Job<'_>>() }.work(own);
+                    return self.depart();
                 }
-                self.sleepers.fetch_sub(1, Ordering::SeqCst);
-            }
-            let mut gate = self.gate.load(Ordering::Acquire);
-            seen = gate & !(ROUND - 1);
-            while gate & OPEN != 0 && gate & !(ROUND - 1) == seen {
-                match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => {
-                        // SAFETY: this worker is counted in the gate, so the caller, whose stack holds the job,
-                        // stays in `run` until the count drops below. The store of `job` happened before the gate
-                        // opened. The lifetime is only used inside this block.
-                        unsafe { &*self.job.load(Ordering::Relaxed).cast::<Job<'_>>() }.work(own);
-                        self.depart();
-                        break;
-                    }
-                    Err(now) => gate = now,
-                }
+                Err(now) => gate = now,
             }
         }
     }
@@ -473,6 +515,45 @@ mod tests {
             });
             assert_eq!(parts.into_inner(), 2);
         }
+    }
+
+    #[test]
+    fn loops_of_two_callers_share_the_workers() {
+        // Two parts each, which wait for each other: the second loop must get a worker while the first has one.
+        let pool = Pool::start(4);
+        let waiting = AtomicUsize::new(0);
+        let all_met = AtomicUsize::new(0);
+        let meet = |_: usize, _: Range<usize>| {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            let start = Instant::now();
+            while waiting.load(Ordering::SeqCst) < 4 && start.elapsed() < Duration::from_secs(20) {
+                std::thread::yield_now();
+            }
+            all_met.fetch_add((waiting.load(Ordering::SeqCst) == 4) as usize, Ordering::SeqCst);
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| pool.run(2, 1, &meet));
+            }
+        });
+        assert_eq!(all_met.into_inner(), 4);
+    }
+
+    #[test]
+    fn more_callers_than_lanes_are_served_too() {
+        let (pool, total) = (Pool::start(3), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 * LANES {
+                scope.spawn(|| {
+                    for _ in 0..300 {
+                        pool.run(40, 3, &|_, range| {
+                            total.fetch_add(range.len(), Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 2 * LANES * 300 * 40);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A tile of the left operand holds 16 of its rows, 16 units of each, as they lie in a row-major matrix. One of the
 //! right operand holds 16 units of half a panel. Each instruction adds 16 units of k to 16 x 16 sums; even and odd
-//! elements of bf16 are summed apart and meet at the end of the instruction. Multiplication commutes, so a sum has the
+//! elements of 16 bits are summed apart and meet at the end of the instruction. Multiplication commutes, so a sum has the
 //! same bits whichever operand is left and whatever the size of the tile.
 
 use super::matrix::Unit;
@@ -130,6 +130,10 @@ impl Tiles {
                 (Unit::Bf16, true, false) => bf16_2x1(product),
                 (Unit::Bf16, false, true) => bf16_1x2(product),
                 (Unit::Bf16, false, false) => bf16_1x1(product),
+                (Unit::F16, true, true) => f16_2x2(product),
+                (Unit::F16, true, false) => f16_2x1(product),
+                (Unit::F16, false, true) => f16_1x2(product),
+                (Unit::F16, false, false) => f16_1x1(product),
                 (Unit::F32, ..) => unreachable!("tiles do not multiply f32"),
             }
         }
@@ -167,6 +171,7 @@ impl Tiles {
                     let count = at_once.min(product.steps - done);
                     match unit {
                         Unit::Bf16 => bf16_streamed(product, ahead, done, count),
+                        Unit::F16 => f16_streamed(product, ahead, done, count),
                         Unit::F32 => unreachable!("tiles do not multiply f32"),
                     }
                     done += count;
@@ -319,6 +324,8 @@ macro_rules! kernels {
 
 #[cfg(target_arch = "x86_64")]
 kernels!("tdpbf16ps", bf16_2x2, bf16_2x1, bf16_1x2, bf16_1x1);
+#[cfg(target_arch = "x86_64")]
+kernels!("tdpfp16ps", f16_2x2, f16_2x1, f16_1x2, f16_1x1);
 
 /// Zeros two by two tiles, or loads them where a sum goes on.
 ///
@@ -411,3 +418,5 @@ macro_rules! streamed {
 
 #[cfg(target_arch = "x86_64")]
 streamed!("tdpbf16ps", bf16_streamed);
+#[cfg(target_arch = "x86_64")]
+streamed!("tdpfp16ps", f16_streamed);

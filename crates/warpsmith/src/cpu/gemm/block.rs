@@ -5,10 +5,11 @@
 //! order [`super`] describes, so their bits depend neither on the number of rows nor on where k is cut.
 
 use super::amx::{self, Tiles};
+use super::columns::{Columnwise, copy_panels};
 #[cfg(target_arch = "x86_64")]
 use super::dot;
 use super::isa::Isa;
-use super::matrix::{Block, Columnwise, Matrix, Unit, copy_panels, copy_rows};
+use super::matrix::{Block, Matrix, Unit, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
 use super::vector::{self, LEFT_STRIDE};
 use crate::cpu::Tier;
@@ -19,7 +20,7 @@ use std::ops::Range;
 /// How blocks of one type are multiplied, with the tile registers of this thread.
 pub struct Blocks {
     isa: Isa,
-    unit: Unit,
+    pub(super) unit: Unit,
     splits: bool,
     pub(super) tiles: Tiles,
 }
@@ -79,12 +80,14 @@ impl Blocks {
     /// Products of two operands of `dtype`.
     pub fn new(isa: Isa, dtype: DType) -> Blocks {
         let isa = isa.min(Isa::supported());
-        // SAFETY: tiles are used on [`Isa::Amx`] alone, which is not above what is supported.
+        // SAFETY: tiles are used if [`Isa::has_tiles`] alone, and it is not above what is supported.
         let tiles = unsafe { Tiles::new() };
         Blocks {
             isa,
-            unit: Unit::of(isa, dtype, dtype),
-            splits: isa == Isa::Amx && dtype == DType::F32,
+            // Not f16 on tiles: their order of sums is one rounding off in the log-sum-exp of a single key, where the tolerance
+            // is half of that.
+            unit: Unit::of(isa.min(Isa::Amx), dtype, dtype),
+            splits: isa.has_tiles() && dtype == DType::F32,
             tiles,
         }
     }
@@ -110,15 +113,15 @@ impl Blocks {
         self.unit.packed_len(k).next_multiple_of(Self::STEP)
     }
 
-    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32. Of
-    /// that a single token reads half the bytes, and splitting would take longer than reading.
+    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32 where
+    /// tiles do not multiply it. Of that a single token reads half the bytes, and splitting would take longer than reading.
     pub fn splits(&self) -> bool {
         self.splits
     }
 
-    /// Whether so few rows of bf16 can be multiplied with matrices that are used from where they lie.
+    /// Whether so few rows can be multiplied on tiles with matrices that are used from where they lie.
     pub fn multiplies_direct(&self, rows: usize) -> bool {
-        self.on_tiles() && self.unit == Unit::Bf16 && rows <= HALF
+        self.on_tiles() && rows <= HALF
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -127,7 +130,7 @@ impl Blocks {
     }
 
     fn on_tiles(&self) -> bool {
-        self.isa == Isa::Amx && self.unit != Unit::F32
+        self.isa.has_tiles() && self.unit != Unit::F32
     }
 
     /// Packs rows of a matrix as rows of a left operand.

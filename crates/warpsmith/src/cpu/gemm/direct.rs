@@ -1,4 +1,4 @@
-//! Few rows of bf16 times a matrix that is used from where it lies.
+//! Few rows of bf16 or f16 times a matrix that is used from where it lies.
 //!
 //! Where rows of the matrix are multiplied with the few, they are the left operand, so that nothing is turned round but sums,
 //! whose bits are the same ([`super::amx`]). Where its columns are, pairs of rows become units just before they are needed.
@@ -12,7 +12,7 @@ use crate::cpu::prefetch::fetch_near;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// At most [`HALF`] rows of a matrix of bf16, whose elements follow each other.
+/// At most [`HALF`] rows of a matrix of 16-bit elements, which follow each other.
 #[derive(Copy, Clone)]
 pub(crate) struct Rows {
     pub data: *const u8,
@@ -53,7 +53,7 @@ impl Blocks {
     /// [`Self::multiplies_direct`] must say so, the matrix be readable, and `dst` hold the units.
     pub(crate) unsafe fn pack_columns(&self, matrix: &Matrix, dst: *mut u32) {
         let units = self.units(matrix.k);
-        let panels = Panels { data: dst, unit: Unit::Bf16, units, width: matrix.rows };
+        let panels = Panels { data: dst, unit: self.unit, units, width: matrix.rows };
         // SAFETY: passed on.
         unsafe { panels.pack_half(self.tier(), &Side::one(*matrix), 0, 0, 0, units, dst) }
     }
@@ -77,52 +77,64 @@ impl Blocks {
                     out: p.out,
                     resume: false,
                 };
-                return self.tiles.multiply(Unit::Bf16, &product);
+                return self.tiles.multiply(self.unit, &product);
             }
             self.tiles.configure(shape);
-            multiply_whole(p);
+            match self.unit {
+                Unit::Bf16 => multiply_whole_bf16(p),
+                Unit::F16 => multiply_whole_f16(p),
+                Unit::F32 => unreachable!("tiles do not multiply f32"),
+            }
         }
     }
 }
 
-/// # Safety
-/// The tiles must be configured for two by one tiles, and the memory of `p` be as its fields say.
-#[inline(always)]
-unsafe fn multiply_whole(p: &DirectProduct) {
-    const STEP_BYTES: usize = 64;
-    let asked = PANEL.div_ceil(p.steps);
-    // SAFETY: tile loads and stores touch the rows of the configured shape, which the caller promised. The compiler knows no
-    // tile registers, so they keep from one of these to the next what is not changed here.
-    unsafe {
-        asm!("tilezero tmm0", "tilezero tmm2", options(nomem, nostack));
-        for step in 0..p.steps {
-            for row in step * asked..PANEL.min((step + 1) * asked) {
-                p.left[row / HALF].fetch(row % HALF, p.steps * STEP_BYTES);
+/// Two whole tiles of rows.
+macro_rules! multiply_whole {
+    ($dot:literal, $name:ident) => {
+        /// # Safety
+        /// The tiles must be configured for two by one tiles, and the memory of `p` be as its fields say.
+        #[inline(always)]
+        unsafe fn $name(p: &DirectProduct) {
+            const STEP_BYTES: usize = 64;
+            let asked = PANEL.div_ceil(p.steps);
+            // SAFETY: tile loads and stores touch the rows of the configured shape, which the caller promised. The compiler knows no
+            // tile registers, so they keep from one of these to the next what is not changed here.
+            unsafe {
+                asm!("tilezero tmm0", "tilezero tmm2", options(nomem, nostack));
+                for step in 0..p.steps {
+                    for row in step * asked..PANEL.min((step + 1) * asked) {
+                        p.left[row / HALF].fetch(row % HALF, p.steps * STEP_BYTES);
+                    }
+                    asm!(
+                        "tileloadd tmm6, [{right} + {width}]",
+                        "tileloadd tmm4, [{l0} + {s0}]",
+                        concat!($dot, " tmm0, tmm4, tmm6"),
+                        "tileloadd tmm5, [{l1} + {s1}]",
+                        concat!($dot, " tmm2, tmm5, tmm6"),
+                        right = in(reg) p.right.wrapping_add(step * HALF * p.cols),
+                        width = in(reg) p.cols * size_of::<u32>(),
+                        l0 = in(reg) p.left[0].data.wrapping_add(step * STEP_BYTES),
+                        s0 = in(reg) p.left[0].stride,
+                        l1 = in(reg) p.left[1].data.wrapping_add(step * STEP_BYTES),
+                        s1 = in(reg) p.left[1].stride,
+                        options(nostack, readonly),
+                    );
+                }
+                asm!(
+                    "tilestored [{out} + {width}], tmm0",
+                    "tilestored [{out} + {width} + 2048], tmm2",
+                    out = in(reg) p.out,
+                    width = in(reg) PANEL * size_of::<f32>(),
+                    options(nostack),
+                );
             }
-            asm!(
-                "tileloadd tmm6, [{right} + {width}]",
-                "tileloadd tmm4, [{l0} + {s0}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{l1} + {s1}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                right = in(reg) p.right.wrapping_add(step * HALF * p.cols),
-                width = in(reg) p.cols * size_of::<u32>(),
-                l0 = in(reg) p.left[0].data.wrapping_add(step * STEP_BYTES),
-                s0 = in(reg) p.left[0].stride,
-                l1 = in(reg) p.left[1].data.wrapping_add(step * STEP_BYTES),
-                s1 = in(reg) p.left[1].stride,
-                options(nostack, readonly),
-            );
         }
-        asm!(
-            "tilestored [{out} + {width}], tmm0",
-            "tilestored [{out} + {width} + 2048], tmm2",
-            out = in(reg) p.out,
-            width = in(reg) PANEL * size_of::<f32>(),
-            options(nostack),
-        );
-    }
+    };
 }
+
+multiply_whole!("tdpbf16ps", multiply_whole_bf16);
+multiply_whole!("tdpfp16ps", multiply_whole_f16);
 
 /// Interleaves pairs of rows: units of a right operand whose columns are the elements of a row.
 pub(crate) struct Pairs {

@@ -18,7 +18,7 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
             return tiles::packed(x, w, epilogue);
         }
         #[cfg(target_arch = "x86_64")]
-        if w.isa() == Isa::Amx {
+        if is_split(w.isa(), w.k()) {
             return super::split::packed(x, w, epilogue);
         }
         blocked::packed(x, w, epilogue);
@@ -36,7 +36,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
             return tiles::unpacked(unit, x, w, epilogue);
         }
         #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Amx {
+        if is_split(isa, x.k()) {
             return super::split::unpacked(x, w, epilogue);
         }
         if x.len() <= vector::block_rows(isa) {
@@ -48,5 +48,16 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
 
 /// Whether tiles multiply the units as they are.
 fn is_on_tiles(isa: Isa, unit: Unit) -> bool {
-    isa == Isa::Amx && unit != Unit::F32
+    isa.has_tiles() && unit != Unit::F32
+}
+
+/// The longest k over which f32 is multiplied on vectors although there are tiles. Those multiply 32 elements of k, be
+/// they zero or not, and their operands are split before.
+#[cfg(target_arch = "x86_64")]
+const SHORT: usize = 8;
+
+/// Whether tiles multiply f32 in terms.
+#[cfg(target_arch = "x86_64")]
+fn is_split(isa: Isa, k: usize) -> bool {
+    isa.has_tiles() && k > SHORT
 }

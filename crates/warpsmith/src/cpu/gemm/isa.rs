@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Index of the highest one in use.
-static LIMIT: AtomicUsize = AtomicUsize::new(Isa::Amx as usize);
+static LIMIT: AtomicUsize = AtomicUsize::new(Isa::AmxF16 as usize);
 
 /// An instruction set of the GEMM kernels, lowest first. A machine that has one has all below it.
 #[derive(Copy, Clone, Eq, PartialEq, Ord, PartialOrd, Hash, Debug)]
@@ -22,11 +22,13 @@ pub enum Isa {
     Avx512Dot,
     /// AMX tiles for bf16, and for f32 as sums of bf16.
     Amx,
+    /// AMX tiles for f16 too.
+    AmxF16,
 }
 
 impl Isa {
     /// Every instruction set, lowest first.
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Dot, Isa::Amx];
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Dot, Isa::Amx, Isa::AmxF16];
 
     /// The highest this machine has, and the operating system lets the process use.
     pub fn supported() -> Isa {
@@ -47,6 +49,7 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Avx512Dot => "avx512-dot",
             Isa::Amx => "amx",
+            Isa::AmxF16 => "amx-f16",
         }
     }
 
@@ -80,15 +83,20 @@ impl Isa {
         let wanted = match tier {
             Tier::Portable => Isa::Portable,
             Tier::Avx2 => Isa::Avx2,
-            Tier::Avx512 => Isa::Amx,
+            Tier::Avx512 => Isa::AmxF16,
         };
         wanted.min(Isa::best())
+    }
+
+    /// Whether it has tiles.
+    pub fn has_tiles(self) -> bool {
+        self >= Isa::Amx
     }
 
     /// Whether it multiplies signed bytes on tiles, with sums in 32 bits.
     pub fn has_byte_tiles(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Isa::Amx && amx_int8_in_processor();
+        return self.has_tiles() && amx_int8_in_processor();
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -98,7 +106,7 @@ impl Isa {
         match self {
             Isa::Portable => Tier::Portable,
             Isa::Avx2 => Tier::Avx2,
-            Isa::Avx512 | Isa::Avx512Dot | Isa::Amx => Tier::Avx512,
+            Isa::Avx512 | Isa::Avx512Dot | Isa::Amx | Isa::AmxF16 => Tier::Avx512,
         }
     }
 }
@@ -122,7 +130,8 @@ fn detect() -> Isa {
         Tier::Avx2 => Isa::Avx2,
         Tier::Avx512 if !has!("avx512bf16") => Isa::Avx512,
         Tier::Avx512 if !(amx_in_processor() && amx_permitted()) => Isa::Avx512Dot,
-        Tier::Avx512 => Isa::Amx,
+        Tier::Avx512 if !amx_f16_in_processor() => Isa::Amx,
+        Tier::Avx512 => Isa::AmxF16,
     }
 }
 
@@ -149,6 +158,13 @@ fn amx_in_processor() -> bool {
         enabled = u64::from(high) << 32 | u64::from(low);
     }
     __cpuid_count(7, 0).edx & BF16_TILE == BF16_TILE && enabled & TILE_STATE == TILE_STATE
+}
+
+/// AMX-FP16, on a processor that is known to have tiles.
+#[cfg(target_arch = "x86_64")]
+fn amx_f16_in_processor() -> bool {
+    use std::arch::x86_64::__cpuid_count;
+    __cpuid_count(7, 0).eax >= 1 && __cpuid_count(7, 1).eax & 1 << 21 != 0
 }
 
 /// AMX-INT8, on a processor that is known to have tiles.

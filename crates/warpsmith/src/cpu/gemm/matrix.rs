@@ -1,10 +1,11 @@
 //! The operands: matrices anywhere in memory, and their rows as units.
 //!
-//! A *unit* is 32 bits: one f32, or two neighbouring bf16 of a row. The dot-product instructions consume pairs as one lane,
-//! so in units both types pack the same way.
+//! A *unit* is 32 bits: one f32, or two neighbouring bf16 or f16 of a row. The dot-product instructions consume pairs as one lane,
+//! so in units all types pack the same way.
 
+#[cfg(target_arch = "x86_64")]
+use super::columns::turn_rows;
 use super::isa::Isa;
-use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, map};
 use crate::tensor::{DType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -64,20 +65,27 @@ pub(super) enum Unit {
     F32,
     /// Two bf16.
     Bf16,
+    /// Two f16.
+    F16,
 }
 
 impl Unit {
-    /// What products of these types are computed on. The 8-bit floats are exact in bf16.
+    /// What products of these types are computed on. The 8-bit floats are exact in bf16 and in f16.
     pub fn of(isa: Isa, x: DType, w: DType) -> Unit {
-        let narrow = |d| matches!(d, DType::BF16 | DType::F8E4M3 | DType::F8E5M2);
-        if narrow(x) && narrow(w) && isa >= Isa::Avx512Dot { Unit::Bf16 } else { Unit::F32 }
+        let fits =
+            |narrow: DType| [x, w].iter().all(|&d| d == narrow || matches!(d, DType::F8E4M3 | DType::F8E5M2));
+        match isa {
+            _ if isa >= Isa::Avx512Dot && fits(DType::BF16) => Unit::Bf16,
+            _ if isa >= Isa::AmxF16 && fits(DType::F16) => Unit::F16,
+            _ => Unit::F32,
+        }
     }
 
     /// Elements in a unit.
     pub const fn elements(self) -> usize {
         match self {
             Unit::F32 => 1,
-            Unit::Bf16 => 2,
+            Unit::Bf16 | Unit::F16 => 2,
         }
     }
 
@@ -86,6 +94,7 @@ impl Unit {
         match self {
             Unit::F32 => DType::F32,
             Unit::Bf16 => DType::BF16,
+            Unit::F16 => DType::F16,
         }
     }
 
@@ -94,9 +103,14 @@ impl Unit {
     pub const fn packed_len(self, k: usize) -> usize {
         match self {
             Unit::F32 => k,
-            Unit::Bf16 => k.div_ceil(16 * self.elements()) * 16,
+            Unit::Bf16 | Unit::F16 => k.div_ceil(16 * self.elements()) * 16,
         }
     }
+}
+
+/// The types to copy as: halves that stay as they are count as bf16, whichever they are.
+pub(super) fn copied_as(unit: Unit, from: DType) -> (Unit, DType) {
+    if (unit, from) == (Unit::F16, DType::F16) { (Unit::Bf16, DType::BF16) } else { (unit, from) }
 }
 
 /// A block of a matrix to be copied as units: `rows` rows from `row`, elements `k .. k + len` of each.
@@ -122,10 +136,16 @@ pub(super) unsafe fn copy_rows(
     padded: usize,
 ) {
     use std::marker::PhantomData as P;
+    #[cfg(target_arch = "x86_64")]
+    if tier == Tier::Avx512 && block.matrix.row_stride == 1 && block.matrix.k_stride != 1 {
+        // SAFETY: passed on; the tier was detected.
+        return unsafe { turn_rows(unit, block, dst, stride, padded) };
+    }
+    let (unit, dtype) = copied_as(unit, block.matrix.dtype);
     match unit {
         Unit::F32 => {
             let rows = Rows::<f32> { block, dst: dst.cast(), stride, padded };
-            match rows.block.matrix.dtype {
+            match dtype {
                 DType::F32 => dispatch(tier, From::<f32, f32>(rows, P)),
                 DType::F16 => dispatch(tier, From::<f16, f32>(rows, P)),
                 DType::BF16 => dispatch(tier, From::<bf16, f32>(rows, P)),
@@ -136,11 +156,19 @@ pub(super) unsafe fn copy_rows(
         }
         Unit::Bf16 => {
             let rows = Rows::<bf16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
-            match rows.block.matrix.dtype {
+            match dtype {
                 DType::BF16 => dispatch(tier, From::<bf16, bf16>(rows, P)),
                 DType::F8E4M3 => dispatch(tier, From::<F8E4M3, bf16>(rows, P)),
                 DType::F8E5M2 => dispatch(tier, From::<F8E5M2, bf16>(rows, P)),
                 other => unreachable!("{other} does not fit bf16"),
+            }
+        }
+        Unit::F16 => {
+            let rows = Rows::<f16> { block, dst: dst.cast(), stride: stride * 2, padded: padded * 2 };
+            match dtype {
+                DType::F8E4M3 => dispatch(tier, From::<F8E4M3, f16>(rows, P)),
+                DType::F8E5M2 => dispatch(tier, From::<F8E5M2, f16>(rows, P)),
+                other => unreachable!("{other} does not fit f16"),
             }
         }
     }
@@ -195,7 +223,7 @@ impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
                     }
                 }
             } else {
-                // Along the columns, which are contiguous in a transposed matrix.
+                // Along the columns, which are contiguous in a transposed matrix. AVX-512 has its own way with those.
                 for i in 0..len {
                     for r in 0..rows {
                         *dst.add(r * stride + i) = Self::convert(*src(r, i));
@@ -204,194 +232,6 @@ impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
             }
             for r in 0..rows {
                 std::ptr::write_bytes(dst.add(r * stride + len), 0, padded - len);
-            }
-        }
-    }
-}
-
-/// Copies a block of at most 16 rows of a matrix whose columns are contiguous as the columns of a panel: unit `i` of
-/// the block at `dst + i * width`, 16 lanes of which those past the rows are zero. `units` units are written; elements
-/// past the block count as zero.
-///
-/// # Safety
-/// The block must be inside the matrix, `dst` hold the units, and `unit` be `F32` or `Bf16`.
-pub(super) unsafe fn copy_columns(
-    tier: Tier,
-    unit: Unit,
-    block: Block<'_>,
-    dst: *mut u32,
-    width: usize,
-    units: usize,
-) {
-    use std::marker::PhantomData as P;
-    let pairs = unit == Unit::Bf16;
-    let columns = Columns { block, dst, width, units, pairs };
-    match columns.block.matrix.dtype {
-        DType::F32 => dispatch(tier, Across::<f32>(columns, P)),
-        DType::F16 => dispatch(tier, Across::<f16>(columns, P)),
-        DType::BF16 => dispatch(tier, Across::<bf16>(columns, P)),
-        DType::F8E4M3 => dispatch(tier, Across::<F8E4M3>(columns, P)),
-        DType::F8E5M2 => dispatch(tier, Across::<F8E5M2>(columns, P)),
-        other => unreachable!("no columns of {other}"),
-    }
-}
-
-/// A block on its way to columns of a panel.
-struct Columns<'a> {
-    block: Block<'a>,
-    dst: *mut u32,
-    width: usize,
-    units: usize,
-    pairs: bool,
-}
-
-struct Across<'a, T>(Columns<'a>, std::marker::PhantomData<T>);
-
-impl<T: CpuElement> Across<'_, T> {
-    /// Element `i` of the rows from `lane` on, zero past the block.
-    ///
-    /// # Safety
-    /// The block must be inside the matrix.
-    #[inline(always)]
-    unsafe fn load<S: Simd>(&self, s: S, lane: usize, i: usize) -> S::V {
-        let Block { matrix, row, rows, k, len } = self.0.block;
-        let p = matrix.at(row.wrapping_add(lane), k.wrapping_add(i)).cast::<T>();
-        let count = rows.saturating_sub(lane).min(S::N);
-        // SAFETY: `count` rows from `lane` on are in the block, and so is element `i` if it is below `len`.
-        unsafe {
-            match count {
-                _ if i >= len => s.zero(),
-                _ if count == S::N => T::load(s, p),
-                _ => T::load_partial(s, p, count),
-            }
-        }
-    }
-}
-
-impl<T: CpuElement> Task for Across<'_, T> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Columns { dst, width, units, pairs, .. } = self.0;
-        let mut lane = 0usize;
-        while lane < 16 {
-            // SAFETY: `copy_columns` was promised the block and the units at `dst`.
-            unsafe {
-                let mut to = dst.cast::<f32>().add(lane);
-                for i in 0..units {
-                    // What fits bf16 has zeros in the low half of its f32.
-                    let v = if pairs {
-                        let even = s.shr(s.bits_of(self.load(s, lane, 2 * i)), 16);
-                        let odd = s.iand(s.bits_of(self.load(s, lane, 2 * i + 1)), s.isplat(!0xffff));
-                        s.of_bits(s.ior(even, odd))
-                    } else {
-                        self.load(s, lane, i)
-                    };
-                    s.store(to, v);
-                    to = to.add(width);
-                }
-            }
-            lane = lane.wrapping_add(S::N);
-        }
-    }
-}
-
-/// Panels to be made of all columns of a matrix whose columns are contiguous: `units` units of each.
-pub(super) struct Columnwise<'a> {
-    pub matrix: &'a Matrix,
-    pub unit: Unit,
-    pub dst: *mut u32,
-    /// Columns of a panel.
-    pub width: usize,
-    pub units: usize,
-    /// Units from one panel to the next.
-    pub panel: usize,
-    /// Bytes from an element to one that is needed soon.
-    pub ahead: isize,
-}
-
-/// Copies all columns of one unit, then of the next, so that memory is read in its order. Columns past the last and
-/// elements past `k` are zero.
-///
-/// # Safety
-/// The matrix must be readable, `dst` hold the units of all panels, and the unit be `F32` or `Bf16`.
-pub(super) unsafe fn copy_panels(tier: Tier, panels: Columnwise<'_>) {
-    use std::marker::PhantomData as P;
-    debug_assert_eq!(panels.matrix.row_stride, 1);
-    match panels.matrix.dtype {
-        DType::F32 => dispatch(tier, Interleave::<f32>(panels, P)),
-        DType::F16 => dispatch(tier, Interleave::<f16>(panels, P)),
-        DType::BF16 => dispatch(tier, Interleave::<bf16>(panels, P)),
-        DType::F8E4M3 => dispatch(tier, Interleave::<F8E4M3>(panels, P)),
-        DType::F8E5M2 => dispatch(tier, Interleave::<F8E5M2>(panels, P)),
-        other => unreachable!("no panels of {other}"),
-    }
-}
-
-struct Interleave<'a, T>(Columnwise<'a>, std::marker::PhantomData<T>);
-
-impl<T: CpuElement> Interleave<'_, T> {
-    /// `count` elements at `p`, if there are any.
-    ///
-    /// # Safety
-    /// They must be readable.
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const T, count: usize) -> S::V {
-        // SAFETY: passed on.
-        unsafe {
-            match count {
-                _ if count == S::N => T::load(s, p),
-                0 => s.zero(),
-                _ => T::load_partial(s, p, count),
-            }
-        }
-    }
-}
-
-impl<T: CpuElement> Task for Interleave<'_, T> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Columnwise { matrix, unit, dst, width, units, panel, ahead } = self.0;
-        let per_unit = unit.elements();
-        let panel_len = panel.wrapping_mul(width);
-        let columns = matrix.rows;
-        let step = matrix.k_stride.wrapping_mul(size_of::<T>() as isize);
-        let mut row = matrix.data.cast::<T>();
-        for index in 0..units {
-            let k = index.wrapping_mul(per_unit);
-            let rows = [row, row.wrapping_byte_offset(step)];
-            row = row.wrapping_byte_offset(step.wrapping_mul(per_unit as isize));
-            for from in &rows[..per_unit] {
-                fetch_near(from.wrapping_byte_offset(ahead).cast(), columns.wrapping_mul(size_of::<T>()));
-            }
-            // Rows past the last count as empty.
-            let lens = [k, k.wrapping_add(1)].map(|k| if k < matrix.k { columns } else { 0 });
-            let mut to = dst.wrapping_add(index.wrapping_mul(width)).cast::<f32>();
-            let mut column = 0usize;
-            while column < columns {
-                let mut lane = 0usize;
-                while lane < width {
-                    let at = column.wrapping_add(lane);
-                    let [first_count, second_count] = lens.map(|len| len.saturating_sub(at).min(S::N));
-                    // SAFETY: `copy_panels` was promised the matrix and the panels; what is past either is not read.
-                    unsafe {
-                        let first = Self::load(s, rows[0].wrapping_add(at), first_count);
-                        let v = if per_unit == 2 {
-                            let second = Self::load(s, rows[1].wrapping_add(at), second_count);
-                            // What fits bf16 has zeros in the low half of its f32.
-                            s.of_bits(s.ior(s.shr(s.bits_of(first), 16), s.bits_of(second)))
-                        } else {
-                            first
-                        };
-                        s.store(to.wrapping_add(lane), v);
-                    }
-                    lane = lane.wrapping_add(S::N);
-                }
-                to = to.wrapping_add(panel_len);
-                column = column.wrapping_add(width);
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
 //! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
-//! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, everything
-//! else as f32, which AMX multiplies as sums of bf16.
+//! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, f16 on tiles
+//! where it has those for f16, everything else as f32, which AMX multiplies as sums of bf16.
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
@@ -25,6 +25,7 @@
 mod amx;
 mod block;
 mod blocked;
+mod columns;
 #[cfg(target_arch = "x86_64")]
 mod direct;
 #[cfg(target_arch = "x86_64")]

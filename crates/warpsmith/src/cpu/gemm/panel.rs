@@ -4,8 +4,9 @@
 //! 16 make one AVX-512 vector, or one tile of 16 x 16 units, each. In the gated form one half comes from the gate's
 //! matrix and the other from that of the values it gates, so that both products of an output meet in one tile.
 
+use super::columns::{Columnwise, copy_columns, copy_panels};
 use super::isa::Isa;
-use super::matrix::{Block, Matrix, Unit, copy_columns, copy_rows};
+use super::matrix::{Block, Matrix, Unit, copy_rows};
 use crate::cpu::scratch::{Buffer, Need};
 use crate::cpu::{Tier, parallel_for};
 use std::ops::Range;
@@ -95,6 +96,16 @@ impl Panels {
     /// # Safety
     /// `data` must hold `bytes(count)` bytes that nobody else uses, and the matrices must be readable.
     pub unsafe fn pack(&self, tier: Tier, side: &Side, first: usize, count: usize) {
+        if self.is_columnwise(side) {
+            let grain = (1 << 12) / (count * PANEL * HALF).max(1) + 1;
+            return parallel_for(self.units.div_ceil(HALF), grain, |range| {
+                let (from, to) = (range.start * HALF, (range.end * HALF).min(self.units));
+                // SAFETY: each range writes its own units.
+                unsafe {
+                    self.pack_columns(tier, side, first..first + count, from, to - from, self.at(0, from))
+                };
+            });
+        }
         let halves = if self.width == PANEL { 2 } else { 1 };
         // A part is at least 16 KiB: less is not worth another thread.
         let grain = (1 << 12) / (self.units * HALF).max(1) + 1;
@@ -112,12 +123,59 @@ impl Panels {
     /// # Safety
     /// `data` must hold as many panels, which nobody else uses, and the matrices must be readable.
     pub unsafe fn pack_here(&self, tier: Tier, side: &Side, panels: Range<usize>, from: usize, len: usize) {
+        if self.is_columnwise(side) {
+            // SAFETY: passed on.
+            return unsafe { self.pack_columns(tier, side, panels, from, len, self.at(0, 0)) };
+        }
         for (index, panel) in panels.enumerate() {
             for g in 0..2 {
                 // SAFETY: passed on.
                 unsafe { self.pack_half(tier, side, panel, g, from, len, self.at(index, 0)) };
             }
         }
+    }
+
+    /// Whether panels are best packed side by side: then memory is read in its order.
+    fn is_columnwise(&self, side: &Side) -> bool {
+        let matrix = &side.halves[0];
+        !side.gated && self.width == PANEL && matrix.row_stride == 1 && matrix.k_stride != 1
+    }
+
+    /// Packs the units `from .. from + len` of some panels to `dst`, the place of unit `from` of the first.
+    ///
+    /// # Safety
+    /// As for [`Panels::pack_here`], where [`Panels::is_columnwise`].
+    unsafe fn pack_columns(
+        &self,
+        tier: Tier,
+        side: &Side,
+        panels: Range<usize>,
+        from: usize,
+        len: usize,
+        dst: *mut u32,
+    ) {
+        /// Units after one that is packed is the one that is asked for.
+        const AHEAD: usize = 8;
+        let matrix = &side.halves[0];
+        let (row, k) = (panels.start * PANEL, (from * self.unit.elements()).min(matrix.k));
+        let part = Matrix {
+            data: matrix.at(row, k),
+            rows: matrix.rows.min(panels.end * PANEL) - row,
+            k: matrix.k - k,
+            ..*matrix
+        };
+        let ahead = (AHEAD * self.unit.elements() * matrix.dtype.size()) as isize * matrix.k_stride;
+        let columns = Columnwise {
+            matrix: &part,
+            unit: self.unit,
+            dst,
+            width: PANEL,
+            units: len,
+            panel: self.units,
+            ahead,
+        };
+        // SAFETY: the part is inside the matrix; the target is the caller's.
+        unsafe { copy_panels(tier, columns) };
     }
 
     /// Packs the units `from .. from + len` of one half of a panel to `dst`, the place of unit `from` of the panel.

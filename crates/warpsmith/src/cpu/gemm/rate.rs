@@ -17,14 +17,14 @@ const ROUNDS: usize = 10_000;
 /// TFLOP/s of products of f32 on `threads` threads: on vectors, or as six of bf16 on tiles where those are faster.
 pub fn f32_rate(isa: Isa, threads: usize, time: Duration) -> f64 {
     let vectors = rate(threads, time, || dispatch(isa.tier(), Fma));
-    if isa == Isa::Amx { vectors.max(bf16_rate(isa, threads, time) / 6.0) } else { vectors }
+    if isa.has_tiles() { vectors.max(bf16_rate(isa, threads, time) / 6.0) } else { vectors }
 }
 
 /// TFLOP/s of products of bf16 on `threads` threads; those of f32 where nothing multiplies bf16 faster.
 pub fn bf16_rate(isa: Isa, threads: usize, time: Duration) -> f64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => rate(threads, time, || {
+        Isa::Amx | Isa::AmxF16 => rate(threads, time, || {
             // SAFETY: the caller's `Isa` says there are tiles.
             unsafe { Tiles::new() }.spin(ROUNDS)
         }),

@@ -27,7 +27,7 @@ const COPIED_DEPTH: usize = 512;
 const FEW: usize = 4;
 /// Tiles whose sums are kept while k is cut: 1 MiB.
 const KEPT: usize = 1 << 8;
-/// Bytes of a left operand that all threads may as well read in full.
+/// Bytes of a left operand that all threads may as well read in full; or half as many as the right one has.
 const SMALL: usize = 1 << 20;
 /// Bytes of the right operand that are packed before they are used, per thread, where threads share them.
 const CHUNK: usize = 4 << 20;
@@ -65,8 +65,9 @@ pub(super) unsafe fn unpacked<E: Epilogue>(unit: Unit, x: &Side, w: &Side, epilo
     let product = Tiled { unit, left, direct, results };
     let units = unit.packed_len(right.k());
     let threads = num_threads();
-    let left_bytes = left.len() * left.k() * left.halves[0].dtype.size();
-    let own = panels >= threads && (left_bytes <= SMALL || panels >= FULL * threads);
+    let bytes = |side: &Side| side.len() * side.k() * side.halves[0].dtype.size();
+    let small = bytes(left) <= SMALL.max(bytes(right) / 2);
+    let own = panels >= threads && (small || panels >= FULL * threads);
     // SAFETY: passed on; the scratch holds `at_once` panels, which nobody reads while they are packed.
     unsafe {
         if own {

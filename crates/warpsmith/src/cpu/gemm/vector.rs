@@ -80,6 +80,7 @@ pub(super) unsafe fn multiply(isa: Isa, unit: Unit, product: Product) {
         Unit::Bf16 => unsafe { dot::multiply_bf16(product) },
         #[cfg(not(target_arch = "x86_64"))]
         Unit::Bf16 => unreachable!("no dot products of bf16 here"),
+        Unit::F16 => unreachable!("no dot products of f16 on vectors"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::cpu::multiply;
 use super::{BackwardProblem, DBIAS, DOUT, Z};
-use crate::cpu::rows::with_float;
+use crate::cpu::rows::{for_vectors, load_at, with_float};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for};
 use crate::error::Result;
 use crate::op::{Kernel, Launch};
@@ -72,9 +72,9 @@ impl<T: CpuElement> Strips<'_, T> {
                 // SAFETY: `check` bound all shapes to these sizes and strides, the scratch memory holds `lines` rows of
                 // `n` elements, and strips are disjoint columns; the arrays are whole vectors.
                 unsafe {
-                    gather(&mut dz, at(DOUT, offset(p.dout.row, p.dout.col)), p.dout.col, columns);
+                    gather(s, &mut dz, at(DOUT, offset(p.dout.row, p.dout.col)), p.dout.col, columns);
                     if has_slope {
-                        gather(&mut z, at(Z, offset(p.z.row, p.z.col)), p.z.col, columns);
+                        gather(s, &mut z, at(Z, offset(p.z.row, p.z.col)), p.z.col, columns);
                     }
                     for i in (0..COLUMNS).step_by(S::N) {
                         let mut d = s.mul(s.load(dz.as_ptr().add(i)), scale);
@@ -86,9 +86,17 @@ impl<T: CpuElement> Strips<'_, T> {
                     }
                     if p.stores_dz {
                         let to = (self.launch.workspace as *mut T).add(line * p.n + first);
-                        for (i, &d) in dz[..columns].iter().enumerate() {
-                            *to.add(i) = T::from_f32(d);
-                        }
+                        for_vectors::<S>(
+                            columns,
+                            #[inline(always)]
+                            |i, count| {
+                                let d = s.load(dz.as_ptr().add(i));
+                                match count == S::N {
+                                    true => T::store(s, to.add(i), d),
+                                    false => T::store_partial(s, to.add(i), d, count),
+                                }
+                            },
+                        );
                     }
                 }
             }
@@ -105,7 +113,21 @@ impl<T: CpuElement> Strips<'_, T> {
 /// # Safety
 /// `count` elements `step` apart from `from` must be readable, at most as many as `to` holds.
 #[inline(always)]
-unsafe fn gather<T: CpuElement>(to: &mut [f32; COLUMNS], from: *const T, step: isize, count: usize) {
+unsafe fn gather<S: Simd, T: CpuElement>(
+    s: S,
+    to: &mut [f32; COLUMNS],
+    from: *const T,
+    step: isize,
+    count: usize,
+) {
+    if step == 1 {
+        return for_vectors::<S>(
+            count,
+            #[inline(always)]
+            // SAFETY: passed on; the array is whole vectors.
+            |i, count| unsafe { s.store(to.as_mut_ptr().add(i), load_at(s, from, i, count)) },
+        );
+    }
     for (i, to) in to[..count].iter_mut().enumerate() {
         // SAFETY: passed on.
         *to = unsafe { (*from.offset(i as isize * step)).to_f32() };
