@@ -1,4 +1,4 @@
-//! Few rows of bf16 or f16 on tiles: keys and values are used from where they lie, all heads of some before those of the next.
+//! Few rows of bf16 on tiles: keys and values are used from where they lie, all heads of some before those of the next.
 //!
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Values become units of a right
 //! operand between the products of those before them: what was stored a moment ago cannot be loaded at once.
@@ -10,9 +10,10 @@ use super::heads::Heads;
 use super::memory::{Layout, Pieces, Space};
 use super::tiles::{Tile, Units};
 use super::work::Work;
+use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, DirectProduct, Matrix, Pairs, Rows, turn_sums};
-use crate::cpu::{CpuElement, Simd};
-use std::marker::PhantomData;
+use crate::tensor::DType;
+use half::bf16;
 
 const PANEL: usize = Blocks::PANEL;
 const TILE: usize = Blocks::TILE;
@@ -20,27 +21,26 @@ const TILE: usize = Blocks::TILE;
 const RING: usize = 2;
 
 /// [`Strategy::Direct`](super::memory::Strategy::Direct).
-pub(super) struct Direct<'a, T> {
+pub(super) struct Direct<'a> {
     work: &'a Work<'a>,
     blocks: &'a mut Blocks,
     /// Scores by key.
     turned: Pieces,
     /// Values as right operands.
     pairs: Pieces,
-    t: PhantomData<T>,
 }
 
-/// Floats of the values of a unit.
-fn pair(space: &Space) -> usize {
-    TILE * space.panels * PANEL
-}
+impl Direct<'_> {
+    /// Floats of the values of a unit.
+    fn pair(space: &Space) -> usize {
+        TILE * space.panels * PANEL
+    }
 
-/// Floats of what is under way.
-pub(super) fn staging(space: &Space) -> usize {
-    RING * (PANEL * PANEL + pair(space))
-}
+    /// Floats of what is under way.
+    pub fn staging(space: &Space) -> usize {
+        RING * (PANEL * PANEL + Self::pair(space))
+    }
 
-impl<T> Direct<'_, T> {
     fn turned(&self, number: usize) -> *mut f32 {
         self.turned.at(number % RING)
     }
@@ -50,14 +50,14 @@ impl<T> Direct<'_, T> {
     }
 }
 
-impl<'a, T: CpuElement> Attend<'a> for Direct<'a, T> {
+impl<'a> Attend<'a> for Direct<'a> {
     unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self {
         let Work { call, space, memory, .. } = work;
         let rows = Band::exponentials(memory.scratch.at(0));
         for (head, band) in bands.iter().enumerate() {
             let matrix = Matrix {
                 data: rows.cast(),
-                dtype: T::DTYPE,
+                dtype: DType::BF16,
                 rows: band.rows(),
                 k: call.head_dim,
                 row_stride: (Blocks::ROW * blocks.per_unit()) as isize,
@@ -71,8 +71,8 @@ impl<'a, T: CpuElement> Attend<'a> for Direct<'a, T> {
         }
         let mut layout = Layout { next: memory.staging };
         let turned = layout.take(RING, PANEL * PANEL);
-        let pairs = layout.take(RING, pair(space));
-        Direct { work, blocks, turned, pairs, t: PhantomData }
+        let pairs = layout.take(RING, Self::pair(space));
+        Direct { work, blocks, turned, pairs }
     }
 
     #[inline(always)]
@@ -89,7 +89,7 @@ impl<'a, T: CpuElement> Attend<'a> for Direct<'a, T> {
             self.scores(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
                 let view = band.view(first, panels.clone(), scratch.at(head));
-                band.softmax::<T, S>(s, true, &view);
+                band.softmax::<bf16, S>(s, true, &view);
             }
             self.weigh(bands, &units);
             bands.iter_mut().for_each(Band::note_sums);
@@ -97,7 +97,7 @@ impl<'a, T: CpuElement> Attend<'a> for Direct<'a, T> {
     }
 }
 
-impl<T: CpuElement> Direct<'_, T> {
+impl Direct<'_> {
     /// The scores of all heads. Those past the last key are masked later.
     ///
     /// # Safety
@@ -111,7 +111,7 @@ impl<T: CpuElement> Direct<'_, T> {
             // SAFETY: passed on.
             unsafe {
                 let product = DirectProduct {
-                    left: units.at(k, number, then).map(|tile| rows::<T>(k, tile)),
+                    left: units.at(k, number, then).map(|tile| rows(k, tile)),
                     right: memory.queries.at(head).cast(),
                     cols: bands[head].rows(),
                     steps: space.units / Blocks::STEP,
@@ -186,12 +186,12 @@ impl<T: CpuElement> Direct<'_, T> {
         let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
         // SAFETY: passed on.
         let tiles = unsafe { units.at(v, number, then) };
-        Pairs::new(tiles.map(|tile| rows::<T>(v, tile)), self.work.call.head_dim, self.pairs(number))
+        Pairs::new(tiles.map(|tile| rows(v, tile)), self.work.call.head_dim, self.pairs(number))
     }
 }
 
 /// Keys or values of a tile, as rows.
-fn rows<T>(heads: &Heads, tile: Tile) -> Rows {
-    let stride = heads.token * size_of::<T>() as isize;
+fn rows(heads: &Heads, tile: Tile) -> Rows {
+    let stride = heads.token * DType::BF16.size() as isize;
     Rows { data: tile.address as *const u8, stride, count: tile.count, ahead: tile.ahead }
 }
