@@ -19,7 +19,8 @@
 // Defines: those of linear.cuh; TILE_M, 8, 16, or 32, 64 and 128 with TILE_N the same; TILE_N, with fewer rows 32 (not
 // with a gate) or 64; STEP, a multiple of 32; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice
 // for; LOAD_X, LOAD_W, how a step is moved (0: element by element, any strides; 1: in pieces of 16 bytes along K; 2, from
-// 32 rows on: in pieces of 16 bytes along the rows, stored as [k][row]); OUT_PAIRS, as in linear_pairs.cuh.
+// 32 rows on: in pieces of 16 bytes along the rows, stored as [k][row]; 3, from 32 rows on: stored like that too, but
+// element by element, for columns that are dense and start anywhere); OUT_PAIRS, as in linear_pairs.cuh.
 
 #include "warpsmith/linear.cuh"
 #include "warpsmith/linear_pairs.cuh"
@@ -49,7 +50,7 @@ extern __shared__ __align__(128) u8 shared[];
 // A step of an operand of kRows rows: kRows lines along K or, transposed, kStep lines of kRows elements. Pieces
 // of 16 bytes are swizzled, so that the lanes of a warp read from different banks.
 template <int kRows, int kLoad> struct Stage {
-  static constexpr bool kTransposed = kLoad == 2;
+  static constexpr bool kTransposed = kLoad >= 2;
   static constexpr int kPerLine = (kTransposed ? kRows : kStep) / kPiece;
   static_assert(!kTransposed || kRows >= 32, "the swizzle takes eight pieces");
 
@@ -71,15 +72,17 @@ template <int kRows, int kLoad> struct Stage {
   // its address does not matter.
   template <class Map>
   static WS_INLINE void load(u32 to, const float* base, i64 row_stride, i64 col_stride, int count, int k0, int depth, Map map) {
-    if (kLoad == 0) {
-      const bool along_k = col_stride == 1;
+    if (kLoad == 0 || kLoad == 3) {
+      const bool along_k = kLoad == 0 && col_stride == 1;
 #pragma unroll 4
       for (int i = 0; i < kRows * kStep / kThreads; ++i) {
         const int index = threadIdx.x + i * kThreads;
         const int row = along_k ? index / kStep : index % kRows, k = along_k ? index % kStep : index / kRows;
         const int from = map(row);
         const bool exists = from < count && k0 + k < depth;
-        copy_word(to + place(row, k / kPiece) + k % kPiece * 4, base + from * row_stride + (k0 + k) * col_stride, exists);
+        const int line = kTransposed ? k : row, inside = kTransposed ? row : k;
+        copy_word(to + place(line, inside / kPiece) + inside % kPiece * 4, base + from * row_stride + (k0 + k) * col_stride,
+                  exists);
       }
     } else {
       constexpr int kPieces = kRows * kStep / kPiece;

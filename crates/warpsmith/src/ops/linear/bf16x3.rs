@@ -2,7 +2,7 @@
 //! is `bf16x3.cu`.
 
 use super::cuda::{Epilogue, LinearParams, addressable, columns, load_mode, tiles};
-use super::problem::{Order, Part};
+use super::problem::{Order, Part, Strides};
 use super::{Gate, Problem};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::flag;
@@ -94,12 +94,12 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
         let mut all: Vec<_> = covering.iter().map(|e| SQUARE[0].defines(e, [1, 1], true)).collect();
         let plain = &covering[0];
         for tile in SQUARE {
-            for loads in [[0, 0], [1, 1], [1, 2], [2, 2]] {
+            for loads in [[0, 0], [1, 1], [1, 2], [2, 2], [0, 3], [3, 3]] {
                 all.push(tile.defines(plain, loads, false));
             }
         }
         for tile in FLAT {
-            for loads in [[0, 0], [1, 1], [1, 2]] {
+            for loads in [[0, 0], [1, 1], [1, 2], [0, 3]] {
                 all.push(tile.defines(plain, loads, false));
             }
         }
@@ -138,7 +138,7 @@ pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::R
 pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part) -> Result<()> {
     let tile = Tile::choose(p, launch.info.units);
     // The gate's blocks of rows need not start where 16 bytes do.
-    let loads = [loads(p.x_order, tile.m, false), loads(p.w_order, tile.n, p.gate != Gate::None)];
+    let loads = [loads(p.x_order, p.x, tile.m, false), loads(p.w_order, p.w, tile.n, p.gate != Gate::None)];
     let pairs = p.out_order == Order::Rows && (!p.has_residual || p.residual_order == Order::Rows);
     let defines = tile.defines(&Epilogue::of(p), loads, pairs);
     let blocks = tiles(p, tile.m, columns(p, tile.n))?;
@@ -148,10 +148,12 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, part: &
 }
 
 /// How a tile of `rows` rows of an operand is moved.
-fn loads(order: Order, rows: usize, scattered: bool) -> usize {
+fn loads(order: Order, strides: Strides, rows: usize, scattered: bool) -> usize {
     match load_mode(order) {
-        // Columns are moved in pieces from 32 rows on.
+        // Columns stay columns from 32 rows on.
         2 if scattered || rows < 32 => 0,
+        // Their neighbours would all go to the same bank of shared memory if they were stored along K.
+        0 if strides.row == 1 && strides.col != 1 && rows >= 32 => 3,
         mode => mode,
     }
 }
