@@ -11,6 +11,9 @@ use crate::{
     jit::{CType, Defines},
 };
 
+/// The most device functions that a kernel launches besides its first.
+pub(super) const MOST_ALSO: usize = 5;
+
 /// Why a kernel cannot run a problem.
 pub type Why = String;
 
@@ -40,7 +43,7 @@ pub struct Kernel<P: 'static> {
     /// Where it runs.
     pub target: Target,
     /// Further device functions the kernel launches.
-    pub also: [Option<&'static CudaKernel>; 3],
+    pub also: [Option<&'static CudaKernel>; MOST_ALSO],
     /// Whether it runs on devices too old for those: it then does without.
     pub also_optional: bool,
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
@@ -62,7 +65,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target: Target::Cpu(tier),
-            also: [None; 3],
+            also: [None; MOST_ALSO],
             also_optional: false,
             batch_invariant: true,
             supports: |_, _| Ok(()),
@@ -99,7 +102,7 @@ impl<P> Kernel<P> {
         Kernel {
             name,
             target,
-            also: [None; 3],
+            also: [None; MOST_ALSO],
             also_optional: false,
             batch_invariant,
             supports: |_, _| Ok(()),
@@ -123,12 +126,12 @@ impl<P> Kernel<P> {
 
     /// With a further device function.
     pub const fn and(mut self, device: &'static CudaKernel) -> Self {
-        self.also = match self.also {
-            [None, ..] => [Some(device), None, None],
-            [first, None, _] => [first, Some(device), None],
-            [first, second, None] => [first, second, Some(device)],
-            _ => panic!("a kernel has at most four device functions"),
-        };
+        let mut at = 0;
+        while self.also[at].is_some() {
+            at += 1;
+            assert!(at < MOST_ALSO, "a kernel has at most six device functions");
+        }
+        self.also[at] = Some(device);
         self
     }
 
@@ -243,7 +246,7 @@ pub struct KernelInfo {
     /// Device half, if it is a CUDA kernel.
     pub cuda: Option<&'static CudaKernel>,
     /// Further device functions it launches.
-    pub also: [Option<&'static CudaKernel>; 3],
+    pub also: [Option<&'static CudaKernel>; MOST_ALSO],
     /// The library it calls, if it is one of a vendor's library.
     pub library: Option<VendorLibrary>,
     /// The oldest architecture it runs on, if it is a CUDA kernel.

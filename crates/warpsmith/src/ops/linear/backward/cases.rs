@@ -67,7 +67,26 @@ impl Provable for Backward {
         cases.push(Case::new(&SPEC, DType::F32).give(DX).give(DW).sizes(&[36, 1400, 1500]));
         let tf32 =
             Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(PRECISION, Precision::Tf32 as u8 as f64);
-        cases.push(tf32.sizes(&[33, 40, 24]));
+        cases.push(tf32.clone().sizes(&[33, 40, 24]));
+        cases.push(tf32.sizes(&[33, 4128, 24]));
+        for dtype in FLOATS {
+            let plain = Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
+            let with = |activation: Activation| plain.clone().give(Z).attr(ACT, activation as u8 as f64);
+            // Sums over n, and over rows, that GPUs compute in parts: equal ones, and with a rest.
+            for sizes in [[9, 6192, 72], [3, 4099, 40], [4128, 24, 17], [4100, 40, 16]] {
+                cases.push(plain.clone().sizes(&sizes));
+            }
+            cases.push(with(Activation::Gelu).sizes(&[70, 4128, 17]));
+            for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
+                cases.push(plain.clone().sizes(&[6, 4104, 24]).arranged(arrangement));
+            }
+            // So few rows that the gradient of w is written without a product, in several blocks each way.
+            for sizes in [[2, 300, 40], [8, 70, 1100], [13, 70, 600]] {
+                cases.push(plain.clone().sizes(&sizes));
+            }
+            cases.push(with(Activation::Relu).sizes(&[5, 70, 1030]));
+            cases.push(plain.clone().sizes(&[3, 24, 40]).values(Values::Special));
+        }
         cases
     }
 

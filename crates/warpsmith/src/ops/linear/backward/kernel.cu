@@ -1,11 +1,9 @@
 // The pass of `linear_backward` over the gradient of the result, dz = dout scale f'(z), and the sums of dz over the rows.
 //
-// Threads to data, with blocks of 32 x 8 threads:
-// SUM 0, the pass: a block has 32 chunks of 16 bytes of columns and p.rows rows. Thread (x, y) has chunk x of rows y,
-// y + 8, ... and adds them in that order; then the 8 sums of a column are added in order. With dbias, block (i, j) writes
-// the sums of its rows to row j of `partial`, or, if the grid has only one row of blocks, to dbias.
-// SUM 1: a block has 32 columns of the p.rows rows of `partial`. Each thread adds every eighth row; again the 8 sums are
-// added in order. So the order of a sum depends on the number of rows alone.
+// Threads to data: a block of 32 x 8 threads has 32 chunks of 16 bytes of columns and p.rows rows. Thread (x, y) has chunk
+// x of rows y, y + 8, ... and adds them in that order; then the 8 sums of a column are added in order. With dbias, block
+// (i, j) writes the sums of its rows to row j of `partial`, for linear_backward_add, or, if the grid has only one row of
+// blocks, to dbias.
 //
 // Defines: ELEM; FUNCTION, Identity or a struct of math.cuh; HAS_DZ, HAS_DBIAS, what is written; VECTOR, kAligned or kAny.
 
@@ -37,10 +35,11 @@ template <int kCount> WS_INLINE void add_lines(float (&sum)[kCount]) {
 
 WS_INLINE void write_sum(const LinearPassParams& p, i64 column, float sum) {
   if (gridDim.y == 1) ((ELEM*)p.dbias)[column * p.dbias_step] = from_f32<ELEM>(sum);
-  else ((float*)p.partial)[blockIdx.y * p.n + column] = sum;
+  else ((float*)p.partial)[blockIdx.y * p.partial_row + column] = sum;
 }
 
-WS_INLINE void pass(const LinearPassParams& p) {
+extern "C" __global__ void __launch_bounds__(kLanes * kLines) linear_backward_pass(const LinearPassParams p) {
+  begin_kernel();
   const i64 first = ((i64)blockIdx.x * kLanes + threadIdx.x) * kUnit, row0 = (i64)blockIdx.y * p.rows + threadIdx.y;
   const int count = (int)max(min(p.n - first, (i64)kUnit), (i64)0);
   float sum[kUnit] = {};
@@ -72,21 +71,4 @@ WS_INLINE void pass(const LinearPassParams& p) {
   if (threadIdx.y > 0) return;
   for (int j = 0; j < kUnit; ++j)
     if (j < count) write_sum(p, first + j, sum[j]);
-}
-
-WS_INLINE void add_partial(const LinearPassParams& p) {
-  const i64 column = (i64)blockIdx.x * kLanes + threadIdx.x;
-  float sum[1] = {};
-  if (column < p.n) {
-#pragma unroll 8
-    for (i64 row = threadIdx.y; row < p.rows; row += kLines) sum[0] += ((const float*)p.partial)[row * p.n + column];
-  }
-  add_lines(sum);
-  if (threadIdx.y == 0 && column < p.n) write_sum(p, column, sum[0]);
-}
-
-extern "C" __global__ void __launch_bounds__(kLanes * kLines) linear_backward_pass(const LinearPassParams p) {
-  begin_kernel();
-  if (SUM) add_partial(p);
-  else pass(p);
 }

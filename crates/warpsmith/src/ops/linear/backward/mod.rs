@@ -11,11 +11,17 @@
 //! - A gate is undone by `gated_act_backward`, whose result is the `dout` of this op. The gradient of a residual is `dout`.
 //! - A row of `dx` has the same bits whatever the other rows are.
 
+#[cfg(feature = "cuda")]
+mod add;
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod outer;
+#[cfg(feature = "cuda")]
+mod split;
 #[cfg(feature = "cuda")]
 mod transpose;
 
