@@ -64,10 +64,10 @@ impl Cache {
         f32 && panels && bands == 1 && !self.is_gathered()
     }
 
-    /// Whether tiles use keys, and pairs of values, where they are: heads are whole steps of bf16, for few rows.
+    /// Whether tiles use keys, and pairs of values, where they are: heads are whole steps, for few rows.
     pub(super) fn is_direct(&self, blocks: &Blocks, head_dim: usize, rows: usize) -> bool {
         let steps = head_dim.is_multiple_of(Blocks::PANEL) && self.k.dim == 1 && self.v.dim == 1;
-        self.dtype == DType::BF16 && steps && blocks.multiplies_direct(rows) && !self.is_gathered()
+        self.dtype == blocks.dtype() && steps && blocks.multiplies_direct(rows) && !self.is_gathered()
     }
 
     /// Address of a key or value of a request, and how many from it on lie evenly in memory.

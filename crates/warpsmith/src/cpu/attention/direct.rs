@@ -1,4 +1,4 @@
-//! Few rows of bf16 on tiles: keys and values are used from where they lie, all heads of some before those of the next.
+//! Few rows of bf16 or f16 on tiles: keys and values are used from where they lie, all heads of some before those of the next.
 //!
 //! Keys are the left operand of their products, so that nothing is turned round but scores. Values become units of a right
 //! operand between the products of those before them: what was stored a moment ago cannot be loaded at once.
@@ -10,10 +10,9 @@ use super::heads::Heads;
 use super::memory::{Layout, Pieces, Space};
 use super::tiles::{Tile, Units};
 use super::work::Work;
-use crate::cpu::Simd;
 use crate::cpu::gemm::{BlockProduct, Blocks, DirectProduct, Matrix, Pairs, Rows, turn_sums};
-use crate::tensor::DType;
-use half::bf16;
+use crate::cpu::{CpuElement, Simd};
+use std::marker::PhantomData;
 
 const PANEL: usize = Blocks::PANEL;
 const TILE: usize = Blocks::TILE;
@@ -21,26 +20,27 @@ const TILE: usize = Blocks::TILE;
 const RING: usize = 2;
 
 /// [`Strategy::Direct`](super::memory::Strategy::Direct).
-pub(super) struct Direct<'a> {
+pub(super) struct Direct<'a, T> {
     work: &'a Work<'a>,
     blocks: &'a mut Blocks,
     /// Scores by key.
     turned: Pieces,
     /// Values as right operands.
     pairs: Pieces,
+    t: PhantomData<T>,
 }
 
-impl Direct<'_> {
-    /// Floats of the values of a unit.
-    fn pair(space: &Space) -> usize {
-        TILE * space.panels * PANEL
-    }
+/// Floats of the values of a unit.
+fn pair(space: &Space) -> usize {
+    TILE * space.panels * PANEL
+}
 
-    /// Floats of what is under way.
-    pub fn staging(space: &Space) -> usize {
-        RING * (PANEL * PANEL + Self::pair(space))
-    }
+/// Floats of what is under way.
+pub(super) fn staging(space: &Space) -> usize {
+    RING * (PANEL * PANEL + pair(space))
+}
 
+impl<T> Direct<'_, T> {
     fn turned(&self, number: usize) -> *mut f32 {
         self.turned.at(number % RING)
     }
@@ -50,14 +50,14 @@ impl Direct<'_> {
     }
 }
 
-impl<'a> Attend<'a> for Direct<'a> {
+impl<'a, T: CpuElement> Attend<'a> for Direct<'a, T> {
     unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self {
         let Work { call, space, memory, .. } = work;
         let rows = Band::exponentials(memory.scratch.at(0));
         for (head, band) in bands.iter().enumerate() {
             let matrix = Matrix {
                 data: rows.cast(),
-                dtype: DType::BF16,
+                dtype: T::DTYPE,
                 rows: band.rows(),
                 k: call.head_dim,
                 row_stride: (Blocks::ROW * blocks.per_unit()) as isize,
@@ -71,8 +71,8 @@ impl<'a> Attend<'a> for Direct<'a> {
         }
         let mut layout = Layout { next: memory.staging };
         let turned = layout.take(RING, PANEL * PANEL);
-        let pairs = layout.take(RING, Self::pair(space));
-        Direct { work, blocks, turned, pairs }
+        let pairs = layout.take(RING, pair(space));
+        Direct { work, blocks, turned, pairs, t: PhantomData }
     }
 
     #[inline(always)]
@@ -89,7 +89,8 @@ impl<'a> Attend<'a> for Direct<'a> {
             self.scores(bands, &units);
             for (head, band) in bands.iter_mut().enumerate() {
                 let view = band.view(first, panels.clone(), scratch.at(head));
-                band.softmax::<bf16, S>(s, true, &view);
+                self.work.refine_single_scores(self.blocks, band, &view);
+                band.softmax::<T, S>(s, true, &view);
             }
             self.weigh(bands, &units);
             bands.iter_mut().for_each(Band::note_sums);
@@ -97,7 +98,7 @@ impl<'a> Attend<'a> for Direct<'a> {
     }
 }
 
-impl Direct<'_> {
+impl<T: CpuElement> Direct<'_, T> {
     /// The scores of all heads. Those past the last key are masked later.
     ///
     /// # Safety
@@ -111,7 +112,7 @@ impl Direct<'_> {
             // SAFETY: passed on.
             unsafe {
                 let product = DirectProduct {
-                    left: units.at(k, number, then).map(|tile| rows(k, tile)),
+                    left: units.at(k, number, then).map(|tile| rows::<T>(k, tile)),
                     right: memory.queries.at(head).cast(),
                     cols: bands[head].rows(),
                     steps: space.units / Blocks::STEP,
@@ -186,12 +187,12 @@ impl Direct<'_> {
         let (v, then) = (&units.tiles.cache.v, (&units.tiles.cache.k, units.tiles.block.keys.end));
         // SAFETY: passed on.
         let tiles = unsafe { units.at(v, number, then) };
-        Pairs::new(tiles.map(|tile| rows(v, tile)), self.work.call.head_dim, self.pairs(number))
+        Pairs::new(tiles.map(|tile| rows::<T>(v, tile)), self.work.call.head_dim, self.pairs(number))
     }
 }
 
 /// Keys or values of a tile, as rows.
-fn rows(heads: &Heads, tile: Tile) -> Rows {
-    let stride = heads.token * DType::BF16.size() as isize;
+fn rows<T>(heads: &Heads, tile: Tile) -> Rows {
+    let stride = heads.token * size_of::<T>() as isize;
     Rows { data: tile.address as *const u8, stride, count: tile.count, ahead: tile.ahead }
 }

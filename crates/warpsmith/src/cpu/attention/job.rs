@@ -16,7 +16,7 @@ use crate::tensor::DType;
 use std::marker::PhantomData;
 #[cfg(target_arch = "x86_64")]
 use {
-    super::direct::Direct,
+    super::direct::{self, Direct},
     super::split::{Few, Split},
     crate::cpu::Tier,
 };
@@ -91,7 +91,7 @@ pub(super) fn space_of(call: &Call<'_>, blocks: &Blocks, job: &Job) -> Space {
     let mut space = Space::new(call, blocks, job);
     space.staging = match space.strategy {
         #[cfg(target_arch = "x86_64")]
-        Strategy::Direct => Direct::staging(&space),
+        Strategy::Direct => direct::staging(&space),
         #[cfg(target_arch = "x86_64")]
         Strategy::Split => Split::staging(&space),
         #[cfg(target_arch = "x86_64")]
@@ -117,8 +117,8 @@ impl Work<'_> {
                     self.walk::<InPlace<'_>, S>(s, blocks, bands);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Strategy::Direct if const { on_highest::<S>() && matches!(T::DTYPE, DType::BF16) } => {
-                    self.walk::<Direct<'_>, S>(s, blocks, bands);
+                Strategy::Direct if const { on_highest::<S>() && !matches!(T::DTYPE, DType::F32) } => {
+                    self.walk::<Direct<'_, T>, S>(s, blocks, bands);
                 }
                 #[cfg(target_arch = "x86_64")]
                 Strategy::Split if const { on_highest::<S>() && matches!(T::DTYPE, DType::F32) } => {

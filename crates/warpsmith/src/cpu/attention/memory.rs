@@ -15,7 +15,7 @@ pub(super) enum Strategy {
     Packed,
     /// Values of f32 are used where they are, and keys too if so said. Each head is one band, as in all strategies for few rows.
     InPlace { keys: bool },
-    /// Few rows of bf16 on tiles, which use keys and values where they are.
+    /// Few rows of bf16 or f16 on tiles, which use keys and values where they are.
     Direct,
     /// f32 on tiles: a block is split, and all bands go through it.
     Split,

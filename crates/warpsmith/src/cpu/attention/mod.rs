@@ -6,7 +6,8 @@
 //! Where keys lie, evenly or in pages, and in which type, matters for packing alone (`packed`). f32 goes to tiles where the
 //! machine has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few rows
 //! use keys and values from where they lie if they can (`in_place`, `direct`), with the same bits. A job has one of
-//! these strategies, and its memory is laid out for that (`memory`).
+//! these strategies, and its memory is laid out for that (`memory`). In 16 bits the scores of rows that see one key are
+//! computed again (`single`).
 //!
 //! # The order of sums
 //! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own, whose running maximum is
@@ -27,6 +28,7 @@ mod merge;
 mod pack;
 mod packed;
 mod plan;
+mod single;
 #[cfg(target_arch = "x86_64")]
 mod split;
 mod state;

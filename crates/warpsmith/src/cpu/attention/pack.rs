@@ -10,7 +10,7 @@ use std::ops::Range;
 
 impl Work<'_> {
     /// Consecutive queries of a head.
-    fn queries(&self, head: usize, query: usize, rows: usize) -> Matrix {
+    pub(super) fn queries(&self, head: usize, query: usize, rows: usize) -> Matrix {
         let (call, request) = (self.call, &self.job.request);
         let place = [request.batch, request.first_query + query, head];
         Matrix {

@@ -6,7 +6,6 @@ use super::cache::Block;
 use super::work::Work;
 use crate::cpu::gemm::{BlockProduct, Blocks};
 use crate::cpu::{CpuElement, Simd};
-use crate::tensor::DType;
 use std::marker::PhantomData;
 
 /// [`Strategy::Packed`](super::memory::Strategy::Packed).
@@ -26,7 +25,7 @@ impl<'a, T: CpuElement> Attend<'a> for Packed<'a, T> {
     #[inline(always)]
     unsafe fn block<S: Simd>(&mut self, s: S, bands: &mut [Band<'_>], block: &Block<'_>) {
         let Work { job, space, memory, .. } = self.work;
-        let narrow = self.blocks.dtype() == DType::BF16;
+        let narrow = self.blocks.per_unit() == 2;
         // SAFETY: passed on.
         unsafe { self.work.pack_block(self.blocks, block, job.kv_heads.clone()) };
         for (index, band) in bands.iter_mut().enumerate() {
@@ -40,6 +39,9 @@ impl<'a, T: CpuElement> Attend<'a> for Packed<'a, T> {
             unsafe {
                 let queries = memory.queries.at(index);
                 self.work.scores(self.blocks, band, &view, queries, memory.keys.at(head));
+                if narrow {
+                    self.work.refine_single_scores(self.blocks, band, &view);
+                }
                 band.softmax::<T, S>(s, narrow, &view);
                 self.weigh(band, &view, memory.values.at(head));
             }

@@ -84,9 +84,7 @@ impl Blocks {
         let tiles = unsafe { Tiles::new() };
         Blocks {
             isa,
-            // Not f16 on tiles: their order of sums is one rounding off in the log-sum-exp of a single key, where the tolerance
-            // is half of that.
-            unit: Unit::of(isa.min(Isa::Amx), dtype, dtype),
+            unit: Unit::of(isa, dtype, dtype),
             splits: isa.has_tiles() && dtype == DType::F32,
             tiles,
         }
@@ -204,6 +202,23 @@ impl Blocks {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (left, rows, matrix, ahead, out);
+    }
+
+    /// The product of the first rows of two matrices, summed in f64 and rounded once.
+    ///
+    /// # Safety
+    /// The rows must be readable, as long as each other, and no longer than a row of a left operand.
+    pub unsafe fn multiply_finely(&self, left: &Matrix, right: &Matrix) -> f32 {
+        let mut wide = [[0f32; Self::ROW]; 2];
+        for (matrix, row) in [left, right].into_iter().zip(&mut wide) {
+            let block = Block { matrix, row: 0, rows: 1, k: 0, len: matrix.k };
+            // SAFETY: passed on.
+            unsafe {
+                copy_rows(self.isa.tier(), Unit::F32, block, row.as_mut_ptr().cast(), Self::ROW, matrix.k);
+            }
+        }
+        let products = wide[0].iter().zip(&wide[1]).map(|(&l, &r)| l as f64 * r as f64);
+        products.take(left.k).sum::<f64>() as f32
     }
 
     /// Computes a product.

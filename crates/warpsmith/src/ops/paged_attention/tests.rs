@@ -17,7 +17,7 @@ fn devices() -> Vec<Device> {
     }
 }
 
-/// Every kernel of the device that can run here, with a type it is for.
+/// Every kernel of the device that can run here, with a type it is for; the CPU's highest with both types that tiles multiply.
 fn kernels(device: Device) -> Vec<(&'static str, DType)> {
     let tiers = Tier::available();
     let here = |k: &crate::op::KernelInfo| match device {
@@ -25,7 +25,12 @@ fn kernels(device: Device) -> Vec<(&'static str, DType)> {
         Device::Cuda(_) => k.cuda.is_some(),
     };
     let kernels = crate::op::AnyOp::kernels(&Forward).into_iter().filter(here);
-    kernels.map(|k| (k.name, if k.name.ends_with("generic") { DType::F32 } else { DType::BF16 })).collect()
+    let types = |k: &crate::op::KernelInfo| match k.tier {
+        _ if k.name.ends_with("generic") => vec![DType::F32],
+        Some(Tier::Avx512) => vec![DType::BF16, DType::F16],
+        _ => vec![DType::BF16],
+    };
+    kernels.flat_map(|k| types(&k).into_iter().map(move |dtype| (k.name, dtype))).collect()
 }
 
 /// Those that do not leave requests with few rows to another.

@@ -93,6 +93,17 @@ impl<'a> Band<'a> {
         (self.seen[r].0..self.seen[r].1).contains(&key)
     }
 
+    pub fn kv_head(&self) -> usize {
+        self.kv_head
+    }
+
+    /// The key of a row that sees no other, and where its score is, if the view has it.
+    #[inline]
+    pub fn single_score(&self, view: &View, r: usize) -> Option<(usize, *mut f32)> {
+        let (key, end) = self.seen[r];
+        (end.wrapping_sub(key) == 1).then(|| view.score(r, key)).flatten().map(|score| (key, score))
+    }
+
     /// The rows from `r` on whose queries follow each other: head and query of the first, and how many.
     #[cfg(target_arch = "x86_64")]
     pub fn run(&self, r: usize) -> (usize, usize, usize) {
@@ -101,7 +112,7 @@ impl<'a> Band<'a> {
     }
 
     /// The query head and the query of a row.
-    fn place(&self, r: usize) -> (usize, usize) {
+    pub fn place(&self, r: usize) -> (usize, usize) {
         let row = self.first + r;
         let len = self.job.queries.len();
         (self.kv_head * self.call.group + row / len, self.job.queries.start + row % len)

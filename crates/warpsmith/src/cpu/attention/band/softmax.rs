@@ -44,6 +44,12 @@ impl View {
         Band::scores(self.scratch, panel)
     }
 
+    /// Where a row's score of a key is, if the panels have it.
+    pub fn score(&self, r: usize, key: usize) -> Option<*mut f32> {
+        let column = key.checked_sub(self.first).filter(|column| self.columns().contains(column))?;
+        Some(self.scores(column / PANEL).wrapping_add(r * PANEL + column % PANEL))
+    }
+
     /// The exponentials, as rows of a left operand.
     pub fn exponentials(&self) -> *mut f32 {
         Band::exponentials(self.scratch)
@@ -92,6 +98,15 @@ fn exponential<S: Simd>(s: S, scores: S::V, factor: S::V, base: S::V) -> S::V {
     exp2_fine(s, s.mul(x, s.splat(LOG2_E)))
 }
 
+/// Exponentials as tiles take them. Those of f16 multiply subnormals, those of bf16 do not.
+#[inline(always)]
+fn halves<T: CpuElement, S: Simd>(s: S, v: S::V) -> S::H {
+    match T::DTYPE {
+        DType::F16 => s.f32_to_f16(v),
+        _ => s.f32_to_bf16_flushed(v),
+    }
+}
+
 impl Band<'_> {
     /// The view of the scores in `scratch` over some panels of the block of keys at `first`.
     pub fn view(&self, first: usize, panels: Range<usize>, scratch: *mut f32) -> View {
@@ -103,7 +118,7 @@ impl Band<'_> {
     /// Turns the scores of a block into exponentials, and scales what was summed before if some maximum grew.
     ///
     /// # Safety
-    /// The scores must be there, the tensors be as the call says. `narrow` only if `T` is bf16.
+    /// The scores must be there, the tensors be as the call says. `narrow` only if `T` is bf16 or f16: then they are stored as `T`.
     #[inline(always)]
     pub unsafe fn softmax<T: CpuElement, S: Simd>(&mut self, s: S, narrow: bool, view: &View) {
         let mut growth = Growth::default();
@@ -126,8 +141,8 @@ impl Band<'_> {
                     |column, a, b| {
                         if narrow {
                             let row = row.cast::<u16>().add(column);
-                            s.store_h(row, s.f32_to_bf16_flushed(a));
-                            s.store_h(row.add(S::N), s.f32_to_bf16_flushed(b));
+                            s.store_h(row, halves::<T, S>(s, a));
+                            s.store_h(row.add(S::N), halves::<T, S>(s, b));
                         } else {
                             let row = row.add(column);
                             s.store(row, T::rounded(s, a));
