@@ -5,7 +5,7 @@ use super::super::Problem;
 use super::super::align;
 use super::super::bf16x3;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
-use super::super::problem::{Matrix, Part};
+use super::super::problem::{Matrix, Order, Part};
 use super::super::sm90;
 use super::add::{self, Sum};
 use super::split::Split;
@@ -153,7 +153,7 @@ pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_s
         let products = transpose::run(launch, products(launch), copies_at)?;
         align::run(launch, products, copies_at + transposed_bytes(p))?
     };
-    multiply_all(launch, products, sm90::run::<BackwardProblem>, sum)
+    multiply_all(launch, products, run_sm90, sum)
 })
 .and(&sm90::DEVICE)
 .and(&transpose::DEVICE)
@@ -167,6 +167,18 @@ pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_s
 .when(|p, info| {
     supports(p, info, |product, info| sm90::supports(&align::aligned(&transpose::straight(product)), info))
 });
+
+/// A product. Threads, and not the copy engine, store what is left in scratch memory: tools that look for reads of what
+/// nobody wrote do not see what the copy engine writes.
+///
+/// # Safety
+/// As for `sm90::run`.
+unsafe fn run_sm90(launch: &Launch<'_, BackwardProblem>, product: &Problem, part: &Part) -> Result<()> {
+    let scratch = launch.workspace..launch.workspace + Scratch::of(launch.problem).end;
+    let out_order = if scratch.contains(&part.out) { Order::Any } else { product.out_order };
+    // SAFETY: passed on.
+    unsafe { sm90::run(launch, &Problem { out_order, ..*product }, part) }
+}
 
 fn transposed_bytes(p: &BackwardProblem) -> usize {
     multiplied(p).map(transpose::bytes).sum()
