@@ -13,8 +13,9 @@
 // kernel of two microseconds.
 //
 // Defines: ELEM; ITEMS, units of a thread; FLAT; VECTOR: kAny, kAligned or kUnaligned; SHARED, the last input is the same
-// in every row or, with kUnaligned, the only one whose neighbours need not be adjacent; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd elements of
-// one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
+// in every row: with FLAT a vector of `period` elements that is repeated, with kUnaligned the only input whose neighbours
+// need not be adjacent; PAIRED, the first two inputs, and the first two outputs if there are two, are the even and odd
+// elements of one tensor: with VECTOR a unit is then 16 bytes of pairs, and 8 bytes of every other stream.
 
 #include "warpsmith/rows.cuh"
 #include "warpsmith/unaligned.cuh"
@@ -35,6 +36,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
   static constexpr bool is_pair(int t) { return kPairs && (t < 2 || (kPairsOut && t >= kIn)); }
   static constexpr bool is_second(int t) { return is_pair(t) && (t == 1 || t == kIn + 1); }
   static constexpr bool is_shared(int t) { return SHARED && !FLAT && t == kIn - 1; }
+  static constexpr bool is_repeated(int t) { return SHARED && FLAT && t == kIn - 1; }
   // Elements of stream t for each column.
   static constexpr int width(int t) { return is_pair(t) ? 2 : 1; }
 
@@ -55,6 +57,16 @@ template <class T, int kIn, int kOut> struct Elementwise {
 #else
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(at) : "memory");
 #endif
+  }
+
+  // Loads elements of the vector that is repeated, for those from `start` on of the others. It is in L1 soon.
+  static WS_INLINE void load_repeated(Chunk<T>& c, const ElementwiseParams& p, i64 start, int count) {
+    u32 column = (u32)start % p.period;
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) {
+      if (j < count) c.items[j] = ((const T*)p.streams[kIn - 1])[column * p.steps[kIn - 1]];
+      column = column + 1 == p.period ? 0 : column + 1;
+    }
   }
 
   static WS_INLINE void store(T* at, const Chunk<T>& c, int t, int count) {
@@ -94,14 +106,17 @@ template <class T, int kIn, int kOut> struct Elementwise {
                                     bool shared, u64 policy) {
 #pragma unroll
     for (int t = 0; t < kIn; ++t)
-      if (is_shared(t) == shared && !is_second(t)) load(in[t], input(p, place, t), t, count, policy);
+      if (is_shared(t) == shared && !is_second(t)) {
+        if (is_repeated(t)) load_repeated(in[t], p, place.at[t], count);
+        else load(in[t], input(p, place, t), t, count, policy);
+      }
   }
 
   // Prefetches what load_inputs will load.
   static WS_INLINE void prefetch_inputs(const ElementwiseParams& p, const Place& place) {
 #pragma unroll
     for (int t = 0; t < kIn; ++t)
-      if (!is_shared(t) && !is_second(t)) prefetch_chunk(input(p, place, t), p.is_large);
+      if (!is_shared(t) && !is_repeated(t) && !is_second(t)) prefetch_chunk(input(p, place, t), p.is_large);
   }
 
   static WS_INLINE void store_outputs(const Chunk<T> (&out)[kOut], const ElementwiseParams& p, const Place& place,
@@ -182,7 +197,7 @@ template <class T, int kIn, int kOut> struct Elementwise {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         if (!units.exists(i)) return;
-        if (SHARED) in[i][kIn - 1] = in[0][kIn - 1];
+        if (is_shared(kIn - 1)) in[i][kIn - 1] = in[0][kIn - 1];
         evaluate(out, in[i], f);
         store_outputs(out, p, place[i], kUnit);
       }
@@ -209,9 +224,8 @@ template <class T, int kIn, int kOut> struct Elementwise {
 // What is known about rows, beside the values in vec.cuh: they are dense, but start and length are arbitrary.
 constexpr int kUnaligned = 3;
 
-// Units are counted from the last aligned address of the first output at or
-// before the row, so its pieces are whole but for the ends of the row; inputs that lie otherwise are shifted. A shared
-// input is one of these.
+// Units are counted from the last aligned address of the first output at or before the row, so its pieces are whole but
+// for the ends of the row; inputs that lie otherwise are shifted. A shared input is one of these.
 template <class T, int kIn, int kOut, class F> WS_INLINE void elementwise_unaligned(const ElementwiseParams& p, F f) {
   using Kernel = Elementwise<T, kIn, kOut>;
   static_assert(ITEMS == 1 && !PAIRED, "a unit of each row");

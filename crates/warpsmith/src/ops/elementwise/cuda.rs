@@ -35,6 +35,7 @@ kernel_params! {
         num_rows: i64,
         column_tiles: u32,
         lanes_log2: u32,
+        period: u32,
         blocks_ahead: i32,
         is_large: i32,
         rows: ElementwiseRows,
@@ -128,7 +129,8 @@ struct Mode {
     flat: bool,
     unit: Unit,
     paired: bool,
-    /// The last input is the same in every row or, with unaligned units, one whose neighbours are not adjacent.
+    /// The last input is the same in every row: a vector that is repeated if there is one run, and one whose neighbours
+    /// are not adjacent with unaligned units.
     shared: bool,
 }
 
@@ -154,7 +156,7 @@ impl Mode {
             for items in choices {
                 // Pairs that cannot be moved in aligned pieces are two strided tensors like any others.
                 let pairs = !paired || (signature.pairs && unit == Unit::Aligned);
-                let shares = !shared || (signature.shared && (!flat || unit == Unit::Unaligned));
+                let shares = !shared || (signature.shared && (!flat || unit != Unit::Element));
                 if pairs && shares {
                     all.push(Mode { items, flat, unit, paired, shared });
                 }
@@ -174,18 +176,23 @@ struct Plan {
     blocks: usize,
     /// Of every stream.
     block_columns: usize,
+    /// Of the rows, or of the one run that they are.
+    columns: usize,
 }
 
 impl Plan {
     fn new(grid: &Grid, signature: Signature, info: &DeviceInfo) -> Plan {
-        let unit = Unit::new(grid, signature);
+        // Rows that no vector divides, with a bias: one run, in which it is repeated. Positions have 32 bits there.
+        let repeats = signature.shared && grid.repeats && !grid.vector && u32::try_from(grid.len()).is_ok();
+        let unit = if repeats { Unit::Aligned } else { Unit::new(grid, signature) };
+        let columns = if repeats { grid.len() } else { grid.columns };
         let paired = grid.paired && unit == Unit::Aligned;
         // A unit of pairs is 16 bytes of them, so half as many columns.
         let per_unit = if unit == Unit::Element { 1 } else { 16 / grid.dtype.size() / (1 + paired as usize) };
         // Those of an unaligned row begin before it.
         let ahead = if unit == Unit::Unaligned { per_unit - 1 } else { 0 };
-        let units = (ahead + grid.columns).div_ceil(per_unit);
-        let flat = grid.num_rows == 1;
+        let units = (ahead + columns).div_ceil(per_unit);
+        let flat = repeats || grid.num_rows == 1;
         let lanes = if flat { THREADS } else { units.next_power_of_two().min(THREADS) };
         let column_tiles = units.div_ceil(lanes);
         let blocks = |items: usize| match flat {
@@ -193,12 +200,12 @@ impl Plan {
             false => column_tiles * grid.num_rows.div_ceil(THREADS / lanes * items),
         };
         // A repeated vector runs along the rows instead if the other tensors are transposed.
-        let repeats =
+        let same =
             grid.rows.strides[signature.inputs - 1][..grid.rows.rank].iter().all(|&stride| stride == 0);
         let shared = signature.shared
             && match unit {
                 Unit::Unaligned => grid.steps[signature.inputs - 1] != 1,
-                _ => !flat && repeats,
+                _ => repeats || (!flat && same),
             };
         let mut items = signature.items(unit, paired, flat, shared);
         let round = (info.units / 2 + 1..=info.units).contains(&blocks(4));
@@ -216,6 +223,7 @@ impl Plan {
             column_tiles,
             blocks: blocks(items),
             block_columns: THREADS * items * per_unit,
+            columns,
         }
     }
 }
@@ -223,7 +231,11 @@ impl Plan {
 /// The configuration of a call, for people.
 pub(in crate::ops) fn describe(grid: &Grid, signature: Signature, info: &DeviceInfo) -> String {
     let Plan { mode, column_tiles, blocks, .. } = Plan::new(grid, signature, info);
-    let run = if mode.flat { "one run" } else { "rows" };
+    let run = match mode {
+        Mode { flat: true, shared: true, unit: Unit::Aligned, .. } => "one run with a repeated vector",
+        Mode { flat: true, .. } => "one run",
+        _ => "rows",
+    };
     let unit = match mode.unit {
         Unit::Element => "elements",
         Unit::Aligned => "16-byte pieces",
@@ -288,10 +300,11 @@ pub(in crate::ops) unsafe fn run<P>(
     let params = ElementwiseParams {
         streams: std::array::from_fn(|t| addresses.get(t).map_or(0, |&a| a as u64)),
         steps: grid.steps.map(|s| s as i64),
-        columns: grid.columns as i64,
+        columns: plan.columns as i64,
         num_rows: grid.num_rows as i64,
         column_tiles: plan.column_tiles as u32,
         lanes_log2: plan.lanes_log2,
+        period: grid.columns as u32,
         is_large: large,
         blocks_ahead: blocks_ahead(
             launch.info,
@@ -350,6 +363,9 @@ mod tests {
         let odd = plan(&[1000, 131], [&[133, 1], bias, &[131, 1]]);
         assert_eq!((odd.mode.unit, 1 << odd.lanes_log2, odd.column_tiles), (Unit::Unaligned, 32, 1));
         assert!(!odd.mode.shared, "rows begin in different places of their first pieces");
+        let run = plan(&[1000, 131], [&[131, 1], bias, &[131, 1]]);
+        assert_eq!((run.mode.unit, run.mode.flat, run.mode.shared), (Unit::Aligned, true, true));
+        assert_eq!((run.columns, run.blocks), (131000, 131000usize.div_ceil(8 * 256)));
         let strided = plan(&[1000, 131], [&[133, 1], &[0, 2], &[131, 1]]);
         assert_eq!((strided.mode.unit, strided.mode.shared), (Unit::Unaligned, true));
         let short = plan(&[1000, 127], [&[133, 1], bias, &[131, 1]]);

@@ -58,6 +58,8 @@ pub(super) struct Grid {
     pub paired: bool,
     /// Columns can be moved in aligned 16-byte pieces: dense and aligned, and whole unless there is a single row.
     pub vector: bool,
+    /// Several rows, but each tensor is one aligned run or a vector that every row shares.
+    pub repeats: bool,
 }
 
 impl Grid {
@@ -93,6 +95,11 @@ impl Grid {
                 .all(|d| rows.sizes[d] <= 1 || (rows.strides[t][d] as usize * size).is_multiple_of(16));
             dense && rows_aligned && even_address.is_multiple_of(16)
         });
+        let is_run = |t: usize| {
+            steps[t] == 1 && rows.strides[t][0] == columns as isize && all[t].address.is_multiple_of(16)
+        };
+        let repeats =
+            rows.rank == 1 && rows.len() > 1 && (0..N).all(|t| is_run(t) || rows.strides[t][0] == 0);
         let whole_pieces = (columns * size).is_multiple_of(16);
         Grid {
             dtype,
@@ -102,6 +109,7 @@ impl Grid {
             steps,
             paired: paired_up,
             vector: vector && (whole_pieces || rows.len() == 1),
+            repeats,
         }
     }
 
@@ -135,7 +143,10 @@ mod tests {
         let grid = Grid::new(DType::BF16, [x, bias, x], &[]);
         assert_eq!((grid.num_rows, grid.columns, grid.vector), (24, 8, true));
         let grid = Grid::new(DType::BF16, [x, Stream { address: 130, ..bias }, x], &[]);
-        assert!(!grid.vector);
+        assert!(!grid.vector && grid.repeats);
+        let apart = stream(&[24, 8], &[9, 1], 64);
+        let bias = stream(&[24, 8], &[0, 1], 128);
+        assert!(!Grid::new(DType::BF16, [apart, bias, apart], &[]).repeats);
         let single = Grid::new(DType::BF16, [stream(&[1], &[1], 64); 2], &[]);
         assert_eq!((single.num_rows, single.columns), (1, 1));
     }
