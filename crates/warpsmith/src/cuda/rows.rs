@@ -56,10 +56,26 @@ impl RowKind {
         match self {
             RowKind::Any => 0,
             RowKind::Aligned => 1,
-            RowKind::Dense => 3,
+            RowKind::Dense => DENSE,
+        }
+    }
+
+    /// The same for kernels that know rows of which no vector divides the length: see `spread.cuh`.
+    pub fn row_level(self, hidden: usize, dtype: DType) -> u8 {
+        match ((hidden * dtype.size()).is_multiple_of(16), self) {
+            (false, RowKind::Any) => SPREAD_ANY,
+            (false, _) => SPREAD,
+            (true, _) => self.vector_level(),
         }
     }
 }
+
+/// `VECTOR` of rows that begin anywhere, of which vectors divide the length: see `dense.cuh`.
+pub const DENSE: u8 = 3;
+/// Of rows that no vector divides, dense and others: see `spread.cuh`.
+pub const SPREAD: u8 = 4;
+/// See [`SPREAD`].
+pub const SPREAD_ANY: u8 = 5;
 
 /// How rows are shared out: the C side has these as defines. Threads and chunks of a row depend on its length and type
 /// alone, because its bits depend on them; how many rows a block takes may depend on anything.
@@ -110,6 +126,12 @@ impl RowTiling {
         shared.unwrap_or(self)
     }
 
+    /// The same with as many rows side by side, each alone in the registers of its threads: elements that are loaded one
+    /// by one take more of those.
+    pub fn unbatched(self) -> RowTiling {
+        RowTiling { batch: 1, ..self }
+    }
+
     fn crowded(self) -> Option<RowTiling> {
         let found = CROWDED.iter().find(|&&(lanes, items, _, _)| (lanes, items) == (self.lanes, self.items));
         found.map(|&(_, _, rows, batch)| RowTiling { rows, batch, ..self })
@@ -125,11 +147,16 @@ impl RowTiling {
         RowTiling::all(table).into_iter().flat_map(|t| [Some(t), t.crowded()]).flatten().collect()
     }
 
+    /// The same for rows that are [`SPREAD`].
+    pub fn all_of_many_spread(table: RowTable) -> Vec<RowTiling> {
+        RowTiling::all_of_many(table).into_iter().map(RowTiling::unbatched).collect()
+    }
+
     /// What the device code may take for granted about rows of this tiling: see `VECTOR` in `vec.cuh`.
     pub fn vector_level(&self, hidden: usize, dtype: DType, kind: RowKind) -> u8 {
         match kind {
             RowKind::Aligned if hidden * dtype.size() == self.lanes * self.items * 16 => 2,
-            _ => kind.vector_level(),
+            _ => kind.row_level(hidden, dtype),
         }
     }
 
@@ -170,6 +197,56 @@ impl std::fmt::Display for RowTiling {
             self.block_rows()
         )?;
         if self.batch > 1 { write!(f, ", {} at once", self.batch) } else { Ok(()) }
+    }
+}
+
+/// How dense rows that begin anywhere go through shared memory: see `shared_row.cuh`. Blocks go on with further rows; that
+/// changes when a row is computed, never its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StagedRows {
+    /// Rows of which a thread has a part in shared memory: with two, the next is copied while one is computed.
+    pub stages: usize,
+    /// Blocks of the grid.
+    pub blocks: usize,
+    /// Dynamic shared memory of each.
+    pub shared_bytes: usize,
+}
+
+impl StagedRows {
+    /// Shared memory of a block beside the rows: the kernel's own and the system's.
+    const RESERVED: usize = 2048;
+
+    /// For `count` rows of `inputs` tensors and `vectors` that all rows of a block share; `None` if there is no room.
+    pub fn new(
+        tiling: &RowTiling,
+        count: usize,
+        inputs: usize,
+        vectors: usize,
+        info: &DeviceInfo,
+    ) -> Option<StagedRows> {
+        let row = (tiling.lanes * tiling.items + 2) * 16;
+        let bytes = |stages: usize| (stages * inputs * tiling.rows + vectors) * row;
+        let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
+        let threads = tiling.threads() as usize;
+        // As many as find registers: `staged_blocks` of the device code.
+        let by_registers = if tiling.items <= 2 || threads >= 512 { 1024 } else { 640 } / threads;
+        let at_once =
+            |stages: usize| by_registers.min(info.shared_per_block / (bytes(stages) + Self::RESERVED)).max(1);
+        let needed = count.div_ceil(tiling.rows);
+        // A second block hides more than a second stage.
+        let two = needed > at_once(1) * info.units && fits(2) && at_once(2) == at_once(1);
+        let stages = 1 + two as usize;
+        fits(stages).then(|| StagedRows {
+            stages,
+            blocks: needed.min(at_once(stages) * info.units),
+            shared_bytes: bytes(stages),
+        })
+    }
+
+    /// The launch of all blocks.
+    pub fn launch(&self, tiling: &RowTiling) -> Result<LaunchConfig> {
+        let blocks = grid_blocks("a row kernel", self.blocks)?;
+        Ok(LaunchConfig::new([blocks, 1, 1], [tiling.threads(), 1, 1], self.shared_bytes as u32))
     }
 }
 
@@ -229,6 +306,43 @@ mod tests {
                 assert!(all.contains(&t) && of_many.contains(&t), "{t} is listed");
             }
         }
+    }
+
+    #[test]
+    fn whether_rows_are_spread_depends_on_their_length_alone() {
+        for (hidden, spread) in [(8, false), (12, true), (1023, true), (1024, false)] {
+            let level = |kind: RowKind| kind.row_level(hidden, DType::BF16);
+            assert_eq!(
+                [RowKind::Dense, RowKind::Any].map(|kind| level(kind) >= SPREAD),
+                [spread; 2],
+                "{hidden}"
+            );
+        }
+        assert_eq!(RowKind::Dense.row_level(12, DType::F32), DENSE);
+    }
+
+    #[test]
+    fn staged_rows_fit_shared_memory_and_have_blocks_that_run_at_once() {
+        let cpu = crate::device::Device::Cpu.info().unwrap();
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..cpu };
+        for tiling in RowTiling::all(TABLE) {
+            for (count, inputs, vectors) in [(1, 1, 0), (1000, 2, 2), (1 << 20, 1, 1), (1 << 20, 2, 0)] {
+                let rows = StagedRows::new(&tiling, count, inputs, vectors, &info).unwrap();
+                assert!(rows.blocks <= count.div_ceil(tiling.rows), "{tiling} {rows:?}");
+                let blocks = rows.blocks.div_ceil(info.units);
+                assert!(blocks * rows.shared_bytes <= info.shared_per_block, "{tiling} {rows:?}");
+                assert!(blocks * tiling.threads() as usize <= 1024, "{tiling} {rows:?}");
+            }
+        }
+        let few = StagedRows::new(&RowTiling::alone(256, 2), 100, 2, 2, &info).unwrap();
+        assert_eq!((few.stages, few.blocks), (1, 100));
+        let many = StagedRows::new(&RowTiling::alone(256, 2), 100_000, 2, 2, &info).unwrap();
+        assert_eq!((many.stages, many.blocks), (2, 4 * 132));
+        // Two blocks of one stage rather than one of two.
+        let long = StagedRows::new(&RowTiling::alone(512, 4), 100_000, 2, 0, &info).unwrap();
+        assert_eq!((long.stages, long.blocks), (1, 2 * 132));
+        let small = DeviceInfo { shared_per_block: 48 << 10, ..info };
+        assert!(StagedRows::new(&RowTiling::alone(512, 4), 1, 2, 0, &small).is_none());
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub static HEADERS: &[Header] = headers![
     "rope.cuh",
     "rows.cuh",
     "shared.cuh",
+    "shared_row.cuh",
+    "spread.cuh",
     "tma.cuh",
     "unaligned.cuh",
     "vec.cuh",

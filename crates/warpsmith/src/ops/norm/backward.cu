@@ -15,8 +15,7 @@
 //
 // Between reading and writing a row, a group waits for sums over that row. To keep memory busy meanwhile, the next
 // STAGES - 1 rows are being copied to shared memory. Each thread copies the chunks that it will read itself, so no
-// barrier is needed. Dense rows that begin anywhere cannot be copied like that: the next one is loaded into
-// registers.
+// barrier is needed. Of dense rows that begin anywhere it reads what its neighbour copied too: shared_row.cuh.
 //
 // Defines: ELEM, LANES, SPLIT, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether
 // the sums over rows are needed).
@@ -27,6 +26,8 @@
 #include "warpsmith/group.cuh"
 #include "warpsmith/norm.cuh"
 #include "warpsmith/rows.cuh"
+#include "warpsmith/shared_row.cuh"
+#include "warpsmith/spread.cuh"
 
 using namespace warpsmith;
 
@@ -72,7 +73,9 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
   if (dsum) {
     Chunk<T> c;
     float s[V];
-    get_chunk<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
+    // Of dense rows element by element: there are no registers for more.
+    if (VECTOR == kDense) load_chunk<kAny>(c, dsum, at, 1, min(V, hidden - at), from_f32<T>(0.0f));
+    else get_part<VECTOR, kWidth>(c, dsum, at, step, hidden, load_policy(false));
     unpack_words(s, c);
 #pragma unroll
     for (int j = 0; j < V; ++j) d[j] += s[j];
@@ -83,15 +86,17 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
 // The weight's elements, zero past the end of the row; ones if there is no weight.
 WS_INLINE void load_weight(Chunk<T>& c, const NormBackwardParams& p, int at) {
   if (p.weight) {
-    get_chunk<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
+    get_part<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
   } else {
 #pragma unroll
     for (int j = 0; j < V; ++j) c.items[j] = from_f32<T>(1.0f);
   }
 }
 
-// Stores the V sums of one chunk to consecutive floats.
-WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
+// Stores the V sums of the part at element `at` to a row of floats.
+WS_INLINE void store_sums(float* row, int at, const float (&sums)[V], int hidden) {
+  const int count = part_count<VECTOR, kWidth, T>(at, hidden);
+  float* to = row + (is_spread(VECTOR) ? part_start<kWidth, T>(at) : at);
   if (VECTOR == kExact || (VECTOR == kAligned && count > 0)) {
 #pragma unroll
     for (int j = 0; j < V; j += 4) {
@@ -101,7 +106,7 @@ WS_INLINE void store_sums(float* to, const float (&sums)[V], int count) {
   } else {
 #pragma unroll
     for (int j = 0; j < V; ++j)
-      if (j < count) to[j] = sums[j];
+      if (j < count) to[is_spread(VECTOR) ? j * kWidth : j] = sums[j];
   }
 }
 
@@ -155,29 +160,38 @@ WS_INLINE RowSums join_warps(const WarpSums::Values* warps, int hidden, float in
 
 // Blocks of a multiprocessor, as the host counts on. Left to itself, the compiler would rather spill than have few. Elements
 // that are moved one by one take so many registers that there are fewer.
-constexpr int kBlocks = VECTOR == kAny || LANES * ROWS >= 512 ? 1 : 512 / (LANES * ROWS);
+constexpr int kThreadsAtOnce = ITEMS % 3 == 0 ? 384 : 512;
+constexpr int kBlocks =
+    VECTOR == kAny || VECTOR == kSpreadAny || LANES * ROWS >= kThreadsAtOnce ? 1 : kThreadsAtOnce / (LANES * ROWS);
 
 // Strided rows of one block are left to the kernel below: they do not fit its registers.
-#if VECTOR != 0 || SPLIT > 1
+#if (VECTOR != 0 && VECTOR != 5) || SPLIT > 1
 
 extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backward_row(const NormBackwardParams p) {
-  static_assert(STAGES == 0 || is_whole_chunks(VECTOR), "staged rows are copied in whole chunks");
+  static_assert(STAGES == 0 || (VECTOR != kAny && VECTOR != kSpreadAny), "staged rows are dense");
   static_assert(ROWS == 1 || (LANES <= 32 && SPLIT == 1), "the threads of a row meet at the barrier of the block");
   __shared__ WarpSums exchange;
   extern __shared__ __align__(16) u8 memory[];
   // [stage][x or dout][item][thread]
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;
+  // The same of rows that begin anywhere: [stage][x or dout][item][row]
+  constexpr bool kUnaligned = VECTOR == kDense || VECTOR == kSpread;
+  using Neighbours = SharedRow<T, LANES>;
+  const int slot = threadIdx.x % LANES;
+  const auto shared_row = [&](int stage, int tensor, int item) {
+    return (Neighbours*)memory + ((stage * 2 + tensor) * ITEMS + item) * ROWS + threadIdx.x / LANES;
+  };
   exchange.begin();
   begin_kernel();
   const RowsOfThread<LANES, ROWS, 1, SPLIT> own;
   const int lane = own.lane;
   // Groups that share a warp go on together as long as the first of them has rows.
   constexpr int kTogether = 32 / kWidth;
-  const i64 group = own.index, first_group = group / kTogether * kTogether;
-  if (ROWS > 1 && first_group >= p.num_groups) return;
-  const i64 num_rows = kTogether == 1 || group < p.num_groups ? p.num_rows : 0;
-  const T zero = from_f32<T>(0.0f);
+  // Rows and groups are fewer than 2^31, so that the stages ahead have room in 32 bits.
+  const u32 group = (u32)own.index, first_group = group / kTogether * kTogether, num_groups = (u32)p.num_groups;
+  if (ROWS > 1 && first_group >= num_groups) return;
+  const u32 num_rows = kTogether == 1 || group < num_groups ? (u32)p.num_rows : 0;
   const u64 policy = load_policy(false);
   const float inverse = 1.0f / (float)p.hidden;
   const float own_inverse = kRowWarps == 1 ? inverse : warp_inverse(lane / 32, p.hidden);
@@ -192,30 +206,16 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     for (int j = 0; j < V; ++j) dweight[i][j] = dbias[i][j] = 0.0f;
   }
 
-  // Dense rows: what was loaded of the next row, where there are registers for it.
-  constexpr bool kFew = ITEMS * V <= 8;
-  constexpr bool kAhead = VECTOR == kDense && LANES <= 256 && (kFew || (!CENTER && SPLIT == 1 && ROWS == 1));
-  Chunk<T> next_x[ITEMS], next_dout[ITEMS];
-  u32 x_edge[ITEMS], dout_edge[ITEMS];
-  auto begin_row = [&](i64 index) {
-    const int length = index < num_rows ? p.hidden : 0;
-    const RowPointers at(p, index < num_rows ? index : 0);
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int k = (i * kRowLanes + lane) * V;
-      begin_chunk<kDense, kWidth>(next_x[i], x_edge[i], at.x, k, 1, length, policy);
-      begin_chunk<kDense, kWidth>(next_dout[i], dout_edge[i], at.dout, k, 1, length, policy);
-    }
-  };
-  if (kAhead) begin_row(group);
-
-  auto fetch = [&](i64 index, int stage) {
+  auto fetch = [&](u32 index, int stage) {
     if (index < num_rows) {
       const RowPointers at(p, index);
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         int k = (i * kRowLanes + lane) * V;
-        if (VECTOR == kExact || k < p.hidden) {
+        if (kUnaligned) {
+          shared_row(stage, 0, i)->copy(slot, i * kRowLanes + lane, at.x, p.hidden);
+          shared_row(stage, 1, i)->copy(slot, i * kRowLanes + lane, at.dout, p.hidden);
+        } else if (VECTOR == kExact || k < p.hidden) {
           copy_async(staged + stage * kStage + i * kThreads, at.x + k);
           copy_async(staged + stage * kStage + kTensor + i * kThreads, at.dout + k);
         }
@@ -227,36 +227,42 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
   u32 round = 0;
   if (STAGES > 0) {
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) fetch(group + s * p.num_groups, s);
+    for (int s = 0; s < STAGES - 1; ++s) fetch(group + s * num_groups, s);
   }
 
-  for (i64 index = group; index - group + first_group < p.num_rows; index += p.num_groups) {
+  for (u32 index = group; index - group + first_group < (u32)p.num_rows; index += num_groups) {
     const bool exists = kTogether == 1 || index < num_rows;
     const RowPointers at(p, exists ? index : 0);
     const int hidden = exists ? p.hidden : 0;
     Chunk<T> x[ITEMS], dout[ITEMS];
-    if (VECTOR == kDense && !kAhead) begin_row(index);
-    if (STAGES > 0) {
-      fetch(index + (STAGES - 1) * p.num_groups, stage == 0 ? STAGES - 1 : stage - 1);
+    if (kUnaligned) {
+      // Past the barrier, what others copied has arrived, and the stage before is free.
+      wait_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
+      meet<kWarps>();
+      fetch(index + (STAGES - 1) * num_groups, stage == 0 ? STAGES - 1 : stage - 1);
+    } else if (STAGES > 0) {
+      fetch(index + (STAGES - 1) * num_groups, stage == 0 ? STAGES - 1 : stage - 1);
       wait_copies<(STAGES > 0 ? STAGES - 1 : 0)>();
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       int k = (i * kRowLanes + lane) * V, count = min(V, hidden - k);
       if (VECTOR == kDense) {
-        x[i] = next_x[i];
-        dout[i] = next_dout[i];
-        end_chunk<kDense, kWidth>(x[i], x_edge[i], at.x, k, hidden);
-        end_chunk<kDense, kWidth>(dout[i], dout_edge[i], at.dout, k, hidden);
+        shared_row(stage, 0, i)->get(x[i], slot, row_shift(at.x));
+        shared_row(stage, 1, i)->get(dout[i], slot, row_shift(at.dout));
+      } else if (VECTOR == kSpread) {
+        count = part_count<VECTOR, kWidth, T>(k, hidden);
+        get_staged_part<kWidth>(x[i], *shared_row(stage, 0, i), slot, row_shift(at.x), count);
+        get_staged_part<kWidth>(dout[i], *shared_row(stage, 1, i), slot, row_shift(at.dout), count);
       } else if (STAGES > 0 && (VECTOR == kExact || count > 0)) {
         x[i] = staged[stage * kStage + i * kThreads];
         dout[i] = staged[stage * kStage + kTensor + i * kThreads];
       } else {
-        load_chunk<VECTOR>(x[i], at.x, k, p.x_step, count, zero);
-        load_chunk<VECTOR>(dout[i], at.dout, k, p.dout_step, count, zero);
+        get_part<VECTOR, kWidth>(x[i], at.x, k, p.x_step, hidden, policy);
+        get_part<VECTOR, kWidth>(dout[i], at.dout, k, p.dout_step, hidden, policy);
       }
     }
-    if (kAhead) begin_row(index + p.num_groups);
+    const int own_stage = stage;
     stage = stage + 1 >= STAGES ? 0 : stage + 1;
 
     float own_mean = 0.0f, sums[kSums] = {};
@@ -264,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
       float total = 0.0f;
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        float a[V];
+          float a[V];
         unpack_words(a, x[i]);
 #pragma unroll
         for (int j = 0; j < V; ++j) total += a[j];
@@ -277,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       float a[V];
-      centered(a, x[i], own_mean, p.hidden - (i * kRowLanes + lane) * V);
+      centered(a, x[i], own_mean, part_count<VECTOR, kWidth, T>((i * kRowLanes + lane) * V, p.hidden));
       unpack_words(d[i], dout[i]);
       weighted(g[i], d[i], weight[i]);
 #pragma unroll
@@ -291,8 +297,13 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
     for (int i = 0; i < (CENTER ? 3 : 2); ++i) sums[i] = warp_reduce<Sum, kWidth>(sums[i]);
     RowSums row = {own_mean, sums[0], sums[1], CENTER ? sums[kSums / 2] : 0.0f};
     if (kRowWarps > 1) row = join_warps(exchange.swap(sums, round++), p.hidden, inverse);
+    // All have read their chunks before results take their places. The exchange with other blocks is no barrier of this one.
+    if (VECTOR == kDense && (kRowWarps == 1 || SPLIT > 1)) meet<kWarps>();
     const float scale = inverse_sqrt(fmaf(row.squares, inverse, p.eps));
     const float mean_gy = row.products * scale * inverse, mean_g = row.weighted * inverse;
+    // Found again rather than kept: there are no registers to spare.
+    asm volatile("" : "+r"(index));
+    const RowPointers to(p, exists ? index : 0);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = (i * kRowLanes + lane) * V;
@@ -309,18 +320,25 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
           if (CENTER) dbias[i][j] += d[i][j];
         }
       }
-      gradient(dout[i], a, g[i], at.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
-      if (VECTOR == kDense || exists) put_chunk<VECTOR, kWidth>(at.dx, k, p.dx_step, hidden, dout[i]);
+      gradient(dout[i], a, g[i], to.dsum, k, p.dsum_step, hidden, scale, mean_gy, mean_g);
+      if (VECTOR == kDense) shared_row(own_stage, 0, i)->leave(slot, dout[i]);
+      else if (exists) put_part<VECTOR, kWidth>(to.dx, k, p.dx_step, hidden, dout[i]);
+    }
+    if (VECTOR == kDense) {
+      meet<kWarps>();
+#pragma unroll 1
+      for (int i = 0; i < ITEMS; ++i)
+        if (exists) shared_row(own_stage, 0, i)->store(slot, i * kRowLanes + lane, to.dx, p.hidden);
     }
   }
 
-  if (SUMS && (kTogether == 1 || group < p.num_groups)) {
-    float* partial = (float*)p.partial + group * p.hidden;
+  if (SUMS && (kTogether == 1 || group < num_groups)) {
+    float* partial = (float*)p.partial + group * (i64)p.hidden;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      int k = (i * kRowLanes + lane) * V, count = p.hidden - k;
-      store_sums(partial + k, dweight[i], count);
-      if (CENTER) store_sums(partial + p.num_groups * p.hidden + k, dbias[i], count);
+      const int k = (i * kRowLanes + lane) * V;
+      store_sums(partial, k, dweight[i], p.hidden);
+      if (CENTER) store_sums(partial + p.num_groups * p.hidden, k, dbias[i], p.hidden);
     }
   }
 }
@@ -349,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(
       for (int start = warp; start < p.hidden; start += LANES * V) {
         Chunk<T> x;
         float a[V];
-        get_chunk<VECTOR, 32>(x, at.x, start + lane, p.x_step, p.hidden, policy);
+        get_part<VECTOR, 32>(x, at.x, start + lane, p.x_step, p.hidden, policy);
         unpack_words(a, x);
 #pragma unroll
         for (int j = 0; j < V; ++j) total += a[j];
@@ -361,11 +379,11 @@ extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(
     float scale = 0.0f, mean_gy = 0.0f, mean_g = 0.0f;
     for (int pass = 0; pass < 2; ++pass) {
       for (int start = warp; start < p.hidden; start += LANES * V) {
-        const int k = start + lane, count = min(V, p.hidden - k);
+        const int k = start + lane, count = part_count<VECTOR, 32, T>(k, p.hidden);
         Chunk<T> x, dout, weight;
         float a[V], g[V], d[V];
-        get_chunk<VECTOR, 32>(x, at.x, k, p.x_step, p.hidden, policy);
-        get_chunk<VECTOR, 32>(dout, at.dout, k, p.dout_step, p.hidden, policy);
+        get_part<VECTOR, 32>(x, at.x, k, p.x_step, p.hidden, policy);
+        get_part<VECTOR, 32>(dout, at.dout, k, p.dout_step, p.hidden, policy);
         load_weight(weight, p, k);
         centered(a, x, row.mean, count);
         unpack_words(d, dout);
@@ -384,12 +402,13 @@ extern "C" __global__ void __launch_bounds__(LANES, kBlocks) norm_backward_long(
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             if (j >= count) continue;
-            dweight[k + j] = fmaf(d[j], a[j] * scale, first ? 0.0f : dweight[k + j]);
-            if (CENTER) dbias[k + j] = d[j] + (first ? 0.0f : dbias[k + j]);
+            const int at_j = is_spread(VECTOR) ? part_start<32, T>(k) + 32 * j : k + j;
+            dweight[at_j] = fmaf(d[j], a[j] * scale, first ? 0.0f : dweight[at_j]);
+            if (CENTER) dbias[at_j] = d[j] + (first ? 0.0f : dbias[at_j]);
           }
         }
         gradient(dout, a, g, at.dsum, k, p.dsum_step, p.hidden, scale, mean_gy, mean_g);
-        put_chunk<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout);
+        put_part<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout);
       }
       if (pass == 0) {
 #pragma unroll

@@ -1,8 +1,10 @@
 //! Both norms on CUDA devices: host half. That of their gradients is `backward/cuda.rs`.
 
 use super::{BIAS, OUT, Problem, RESIDUAL, SUM, WEIGHT, X};
+use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{
-    ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large,
+    DENSE, ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, SPREAD, SPREAD_ANY, StagedRows, blocks_ahead,
+    element, flag, is_large,
 };
 use crate::device::DeviceInfo;
 use crate::error::Result;
@@ -42,6 +44,8 @@ struct Features {
     center: bool,
     residual: bool,
     prefetch: bool,
+    /// Of dense rows in shared memory.
+    stages: usize,
 }
 
 fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
@@ -52,25 +56,36 @@ fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
         flag("CENTER", features.center),
         flag("HAS_RESIDUAL", features.residual),
         flag("PREFETCH", features.prefetch),
+        ("STAGES", features.stages.to_string()),
     ]);
     defines
 }
 
-fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], prefetches: &[bool]) -> Vec<Defines> {
+fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], choices: &[(bool, usize)]) -> Vec<Defines> {
     let mut all = Vec::new();
     for tiling in tilings {
         for dtype in FLOATS {
             for &vector in vectors {
-                for &prefetch in prefetches.iter().filter(|&&prefetch| !prefetch || can_prefetch(tiling)) {
+                for &(prefetch, stages) in choices.iter().filter(|c| !c.0 || can_prefetch(tiling)) {
                     let residuals = [false, true].into_iter().filter(|&with| has_room(tiling, vector, with));
                     all.extend(residuals.map(|residual| {
-                        defines(tiling, dtype, Features { vector, center, residual, prefetch })
+                        defines(tiling, dtype, Features { vector, center, residual, prefetch, stages })
                     }));
                 }
             }
         }
     }
     all
+}
+
+/// Of rows in registers, aligned or staged in shared memory.
+fn row_variants(center: bool) -> Vec<Defines> {
+    let (many, all) = (RowTiling::all_of_many(table(center)), RowTiling::all(table(center)));
+    let spread = RowTiling::all_of_many_spread(table(center));
+    let mut found = variants(center, &many, &[1, 2], &[(false, 0), (true, 0)]);
+    found.extend(variants(center, &spread, &[SPREAD], &[(false, 0), (true, 0)]));
+    found.extend(variants(center, &all, &[DENSE], &[(false, 1), (false, 2)]));
+    found
 }
 
 /// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
@@ -115,24 +130,28 @@ const fn in_registers(device: CudaKernel) -> CudaKernel {
     CudaKernel { min_arch: Arch::new(7, 0, false), ..device }
 }
 
-static RMS_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(false, &RowTiling::all_of_many(table(false)), &[1, 2, 3], &[false, true])
-}));
-static LAYER_ROW: CudaKernel = in_registers(device(SOURCE, NormParams::prelude, "norm_row", || {
-    variants(true, &RowTiling::all_of_many(table(true)), &[1, 2, 3], &[false, true])
-}));
+/// Rows of any length and layout.
+const LONG_VECTORS: [u8; 5] = [0, 1, DENSE, SPREAD, SPREAD_ANY];
+
+static RMS_ROW: CudaKernel =
+    in_registers(device(SOURCE, NormParams::prelude, "norm_row", || row_variants(false)));
+static LAYER_ROW: CudaKernel =
+    in_registers(device(SOURCE, NormParams::prelude, "norm_row", || row_variants(true)));
 static RMS_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(false, &long_tilings(table(false)), &[0, 1, 3], &[false])
+    variants(false, &long_tilings(table(false)), &LONG_VECTORS, &[(false, 0)])
 });
 static LAYER_LONG: CudaKernel = device(SOURCE, NormParams::prelude, "norm_long", || {
-    variants(true, &long_tilings(table(true)), &[0, 1, 3], &[false])
+    variants(true, &long_tilings(table(true)), &LONG_VECTORS, &[(false, 0)])
 });
 
 /// A row in the registers of a block or warp.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
-        .when(|p, _| {
-            let room = |t: &RowTiling| has_room(t, row_kind(p).vector_level(), p.has_residual);
+        .when(|p, info| {
+            let room = |t: &RowTiling| {
+                has_room(t, vector_level(p), p.has_residual)
+                    && (vector_level(p) != DENSE || staged(p, t, info).is_some())
+            };
             fits(p.hidden, p.num_rows, p.dtype, row_kind(p), table(p.center), room)
         })
         .configured(|p, info| tiling(p, info).map(|t| t.to_string()).unwrap_or_default())
@@ -147,11 +166,27 @@ pub(in crate::ops) const fn long(name: &'static str, center: bool) -> Kernel<Pro
 
 /// The tiling of rows in registers.
 fn tiling(p: &Problem, info: &DeviceInfo) -> Option<RowTiling> {
-    RowTiling::new(p.hidden, p.dtype, table(p.center)).map(|t| t.of_many(p.num_rows, info.units))
+    let alone = RowTiling::new(p.hidden, p.dtype, table(p.center))?;
+    Some(match vector_level(p) {
+        DENSE => alone,
+        SPREAD => alone.of_many(p.num_rows, info.units).unbatched(),
+        _ => alone.of_many(p.num_rows, info.units),
+    })
+}
+
+/// How rows that begin anywhere go through shared memory, if they do.
+fn staged(p: &Problem, tiling: &RowTiling, info: &DeviceInfo) -> Option<StagedRows> {
+    let (inputs, vectors) = (1 + p.has_residual as usize, p.has_weight as usize + p.has_bias as usize);
+    StagedRows::new(tiling, p.num_rows, inputs, vectors, info)
 }
 
 fn row_kind(p: &Problem) -> RowKind {
     RowKind::new(&p.steps, p.vector_rows)
+}
+
+/// Of kernels that check whether a chunk exists.
+fn vector_level(p: &Problem) -> u8 {
+    row_kind(p).row_level(p.hidden, p.dtype)
 }
 
 /// Whether rows can be kept in registers.
@@ -169,7 +204,7 @@ pub(super) fn fits(
     match RowTiling::new(hidden, dtype, table) {
         None => Err("the row does not fit the registers of a block".into()),
         Some(tiling) if !has_room(&tiling) => {
-            Err("the row, which is not aligned, does not fit the registers of a block".into())
+            Err("the row, which is not aligned, does not fit a block".into())
         }
         Some(_) => addressable(hidden, num_rows),
     }
@@ -178,7 +213,7 @@ pub(super) fn fits(
 /// Whether the forward kernel has registers for rows of this kind: those that begin anywhere must be arranged.
 fn has_room(tiling: &RowTiling, vector: u8, residual: bool) -> bool {
     let largest = tiling.lanes == 1024 && tiling.items == 4;
-    vector != RowKind::Dense.vector_level() || !residual || !largest
+    vector < DENSE || !residual || !largest
 }
 
 /// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
@@ -226,20 +261,33 @@ fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let tiling = tiling(p, launch.info).expect("`supports` has passed");
     let vector = tiling.vector_level(p.hidden, p.dtype, row_kind(p));
-    run_tiled(launch, &tiling, vector, prefetches(p, &tiling, launch.info.units))
+    if vector != DENSE {
+        let prefetch = prefetches(p, &tiling, launch.info.units);
+        return run_tiled(launch, &tiling, tiling.launch(p.num_rows)?, vector, prefetch, 0);
+    }
+    let staged = staged(p, &tiling, launch.info).expect("`supports` has passed");
+    run_tiled(launch, &tiling, staged.launch(&tiling)?, vector, false, staged.stages)
 }
 
 fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    run_tiled(launch, &long_tiling(p.hidden, p.dtype, table(p.center)), row_kind(p).vector_level(), false)
+    let tiling = long_tiling(p.hidden, p.dtype, table(p.center));
+    run_tiled(launch, &tiling, tiling.launch(p.num_rows)?, vector_level(p), false, 0)
 }
 
-fn run_tiled(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8, prefetch: bool) -> Result<()> {
+fn run_tiled(
+    launch: &Launch<'_, Problem>,
+    tiling: &RowTiling,
+    config: LaunchConfig,
+    vector: u8,
+    prefetch: bool,
+    stages: usize,
+) -> Result<()> {
     let p = launch.problem;
-    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch };
+    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch, stages };
     let defines = defines(tiling, p.dtype, features);
-    let config = tiling.launch(p.num_rows)?;
-    // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
+    // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers the row, and shared memory holds
+    // the rows that are staged.
     unsafe { launch.record(&defines, &config, &params(launch, tiling)) }
 }
 

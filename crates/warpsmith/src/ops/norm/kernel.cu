@@ -2,20 +2,23 @@
 // mean counts as zero, and this is rms_norm. Weight and bias may be null.
 //
 // Threads to data: a row is cut into 16-byte chunks; lane l of the row's LANES threads owns chunks l, l + LANES,
-// l + 2 LANES, ... The mapping depends only on the row length, never on alignment or the number of rows, so a row has the
-// same bits in any batch.
+// l + 2 LANES, ... Where no vector divides the row, the lanes of a warp share its chunks out differently: spread.cuh. The
+// mapping depends only on the row length, never on alignment or the number of rows, so a row has the same bits in any
+// batch.
 //
 // With CENTER each warp computes the mean of its own elements and the squares around that mean, without waiting for the
 // other warps; the block then joins the warps' moments, with a single barrier for both.
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block has side by side), BATCH (how often), ITEMS
-// (chunks of a row that a thread has), VECTOR (kAny, kAligned, kExact or kDense), CENTER, HAS_RESIDUAL, PREFETCH (weight
-// and bias are loaded with the row).
+// (chunks of a row that a thread has), VECTOR (kAny, kAligned, kExact, kDense, kSpread or kSpreadAny), CENTER, HAS_RESIDUAL,
+// PREFETCH (weight and bias are loaded with the row), STAGES (of dense rows in shared memory).
 
 #include "warpsmith/dense.cuh"
 #include "warpsmith/group.cuh"
 #include "warpsmith/norm.cuh"
 #include "warpsmith/rows.cuh"
+#include "warpsmith/shared_row.cuh"
+#include "warpsmith/spread.cuh"
 
 using namespace warpsmith;
 
@@ -86,7 +89,7 @@ struct Affine {
     if (CENTER && p.bias) load_vector(bias, (const T*)p.bias, p.bias_step, at, p.hidden);
   }
   WS_INLINE static void load_vector(Chunk<T>& c, const T* vector, i64 step, int at, int hidden) {
-    if constexpr (VECTOR == kDense) get_chunk<VECTOR, kWidth>(c, vector, at, step, hidden, load_policy(false));
+    if constexpr (VECTOR >= kDense) get_part<VECTOR, kWidth>(c, vector, at, step, hidden, load_policy(false));
     else load_chunk_unfilled<VECTOR>(c, vector, at, step, min(V, hidden - at));
   }
 };
@@ -114,12 +117,6 @@ WS_INLINE void normalise(Chunk<T>& c, const NormParams& p, const Affine& affine,
   pack(c, a);
 }
 
-// Stores a chunk unless its row is past the last. Lanes of dense rows must all take part, so they store nothing instead.
-WS_INLINE void put_existing(T* row, int at, i64 step, int hidden, const Chunk<T>& c, bool exists) {
-  if (VECTOR == kDense) put_chunk<VECTOR, kWidth>(row, at, step, exists ? hidden : 0, c);
-  else if (exists) put_chunk<VECTOR, kWidth>(row, at, step, hidden, c);
-}
-
 WS_INLINE float add_elements(const Chunk<T>& c, float total) {
   float a[V];
   unpack_words(a, c);
@@ -128,14 +125,147 @@ WS_INLINE float add_elements(const Chunk<T>& c, float total) {
   return total;
 }
 
-// Blocks of a multiprocessor that must find registers. Zero leaves it to the compiler, which would rather spill a few
-// registers of the heaviest variants than have fewer blocks.
-constexpr int kBlocks = VECTOR == kDense && HAS_RESIDUAL && LANES * ROWS <= 512 ? 640 / (LANES * ROWS) : 0;
+#if VECTOR == 3
+
+// Dense rows that begin anywhere, by way of shared memory. A block has rows every gridDim.x * ROWS apart. With STAGES
+// of two, the next is being copied meanwhile.
+constexpr int kChunks = LANES * ITEMS;
+using Staged = SharedRow<T, kChunks>;
+constexpr int kInputs = HAS_RESIDUAL ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES * ROWS, ITEMS)) norm_row(const NormParams p) {
+  __shared__ float scratch[ROWS][2][kWarps];
+  extern __shared__ __align__(16) u8 memory[];
+  const bool has_weight = p.weight != 0, has_bias = CENTER && p.bias != 0;
+  const T *weight_row = (const T*)p.weight, *bias_row = (const T*)p.bias;
+  // [weight], [bias], then of each stage and row: x, [residual]
+  Staged* const weight = (Staged*)memory;
+  Staged* const bias = weight + has_weight;
+  const RowsOfThread<LANES, ROWS> own;
+  const int lane = own.lane;
+  Staged* const staged = bias + has_bias + own.place * kInputs;
+  // Rows are fewer than 2^31, so that a step more has room.
+  const u32 num_rows = (u32)p.num_rows, step = gridDim.x * ROWS;
+  // Rows that share a warp go on together as long as the first of them exists. A row past the last is the last one
+  // again, and is not stored.
+  constexpr int kTogether = 32 / kWidth;
+  const u32 ahead = own.place % kTogether;
+  const T *x, *residual;
+  const auto find_row = [&](u32 index) {
+    index = min(index, num_rows - 1);
+    x = row_at<const T>(p.x, p.rows, 0, index);
+    residual = HAS_RESIDUAL ? row_at<const T>(p.residual, p.rows, 2, index) : nullptr;
+  };
+  find_row((u32)own.index);
+  const auto prefetch_row = [&]() {
+#pragma unroll 1
+    for (int k = lane * V; k < p.hidden; k += LANES * V) {
+      prefetch_chunk(x + k, p.is_large);
+      if (HAS_RESIDUAL) prefetch_chunk(residual + k, p.is_large);
+    }
+  };
+  if ((int)blockIdx.x < p.blocks_ahead) prefetch_row();
+  if (p.num_rows <= 64) let_next_kernel_start();
+  begin_kernel();
+
+  const auto copy_row = [&](Staged* to) {
+#pragma unroll 1
+    for (int i = 0; i < ITEMS; ++i) {
+      const int chunk = i * LANES + lane;
+      to[0].copy(chunk, chunk, x, p.hidden);
+      if (HAS_RESIDUAL) to[kInputs - 1].copy(chunk, chunk, residual, p.hidden);
+    }
+    commit_copies();
+  };
+  if (own.place == 0) {
+#pragma unroll 1
+    for (int i = 0; i < ITEMS; ++i) {
+      const int chunk = i * LANES + lane;
+      if (has_weight) weight->copy(chunk, chunk, weight_row, p.hidden);
+      if (has_bias) bias->copy(chunk, chunk, bias_row, p.hidden);
+    }
+  }
+  copy_row(staged);
+  // Weight and bias are for the other rows of the block too.
+  wait_copies<0>();
+  __syncthreads();
+
+  int stage = 0;
+  for (u32 index = (u32)own.index; index - ahead < num_rows; index += step) {
+    Staged* const at = staged + stage * (ROWS * kInputs);
+    const bool goes_on = index - ahead + step < num_rows;
+    const int x_shift = row_shift(x), residual_shift = row_shift(residual);
+    if (goes_on) find_row(index + step);
+    // The other stage is free: all have come past the barrier before. With one stage, the next row gets as far as L2.
+    if (STAGES == 2 && goes_on) copy_row(staged + (stage ^= 1) * (ROWS * kInputs));
+    if (STAGES == 1 && goes_on) prefetch_row();
+    Chunk<T> row[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      at[0].get(row[i], i * LANES + lane, x_shift);
+      if (HAS_RESIDUAL) {
+        Chunk<T> other;
+        at[kInputs - 1].get(other, i * LANES + lane, residual_shift);
+        add_residual(row[i], other);
+      }
+    }
+    float own_mean = 0.0f, total = 0.0f, square = 0.0f;
+    if (CENTER) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) total = add_elements(row[i], total);
+      total = warp_reduce<Sum, kWidth>(total);
+      own_mean = warp_mean(total, lane / 32, p.hidden);
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      // Widened again in each pass: kept, the elements of many chunks would take too many registers.
+      if (ITEMS > 2) forget(row[i]);
+      square = squares(row[i], own_mean, p.hidden - (i * LANES + lane) * V, square);
+      if (ITEMS > 2) forget(row[i]);
+    }
+    square = warp_reduce<Sum, kWidth>(square);
+    if (kWarps > 1) leave_sums(total, square, scratch[own.place], lane);
+    meet<kWarps>();
+    const Moments moments = join_warps(total, square, scratch[own.place], p.hidden);
+    const float scale = inverse_sqrt(moments.variance + p.eps);
+    const int weight_shift = row_shift(weight_row), bias_shift = row_shift(bias_row);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int chunk = i * LANES + lane;
+      if (HAS_RESIDUAL) at[0].leave(chunk, row[i]);
+      Affine affine;
+      if (has_weight) weight->get(affine.weight, chunk, weight_shift);
+      if (has_bias) bias->get(affine.bias, chunk, bias_shift);
+      normalise(row[i], p, affine, moments, scale);
+      at[kInputs - 1].leave(chunk, row[i]);
+    }
+    meet<kWarps>();
+    if (index < num_rows) {
+      T* out = row_at<T>(p.out, p.rows, 1, index);
+      T* sum = HAS_RESIDUAL ? row_at<T>(p.sum, p.rows, 3, index) : nullptr;
+#pragma unroll 1
+      for (int i = 0; i < ITEMS; ++i) {
+        const int chunk = i * LANES + lane;
+        if (HAS_RESIDUAL) at[0].store(chunk, chunk, sum, p.hidden);
+        at[kInputs - 1].store(chunk, chunk, out, p.hidden);
+      }
+    }
+    if (!goes_on) return;
+    if (STAGES == 1) {
+      meet<kWarps>();
+      copy_row(staged);
+    }
+    wait_copies<0>();
+    meet<kWarps>();
+  }
+}
+
+#else
 
 // A row in registers: memory is read once. With BATCH, the loads of several rows are in flight at once, weight and bias
 // are loaded once for all of them, and their warps meet at one barrier. A row past the last is the last one again, and
 // is not stored.
-extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(const NormParams p) {
+extern "C" __global__ void __launch_bounds__(LANES * ROWS) norm_row(const NormParams p) {
   __shared__ float scratch[BATCH][ROWS][2][kWarps];
   const RowsOfThread<LANES, ROWS, BATCH> own;
   const int lane = own.lane;
@@ -164,13 +294,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
   const u64 policy = load_policy(p.is_large);
 
   Chunk<T> row[BATCH][ITEMS], other[BATCH][ITEMS];
-  u32 row_edge[BATCH][ITEMS], other_edge[BATCH][ITEMS];
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {
     const T* x = x_row(b);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      begin_chunk<VECTOR, kWidth>(row[b][i], row_edge[b][i], x, (i * LANES + lane) * V, p.x_step, p.hidden, policy);
+      get_part<VECTOR, kWidth>(row[b][i], x, (i * LANES + lane) * V, p.x_step, p.hidden, policy);
   }
   if (HAS_RESIDUAL) {
 #pragma unroll
@@ -178,8 +307,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
       const T* residual = residual_row(b);
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i)
-        begin_chunk<VECTOR, kWidth>(other[b][i], other_edge[b][i], residual, (i * LANES + lane) * V, p.residual_step,
-                                    p.hidden, policy);
+        get_part<VECTOR, kWidth>(other[b][i], residual, (i * LANES + lane) * V, p.residual_step, p.hidden, policy);
     }
   }
   Affine affine[PREFETCH ? ITEMS : 1];
@@ -191,19 +319,13 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
   float total[BATCH], square[BATCH];
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {
-    const T* x = VECTOR == kDense ? x_row(b) : nullptr;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i)
-      end_chunk<VECTOR, kWidth>(row[b][i], row_edge[b][i], x, (i * LANES + lane) * V, p.hidden);
     if (HAS_RESIDUAL) {
-      const T* residual = VECTOR == kDense ? residual_row(b) : nullptr;
       T* sum = row_at<T>(p.sum, p.rows, 3, existing(b));
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         const int k = (i * LANES + lane) * V;
-        end_chunk<VECTOR, kWidth>(other[b][i], other_edge[b][i], residual, k, p.hidden);
         add_residual(row[b][i], other[b][i]);
-        put_existing(sum, k, p.sum_step, p.hidden, row[b][i], exists(b));
+        if (exists(b)) put_part<VECTOR, kWidth>(sum, k, p.sum_step, p.hidden, row[b][i]);
       }
     }
     float own_mean = 0.0f;
@@ -216,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-      square[b] = squares(row[b][i], own_mean, p.hidden - (i * LANES + lane) * V, square[b]);
+      square[b] = squares(row[b][i], own_mean, part_count<VECTOR, kWidth, T>((i * LANES + lane) * V, p.hidden), square[b]);
     square[b] = warp_reduce<Sum, kWidth>(square[b]);
   }
   if (kWarps > 1) {
@@ -240,10 +362,12 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_row(con
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       normalise(row[b][i], p, affine[PREFETCH ? i : 0], moments[b], scale[b]);
-      put_existing(out[b], k, p.out_step, p.hidden, row[b][i], exists(b));
+      if (exists(b)) put_part<VECTOR, kWidth>(out[b], k, p.out_step, p.hidden, row[b][i]);
     }
   }
 }
+
+#endif
 
 #if LANES >= 32
 
@@ -266,16 +390,16 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
   for (int first = warp; first < p.hidden; first += LANES * V) {
     const int k = first + lane;
     Chunk<T> c;
-    get_chunk<VECTOR, kWidth>(c, x, k, p.x_step, p.hidden, policy);
+    get_part<VECTOR, kWidth>(c, x, k, p.x_step, p.hidden, policy);
     if (HAS_RESIDUAL) {
       Chunk<T> other;
-      get_chunk<VECTOR, kWidth>(other, residual, k, p.residual_step, p.hidden, policy);
+      get_part<VECTOR, kWidth>(other, residual, k, p.residual_step, p.hidden, policy);
       add_residual(c, other);
       // Read back below by this same warp only.
-      put_chunk<VECTOR, kWidth>(sum, k, p.sum_step, p.hidden, c);
+      put_part<VECTOR, kWidth>(sum, k, p.sum_step, p.hidden, c);
     }
     if (CENTER) total = add_elements(c, total);
-    else square = squares(c, 0.0f, p.hidden - k, square);
+    else square = squares(c, 0.0f, part_count<VECTOR, kWidth, T>(k, p.hidden), square);
   }
   if (VECTOR == kDense && HAS_RESIDUAL) __syncwarp();
   if (CENTER) {
@@ -284,8 +408,8 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
     for (int first = warp; first < p.hidden; first += LANES * V) {
       const int k = first + lane;
       Chunk<T> c;
-      get_chunk<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
-      square = squares(c, own_mean, p.hidden - k, square);
+      get_part<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
+      square = squares(c, own_mean, part_count<VECTOR, kWidth, T>(k, p.hidden), square);
     }
   }
   square = warp_reduce<Sum>(square);
@@ -299,10 +423,10 @@ extern "C" __global__ void __launch_bounds__(LANES) norm_long(const NormParams p
     const int k = first + lane;
     Chunk<T> c;
     Affine affine;
-    get_chunk<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
+    get_part<VECTOR, kWidth>(c, source, k, step, p.hidden, policy);
     affine.load(p, k);
     normalise(c, p, affine, moments, scale);
-    put_chunk<VECTOR, kWidth>(out, k, p.out_step, p.hidden, c);
+    put_part<VECTOR, kWidth>(out, k, p.out_step, p.hidden, c);
   }
 }
 

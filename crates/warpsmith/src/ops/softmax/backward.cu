@@ -8,6 +8,7 @@
 #include "warpsmith/exchange.cuh"
 #include "warpsmith/group.cuh"
 #include "warpsmith/rows.cuh"
+#include "warpsmith/spread.cuh"
 
 using namespace warpsmith;
 
@@ -68,14 +69,14 @@ extern "C" __global__ void __launch_bounds__(LANES) softmax_backward_split(const
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int k = ((first + i) * kRowLanes + own.lane) * V;
-      begin_chunk<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
-      begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
+      begin_part<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+      begin_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int k = ((first + i) * kRowLanes + own.lane) * V;
-      end_chunk<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.hidden);
-      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
+      end_part<VECTOR, 32>(y[first + i], y_edge[i], at.y, k, p.hidden);
+      end_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
       sum[0] += dot(y[first + i], dout[i]);
       if (kKeeps) {
         kept[(first + i) * LANES] = dout[i];
@@ -93,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(LANES) softmax_backward_split(const
   for (int i = 0; i < ITEMS; ++i) {
     if (kKeeps) dout[i % kAtOnce] = kept[i * LANES];
     gradient(y[i], y[i], dout[i % kAtOnce], p.scale, total);
-    put_chunk<VECTOR, 32>(at.dx, (i * kRowLanes + own.lane) * V, p.dx_step, p.hidden, y[i]);
+    put_part<VECTOR, 32>(at.dx, (i * kRowLanes + own.lane) * V, p.dx_step, p.hidden, y[i]);
   }
 }
 
@@ -121,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = (i * LANES + lane) * V;
-      begin_chunk<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.y_step, p.hidden, policy);
-      begin_chunk<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.dout_step, p.hidden, policy);
+      begin_part<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.y_step, p.hidden, policy);
+      begin_part<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.dout_step, p.hidden, policy);
     }
   }
   float total[BATCH];
@@ -133,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = (i * LANES + lane) * V;
-      end_chunk<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.hidden);
-      end_chunk<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.hidden);
+      end_part<VECTOR, kWidth>(y[b][i], y_edge[b][i], at.y, k, p.hidden);
+      end_part<VECTOR, kWidth>(dout[b][i], dout_edge[b][i], at.dout, k, p.hidden);
       total[b] += dot(y[b][i], dout[b][i]);
     }
     total[b] = warp_reduce<Sum, kWidth>(total[b]);
@@ -149,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_backward_row(
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       gradient(dout[b][i], y[b][i], dout[b][i], p.scale, total[b]);
-      put_chunk<VECTOR, kWidth>(dx, (i * LANES + lane) * V, p.dx_step, exists(b) ? p.hidden : 0, dout[b][i]);
+      put_part<VECTOR, kWidth>(dx, (i * LANES + lane) * V, p.dx_step, exists(b) ? p.hidden : 0, dout[b][i]);
     }
   }
 }
@@ -174,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(con
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = first + i * kChunk, count = min(V, p.hidden - k);
-      if (VECTOR == kDense) {
-        begin_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
-        begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
+      if (VECTOR >= kDense) {
+        begin_part<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+        begin_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
       } else {
         load_chunk_l2<VECTOR>(y[i], at.y, k, p.y_step, count);
         load_chunk_l2<VECTOR>(dout[i], at.dout, k, p.dout_step, count);
@@ -184,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(con
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      end_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, first + i * kChunk, p.hidden);
-      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, first + i * kChunk, p.hidden);
+      end_part<VECTOR, 32>(y[i], y_edge[i], at.y, first + i * kChunk, p.hidden);
+      end_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, first + i * kChunk, p.hidden);
       total[0] += dot(y[i], dout[i]);
     }
   }
@@ -198,16 +199,16 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) softmax_backward_long(con
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = first + i * kChunk;
-      begin_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
-      begin_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
+      begin_part<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.y_step, p.hidden, policy);
+      begin_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.dout_step, p.hidden, policy);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int k = first + i * kChunk;
-      end_chunk<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.hidden);
-      end_chunk<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
+      end_part<VECTOR, 32>(y[i], y_edge[i], at.y, k, p.hidden);
+      end_part<VECTOR, 32>(dout[i], dout_edge[i], at.dout, k, p.hidden);
       gradient(dout[i], y[i], dout[i], p.scale, total[0]);
-      put_chunk<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout[i]);
+      put_part<VECTOR, 32>(at.dx, k, p.dx_step, p.hidden, dout[i]);
     }
   }
 }

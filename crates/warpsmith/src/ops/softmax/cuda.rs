@@ -3,7 +3,8 @@
 use super::backward::{DOUT, DX, Y};
 use super::{OUT, Problem, X};
 use crate::cuda::rows::{
-    ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, blocks_ahead, element, flag, is_large,
+    DENSE, ONE_REDUCTION, RowKind, RowTable, RowTiling, Rows, SPREAD, SPREAD_ANY, StagedRows, blocks_ahead,
+    element, flag, is_large,
 };
 use crate::device::DeviceInfo;
 use crate::error::Result;
@@ -79,11 +80,11 @@ kernel_params! {
 }
 
 fn defines(dtype: DType, vector: u8, tiling: &RowTiling) -> Defines {
-    split_defines(dtype, vector, tiling, 1)
+    split_defines(dtype, vector, tiling, 1, 0)
 }
 
-/// With the tiling of each of `split` blocks.
-fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize) -> Defines {
+/// With the tiling of each of `split` blocks, and `stages` of dense rows in shared memory.
+fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize, stages: usize) -> Defines {
     let mut defines = block.defines();
     let long = split == 1 && [LONG, LONG_BACKWARD].contains(block);
     defines.extend([
@@ -91,6 +92,7 @@ fn split_defines(dtype: DType, vector: u8, block: &RowTiling, split: usize) -> D
         ("VECTOR", vector.to_string()),
         flag("LONG", long),
         ("SPLIT", split.to_string()),
+        ("STAGES", stages.to_string()),
     ]);
     defines
 }
@@ -100,6 +102,17 @@ fn variants(vectors: &[u8], tilings: impl Fn(DType) -> Vec<RowTiling>) -> Vec<De
     for dtype in FLOATS {
         for tiling in tilings(dtype) {
             all.extend(vectors.iter().map(|&vector| defines(dtype, vector, &tiling)));
+        }
+    }
+    all
+}
+
+/// Of dense rows that go through shared memory.
+fn staged_variants(table: fn(DType) -> RowTable) -> Vec<Defines> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for tiling in RowTiling::all(table(dtype)) {
+            all.extend([1, 2].map(|stages| split_defines(dtype, DENSE, &tiling, 1, stages)));
         }
     }
     all
@@ -122,15 +135,27 @@ const fn device(
     }
 }
 
+/// Of rows in registers, but those that begin anywhere.
+fn row_variants(table: fn(DType) -> RowTable) -> Vec<Defines> {
+    let mut all = variants(&[0, 1, 2], |dtype| RowTiling::all_of_many(table(dtype)));
+    all.extend(variants(&[SPREAD, SPREAD_ANY], |dtype| RowTiling::all_of_many_spread(table(dtype))));
+    all
+}
+
+/// Of rows of any length.
+const LONG_VECTORS: [u8; 5] = [0, 1, DENSE, SPREAD, SPREAD_ANY];
+
 static ROW_DEVICE: CudaKernel = device(SOURCE, SoftmaxParams::prelude, "softmax_row", || {
-    variants(&[0, 1, 2, 3], |dtype| RowTiling::all_of_many(table(dtype)))
+    let mut all = row_variants(table);
+    all.extend(staged_variants(table));
+    all
 });
 static LONG_DEVICE: CudaKernel =
-    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&[0, 1, 3], |_| vec![LONG]));
+    device(SOURCE, SoftmaxParams::prelude, "softmax_long", || variants(&LONG_VECTORS, |_| vec![LONG]));
 static BACKWARD_ROW_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_row", || {
-        let mut all = variants(&[0, 1, 2], |dtype| RowTiling::all_of_many(backward_table(dtype)));
-        all.extend(variants(&[3], |dtype| {
+        let mut all = row_variants(backward_table);
+        all.extend(variants(&[DENSE], |dtype| {
             let tilings = RowTiling::all_of_many(backward_table(dtype));
             tilings.into_iter().filter(has_backward_room).collect()
         }));
@@ -146,7 +171,8 @@ static BACKWARD_SPLIT_DEVICE: CudaKernel = CudaKernel {
                 splits.dedup();
                 for split in splits {
                     let block = RowTiling::alone(lanes / split, items);
-                    all.extend([0, 1, 2, 3].map(|vector| split_defines(dtype, vector, &block, split)));
+                    let vectors = [0, 1, 2, DENSE, SPREAD, SPREAD_ANY];
+                    all.extend(vectors.map(|vector| split_defines(dtype, vector, &block, split, 0)));
                 }
             }
         }
@@ -155,13 +181,22 @@ static BACKWARD_SPLIT_DEVICE: CudaKernel = CudaKernel {
 };
 static BACKWARD_LONG_DEVICE: CudaKernel =
     device(BACKWARD_SOURCE, SoftmaxBackwardParams::prelude, "softmax_backward_long", || {
-        variants(&[0, 1, 3], |_| vec![LONG_BACKWARD])
+        variants(&LONG_VECTORS, |_| vec![LONG_BACKWARD])
     });
 
 /// A row in the registers of a block or warp.
 pub(super) const ROW: Kernel<Problem> = Kernel::cuda("softmax_row", &ROW_DEVICE, run_row)
-    .when(|p, _| fits(p, table(p.dtype)))
-    .configured(|p, info| describe(p, info, table(p.dtype)));
+    .when(|p, info| {
+        fits(p, table(p.dtype))?;
+        match vector_level(p) == DENSE && staged(p, info, table(p.dtype), 1).is_none() {
+            true => Err("the row, which is not aligned, does not fit a block".into()),
+            false => Ok(()),
+        }
+    })
+    .configured(|p, info| match vector_level(p) {
+        DENSE => describe(RowTiling::new(p.hidden, p.dtype, table(p.dtype))),
+        _ => describe(tiling(p, info, table(p.dtype))),
+    });
 
 /// A row of any length.
 pub(super) const LONG_ROW: Kernel<Problem> =
@@ -173,7 +208,7 @@ pub(super) const LONG_ROW: Kernel<Problem> =
 pub(super) const BACKWARD_ROW: Kernel<Problem> =
     Kernel::cuda("softmax_backward_row", &BACKWARD_ROW_DEVICE, run_backward_row)
         .when(|p, _| fits_backward(p))
-        .configured(|p, info| describe(p, info, backward_table(p.dtype)));
+        .configured(|p, info| describe(tiling(p, info, backward_table(p.dtype))));
 
 /// The same with the blocks of a cluster for each row.
 pub(super) const BACKWARD_SPLIT: Kernel<Problem> =
@@ -203,7 +238,7 @@ fn fits(p: &Problem, table: RowTable) -> std::result::Result<(), String> {
 fn fits_backward(p: &Problem) -> std::result::Result<(), String> {
     fits(p, backward_table(p.dtype))?;
     let tiling = RowTiling::new(p.hidden, p.dtype, backward_table(p.dtype));
-    match row_kind(p) == RowKind::Dense && !tiling.is_some_and(|t| has_backward_room(&t)) {
+    match vector_level(p) == DENSE && !tiling.is_some_and(|t| has_backward_room(&t)) {
         true => Err("the row, which is not aligned, does not fit the registers of a block".into()),
         false => Ok(()),
     }
@@ -236,15 +271,27 @@ fn split_tiling(p: &Problem, info: &DeviceInfo) -> Option<(RowTiling, usize, u8)
 
 /// The tiling of rows in registers.
 fn tiling(p: &Problem, info: &DeviceInfo, table: RowTable) -> Option<RowTiling> {
-    RowTiling::new(p.hidden, p.dtype, table).map(|t| t.of_many(p.num_rows, info.units))
+    let tiling = RowTiling::new(p.hidden, p.dtype, table)?.of_many(p.num_rows, info.units);
+    Some(if vector_level(p) >= SPREAD { tiling.unbatched() } else { tiling })
 }
 
-fn describe(p: &Problem, info: &DeviceInfo, table: RowTable) -> String {
-    tiling(p, info, table).map(|t| t.to_string()).unwrap_or_default()
+/// The tiling of rows of `inputs` tensors that begin anywhere, and how they go through shared memory.
+fn staged(p: &Problem, info: &DeviceInfo, table: RowTable, inputs: usize) -> Option<(RowTiling, StagedRows)> {
+    let tiling = RowTiling::new(p.hidden, p.dtype, table)?;
+    Some((tiling, StagedRows::new(&tiling, p.num_rows, inputs, 0, info)?))
+}
+
+fn describe(tiling: Option<RowTiling>) -> String {
+    tiling.map(|t| t.to_string()).unwrap_or_default()
 }
 
 fn row_kind(p: &Problem) -> RowKind {
     RowKind::new(&p.steps, p.vector_rows)
+}
+
+/// Of kernels that check whether a chunk exists.
+fn vector_level(p: &Problem) -> u8 {
+    row_kind(p).row_level(p.hidden, p.dtype)
 }
 
 /// Columns are counted in `int`, with room for a step past the end.
@@ -285,6 +332,12 @@ fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling, cached: usize) -> So
 
 fn run_row(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
+    if vector_level(p) == DENSE {
+        let (tiling, rows) = staged(p, launch.info, table(p.dtype), 1).expect("`supports` has passed");
+        let defines = split_defines(p.dtype, DENSE, &tiling, 1, rows.stages);
+        // SAFETY: as below, and shared memory holds the rows that are staged.
+        return unsafe { launch.record(&defines, &rows.launch(&tiling)?, &params(launch, &tiling, 0)) };
+    }
     let tiling = tiling(p, launch.info, table(p.dtype)).expect("`supports` has passed");
     let config = tiling.launch(p.num_rows)?;
     let vector = tiling.vector_level(p.hidden, p.dtype, row_kind(p));
@@ -299,11 +352,7 @@ fn run_long(launch: &Launch<'_, Problem>) -> Result<()> {
     config.shared_bytes = (cached * LONG.lanes * 16) as u32;
     // SAFETY: `check` bound shapes and strides to the parameters, and shared memory holds the cached chunks.
     unsafe {
-        launch.record(
-            &defines(p.dtype, row_kind(p).vector_level(), &LONG),
-            &config,
-            &params(launch, &LONG, cached),
-        )
+        launch.record(&defines(p.dtype, vector_level(p), &LONG), &config, &params(launch, &LONG, cached))
     }
 }
 
@@ -319,7 +368,7 @@ fn run_backward_split(launch: &Launch<'_, Problem>) -> Result<()> {
 }
 
 fn run_backward_long(launch: &Launch<'_, Problem>) -> Result<()> {
-    run_backward(launch, &LONG_BACKWARD, row_kind(launch.problem).vector_level())
+    run_backward(launch, &LONG_BACKWARD, vector_level(launch.problem))
 }
 
 fn run_backward(launch: &Launch<'_, Problem>, tiling: &RowTiling, vector: u8) -> Result<()> {
@@ -354,7 +403,7 @@ fn run_backward_blocks(
         config.shared_bytes = kept_bytes(block) as u32;
     }
     // SAFETY: `check` bound shapes and strides to the parameters, and the tiling covers the row.
-    unsafe { launch.record(&split_defines(p.dtype, vector, block, split), &config, &params) }
+    unsafe { launch.record(&split_defines(p.dtype, vector, block, split, 0), &config, &params) }
 }
 
 #[cfg(test)]

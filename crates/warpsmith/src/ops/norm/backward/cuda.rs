@@ -2,7 +2,7 @@
 
 use super::super::cuda::{addressable, device, fits, long_tiling, long_tilings};
 use super::{DBIAS, DOUT, DSUM, DWEIGHT, DX, Problem, WEIGHT, X};
-use crate::cuda::rows::{RowKind, RowTable, RowTiling, Rows, element, flag};
+use crate::cuda::rows::{DENSE, RowKind, RowTable, RowTiling, Rows, SPREAD, SPREAD_ANY, element, flag};
 use crate::device::DeviceInfo;
 use crate::error::Result;
 use crate::jit::{Arch, CudaKernel, Defines, Source};
@@ -22,16 +22,22 @@ const fn table(dtype: DType) -> RowTable {
 }
 
 /// Rows that the blocks of a cluster share. Where the table above has rows as long, it has as many threads
-/// and chunks: both kernels give the same bits.
+/// and chunks: both kernels give the same bits. A warp has as much to do for a row whether its lanes have one chunk or
+/// three, so steps are small enough for lanes to have most of theirs.
 const fn split_table(dtype: DType) -> RowTable {
     match dtype.size() {
-        4 => &[(512, 2), (512, 4), (1024, 4), (2048, 4)],
-        _ => &[(512, 2), (1024, 2), (2048, 2)],
+        4 => &[(512, 2), (512, 4), (512, 6), (1024, 4), (1024, 6), (2048, 4)],
+        _ => &[(512, 2), (512, 3), (1024, 2), (1024, 3), (2048, 2)],
     }
 }
 
-/// Threads of one row that each block of a cluster has.
+/// Threads of one row that each block of a cluster has, at most.
 const SPLIT_LANES: usize = 256;
+
+/// Threads of one row that each block of a cluster has: of those with many chunks, fewer find registers.
+const fn split_lanes(items: usize) -> usize {
+    if items.is_multiple_of(3) { SPLIT_LANES / 2 } else { SPLIT_LANES }
+}
 
 kernel_params! {
     struct NormBackwardParams {
@@ -47,9 +53,9 @@ fn row_kind(p: &Problem) -> RowKind {
     RowKind::new(&p.steps[..5], p.vector_rows)
 }
 
-/// Whether the kernel has registers for rows of this kind: those that begin anywhere must be arranged.
+/// Whether the kernel has registers for rows of this kind: those that begin anywhere take more.
 fn has_room(tiling: &RowTiling, vector: u8, center: bool) -> bool {
-    vector != RowKind::Dense.vector_level() || !center || tiling.lanes < 512
+    !is_unaligned(vector) || !center || tiling.lanes < 512
 }
 
 /// Whether the blocks of a cluster can share a row.
@@ -62,14 +68,24 @@ fn has_clusters(info: &DeviceInfo) -> bool {
 fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
     let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
     let wanted = if tiling.items == 1 { 5 } else { 3 };
-    let fitting = (info.shared_per_block / stage_bytes(tiling)).min(wanted);
-    if asynchronous && fitting >= 2 { fitting } else { 0 }
+    let room = (info.shared_per_block / blocks_at_once(tiling)).saturating_sub(RESERVED);
+    let fitting = (room / stage_bytes(tiling, vector)).min(wanted);
+    if (asynchronous || is_unaligned(vector)) && fitting >= 2 { fitting } else { 0 }
 }
 
-/// Shared memory for the x and dout of the rows of a block.
-fn stage_bytes(tiling: &RowTiling) -> usize {
-    2 * tiling.items * tiling.lanes * tiling.rows * 16
+/// Shared memory for the x and dout of the rows of a block. Rows that begin anywhere have two vectors more: see
+/// `shared_row.cuh`.
+fn stage_bytes(tiling: &RowTiling, vector: u8) -> usize {
+    2 * tiling.items * tiling.rows * (tiling.lanes + 2 * is_unaligned(vector) as usize) * 16
 }
+
+/// Dense rows that begin anywhere, which are always staged.
+fn is_unaligned(vector: u8) -> bool {
+    [DENSE, SPREAD].contains(&vector)
+}
+
+/// Shared memory of a block that the rest of the kernel needs.
+const RESERVED: usize = 1024;
 
 /// How the kernels share out rows, and how they move them.
 #[derive(Clone, Copy)]
@@ -104,16 +120,15 @@ impl Tiling {
     fn groups(&self, num_rows: usize, info: &DeviceInfo) -> usize {
         // Clusters live within a group of multiprocessors, of which there are 16 or a few more.
         let units = if self.split == 1 { info.units } else { (info.units / 16 * 16).max(1) };
-        let at_once = units * (THREADS_AT_ONCE / self.block.lanes).max(1) / self.split;
+        let at_once = units * (threads_at_once(&self.block) / self.block.lanes).max(1) / self.split;
         at_once.max(1).min(num_rows)
     }
 
     /// Shared memory of a block: stages, and so much that no more blocks share a multiprocessor than the number of
     /// groups counts on. Where one had more than its share, the others would wait for it.
     fn shared_bytes(&self, groups: usize, info: &DeviceInfo) -> usize {
-        const RESERVED: usize = 1024;
-        let staged = self.stages * stage_bytes(&self.block);
-        let blocks = (THREADS_AT_ONCE / self.block.threads() as usize).max(1);
+        let staged = self.stages * stage_bytes(&self.block, self.vector);
+        let blocks = blocks_at_once(&self.block);
         if staged == 0 || !has_clusters(info) || groups * self.split <= info.units {
             return staged;
         }
@@ -122,8 +137,15 @@ impl Tiling {
     }
 }
 
-/// Of a multiprocessor. More do not find registers for a row's elements and sums.
-const THREADS_AT_ONCE: usize = 512;
+/// Of a multiprocessor. More do not find registers for a row's elements and sums: `kThreadsAtOnce` of the device code.
+fn threads_at_once(block: &RowTiling) -> usize {
+    if block.items.is_multiple_of(3) { 384 } else { 512 }
+}
+
+/// Blocks of a multiprocessor.
+fn blocks_at_once(block: &RowTiling) -> usize {
+    (threads_at_once(block) / block.threads() as usize).max(1)
+}
 
 /// Without and with sums over rows.
 fn variants(tiling: Tiling, dtype: DType, center: bool) -> [Defines; 2] {
@@ -137,11 +159,12 @@ fn row_variants(center: bool) -> Vec<Defines> {
             let mut add = |vector, stages| {
                 all.extend(variants(Tiling::alone(block, vector, stages), dtype, center));
             };
-            if has_room(&block, 3, center) {
-                add(3, 0);
-            }
+            let stages: &[usize] = if block.items == 1 { &[2, 3, 4, 5] } else { &[2, 3] };
             for vector in [1, 2] {
-                let stages: &[usize] = if block.items == 1 { &[0, 2, 3, 4, 5] } else { &[0, 2, 3] };
+                add(vector, 0);
+                stages.iter().for_each(|&stages| add(vector, stages));
+            }
+            for vector in [DENSE, SPREAD].into_iter().filter(|&vector| has_room(&block, vector, center)) {
                 stages.iter().for_each(|&stages| add(vector, stages));
             }
         }
@@ -153,8 +176,9 @@ fn split_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for &(lanes, items) in split_table(dtype) {
-            let (block, split) = (RowTiling::alone(SPLIT_LANES, items), lanes / SPLIT_LANES);
-            for (vector, stages) in [(0, 0), (1, 2), (1, 3), (2, 2), (2, 3), (3, 0)] {
+            let (block, split) = (RowTiling::alone(split_lanes(items), items), lanes / split_lanes(items));
+            let staged = [1, 2, DENSE, SPREAD].into_iter().flat_map(|vector| [(vector, 2), (vector, 3)]);
+            for (vector, stages) in staged.chain([(0, 0), (SPREAD_ANY, 0)]) {
                 let tiling = Tiling { block, split, vector, stages };
                 all.extend(variants(tiling, dtype, center));
             }
@@ -167,7 +191,7 @@ fn long_variants(center: bool) -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for tiling in long_tilings(table(dtype)) {
-            for vector in [0, 1, 3] {
+            for vector in [0, 1, DENSE, SPREAD, SPREAD_ANY] {
                 all.extend(variants(Tiling::alone(tiling, vector, 0), dtype, center));
             }
         }
@@ -202,25 +226,26 @@ fn row_tiling(p: &Problem, info: &DeviceInfo) -> Option<Tiling> {
 fn split_tiling(p: &Problem, info: &DeviceInfo) -> Option<Tiling> {
     let short = RowTiling::new(p.hidden, p.dtype, table(p.dtype)).filter(|t| t.lanes <= SPLIT_LANES);
     let row = RowTiling::new(p.hidden, p.dtype, split_table(p.dtype)).filter(|_| short.is_none())?;
-    let block = RowTiling::alone(SPLIT_LANES, row.items);
+    let block = RowTiling::alone(split_lanes(row.items), row.items);
     let vector = row.vector_level(p.hidden, p.dtype, row_kind(p));
-    Some(Tiling { block, split: row.lanes / SPLIT_LANES, vector, stages: stages(&block, vector, info) })
+    Some(Tiling { block, split: row.lanes / block.lanes, vector, stages: stages(&block, vector, info) })
 }
 
 fn long_row_tiling(p: &Problem) -> Tiling {
     let block = long_tiling(p.hidden, p.dtype, table(p.dtype));
-    Tiling::alone(block, row_kind(p).vector_level(), 0)
+    Tiling::alone(block, row_kind(p).row_level(p.hidden, p.dtype), 0)
 }
 
 /// Rows in registers, sums over rows in registers too.
 pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Problem> {
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
         .when(|p, info| {
-            let kind = row_kind(p);
-            // Threads that have to arrange their rows are better spread over more blocks.
-            let spread = kind == RowKind::Dense && has_clusters(info);
+            let (kind, vector) = (row_kind(p), row_kind(p).row_level(p.hidden, p.dtype));
+            // Rows that begin anywhere are better shared out over more blocks.
+            let shared = is_unaligned(vector) && has_clusters(info);
+            let is_staged = |t: &RowTiling| !is_unaligned(vector) || stages(t, vector, info) > 0;
             let room =
-                |t: &RowTiling| has_room(t, kind.vector_level(), p.center) && !(spread && t.lanes == 512);
+                |t: &RowTiling| has_room(t, vector, p.center) && !(shared && t.lanes == 512) && is_staged(t);
             fits(p.hidden, p.num_rows, p.dtype, kind, table(p.dtype), room)
         })
         .configured(|p, info| match row_tiling(p, info) {
@@ -236,6 +261,9 @@ pub(in crate::ops) const fn split(name: &'static str, center: bool) -> Kernel<Pr
     Kernel::cuda(name, if center { &LAYER_SPLIT } else { &RMS_SPLIT }, run_split)
         .when(|p, info| match split_tiling(p, info) {
             None => Err("the row needs less or more threads than a cluster has".into()),
+            Some(t) if is_unaligned(t.vector) && t.stages == 0 => {
+                Err("shared memory has no room for rows".into())
+            }
             Some(_) => addressable(p.hidden, p.num_rows),
         })
         .configured(|p, info| match split_tiling(p, info) {
