@@ -61,7 +61,12 @@ impl<'a> Request<'a> {
     /// The translation unit given to the compiler.
     pub fn program(&self) -> String {
         let Source { name, code } = self.source;
-        format!("#line 1 \"{name}.prelude\"\n{}\n#line 1 \"{name}.cu\"\n{code}", self.prelude)
+        // Devices before sm_70 copy parameters, and their compilers refuse the word that says not to.
+        let words = match self.arch.major {
+            ..7 => "#undef __grid_constant__\n#define __grid_constant__\n",
+            _ => "",
+        };
+        format!("{words}#line 1 \"{name}.prelude\"\n{}\n#line 1 \"{name}.cu\"\n{code}", self.prelude)
     }
 
     /// The headers the program includes.

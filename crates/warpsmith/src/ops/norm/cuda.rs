@@ -66,7 +66,7 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], choices: &[(boo
     for tiling in tilings {
         for dtype in FLOATS {
             for &vector in vectors {
-                for &(prefetch, stages) in choices.iter().filter(|c| !c.0 || can_prefetch(tiling)) {
+                for &(prefetch, stages) in choices.iter().filter(|c| !c.0 || can_prefetch(tiling, vector)) {
                     let residuals = [false, true].into_iter().filter(|&with| has_room(tiling, vector, with));
                     all.extend(residuals.map(|residual| {
                         defines(tiling, dtype, Features { vector, center, residual, prefetch, stages })
@@ -91,12 +91,15 @@ fn row_variants(center: bool) -> Vec<Defines> {
 /// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
 /// are not enough other rows to hide it. Where there are, the registers are better spent on them.
 fn prefetches(p: &Problem, tiling: &RowTiling, units: usize) -> bool {
-    can_prefetch(tiling) && p.num_rows.div_ceil(tiling.block_rows()) <= BLOCKS_THAT_HIDE * units
+    can_prefetch(tiling, vector_level(p))
+        && p.num_rows.div_ceil(tiling.block_rows()) <= BLOCKS_THAT_HIDE * units
 }
 
-/// The largest blocks have no registers to spare, and very many rows share the loads of their block.
-fn can_prefetch(tiling: &RowTiling) -> bool {
-    tiling.lanes < 1024 && tiling.batch == 1
+/// The largest blocks have no registers to spare, those that load many elements one by one have not either, and very many
+/// rows share the loads of their block.
+fn can_prefetch(tiling: &RowTiling, vector: u8) -> bool {
+    let many = vector == SPREAD && tiling.lanes >= 512 && tiling.items >= 3;
+    tiling.lanes < 1024 && tiling.batch == 1 && !many
 }
 
 /// Blocks of a multiprocessor from which on they hide each other's latency.

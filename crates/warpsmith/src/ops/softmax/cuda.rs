@@ -171,8 +171,9 @@ static BACKWARD_SPLIT_DEVICE: CudaKernel = CudaKernel {
                 splits.dedup();
                 for split in splits {
                     let block = RowTiling::alone(lanes / split, items);
-                    let vectors = [0, 1, 2, DENSE, SPREAD, SPREAD_ANY];
-                    all.extend(vectors.map(|vector| split_defines(dtype, vector, &block, split, 0)));
+                    let vectors = [0, 1, 2, DENSE, SPREAD, SPREAD_ANY].into_iter();
+                    let fitting = vectors.filter(|&vector| has_split_room(&block, vector, dtype));
+                    all.extend(fitting.map(|vector| split_defines(dtype, vector, &block, split, 0)));
                 }
             }
         }
@@ -266,7 +267,18 @@ fn split_tiling(p: &Problem, info: &DeviceInfo) -> Option<(RowTiling, usize, u8)
     let few = p.num_rows * MOST_BLOCKS <= info.units;
     let split = if few { MOST_BLOCKS } else { usual_split(row.lanes) };
     let vector = row.vector_level(p.hidden, p.dtype, row_kind(p));
-    Some((RowTiling::alone(row.lanes / split, row.items), split, vector))
+    let block = RowTiling::alone(row.lanes / split, row.items);
+    has_split_room(&block, vector, p.dtype).then_some((block, split, vector))
+}
+
+/// Whether threads have registers for elements that are loaded one by one, and for the addresses of those that lie anywhere.
+fn has_split_room(block: &RowTiling, vector: u8, dtype: DType) -> bool {
+    let few = block.items <= 4;
+    match vector {
+        SPREAD => few || dtype.size() == 4,
+        SPREAD_ANY => few,
+        _ => true,
+    }
 }
 
 /// The tiling of rows in registers.
