@@ -9,13 +9,15 @@ namespace warpsmith::paged {
 constexpr int kSteps = kSegment / kStep;
 
 // Where the keys of a segment are. With WHOLE_PAGES: for every 16 keys, the offsets of the first key and value. Otherwise
-// the pages, negative if they do not exist.
+// those of each key and value, in vectors of 16 bytes: to find them from the page would take more instructions than to copy
+// them.
 constexpr i64 kNowhere = (i64)1 << 63;
 struct Places {
 #if WHOLE_PAGES
   i64 k[kSegment / 16], v[kSegment / 16];
 #else
-  int pages[kSegment + 2];
+  static constexpr u32 kNone = 0xffffffff;
+  u32 k[kSegment], v[kSegment];
 #endif
 };
 
@@ -96,14 +98,15 @@ struct Units {
       absent = !exists && key < keys.hi;
     }
 #else
-    const int page0 = page_of(p, start);
-    const int pages_here = min(page_of(p, start + kSegment - 1), page_of(p, p.max_keys) - 1) - page0 + 1;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < pages_here; i += 32) {
-      const i32 id = table[(page0 + i) * p.table_col];
-      const bool exists = id >= 0 && id < p.num_pages;
-      to.pages[i] = exists ? id : -1;
-      absent |= !exists && (page0 + i) * p.page_size < keys.hi;
+    // Side by side, so that loads overlap, but for the longest heads, which leave no registers for that.
+#pragma unroll (HEAD_DIM > 192 ? 1 : kSegment / 32)
+    for (int at = threadIdx.x % 32; at < kSegment; at += 32) {
+      const int key = start + at, page = page_of(p, key), slot = key - page * p.page_size;
+      const i32 id = key < p.max_keys ? table[page * p.table_col] : -1;
+      const bool exists = id >= 0 && id < p.num_pages, read = exists && key >= keys.lo && key < keys.hi;
+      to.k[at] = read ? (u32)((u64)(id * p.k_page + slot * p.k_slot) / kVec<KV>) : Places::kNone;
+      to.v[at] = read ? (u32)((u64)(id * p.v_page + slot * p.v_slot) / kVec<KV>) : Places::kNone;
+      absent |= !exists && key < keys.hi;
     }
 #endif
     return !DENSE && __any_sync(kAllLanes, absent);
@@ -116,11 +119,8 @@ struct Units {
     const i64 first = kValue ? from.v[block] : from.k[block];
     return at % 16 == 0 || first == kNowhere ? first : first + at % 16 * (kValue ? p.v_slot : p.k_slot);
 #else
-    const int key = key_at(t) + (int)at, page = page_of(p, key);
-    if (key >= keys.hi) return kNowhere;
-    const int id = from.pages[page - page_of(p, segment_at(t) * kSegment)];
-    const i64 slot = key - page * p.page_size;
-    return id < 0 ? kNowhere : kValue ? id * p.v_page + slot * p.v_slot : id * p.k_page + slot * p.k_slot;
+    const u32 place = t % kSteps * kStep + at, vector = kValue ? from.v[place] : from.k[place];
+    return vector == Places::kNone ? kNowhere : (i64)vector * kVec<KV>;
 #endif
   }
   // Copies sixteen rows from key `at` of step t on, a multiple of 16. Rows that are not to be read become zeros; their
@@ -153,7 +153,7 @@ struct Units {
       const int index = thread + i * kGroupThreads, row = index / kPieces, piece = index % kPieces;
       if (kAll % kGroupThreads && index >= kAll) break;
       const i64 offset = offset_of<kValue>(t, at + row);
-      const bool exists = offset != kNowhere && key + row >= keys.lo && key + row < keys.hi;
+      const bool exists = offset != kNowhere && (!WHOLE_PAGES || (key + row >= keys.lo && key + row < keys.hi));
       copy_keys(to + place<kPieces>(row, piece), cache + offset + piece * kVec<KV>, exists);
     }
   }

@@ -134,15 +134,12 @@ impl<'a> Args<'a> {
     /// Whether every tensor's rows (its last dimension) are dense, start on 16-byte boundaries and are whole
     /// multiples of 16 bytes long, so that they can be moved in 16-byte pieces.
     pub fn have_vector_rows(&self) -> bool {
-        self.slots.iter().flatten().all(|view| {
-            let (layout, size) = (view.layout(), view.dtype().size());
-            let Some((row, leading)) = layout.shape().split_last() else { return false };
-            let aligned = leading
-                .iter()
-                .zip(layout.strides())
-                .all(|(&n, &s)| n <= 1 || (s as usize * size).is_multiple_of(16));
-            aligned && layout.step() == 1 && (row * size).is_multiple_of(16) && view.is_aligned(16)
-        })
+        self.slots.iter().flatten().all(has_vector_rows)
+    }
+
+    /// The same of some arguments, as far as they are given.
+    pub fn are_vector_rows(&self, indices: &[usize]) -> bool {
+        indices.iter().filter_map(|&index| self.get(index)).all(has_vector_rows)
     }
 
     /// Whether no output has any element, so that there is nothing to do.
@@ -206,4 +203,9 @@ impl<'a> Args<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether rows can be moved in 16-byte pieces.
+fn has_vector_rows(view: &TensorView<'_>) -> bool {
+    view.has_rows_of(16 / view.dtype().size())
 }

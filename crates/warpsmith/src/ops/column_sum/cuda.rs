@@ -4,8 +4,7 @@ use super::Target;
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::element;
 use crate::error::Result;
-use crate::jit::CudaKernel;
-use crate::jit::{Arch, Source};
+use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::Launch;
 use crate::ops::FLOATS;
@@ -13,6 +12,9 @@ use crate::tensor::DType;
 
 /// Most gradients of one launch.
 const MAX_SUMS: usize = 2;
+/// Threads that share a column. Few groups are added at once by few of them, and blocks that are small start sooner.
+const ROWS: [usize; 2] = [8, 32];
+const FEW_GROUPS: usize = 64;
 
 kernel_params! {
     struct ColumnSumParams {
@@ -28,8 +30,12 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
     overlaps: true,
-    variants: || FLOATS.map(|d| vec![element(d)]).to_vec(),
+    variants: || FLOATS.iter().flat_map(|&dtype| ROWS.map(|rows| defines(dtype, rows))).collect(),
 };
+
+fn defines(dtype: DType, rows: usize) -> Defines {
+    vec![element(dtype), ("ROWS", rows.to_string())]
+}
 
 /// Adds the partial sums that the call's scratch memory holds, at most two gradients. With no groups at all, the
 /// gradients are zero.
@@ -55,7 +61,9 @@ pub(in crate::ops) unsafe fn add<P>(
         num_groups: num_groups as i64,
         hidden: hidden as i64,
     };
-    let config = LaunchConfig::new([hidden.div_ceil(32) as u32, targets.len() as u32, 1], [1024, 1, 1], 0);
+    let rows = if num_groups <= FEW_GROUPS { ROWS[0] } else { ROWS[1] };
+    let blocks = [hidden.div_ceil(32) as u32, targets.len() as u32, 1];
+    let config = LaunchConfig::new(blocks, [32 * rows as u32, 1, 1], 0);
     // SAFETY: passed on; each block writes its own columns of one gradient.
-    unsafe { launch.record_part(&DEVICE, &vec![element(dtype)], &config, &params) }
+    unsafe { launch.record_part(&DEVICE, &defines(dtype, rows), &config, &params) }
 }

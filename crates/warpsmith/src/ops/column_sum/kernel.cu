@@ -1,14 +1,14 @@
 // Adds the partial sums of a gradient over the groups of rows: out[c] = sum of partial[group][c], in a fixed order.
 //
-// Threads to data: a block of 32 x 32 threads adds 32 columns; thread (c, r) takes groups r, r + 32, ... of its
-// column, then row 0 adds the thirty-two. blockIdx.y selects one of two gradients; a gradient that is not needed is null.
-// Define: ELEM.
+// Threads to data: a block of 32 x ROWS threads adds 32 columns; thread (c, r) takes groups r, r + ROWS, ... of its
+// column, then row 0 adds those of all rows. blockIdx.y selects one of two gradients; a gradient that is not needed is null.
+// Defines: ELEM, ROWS.
 
 #include "warpsmith/base.cuh"
 
 using namespace warpsmith;
 
-constexpr int kRows = 32;
+constexpr int kRows = ROWS;
 
 extern "C" __global__ void __launch_bounds__(32 * kRows) column_sum(const ColumnSumParams p) {
   __shared__ float scratch[kRows][33];

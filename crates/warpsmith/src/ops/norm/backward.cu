@@ -18,7 +18,7 @@
 // barrier is needed. Of dense rows that begin anywhere it reads what its neighbour copied too: shared_row.cuh.
 //
 // Defines: ELEM, LANES, SPLIT, ROWS, ITEMS, VECTOR, STAGES (0: nothing is staged in shared memory), CENTER, SUMS (whether
-// the sums over rows are needed).
+// the sums over rows are needed), APART (the weight is not like rows: neighbours may be apart, or it begins anywhere).
 
 #include "warpsmith/async_copy.cuh"
 #include "warpsmith/dense.cuh"
@@ -86,7 +86,8 @@ WS_INLINE void gradient(Chunk<T>& out, const float (&a)[V], const float (&g)[V],
 // The weight's elements, zero past the end of the row; ones if there is no weight.
 WS_INLINE void load_weight(Chunk<T>& c, const NormBackwardParams& p, int at) {
   if (p.weight) {
-    get_part<VECTOR, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
+    constexpr int kWeight = !APART ? VECTOR : is_spread(VECTOR) ? kSpreadAny : kAny;
+    get_part<kWeight, kWidth>(c, (const T*)p.weight, at, p.weight_step, p.hidden, load_policy(false));
   } else {
 #pragma unroll
     for (int j = 0; j < V; ++j) c.items[j] = from_f32<T>(1.0f);
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, kBlocks) norm_backwar
   static_assert(STAGES == 0 || (VECTOR != kAny && VECTOR != kSpreadAny), "staged rows are dense");
   static_assert(ROWS == 1 || (LANES <= 32 && SPLIT == 1), "the threads of a row meet at the barrier of the block");
   __shared__ WarpSums exchange;
-  extern __shared__ __align__(16) u8 memory[];
+  extern __shared__ __align__(128) u8 memory[];
   // [stage][x or dout][item][thread]
   Chunk<T>* staged = (Chunk<T>*)memory + threadIdx.x;
   constexpr int kThreads = LANES * ROWS, kTensor = ITEMS * kThreads, kStage = 2 * kTensor;

@@ -33,8 +33,10 @@ pub struct Problem {
     pub(super) has_dsum: bool,
     pub(super) has_dweight: bool,
     pub(super) has_dbias: bool,
-    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    /// The rows of x, dout, dx and dsum are dense, 16-byte aligned and multiples of 16 bytes long.
     pub(super) vector_rows: bool,
+    /// The weight is.
+    pub(super) vector_weight: bool,
     pub(super) eps_bits: u32,
 }
 
@@ -63,7 +65,8 @@ pub(in crate::ops) fn check(center: bool, args: &Args<'_>, attrs: &Attrs) -> Res
         has_dsum: given(DSUM).is_some(),
         has_dweight: given(DWEIGHT).is_some(),
         has_dbias: given(DBIAS).is_some(),
-        vector_rows: args.have_vector_rows(),
+        vector_rows: args.are_vector_rows(&[X, DOUT, DX, DSUM]),
+        vector_weight: args.are_vector_rows(&[WEIGHT]),
         eps_bits: eps.to_bits(),
     })
 }

@@ -46,6 +46,8 @@ struct Features {
     prefetch: bool,
     /// Of dense rows in shared memory.
     stages: usize,
+    /// Neighbours of weight or bias are apart, those of rows are not.
+    apart: bool,
 }
 
 fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
@@ -57,6 +59,7 @@ fn defines(tiling: &RowTiling, dtype: DType, features: Features) -> Defines {
         flag("HAS_RESIDUAL", features.residual),
         flag("PREFETCH", features.prefetch),
         ("STAGES", features.stages.to_string()),
+        flag("APART", features.apart),
     ]);
     defines
 }
@@ -68,13 +71,21 @@ fn variants(center: bool, tilings: &[RowTiling], vectors: &[u8], choices: &[(boo
             for &vector in vectors {
                 for &(prefetch, stages) in choices.iter().filter(|c| !c.0 || can_prefetch(tiling, vector)) {
                     let residuals = [false, true].into_iter().filter(|&with| has_room(tiling, vector, with));
-                    all.extend(residuals.map(|residual| {
-                        defines(tiling, dtype, Features { vector, center, residual, prefetch, stages })
-                    }));
+                    let plain = residuals.map(|residual| Features {
+                        vector,
+                        center,
+                        residual,
+                        prefetch,
+                        stages,
+                        apart: false,
+                    });
+                    let both = plain.flat_map(|plain| [plain, Features { apart: vector >= DENSE, ..plain }]);
+                    all.extend(both.map(|features| defines(tiling, dtype, features)));
                 }
             }
         }
     }
+    all.dedup();
     all
 }
 
@@ -183,8 +194,14 @@ fn staged(p: &Problem, tiling: &RowTiling, info: &DeviceInfo) -> Option<StagedRo
     StagedRows::new(tiling, p.num_rows, inputs, vectors, info)
 }
 
+/// Of the rows, as far as weight and bias go along with it.
 fn row_kind(p: &Problem) -> RowKind {
-    RowKind::new(&p.steps, p.vector_rows)
+    RowKind::new(&p.steps[..4], p.vector_rows && p.vector_weights)
+}
+
+/// Whether weight and bias are gathered for rows that are dense.
+fn is_apart(p: &Problem) -> bool {
+    row_kind(p) == RowKind::Dense && p.steps[4..].iter().any(|&step| step != 1)
 }
 
 /// Of kernels that check whether a chunk exists.
@@ -287,7 +304,8 @@ fn run_tiled(
     stages: usize,
 ) -> Result<()> {
     let p = launch.problem;
-    let features = Features { vector, center: p.center, residual: p.has_residual, prefetch, stages };
+    let features =
+        Features { vector, center: p.center, residual: p.has_residual, prefetch, stages, apart: is_apart(p) };
     let defines = defines(tiling, p.dtype, features);
     // SAFETY: `check` bound shapes and strides to the parameters, the tiling covers the row, and shared memory holds
     // the rows that are staged.

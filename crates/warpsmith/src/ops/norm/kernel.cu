@@ -11,7 +11,8 @@
 //
 // Defines: ELEM (element type), LANES (threads a row), ROWS (rows a block has side by side), BATCH (how often), ITEMS
 // (chunks of a row that a thread has), VECTOR (kAny, kAligned, kExact, kDense, kSpread or kSpreadAny), CENTER, HAS_RESIDUAL,
-// PREFETCH (weight and bias are loaded with the row), STAGES (of dense rows in shared memory).
+// PREFETCH (weight and bias are loaded with the row), STAGES (of dense rows in shared memory), APART (rows are dense, but
+// neighbours of weight and bias may be apart).
 
 #include "warpsmith/dense.cuh"
 #include "warpsmith/group.cuh"
@@ -82,6 +83,9 @@ WS_INLINE Moments join_warps(float total, float square, const float (&scratch)[2
   return {mean, warp_reduce<Sum, kWarps>(fmaf(elements * off, off, scratch[1][warp])) / n};
 }
 
+// What is known about weight and bias.
+constexpr int kWeights = !APART ? VECTOR : is_spread(VECTOR) ? kSpreadAny : kAny;
+
 struct Affine {
   Chunk<T> weight, bias;
   WS_INLINE void load(const NormParams& p, int at) {
@@ -89,8 +93,8 @@ struct Affine {
     if (CENTER && p.bias) load_vector(bias, (const T*)p.bias, p.bias_step, at, p.hidden);
   }
   WS_INLINE static void load_vector(Chunk<T>& c, const T* vector, i64 step, int at, int hidden) {
-    if constexpr (VECTOR >= kDense) get_part<VECTOR, kWidth>(c, vector, at, step, hidden, load_policy(false));
-    else load_chunk_unfilled<VECTOR>(c, vector, at, step, min(V, hidden - at));
+    if constexpr (kWeights >= kDense) get_part<kWeights, kWidth>(c, vector, at, step, hidden, load_policy(false));
+    else load_chunk_unfilled<kWeights>(c, vector, at, step, min(V, hidden - at));
   }
 };
 
@@ -181,6 +185,13 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
 #pragma unroll 1
     for (int i = 0; i < ITEMS; ++i) {
       const int chunk = i * LANES + lane;
+      if (APART) {
+        Affine affine;
+        affine.load(p, chunk * V);
+        if (has_weight) weight->leave(chunk, affine.weight);
+        if (has_bias) bias->leave(chunk, affine.bias);
+        continue;
+      }
       if (has_weight) weight->copy(chunk, chunk, weight_row, p.hidden);
       if (has_bias) bias->copy(chunk, chunk, bias_row, p.hidden);
     }
@@ -228,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
     meet<kWarps>();
     const Moments moments = join_warps(total, square, scratch[own.place], p.hidden);
     const float scale = inverse_sqrt(moments.variance + p.eps);
-    const int weight_shift = row_shift(weight_row), bias_shift = row_shift(bias_row);
+    const int weight_shift = APART ? 0 : row_shift(weight_row), bias_shift = APART ? 0 : row_shift(bias_row);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int chunk = i * LANES + lane;

@@ -35,8 +35,10 @@ pub struct Problem {
     has_weight: bool,
     has_bias: bool,
     has_residual: bool,
-    /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
+    /// The rows of x, out, residual and sum are dense, 16-byte aligned and multiples of 16 bytes long.
     vector_rows: bool,
+    /// Weight and bias are.
+    vector_weights: bool,
     eps_bits: u32,
 }
 
@@ -57,7 +59,8 @@ pub(super) fn check(center: bool, args: &Args<'_>, attrs: &Attrs) -> Result<Prob
         has_weight: args.get(WEIGHT).is_some(),
         has_bias: args.get(BIAS).is_some(),
         has_residual: args.get(RESIDUAL).is_some(),
-        vector_rows: args.have_vector_rows(),
+        vector_rows: args.are_vector_rows(&[X, OUT, RESIDUAL, SUM]),
+        vector_weights: args.are_vector_rows(&[WEIGHT, BIAS]),
         eps_bits: eps.to_bits(),
     })
 }

@@ -2,7 +2,7 @@
 //! alone.
 
 use super::plan::{
-    Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, TILE_ROWS, UNIT_KEYS, states,
+    Load, MOST_WORKSPACE, Part, Plan, ROUND, SEGMENT, SEGMENTS, SPAN, Shape, UNIT_KEYS, states,
 };
 use super::problem::{HEAD_DIMS, NARROW};
 use super::{
@@ -133,6 +133,7 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("paged_attention_sm80", &S
             return Err("heads are not dense and at multiples of 16 bytes".into());
         }
         Plan::new(p, info).fits(p, info)?;
+        small_pages_in_reach(p)?;
         addressable(p)
     });
 
@@ -169,14 +170,29 @@ pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String
     }
 }
 
+/// Keys of pages that are not multiples of 16 are found by offsets of 32 bits, in vectors of 16 bytes.
+pub(super) fn small_pages_in_reach(p: &Problem) -> std::result::Result<(), String> {
+    let reaches = |&[page, slot, ..]: &[isize; 4]| {
+        let last = |count: usize, stride: isize| {
+            usize::try_from(stride).ok().and_then(|stride| count.saturating_sub(1).checked_mul(stride))
+        };
+        let end = last(p.num_pages, page).zip(last(p.page_size, slot)).and_then(|(a, b)| a.checked_add(b));
+        end.is_some_and(|end| end / (16 / p.cache_dtype.size()) < u32::MAX as usize)
+    };
+    match p.page_size.is_multiple_of(UNIT_KEYS) || [p.k, p.v].iter().all(reaches) {
+        true => Ok(()),
+        false => Err("pages that are not multiples of 16 keys lie more than 64 GiB apart".into()),
+    }
+}
+
 /// The types of queries and caches.
 fn types(dtypes: &'static [DType]) -> impl Iterator<Item = (DType, DType)> {
     dtypes.iter().flat_map(|&dtype| [dtype, NARROW[0], NARROW[1]].map(|cache| (dtype, cache)))
 }
 
 /// Whether no two blocks read the same keys: the rows of a KV head are one tile, and no other request has its pages.
-fn reads_once(p: &Problem, keys: Keys) -> bool {
-    let one_tile = p.queries.is_some_and(|count| count * p.group() <= TILE_ROWS);
+fn reads_once(p: &Problem, shape: &Shape, keys: Keys) -> bool {
+    let one_tile = p.queries.is_some_and(|count| count * p.group() <= shape.warp_rows);
     one_tile && (keys == Keys::Dense || p.requests == 1)
 }
 
@@ -218,14 +234,18 @@ fn sm80_variants() -> Vec<Defines> {
             };
             let plain = |head_dim| variant(head_dim, usize::MAX, false, Keys::WholePages);
             let dense = [false, true].map(|softcap| variant(128, usize::MAX, softcap, Keys::Dense));
-            // A few dense keys, or a segment of them.
-            let segment = |head_dim: usize| {
-                let keys = if head_dim.is_multiple_of(64) { UNIT_KEYS } else { SEGMENT };
-                let shape = Shape::new(head_dim, cache, load, usize::MAX).of_a_segment(keys);
-                sm80_defines([dtype, cache], head_dim, shape, false, Keys::Dense, true)
+            // Few keys: less than a segment, one or two.
+            let few_keys = |head_dim: usize| {
+                let short = if head_dim.is_multiple_of(64) { UNIT_KEYS } else { SEGMENT };
+                let kinds = [(short, Keys::Dense), (2 * SEGMENT, Keys::WholePages), (SEGMENT, Keys::Pages)];
+                kinds.map(|(keys, kind)| {
+                    let shape = Shape::new(head_dim, cache, load, usize::MAX).of_few_keys(keys);
+                    sm80_defines([dtype, cache], head_dim, shape, false, kind, kind == Keys::Dense)
+                })
             };
             if dtype == cache && matches!(load, Load::Few | Load::Eight) {
-                all.extend(HEAD_DIMS.map(segment));
+                all.extend(HEAD_DIMS.map(few_keys).into_iter().flatten());
+                all.extend(HEAD_DIMS.map(|head_dim| variant(head_dim, usize::MAX, false, Keys::Pages)));
             }
             match load {
                 Load::Eight => {
@@ -450,7 +470,7 @@ pub(in crate::ops) unsafe fn run<P>(
             ..*of_all
         };
         let types = [p.dtype, p.cache_dtype];
-        let once = reads_once(p, keys);
+        let once = reads_once(p, &shape, keys);
         let defines = sm80_defines(types, p.head_dim, shape, p.softcap() != 0.0, keys, once);
         let [blocks, threads] = [part.blocks(), shape.threads()].map(|count| count as u32);
         let config = LaunchConfig::new([blocks, 1, 1], [threads, 1, 1], part.shared(p) as u32);

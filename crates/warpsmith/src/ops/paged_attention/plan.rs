@@ -19,6 +19,8 @@ pub(super) const UNIT_KEYS: usize = 16;
 /// Rows of a tile of a warp, and rows that half a tile has.
 pub(super) const TILE_ROWS: usize = 16;
 const EIGHT: usize = 8;
+/// Warps of a block that share the keys of few rows.
+const WARPS: usize = 4;
 /// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
 const WAVES: usize = 4;
 /// Most spans of a piece that has not all: some of many requests may be shorter than they can be.
@@ -27,8 +29,10 @@ const MOST_SPANS: usize = 4;
 const EVEN: usize = 4096;
 /// Longest heads whose kernel may let the lengths decide whether requests stay whole, as in the device code.
 const DECIDING_HEAD: usize = 128;
-/// Shared memory that every block has besides: numbers of pages and pieces.
+/// Shared memory that every block has besides: where pages are, and numbers of pieces; and how much more there is of it with
+/// pages that are not multiples of 16 keys.
 const STATIC_SHARED: usize = 6 << 10;
+const PLACES_OF_KEYS: usize = 13 << 10;
 /// More scratch memory than this is not asked for, without shared prefixes and with them.
 pub(super) const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
@@ -93,7 +97,7 @@ impl Shape {
             _ => 64,
         };
         let shape = |ring| {
-            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: 4, ring, step, blocks };
+            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: WARPS, ring, step, blocks };
             match load {
                 Load::Few => few,
                 Load::Eight => Shape { warp_rows: EIGHT, ..few },
@@ -106,12 +110,13 @@ impl Shape {
         shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
     }
 
-    /// The same for rows that have a segment's keys at most: one warp, and only what so many keys need. No bit depends on
-    /// it.
-    pub fn of_a_segment(self, keys: usize) -> Shape {
+    /// The same for rows that have two segments of keys at most: a warp for each, and only what so many keys need. No bit
+    /// depends on it.
+    pub fn of_few_keys(self, keys: usize) -> Shape {
         let step = self.step.min(keys.next_power_of_two().max(UNIT_KEYS));
         let units = 2 * keys.div_ceil(UNIT_KEYS).max(1);
-        Shape { key_warps: 1, ring: self.ring.min(units + 1), step, blocks: 3 * self.blocks, ..self }
+        let (key_warps, blocks) = if keys <= SEGMENT { (1, 3 * self.blocks) } else { (2, 2 * self.blocks) };
+        Shape { key_warps, ring: self.ring.min(units + 1), step, blocks, ..self }
     }
 
     fn rows(&self) -> usize {
@@ -165,6 +170,12 @@ impl Extent {
     }
 }
 
+/// Shared memory of a block, without what it needs for small pages.
+fn room(p: &Problem, info: &DeviceInfo) -> usize {
+    let small_pages = !p.full && !p.page_size.is_multiple_of(UNIT_KEYS);
+    info.shared_per_block.saturating_sub(if small_pages { PLACES_OF_KEYS } else { 0 })
+}
+
 /// Bytes of the states of all rows over so many ranges of keys.
 pub(super) fn states(p: &Problem, ranges: usize) -> usize {
     ranges * p.num_tokens * p.num_heads * (p.head_dim + 2) * size_of::<f32>()
@@ -191,7 +202,10 @@ pub(in crate::ops) struct Part {
 impl Part {
     /// Of requests with numbers of queries from `queries[0]` to `queries[1]`, as their lengths may require.
     fn new(p: &Problem, info: &DeviceInfo, load: Load, queries: [usize; 2]) -> Part {
-        let eight = p.queries.is_some_and(|count| count * p.group() <= EIGHT);
+        // A warp takes long for sixteen rows of long heads: two with eight each, if all keys find warps at once.
+        let segments = p.requests * p.num_kv_heads * p.max_keys().div_ceil(SEGMENT);
+        let idle = |rows: usize| p.head_dim > 128 && rows.div_ceil(EIGHT) * segments <= WARPS * info.units;
+        let eight = p.queries.map(|count| count * p.group()).is_some_and(|rows| rows <= EIGHT || idle(rows));
         let load = if eight && load == Load::Few { Load::Eight } else { load };
         let tiles = |rows: usize| match p.queries {
             Some(count) => p.requests * (count * p.group()).div_ceil(rows),
@@ -209,11 +223,11 @@ impl Part {
             _ if p.max_keys() <= EVEN => 3 * few / 4,
             _ => WAVES * part.slots,
         };
-        let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, info.shared_per_block);
+        let alone = Shape::new(p.head_dim, p.cache_dtype, Load::EightAlone, room(p, info));
         let alone_fits = load == Load::Eight
             && p.head_dim <= 128
             && p.cache_dtype.size() == 2
-            && alone.shared(p.head_dim, p.cache_dtype, 2) + STATIC_SHARED <= info.shared_per_block;
+            && alone.shared(p.head_dim, p.cache_dtype, 2) + STATIC_SHARED <= room(p, info);
         // Eight warps read a span about as fast as rounds are read, and no second launch merges.
         let alone_over_a_span = alone_fits && p.max_keys() <= SPAN && whole <= info.units;
         let pieces_of = |spans: usize| whole * p.max_keys().div_ceil(spans * SPAN);
@@ -246,8 +260,8 @@ impl Part {
         if extent == Extent::All && alone_fits && pieces <= info.units && p.max_keys() > ROUND {
             return Part { shape: alone, slots: info.units, ..part };
         }
-        if extent == Extent::All && p.full && load != Load::Many && p.max_keys() <= SEGMENT {
-            let shape = part.shape.of_a_segment(p.max_keys());
+        if extent == Extent::All && load != Load::Many && p.max_keys() <= 2 * SEGMENT {
+            let shape = part.shape.of_few_keys(p.max_keys());
             return Part { shape, slots: info.units * shape.blocks, ..part };
         }
         part
@@ -255,7 +269,7 @@ impl Part {
 
     /// Of all requests, a span a block; `tiles` is the most there can be of tiles with so many rows.
     fn spans(p: &Problem, info: &DeviceInfo, load: Load, tiles: impl Fn(usize) -> usize) -> Part {
-        let shape = Shape::new(p.head_dim, p.cache_dtype, load, info.shared_per_block);
+        let shape = Shape::new(p.head_dim, p.cache_dtype, load, room(p, info));
         Part {
             shape,
             extent: Extent::Spans(1),
@@ -434,10 +448,8 @@ impl Plan {
     /// Whether blocks have the shared memory that they need.
     pub fn fits(&self, p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
         let needs = self.parts.iter().map(|part| part.shared(p) + STATIC_SHARED).max().unwrap_or(0);
-        match needs > info.shared_per_block {
-            true => {
-                Err(format!("needs {needs} bytes of shared memory, the device has {}", info.shared_per_block))
-            }
+        match needs > room(p, info) {
+            true => Err(format!("needs {needs} bytes of shared memory, the device has {}", room(p, info))),
             false => Ok(()),
         }
     }
@@ -555,18 +567,33 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_segment_of_dense_keys_takes_one_warp_and_what_it_needs() {
+    fn few_keys_take_a_warp_for_each_segment_and_what_they_need() {
         let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        let shape = |keys, full| {
-            let shape =
-                Plan::new(&Problem { full, ..problem([2, 1, keys], [0, 1], false) }, &info).parts[0].shape;
-            [shape.key_warps, shape.step, shape.ring]
+        for full in [false, true] {
+            let shape = |keys| {
+                let p = Problem { full, ..problem([2, 1, keys], [0, 1], false) };
+                let shape = Plan::new(&p, &info).parts[0].shape;
+                [shape.key_warps, shape.step, shape.ring]
+            };
+            assert_eq!(shape(16), [1, 16, 3], "a unit of keys and one of values");
+            assert_eq!(shape(32), [1, 32, 5]);
+            assert_eq!(shape(128), [1, 32, 5], "what longer requests have");
+            assert_eq!(shape(144), [2, 32, 5]);
+            assert_eq!(shape(272), [4, 32, 5]);
+        }
+    }
+
+    #[test]
+    fn sixteen_rows_of_long_heads_are_halved_where_warps_are_idle() {
+        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
+        let rows = |head_dim, queries, keys| {
+            let p = Problem { head_dim, ..problem([1, queries, keys], [0, 1], false) };
+            Plan::new(&p, &info).parts[0].shape.warp_rows
         };
-        assert_eq!(shape(16, true), [1, 16, 3], "a unit of keys and one of values");
-        assert_eq!(shape(32, true), [1, 32, 5]);
-        assert_eq!(shape(128, true), [1, 32, 5], "what longer requests have");
-        assert_eq!(shape(144, true), [4, 32, 5]);
-        assert_eq!(shape(16, false), [4, 32, 5], "not measured");
+        assert_eq!(rows(256, 4, 2048), 8);
+        assert_eq!(rows(128, 4, 2048), 16, "not so long");
+        assert_eq!(rows(256, 4, 8192), 16, "all warps have keys");
+        assert_eq!(rows(256, 5, 2048), 8, "three warps");
     }
 
     #[test]

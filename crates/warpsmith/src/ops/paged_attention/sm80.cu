@@ -22,7 +22,7 @@
 using namespace warpsmith;
 using namespace warpsmith::paged;
 
-static_assert(KEY_WARPS == 1 || KEY_WARPS == 4 || kAlone, "a round is a segment for each of four groups, or four for one");
+static_assert(4 % KEY_WARPS == 0 || kAlone, "the groups take as many segments of a round");
 
 struct Shared {
   i64 starts[kThreads + 1];

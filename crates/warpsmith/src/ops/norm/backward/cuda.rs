@@ -48,9 +48,18 @@ kernel_params! {
     }
 }
 
-/// Of the tensors that the kernels touch; the summed gradients are not among them.
+/// Of the tensors with rows.
 fn row_kind(p: &Problem) -> RowKind {
-    RowKind::new(&p.steps[..5], p.vector_rows)
+    RowKind::new(&p.steps[..4], p.vector_rows)
+}
+
+/// Whether the weight is gathered, because it is not what rows are.
+fn is_apart(p: &Problem) -> bool {
+    match row_kind(p) {
+        RowKind::Aligned => !p.vector_weight,
+        RowKind::Dense => p.steps[4] != 1,
+        RowKind::Any => false,
+    }
 }
 
 /// Whether the kernel has registers for rows of this kind: those that begin anywhere take more.
@@ -96,11 +105,17 @@ struct Tiling {
     split: usize,
     vector: u8,
     stages: usize,
+    /// Whether the weight is gathered.
+    apart: bool,
 }
 
 impl Tiling {
     fn alone(block: RowTiling, vector: u8, stages: usize) -> Self {
-        Tiling { block, split: 1, vector, stages }
+        Tiling { block, split: 1, vector, stages, apart: false }
+    }
+
+    fn of_call(self, p: &Problem) -> Self {
+        Tiling { apart: is_apart(p), ..self }
     }
 
     fn defines(&self, dtype: DType, center: bool, sums: bool) -> Defines {
@@ -112,6 +127,7 @@ impl Tiling {
             ("STAGES", self.stages.to_string()),
             flag("CENTER", center),
             flag("SUMS", sums),
+            flag("APART", self.apart),
         ]);
         defines
     }
@@ -147,9 +163,13 @@ fn blocks_at_once(block: &RowTiling) -> usize {
     (threads_at_once(block) / block.threads() as usize).max(1)
 }
 
-/// Without and with sums over rows.
-fn variants(tiling: Tiling, dtype: DType, center: bool) -> [Defines; 2] {
-    [false, true].map(|sums| tiling.defines(dtype, center, sums))
+/// Without and with sums over rows, and with sums for a weight that is gathered.
+fn variants(tiling: Tiling, dtype: DType, center: bool) -> Vec<Defines> {
+    let mut all: Vec<_> = [false, true].map(|sums| tiling.defines(dtype, center, sums)).into();
+    if [1, 2, DENSE, SPREAD].contains(&tiling.vector) {
+        all.push(Tiling { apart: true, ..tiling }.defines(dtype, center, true));
+    }
+    all
 }
 
 fn row_variants(center: bool) -> Vec<Defines> {
@@ -179,7 +199,7 @@ fn split_variants(center: bool) -> Vec<Defines> {
             let (block, split) = (RowTiling::alone(split_lanes(items), items), lanes / split_lanes(items));
             let staged = [1, 2, DENSE, SPREAD].into_iter().flat_map(|vector| [(vector, 2), (vector, 3)]);
             for (vector, stages) in staged.chain([(0, 0), (SPREAD_ANY, 0)]) {
-                let tiling = Tiling { block, split, vector, stages };
+                let tiling = Tiling { split, ..Tiling::alone(block, vector, stages) };
                 all.extend(variants(tiling, dtype, center));
             }
         }
@@ -219,7 +239,7 @@ static LAYER_LONG: CudaKernel =
 fn row_tiling(p: &Problem, info: &DeviceInfo) -> Option<Tiling> {
     let block = RowTiling::new(p.hidden, p.dtype, table(p.dtype))?;
     let vector = block.vector_level(p.hidden, p.dtype, row_kind(p));
-    Some(Tiling::alone(block, vector, stages(&block, vector, info)))
+    Some(Tiling::alone(block, vector, stages(&block, vector, info)).of_call(p))
 }
 
 /// Of rows that are too long for the threads of one block of a cluster.
@@ -228,12 +248,13 @@ fn split_tiling(p: &Problem, info: &DeviceInfo) -> Option<Tiling> {
     let row = RowTiling::new(p.hidden, p.dtype, split_table(p.dtype)).filter(|_| short.is_none())?;
     let block = RowTiling::alone(split_lanes(row.items), row.items);
     let vector = row.vector_level(p.hidden, p.dtype, row_kind(p));
-    Some(Tiling { block, split: row.lanes / block.lanes, vector, stages: stages(&block, vector, info) })
+    let alone = Tiling::alone(block, vector, stages(&block, vector, info)).of_call(p);
+    Some(Tiling { split: row.lanes / block.lanes, ..alone })
 }
 
 fn long_row_tiling(p: &Problem) -> Tiling {
     let block = long_tiling(p.hidden, p.dtype, table(p.dtype));
-    Tiling::alone(block, row_kind(p).row_level(p.hidden, p.dtype), 0)
+    Tiling::alone(block, row_kind(p).row_level(p.hidden, p.dtype), 0).of_call(p)
 }
 
 /// Rows in registers, sums over rows in registers too.
