@@ -17,7 +17,7 @@ const THREADS: usize = 256;
 /// Scratch memory starts at multiples of this many bytes.
 const SCRATCH_UNIT: usize = 256;
 /// The most scratch memory, but for rounding. Products with more rows go in bands, of a multiple of so many: L2 then keeps
-/// most of the sums until they are added.
+/// many of the sums until they are added.
 const MOST_BYTES: usize = 64 << 20;
 const BAND_UNIT: usize = 256;
 

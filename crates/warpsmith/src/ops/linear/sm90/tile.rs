@@ -137,7 +137,7 @@ const PRODUCTS: f64 = 1.15;
 const LOADED: f64 = 111.2;
 const LOADED_RAGGED: f64 = 33.0;
 const MEMORY: f64 = 2500.0;
-/// Cycles that a block takes for a stage if its threads load `w`, and for each row of it.
+/// Cycles that a block takes for a stage if its threads load `w`, and for each row of it: from the times of three shapes.
 const DIRECT: f64 = 480.0;
 const DIRECT_ROW: f64 = 12.5;
 /// Cycles of the epilogue for a thread's element, for its activation, for a tile; and of the start of the kernel.
