@@ -26,6 +26,10 @@ const LONG: usize = 1024;
 /// The most rows of `x` for which threads load `w` where it is: its copy would take longer than the product. The product has
 /// the same bits either way.
 const DIRECT_ROWS: usize = 64;
+/// Bytes of a line from which on a small `w`, of up to so many bytes, is copied all the same: threads take about 900 cycles
+/// for every 128 bytes of a line, one after the other, where the copy engine takes 200.
+const LONG_LINE: usize = 3072;
+const SMALL: usize = 16 << 20;
 /// Copies start at multiples of this many bytes.
 const COPY_UNIT: usize = 256;
 
@@ -197,7 +201,8 @@ impl Lines {
 fn loads_directly(p: &Problem) -> bool {
     Lines::of_unaligned_w(p).is_some_and(|w| {
         let in_order = (w.lines <= 1 || w.line_stride > 0) && (w.batch <= 1 || w.batch_stride > 0);
-        p.m <= DIRECT_ROWS && w.order == Order::Rows && w.dense() && w.size == 2 && in_order
+        let is_copied = w.length * w.size >= LONG_LINE && w.bytes() <= SMALL;
+        p.m <= DIRECT_ROWS && !is_copied && w.order == Order::Rows && w.dense() && w.size == 2 && in_order
     })
 }
 
@@ -339,6 +344,20 @@ mod tests {
         assert_eq!(bytes(&p), (33 * 336 * 2usize).next_multiple_of(256));
         assert!(!aligned(&Problem { m: 65, ..p }).direct_w);
         assert!(!aligned(&product(DType::F32, [dense, dense])).direct_w);
+    }
+
+    #[test]
+    fn few_long_rows_of_w_are_copied() {
+        let copies = |n: usize, k: usize| {
+            let dense = |columns: usize| Matrix { row: columns as isize, col: 1, aligned: true };
+            let p = Problem::product(DType::BF16, false, [12, n, k], [dense(k), dense(k), dense(n)]);
+            let aligned = aligned(&p);
+            assert_ne!(aligned.direct_w, aligned.copied_w);
+            aligned.copied_w
+        };
+        assert!(copies(592, 3631));
+        assert!(!copies(592, 1033), "a few stages");
+        assert!(!copies(10440, 3631), "too large");
     }
 
     #[test]

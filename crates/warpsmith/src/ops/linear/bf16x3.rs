@@ -2,6 +2,7 @@
 //! is `bf16x3.cu`.
 
 use super::cuda::{Epilogue, LinearParams, addressable, columns, load_mode, tiles};
+use super::finish::{self, Parts};
 use super::problem::{Order, Part, Strides};
 use super::{Gate, Problem};
 use crate::cuda::LaunchConfig;
@@ -36,6 +37,9 @@ const SQUARE: [Tile; 3] = [
 ];
 /// For few rows, where time goes into reading `w`: more stages keep more of it under way.
 const FLAT: [Tile; 4] = [flat(8, 64), flat(8, 32), flat(16, 64), flat(16, 32)];
+/// For up to 32 rows and many columns. A warp has twice the columns that it has in a square tile, and so splits `x` half as
+/// often.
+const WIDE: Tile = flat(32, 64);
 
 const fn flat(m: usize, n: usize) -> Tile {
     Tile { m, n, step: 64, stages: 4, resident: 2, cost: 200 }
@@ -49,6 +53,17 @@ impl Tile {
             // warp's columns need the wide ones.
             let narrow = p.gate == Gate::None && wide.blocks(p) < units * 3 / 4;
             return if narrow { flat(wide.m, 32) } else { wide };
+        }
+        if p.m <= WIDE.m && WIDE.blocks(p) >= units * WIDE.resident {
+            return WIDE;
+        }
+        // A few columns of a few rows take as long as a block does: the smallest tiles take least, and what they load twice
+        // is in L2.
+        if p.m <= 64 && p.gate == Gate::None && p.x.col == 1 {
+            let all_at_once = |tile: &Tile| tile.blocks(p) <= units;
+            if let Some(small) = [flat(8, 32), flat(16, 32)].into_iter().find(all_at_once) {
+                return small;
+            }
         }
         let time = |tile: &Tile| tile.blocks(p).div_ceil(units) * tile.m * tile.n * tile.cost;
         SQUARE.into_iter().min_by_key(time).expect("there are tiles")
@@ -98,7 +113,7 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
                 all.push(tile.defines(plain, loads, false));
             }
         }
-        for tile in FLAT {
+        for tile in FLAT.into_iter().chain([WIDE]) {
             for loads in [[0, 0], [1, 1], [1, 2], [0, 3]] {
                 all.push(tile.defines(plain, loads, false));
             }
@@ -111,13 +126,22 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
 pub(super) const BF16X3: Kernel<Problem> =
     Kernel::cuda("linear_bf16x3", &DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
-        // SAFETY: the parts are those of the call's own tensors.
-        p.parts(launch.args).try_for_each(|part| unsafe { run(launch, p, &part) })
+        // SAFETY: the parts are those of the call's own tensors; the scratch memory has the size that was asked for.
+        p.parts(launch.args).try_for_each(|part| unsafe {
+            match Parts::of(p) {
+                Some(parts) => parts.run(launch, p, &part, launch.workspace, run),
+                None => run(launch, p, &part),
+            }
+        })
     })
+    .and(&finish::DEVICE)
+    .with_workspace(|p, _| Parts::bytes(p))
     .when(supports)
     .configured(|p, info| {
-        let tile = Tile::choose(p, info.units);
-        format!("f32 as three bf16 each, sums in f32, tiles of {} x {}", tile.m, columns(p, tile.n))
+        let product = Parts::longest(p);
+        let tile = Tile::choose(&product, info.units);
+        let (m, n, parts) = (tile.m, columns(&product, tile.n), Parts::describe(p));
+        format!("f32 as three bf16 each, sums in f32, tiles of {m} x {n}{parts}")
     });
 
 pub(in crate::ops) fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
@@ -178,6 +202,11 @@ mod tests {
         assert_eq!(tile(512, 3072, 768), [64, 64]);
         assert_eq!(tile(256, 256, 256), [32, 32]);
         assert_eq!(tile(20, 4096, 4096), [32, 32]);
+        assert_eq!(tile(512, 512, 512), [32, 32]);
+        assert_eq!(tile(22, 49152, 1024), [32, 64]);
+        assert_eq!(tile(32, 8192, 1024), [32, 32]);
+        assert_eq!(tile(32, 384, 337), [8, 32]);
+        assert_eq!(tile(64, 1024, 1024), [16, 32]);
         assert_eq!(tile(16, 8192, 2048), [16, 64]);
         assert_eq!(tile(1, 8192, 2048), [8, 64]);
         assert_eq!(tile(1, 4096, 4096), [8, 32]);
@@ -185,7 +214,7 @@ mod tests {
 
     #[test]
     fn every_tile_fits_the_smallest_multiprocessor_with_tensor_cores_for_bf16() {
-        for tile in SQUARE.into_iter().chain(FLAT) {
+        for tile in SQUARE.into_iter().chain(FLAT).chain([WIDE]) {
             assert!(tile.shared_bytes() <= 99 << 10, "{tile:?}");
         }
     }

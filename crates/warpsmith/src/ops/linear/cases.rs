@@ -8,6 +8,7 @@ use super::{
 use super::{Precision, RESULTS, W_SCALE, X_SCALE};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
+use crate::ops::FLOATS;
 use crate::tensor::DType;
 
 impl Provable for Forward {
@@ -100,6 +101,9 @@ impl Provable for Forward {
         for dtype in [DType::F16, DType::BF16] {
             cases.extend(unaligned(dtype));
         }
+        for dtype in FLOATS {
+            cases.extend(long(&Case::new(&SPEC, dtype)));
+        }
         for dtype in FP8 {
             for scaling in Scaling::ALL {
                 let case =
@@ -133,7 +137,8 @@ impl Provable for Forward {
         cases.push(tf32.clone().sizes(&[3, 9, 2052, 1]));
         cases.push(tf32.clone().sizes(&[70, 40, 333, 1]).arranged(Arrangement::Misaligned));
         cases.push(tf32.clone().sizes(&[33, 70, 130, 2]).arranged(Arrangement::PaddedRows));
-        cases.push(tf32.sizes(&[24, 40, 64, 1]).arranged(Arrangement::Transposed));
+        cases.push(tf32.clone().sizes(&[24, 40, 64, 1]).arranged(Arrangement::Transposed));
+        cases.extend(long(&tf32));
         cases
     }
 
@@ -201,8 +206,37 @@ fn unaligned(dtype: DType) -> Vec<Case> {
         }
         cases.push(plain.clone().sizes(&[m, 70, 130, 1]).arranged(Arrangement::Transposed));
     }
+    // So many rows of w that two blocks of a multiprocessor load them.
+    cases.push(plain.clone().sizes(&[5, 10_000, 131, 1]));
+    cases.push(full.clone().sizes(&[9, 6000, 131, 1]).attr(GATE, Gate::Halves as u8 as f64));
+    // Few rows of w that are long enough to be copied, and K that ends inside of a large stage.
+    for k in [1601, 1608] {
+        cases.push(full.clone().sizes(&[12, 24, k, 1]).attr(GATE, Gate::Halves as u8 as f64));
+        cases.push(plain.clone().sizes(&[3, 72, k, 1]));
+    }
     cases.push(full.clone().sizes(&[5, 40, 321, 1]).values(Values::Special));
     cases.push(full.sizes(&[70, 40, 321, 1]).values(Values::Special));
+    cases
+}
+
+/// Sums so long that GPUs compute them in parts where there are few columns: parts of equal length and a rest, for few rows
+/// and many, with everything that comes after the sums.
+fn long(plain: &Case) -> Vec<Case> {
+    let full = plain.clone().give(BIAS).give(RESIDUAL).attr(SCALE, -0.5);
+    let full = full.attr(ACT, Activation::Gelu as u8 as f64);
+    let mut cases = vec![
+        plain.clone().sizes(&[1, 9, 8192, 1]),
+        plain.clone().sizes(&[150, 24, 8200, 1]),
+        full.clone().sizes(&[5, 21, 8195, 1]),
+        full.clone().sizes(&[70, 16, 8192, 1]).in_place(),
+        full.clone().sizes(&[3, 12, 8192, 2]),
+        full.clone().sizes(&[3, 12, 8192, 1]).values(Values::Special),
+        full.clone().sizes(&[17, 12, 8195, 1]).arranged(Arrangement::Misaligned),
+        full.clone().sizes(&[17, 16, 8192, 1]).arranged(Arrangement::Transposed),
+    ];
+    for (gate, sizes) in [(Gate::Halves, [9, 11, 8192, 1]), (Gate::Interleaved, [35, 8, 8195, 1])] {
+        cases.push(full.clone().attr(GATE, gate as u8 as f64).sizes(&sizes));
+    }
     cases
 }
 

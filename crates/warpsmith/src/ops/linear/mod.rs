@@ -30,6 +30,8 @@
 //! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
 //!   that use them. Of f32 on AMX only what is that small beside products above 2^-80 in the same row is lost; rows whose
 //!   products are all smaller, or could overflow, are multiplied as f32.
+//! - On GPUs of sm_90, and in f32 at full precision also of sm_80 and sm_100, long sums with few columns are computed in parts
+//!   along K, which are added in order, in f32. The parts follow from the rows of `w`, K and the types alone.
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
 //! - A row of the result has the same bits whatever the other rows are and however many there are.
 //!
@@ -47,12 +49,16 @@ mod cpu;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod finish;
 mod packed;
 mod problem;
 #[cfg(feature = "lab")]
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
+#[cfg(feature = "cuda")]
+mod split;
 #[cfg(test)]
 mod tests;
 

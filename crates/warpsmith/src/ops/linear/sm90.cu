@@ -15,13 +15,14 @@
 // or M, even with exchanged operands: the bits of a row depend only on that row and w.
 //
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that are loaded, fewer than BLOCK_M where M is known to be
-// small; STAGES; PIECES, of 128 bytes of K in a stage (if more than one, K must be a multiple of a stage); CONSUMERS,
-// warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N, blocks of a cluster along M or N, which share what they
-// load of w or x; BLOCKS_PER_SM; EARLY, w is constant and its first stages are loaded while the kernel before may still run;
-// DIRECT, rows of w start anywhere and the producer's threads load them instead of the copy engine; X_MAJOR_MN, W_MAJOR_MN,
-// whether M or N is the dense dimension instead of K; those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has
-// BLOCK_N / 2 columns; gate and up are the third dimension of the map of w, so that halves and interleaved rows are
-// loaded in the same way.
+// small; STAGES; PIECES, of 128 bytes of K in a stage (if more than one, K must be a multiple of a stage, or end inside
+// of a piece: then every tile adds zeros); CONSUMERS, warpgroups (1 to 3); PINGPONG; EXCHANGED; CLUSTER_M, CLUSTER_N,
+// blocks of a cluster along M or N, which share what they load of w or x; BLOCKS_PER_SM; EARLY, w is constant and its
+// first stages are loaded while the kernel before may still run; DIRECT, rows of w start anywhere and the producer's
+// threads load them instead of the copy engine; X_MAJOR_MN, W_MAJOR_MN, whether M or N is the dense dimension instead of
+// K; those of linear_output.cuh and linear.cuh. With a gate, BLOCK_N counts rows of w, half of them gate and half up, and
+// a tile has BLOCK_N / 2 columns; gate and up are the third dimension of the map of w, so that halves and interleaved
+// rows are loaded in the same way.
 
 #if EXCHANGED
 #include "warpsmith/linear_exchanged.cuh"

@@ -6,6 +6,7 @@ mod tile;
 
 use super::align;
 use super::cuda::{Epilogue, LinearParams, addressable};
+use super::finish::{self, Parts};
 use super::problem::{Dequant, INPUTS, Order, Part, Strides};
 use super::{Gate, Problem};
 use crate::cuda::rows::flag;
@@ -17,7 +18,7 @@ use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::DType;
-use tile::{BLOCKS, Cluster, EXCHANGED, SKINNY, Schedule, TILES, Tile};
+use tile::{BLOCKS, Cluster, DIRECT_PAIR, EXCHANGED, SKINNY, Schedule, TILES, Tile};
 
 /// Bytes of K in a piece of a stage, which the copy engine swizzles.
 const STAGE_ROW: usize = 128;
@@ -324,6 +325,14 @@ fn variants() -> Vec<Defines> {
                 all.extend(SKINNY.map(|n| {
                     Config { tile: Tile::skinny(64, 2 * n, 1, false), ..gated }.with_all_stages().defines()
                 }));
+                for n in SKINNY.into_iter().filter(|n| 2 * n <= DIRECT_PAIR) {
+                    let tile = Tile { blocks_per_unit: 2, ..Tile::skinny(16, 2 * n, 1, false) };
+                    all.push(Config { tile, ..gated }.with_all_stages().defines());
+                }
+            }
+            for n in SKINNY.into_iter().filter(|n| *n <= DIRECT_PAIR) {
+                let tile = Tile { blocks_per_unit: 2, ..Tile::skinny(16, n, 1, false) };
+                all.push(Config { tile, ..direct }.with_all_stages().defines());
             }
             all.push(Config { tile: Tile::skinny(8, 32, 4, true), ..plain }.with_all_stages().defines());
             all.extend(
@@ -360,22 +369,28 @@ fn variants() -> Vec<Defines> {
 pub(super) const SM90: Kernel<Problem> =
     Kernel::cuda("linear_sm90", &DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
+        let copies = launch.workspace + Parts::bytes(p);
         p.parts(launch.args).try_for_each(|part| {
             // SAFETY: the parts are those of the call's own tensors; the scratch memory has the size that was asked for.
             unsafe {
-                let products = align::run(launch, [(*p, part)], launch.workspace)?;
-                products.iter().try_for_each(|(product, part)| run(launch, product, part))
+                let products = align::run(launch, [(*p, part)], copies)?;
+                products.iter().try_for_each(|(product, part)| match Parts::of(product) {
+                    Some(parts) => parts.run(launch, product, part, launch.workspace, run_for_scratch),
+                    None => run(launch, product, part),
+                })
             }
         })
     })
     .and(&align::DEVICE)
-    .with_workspace(|p, _| align::bytes(p))
+    .and(&finish::DEVICE)
+    .with_workspace(|p, _| Parts::bytes(p) + align::bytes(p))
     .when(|p, info| supports(&align::aligned(p), info))
     .configured(|p, info| {
-        let aligned = align::aligned(p);
-        let Some(tile) = Tile::choose(&aligned, info.units) else { return String::new() };
-        let config = Config::of(&aligned, tile, info.units).describe();
-        format!("{}, {config}{}", p.tensor_arithmetic(), align::describe(p))
+        let product = Parts::longest(&align::aligned(p));
+        let Some(tile) = Tile::choose(&product, info.units) else { return String::new() };
+        let config = Config::of(&product, tile, info.units).describe();
+        let (parts, copies) = (Parts::describe(p), align::describe(p));
+        format!("{}, {config}{parts}{copies}", p.tensor_arithmetic())
     });
 
 /// Whether it takes a product as it is, without copies.
@@ -515,6 +530,16 @@ fn out_map<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part, tile: Tile) -> R
             _ => Swizzle::B32,
         },
     })
+}
+
+/// Launches the kernel on a product whose result is scratch memory. Threads store it, and not the copy engine: tools that look
+/// for reads of what nobody wrote do not see what that writes.
+///
+/// # Safety
+/// As for [`run`].
+pub(super) unsafe fn run_for_scratch<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part) -> Result<()> {
+    // SAFETY: passed on.
+    unsafe { run(launch, &Problem { out_order: Order::Any, ..*p }, part) }
 }
 
 /// Launches the kernel on a product.

@@ -1,6 +1,9 @@
 //! Adding what the parts of sums left in scratch memory: one launch for all sums of a call.
 
+use super::super::Problem;
+use super::super::problem::{Order, Part};
 use super::super::sm90::Divisor;
+use super::super::split::{self, Split};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::element;
 use crate::error::{Error, Result};
@@ -14,7 +17,7 @@ use crate::tensor::DType;
 const MOST: usize = 3;
 /// Columns of a thread, as in the device code, its threads, and those of them that have different columns where the others
 /// have further parts.
-pub(super) const UNIT: usize = 4;
+pub(super) const UNIT: usize = split::ROW_UNIT;
 const THREADS: usize = 256;
 const LANES: usize = 32;
 
@@ -62,6 +65,23 @@ pub(super) struct Sum {
 }
 
 impl Sum {
+    /// That of the parts of a product, at `scratch`.
+    pub fn of(split: &Split, product: &Problem, part: &Part, scratch: usize) -> Sum {
+        Sum {
+            parts: scratch,
+            count: split.parts(),
+            between: split::between(product),
+            pitch: split::pitch(product),
+            rows: product.m,
+            columns: product.n,
+            out: part.out,
+            out_row: product.out.row,
+            out_col: product.out.col,
+            vector: product.out_order == Order::Rows,
+            is_shared: false,
+        }
+    }
+
     fn per_row(&self) -> usize {
         self.columns.div_ceil(UNIT)
     }

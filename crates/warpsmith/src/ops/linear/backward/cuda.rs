@@ -5,10 +5,10 @@ use super::super::Problem;
 use super::super::align;
 use super::super::bf16x3;
 use super::super::cuda::{GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports};
-use super::super::problem::{Matrix, Order, Part};
+use super::super::problem::{Matrix, Part};
 use super::super::sm90;
+use super::super::split::Split;
 use super::add::{self, Sum};
-use super::split::Split;
 use super::{BackwardProblem, DBIAS, DOUT, DW, DX, Z, outer, transpose};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, flag};
@@ -168,16 +168,19 @@ pub(super) const SM90: Kernel<BackwardProblem> = Kernel::cuda("linear_backward_s
     supports(p, info, |product, info| sm90::supports(&align::aligned(&transpose::straight(product)), info))
 });
 
-/// A product. Threads, and not the copy engine, store what is left in scratch memory: tools that look for reads of what
-/// nobody wrote do not see what the copy engine writes.
+/// A product, of the tensors or for the scratch memory.
 ///
 /// # Safety
 /// As for `sm90::run`.
 unsafe fn run_sm90(launch: &Launch<'_, BackwardProblem>, product: &Problem, part: &Part) -> Result<()> {
     let scratch = launch.workspace..launch.workspace + Scratch::of(launch.problem).end;
-    let out_order = if scratch.contains(&part.out) { Order::Any } else { product.out_order };
     // SAFETY: passed on.
-    unsafe { sm90::run(launch, &Problem { out_order, ..*product }, part) }
+    unsafe {
+        match scratch.contains(&part.out) {
+            true => sm90::run_for_scratch(launch, product, part),
+            false => sm90::run(launch, product, part),
+        }
+    }
 }
 
 fn transposed_bytes(p: &BackwardProblem) -> usize {
@@ -258,9 +261,9 @@ fn multiply_all(
         let parts = match split {
             None => vec![(product, part)],
             Some(split) => {
-                let (parts, sum) = split.apply(&product, &part, launch.workspace + at);
-                sums.push(sum);
-                parts
+                let at = launch.workspace + at;
+                sums.push(Sum::of(&split, &product, &part, at));
+                split.products(&product, &part, at)
             }
         };
         // SAFETY: `check` made the products of these tensors, and the stream has `dz` complete before them; the scratch

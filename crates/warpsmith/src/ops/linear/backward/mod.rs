@@ -21,8 +21,6 @@ mod cuda;
 #[cfg(feature = "cuda")]
 mod outer;
 #[cfg(feature = "cuda")]
-mod split;
-#[cfg(feature = "cuda")]
 mod transpose;
 
 use super::problem::{Matrix, Part, check_options};

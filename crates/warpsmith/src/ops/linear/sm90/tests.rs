@@ -35,7 +35,10 @@ fn assert_compiles(p: &Problem, config: &Config) {
     assert!(n.is_multiple_of(if p.gate == Gate::None { 8 } else { 16 } * cluster_m));
     assert!(!config.x_columns || size == 2);
     assert!(pieces == 1 || p.x_order == Order::Rows && p.w_order == Order::Rows);
-    assert!(pieces == 1 || p.dequant != Dequant::Blocks && (p.k * size).is_multiple_of(pieces * 128));
+    let past_k = (p.k * size).next_multiple_of(pieces * 128) - p.k * size;
+    assert!(
+        pieces == 1 || p.dequant != Dequant::Blocks && (past_k == 0 || !(p.k * size).is_multiple_of(128))
+    );
     assert!(!config.w_columns || (size == 2 && n.is_multiple_of(64) && p.gate == Gate::None));
     if p.dequant == Dequant::Blocks {
         assert!(row_blocks * n <= 128);
@@ -186,6 +189,25 @@ fn tiles_follow_the_shape() {
     assert_eq!(choice([64, 10240, 8192]), "tiles of 64 x 80, one consumer, 11 stages");
     // K is no whole number of larger stages.
     assert_eq!(choice([16, 1024, 3008]), "tiles of 16 x 16, one consumer, 24 stages");
+    // It ends inside of a piece, which is filled with zeros anyhow.
+    assert_eq!(choice([3, 440, 4632]), "tiles of 8 x 16, one consumer, 17 stages of 512 bytes of K");
+    // There would be too many of them.
+    assert!(choice([3, 440, 72]).ends_with("one consumer, 24 stages"));
+}
+
+#[test]
+fn many_tiles_of_w_that_threads_load_are_two_to_a_multiprocessor() {
+    let choice = |gate, size| {
+        let p = Problem { direct_w: true, gate, ..problem(DType::BF16, size) };
+        let tile = Tile::choose(&p, UNITS).unwrap();
+        assert_compiles(&p, &Config::of(&p, tile, UNITS));
+        [tile.n, tile.blocks_per_unit]
+    };
+    assert_eq!(choice(Gate::Halves, [1, 102_400, 1056]), [96, 2]);
+    assert_eq!(choice(Gate::None, [8, 10_440, 1009]), [48, 2]);
+    // Registers do not suffice for more rows of `x` and their sums, and a tile for each multiprocessor needs no second.
+    assert_eq!(choice(Gate::None, [32, 23_808, 233])[1], 1);
+    assert_eq!(choice(Gate::None, [5, 592, 1033])[1], 1);
 }
 
 #[test]

@@ -124,6 +124,9 @@ pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
 /// Columns of the tiles for M <= 64, whose time is that of reading `w`: multiprocessors must get equal shares of it.
 pub(super) const SKINNY: [usize; 8] = [128, 112, 96, 80, 64, 48, 32, 16];
 
+/// The most rows of `w` in a tile of which two blocks of a multiprocessor have registers for what their threads load.
+pub(super) const DIRECT_PAIR: usize = 96;
+
 // What the estimate of a tile's cycles knows of the device. Fitted to the times of all tiles on some fifty shapes, so that
 // the choice is near the best; no figure is exact by itself.
 
@@ -134,6 +137,9 @@ const PRODUCTS: f64 = 1.15;
 const LOADED: f64 = 111.2;
 const LOADED_RAGGED: f64 = 33.0;
 const MEMORY: f64 = 2500.0;
+/// Cycles that a block takes for a stage if its threads load `w`, and for each row of it: from the times of three shapes.
+const DIRECT: f64 = 480.0;
+const DIRECT_ROW: f64 = 12.5;
 /// Cycles of the epilogue for a thread's element, for its activation, for a tile; and of the start of the kernel.
 const EPILOGUE: f64 = 18.34;
 const ACTIVATION: f64 = 24.0;
@@ -175,11 +181,21 @@ impl Tile {
         let rows = if p.x_order == Order::Columns { 64 } else { p.m };
         let rows_of_both = p.x_order == Order::Rows && p.w_order == Order::Rows && !p.direct_w;
         let along_k = rows_of_both && p.dequant != Dequant::Blocks;
-        // Stages are whole: no tile loads or adds anything past the end of K that another does not.
-        let whole = |&pieces: &usize| (p.k * p.x_dtype.size()).is_multiple_of(pieces * STAGE_ROW);
-        let pieces = [4, 2].into_iter().find(|pieces| along_k && whole(pieces)).unwrap_or(1);
-        // What threads hold of `w` takes the registers of a second block.
-        Tile::skinny(rows, n, pieces, !p.direct_w && p.weight_rows().div_ceil(n) * p.batch > units)
+        // Stages are whole, or K ends inside of a piece: then every tile adds zeros, and further zeros change no bit, unless
+        // tensor cores cut the sum once more for them, as they do with 8-bit types. They take time, so they must be few.
+        let bytes = p.k * p.x_dtype.size();
+        let fits = |&pieces: &usize| match bytes.next_multiple_of(pieces * STAGE_ROW) - bytes {
+            0 => true,
+            past => p.x_dtype.size() > 1 && !bytes.is_multiple_of(STAGE_ROW) && past <= bytes / 16,
+        };
+        let pieces = [4, 2].into_iter().find(|pieces| along_k && fits(pieces)).unwrap_or(1);
+        let many = p.weight_rows().div_ceil(n) * p.batch > units;
+        if !p.direct_w {
+            return Tile::skinny(rows, n, pieces, many);
+        }
+        // Threads wait for what they load of `w`; those of a second block load meanwhile, if there are registers for both.
+        let two = many && n <= DIRECT_PAIR && rows <= 16;
+        Tile { blocks_per_unit: 1 + two as usize, ..Tile::skinny(rows, n, pieces, false) }
     }
 
     pub(super) fn consumers(self) -> usize {
@@ -325,9 +341,10 @@ impl Tile {
         let stages_in_all = stages * if rounds < 4.0 { rounds.ceil() } else { rounds };
         let loads =
             bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
+        let direct = if p.direct_w { (DIRECT + DIRECT_ROW * n) / self.blocks_per_unit as f64 } else { 0.0 };
         // Every 64 rows read both operands by themselves.
         let shared = x_rows + n + a / 64.0 * (64.0 + b);
-        let main = stages * products.max(loads).max(shared);
+        let main = stages * products.max(loads).max(shared).max(direct);
         let results = if self.exchanged { self.m } else { self.columns(p.gate) };
         let elements = (self.row_blocks() * 64 * results) as f64 / 128.0;
         let step = match p.activation {
