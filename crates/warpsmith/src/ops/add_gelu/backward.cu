@@ -1,38 +1,56 @@
 // dx = dout gelu'(x + bias), and for each group of rows the sum of its dx in f32; `column_sum` adds these up
 // unless there is one group alone.
 //
-// Threads to data: a unit is 16 bytes of columns (VECTOR) or a single column. A block takes `1 << lanes_log2` units;
-// each of its `256 >> lanes_log2` rows of threads is a group, which takes every num_groups-th row, ITEMS at a time, and
-// keeps the sums of its columns in registers. The number of groups depends only on the number of rows and the device,
-// and nothing is added atomically: every run gives the same bits, and dx of a row does not depend on other rows.
+// Threads to data: a unit is 16 bytes of columns (VECTOR), or kColumns of them that lie as far apart as a block has
+// units, so that neighbouring threads access neighbouring columns wherever rows begin. A block takes `1 << lanes_log2`
+// units; each of its `256 >> lanes_log2` rows of threads is a group, which takes every num_groups-th row, ITEMS at a
+// time, and keeps the sums of its columns in registers. The number of groups depends only on the shape, the kind of
+// unit and the device, and nothing is added atomically: every run gives the same bits, and dx of a row does not depend
+// on other rows. Rows that lie one after the other and are short or no whole vectors are one run instead: run.cu.
 //
 // Defines: ELEM, ITEMS, VECTOR, FUNCTION (Gelu or GeluTanh), SUMS (what becomes of the sums: see below).
 
 #include "warpsmith/math.cuh"
 #include "warpsmith/rows.cuh"
-#include "warpsmith/vec.cuh"
+#include "warpsmith/spread.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
-constexpr int kUnit = VECTOR ? kVec<T> : 1;
+// Enough loads in flight, few enough registers for four blocks of a multiprocessor. The host says the same.
+constexpr int kColumns = 4;
+constexpr int kUnit = VECTOR ? kVec<T> : kColumns;
 constexpr int kThreads = 256;
 // Values of SUMS.
 constexpr int kPartial = 1;  // one row of them a group
 constexpr int kFinal = 2;    // there is one group, whose sums are dbias
 
-WS_INLINE void load(Chunk<T>& c, const T* at) {
-  if (VECTOR) load_words(c.words, at);
-  else c.items[0] = *at;
+// Blocks that a multiprocessor must have room for; none is what the compiler does best with vectors, and for sm_100 it
+// needs more registers than four leave.
+constexpr int kResident = VECTOR ? 0 : __CUDA_ARCH__ >= 1000 ? 3 : 4;
+
+// Loads the first `count` elements of a unit, which are `apart`.
+WS_INLINE void load(Chunk<T>& c, const T* at, i64 apart, int count) {
+  if constexpr (VECTOR) {
+    load_words(c.words, at);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) {
+      if (j < count) c.items[j] = *at;
+      walk(at, apart);
+    }
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const AddGeluBackwardParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) add_gelu_backward(const AddGeluBackwardParams p) {
   begin_kernel();
   const BlockPlace tile(p.column_tiles);
-  const u32 lane = threadIdx.x & ((1u << p.lanes_log2) - 1);
-  const i64 column = (((i64)tile.column << p.lanes_log2) + lane) * kUnit;
+  const u32 lanes = 1u << p.lanes_log2, lane = threadIdx.x & (lanes - 1);
+  const i64 first = ((i64)tile.column << p.lanes_log2) * kUnit, column = first + lane * (VECTOR ? kUnit : 1);
   const i64 group = (i64)tile.row * (kThreads >> p.lanes_log2) + (threadIdx.x >> p.lanes_log2);
   if (column >= p.hidden || group >= p.num_groups) return;
+  const i64 apart = VECTOR ? 1 : lanes;
+  const int count = VECTOR ? kUnit : (int)min((p.hidden - column + lanes - 1) >> p.lanes_log2, (i64)kUnit);
   float bias[kUnit], sum[kUnit];
   Chunk<T> biases;
   const T* at_bias = (const T*)p.bias + column * p.bias_step;
@@ -40,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
     load_words(biases.words, at_bias);
   } else {
 #pragma unroll
-    for (int j = 0; j < kUnit; ++j) biases.items[j] = at_bias[j * p.bias_step];
+    for (int j = 0; j < kUnit; ++j)
+      if (j < count) biases.items[j] = at_bias[j * apart * p.bias_step];
   }
 #pragma unroll
   for (int j = 0; j < kUnit; ++j) {
@@ -55,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
       const i64 r = row + i * p.num_groups;
       if (r >= p.num_rows) break;
       row_offsets<0>(at[i], p.rows, r);
-      load(x[i], (const T*)p.x + at[i][0] + column * p.x_step);
-      load(dout[i], (const T*)p.dout + at[i][1] + column * p.dout_step);
+      load(x[i], (const T*)p.x + at[i][0] + column * p.x_step, apart * p.x_step, count);
+      load(dout[i], (const T*)p.dout + at[i][1] + column * p.dout_step, apart * p.dout_step, count);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -72,14 +91,19 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
         pack(x[i], d);
         store_words(dx, x[i].words);
       } else {
-        *dx = from_f32<T>(d[0]);
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          if (j < count) *dx = from_f32<T>(d[j]);
+          walk(dx, apart * p.dx_step);
+        }
       }
     }
   }
   if (SUMS == kFinal) {
     T* dbias = (T*)p.dbias + column * p.dbias_step;
 #pragma unroll
-    for (int j = 0; j < kUnit; ++j) dbias[j * p.dbias_step] = from_f32<T>(sum[j]);
+    for (int j = 0; j < kUnit; ++j)
+      if (j < count) dbias[j * apart * p.dbias_step] = from_f32<T>(sum[j]);
   }
   if (SUMS == kPartial) {
     float* partial = (float*)p.partial + group * p.hidden + column;
@@ -93,7 +117,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) add_gelu_backward(const A
         store_words(partial + j, sums.words);
       }
     } else {
-      partial[0] = sum[0];
+#pragma unroll
+      for (int j = 0; j < kUnit; ++j)
+        if (j < count) partial[j * apart] = sum[j];
     }
   }
 }

@@ -22,6 +22,8 @@ pub struct Problem {
     pub(super) has_dbias: bool,
     /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
     pub(super) vector_rows: bool,
+    /// x, dout and dx are one run of elements each: how many elements after a multiple of 16 bytes all of them begin.
+    pub(super) run: Option<usize>,
 }
 
 /// The op, as listed in [`crate::ops::ALL`].
@@ -57,15 +59,21 @@ impl Op for Backward {
         let [x, dout, dx] = [X, DOUT, DX].map(|index| args.at(index).layout());
         let steps =
             [X, DOUT, DX, BIAS, DBIAS].map(|index| args.get(index).map_or(1, |t| Layout::step(t.layout())));
+        let (hidden, rows) = (sizes.size("hidden"), Space::new(sizes.leading_rank(), [x, dout, dx, x]));
+        let is_run = steps[..3] == [1; 3]
+            && rows.rank == 1
+            && (rows.sizes[0] == 1 || rows.strides.iter().all(|strides| strides[0] == hidden as isize));
+        let [shift, others @ ..] = [X, DOUT, DX].map(|index| args.address(index) % 16 / dtype.size());
         Ok(Problem {
             dtype,
             kind: KINDS[attrs.choice(APPROXIMATE)],
-            hidden: sizes.size("hidden"),
+            hidden,
             num_rows: sizes.leading_count(),
-            rows: Space::new(sizes.leading_rank(), [x, dout, dx, x]),
+            rows,
             steps,
             has_dbias: args.get(DBIAS).is_some(),
             vector_rows: args.have_vector_rows(),
+            run: (is_run && others == [shift; 2]).then_some(shift),
         })
     }
 

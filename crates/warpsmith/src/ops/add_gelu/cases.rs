@@ -1,7 +1,7 @@
 //! The cases of `add_gelu` and its gradient: what every kernel must pass, and what is timed.
 
 use super::{APPROXIMATE, Backward, DBIAS, Forward, reference};
-use crate::lab::{ArgPlan, Array, Case, Inputs, Provable, Real};
+use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real};
 use crate::op::{Attrs, Op, OpSpec};
 use crate::ops::FLOATS;
 use crate::ops::elementwise::cases::every_path;
@@ -40,9 +40,18 @@ impl Provable for Backward {
 
     fn cases() -> Vec<Case> {
         let mut cases = cases(&Self::SPEC, &[DBIAS]);
-        // Enough rows for every group of them to have several.
-        let many = |dtype| Case::new(&Self::SPEC, dtype).give(DBIAS);
-        cases.extend(FLOATS.map(|dtype| many(dtype).sizes(&[3000, 24])));
+        // Enough rows for every thread or group to have several: along one run, where blocks add up sums of a column
+        // or leave them as they lie, and in rows, with all columns of a thread or fewer.
+        for dtype in FLOATS {
+            let many = Case::new(&Self::SPEC, dtype).give(DBIAS);
+            for sizes in [[3000, 24], [4001, 9], [801, 521], [601, 1027]] {
+                cases.push(many.clone().sizes(&sizes));
+                cases.push(many.clone().sizes(&sizes).arranged(Arrangement::Misaligned));
+                cases.push(many.clone().sizes(&sizes).arranged(Arrangement::PaddedRows));
+            }
+            // More than a thread loads at once.
+            cases.push(many.sizes(&[4801, 521]));
+        }
         cases
     }
 

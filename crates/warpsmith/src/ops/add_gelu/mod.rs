@@ -9,7 +9,7 @@
 //! - `out` may be `x`, in place. An empty tensor is left alone.
 //!
 //! `add_gelu_backward` computes `dx = dout gelu'(x + bias)` and, if asked for, `dbias`, the sum of `dx` over rows. It
-//! sums in f32 before `dx` is rounded, in an order that depends on the number of rows and the device alone.
+//! sums in f32 before `dx` is rounded, in an order that depends on shapes, layouts, alignment and the device alone.
 
 mod backward;
 #[cfg(feature = "lab")]
@@ -19,6 +19,8 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
+#[cfg(feature = "cuda")]
+mod run;
 
 pub use backward::{AddGeluBackward, Backward};
 
