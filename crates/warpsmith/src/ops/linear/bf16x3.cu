@@ -16,10 +16,10 @@
 // below kSmall of rows in which an element is below kTiny. Whether that happens depends on the row of x and the row of w
 // alone.
 //
-// Defines: those of linear.cuh; TILE_M and TILE_N, 8 or 16 by 32 (not with a gate) or 64, 32 by 32 or 64, 64 by 64, 128
-// by 128; STEP, a multiple of 32; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice for;
-// LOAD_X, LOAD_W, how a step is moved (0: element by element, any strides; 1: in pieces of 16 bytes along K; 2, from 32
-// rows on: in pieces of 16 bytes along the rows, stored as [k][row]; 3, from 32 rows on: stored like that too, but
+// Defines: those of linear.cuh; TILE_M, 8, 16, or 32, 64 and 128 with TILE_N the same; TILE_N, with fewer rows 32 (not
+// with a gate) or 64; STEP, a multiple of 32; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice
+// for; LOAD_X, LOAD_W, how a step is moved (0: element by element, any strides; 1: in pieces of 16 bytes along K; 2, from
+// 32 rows on: in pieces of 16 bytes along the rows, stored as [k][row]; 3, from 32 rows on: stored like that too, but
 // element by element, for columns that are dense and start anywhere); OUT_PAIRS, as in linear_pairs.cuh.
 
 #include "warpsmith/linear.cuh"

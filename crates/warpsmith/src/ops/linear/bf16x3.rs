@@ -37,9 +37,6 @@ const SQUARE: [Tile; 3] = [
 ];
 /// For few rows, where time goes into reading `w`: more stages keep more of it under way.
 const FLAT: [Tile; 4] = [flat(8, 64), flat(8, 32), flat(16, 64), flat(16, 32)];
-/// For up to 32 rows and many columns. A warp has twice the columns that it has in a square tile, and so splits `x` half as
-/// often.
-const WIDE: Tile = flat(32, 64);
 
 const fn flat(m: usize, n: usize) -> Tile {
     Tile { m, n, step: 64, stages: 4, resident: 2, cost: 200 }
@@ -53,17 +50,6 @@ impl Tile {
             // warp's columns need the wide ones.
             let narrow = p.gate == Gate::None && wide.blocks(p) < units * 3 / 4;
             return if narrow { flat(wide.m, 32) } else { wide };
-        }
-        if p.m <= WIDE.m && WIDE.blocks(p) >= units * WIDE.resident {
-            return WIDE;
-        }
-        // A few columns of a few rows take as long as a block does: the smallest tiles take least, and what they load twice
-        // is in L2.
-        if p.m <= 64 && p.gate == Gate::None && p.x.col == 1 {
-            let all_at_once = |tile: &Tile| tile.blocks(p) <= units;
-            if let Some(small) = [flat(8, 32), flat(16, 32)].into_iter().find(all_at_once) {
-                return small;
-            }
         }
         let time = |tile: &Tile| tile.blocks(p).div_ceil(units) * tile.m * tile.n * tile.cost;
         SQUARE.into_iter().min_by_key(time).expect("there are tiles")
@@ -113,7 +99,7 @@ pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
                 all.push(tile.defines(plain, loads, false));
             }
         }
-        for tile in FLAT.into_iter().chain([WIDE]) {
+        for tile in FLAT {
             for loads in [[0, 0], [1, 1], [1, 2], [0, 3]] {
                 all.push(tile.defines(plain, loads, false));
             }
@@ -203,10 +189,6 @@ mod tests {
         assert_eq!(tile(256, 256, 256), [32, 32]);
         assert_eq!(tile(20, 4096, 4096), [32, 32]);
         assert_eq!(tile(512, 512, 512), [32, 32]);
-        assert_eq!(tile(22, 49152, 1024), [32, 64]);
-        assert_eq!(tile(32, 8192, 1024), [32, 32]);
-        assert_eq!(tile(32, 384, 337), [8, 32]);
-        assert_eq!(tile(64, 1024, 1024), [16, 32]);
         assert_eq!(tile(16, 8192, 2048), [16, 64]);
         assert_eq!(tile(1, 8192, 2048), [8, 64]);
         assert_eq!(tile(1, 4096, 4096), [8, 32]);
@@ -214,7 +196,7 @@ mod tests {
 
     #[test]
     fn every_tile_fits_the_smallest_multiprocessor_with_tensor_cores_for_bf16() {
-        for tile in SQUARE.into_iter().chain(FLAT).chain([WIDE]) {
+        for tile in SQUARE.into_iter().chain(FLAT) {
             assert!(tile.shared_bytes() <= 99 << 10, "{tile:?}");
         }
     }

@@ -75,8 +75,23 @@ fn has_clusters(info: &DeviceInfo) -> bool {
 /// How far ahead of its use a row is fetched, in rows and the one in use; zero where rows cannot be staged. The fewer
 /// chunks a thread has, the more rows it takes to keep memory busy.
 fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
-    let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
     let wanted = if tiling.items == 1 { 5 } else { 3 };
+    stages_of(tiling, vector, wanted, info)
+}
+
+/// The same for aligned rows of a block: with two rows on their way and one in use, reads and writes get in each other's way.
+/// Only the longest of 16-bit types, whose means take a block long, are better with them.
+fn row_stages(p: &Problem, tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
+    let waits_long = p.center && p.dtype.size() == 2 && tiling.lanes == 512;
+    match is_unaligned(vector) || tiling.items == 1 || waits_long {
+        true => stages(tiling, vector, info),
+        false => stages_of(tiling, vector, 2, info),
+    }
+}
+
+/// As many as are wanted and find room.
+fn stages_of(tiling: &RowTiling, vector: u8, wanted: usize, info: &DeviceInfo) -> usize {
+    let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
     let room = (info.shared_per_block / blocks_at_once(tiling)).saturating_sub(RESERVED);
     let fitting = (room / stage_bytes(tiling, vector)).min(wanted);
     if (asynchronous || is_unaligned(vector)) && fitting >= 2 { fitting } else { 0 }
@@ -239,7 +254,7 @@ static LAYER_LONG: CudaKernel =
 fn row_tiling(p: &Problem, info: &DeviceInfo) -> Option<Tiling> {
     let block = RowTiling::new(p.hidden, p.dtype, table(p.dtype))?;
     let vector = block.vector_level(p.hidden, p.dtype, row_kind(p));
-    Some(Tiling::alone(block, vector, stages(&block, vector, info)).of_call(p))
+    Some(Tiling::alone(block, vector, row_stages(p, &block, vector, info)).of_call(p))
 }
 
 /// Of rows that are too long for the threads of one block of a cluster.
