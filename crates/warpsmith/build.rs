@@ -1,11 +1,18 @@
-//! With the feature `lab`: the library carries the sources of its CPU kernels, by which evidence says what code it is
-//! about. Without it there is nothing to do.
+//! Says what a build without optimisation is good for. With the feature `lab`: the library carries the sources of its CPU
+//! kernels, by which evidence says what code it is about.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // Every vector of an inlined kernel then has its own place on the stack: frames of up to 3.6 MB.
+    if std::env::var("OPT_LEVEL").as_deref() == Ok("0") {
+        println!(
+            "cargo::warning=without optimisation CPU kernels crawl, and overflow threads with less than 8 MiB of stack: \
+             set `opt-level = 1` in [profile.dev.package.warpsmith]"
+        );
+    }
     if std::env::var_os("CARGO_FEATURE_LAB").is_none() {
         return;
     }

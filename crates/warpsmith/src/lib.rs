@@ -9,6 +9,16 @@
 //! assert_eq!(y.shape(), [8, 4096]);
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
+//!
+//! # Debug builds
+//! CPU kernels are written for a compiler that optimises. Without, they crawl and need up to 4 MiB of stack, twice of what
+//! threads of Rust have by default: calls then end the process with a stack overflow. A program that uses the library
+//! should have it optimised in its debug builds too:
+//!
+//! ```toml
+//! [profile.dev.package.warpsmith]
+//! opt-level = 1
+//! ```
 
 pub mod cpu;
 #[cfg(feature = "cuda")]

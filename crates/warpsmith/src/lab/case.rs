@@ -74,6 +74,11 @@ impl ArgPlan {
         Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim })
     }
 
+    /// The same tensor with factors of products as values.
+    pub fn factors(self) -> Self {
+        ArgPlan { fill: Fill::Factor, ..self }
+    }
+
     /// Normal values shared by the whole batch (weights, biases).
     pub fn shared(shape: &[usize], dtype: DType) -> Option<Self> {
         Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim: None })

@@ -4,7 +4,7 @@ use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
 use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, TILE};
-use super::partition::{Depth, Part, grid, share};
+use super::partition::{Depth, Part, grid, share, strips};
 use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, LINE_UNITS};
 use crate::cpu::scratch::{self, Need, Region};
 use crate::cpu::{num_threads, parallel_for_with_scratch};
@@ -141,9 +141,9 @@ impl<E: Epilogue> Blocked<'_, E> {
     /// # Safety
     /// As for [`unpacked`].
     unsafe fn strips(&self, right: &Side) {
-        let (threads, panels) = (num_threads(), right.panels());
+        let panels = right.panels();
         let blocks = self.left.len().div_ceil(self.block_len());
-        let across = panels.div_ceil(WIDEST).next_multiple_of(threads).min(panels);
+        let across = strips(panels, WIDEST);
         let width = panels.div_ceil(across);
         let depth = self.depth();
         let cuts = self.units() > depth;

@@ -5,7 +5,7 @@ use super::epilogue::Epilogue;
 use super::isa::Isa;
 use super::matrix::Unit;
 use super::panel::{PackedWeights, Side};
-use super::{stream, tiles, vector};
+use super::{lines, stream, tiles, vector};
 
 /// The product with packed weights.
 ///
@@ -40,6 +40,9 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
             return super::split::unpacked(x, w, epilogue);
         }
         if x.len() <= vector::block_rows(isa) {
+            if unit == Unit::F32 && w.lies_in_columns() {
+                return lines::run(isa, x, w, epilogue);
+            }
             return stream::run(isa, unit, x, w, epilogue);
         }
         blocked::unpacked(isa, unit, x, w, epilogue);

@@ -19,6 +19,7 @@
 //!   are transposed in registers.
 //! - f32 on AMX does the same, but both operands are split into three bf16 terms first.
 //! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
+//! - weights of f32 whose columns are contiguous are panels where they lie, if there are few rows, on tiles and on vectors.
 //!
 //! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
 
@@ -33,6 +34,7 @@ mod dot;
 mod drive;
 mod epilogue;
 mod isa;
+mod lines;
 mod matrix;
 mod panel;
 mod partition;

@@ -9,6 +9,7 @@ use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
 use crate::cpu::scratch::{Buffer, Need};
 use crate::cpu::{Tier, parallel_for};
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// Columns of a panel.
@@ -49,6 +50,13 @@ impl Side {
 
     pub fn panels(&self) -> usize {
         self.len().div_ceil(self.panel_len())
+    }
+
+    /// Whether it is one matrix of f32 whose columns are contiguous: then a panel can be used from where it lies, but for the
+    /// last, which may have fewer columns.
+    pub fn lies_in_columns(&self) -> bool {
+        let matrix = &self.halves[0];
+        !self.gated && matrix.dtype == DType::F32 && matrix.row_stride == 1 && matrix.k_stride > 1
     }
 
     /// The matrix of half `g` of a panel, its first row there and how many rows it has.

@@ -36,6 +36,11 @@ pub(super) fn share(len: usize, index: usize, parts: usize) -> Range<usize> {
     index * len / parts..(index + 1) * len / parts
 }
 
+/// Into how many strips of at most `widest` to split `panels`: as many for each thread as for the others, if there are enough.
+pub(super) fn strips(panels: usize, widest: usize) -> usize {
+    panels.div_ceil(widest).next_multiple_of(num_threads()).min(panels)
+}
+
 /// A block of k, in units.
 #[derive(Copy, Clone)]
 pub(super) struct Depth {

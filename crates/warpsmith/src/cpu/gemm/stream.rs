@@ -14,7 +14,7 @@ use crate::cpu::{Tier, parallel_for_with_scratch};
 /// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
 /// Units of the rows that are side by side.
-const VECTOR_BLOCK: usize = 512;
+pub(super) const VECTOR_BLOCK: usize = 512;
 
 /// The product of few rows on vectors: each panel is packed in the first cache and used once, so that the weights are
 /// read once and nothing else is moved.
@@ -29,21 +29,10 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
         // SAFETY: passed on.
         return unsafe { dots(isa, x, w, epilogue) };
     }
-    let blocks = panels.units.div_ceil(VECTOR_BLOCK);
-    let left_block = vector::block_rows(isa) * LEFT_STRIDE;
     if rows == 0 {
         return;
     }
-    scratch::with(Need::of::<u32>(blocks * left_block), |mut region| {
-        let left = SharedLeft(region.slice(blocks * left_block).as_mut_ptr());
-        for block in 0..blocks {
-            let k = block * VECTOR_BLOCK * unit.elements();
-            let units = VECTOR_BLOCK.min(panels.units - block * VECTOR_BLOCK);
-            let len = (x.k() - k.min(x.k())).min(units * unit.elements());
-            let rows = Block { matrix: &x.halves[0], row: 0, rows, k, len };
-            // SAFETY: the scratch holds `blocks` blocks; the elements are inside x.
-            unsafe { copy_rows(isa.tier(), unit, rows, left.at(block * left_block), LEFT_STRIDE, units) };
-        }
+    let multiply = |left: &Left| {
         let grain = (1 << 12) / panels.units.max(1) + 1;
         let need = Workspace::need(STREAM_BLOCK * PANEL, 0);
         parallel_for_with_scratch(w.panels(), grain, need, |range, region| {
@@ -54,23 +43,20 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                 let mut from = 0;
                 loop {
                     let len = STREAM_BLOCK.min(panels.units - from);
-                    let at = from / VECTOR_BLOCK * left_block + from % VECTOR_BLOCK;
                     // SAFETY: the workspace holds STREAM_BLOCK units of a panel; the left blocks are packed.
                     unsafe {
                         for g in 0..2 {
                             panels.pack_half(isa.tier(), w, panel, g, from, len, right);
                         }
-                        let (left, out) = (left.at(at).cast_const(), sums);
-                        let (right_width, resume) = (PANEL as isize, from > 0);
                         let product = vector::Product {
                             rows,
                             units: len,
-                            left,
+                            left: left.at(from),
                             right,
-                            right_width,
+                            right_width: PANEL as isize,
                             right_ahead: vector::PANEL_AHEAD,
-                            out,
-                            resume,
+                            out: sums,
+                            resume: from > 0,
                             ahead: None,
                         };
                         vector::multiply(isa, unit, product);
@@ -87,7 +73,9 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
             }
             end(isa, epilogue);
         });
-    });
+    };
+    // SAFETY: passed on.
+    unsafe { with_left(isa, unit, x, multiply) };
 }
 
 /// Whether weights are used from where they are, without a panel.
@@ -129,15 +117,41 @@ unsafe fn dots<E: Epilogue>(isa: Isa, x: &Side, w: &Side, epilogue: &E) {
     });
 }
 
-/// The packed rows that all threads read.
-#[derive(Copy, Clone)]
-struct SharedLeft(*mut u32);
+/// The rows of a left operand as units, side by side in blocks of k, which all threads read.
+pub(super) struct Left {
+    data: *mut u32,
+    /// Units of a block.
+    block: usize,
+}
 
 // SAFETY: written before the loop that shares it, only read in it.
-unsafe impl Sync for SharedLeft {}
+unsafe impl Sync for Left {}
 
-impl SharedLeft {
-    fn at(&self, unit: usize) -> *mut u32 {
-        self.0.wrapping_add(unit)
+impl Left {
+    /// A unit of the first row; the block goes on up to the next multiple of [`VECTOR_BLOCK`].
+    pub fn at(&self, unit: usize) -> *const u32 {
+        self.data.wrapping_add(unit / VECTOR_BLOCK * self.block + unit % VECTOR_BLOCK)
     }
+}
+
+/// Calls `f` with the rows of `x`.
+///
+/// # Safety
+/// The matrix must be readable, and have at most one block of rows.
+pub(super) unsafe fn with_left(isa: Isa, unit: Unit, x: &Side, f: impl FnOnce(&Left)) {
+    let units = unit.packed_len(x.k());
+    let (blocks, block) = (units.div_ceil(VECTOR_BLOCK), vector::block_rows(isa) * LEFT_STRIDE);
+    scratch::with(Need::of::<u32>(blocks * block), |mut region| {
+        let left = Left { data: region.slice(blocks * block).as_mut_ptr(), block };
+        for from in (0..units).step_by(VECTOR_BLOCK) {
+            let k = from * unit.elements();
+            let units = VECTOR_BLOCK.min(units - from);
+            let len = (x.k() - k.min(x.k())).min(units * unit.elements());
+            let rows = Block { matrix: &x.halves[0], row: 0, rows: x.len(), k, len };
+            let to = left.at(from).cast_mut();
+            // SAFETY: the scratch holds all blocks; the elements are inside x.
+            unsafe { copy_rows(isa.tier(), unit, rows, to, LEFT_STRIDE, units) };
+        }
+        f(&left);
+    });
 }

@@ -226,6 +226,37 @@ fn a_rows_bits_do_not_depend_on_the_batch() {
     check_batch_invariance::<F8E4M3>(48, 545);
 }
 
+/// Weights whose columns are contiguous, as in a gradient: few rows use them from where they lie, many do not.
+#[test]
+fn few_rows_of_weights_in_columns_have_the_bits_of_many() {
+    const M: usize = 40;
+    for (n, k) in [(1, 9), (31, 33), (33, 40), (300, 70), (2500, 33), (70, 1030)] {
+        check::<f32>(3, n, k, (Arrangement::Gaps, Arrangement::Transposed));
+        let (mut x, mut w) = (values(M * k, 30), values(n * k, 31));
+        for special in [false, true] {
+            if special {
+                // What tiles cannot multiply, in some rows and columns.
+                (x[3 * k], x[20 * k + k / 2]) = (f32::INFINITY, 1e30);
+                (w[n / 2 * k + k / 2], w[(n - 1) * k], w[k - 1]) = (1e30, f32::NAN, 1e-35);
+            }
+            let laid = lay(&w, n, k, Arrangement::Transposed);
+            for isa in Isa::available() {
+                let rows = |m: usize| {
+                    let weights = Weights::Plain(laid.matrix);
+                    product(&Gemm { x: Matrix::dense(&x, m, k), weights, isa }, n)
+                };
+                let all = rows(M);
+                for m in [1, 2, 5, 14, 16, 17, 32] {
+                    for threads in [1, 3] {
+                        let some = with_threads(threads, || rows(m));
+                        assert!(bits(&some) == bits(&all[..m * n]), "{isa:?}: {m} x {n} x {k} {special}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn nan_and_infinity_go_where_a_loop_puts_them() {
     let (m, n, k) = (37, 70, 45);

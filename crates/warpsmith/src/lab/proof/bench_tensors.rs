@@ -201,6 +201,9 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
                 plan.dtype.write(mean + deviation * f64::from(*value), element);
             }
         }
+        Fill::Factor => {
+            return block(&ArgPlan { fill: Fill::Normal(0.0, 1.0), ..plan.clone() }, index, count);
+        }
         Fill::Below(bound) => {
             let mut rng = Random::new(index as u64);
             elements.for_each(|element| plan.dtype.write(rng.below(bound as u64) as f64, element));

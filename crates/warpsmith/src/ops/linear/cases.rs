@@ -45,8 +45,8 @@ impl Provable for Forward {
             ),
         };
         vec![
-            Some(by_row(&[m, k], case.dtype, normal)),
-            Some(shared(shape(&[rows, k]), case.dtype, normal)),
+            Some(by_row(&[m, k], case.dtype, Fill::Factor)),
+            Some(shared(shape(&[rows, k]), case.dtype, Fill::Factor)),
             case.gives(BIAS).then(|| shared(vec![rows], out, normal)),
             case.gives(RESIDUAL).then(|| by_row(&[m, n], out, normal)),
             case.gives(X_SCALE).then_some(x_scale),

@@ -251,7 +251,7 @@ pub(crate) unsafe fn split_block(src: *const f32, k: usize, dst: *mut f32) -> Si
         for (g, largest) in largest.iter_mut().enumerate() {
             let from = src.wrapping_add(at * PANEL + g * HALF);
             // SAFETY: passed on.
-            *largest = unsafe { split_columns(from, PANEL, STEP.min(k - at), g, to, *largest) };
+            *largest = unsafe { split_columns(from, (PANEL, 0), STEP.min(k - at), g, to, *largest) };
         }
     }
     for (seen, &largest) in seen.chunks_mut(HALF).zip(&largest) {

@@ -3,7 +3,7 @@
 use super::operand::{Operand, STAGE, SplitProduct, split_panel};
 use super::range::{Exponents, Magnitudes};
 use super::recompute::Recompute;
-use super::steps::{Form, Narrow, begin, narrow_begin, narrow_step, narrow_store, step, store};
+use super::steps::{Form, Narrow, begin, narrow_step, step, store};
 use super::terms::{Largest, STEP, STEP_BYTES, TERM, magnitude, magnitudes, split_columns, split_row};
 use crate::cpu::gemm::amx::{Shape, Tiles};
 use crate::cpu::gemm::epilogue::{Epilogue, end};
@@ -18,11 +18,11 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Steps of weights in the first cache: what was stored a moment ago cannot be loaded at once.
-const RING: usize = 2;
+pub(super) const RING: usize = 2;
 /// How many bytes ahead in its row a weight is asked for.
 const AHEAD: usize = 1024;
 /// The same in a panel, whose rows are 32 columns.
-const PANEL_AHEAD: usize = 8 << 10;
+const PANEL_AHEAD: isize = 8 << 10;
 
 /// The forms of a step of more than 16 rows: one tile of the weights where they are left, two where they are right.
 const SWAPPED: Form = Form { tall: false, wide: true, swapped: true };
@@ -54,7 +54,18 @@ pub(super) unsafe fn unpacked<E: Epilogue>(product: &SplitProduct<'_, E>) {
 /// # Safety
 /// As for [`super::packed`]; at most [`PANEL`] rows.
 pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: Panels) {
-    let x = product.left;
+    let k = product.left.k();
+    // SAFETY: passed on.
+    unsafe {
+        with_left_rows(product.left, |rows, seen| stream(product, rows, seen, &WeightPanels { panels, k }));
+    }
+}
+
+/// Calls `f` with the split rows of a left `x` and their largest magnitudes.
+///
+/// # Safety
+/// AMX must be there, and at most [`PANEL`] rows be readable.
+pub(super) unsafe fn with_left_rows(x: &Side, f: impl FnOnce(XTerms, &Magnitudes)) {
     let (k, mut seen) = (x.k(), [0; PANEL]);
     with_rows(x, false, |rows, stage| {
         for step in 0..k.div_ceil(STEP) {
@@ -68,8 +79,7 @@ pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: 
                 rows.compact(step);
             }
         }
-        // SAFETY: passed on.
-        unsafe { stream(product, rows, &seen, &WeightPanels { panels, k }) };
+        f(rows, &seen);
     });
 }
 
@@ -78,7 +88,7 @@ pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: 
 /// Up to 16 rows are tiles of 16 pairs of k for each row, or of each row, and nothing between them, so that the first
 /// cache holds them.
 #[derive(Copy, Clone)]
-struct XTerms {
+pub(super) struct XTerms {
     data: *mut u8,
     /// A step as it is split.
     loose: *mut u8,
@@ -139,7 +149,7 @@ impl XTerms {
     }
 
     /// The shape of the tiles: of one tile of the weights where they are left, of two where they are right.
-    fn shape(&self) -> Shape {
+    pub fn shape(&self) -> Shape {
         let x = [self.rows.min(HALF), if self.is_narrow() { 0 } else { HALF }];
         match (self.is_narrow(), self.swapped) {
             (false, _) => Shape { rows: [HALF; 2], cols: [HALF; 2] },
@@ -148,18 +158,29 @@ impl XTerms {
         }
     }
 
-    /// # Safety
-    /// The tiles must have [`XTerms::shape`].
+    /// Sums that [`XTerms::store`] writes for a panel, those past its columns included.
+    pub fn sums(&self) -> usize {
+        PANEL * if self.is_narrow() { self.rows } else { PANEL }
+    }
+
+    /// Which sums there are.
     #[inline(always)]
-    unsafe fn begin(&self) {
-        // SAFETY: passed on.
-        unsafe {
-            match (self.is_narrow(), self.swapped) {
-                (true, swapped) => narrow_begin(swapped),
-                (false, true) => begin(SWAPPED, None),
-                (false, false) => begin(STRAIGHT, None),
-            }
+    fn form(&self) -> Form {
+        match (self.is_narrow(), self.swapped) {
+            (true, swapped) => Form { tall: false, wide: !swapped, swapped },
+            (false, true) => SWAPPED,
+            (false, false) => STRAIGHT,
         }
+    }
+
+    /// Zeros the sums, or loads those at `from`.
+    ///
+    /// # Safety
+    /// The tiles must have [`XTerms::shape`], and sums be readable.
+    #[inline(always)]
+    pub unsafe fn begin(&self, from: Option<*const f32>) {
+        // SAFETY: passed on.
+        unsafe { begin(self.form(), from) }
     }
 
     /// Adds the products with a step of weights.
@@ -167,7 +188,7 @@ impl XTerms {
     /// # Safety
     /// As for [`XTerms::begin`]; `weights` must hold a step.
     #[inline(always)]
-    unsafe fn multiply(&self, index: usize, weights: *const u8) {
+    pub unsafe fn multiply(&self, index: usize, weights: *const u8) {
         let (x, swapped) = (self.step(index).cast_const(), self.swapped);
         // SAFETY: passed on.
         unsafe {
@@ -187,16 +208,9 @@ impl XTerms {
     /// # Safety
     /// As for [`XTerms::begin`]; `sums` must hold a tile from half `g` of its rows on, and as much again.
     #[inline(always)]
-    unsafe fn store(&self, sums: *mut f32, g: usize) {
-        let out = sums.wrapping_add(g * HALF * PANEL);
+    pub unsafe fn store(&self, sums: *mut f32, g: usize) {
         // SAFETY: passed on.
-        unsafe {
-            match (self.is_narrow(), self.swapped) {
-                (true, swapped) => narrow_store(swapped, out),
-                (false, true) => store(SWAPPED, out),
-                (false, false) => store(STRAIGHT, out),
-            }
-        }
+        unsafe { store(self.form(), sums.wrapping_add(g * HALF * PANEL)) }
     }
 }
 
@@ -300,22 +314,30 @@ impl Stream for WeightPanels {
     #[inline(always)]
     unsafe fn split(&self, piece: usize, at: usize, dst: *mut u8, seen: &mut [Largest]) {
         let src = self.panels.at(piece, at).cast::<f32>().cast_const();
-        for line in 0..STEP * PANEL * size_of::<f32>() / LINE {
-            fetch_line(src.cast::<u8>().wrapping_add(PANEL_AHEAD + line * LINE));
-        }
         for (g, seen) in seen.iter_mut().enumerate() {
             let src = src.wrapping_add(g * HALF);
             // SAFETY: passed on; the panel holds the elements.
-            *seen = unsafe { split_columns(src, PANEL, STEP.min(self.k - at), g, dst, *seen) };
+            *seen = unsafe { split_columns(src, (PANEL, PANEL_AHEAD), STEP.min(self.k - at), g, dst, *seen) };
         }
     }
 
     #[inline(always)]
     unsafe fn magnitudes(&self, seen: &[Largest], of: &mut [u32]) {
-        for (of, &seen) in of.chunks_mut(HALF).zip(seen) {
-            // SAFETY: the magnitudes of half a panel are one vector.
-            unsafe { _mm512_storeu_si512(of.as_mut_ptr().cast(), magnitudes(seen)) };
-        }
+        // SAFETY: passed on.
+        unsafe { panel_magnitudes(seen, of) };
+    }
+}
+
+/// The largest magnitudes of the columns of a panel, given those of its halves.
+///
+/// # Safety
+/// AVX-512 must be there, and `of` have room for each half.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(super) unsafe fn panel_magnitudes(seen: &[Largest], of: &mut [u32]) {
+    for (of, &seen) in of.chunks_mut(HALF).zip(seen) {
+        // SAFETY: the magnitudes of half a panel are one vector.
+        unsafe { _mm512_storeu_si512(of.as_mut_ptr().cast(), magnitudes(seen)) };
     }
 }
 
@@ -421,7 +443,7 @@ unsafe fn multiply<E: Epilogue, S: Stream>(
         // SAFETY: the ring and the rows hold the steps; each tile is finished once.
         unsafe {
             for g in 0..S::PIECES {
-                rows.begin();
+                rows.begin(None);
                 for index in 0..steps {
                     rows.multiply(index, slot(position));
                     split_next(position + RING - 1, &mut seen);

@@ -6,6 +6,7 @@
 //! errors are smaller than those of vectors, at twice their speed.
 
 mod block;
+mod columns;
 mod few;
 mod many;
 mod operand;
@@ -44,6 +45,11 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
 /// # Safety
 /// As for [`super::run`], with AMX.
 pub(super) unsafe fn unpacked<E: Epilogue>(x: &Side, w: &Side, epilogue: &E) {
+    if x.len() <= PANEL && w.lies_in_columns() {
+        let results = Results { left: x, len: w.len(), panel_len: w.panel_len(), swapped: false, epilogue };
+        // SAFETY: passed on.
+        return unsafe { columns::run(&SplitProduct { left: x, right: Operand::Rows(w), results }, w) };
+    }
     let few = x.len() <= PANEL && is_direct(w);
     let swapped = few || is_swapped(x, w);
     let (left, right) = if swapped { (w, x) } else { (x, w) };

@@ -63,7 +63,7 @@ pub(super) unsafe fn split_panel(
             for step in (0..units).step_by(STEP) {
                 for (g, largest) in largest.iter_mut().enumerate() {
                     let src = columns.wrapping_add(step * PANEL + g * HALF);
-                    *largest = split_columns(src, PANEL, STEP.min(units - step), g, to, *largest);
+                    *largest = split_columns(src, (PANEL, 0), STEP.min(units - step), g, to, *largest);
                 }
                 to = to.wrapping_add(STEP_BYTES);
             }

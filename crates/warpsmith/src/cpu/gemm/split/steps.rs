@@ -253,7 +253,8 @@ pub(super) struct Narrow {
     pub swapped: bool,
 }
 
-/// [`step`] for few rows.
+/// [`step`] for few rows. [`begin`] and [`store`] are those of one tile of sums where the weights are left, of two side by side
+/// where they are right.
 ///
 /// # Safety
 /// As for [`step`], but for the shape of the tiles of `x` and the sums.
@@ -287,37 +288,6 @@ pub(super) unsafe fn narrow_step(p: Narrow) {
                 x0 = in(reg) p.x[0], x1 = in(reg) p.x[1], x2 = in(reg) p.x[2], xs = in(reg) p.x_stride,
                 w = in(reg) p.w, row = in(reg) 64usize, options(nostack, readonly),
             );
-        }
-    }
-}
-
-/// Zeros the sums of [`narrow_step`].
-///
-/// # Safety
-/// The tiles must be configured.
-#[inline(always)]
-pub(super) unsafe fn narrow_begin(swapped: bool) {
-    // SAFETY: tile registers only.
-    unsafe {
-        match swapped {
-            true => asm!("tilezero tmm0", options(nomem, nostack)),
-            false => asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack)),
-        }
-    }
-}
-
-/// Stores the sums of [`narrow_step`].
-///
-/// # Safety
-/// The tiles must be configured, and `out` hold a tile of sums.
-#[inline(always)]
-pub(super) unsafe fn narrow_store(swapped: bool, out: *mut f32) {
-    let width = PANEL * size_of::<f32>();
-    // SAFETY: what the caller promised.
-    unsafe {
-        asm!("tilestored [{out} + {width}], tmm0", out = in(reg) out, width = in(reg) width, options(nostack));
-        if !swapped {
-            asm!("tilestored [{out} + {width} + 64], tmm1", out = in(reg) out, width = in(reg) width, options(nostack));
         }
     }
 }

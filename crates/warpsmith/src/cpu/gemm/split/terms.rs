@@ -8,6 +8,7 @@
 //! elements of a column side by side.
 
 use crate::cpu::gemm::panel::{HALF, PANEL};
+use crate::cpu::prefetch::{LINE, fetch_near};
 use std::arch::x86_64::*;
 
 /// Elements of k in a step.
@@ -119,7 +120,8 @@ pub(in crate::cpu::gemm) unsafe fn split_vectors(
 }
 
 /// Splits `len <= 32` elements of 16 columns, which lie side by side and their elements `width` apart, into the right tiles of
-/// half `g` of the step at `dst`; what is past them becomes zero. Columns are the lanes of `largest`.
+/// half `g` of the step at `dst`; what is past them becomes zero. Columns are the lanes of `largest`. With each vector it asks for
+/// what lies `ahead` bytes from it.
 ///
 /// # Safety
 /// The elements must be readable and `dst` hold a step, on a cache line.
@@ -127,7 +129,7 @@ pub(in crate::cpu::gemm) unsafe fn split_vectors(
 #[inline]
 pub(in crate::cpu::gemm) unsafe fn split_columns(
     src: *const f32,
-    width: usize,
+    (width, ahead): (usize, isize),
     len: usize,
     g: usize,
     dst: *mut u8,
@@ -135,10 +137,14 @@ pub(in crate::cpu::gemm) unsafe fn split_columns(
 ) -> Largest {
     debug_assert!(len <= STEP && g < 2);
     for pair in 0..HALF {
-        let load = |k: usize| match k < len {
+        let load = |k: usize| {
+            if k >= len {
+                return _mm512_setzero_si512();
+            }
+            let p = src.wrapping_add(k * width);
+            fetch_near(p.wrapping_byte_offset(ahead).cast(), LINE);
             // SAFETY: the caller's elements.
-            true => unsafe { _mm512_loadu_si512(src.wrapping_add(k * width).cast()) },
-            false => _mm512_setzero_si512(),
+            unsafe { _mm512_loadu_si512(p.cast()) }
         };
         let (even, odd) = (load(2 * pair), load(2 * pair + 1));
         // SAFETY: the pair is inside the step.
@@ -237,7 +243,7 @@ mod tests {
                 unsafe {
                     let zero = _mm512_setzero_si512();
                     let largest =
-                        split_columns(columns.as_ptr(), HALF, len, g, right.0.as_mut_ptr().cast(), zero);
+                        split_columns(columns.as_ptr(), (HALF, 0), len, g, right.0.as_mut_ptr().cast(), zero);
                     let largest = std::mem::transmute::<__m512i, [u32; 16]>(magnitudes(largest));
                     for (lane, largest) in largest.into_iter().enumerate() {
                         let row = &numbers[(g * HALF + lane) * STEP..][..len];

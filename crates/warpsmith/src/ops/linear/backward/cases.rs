@@ -16,9 +16,9 @@ impl Provable for Backward {
         let [m, n, k] = case.sizes[..] else { unreachable!("three sizes") };
         let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| case.gives(index));
         vec![
-            ArgPlan::batched(&[m, k], case.dtype),
-            ArgPlan::shared(&[n, k], case.dtype),
-            ArgPlan::batched(&[m, n], case.dtype),
+            ArgPlan::batched(&[m, k], case.dtype).map(ArgPlan::factors),
+            ArgPlan::shared(&[n, k], case.dtype).map(ArgPlan::factors),
+            ArgPlan::batched(&[m, n], case.dtype).map(ArgPlan::factors),
             given(Z, ArgPlan::batched(&[m, n], case.dtype)),
             given(DX, ArgPlan::batched(&[m, k], case.dtype)),
             given(DW, ArgPlan::shared(&[n, k], case.dtype)),

@@ -7,7 +7,8 @@
 //!   strides within a matrix, but rows must be the same distance apart over all leading dimensions. Each gradient is
 //!   optional; one at least must be asked for. `z` is needed, and looked at, only with an activation.
 //! - Types: f32, f16 or bf16, the same for all. `dz` is computed in f32 and rounded to that type before the products, whose
-//!   sums are in f32; `dbias` adds what was not yet rounded. `precision` is that of `linear`.
+//!   sums are in f32; `dbias` adds what was not yet rounded. `precision` is that of `linear`, which also says where
+//!   products take subnormal numbers of bf16 for zero.
 //! - A gate is undone by `gated_act_backward`, whose result is the `dout` of this op. The gradient of a residual is `dout`.
 //! - A row of `dx` has the same bits whatever the other rows are.
 
