@@ -52,11 +52,12 @@ impl Side {
         self.len().div_ceil(self.panel_len())
     }
 
-    /// Whether it is one matrix of f32 whose columns are contiguous: then a panel can be used from where it lies, but for the
+    /// Whether it is one matrix of f32, not empty, whose columns are contiguous: then a panel can be used from where it lies, but for the
     /// last, which may have fewer columns.
     pub fn lies_in_columns(&self) -> bool {
         let matrix = &self.halves[0];
-        !self.gated && matrix.dtype == DType::F32 && matrix.row_stride == 1 && matrix.k_stride > 1
+        let in_columns = matrix.row_stride == 1 && matrix.k_stride > 1 && matrix.k > 0;
+        !self.gated && matrix.dtype == DType::F32 && in_columns
     }
 
     /// The matrix of half `g` of a panel, its first row there and how many rows it has.

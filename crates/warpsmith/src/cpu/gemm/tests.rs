@@ -230,6 +230,7 @@ fn a_rows_bits_do_not_depend_on_the_batch() {
 #[test]
 fn few_rows_of_weights_in_columns_have_the_bits_of_many() {
     const M: usize = 40;
+    check::<f32>(3, 40, 0, (Arrangement::Gaps, Arrangement::Transposed));
     for (n, k) in [(1, 9), (31, 33), (33, 40), (300, 70), (2500, 33), (70, 1030)] {
         check::<f32>(3, n, k, (Arrangement::Gaps, Arrangement::Transposed));
         let (mut x, mut w) = (values(M * k, 30), values(n * k, 31));
