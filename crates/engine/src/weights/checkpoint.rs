@@ -31,8 +31,10 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a GGUF file, a safetensors file, or a folder with `config.json` and `model.safetensors` or its shards with
-    /// `model.safetensors.index.json`. Files are mapped: only their headers are read. As long as the checkpoint or a tensor
-    /// over its memory lives, they must not become shorter.
+    /// `model.safetensors.index.json`. Files of more than 16 MiB are mapped: only their headers are read. As long as the
+    /// checkpoint or a tensor over its memory lives, they must not be written to. One that has become shorter is an error
+    /// where tensors of it are asked for; to shorten one that is being computed with ends the process. A new file is
+    /// put in place of an old one by renaming it.
     ///
     /// Names of models on a hub are not understood here: whoever downloads one passes its folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
@@ -41,7 +43,7 @@ impl Checkpoint {
     }
 
     fn open_file(path: &Path) -> Result<Checkpoint> {
-        let file = MappedFile::open(path)?;
+        let file = open_mapped(path)?;
         if gguf::recognize(file.bytes()) {
             let header = gguf::parse(file.bytes(), path)?;
             if let Some(parts) = header.keys.get::<u64>("split.count")?.filter(|&parts| parts > 1) {
@@ -74,7 +76,7 @@ impl Checkpoint {
         let mut tensors = Vec::new();
         for (i, name) in names.files.iter().enumerate() {
             let path = folder.join(name);
-            let file = MappedFile::open(&path)?;
+            let file = open_mapped(&path)?;
             let parsed = safetensors::parse(file.bytes(), &path)?;
             tensors.extend(parsed.tensors.into_iter().map(|tensor| TensorInfo { file: i, ..tensor }));
             files.push((path, file));
@@ -159,6 +161,20 @@ impl std::fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Checkpoint({}, {} tensors)", self.path.display(), self.tensors.len())
     }
+}
+
+/// Smaller files are read: that takes a few milliseconds, and nothing can happen to what was read.
+const MAPPED_FROM: u64 = 16 << 20;
+
+/// A file with weights, in memory.
+fn open_mapped(path: &Path) -> Result<MappedFile> {
+    let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    if size < MAPPED_FROM {
+        return Ok(MappedFile::read(path)?);
+    }
+    // SAFETY: not to change files of a model that is in use is asked of whoever opens one, see [`Checkpoint::open`]: models
+    // can be larger than the memory, and a copy of all weights would double what packed ones take.
+    Ok(unsafe { MappedFile::map(path) }?)
 }
 
 /// Files with weights, and for each tensor of the index the file it should be in.

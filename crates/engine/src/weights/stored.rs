@@ -4,6 +4,7 @@ use super::error::{Error, Result};
 use super::{Checkpoint, Encoding, Quantization, convert};
 use std::ops::Range;
 use std::path::Path;
+use warpsmith::tensor::MappedFile;
 use warpsmith::{DType, Tensor};
 
 /// What a file says about a tensor.
@@ -65,6 +66,13 @@ impl<'a> StoredTensor<'a> {
         self.checkpoint.file_of(self.info).0
     }
 
+    /// Refuses a file that has been cut since it was mapped: to read what is gone would end the process.
+    fn file_as_long_as_it_was(&self) -> Result<&'a MappedFile> {
+        let file = self.checkpoint.file_of(self.info).1;
+        file.check_length()?;
+        Ok(file)
+    }
+
     /// Its bytes as they are in the file, not copied.
     pub fn bytes(&self) -> &'a [u8] {
         &self.checkpoint.file_of(self.info).1.bytes()[self.info.range.clone()]
@@ -84,7 +92,7 @@ impl<'a> StoredTensor<'a> {
         let row = self.info.shape.last().copied().unwrap_or(1);
         let row = row / self.info.encoding.block_len() * self.info.encoding.block_bytes();
         let rows = self.info.shape.iter().rev().skip(1).product();
-        let file = self.checkpoint.file_of(self.info).1;
+        let file = self.file_as_long_as_it_was()?;
         Ok(file.tensor(self.info.range.start, &[rows, row], DType::U8)?)
     }
 
@@ -105,6 +113,7 @@ impl<'a> StoredTensor<'a> {
             return Err(self.wrong("place to dequantise into", expected, got));
         }
         self.refuse_integers(DType::F32)?;
+        self.file_as_long_as_it_was()?;
         convert::to_f32(self.info.encoding, self.bytes(), out);
         Ok(())
     }
@@ -115,6 +124,7 @@ impl<'a> StoredTensor<'a> {
     /// # Errors
     /// If elements would have to be converted and are not floating-point numbers, or there is no memory.
     pub fn to_tensor(&self, dtype: DType) -> Result<Tensor> {
+        self.file_as_long_as_it_was()?;
         if self.info.encoding == Encoding::Plain(dtype) {
             if let Some(mapped) = self.mapped() {
                 return Ok(mapped);

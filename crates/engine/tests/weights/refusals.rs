@@ -3,6 +3,7 @@
 use crate::formats::{floats, safetensors};
 use crate::mutate::{small_gguf, small_safetensors};
 use std::path::Path;
+use warpsmith::DType;
 use warpsmith_engine::weights::{Checkpoint, gguf, safetensors as st};
 
 /// The error of a GGUF file whose bytes at `find` are replaced by `put`.
@@ -155,4 +156,32 @@ fn paths_that_are_no_models_are_explained() {
     );
     std::fs::write(&path, "").unwrap();
     assert!(open(&path).contains("first bytes"));
+}
+
+/// To read what is gone of a mapped file would end the process.
+#[test]
+fn a_file_that_has_become_shorter_is_refused_and_a_small_one_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    for elements in [5 << 20, 1000] {
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, safetensors(&[("a", "F32", &[elements], &vec![0; 4 * elements])])).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let tensor = checkpoint.tensor("a").unwrap();
+        assert_eq!(tensor.to_tensor(DType::F32).unwrap().shape(), [elements]);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(500).unwrap();
+        let mut out = vec![1.0; elements];
+        let results = [
+            tensor.raw().map(drop),
+            tensor.to_tensor(DType::F32).map(drop),
+            tensor.to_tensor(DType::BF16).map(drop),
+            tensor.dequantize_into(&mut out),
+        ];
+        for result in results {
+            match result {
+                Ok(()) => assert_eq!(elements, 1000),
+                Err(error) => assert!(error.to_string().contains("has become 500"), "{error}"),
+            }
+        }
+        assert!(elements > 1000 || out.iter().all(|&x| x == 0.0));
+    }
 }

@@ -1,6 +1,8 @@
 //! The tokens and pages of all edges, end to end.
 
 use super::marks::Marks;
+use crate::error::Result;
+use crate::tensor::storage::{host_out_of_memory, zeroed};
 use std::ops::Range;
 
 /// Runs of pages. New runs go behind the last; the gaps of dropped runs are reclaimed by compaction.
@@ -18,9 +20,9 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Room for this many pages.
-    pub fn new(page_size: usize, pages: usize) -> Arena {
-        let (tokens, pages) = (vec![0; pages * page_size], vec![0; pages]);
-        Arena { page_size, tokens, pages, used: 0, live: 0, marks: Marks::default() }
+    pub fn new(page_size: usize, pages: usize) -> Result<Arena> {
+        let (tokens, pages) = (zeroed(pages * page_size)?, zeroed(pages)?);
+        Ok(Arena { page_size, tokens, pages, used: 0, live: 0, marks: Marks::default() })
     }
 
     pub fn page_size(&self) -> usize {
@@ -60,9 +62,22 @@ impl Arena {
 
     /// Makes room for `pages` more behind the last run, at least doubling the capacity.
     pub fn grow(&mut self, pages: usize) {
-        let capacity = (self.used + pages).max(2 * self.pages.len());
+        let capacity = self.grown(pages);
         self.tokens.resize(capacity * self.page_size, 0);
         self.pages.resize(capacity, 0);
+    }
+
+    fn grown(&self, pages: usize) -> usize {
+        (self.used + pages).max(2 * self.pages.len())
+    }
+
+    /// Gets the memory that [`Arena::grow`] will need.
+    pub fn reserve(&mut self, pages: usize) -> Result<()> {
+        let capacity = self.grown(pages);
+        let tokens = capacity * self.page_size;
+        let missing = |_| host_out_of_memory(tokens.saturating_mul(size_of::<i32>()));
+        self.tokens.try_reserve_exact(tokens.saturating_sub(self.tokens.len())).map_err(missing)?;
+        self.pages.try_reserve_exact(capacity.saturating_sub(self.pages.len())).map_err(missing)
     }
 
     /// Adds a run, for which there must be room. Returns its first page.

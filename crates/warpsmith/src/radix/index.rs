@@ -3,6 +3,8 @@
 use super::arena::Arena;
 use super::flat::{Flat, MAX_PROBES, Slot, hash, slots_for};
 use super::marks::Marks;
+use crate::error::Result;
+use crate::tensor::storage::room_for;
 
 /// Seeds to try before the table grows.
 const TRIES: u32 = 4;
@@ -18,9 +20,11 @@ pub(super) struct Index {
 
 impl Index {
     /// An empty table with room for this many edges.
-    pub fn new(edges: usize, seed: u32) -> Index {
-        let table = vec![Slot::default().row(); slots_for(edges)];
-        Index { table, used: 0, seed, marks: Marks::default() }
+    pub fn new(edges: usize, seed: u32) -> Result<Index> {
+        let slots = slots_for(edges);
+        let mut table = room_for(slots)?;
+        table.resize(slots, Slot::default().row());
+        Ok(Index { table, used: 0, seed, marks: Marks::default() })
     }
 
     pub fn table(&self) -> &[[i32; 4]] {

@@ -76,6 +76,7 @@ pub use pins::Pin;
 pub use version::{Changes, Version};
 
 use crate::error::{Error, Result};
+use crate::tensor::storage::zeroed;
 use arena::Arena;
 use flat::{Flat, Found, ROOT, Slot};
 use index::Index;
@@ -183,6 +184,9 @@ impl RadixTree {
 
     /// As [`RadixTree::new`], with room for `edges` edges of `pages` pages in all before an array grows. `seed` is
     /// the first seed of the hash. A secret seed prevents attackers from choosing tokens that collide.
+    ///
+    /// # Errors
+    /// As [`RadixTree::new`], and if there is no memory for that.
     pub fn with_capacity(
         page_size: usize,
         num_pages: usize,
@@ -211,12 +215,12 @@ impl RadixTree {
         Ok(RadixTree {
             id: TREES.fetch_add(1, Ordering::Relaxed),
             change: 0,
-            arena: Arena::new(page_size, pages.min(num_pages)),
-            index: Index::new(edges.min(num_pages), seed),
+            arena: Arena::new(page_size, pages.min(num_pages))?,
+            index: Index::new(edges.min(num_pages), seed)?,
             nodes: vec![root],
             free: Vec::new(),
             lru: Lru::default(),
-            held: vec![0; num_pages.div_ceil(64)],
+            held: zeroed(num_pages.div_ceil(64))?,
             num_pages,
             pinned_pages: 0,
         })
@@ -272,7 +276,7 @@ impl RadixTree {
     /// the pages whose tokens it did not hold yet; the others stay with the caller.
     ///
     /// # Errors If there are not `page_size` tokens for every page, or a page to be taken is outside the pool, occurs
-    /// twice or is held by the tree already. The tree is unchanged then.
+    /// twice or is held by the tree already, or if there is no memory for them. The tree is unchanged then.
     pub fn insert(&mut self, tokens: &[i32], pages: &[i32]) -> Result<Inserted> {
         if pages.len().checked_mul(self.page_size()) != Some(tokens.len()) {
             let expected = format!("{} tokens for each of {} pages", self.page_size(), pages.len());
@@ -283,6 +287,10 @@ impl RadixTree {
         if present == pages.len() {
             self.touch(found.node as u32);
             return Ok(Inserted { node: found.node as u32, present });
+        }
+        let new = pages.len() - present;
+        if self.arena.is_full_for(new) && !self.arena.is_worth_packing(new) {
+            self.arena.reserve(new)?;
         }
         self.take_pages(&pages[present..])?;
         let parent = self.end_at(found);

@@ -5,8 +5,9 @@ use super::{DType, Layout, Shape, Tensor};
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Memory of somebody else, to be used as a tensor.
@@ -57,26 +58,48 @@ impl Tensor {
     }
 }
 
-/// A file mapped into memory, whose parts can be used as read-only tensors without copying them. The mapping lives as long as
-/// one of them.
-///
-/// As with every mapping, the file must not become shorter while it is in use.
+/// A file in memory, mapped or read, whose parts can be used as read-only tensors without copying them. The memory lives as
+/// long as one of them.
 pub struct MappedFile {
     storage: Arc<Storage>,
+    /// What is mapped.
+    mapped: Option<(PathBuf, File)>,
 }
 
 impl MappedFile {
-    /// Maps a whole file.
-    pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
+    /// Reads a whole file into memory of its own: whatever becomes of the file afterwards, what was read stays.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or there is no memory for it.
+    pub fn read(path: impl AsRef<Path>) -> Result<MappedFile> {
+        let path = path.as_ref();
+        let (file, len) = open(path)?;
+        let mut storage = Storage::allocate(len, &Stream::Host)?;
+        // SAFETY: new memory of this length, of zeros, which nobody else has.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(storage.address() as *mut u8, len) };
+        let read = (&file).read_exact(bytes);
+        read.map_err(|error| Error::io(path, "reading", &error))?;
+        storage.make_constant()?;
+        Ok(MappedFile { storage: Arc::new(storage), mapped: None })
+    }
+
+    /// Maps a whole file. Nothing is read before it is used.
+    ///
+    /// # Safety
+    /// As long as this or one of its tensors lives, nobody may write to the file or shorten it, in this process or another.
+    /// Reading what was cut off ends the process (SIGBUS); what is written changes memory that others believe constant. To
+    /// replace the file under its name is no danger: the mapping keeps the old one. [`MappedFile::read`] has no such
+    /// condition, and [`MappedFile::check_length`] finds most mishaps before they end the process.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or mapped.
+    pub unsafe fn map(path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref();
         let failed = |doing: &str, error: &std::io::Error| Error::io(path, doing, error);
-        let file = File::open(path).map_err(|e| failed("opening", &e))?;
-        let len = file.metadata().map_err(|e| failed("reading its size", &e))?.len();
-        let len =
-            usize::try_from(len).map_err(|_| failed("mapping", &std::io::ErrorKind::FileTooLarge.into()))?;
+        let (file, len) = open(path)?;
         if len == 0 {
             let storage = Arc::new(Storage::allocate(0, &Stream::Host)?);
-            return Ok(MappedFile { storage });
+            return Ok(MappedFile { storage, mapped: None });
         }
         // SAFETY: a new private mapping at an address of the system's choice; the descriptor may be closed afterwards.
         let start = unsafe {
@@ -91,9 +114,24 @@ impl MappedFile {
             let failed = unsafe { libc::munmap(start as *mut libc::c_void, len) } != 0;
             debug_assert!(!failed, "{}", std::io::Error::last_os_error());
         };
-        // SAFETY: the mapping is private and read-only, and lives until it is unmapped.
+        // SAFETY: the mapping is private and read-only, and lives until it is unmapped; the caller sees to the file.
         let storage = unsafe { Storage::foreign(start, len, Device::Cpu, None, true, Box::new(unmap)) }?;
-        Ok(MappedFile { storage: Arc::new(storage) })
+        Ok(MappedFile { storage: Arc::new(storage), mapped: Some((path.into(), file)) })
+    }
+
+    /// Whether the file is still as long as it was when it was mapped. To be asked before much of it is used: it costs a
+    /// system call.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it has become shorter.
+    pub fn check_length(&self) -> Result<()> {
+        let Some((path, file)) = &self.mapped else { return Ok(()) };
+        let now = file.metadata().map_err(|error| Error::io(path, "reading its size", &error))?.len();
+        if now >= self.len() as u64 {
+            return Ok(());
+        }
+        let what = format!("it was {} bytes long when it was mapped, and has become {now}", self.len());
+        Err(Error::Io { path: path.clone(), what })
     }
 
     /// Size of the file in bytes.
@@ -133,6 +171,15 @@ impl MappedFile {
         }
         Ok(Tensor { storage: self.storage.clone(), offset, dtype, layout })
     }
+}
+
+/// A file and its length.
+fn open(path: &Path) -> Result<(File, usize)> {
+    let failed = |doing: &str, error: &std::io::Error| Error::io(path, doing, error);
+    let file = File::open(path).map_err(|error| failed("opening", &error))?;
+    let len = file.metadata().map_err(|error| failed("reading its size", &error))?.len();
+    let too_large = || failed("opening", &std::io::ErrorKind::FileTooLarge.into());
+    Ok((file, usize::try_from(len).map_err(|_| too_large())?))
 }
 
 #[cfg(test)]
@@ -200,18 +247,38 @@ mod tests {
         let path = folder.path().join("weights");
         let numbers: Vec<u8> = [0.5f32, -1.0, 8.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         std::fs::write(&path, [&[7u8; 8][..], &numbers].concat()).unwrap();
-        let file = MappedFile::open(&path).unwrap();
-        let tensor = file.tensor(8, &[3], DType::F32).unwrap();
-        assert_eq!((file.len(), file.bytes()[7]), (20, 7));
-        drop(file);
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(tensor.to_vec::<f32>().unwrap(), [0.5, -1.0, 8.0]);
-        let file = MappedFile { storage: tensor.storage.clone() };
-        for (offset, count) in [(12, 3), (6, 1), (usize::MAX, 1), (20, 1)] {
-            let error = file.tensor(offset, &[count], DType::F32).unwrap_err();
-            assert!(matches!(error, Error::Argument { .. }), "{error}");
+        for read in [false, true] {
+            // SAFETY: the file is only removed, which leaves what is mapped.
+            let open = || if read { MappedFile::read(&path) } else { unsafe { MappedFile::map(&path) } };
+            let file = open().unwrap();
+            let tensor = file.tensor(8, &[3], DType::F32).unwrap();
+            assert_eq!((file.len(), file.bytes()[7]), (20, 7));
+            for (offset, count) in [(12, 3), (6, 1), (usize::MAX, 1), (20, 1)] {
+                let error = file.tensor(offset, &[count], DType::F32).unwrap_err();
+                assert!(matches!(error, Error::Argument { .. }), "{error}");
+            }
+            assert!(file.tensor(20, &[0], DType::F32).is_ok());
+            file.check_length().unwrap();
+            drop(file);
+            std::fs::rename(&path, folder.path().join("gone")).unwrap();
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), [0.5, -1.0, 8.0]);
+            assert!(matches!(open(), Err(Error::Io { .. })));
+            std::fs::rename(folder.path().join("gone"), &path).unwrap();
         }
-        assert!(file.tensor(20, &[0], DType::F32).is_ok());
-        assert!(matches!(MappedFile::open(folder.path().join("absent")), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn a_file_that_has_become_shorter_is_noticed_and_what_was_read_of_it_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, [3u8; 10_000]).unwrap();
+        // SAFETY: of what is cut off below nothing is used.
+        let mapped = unsafe { MappedFile::map(&path) }.unwrap();
+        let read = MappedFile::read(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        let error = mapped.check_length().unwrap_err().to_string();
+        assert!(error.contains("10000 bytes") && error.contains("has become 5000"), "{error}");
+        read.check_length().unwrap();
+        assert_eq!(read.tensor(0, &[10_000], DType::U8).unwrap().to_vec::<u8>().unwrap(), [3; 10_000]);
     }
 }

@@ -119,7 +119,7 @@ impl Tensor {
 
     /// A tensor holding `data` rounded to `dtype`.
     pub fn from_f64(data: &[f64], shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
-        let mut bytes = vec![0; data.len() * dtype.size()];
+        let mut bytes = storage::zeroed::<u8>(data.len() * dtype.size())?;
         for (value, slot) in data.iter().zip(bytes.chunks_exact_mut(dtype.size())) {
             dtype.write(*value, slot);
         }
@@ -130,8 +130,7 @@ impl Tensor {
     pub fn randn(shape: &[usize], dtype: DType, device: Device, seed: u64) -> Result<Tensor> {
         let count = Shape::new(shape)?.numel();
         let mut rng = Random::new(seed);
-        let mut values: Vec<f64> = Vec::new();
-        values.try_reserve_exact(count).map_err(|_| storage::host_out_of_memory(count * 8))?;
+        let mut values = storage::room_for::<f64>(count)?;
         values.extend((0..count).map(|_| rng.normal()));
         Tensor::from_f64(&values, shape, dtype, device)
     }
@@ -158,11 +157,15 @@ impl Tensor {
     }
 
     /// Why the tensor must not be written, if it must not.
-    fn refusal(&self) -> Option<Refusal> {
-        match Arc::strong_count(&self.storage) {
-            _ if self.storage.is_read_only() => Some(Refusal::ReadOnly),
-            1 => None,
-            handles => Some(Refusal::Shared(handles)),
+    fn refusal(&mut self) -> Option<Refusal> {
+        if self.storage.is_read_only() {
+            return Some(Refusal::ReadOnly);
+        }
+        // `get_mut` and not the bare count: what other threads did with their handles has then happened before the write that
+        // follows, so that it cannot overtake their last reads.
+        match Arc::get_mut(&mut self.storage) {
+            Some(_) => None,
+            None => Some(Refusal::Shared(Arc::strong_count(&self.storage))),
         }
     }
 
@@ -208,7 +211,8 @@ impl Tensor {
 
     /// The whole tensor, to be written. If there are other handles to its memory, calls will refuse it as an output.
     pub fn view_mut(&mut self) -> TensorViewMut<'_> {
-        TensorViewMut::new(self.view(), self.refusal())
+        let refusal = self.refusal();
+        TensorViewMut::new(self.view(), refusal)
     }
 
     /// Dimensions in another order, of the same memory; `None` if `order` does not name each of them once.

@@ -1,5 +1,6 @@
 //! Copies between devices, and to the host without waiting.
 
+use super::storage::{room_for, zeroed};
 use super::{DType, Element, Tensor, TensorView};
 use crate::device::Device;
 #[cfg(feature = "cuda")]
@@ -107,28 +108,28 @@ impl Download {
         if T::DTYPE != self.dtype {
             return Err(Error::parse("tensor elements", self.dtype.name(), T::DTYPE.name()));
         }
-        Ok(match &self.source {
+        match &self.source {
             Source::Here(bytes) => elements(bytes),
             #[cfg(feature = "cuda")]
             Source::Coming(buffer, done) => {
                 done.synchronize()?;
                 elements(buffer.as_slice())
             }
-        })
+        }
     }
 }
 
 /// Raw bytes as elements.
-fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
+fn elements<T: Element>(bytes: &[u8]) -> Result<Vec<T>> {
     let count = bytes.len() / size_of::<T>();
-    let mut out = Vec::<T>::with_capacity(count);
+    let mut out = room_for::<T>(count)?;
     // SAFETY: `out` has room for `count` elements, the byte copy initialises them all, and every bit pattern is valid for
     // an `Element`.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
         out.set_len(count);
     }
-    out
+    Ok(out)
 }
 
 impl TensorView<'_> {
@@ -136,12 +137,12 @@ impl TensorView<'_> {
     /// and for no other.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let size = self.dtype.size();
-        let mut raw = vec![0u8; self.layout.span() * size];
+        let mut raw = zeroed::<u8>(self.layout.span() * size)?;
         self.fetch(&mut raw)?;
         if self.layout.is_contiguous() {
             return Ok(raw);
         }
-        let mut out = Vec::with_capacity(self.layout.numel() * size);
+        let mut out = room_for(self.layout.numel() * size)?;
         for i in 0..self.layout.numel() {
             let at = self.layout.offset_of(i) * size;
             out.extend_from_slice(&raw[at..at + size]);
@@ -186,11 +187,13 @@ impl TensorView<'_> {
         if T::DTYPE != self.dtype {
             return Err(Error::parse("tensor elements", self.dtype.name(), T::DTYPE.name()));
         }
-        Ok(elements(&self.to_bytes()?))
+        elements(&self.to_bytes()?)
     }
 
     /// The elements in row-major order, widened.
     pub fn to_f64(&self) -> Result<Vec<f64>> {
-        Ok(self.to_bytes()?.chunks_exact(self.dtype.size()).map(|b| self.dtype.read(b)).collect())
+        let mut out = room_for(self.layout.numel())?;
+        out.extend(self.to_bytes()?.chunks_exact(self.dtype.size()).map(|b| self.dtype.read(b)));
+        Ok(out)
     }
 }

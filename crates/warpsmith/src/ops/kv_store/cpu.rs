@@ -42,9 +42,9 @@ fn run_checked(launch: &Launch<'_, Problem>, slots: &[i64], differ: bool) -> Res
         let at = |token: usize| unsafe { index_at(base, dtype, token * stride as usize) };
         rotation.check_positions(launch.args.spec().name, (0..p.num_tokens).map(at))?;
     }
-    let frequencies = p.rotation.and_then(|rotation| Factors::frequencies(&rotation));
+    let frequencies = p.rotation.map_or(Ok(None), |rotation| Factors::frequencies(&rotation))?;
     let tables = [COS, SIN].map(|index| launch.args.address(index));
-    let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_deref()));
+    let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_ref()));
     let factors = factors.as_ref();
     let token = 2 * p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.to.size());

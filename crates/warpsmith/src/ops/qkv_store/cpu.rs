@@ -23,9 +23,9 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         let positions = (0..p.num_tokens).map(|token| position(launch, token));
         rotation.check_positions(launch.args.spec().name, positions)?;
     }
-    let frequencies = p.rotation.and_then(|rotation| Factors::frequencies(&rotation));
+    let frequencies = p.rotation.map_or(Ok(None), |rotation| Factors::frequencies(&rotation))?;
     let tables = [COS, SIN].map(|index| launch.args.address(index));
-    let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_deref()));
+    let factors = p.rotation.map(|rotation| Factors::new(&rotation, tables, frequencies.as_ref()));
     let factors = factors.as_ref();
     let mut need = Need::of::<f32>(p.head_dim).and::<f32>(p.head_dim).and::<f32>(p.head_dim);
     need = need.and::<u8>(p.head_dim);

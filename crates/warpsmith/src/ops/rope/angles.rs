@@ -5,29 +5,33 @@
 //! exact but for the rounding of the fraction itself. The device code does the same (`kernel.cu`).
 
 use crate::cpu::{Simd, math::poly};
+use crate::error::Result;
+use crate::tensor::storage::room_for;
 use std::cell::RefCell;
 use std::f64::consts::TAU;
 use std::rc::Rc;
 
 /// [`frequency`] of every pair. A model asks for the same few at each layer and step, and powers are slow, so each thread keeps
 /// those of its last calls.
-pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Rc<[u64]> {
+pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Result<Rc<Vec<u64>>> {
     /// Models have one rotation, or one for local and one for global layers.
     const KEPT: usize = 4;
     type Key = (usize, u64, u64);
-    type Known = [Option<(Key, Rc<[u64]>)>; KEPT];
+    type Known = [Option<(Key, Rc<Vec<u64>>)>; KEPT];
     thread_local! {
         static KNOWN: RefCell<Known> = const { RefCell::new([const { None }; KEPT]) };
     }
     let key = (rotary_dim, theta.to_bits(), scale.to_bits());
     KNOWN.with_borrow_mut(|known| {
         if let Some((_, frequencies)) = known.iter().flatten().find(|(other, _)| *other == key) {
-            return frequencies.clone();
+            return Ok(frequencies.clone());
         }
-        let all: Rc<[u64]> = (0..rotary_dim / 2).map(|i| frequency(i, rotary_dim, theta, scale)).collect();
+        let mut all = room_for(rotary_dim / 2)?;
+        all.extend((0..rotary_dim / 2).map(|i| frequency(i, rotary_dim, theta, scale)));
+        let all = Rc::new(all);
         known.rotate_right(1);
         known[0] = Some((key, all.clone()));
-        all
+        Ok(all)
     })
 }
 

@@ -27,9 +27,9 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     // SAFETY: these are the offsets of the tensor's elements.
     let positions = (0..p.num_tokens).map(|token| unsafe { position(launch, p.tokens.offsets(token)[2]) });
     p.rotation.check_positions(launch.args.spec().name, positions)?;
-    let frequencies = Factors::frequencies(&p.rotation);
+    let frequencies = Factors::frequencies(&p.rotation)?;
     let tables = [COS, SIN].map(|index| launch.args.address(index));
-    let factors = Factors::new(&p.rotation, tables, frequencies.as_deref());
+    let factors = Factors::new(&p.rotation, tables, frequencies.as_ref());
     let token = p.num_heads * p.head_dim;
     let stream = should_stream(p.num_tokens * token * p.dtype.size());
     let mut need = DenseRows::<f32>::need(p.dtype, p.head_dim, &p.steps);
@@ -134,13 +134,17 @@ pub(in crate::ops) struct Factors<'a> {
 
 impl<'a> Factors<'a> {
     /// The frequencies that [`Factors::new`] needs: none with tables.
-    pub fn frequencies(rotation: &Rotation) -> Option<Rc<[u64]>> {
+    pub fn frequencies(rotation: &Rotation) -> Result<Option<Rc<Vec<u64>>>> {
         let Rotation { rotary_dim, theta, scale, tables, .. } = rotation;
-        tables.is_none().then(|| frequencies(*rotary_dim, theta.get(), scale.get()))
+        tables.is_none().then(|| frequencies(*rotary_dim, theta.get(), scale.get())).transpose()
     }
 
-    pub fn new(rotation: &Rotation, tables: [usize; 2], frequencies: Option<&'a [u64]>) -> Factors<'a> {
-        Factors { rotation: *rotation, tables, frequencies: frequencies.unwrap_or_default() }
+    pub fn new(
+        rotation: &Rotation,
+        tables: [usize; 2],
+        frequencies: Option<&'a Rc<Vec<u64>>>,
+    ) -> Factors<'a> {
+        Factors { rotation: *rotation, tables, frequencies: frequencies.map_or(&[], |all| all) }
     }
 }
 

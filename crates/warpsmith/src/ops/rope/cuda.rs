@@ -202,9 +202,9 @@ impl Shape {
         let last = first_pair + num_pairs == pairs;
         let copied = if last { self.heads.copied() } else { 0 };
         let rotate_columns = num_pairs / self.piece;
-        let all = angles::frequencies(rotation.rotary_dim, rotation.theta.get(), rotation.scale.get());
-        let frequencies =
-            std::array::from_fn(|i| Bits64(if i < num_pairs { all[first_pair + i] } else { 0 }));
+        let [theta, scale] = [rotation.theta, rotation.scale].map(|number| number.get());
+        let frequency = |i: usize| angles::frequency(first_pair + i, rotation.rotary_dim, theta, scale);
+        let frequencies = std::array::from_fn(|i| Bits64(if i < num_pairs { frequency(i) } else { 0 }));
         let strides = rotation.tables.map_or([[0; 2]; 2], |t| t.strides).map(|s| s.map(|n| n as i64));
         let spread = rotation.interleaved && !self.vector();
         Rotary {

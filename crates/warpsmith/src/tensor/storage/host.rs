@@ -1,5 +1,6 @@
 //! Memory of the host: from the allocator, or, where it is much, in huge pages of its own.
 
+use crate::cpu::scratch::Plain;
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -59,6 +60,28 @@ impl Drop for HostBuffer {
             _ => unsafe { dealloc(self.start.as_ptr(), layout(self.len).expect("as it was allocated")) },
         }
     }
+}
+
+/// An empty list with room for `count` elements; [`Error::OutOfMemory`] if there is not so much memory. For lists whose length
+/// follows from what a caller gives.
+pub(crate) fn room_for<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    let reserved = list.try_reserve_exact(count);
+    reserved.map_err(|_| out_of_memory(count.saturating_mul(size_of::<T>())))?;
+    Ok(list)
+}
+
+/// `count` zeros, likewise. Pages are not touched before they are used.
+pub(crate) fn zeroed<T: Plain>(count: usize) -> Result<Vec<T>> {
+    if count == 0 || size_of::<T>() == 0 {
+        return Ok(vec![]);
+    }
+    let layout = Layout::array::<T>(count).ok();
+    // SAFETY: the size is not zero.
+    let start = layout.and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }));
+    let start = start.ok_or_else(|| out_of_memory(count.saturating_mul(size_of::<T>())))?;
+    // SAFETY: allocated as vectors do, and any bits, zeros too, are elements.
+    Ok(unsafe { Vec::from_raw_parts(start.as_ptr().cast(), count, count) })
 }
 
 /// The error of a host allocation of `bytes` that failed.
@@ -128,6 +151,16 @@ mod tests {
             let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
             assert!(bytes.iter().all(|&b| b == 0), "{len}");
             bytes.fill(1);
+        }
+    }
+
+    #[test]
+    fn lists_that_are_too_long_are_an_error() {
+        assert_eq!(zeroed::<i32>(1000).unwrap(), [0; 1000]);
+        assert!(zeroed::<u64>(0).unwrap().is_empty() && room_for::<u64>(7).unwrap().capacity() >= 7);
+        for count in [1 << 58, usize::MAX] {
+            assert!(matches!(zeroed::<u64>(count), Err(Error::OutOfMemory { .. })), "{count}");
+            assert!(matches!(room_for::<u64>(count), Err(Error::OutOfMemory { .. })), "{count}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 mod host;
 
-pub(crate) use host::{HostBuffer, out_of_memory as host_out_of_memory};
+pub(crate) use host::{HostBuffer, out_of_memory as host_out_of_memory, room_for, zeroed};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{Access, Allocation, Capture};
