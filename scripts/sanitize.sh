@@ -11,8 +11,10 @@ for kind in "${@:-address thread}"; do
         echo "sanitize: $sanitizer"
         # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen. The
         # compiler wants to be told that this is known. One test at a time: tests that wait for each other at a lock of the
-        # standard library would be reported. Threads that a test starts are seen.
-        RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}" TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.txt" \
+        # standard library would be reported. Threads that a test starts are seen. Tests ask for memory that nobody has.
+        RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}" \
+            ASAN_OPTIONS="allocator_may_return_null=1" \
+            TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$PWD/scripts/tsan.txt" \
             cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
             --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch radix
     done

@@ -1,5 +1,5 @@
-//! Programs that must not compile: each would write a tensor twice at once, read one that is being written, or use memory
-//! after its owner. The one before each differs only in what makes it wrong.
+//! Programs that must not compile: each would write a tensor twice at once, read one that is being written, use memory
+//! after its owner, or hand kernels memory that nobody checked. The one before each differs only in what makes it wrong.
 //!
 //! A call that was given its outputs can be run once:
 //! ```
@@ -96,5 +96,85 @@
 //! let view = x.view();
 //! drop(x);
 //! view.to_f64()?;
+//! # Ok::<(), warpsmith::Error>(())
+//! ```
+//!
+//! Kernels trust their op's check, so whoever pairs the two answers for it:
+//! ```
+//! # use warpsmith::{Result, op::{Args, Attrs, Cost, Kernel, Op, OpSpec}, ops::rms_norm};
+//! struct Mine;
+//! // SAFETY: its own check.
+//! unsafe impl Op for Mine {
+//!     type Problem = <rms_norm::Forward as Op>::Problem;
+//!     const SPEC: OpSpec = rms_norm::Forward::SPEC;
+//!     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem> {
+//!         rms_norm::Forward::check(args, attrs)
+//!     }
+//!     fn kernels() -> &'static [Kernel<Self::Problem>] {
+//!         rms_norm::Forward::kernels()
+//!     }
+//!     fn cost(problem: &Self::Problem) -> Cost {
+//!         rms_norm::Forward::cost(problem)
+//!     }
+//! }
+//! ```
+//! ```compile_fail,E0200
+//! # use warpsmith::{Result, op::{Args, Attrs, Cost, Kernel, Op, OpSpec}, ops::rms_norm};
+//! struct Mine;
+//! impl Op for Mine {
+//!     type Problem = <rms_norm::Forward as Op>::Problem;
+//!     const SPEC: OpSpec = rms_norm::Forward::SPEC;
+//!     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem> {
+//!         rms_norm::Forward::check(args, attrs)
+//!     }
+//!     fn kernels() -> &'static [Kernel<Self::Problem>] {
+//!         rms_norm::Forward::kernels()
+//!     }
+//!     fn cost(problem: &Self::Problem) -> Cost {
+//!         rms_norm::Forward::cost(problem)
+//!     }
+//! }
+//! ```
+//! ```compile_fail,E0277
+//! # use warpsmith::{Result, Stream, device::DeviceInfo, op::*};
+//! // Not even behind the object-safe face.
+//! struct Mine;
+//! impl AnyOp for Mine {
+//!     fn spec(&self) -> &'static OpSpec { todo!() }
+//!     fn kernels(&self) -> Vec<KernelInfo> { todo!() }
+//!     fn outputs(&self, _: &Args<'_>, _: &Attrs, _: &[usize]) -> Result<Vec<Option<Form>>> { todo!() }
+//!     fn check(&self, _: &Args<'_>, _: &Attrs) -> Result<()> { todo!() }
+//!     fn cost(&self, _: &Args<'_>, _: &Attrs) -> Result<Cost> { todo!() }
+//!     fn explain(&self, _: &Args<'_>, _: &Attrs, _: &DeviceInfo, _: &Select) -> Result<Explanation> { todo!() }
+//!     fn prepare(&self, _: &Args<'_>, _: &Attrs, _: &Select) -> Result<Plan> { todo!() }
+//!     fn run(&self, _: &mut Args<'_>, _: &Attrs, _: &Stream, _: &Select) -> Result<Option<&'static str>> { todo!() }
+//!     fn remember(&self, _: &Args<'_>, _: &Attrs, _: &DeviceInfo, _: &str, _: bool) -> Result<()> { todo!() }
+//! }
+//! ```
+//!
+//! A kernel can be looked at, but only a plan has what it runs with, whatever features the library is built with:
+//! ```
+//! # use warpsmith::{Device, op::{Launch, Op}, ops::rms_norm};
+//! fn look(launch: &Launch<'_, <rms_norm::Forward as Op>::Problem>) -> usize {
+//!     launch.workspace
+//! }
+//! ```
+//! ```compile_fail,E0639
+//! # use warpsmith::{Device, op::{Launch, Op}, ops::rms_norm};
+//! fn forge<'a>(launch: &'a Launch<'a, <rms_norm::Forward as Op>::Problem>) -> Launch<'a, <rms_norm::Forward as Op>::Problem> {
+//!     let Launch { problem, args, info, stream, tier, cuda, .. } = *launch;
+//!     Launch { problem, args, info, stream, workspace: 64, tier, cuda }
+//! }
+//! ```
+//!
+//! What a file holds can change under a mapping, and not under a copy:
+//! ```no_run
+//! # use warpsmith::tensor::MappedFile;
+//! let file = MappedFile::read("weights")?;
+//! # Ok::<(), warpsmith::Error>(())
+//! ```
+//! ```compile_fail,E0133
+//! # use warpsmith::tensor::MappedFile;
+//! let file = MappedFile::map("weights")?;
 //! # Ok::<(), warpsmith::Error>(())
 //! ```

@@ -109,7 +109,8 @@ fn its_manifest_is_that_of_a_crate_outside_the_workspace() {
 macro_rules! described {
     ($name:ident, $spec:expr, $kernels:expr) => {
         struct $name;
-        impl Op for $name {
+        // SAFETY: the shapes make both tensors as long as the problem says, and the kernels write no more.
+        unsafe impl Op for $name {
             type Problem = usize;
             const SPEC: OpSpec = $spec;
             fn check(args: &Args<'_>, attrs: &Attrs) -> Result<usize> {
@@ -231,7 +232,8 @@ fn plans_of_ops_with_one_name_are_not_confused() {
 /// The example's op with one element planted.
 struct Wrong;
 
-impl Op for Wrong {
+// SAFETY: its problems are the example's, and so is its kernel, but for an element that every case has.
+unsafe impl Op for Wrong {
     type Problem = <ReluSquared as Op>::Problem;
     const SPEC: OpSpec = ReluSquared::SPEC;
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem> {

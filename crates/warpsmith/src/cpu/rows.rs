@@ -203,18 +203,22 @@ pub struct DenseRows<'a, T> {
     /// Elements from one copy to the next.
     apart: usize,
     n: usize,
+    /// A bit for each tensor that is not dense: those have copies, in their order.
+    strided: u32,
 }
 
 impl<'a, T: CpuElement> DenseRows<'a, T> {
     /// Scratch for [`DenseRows::new`] with elements of this type.
     pub fn need(dtype: DType, n: usize, steps: &[isize]) -> Need {
-        Need::of::<u8>(copies(steps) * apart(dtype.size(), n) * dtype.size())
+        let row = Need::of::<u8>(n.saturating_mul(dtype.size()));
+        row.times(strided(steps).count_ones() as usize, LINE)
     }
 
     /// Room for a row of up to `n` elements of each of the tensors with these steps; dense tensors need none.
     pub fn new(region: &mut Region<'a>, n: usize, steps: &[isize]) -> Self {
-        let apart = apart(size_of::<T>(), n);
-        DenseRows { copies: region.slice(copies(steps) * apart), apart, n }
+        let apart = (n * size_of::<T>()).next_multiple_of(LINE) / size_of::<T>();
+        let strided = strided(steps);
+        DenseRows { copies: region.slice(strided.count_ones() as usize * apart), apart, n, strided }
     }
 
     /// From now on rows have `n` elements, at most as many as there is room for.
@@ -225,7 +229,9 @@ impl<'a, T: CpuElement> DenseRows<'a, T> {
 
     #[inline]
     fn copy(&mut self, t: usize) -> &mut [T] {
-        &mut self.copies[t * self.apart..][..self.n]
+        assert!(self.strided & 1 << t != 0, "tensor {t} was dense, and has no copy");
+        let at = (self.strided & ((1 << t) - 1)).count_ones() as usize;
+        &mut self.copies[at * self.apart..][..self.n]
     }
 
     /// The row at `p` of tensor `t`, dense.
@@ -266,14 +272,9 @@ impl<'a, T: CpuElement> DenseRows<'a, T> {
     }
 }
 
-/// How many rows [`DenseRows`] has room for.
-fn copies(steps: &[isize]) -> usize {
-    if steps.iter().all(|&step| step == 1) { 0 } else { steps.len() }
-}
-
-/// Elements of `size` bytes from one of its rows to the next: whole cache lines.
-fn apart(size: usize, n: usize) -> usize {
-    (n * size).next_multiple_of(LINE) / size
+/// A bit for each of these steps that is not 1.
+fn strided(steps: &[isize]) -> u32 {
+    steps.iter().enumerate().fold(0, |bits, (t, &step)| bits | u32::from(step != 1) << t)
 }
 
 /// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are

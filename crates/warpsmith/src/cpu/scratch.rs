@@ -6,12 +6,20 @@
 //!
 //! Scopes nest: a scope inside another one gets memory behind it. Once a thread has been through the deepest nest of
 //! its calls, all of it is one block of memory. A thread keeps its largest block until it ends.
+//!
+//! How much a call needs follows from its shapes, so there may not be so much. The scope that finds this out can be deep in
+//! a kernel, in a part of a loop on some worker, where nobody could do anything but pass an error on. So it unwinds to
+//! `or_out_of_memory`, around every call of a kernel, which makes an [`OutOfMemory`](crate::Error::OutOfMemory) of it; the
+//! loops take it to the calling thread as they take panics there. (A program that aborts on panics ends here.)
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use crate::error::Result;
+use crate::tensor::storage::host_out_of_memory;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
 /// Bytes of a cache line, and of the widest vector.
@@ -49,21 +57,25 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` bytes of zeros.
-    ///
-    /// # Panics
-    /// If `len` exceeds what an allocation can hold.
-    pub fn zeroed(len: usize) -> Buffer {
+    /// `len` bytes of zeros; [`OutOfMemory`](crate::Error::OutOfMemory) if there are not so many.
+    pub fn zeroed(len: usize) -> Result<Buffer> {
+        Buffer::try_zeroed(len).ok_or_else(|| host_out_of_memory(len))
+    }
+
+    fn try_zeroed(len: usize) -> Option<Buffer> {
         if len == 0 {
-            return Buffer::default();
+            return Some(Buffer::default());
+        }
+        #[cfg(any(test, feature = "lab"))]
+        if limit::is_exceeded(len) {
+            return None;
         }
         // Aligned here: the system's allocator has zero pages that nobody has touched only for small alignments, and would
         // write all of it for larger ones.
-        let layout = len.checked_add(LINE).and_then(|len| Layout::from_size_align(len, 1).ok());
-        let layout = layout.expect("scratch smaller than the address space");
+        let layout = Layout::from_size_align(len.checked_add(LINE)?, 1).ok()?;
         // SAFETY: the layout's size is not zero.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Buffer { allocation: Some((start, layout)), len }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Buffer { allocation: Some((start, layout)), len })
     }
 
     /// The first byte; dangling but aligned for an empty buffer.
@@ -96,8 +108,22 @@ pub struct Need {
 
 impl Need {
     /// Room for `len` elements.
+    ///
+    /// What exceeds the address space counts as all of it, which nobody has: asking for it is an
+    /// [`OutOfMemory`](crate::Error::OutOfMemory).
     pub const fn of<T>(len: usize) -> Need {
-        Need { bytes: (len * size_of::<T>()).next_multiple_of(LINE) }
+        match len.saturating_mul(size_of::<T>()).checked_next_multiple_of(LINE) {
+            Some(bytes) => Need { bytes },
+            None => Need { bytes: usize::MAX },
+        }
+    }
+
+    /// The same for each of `count`, each from a multiple of `step` bytes on.
+    pub(super) const fn times(self, count: usize, step: usize) -> Need {
+        match self.bytes.checked_next_multiple_of(step) {
+            Some(bytes) => Need { bytes: bytes.saturating_mul(count) },
+            None => Need { bytes: usize::MAX },
+        }
     }
 
     /// Room for `len` more elements, of any type.
@@ -107,7 +133,7 @@ impl Need {
 
     /// Room for both.
     pub const fn plus(self, other: Need) -> Need {
-        Need { bytes: self.bytes + other.bytes }
+        Need { bytes: self.bytes.saturating_add(other.bytes) }
     }
 
     /// The larger of the two.
@@ -251,16 +277,21 @@ struct Scope {
 }
 
 impl Scope {
-    fn begin(bytes: usize) -> Scope {
+    /// Nothing if there is not so much memory.
+    fn begin(bytes: usize) -> Option<Scope> {
         let kept = |arena: &RefCell<Arena>| arena.borrow_mut().begin(bytes);
         let (start, own, counted) = match ARENA.try_with(kept) {
             Ok(Some(start)) => (start, None, true),
             missing => {
-                let own = Buffer::zeroed(bytes);
-                (own.as_ptr(), Some(own), missing.is_ok())
+                let own = Buffer::try_zeroed(bytes)?;
+                let counted = missing.is_ok();
+                if counted {
+                    ARENA.with_borrow_mut(|arena| arena.count(bytes));
+                }
+                (own.as_ptr(), Some(own), counted)
             }
         };
-        Scope { start, bytes, own, counted }
+        Some(Scope { start, bytes, own, counted })
     }
 }
 
@@ -276,19 +307,24 @@ impl Drop for Scope {
 }
 
 impl Arena {
-    /// The memory of a scope, if what is kept has room.
+    /// The memory of a scope, if what is kept has room. Otherwise the scope is not counted yet: there may be none for it.
     fn begin(&mut self, bytes: usize) -> Option<*mut u8> {
-        self.live += bytes;
-        self.most = self.most.max(self.live);
         if self.used == 0 && self.kept.len() < bytes {
-            self.grow();
+            self.grow(self.most.max(bytes));
         }
         if self.kept.len() - self.used < bytes {
             return None;
         }
         let start = self.kept.as_ptr().wrapping_add(self.used);
         self.used += bytes;
+        self.count(bytes);
         Some(start)
+    }
+
+    /// Counts a scope that has its memory.
+    fn count(&mut self, bytes: usize) {
+        self.live += bytes;
+        self.most = self.most.max(self.live);
     }
 
     /// Ends the last scope; returns memory that has become too small.
@@ -298,31 +334,93 @@ impl Arena {
             self.used -= bytes;
         }
         // Whoever goes through the same scopes again finds room for all of them.
-        if self.live == 0 && self.kept.len() < self.most { self.grow() } else { Buffer::default() }
+        if self.live == 0 && self.kept.len() < self.most { self.grow(self.most) } else { Buffer::default() }
     }
 
-    /// Replaces what is kept, of which nothing may be in use.
-    fn grow(&mut self) -> Buffer {
+    /// Replaces what is kept, of which nothing may be in use, by at least as many bytes; returns what it was. Without memory
+    /// for that, nothing changes: scopes then have to find their own.
+    fn grow(&mut self, bytes: usize) -> Buffer {
         // Powers of two, so that problems that grow call by call do not allocate each time.
-        std::mem::replace(&mut self.kept, Buffer::zeroed(self.most.next_power_of_two()))
+        let rounded = bytes.checked_next_power_of_two().and_then(Buffer::try_zeroed);
+        match rounded.or_else(|| Buffer::try_zeroed(bytes)) {
+            Some(larger) => std::mem::replace(&mut self.kept, larger),
+            None => Buffer::default(),
+        }
     }
 }
 
-/// Calls `f` with scratch of this thread.
+/// Calls `f` with scratch of this thread. For kernels: where there is not so much memory, `f` is not called, and the call of
+/// the kernel ends with [`OutOfMemory`](crate::Error::OutOfMemory).
 pub fn with<R>(need: Need, f: impl FnOnce(Region<'_>) -> R) -> R {
     if need.bytes == 0 {
         // SAFETY: no bytes at all.
         return f(unsafe { Region::new(std::ptr::without_provenance_mut(LINE), 0) });
     }
-    let scope = Scope::begin(need.bytes);
+    // Not a panic: the hook that reports those has nothing to report.
+    let scope = Scope::begin(need.bytes).unwrap_or_else(|| resume_unwind(Box::new(Missing(need.bytes))));
     // SAFETY: the memory is the scope's, which ends after `f`, and was zeroed when it was allocated.
     f(unsafe { Region::new(scope.start, need.bytes) })
+}
+
+/// What unwinds from a scope whose bytes could not be had.
+struct Missing(usize);
+
+/// Calls `f`, inside of which scratch may be missing: that is an [`OutOfMemory`](crate::Error::OutOfMemory).
+pub(crate) fn or_out_of_memory<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
+    // What unwinds is either caught before anybody sees the outputs, whose contents are not defined after an error, or goes on.
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(result) => result,
+        Err(payload) => match payload.downcast::<Missing>() {
+            Ok(missing) => Err(host_out_of_memory(missing.0)),
+            Err(panic) => resume_unwind(panic),
+        },
+    }
+}
+
+/// A limit on single allocations, for tests of what happens without memory.
+#[cfg(any(test, feature = "lab"))]
+pub mod limit {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    /// Calls `f` on a thread that has given back its scratch and finds no more than `bytes` of it in one piece.
+    pub fn with_at_most<R>(bytes: usize, f: impl FnOnce() -> R) -> R {
+        struct Undo(usize);
+        impl Drop for Undo {
+            fn drop(&mut self) {
+                LIMIT.set(self.0);
+            }
+        }
+        super::forget();
+        let _undo = Undo(LIMIT.replace(bytes));
+        f()
+    }
+
+    pub(super) fn is_exceeded(bytes: usize) -> bool {
+        LIMIT.try_with(Cell::get).is_ok_and(|limit| bytes > limit)
+    }
+}
+
+/// Gives back what this thread keeps, unless it is in use.
+#[cfg(any(test, feature = "lab"))]
+fn forget() {
+    let forgotten = ARENA.try_with(|arena| match &mut *arena.borrow_mut() {
+        Arena { live: 0, kept, most, .. } => {
+            *most = 0;
+            std::mem::take(kept)
+        }
+        _ => Buffer::default(),
+    });
+    drop(forgotten);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use crate::error::Error;
 
     #[test]
     fn slices_are_aligned_apart_and_as_long_as_asked_for() {
@@ -388,6 +486,39 @@ mod tests {
             list.clear();
             assert!(list.is_empty());
         });
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error_and_nothing_else_changes() {
+        let scope = |bytes: usize| with(Need::of::<u8>(bytes), |mut region| region.filled(bytes, 1u8).len());
+        let missing =
+            |bytes: usize| matches!(or_out_of_memory(|| Ok(scope(bytes))), Err(Error::OutOfMemory { .. }));
+        for bytes in [1 << 62, isize::MAX as usize, usize::MAX] {
+            assert!(missing(bytes), "{bytes}");
+            assert_eq!(scope(1000), 1000);
+        }
+        assert_eq!(Need::of::<u64>(usize::MAX), Need::of::<u8>(10).and::<u64>(1 << 62));
+        limit::with_at_most(4992, || {
+            assert!(!missing(4992) && missing(4993), "a multiple of a line, and a byte more");
+            // Of two that nest, the inner one is missing, and the outer one is given back.
+            let nested = || with(Need::of::<u8>(100), |_| scope(8000));
+            for _ in 0..3 {
+                assert!(or_out_of_memory(|| Ok(nested())).is_err());
+                assert_eq!(ARENA.with_borrow(|arena| (arena.used, arena.live)), (0, 0));
+            }
+            // On workers too.
+            crate::cpu::with_threads(3, || {
+                let result = or_out_of_memory(|| {
+                    crate::cpu::parallel_for(64, 1, |part| {
+                        limit::with_at_most(4992, || assert_eq!(scope(6000 + part.start), 6000 + part.start));
+                    });
+                    Ok(())
+                });
+                assert!(matches!(result, Err(Error::OutOfMemory { .. })));
+            });
+        });
+        let panicked = catch_unwind(|| or_out_of_memory(|| -> Result<()> { panic!("as it was") }));
+        assert_eq!(panicked.unwrap_err().downcast_ref::<&str>(), Some(&"as it was"));
     }
 
     #[test]

@@ -56,17 +56,22 @@ thread_local! {
 ///
 /// [`configured_threads`], read once (an unreadable setting counts as none), unless inside [`with_threads`].
 pub fn num_threads() -> usize {
-    static DEFAULT: OnceLock<usize> = OnceLock::new();
     match OVERRIDE.get() {
-        0 => *DEFAULT.get_or_init(|| {
-            configured_threads()
-                .unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, usize::from))
-        }),
+        0 => default_threads(),
         n => n,
     }
 }
 
+fn default_threads() -> usize {
+    static DEFAULT: OnceLock<usize> = OnceLock::new();
+    *DEFAULT.get_or_init(|| {
+        configured_threads().unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, usize::from))
+    })
+}
+
 /// Runs `f` with [`num_threads`] set to `n` (held to `1..=4096`) for calls made on this thread.
+///
+/// Threads that were started stay. However many sizes are used, there are about twice as many as the largest asks for.
 pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
     struct Restore(usize);
     impl Drop for Restore {
@@ -96,7 +101,7 @@ pub fn parallel_for(len: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
     if len <= grain || threads == 1 || INSIDE.get() {
         return f(0..len);
     }
-    Pool::of_size(threads).run(len, part_len(len, grain, threads), &|_, range| f(range));
+    Pool::of_size(threads).run(threads, len, part_len(len, grain, threads), &|_, range| f(range));
 }
 
 /// [`parallel_for`] with scratch for each part, as much as `need` says. What is in it was left by others.
@@ -120,10 +125,11 @@ pub fn parallel_for_with_scratch(
     if len <= grain || threads == 1 || INSIDE.get() {
         return scratch::with(need, |region| f(0..len, region));
     }
-    let each = need.bytes().next_multiple_of(PAGE);
-    scratch::with(Need::of::<u8>(each * threads), |mut all| {
-        let all = AllScratch(all.slice::<u8>(each * threads).as_mut_ptr());
-        Pool::of_size(threads).run(len, part_len(len, grain, threads), &|thread, range| {
+    let all = need.times(threads, PAGE);
+    scratch::with(all, |mut region| {
+        let each = all.bytes() / threads;
+        let all = AllScratch(region.slice::<u8>(all.bytes()).as_mut_ptr());
+        Pool::of_size(threads).run(threads, len, part_len(len, grain, threads), &|thread, range| {
             // SAFETY: the memory has room for every thread, no two work on parts under the same number at a time, and the
             // loop ends before its scope does.
             f(range, unsafe { Region::new(all.of(thread, each), each) });
@@ -188,8 +194,11 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Works on parts until none are left, those of share `own` first.
+    /// Works on parts until none are left, those of share `own` first. A worker without a share has no part in the loop.
     fn work(&self, own: usize) {
+        if own >= self.shares.len() {
+            return;
+        }
         let was_inside = INSIDE.replace(true);
         while let Some(parts) = self.take(own) {
             let range = parts.start * self.part..self.len.min(parts.end.saturating_mul(self.part));
@@ -221,7 +230,7 @@ const INSIDE_COUNT: u64 = OPEN - 1;
 /// Loops of one pool that can run at the same time. A caller that finds no free lane works alone.
 const LANES: usize = 4;
 
-/// Workers for loops of one thread count; lives as long as the process.
+/// Workers for loops of up to so many threads; lives as long as the process.
 struct Pool {
     lanes: [Lane; LANES],
     /// Loops begun so far, in all lanes: what idle workers watch.
@@ -249,6 +258,8 @@ struct Lane {
 }
 
 impl Pool {
+    /// A pool with at least so many threads. There are few: one of the default size, and for all others those of the powers
+    /// of two, of which a loop uses a part.
     fn of_size(threads: usize) -> &'static Pool {
         static POOLS: OnceLock<Mutex<HashMap<usize, &'static Pool>>> = OnceLock::new();
         thread_local! {
@@ -259,8 +270,9 @@ impl Pool {
         {
             return pool;
         }
+        let size = if threads == default_threads() { threads } else { threads.next_power_of_two() };
         let pool =
-            *lock(POOLS.get_or_init(Default::default)).entry(threads).or_insert_with(|| Pool::start(threads));
+            *lock(POOLS.get_or_init(Default::default)).entry(size).or_insert_with(|| Pool::start(size));
         RECENT.set(Some((threads, pool)));
         pool
     }
@@ -283,16 +295,17 @@ impl Pool {
         pool
     }
 
-    fn run(&self, len: usize, part: usize, f: &(dyn Fn(usize, Range<usize>) + Sync)) {
+    /// Runs a loop on the caller and `threads - 1` workers, the first of the pool.
+    fn run(&self, threads: usize, len: usize, part: usize, f: &(dyn Fn(usize, Range<usize>) + Sync)) {
         let mut free = self.lanes.iter().filter_map(|lane| Some((lane, lane.caller.try_lock().ok()?)));
         let Some((lane, caller)) = free.next() else {
             return f(0, 0..len);
         };
-        let (parts, shares) = (len.div_ceil(part), lane.shares.len());
-        for (i, share) in lane.shares.iter().enumerate() {
-            share.set(parts * i / shares..parts * (i + 1) / shares);
+        let (parts, shares) = (len.div_ceil(part), &lane.shares[..threads]);
+        for (i, share) in shares.iter().enumerate() {
+            share.set(parts * i / threads..parts * (i + 1) / threads);
         }
-        let job = Job { f, len, part, shares: &lane.shares, panic: Mutex::new(None) };
+        let job = Job { f, len, part, shares, panic: Mutex::new(None) };
         lane.open(&job);
         self.begun.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -509,7 +522,7 @@ mod tests {
             std::thread::sleep(Duration::from_micros(500));
             let barrier = std::sync::Barrier::new(2);
             let parts = AtomicUsize::new(0);
-            pool.run(2, 1, &|_, _| {
+            pool.run(2, 2, 1, &|_, _| {
                 parts.fetch_add(1, Ordering::Relaxed);
                 barrier.wait();
             });
@@ -533,7 +546,7 @@ mod tests {
         };
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| pool.run(2, 1, &meet));
+                scope.spawn(|| pool.run(4, 2, 1, &meet));
             }
         });
         assert_eq!(all_met.into_inner(), 4);
@@ -546,7 +559,7 @@ mod tests {
             for _ in 0..2 * LANES {
                 scope.spawn(|| {
                     for _ in 0..300 {
-                        pool.run(40, 3, &|_, range| {
+                        pool.run(3, 40, 3, &|_, range| {
                             total.fetch_add(range.len(), Ordering::Relaxed);
                         });
                     }
@@ -554,6 +567,35 @@ mod tests {
             }
         });
         assert_eq!(total.into_inner(), 2 * LANES * 300 * 40);
+    }
+
+    #[test]
+    fn a_loop_uses_no_more_threads_than_it_was_given_and_pools_are_few() {
+        let ours = || {
+            let names = std::fs::read_dir("/proc/self/task").unwrap();
+            let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+            let names = names.filter_map(|task| name(task.ok()?));
+            names.filter(|name| name.starts_with("warpsmith-")).count()
+        };
+        for threads in 2..=100 {
+            with_threads(threads, || {
+                let (most, seen) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                parallel_for_numbered(1000, |thread, range| {
+                    most.fetch_max(thread, Ordering::Relaxed);
+                    seen.fetch_add(range.len(), Ordering::Relaxed);
+                });
+                assert!(most.into_inner() < threads);
+                assert_eq!(seen.into_inner(), 1000);
+            });
+        }
+        // Sizes of 2, 4, ... 128, the default one, and those that other tests of this file start.
+        let limit = 256 + default_threads() + 16;
+        assert!(ours() <= limit, "{} threads", ours());
+    }
+
+    fn parallel_for_numbered(len: usize, f: impl Fn(usize, Range<usize>) + Sync) {
+        let threads = num_threads();
+        Pool::of_size(threads).run(threads, len, 1, &f);
     }
 
     #[test]

@@ -1,13 +1,19 @@
 //! The object-safe face of every op.
 
 use super::kernel::{KernelInfo, info_of};
-use super::select::{Explanation, Select, checked, named, problem_key, select_kernel};
+use super::select::{Explanation, Select, checked, named, own_spec, problem_key, select_kernel};
 use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, infer, plan, tuned};
 use crate::device::{DeviceInfo, Stream};
 use crate::error::Result;
 
-/// Every [`Op`] behind one object-safe face.
-pub trait AnyOp: Sync {
+mod sealed {
+    /// What only ops are: code that works on `&dyn AnyOp` may rely on what [`Op`](super::Op) promises.
+    pub trait IsOp {}
+    impl<O: super::Op> IsOp for O {}
+}
+
+/// Every [`Op`] behind one object-safe face. Nothing else can implement it.
+pub trait AnyOp: sealed::IsOp + Sync {
     /// Name, arguments, options, sizes.
     fn spec(&self) -> &'static OpSpec;
     /// The kernels.
@@ -59,8 +65,9 @@ impl<O: Op> AnyOp for O {
     }
 
     fn outputs(&self, args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-        attrs.validate(const { &O::SPEC })?;
-        infer::outputs(args, attrs, wanted)
+        let spec = own_spec::<O>(args)?;
+        attrs.validate(spec)?;
+        infer::outputs(spec, args, attrs, wanted)
     }
 
     fn check(&self, args: &Args<'_>, attrs: &Attrs) -> Result<()> {

@@ -14,7 +14,8 @@ pub struct Args<'a> {
     slots: [Option<TensorView<'a>>; MAX_ARGS],
     /// The first output that must not be written, and why.
     refusal: Option<(u8, Refusal)>,
-    prepared: Option<&'a (dyn Any + Sync)>,
+    /// What was made of an input beforehand, and of which. To hold one is proof that it was made of that very tensor.
+    prepared: Option<(usize, &'a (dyn Any + Sync))>,
 }
 
 impl<'a> Args<'a> {
@@ -36,6 +37,8 @@ impl<'a> Args<'a> {
     pub fn set_input(&mut self, index: usize, view: TensorView<'a>) {
         assert!(!self.spec.args[index].is_output(), "{} is an output", self.spec.args[index].name);
         self.slots[index] = Some(view);
+        // Kernels would use what was made of the tensor before, whose shape is not that of this one.
+        self.prepared = self.prepared.filter(|(of, _)| *of != index);
     }
 
     /// Sets an input if there is one.
@@ -88,21 +91,29 @@ impl<'a> Args<'a> {
         Args { spec: self.spec, slots, refusal: None, prepared: None }
     }
 
+    /// The same tensors judged by another description, which must read and write the same arguments. The one that
+    /// arguments were made for is the caller's word; an op trusts only its own.
+    pub(super) fn described_by(&self, spec: &'static OpSpec) -> Args<'_> {
+        debug_assert!(spec.takes_the_same(self.spec));
+        Args { spec, slots: self.slots, refusal: self.refusal, prepared: self.prepared }
+    }
+
     /// The arguments given, with their positions.
     pub(super) fn given(&self) -> impl Iterator<Item = (usize, &TensorView<'a>)> {
         let slots = self.slots[..self.spec.args.len()].iter().enumerate();
         slots.filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }
 
-    /// Hands kernels what was made of an input beforehand. Only a hint: those that cannot use it take the input as it is.
-    pub(crate) fn with_prepared<T: Any + Sync>(mut self, prepared: &'a T) -> Self {
-        self.prepared = Some(prepared);
+    /// Hands kernels what was made of the input `index`, already set, beforehand. Only a hint: those that cannot use it take
+    /// the input as it is. Another input in its place takes it away.
+    pub(crate) fn with_prepared<T: Any + Sync>(mut self, index: usize, prepared: &'a T) -> Self {
+        self.prepared = Some((index, prepared));
         self
     }
 
     /// What was made of an input beforehand, if it is of this type.
     pub(crate) fn prepared<T: Any>(&self) -> Option<&'a T> {
-        (self.prepared? as &dyn Any).downcast_ref()
+        (self.prepared?.1 as &dyn Any).downcast_ref()
     }
 
     /// The op's description.

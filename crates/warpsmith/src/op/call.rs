@@ -48,8 +48,8 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
-    pub(crate) fn prepared<T: std::any::Any + Sync>(mut self, prepared: &'a T) -> Self {
-        self.args = self.args.with_prepared(prepared);
+    pub(crate) fn prepared<T: std::any::Any + Sync>(mut self, index: usize, prepared: &'a T) -> Self {
+        self.args = self.args.with_prepared(index, prepared);
         self
     }
 

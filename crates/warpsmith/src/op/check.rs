@@ -24,7 +24,12 @@ pub struct Matcher<'c> {
 impl<'c> Matcher<'c> {
     /// A matcher that knows no sizes yet.
     pub fn new(args: &'c Args<'c>, attrs: &'c Attrs) -> Self {
-        Matcher { args, attrs, spec: args.spec(), sizes: Vec::new(), leading: None, matched: 0 }
+        Matcher::by(args.spec(), args, attrs)
+    }
+
+    /// The same, of arguments that were made for another description that takes what this one does.
+    pub(super) fn by(spec: &'static OpSpec, args: &'c Args<'c>, attrs: &'c Attrs) -> Self {
+        Matcher { args, attrs, spec, sizes: Vec::new(), leading: None, matched: 0 }
     }
 
     /// A matcher that all arguments of the call have passed.

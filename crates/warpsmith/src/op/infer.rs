@@ -1,7 +1,7 @@
 //! Shapes and dtypes of an op's outputs, from its inputs, its options and its description.
 
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs, Matcher};
+use crate::op::{Args, Attrs, Matcher, OpSpec};
 use crate::tensor::DType;
 
 /// Shape and dtype of a tensor.
@@ -9,9 +9,15 @@ pub type Form = (Vec<usize>, DType);
 
 /// What each output must be, by position in the spec: required outputs, the optional ones at positions in `wanted`, and
 /// those that a given input implies. `None` for outputs that are left out and for arguments that come with the call.
-pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<Option<Form>>> {
-    let spec = args.spec();
-    let mut sizes = Matcher::new(args, attrs);
+///
+/// `spec` is the op's own description, which takes what the arguments' does.
+pub fn outputs(
+    spec: &'static OpSpec,
+    args: &Args<'_>,
+    attrs: &Attrs,
+    wanted: &[usize],
+) -> Result<Vec<Option<Form>>> {
+    let mut sizes = Matcher::by(spec, args, attrs);
     let inputs = || spec.args.iter().enumerate().filter(|(_, arg)| arg.is_input());
     for (index, arg) in inputs() {
         if !arg.optional && args.get(index).is_none() {
@@ -39,7 +45,7 @@ pub fn outputs(args: &Args<'_>, attrs: &Attrs, wanted: &[usize]) -> Result<Vec<O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{ArgSpec, AttrKind, AttrSpec, DTypeRule, OpSpec, Value, shape};
+    use crate::op::{ArgSpec, AttrKind, AttrSpec, DTypeRule, Value, shape};
     use crate::{Device, Tensor, ops};
 
     static SPEC: OpSpec = OpSpec {
@@ -69,15 +75,15 @@ mod tests {
     fn names_bound_by_inputs_give_the_outputs() {
         let (x, table) = (tensor(&[5, 7, 16]), tensor(&[100, 3]));
         let args = Args::new(&SPEC).input(0, x.view()).input(1, table.view());
-        let found = outputs(&args, &Attrs::defaults(&SPEC), &[3]).unwrap();
+        let found = outputs(&SPEC, &args, &Attrs::defaults(&SPEC), &[3]).unwrap();
         assert_eq!(found[..2], [None, None]);
         assert_eq!(found[2], Some((vec![5, 7, 8], DType::BF16)), "f16 is none of its types");
         assert_eq!(found[3], Some((vec![24, 4, 6], DType::BF16)));
         assert_eq!(found[4], Some((vec![5, 7, 16], DType::I32)));
         assert_eq!(found[5], None);
         let attrs = Attrs::defaults(&SPEC).with(0, Value::Choice(1));
-        assert_eq!(outputs(&args, &attrs, &[]).unwrap()[2], Some((vec![5, 7, 8], DType::F8E4M3)));
-        let alone = outputs(&Args::new(&SPEC).input(0, x.view()), &attrs, &[]).unwrap();
+        assert_eq!(outputs(&SPEC, &args, &attrs, &[]).unwrap()[2], Some((vec![5, 7, 8], DType::F8E4M3)));
+        let alone = outputs(&SPEC, &Args::new(&SPEC).input(0, x.view()), &attrs, &[]).unwrap();
         assert!(alone[2].is_some() && alone[4].is_none());
     }
 
@@ -85,7 +91,7 @@ mod tests {
     fn what_cannot_be_known_is_an_error_that_names_the_cause() {
         let attrs = Attrs::defaults(&SPEC);
         let message =
-            |args: &Args<'_>, wanted: &[usize]| outputs(args, &attrs, wanted).unwrap_err().to_string();
+            |args: &Args<'_>, wanted: &[usize]| outputs(&SPEC, args, &attrs, wanted).unwrap_err().to_string();
         let (even, odd, scalar) = (tensor(&[4]), tensor(&[5]), tensor(&[]));
         assert!(message(&Args::new(&SPEC), &[]).contains("`x`: expected a tensor"));
         for x in [&odd, &scalar] {

@@ -176,6 +176,9 @@ impl<P> Kernel<P> {
 ///
 /// Kernels of the CPU and of libraries run each time they are called. Those of a GPU are called once for a plan, and record
 /// their launches: the addresses they see are stand-ins, which later calls replace.
+///
+/// Only this library makes one, of arguments that the op's check has accepted: kernels trust it.
+#[non_exhaustive]
 pub struct Launch<'a, P> {
     /// The checked problem.
     pub problem: &'a P,

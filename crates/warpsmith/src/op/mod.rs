@@ -55,7 +55,18 @@ use std::fmt;
 use std::hash::Hash;
 
 /// An op. See `docs/adding-an-op.md`.
-pub trait Op: Sync + 'static {
+///
+/// # Safety
+/// Kernels get addresses, and go by the problem alone. Let [`check`](Op::check) return a problem for some arguments. Then
+/// each of the [`kernels`](Op::kernels) that supports the problem must, on arguments of the same types, shapes, strides and
+/// alignment, wherever they are and whatever they hold,
+/// - read no memory but elements of its arguments and the workspace it asked for,
+/// - write no memory but elements of those that [`Op::SPEC`] calls outputs, and that workspace,
+/// - keep no address for longer than the call, or on a GPU for longer than its launches.
+///
+/// A kernel of another op relies on that op's check: it may be listed here only if the other check would have returned the
+/// same problem for the same arguments.
+pub unsafe trait Op: Sync + 'static {
     /// A checked call: shapes, strides, dtypes and options, without addresses. To hold one is proof that
     /// [`Op::check`] passed.
     type Problem: Copy + Eq + Hash + fmt::Debug + Send + Sync + 'static;
@@ -63,7 +74,8 @@ pub trait Op: Sync + 'static {
     /// Name, arguments, options, sizes.
     const SPEC: OpSpec;
 
-    /// The only place that judges shapes, strides, dtypes and options. [`Args::validate`] has passed before.
+    /// The only place that judges shapes, strides, dtypes and options. [`Args::validate`] has passed before. The arguments'
+    /// description is [`Op::SPEC`], whatever they were made for.
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Self::Problem>;
 
     /// Kernels, the preferred ones first.

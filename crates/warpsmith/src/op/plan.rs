@@ -7,21 +7,22 @@
 use super::kernel::{Kernel, Launch, Target};
 use super::select::{Select, checked, select_kernel};
 use super::{Args, Attrs, Op, OpSpec};
-use crate::cpu::Tier;
+use crate::cpu::{Tier, scratch};
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::storage::HostBuffer;
 use crate::tensor::{DType, Layout, Refusal, Tensor, TensorView};
 use std::any::TypeId;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, RwLock};
 
 /// Addresses decide over nothing but their lowest bits: no kernel moves more than 16 bytes at once.
 const ALIGNMENT: usize = 16;
-/// Most plans that are kept. Beyond it, those go that were not used since the last time.
+/// Most plans that are kept.
 const MOST_PLANS: usize = 4096;
 /// What kernels may take for granted about a workspace.
 const WORKSPACE_ALIGNMENT: usize = 64;
@@ -37,7 +38,8 @@ struct Inner {
     /// Nothing if there is nothing to do.
     work: Option<Work>,
     device: Device,
-    recently_used: AtomicBool,
+    /// Whether it was found again since it was last spared.
+    found_again: AtomicBool,
 }
 
 struct Work {
@@ -93,8 +95,9 @@ impl Form {
 }
 
 impl Signature {
+    /// The op's own description, not that of the arguments: it decides which of them exist.
     fn of<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Signature {
-        let (op, spec) = (TypeId::of::<O>(), args.spec());
+        let (op, spec) = (TypeId::of::<O>(), const { &O::SPEC });
         let args = (0..spec.args.len()).map(|index| args.get(index).map(Form::of)).collect();
         Signature { op, spec, attrs: *attrs, select: select.clone(), args }
     }
@@ -153,8 +156,47 @@ impl Hasher for Mix {
     }
 }
 
-/// Plans by their hash, which is one already.
-type Table = HashMap<u64, Vec<Plan>, BuildHasherDefault<Identity>>;
+/// The plans that are kept: beyond [`MOST_PLANS`] each new one takes the place of an old one that is not in use.
+#[derive(Default)]
+struct Table {
+    /// By their hash, which is one already.
+    by_hash: HashMap<u64, Vec<Plan>, BuildHasherDefault<Identity>>,
+    /// All of them with their hashes. The first goes next, unless it was found again since it came to the end of the queue.
+    queue: VecDeque<(u64, Plan)>,
+}
+
+impl Table {
+    fn find<O: Op>(&self, hash: u64, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Option<&Plan> {
+        let plan = self.by_hash.get(&hash)?.iter().find(|plan| plan.is_of::<O>(args, attrs, select))?;
+        // Read first: what many threads find at once stays in all their caches.
+        if !plan.0.found_again.load(Ordering::Relaxed) {
+            plan.0.found_again.store(true, Ordering::Relaxed);
+        }
+        Some(plan)
+    }
+
+    fn insert(&mut self, hash: u64, plan: Plan) {
+        while self.queue.len() >= MOST_PLANS
+            && let Some((old_hash, old)) = self.queue.pop_front()
+        {
+            if old.0.found_again.swap(false, Ordering::Relaxed) {
+                self.queue.push_back((old_hash, old));
+            } else if let Entry::Occupied(mut same) = self.by_hash.entry(old_hash) {
+                same.get_mut().retain(|plan| !Arc::ptr_eq(&plan.0, &old.0));
+                if same.get().is_empty() {
+                    same.remove();
+                }
+            }
+        }
+        self.by_hash.entry(hash).or_default().push(plan.clone());
+        self.queue.push_back((hash, plan));
+    }
+
+    fn clear(&mut self) {
+        self.by_hash.clear();
+        self.queue.clear();
+    }
+}
 
 #[derive(Default)]
 struct Identity(u64);
@@ -194,26 +236,12 @@ impl Plan {
         }
         {
             let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
-            let known = plans.get(&hash).into_iter().flatten();
-            if let Some(plan) = known.into_iter().find(|plan| plan.0.signature.is::<O>(args, attrs, select)) {
-                if !plan.0.recently_used.load(Ordering::Relaxed) {
-                    plan.0.recently_used.store(true, Ordering::Relaxed);
-                }
+            if let Some(plan) = plans.find::<O>(hash, args, attrs, select) {
                 return Ok(plan.clone());
             }
         }
         let plan = Plan::new::<O>(args, attrs, select, stream)?;
-        let mut plans = PLANS.write().unwrap_or_else(|e| e.into_inner());
-        if plans.len() >= MOST_PLANS {
-            plans.retain(|_, same| {
-                same.retain(|plan| plan.0.recently_used.swap(false, Ordering::Relaxed));
-                !same.is_empty()
-            });
-            if plans.len() > MOST_PLANS / 2 {
-                plans.clear();
-            }
-        }
-        plans.entry(hash).or_default().push(plan.clone());
+        PLANS.write().unwrap_or_else(|e| e.into_inner()).insert(hash, plan.clone());
         Ok(plan)
     }
 
@@ -232,15 +260,15 @@ impl Plan {
             }
         };
         let signature = Signature::of::<O>(args, attrs, select);
-        Ok(Plan(Arc::new(Inner { signature, work, device, recently_used: AtomicBool::new(true) })))
+        Ok(Plan(Arc::new(Inner { signature, work, device, found_again: AtomicBool::new(false) })))
     }
 
     /// A plan that does nothing.
     #[cfg(feature = "cuda")]
     pub(super) fn empty<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Plan {
         let signature = Signature::of::<O>(args, attrs, select);
-        let recently_used = AtomicBool::new(true);
-        Plan(Arc::new(Inner { signature, work: None, device: args.device(), recently_used }))
+        let found_again = AtomicBool::new(false);
+        Plan(Arc::new(Inner { signature, work: None, device: args.device(), found_again }))
     }
 
     /// The kernel it launches; nothing if there is nothing to do.
@@ -410,7 +438,7 @@ struct Direct<P: 'static> {
 
 impl<P: Send + Sync> Run for Direct<P> {
     fn run(&self, args: &Args<'_>, stream: &Stream, workspace: usize) -> Result<()> {
-        (self.kernel.run)(&Launch {
+        let launch = Launch {
             problem: &self.problem,
             args,
             info: self.info,
@@ -423,7 +451,8 @@ impl<P: Send + Sync> Run for Direct<P> {
             cuda: None,
             #[cfg(feature = "cuda")]
             recorder: None,
-        })
+        };
+        scratch::or_out_of_memory(|| (self.kernel.run)(&launch))
     }
 }
 

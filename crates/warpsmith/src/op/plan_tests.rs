@@ -124,8 +124,87 @@ fn plans_are_forgotten_when_there_are_too_many() {
     for n in 1..MOST_PLANS + 500 {
         Activation::relu(&memory.narrow(0, 0, n).unwrap()).run().unwrap();
     }
-    let count: usize = PLANS.read().unwrap().values().map(Vec::len).sum();
-    assert!(count <= MOST_PLANS + 1, "{count}");
+    let plans = PLANS.read().unwrap();
+    let count: usize = plans.by_hash.values().map(Vec::len).sum();
+    assert!(count == plans.queue.len() && count <= MOST_PLANS, "{count}");
+}
+
+#[test]
+fn a_plan_in_use_stays_however_many_others_are_made() {
+    type Relu = crate::ops::activation::Forward;
+    let (spec, select) = (const { &Relu::SPEC }, Select::default());
+    let attrs = Attrs::defaults(spec);
+    let (x, mut out) = (random(&[3 * MOST_PLANS], 0), random(&[3 * MOST_PLANS], 0));
+    // A table of its own: other tests empty the one of all calls.
+    let mut table = Table::default();
+    let mut call = |n: usize| {
+        let (x, out) = (x.view().narrow(0, 0, n).unwrap(), out.view_mut().narrow(0, 0, n).unwrap());
+        let args = Args::new(spec).input(0, x).output(1, out);
+        let hash = hash::<Relu>(&args, &attrs, &select);
+        if let Some(plan) = table.find::<Relu>(hash, &args, &attrs, &select) {
+            return plan.clone();
+        }
+        let plan = Plan::new::<Relu>(&args, &attrs, &select, None).unwrap();
+        table.insert(hash, plan.clone());
+        assert!(table.queue.len() <= MOST_PLANS);
+        plan
+    };
+    let hot = call(1);
+    for n in 2..=3 * MOST_PLANS {
+        call(n);
+        if n % (MOST_PLANS / 4) == 0 {
+            assert!(Arc::ptr_eq(&hot.0, &call(1).0), "made again after {n} other plans");
+        }
+    }
+    assert!(!Arc::ptr_eq(&call(2).0, &call(3).0));
+    let count: usize = table.by_hash.values().map(Vec::len).sum();
+    assert_eq!((count, table.queue.len()), (MOST_PLANS, MOST_PLANS));
+}
+
+/// The shapes that count are the op's own, not those that the arguments' description tells.
+#[test]
+fn arguments_are_judged_by_the_ops_own_description() {
+    use crate::op::{ArgSpec, DTypeRule, shape};
+    static LIES: OpSpec = OpSpec {
+        name: "activation",
+        args: &[
+            ArgSpec::input("x", shape![.., a], DTypeRule::ANY, ""),
+            ArgSpec::output("out", shape![b], DTypeRule::ANY, "").in_place_of(0),
+        ],
+        ..OpSpec::EMPTY
+    };
+    let op = crate::ops::find("activation").unwrap();
+    let same = |(one, other): (&ArgSpec, &ArgSpec)| one.role == other.role;
+    assert!(op.spec().args.iter().zip(LIES.args).all(same), "otherwise this tests nothing");
+    let (x, mut short) = (random(&[64, 64], 0), vec![7f32; 3]);
+    let attrs = Attrs::defaults(op.spec());
+    for _ in 0..2 {
+        let out = crate::tensor::TensorViewMut::from_slice(&mut short, &[3]).unwrap();
+        let mut args = Args::new(&LIES).input(0, x.view()).output(1, out);
+        for error in [
+            op.check(&args, &attrs).unwrap_err(),
+            op.prepare(&args, &attrs, &Select::default()).unwrap_err(),
+            op.run(&mut args, &attrs, &Stream::Host, &Select::default()).unwrap_err(),
+        ] {
+            assert!(matches!(&error, Error::Argument { arg, .. } if arg == "out"), "{error}");
+        }
+        let forms = op.outputs(&args, &attrs, &[]).unwrap();
+        assert_eq!(forms[1], Some((vec![64, 64], DType::F32)));
+    }
+    assert_eq!(short, [7.0; 3]);
+    // Required arguments are the op's own too.
+    static OPTIONAL: OpSpec = OpSpec {
+        name: "activation",
+        args: &[
+            ArgSpec::input("x", shape![.., a], DTypeRule::ANY, "").optional(),
+            ArgSpec::output("out", shape![.., a], DTypeRule::ANY, "").in_place_of(0),
+        ],
+        ..OpSpec::EMPTY
+    };
+    let mut out = random(&[4], 0);
+    let mut args = Args::new(&OPTIONAL).output(1, out.view_mut());
+    let error = op.run(&mut args, &attrs, &Stream::Host, &Select::default()).unwrap_err();
+    assert!(matches!(&error, Error::Argument { arg, .. } if arg == "x"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How a kernel is chosen for a problem.
 
 use super::kernel::{Kernel, Why, info_of};
-use super::{Args, Attrs, Op, tuned};
+use super::{Args, Attrs, Op, OpSpec, tuned};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -98,13 +98,25 @@ pub(super) fn problem_key<P: fmt::Debug>(problem: &P, any_batch: bool) -> String
 
 /// The problem of a call, if it is a valid one.
 pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Problem> {
-    let spec = const { &O::SPEC };
-    if !spec.takes_the_same(args.spec()) {
-        let (expected, got) =
-            (format!("those of `{}`", spec.name), format!("those of `{}`", args.spec().name));
-        return Err(Error::argument(spec.name, "args", expected, got));
-    }
+    let spec = own_spec::<O>(args)?;
+    let args = &args.described_by(spec);
     args.validate()?;
     attrs.validate(spec)?;
     O::check(args, attrs)
+}
+
+/// The op's own description, by which arguments are judged, whatever they were made for; an error if they cannot be its
+/// arguments at all.
+pub(super) fn own_spec<O: Op>(args: &Args<'_>) -> Result<&'static OpSpec> {
+    let spec = const { &O::SPEC };
+    if spec.takes_the_same(args.spec()) {
+        return Ok(spec);
+    }
+    let (expected, got) = (format!("those of `{}`", spec.name), format!("those of `{}`", args.spec().name));
+    let got = if spec.name == args.spec().name {
+        format!("{got} that are read and written otherwise")
+    } else {
+        got
+    };
+    Err(Error::argument(spec.name, "args", expected, got))
 }

@@ -43,8 +43,9 @@ impl OpSpec {
         autocast: Autocast::Unchanged,
     };
 
-    /// Whether arguments of one op may be given to the other: they are the same op, or have the same name and read and
-    /// write the same arguments.
+    /// Whether arguments made for one description may be given to an op with the other: it has the same name and reads and
+    /// writes the same positions. Nothing else follows: shapes and types are judged by the op's own description. (Descriptions
+    /// of one op can have several addresses, so that those alone do not tell.)
     pub(super) fn takes_the_same(&self, other: &OpSpec) -> bool {
         std::ptr::eq(self, other)
             || (self.name == other.name

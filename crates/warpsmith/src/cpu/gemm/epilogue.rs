@@ -13,13 +13,13 @@ use std::ops::Range;
 pub struct Tile {
     pub(super) sums: *const f32,
     /// First row.
-    pub row: usize,
+    pub(crate) row: usize,
     /// First column.
-    pub col: usize,
+    pub(crate) col: usize,
     /// Number of rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// Number of columns.
-    pub cols: usize,
+    pub(crate) cols: usize,
 }
 
 impl Tile {

@@ -73,6 +73,7 @@ impl Isa {
 
     /// From now on matrix products of this process use none above `limit`: for tests, which prove all that a machine has.
     /// Nobody may multiply meanwhile, and what was packed for other instructions can no longer be used.
+    #[cfg(any(test, feature = "lab"))]
     #[doc(hidden)]
     pub fn limit(limit: Isa) {
         LIMIT.store(limit as usize, Ordering::Relaxed);

@@ -62,6 +62,8 @@ pub(crate) use split::{
     split_left, turn_sums,
 };
 
+use super::scratch;
+use crate::error::Result;
 use crate::tensor::DType;
 use matrix::Unit;
 use panel::Side;
@@ -104,18 +106,23 @@ fn side_of(weights: &Weights<'_>) -> Option<Side> {
     }
 }
 
-/// Packs weights for products with `x` of type `x_dtype`.
+/// Packs weights for products with `x` of type `x_dtype`; nothing if they are packed already.
+///
+/// # Errors
+/// [`OutOfMemory`](crate::Error::OutOfMemory).
 ///
 /// # Safety
 /// The matrices must be readable.
 ///
 /// # Panics
 /// If the two matrices of the gated form differ in shape or type.
-pub unsafe fn pack(isa: Isa, x_dtype: DType, weights: &Weights<'_>) -> Option<PackedWeights> {
-    let side = side_of(weights)?;
+pub unsafe fn pack(isa: Isa, x_dtype: DType, weights: &Weights<'_>) -> Result<Option<PackedWeights>> {
+    let Some(side) = side_of(weights) else { return Ok(None) };
     let isa = isa.min(Isa::supported());
     // SAFETY: passed on.
-    Some(unsafe { PackedWeights::pack(isa, Unit::of(isa, x_dtype, side.halves[0].dtype), &side) })
+    scratch::or_out_of_memory(|| unsafe {
+        PackedWeights::pack(isa, Unit::of(isa, x_dtype, side.halves[0].dtype), &side).map(Some)
+    })
 }
 
 /// Computes the product and hands it to `epilogue`, tile by tile, on all threads.

@@ -9,6 +9,7 @@ use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
 use crate::cpu::scratch::{Buffer, Need};
 use crate::cpu::{Tier, parallel_for};
+use crate::error::Result;
 use crate::tensor::DType;
 use std::ops::Range;
 
@@ -443,7 +444,7 @@ impl std::fmt::Debug for PackedWeights {
 impl PackedWeights {
     /// # Safety
     /// The matrices of `side` must be readable.
-    pub(super) unsafe fn pack(isa: Isa, unit: Unit, side: &Side) -> PackedWeights {
+    pub(super) unsafe fn pack(isa: Isa, unit: Unit, side: &Side) -> Result<PackedWeights> {
         let mut packed = PackedWeights {
             buffer: Buffer::default(),
             unit,
@@ -452,10 +453,10 @@ impl PackedWeights {
             k: side.k(),
             gated: side.gated,
         };
-        packed.buffer = Buffer::zeroed(packed.panels().bytes(side.panels()));
+        packed.buffer = Buffer::zeroed(packed.panels().bytes(side.panels()))?;
         // SAFETY: the buffer was made for these panels.
         unsafe { packed.panels().pack(isa.tier(), side, 0, side.panels()) };
-        packed
+        Ok(packed)
     }
 
     pub(super) fn panels(&self) -> Panels {

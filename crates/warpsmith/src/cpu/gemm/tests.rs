@@ -115,7 +115,7 @@ fn check<T: CpuElement>(m: usize, n: usize, k: usize, arrangements: (Arrangement
             assert!(error.sqrt() <= 2.0 * naive_error.sqrt(), "{what}: {error:e} against {naive_error:e}");
         }
         // SAFETY: the matrix is alive.
-        let packed = unsafe { pack(isa, T::DTYPE, &gemm.weights) }.unwrap();
+        let packed = unsafe { pack(isa, T::DTYPE, &gemm.weights) }.unwrap().unwrap();
         assert_eq!((packed.n(), packed.k(), packed.isa()), (n, k, isa));
         let from_packed = product(&Gemm { weights: Weights::Packed(&packed), ..gemm }, n);
         assert_eq!(bits(&out), bits(&from_packed), "{what}: packed");
@@ -203,7 +203,7 @@ fn check_batch_invariance<T: CpuElement>(n: usize, k: usize) {
     for isa in Isa::available() {
         let weights = Weights::Plain(Matrix::dense(&w, n, k));
         // SAFETY: the matrix is alive.
-        let packed = unsafe { pack(isa, T::DTYPE, &weights) }.unwrap();
+        let packed = unsafe { pack(isa, T::DTYPE, &weights) }.unwrap().unwrap();
         let all = product(&Gemm { x: Matrix::dense(&x, M, k), weights, isa }, n);
         for m in 1..=40 {
             let first = (m * 7) % (M - m);
@@ -321,7 +321,7 @@ fn numbers_of_any_size_keep_their_precision() {
                 assert!(good, "{isa:?} {m} x {n} x {k}: element {i} is {got}, not {exact} or {naive}");
             }
             // SAFETY: the matrix is alive.
-            let packed = unsafe { pack(isa, DType::F32, &weights) }.unwrap();
+            let packed = unsafe { pack(isa, DType::F32, &weights) }.unwrap().unwrap();
             for rows in [1, 2, 17, 40] {
                 let rows = rows.min(m);
                 for first in [0, m - rows] {
@@ -377,7 +377,7 @@ fn gated_products_meet_in_one_tile() {
                 let (gates, ups) = (plain(gate), plain(up));
                 let weights = Weights::Gated { gate, up };
                 // SAFETY: the matrices are alive.
-                let packed = unsafe { pack(isa, DType::BF16, &weights) }.unwrap();
+                let packed = unsafe { pack(isa, DType::BF16, &weights) }.unwrap().unwrap();
                 for weights in [weights, Weights::Packed(&packed)] {
                     let mut out = vec![f32::NAN; m * n];
                     let epilogue = Swiglu { bias: &bias, out: Output::dense(&mut out, n) };

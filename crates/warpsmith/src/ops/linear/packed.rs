@@ -34,7 +34,7 @@ impl PackedWeight {
     /// Packs `[n, k]`.
     ///
     /// # Errors
-    /// If `w` has another rank, or a type that `linear` does not have.
+    /// If `w` has another rank, or a type that `linear` does not have, or there is no memory for the packed form.
     pub fn new(w: Tensor) -> Result<PackedWeight> {
         Self::gated(w, Gate::None)
     }
@@ -62,7 +62,7 @@ impl PackedWeight {
             Device::Cpu => {
                 let weight = Weight { data: view.address(), dtype, n, k, row: strides[0], col: strides[1] };
                 // SAFETY: the matrix is that of a live tensor.
-                unsafe { gemm::pack(Isa::of_tier(Tier::best()), dtype, &weight.matrices(gate)) }
+                unsafe { gemm::pack(Isa::of_tier(Tier::best()), dtype, &weight.matrices(gate)) }?
             }
             Device::Cuda(_) => None,
         };
@@ -89,6 +89,6 @@ impl<'a> Linear<'a> {
     /// `x · wᵀ` with a weight packed beforehand; with a gate if it was packed with one, whose activation
     /// [`Linear::activation`] sets.
     pub fn packed(x: impl Into<TensorView<'a>>, w: &'a PackedWeight) -> Self {
-        Call::start().input(X, x).input(W, &w.tensor).choice(GATE, w.gate).prepared(w)
+        Call::start().input(X, x).input(W, &w.tensor).choice(GATE, w.gate).prepared(W, w)
     }
 }

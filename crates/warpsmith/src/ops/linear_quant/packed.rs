@@ -43,7 +43,7 @@ impl PackedQuantWeight {
     /// Packs `[n, bytes]`, rows of blocks.
     ///
     /// # Errors
-    /// If `w` is no matrix of bytes, or its rows are no whole blocks.
+    /// If `w` is no matrix of bytes, its rows are no whole blocks, or there is no memory for the packed form.
     pub fn new(w: Tensor, format: QuantFormat) -> Result<PackedQuantWeight> {
         Self::gated(w, format, Gate::None)
     }
@@ -79,7 +79,7 @@ impl PackedQuantWeight {
         let Some(size) = panels.bytes().checked_mul(panels.count()) else {
             return wrong("a weight smaller than the address space".into(), format!("{:?}", w.shape()));
         };
-        let packed = Buffer::zeroed(size);
+        let packed = Buffer::zeroed(size)?;
         let start = packed.as_ptr() as usize;
         parallel_for(panels.count(), 1, |part| {
             for index in part {
@@ -117,6 +117,6 @@ impl<'a> LinearQuant<'a> {
     /// [`LinearQuant::activation`] sets.
     pub fn packed(x: impl Into<TensorView<'a>>, w: &'a PackedQuantWeight) -> Self {
         let call = Call::start().input(X, x).input(W, &w.tensor);
-        call.choice(FORMAT, w.format).choice(GATE, w.gate).prepared(w)
+        call.choice(FORMAT, w.format).choice(GATE, w.gate).prepared(W, w)
     }
 }

@@ -131,6 +131,17 @@ fn single_weights_are_those_of_the_dequantised_row() {
     }
 }
 
+/// What was packed has the shape of its own weight: with another in its place it would be read past its end.
+#[test]
+fn another_weight_in_the_place_of_a_packed_one_is_taken_as_it_is() {
+    let (format, k) = (QuantFormat::Q8_0, 64);
+    let x = Tensor::randn(&[3, k], DType::F32, Device::Cpu, 1).unwrap();
+    let packed = PackedQuantWeight::new(weight(format, 2, k, 6), format).unwrap();
+    let large = weight(format, 500, k, 7);
+    let out = LinearQuant::packed(&x, &packed).input(W, &large).run().unwrap();
+    assert_eq!(bits(&out), bits(&LinearQuant::new(&x, &large, format).run().unwrap()));
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let x = Tensor::zeros(&[2, 64], DType::F32, Device::Cpu).unwrap();

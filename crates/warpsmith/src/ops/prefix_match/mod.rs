@@ -126,7 +126,9 @@ fn check(spec: &OpSpec, args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
 #[derive(Default)]
 pub struct Forward;
 
-impl Op for Forward {
+// SAFETY: only `check` makes a problem; it holds the types, sizes and strides of the arguments it judged, and the kernels
+// go by these alone. Indices that tensors hold are checked or clamped where they are used.
+unsafe impl Op for Forward {
     type Problem = Problem;
 
     const SPEC: OpSpec = OpSpec {
@@ -240,7 +242,8 @@ impl<'a> Call<'a, Forward> {
         starts: impl Into<TensorView<'a>>,
     ) -> Self {
         // The mirror goes with the call because it knows what the answer is about.
-        let call = Call::start().prepared(tree).input(TABLE, tree.table()).input(EDGE_TOKENS, tree.tokens());
+        let call = Call::start().input(TABLE, tree.table()).prepared(TABLE, tree);
+        let call = call.input(EDGE_TOKENS, tree.tokens());
         let call = call.input(EDGE_PAGES, tree.pages()).input(TOKENS, tokens).input(STARTS, starts);
         call.int(SEED, tree.seed())
     }
@@ -276,7 +279,9 @@ impl<'a> Call<'a, Forward> {
     where
         'a: 'b,
     {
-        let version = self.was_prepared::<Mirror>().expect("calls are made with a mirror").version();
+        let Some(version) = self.was_prepared::<Mirror>().map(Mirror::version) else {
+            return Err(Error::argument(Forward::SPEC.name, "table", "that of a mirror", "another"));
+        };
         self.launch([(MATCHED, matched.into()), (NODES, nodes.into()), (PAGES, pages.into())], stream)?;
         Ok(version)
     }
