@@ -14,6 +14,7 @@ pub use large::Large;
 pub use tensors::{Tensors, arrange};
 
 use crate::cpu::Tier;
+use crate::cpu::gemm::Isa;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
@@ -162,7 +163,10 @@ impl Prepared {
     fn flushed(&self, kernel: &KernelInfo) -> Option<(&[Option<Array<f64>>], f64)> {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         let may_have = matches!(case.values, Values::Special | Values::Exponents);
-        if !(kernel.flushes_subnormals && case.dtype == DType::BF16 && may_have) {
+        // Below these instructions, the highest tier multiplies in f32 too.
+        let flushes =
+            kernel.flushes_subnormals && kernel.tier.is_some_and(|tier| Isa::of_tier(tier) >= Isa::Avx512Dot);
+        if !(flushes && case.dtype == DType::BF16 && may_have) {
             return None;
         }
         let smallest = f64::from(f32::MIN_POSITIVE);
