@@ -102,7 +102,10 @@ fn verdict(prepared: Result<Prepared>, kernels: &[KernelInfo], device: Device) -
     for kernel in kernels {
         let judged = catch_unwind(AssertUnwindSafe(|| prepared.judge(kernel, &stream)));
         let outcome = match judged {
-            Ok(outcome) => outcome?,
+            Ok(Ok(outcome)) => outcome,
+            // A device in this state judges nothing else.
+            Ok(Err(error @ (Error::Cuda { .. } | Error::Poisoned { .. }))) => return Err(error),
+            Ok(Err(error)) => Some(Outcome::failed(error.to_string())),
             Err(panic) => Some(Outcome::failed(format!("panicked: {}", message(&*panic)))),
         };
         outcomes.extend(outcome.map(|outcome| (*kernel, outcome)));

@@ -133,6 +133,8 @@ fn weight(case: &Case, seed: u64) -> Vec<Vec<f64>> {
             let scale = match (case.values, random.below(6)) {
                 (Values::Special, 0) => 0.0,
                 (Values::Special, 1) => f64::from(f16::from_bits(random.below(0x400) as u16)),
+                // The largest of these with the largest factors sum up to no infinity.
+                (Values::Exponents, octaves) => random.normal() / most / f64::from(1u32 << (4 * octaves)),
                 _ => random.normal() / most,
             };
             let bytes = f16::from_f64(scale).to_le_bytes();
