@@ -50,7 +50,7 @@ test: setup ## Everything that must pass: format, lints, tests, compilation for 
 test-python: ## The wheel, and all tests of the Python package, slow ones too, with PyTorch in an environment of its own
 	scripts/python-test.sh "$(PYTHON)" "$(PYTHON_VENV)"
 
-sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads and the radix tree
+sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads, products and ops, and random calls
 	scripts/sanitize.sh
 
 build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)

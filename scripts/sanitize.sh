@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# AddressSanitizer and ThreadSanitizer over the CPU tests of tensors, views, plans, threads and the radix tree.
+# AddressSanitizer and ThreadSanitizer over the CPU tests of tensors, plans, threads, the radix tree, matrix products and ops, and
+# over random calls.
 # The sanitizers' run-time libraries come with the stable toolchain; only the flag is behind a gate.
 # usage: scripts/sanitize.sh [address|thread ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(rustc -vV | sed -n 's/^host: //p')
 export RUSTC_BOOTSTRAP=1
+flags=${RUSTFLAGS:-}
 for kind in "${@:-address thread}"; do
     for sanitizer in $kind; do
         echo "sanitize: $sanitizer"
         # The standard library is not built with the sanitizer: what it orders with atomics of its own is not seen. The
         # compiler wants to be told that this is known. One test at a time: tests that wait for each other at a lock of the
         # standard library would be reported. Threads that a test starts are seen. Tests ask for memory that nobody has.
-        RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer ${RUSTFLAGS:-}" \
-            ASAN_OPTIONS="allocator_may_return_null=1" \
-            TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$PWD/scripts/tsan.txt" \
-            cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
-            --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch radix
+        export RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer $flags"
+        export ASAN_OPTIONS="allocator_may_return_null=1"
+        export TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$PWD/scripts/tsan.txt"
+        cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
+            --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch cpu::gemm ops:: radix
+        cargo run --target "$target" --target-dir "target/$sanitizer" -p warpsmith-cli -- \
+            check --device cpu --random 60s
     done
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The gate: lints, then every test of the workspace, then those of the Python package. Ends with the result of each test
-# binary.
+# The gate: lints, every test of the workspace, those of the Python package, and a minute of random calls with the seed of the
+# day. Ends with the result of each test binary.
 # usage: scripts/test.sh PYTHON VENV PYTHON_VENV
 set -euo pipefail
 python=$1 venv=$2 python_venv=$3
@@ -32,6 +32,12 @@ setup=$!
 scripts/lint.sh "$venv"
 status=0
 cargo test --release --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+# The workspace's build has it already, unless a test did not compile.
+if cargo build --release -q -p warpsmith-cli 2>&1 | tee -a "$log"; then
+    target/release/warpsmith check --random 60s --device cpu 2>&1 | tee -a "$log" || status=$?
+else
+    status=1
+fi
 if wait "$setup"; then
     scripts/python-test.sh --workspace-build "$python" "$python_venv" 2>&1 | tee -a "$log" || status=$?
 else
@@ -40,5 +46,5 @@ else
 fi
 echo
 echo "Results:"
-grep -E '^(     Running|   Doc-tests|test result:|error: |[0-9]+ (passed|failed), )' "$log" || true
+grep -E '^(     Running|   Doc-tests|test result:|error: |seed [0-9]|│ all |[0-9]+ (passed|failed), )' "$log" || true
 exit "$status"

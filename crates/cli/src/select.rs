@@ -44,6 +44,11 @@ impl Selection {
         self.kernel.as_deref()
     }
 
+    /// Whether an op is named.
+    pub fn names_an_op(&self) -> bool {
+        self.op.is_some()
+    }
+
     /// The requested element type.
     pub fn dtype(&self) -> Option<DType> {
         self.dtype
@@ -137,6 +142,7 @@ pub fn arrangement_name(arrangement: Arrangement) -> &'static str {
         Arrangement::Transposed => "transposed",
         Arrangement::Misaligned => "misaligned",
         Arrangement::HeadsFirst => "heads-first",
+        Arrangement::Mixed => "mixed",
     }
 }
 
@@ -148,6 +154,7 @@ pub fn parse_arrangement(text: &str) -> Result<Arrangement> {
         Arrangement::Transposed,
         Arrangement::Misaligned,
         Arrangement::HeadsFirst,
+        Arrangement::Mixed,
     ];
     parse_name("arrangement", all, arrangement_name, text)
 }
@@ -158,12 +165,14 @@ pub fn values_name(values: Values) -> &'static str {
         Values::Typical => "typical",
         Values::Large => "large",
         Values::Special => "special",
+        Values::Exponents => "exponents",
     }
 }
 
 /// Reads the name of a kind of values.
 pub fn parse_values(text: &str) -> Result<Values> {
-    parse_name("values", [Values::Typical, Values::Large, Values::Special], values_name, text)
+    let all = [Values::Typical, Values::Large, Values::Special, Values::Exponents];
+    parse_name("values", all, values_name, text)
 }
 
 /// The member of `all` with this name.

@@ -450,7 +450,7 @@ proptest! {
         arrangement in select(vec![
             Arrangement::Contiguous, Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned,
         ]),
-        values in select(vec![Values::Typical, Values::Large, Values::Special]),
+        values in select(vec![Values::Typical, Values::Large, Values::Special, Values::Exponents]),
         seed in any::<u32>(),
     ) {
         let op = rms_norm();

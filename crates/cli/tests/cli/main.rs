@@ -1,6 +1,7 @@
 //! The commands end to end, as a user runs them.
 
 mod models;
+mod random;
 mod refusals;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};

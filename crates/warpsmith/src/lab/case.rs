@@ -2,7 +2,7 @@
 
 use super::fill::Fill;
 use crate::op::{Attrs, OpSpec};
-use crate::tensor::DType;
+use crate::tensor::{DType, Random};
 
 /// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
 /// vector, warp and block sizes, and rows that do not fit registers.
@@ -40,6 +40,24 @@ pub enum Arrangement {
     /// The second and third last dimensions are swapped in memory: `[..., tokens, heads, dim]` as `[..., heads,
     /// tokens, dim]`.
     HeadsFirst,
+    /// Each argument has one of the above, by the seed.
+    Mixed,
+}
+
+impl Arrangement {
+    /// The layout of argument `index` in a case of this seed.
+    pub(super) fn of(self, index: usize, seed: u64) -> Arrangement {
+        const ALL: [Arrangement; 5] = [
+            Arrangement::Contiguous,
+            Arrangement::PaddedRows,
+            Arrangement::Transposed,
+            Arrangement::Misaligned,
+            Arrangement::HeadsFirst,
+        ];
+        let drawn =
+            || ALL[Random::new(seed.wrapping_mul(37) + index as u64).below(ALL.len() as u64) as usize];
+        if self == Arrangement::Mixed { drawn() } else { self }
+    }
 }
 
 /// The kind of values a case uses.
@@ -51,6 +69,9 @@ pub enum Values {
     Large,
     /// Typical values mixed with NaN, infinities, zeros and subnormals; unusual values of generated arguments.
     Special,
+    /// Numbers from the smallest subnormal to the largest of the type, in rows that span everything, rows of one
+    /// magnitude, and typical rows with a few tiny ones. Sums of them do not overflow.
+    Exponents,
 }
 
 /// The tensor of one argument in a case.
@@ -74,9 +95,9 @@ impl ArgPlan {
         Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim })
     }
 
-    /// The same tensor with factors of products as values.
+    /// The same tensor with factors of products as values, each of which may meet any other.
     pub fn factors(self) -> Self {
-        ArgPlan { fill: Fill::Factor, ..self }
+        ArgPlan { fill: Fill::AnyFactor, ..self }
     }
 
     /// Normal values shared by the whole batch (weights, biases).
@@ -151,6 +172,16 @@ impl Case {
         self
     }
 
+    /// Sets an option, as [`attr`](Self::attr) does.
+    pub(crate) fn set(&mut self, index: usize, value: f64) {
+        self.attrs = self.attrs.with_number(index, value);
+    }
+
+    /// Leaves an optional argument out.
+    pub(crate) fn withhold(&mut self, index: usize) {
+        self.optional &= !(1 << index);
+    }
+
     /// Timed only on GPUs.
     pub fn gpu_only(mut self) -> Self {
         self.gpu_only = true;
@@ -204,11 +235,13 @@ impl Case {
             Arrangement::Transposed => parts.push("transposed".into()),
             Arrangement::Misaligned => parts.push("misaligned".into()),
             Arrangement::HeadsFirst => parts.push("heads-first".into()),
+            Arrangement::Mixed => parts.push("mixed".into()),
         }
         match self.values {
             Values::Typical => {}
             Values::Large => parts.push("large".into()),
             Values::Special => parts.push("special".into()),
+            Values::Exponents => parts.push("exponents".into()),
         }
         if self.in_place {
             parts.push("in-place".into());

@@ -7,11 +7,13 @@ use crate::lab::Case;
 pub enum Fill {
     /// Normal with the given mean and deviation.
     Normal(f64, f64),
-    /// Normal around zero: factors of products that are summed. With [`Values::Special`], those of bf16 are never subnormal:
-    /// instructions that multiply bf16 may take such a number for zero, and infinity times zero is NaN.
+    /// Normal around zero: factors of products that are summed along the rows. With [`Values::Exponents`], the large ones of
+    /// an argument meet the small ones of the next.
     ///
-    /// [`Values::Special`]: super::Values::Special
+    /// [`Values::Exponents`]: super::Values::Exponents
     Factor,
+    /// As [`Factor`](Fill::Factor), but each element may meet any of another argument.
+    AnyFactor,
     /// Whole numbers from 0 to below the bound.
     Below(usize),
     /// Distinct whole numbers from 0 to below the bound, repeating only if there are more elements than numbers. With

@@ -7,6 +7,7 @@ pub mod evidence;
 mod fill;
 pub mod proof;
 mod provable;
+pub mod random;
 pub mod reference;
 mod sources;
 

@@ -1,6 +1,6 @@
 //! What proves an op: its definition and its cases.
 
-use super::case::{ArgPlan, Case};
+use super::case::{ArgPlan, Case, Values};
 use super::reference::{Array, Inputs, Naive, Random, Real, storing_as};
 use crate::op::{AnyOp, Attrs, Op};
 use crate::tensor::DType;
@@ -15,11 +15,15 @@ pub trait Provable: Op {
     /// The tensors of a case, by position in the spec; `None` for optional arguments not given.
     fn plan(case: &Case) -> Vec<Option<ArgPlan>>;
 
-    /// The cases every kernel must pass.
+    /// The cases every kernel must pass. Those of [`Values::Exponents`] are added to them, one for each with special values.
     fn cases() -> Vec<Case>;
 
     /// The cases that are timed and compared with peers.
     fn bench_cases() -> Vec<Case>;
+
+    /// Changes a case drawn at random to one that the op accepts, where its description does not say what it demands:
+    /// sizes that divide others, options that exclude each other. A case that is accepted stays as it is.
+    fn constrain(_case: &mut Case) {}
 }
 
 /// Truth, naive result and conditioning of one case: per output argument, in `f64`.
@@ -40,14 +44,26 @@ pub trait AnyProvable: AnyOp {
     fn bench_cases(&self) -> Vec<Case>;
     /// The tensors of a case.
     fn plan(&self, case: &Case) -> Vec<Option<ArgPlan>>;
+    /// Changes a case drawn at random to one that the op accepts.
+    fn constrain(&self, case: &mut Case);
     /// Evaluates the reference in `f64` and in naive arithmetic on inputs given in `f64`. `wanted` has a bit for
     /// each argument of the call.
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected;
+    /// Evaluates the reference in naive arithmetic alone.
+    fn naive(
+        &self,
+        dtype: DType,
+        inputs: &[Option<Array<f64>>],
+        wanted: u32,
+        attrs: &Attrs,
+    ) -> Vec<Option<Array<f64>>>;
 }
 
 impl<O: Provable> AnyProvable for O {
     fn cases(&self) -> Vec<Case> {
-        O::cases()
+        let mut cases = O::cases();
+        cases.extend(exponents(&cases));
+        cases
     }
 
     fn bench_cases(&self) -> Vec<Case> {
@@ -58,6 +74,10 @@ impl<O: Provable> AnyProvable for O {
         O::plan(case)
     }
 
+    fn constrain(&self, case: &mut Case) {
+        O::constrain(case)
+    }
+
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
         let truth = O::reference(&Inputs::new(inputs, wanted), attrs);
         let (naive, deviation) = storing_as(dtype, || {
@@ -66,6 +86,30 @@ impl<O: Provable> AnyProvable for O {
         });
         Expected { truth, naive, deviation }
     }
+
+    fn naive(
+        &self,
+        dtype: DType,
+        inputs: &[Option<Array<f64>>],
+        wanted: u32,
+        attrs: &Attrs,
+    ) -> Vec<Option<Array<f64>>> {
+        storing_as(dtype, || evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64()))
+    }
+}
+
+/// Every case with special values, with values of all exponents instead; of a type that has none, the first of some size.
+fn exponents(cases: &[Case]) -> Vec<Case> {
+    let special = |case: &&Case| case.values == Values::Special && case.dtype.is_float();
+    let mut twins: Vec<Case> =
+        cases.iter().filter(special).map(|case| case.clone().values(Values::Exponents)).collect();
+    for case in cases.iter().filter(|case| case.dtype.is_float() && !case.sizes.contains(&0)) {
+        let has_rows = case.sizes.iter().product::<usize>() >= 64;
+        if has_rows && !twins.iter().any(|twin| twin.dtype == case.dtype) {
+            twins.push(case.clone().values(Values::Exponents));
+        }
+    }
+    twins
 }
 
 /// The reference in another arithmetic, with `read` applied to each result.

@@ -49,6 +49,8 @@ pub struct Kernel<P: 'static> {
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
+    /// Whether its products take subnormal numbers of bf16 for zero, as the instructions of CPUs do.
+    pub flushes_subnormals: bool,
     /// Whether it can run a problem, beyond what the target implies.
     pub supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>,
     /// The configuration it would use, for people.
@@ -68,6 +70,7 @@ impl<P> Kernel<P> {
             also: [None; MOST_ALSO],
             also_optional: false,
             batch_invariant: true,
+            flushes_subnormals: false,
             supports: |_, _| Ok(()),
             config: |_, info| format!("{} threads", info.units),
             workspace: |_, _| 0,
@@ -105,6 +108,7 @@ impl<P> Kernel<P> {
             also: [None; MOST_ALSO],
             also_optional: false,
             batch_invariant,
+            flushes_subnormals: false,
             supports: |_, _| Ok(()),
             config: |_, _| String::new(),
             workspace: |_, _| 0,
@@ -115,6 +119,12 @@ impl<P> Kernel<P> {
     /// With conditions.
     pub const fn when(mut self, supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>) -> Self {
         self.supports = supports;
+        self
+    }
+
+    /// Taking subnormal factors of bf16 for zero.
+    pub const fn flushing_subnormals(mut self) -> Self {
+        self.flushes_subnormals = true;
         self
     }
 
@@ -256,6 +266,8 @@ pub struct KernelInfo {
     pub min_arch: Option<Arch>,
     /// Whether results are independent of the rest of the batch.
     pub batch_invariant: bool,
+    /// See [`Kernel::flushes_subnormals`].
+    pub flushes_subnormals: bool,
 }
 
 impl KernelInfo {
@@ -294,5 +306,6 @@ pub(super) fn info_of<P>(kernel: &Kernel<P>) -> KernelInfo {
         library,
         min_arch: kernel.most_demanding().map(|cuda| cuda.min_arch),
         batch_invariant: kernel.batch_invariant,
+        flushes_subnormals: kernel.flushes_subnormals,
     }
 }

@@ -1,12 +1,15 @@
 //! `warpsmith check`: kernels judged against the reference.
 
 mod part;
+mod random;
 mod sanitize;
 
 use self::part::Part;
+use self::random::Amount;
 use crate::kernels::progress_bar;
 use crate::select::{Selection, case_words, parse_arrangement, parse_values};
 use crate::table;
+use clap::ArgGroup;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -30,21 +33,30 @@ const CASES_PER_THREAD: usize = 4;
 /// outside the outputs may change. A second run, and a run on a part of the batch, must give the same bits.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
+#[command(group(ArgGroup::new("described").args(["shape", "random"]).multiple(true)))]
+#[command(group(ArgGroup::new("distributed").args(["sanitizer", "random"]).multiple(true)))]
+#[command(group(ArgGroup::new("parted").args(["launch_only", "random"]).multiple(true)))]
 pub struct Args {
     #[command(flatten)]
     select: Selection,
-    /// Only cases with this memory layout: contiguous, padded, transposed, misaligned or heads-first
+    /// Only cases with this memory layout: contiguous, padded, transposed, misaligned, heads-first or mixed (each
+    /// argument another, by the seed)
     #[arg(long, value_parser = parse_arrangement)]
     arrangement: Option<Arrangement>,
-    /// Values of a case given with --shape: typical, large or special (NaN, infinities, zeros, subnormals)
-    #[arg(long, value_parser = parse_values, requires = "shape")]
+    /// Values of a case given with --shape, or of --random: typical, large, special (NaN, infinities, zeros, subnormals)
+    /// or exponents (from the smallest subnormal to the largest number)
+    #[arg(long, value_parser = parse_values, requires = "described")]
     values: Option<Values>,
     /// Compute a case given with --shape in place
     #[arg(long, requires = "shape")]
     in_place: bool,
-    /// Seed of the values [default: the number of the case]
+    /// Seed of the values [default: the number of the case], or of --random [default: the date]
     #[arg(long)]
     seed: Option<u64>,
+    /// Instead of cases, judge this many random calls, or as many as a time allows (60s, 10m, 2h): random sizes,
+    /// options, arguments, types, layouts, values and CPU instructions. What fails is made smaller and shown as a command
+    #[arg(long, value_name = "CALLS|TIME", value_parser = Amount::parse, conflicts_with_all = ["shape", "options", "with", "large", "in_place"])]
+    random: Option<Amount>,
     /// Also run one case with more than 2^31 elements, where memory allows
     #[arg(long)]
     large: bool,
@@ -52,16 +64,16 @@ pub struct Args {
     /// all cases of an op run
     #[arg(long, value_name = "TOOL", conflicts_with = "large")]
     sanitizer: Option<String>,
-    /// Distribute the cases of --sanitizer over this many processes: a single one does not keep a GPU busy
-    #[arg(long, value_name = "N", requires = "sanitizer", default_value = "1")]
+    /// Distribute the work of --sanitizer or --random over this many processes: a single one does not keep a GPU busy
+    #[arg(long, value_name = "N", requires = "distributed", default_value = "1")]
     jobs: NonZeroUsize,
     /// Only run each kernel once on each case, without a reference, as --sanitizer does
     #[arg(long, conflicts_with_all = ["record", "sanitizer", "json", "large"])]
     launch_only: bool,
     /// Only every N-th case, beginning with number I: `I/N`
-    #[arg(long, value_parser = Part::parse, requires = "launch_only", hide = true)]
+    #[arg(long, value_parser = Part::parse, requires = "parted", hide = true)]
     part: Option<Part>,
-    /// Record the results in the evidence folder
+    /// Record the results in the evidence folder; those of --random in its random.md
     #[arg(long)]
     record: bool,
     /// The evidence folder [default: the repository's]
@@ -78,6 +90,8 @@ Examples:
   warpsmith check rms_norm --device cpu
   warpsmith check --kernel layer_norm_avx2 --dtype bf16
   warpsmith check rms_norm --shape num_tokens=3 hidden=1000 --with weight --set eps=0.1
+  warpsmith check --random 60s               a minute of random calls of all ops
+  warpsmith check attention --random 2000 --seed 7 --dtype bf16
   warpsmith check --record --large           on a GPU: the evidence
   warpsmith check --sanitizer all --record   on a GPU, after the above
   warpsmith check attention --sanitizer racecheck --jobs 8";
@@ -99,6 +113,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(tool) = &args.sanitizer {
         sanitize::refuse_partial_record(args)?;
         return sanitize::run(args, device, tool, folder);
+    }
+    if let Some(amount) = args.random {
+        return random::run(args, amount, device, folder);
     }
     if args.launch_only {
         return launch(args, device);
@@ -236,9 +253,14 @@ fn result(
     device: Device,
     again: &str,
 ) -> Judged {
-    let again =
-        format!("warpsmith check {} --device {device} --kernel {} {again}", op.spec().name, kernel.name);
+    let again = self::again(op, Some(kernel), device, again);
     Judged { op, kernel: *kernel, case: case.clone(), outcome, again }
+}
+
+/// The command line that runs `words` again on a kernel of an op, or on all.
+fn again(op: &dyn AnyProvable, kernel: Option<&KernelInfo>, device: Device, words: &str) -> String {
+    let kernel = kernel.map_or(String::new(), |kernel| format!("--kernel {} ", kernel.name));
+    format!("warpsmith check {} --device {device} {kernel}{words}", op.spec().name)
 }
 
 /// The requested cases, each with its seed: the given one, or its number among them.
@@ -337,7 +359,7 @@ fn kernels_of(results: &[Judged]) -> Vec<&'static str> {
 
 /// Whether every case of the requested ops runs.
 fn is_full(args: &Args) -> bool {
-    !args.select.is_partial() && args.arrangement.is_none()
+    !args.select.is_partial() && args.arrangement.is_none() && args.random.is_none()
 }
 
 fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::Path) -> Result<()> {

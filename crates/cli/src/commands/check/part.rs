@@ -13,6 +13,13 @@ pub struct Part {
     step: usize,
 }
 
+impl Default for Part {
+    /// The whole.
+    fn default() -> Self {
+        Self { first: 0, step: 1 }
+    }
+}
+
 impl Part {
     /// All parts; together they cover every case once.
     pub fn all(count: usize) -> impl Iterator<Item = Self> {
@@ -26,6 +33,16 @@ impl Part {
             Some((first, step)) if first < step => Ok(Self { first, step }),
             _ => Err(Error::parse("part", "I/N with I below N", text)),
         }
+    }
+
+    /// Number of parts.
+    pub fn count(self) -> usize {
+        self.step
+    }
+
+    /// The number among all of this part's item `at`.
+    pub fn number(self, at: u64) -> u64 {
+        self.first as u64 + at * self.step as u64
     }
 
     /// The arguments that [`parse`](Self::parse) reads; none for a part that covers everything.
@@ -52,6 +69,10 @@ mod tests {
             let mut seen: Vec<u32> = Part::all(count).flat_map(|part| part.of((0..7).collect())).collect();
             seen.sort_unstable();
             assert_eq!(seen, (0..7).collect::<Vec<_>>(), "{count} parts");
+            let mut numbers: Vec<u64> =
+                Part::all(count).flat_map(|part| (0..3).map(move |at| part.number(at))).collect();
+            numbers.sort_unstable();
+            assert_eq!(numbers, (0..3 * count as u64).collect::<Vec<_>>());
         }
     }
 

@@ -1,11 +1,13 @@
 //! Checks under the tools of compute-sanitizer.
 
 use super::part::{NOTHING_LAUNCHED, Part};
+use super::random::{self, Amount, seed_of_the_day};
 use super::{Args, is_full};
 use crate::kernels::progress_bar;
 use crate::select::{arrangement_name, values_name};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Instant;
 use warpsmith::lab::evidence::{Machine, Record};
 use warpsmith::{Device, Error, Result};
 
@@ -15,7 +17,7 @@ const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"
 
 /// A tool's record has one verdict per kernel, which must stand for all its cases.
 pub fn refuse_partial_record(args: &Args) -> Result<()> {
-    if !args.record || is_full(args) {
+    if !args.record || is_full(args) || args.random.is_some() {
         return Ok(());
     }
     Err(Error::parse(
@@ -25,8 +27,8 @@ pub fn refuse_partial_record(args: &Args) -> Result<()> {
     ))
 }
 
-/// The arguments of `warpsmith` for one part of the check under a sanitizer.
-fn watched_words(args: &Args, device: Device, part: Part) -> Vec<String> {
+/// The arguments of `warpsmith` for one part of the check in a process of its own. Random calls have an amount and a seed.
+pub fn watched_words(args: &Args, device: Device, part: Part, random: Option<(Amount, u64)>) -> Vec<String> {
     let mut words = vec!["check".to_string()];
     words.extend(args.select.words(device));
     if let Some(arrangement) = args.arrangement {
@@ -35,11 +37,14 @@ fn watched_words(args: &Args, device: Device, part: Part) -> Vec<String> {
     if let Some(values) = args.values {
         words.extend(["--values".into(), values_name(values).into()]);
     }
-    if let Some(seed) = args.seed {
+    if let Some((amount, _)) = random {
+        words.extend(["--random".into(), amount.text()]);
+    }
+    if let Some(seed) = random.map(|(_, seed)| seed).or(args.seed) {
         words.extend(["--seed".into(), seed.to_string()]);
     }
     words.extend(args.in_place.then(|| "--in-place".into()));
-    words.push("--launch-only".into());
+    words.push(if args.sanitizer.is_some() || args.launch_only { "--launch-only" } else { "--json" }.into());
     words.extend(part.words());
     words
 }
@@ -53,12 +58,18 @@ fn verdict(statuses: &[ExitStatus]) -> Option<bool> {
 }
 
 /// Runs the same check under a tool, one process per part of the cases, and returns how each ended.
-fn watch(args: &Args, device: Device, sanitizer: &Path, tool: &str) -> Result<Vec<ExitStatus>> {
+fn watch(
+    args: &Args,
+    device: Device,
+    sanitizer: &Path,
+    tool: &str,
+    random: Option<(Amount, u64)>,
+) -> Result<Vec<ExitStatus>> {
     let program = std::env::current_exe().map_err(|e| Error::io("warpsmith", "finding this program", &e))?;
     let command = |part: Part| {
         let mut command = Command::new(sanitizer);
         command.args(["--tool", tool, "--error-exitcode", &SANITIZER_ERRORS.to_string()]);
-        command.arg(&program).args(watched_words(args, device, part));
+        command.arg(&program).args(watched_words(args, device, part, random));
         command
     };
     let failed = |e| Error::io(sanitizer, "starting", &e);
@@ -97,11 +108,12 @@ fn verdicts<'a>(
     device: Device,
     sanitizer: &Path,
     tools: &[&'a str],
+    random: Option<(Amount, u64)>,
 ) -> Result<Vec<(&'a str, bool)>> {
     let mut verdicts = Vec::new();
     for &tool in tools {
         eprintln!("compute-sanitizer --tool {tool}");
-        let statuses = watch(args, device, sanitizer, tool)?;
+        let statuses = watch(args, device, sanitizer, tool, random)?;
         let Some(clean) = verdict(&statuses) else {
             let ends: Vec<String> = statuses.iter().map(ToString::to_string).collect();
             eprintln!("{tool}: not all cases were run ({}): nothing is recorded of it", ends.join(", "));
@@ -133,9 +145,17 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
         fix: "Install the CUDA toolkit".into(),
     };
     let sanitizer = warpsmith::jit::inspect::tool("compute-sanitizer").ok_or_else(missing)?;
-    let verdicts = verdicts(args, device, &sanitizer, &tools)?;
+    let random = args.random.map(|amount| (amount, args.seed.unwrap_or_else(seed_of_the_day)));
+    let begun = Instant::now();
+    let verdicts = verdicts(args, device, &sanitizer, &tools, random)?;
     let clean = verdicts.len() == tools.len() && verdicts.iter().all(|(_, clean)| *clean);
-    if let Some(folder) = folder {
+    if let (Some((amount, seed)), Some(folder)) = (random, &folder) {
+        for (tool, clean) in verdicts {
+            let total = random::asked(amount, !clean);
+            let path = random::add_to_ledger(args, device, seed, &total, begun.elapsed(), tool, folder)?;
+            eprintln!("recorded in {}", path.display());
+        }
+    } else if let Some(folder) = folder {
         let mut record = Record::open(&folder, Machine::of(device)?)?;
         for op in args.select.ops()? {
             for kernel in args.select.kernels(op, device) {
@@ -176,11 +196,11 @@ mod tests {
         let args = parse(&format!("{line} --sanitizer all --jobs 2"));
         let whole: Vec<Part> = Part::all(1).collect();
         assert_eq!(
-            watched_words(&args, Device::Cpu, whole[0]).join(" "),
+            watched_words(&args, Device::Cpu, whole[0], None).join(" "),
             format!("check {line} --launch-only")
         );
         for (number, part) in Part::all(2).enumerate() {
-            let words = watched_words(&args, Device::Cpu, part);
+            let words = watched_words(&args, Device::Cpu, part, None);
             assert_eq!(words.join(" "), format!("check {line} --launch-only --part {number}/2"));
         }
     }
@@ -204,7 +224,7 @@ mod tests {
         let of = |name: &str, script: &str| {
             let path = ends_by(name, script);
             let verdicts =
-                verdicts(&args, Device::Cpu, &path, &["memcheck", "racecheck", "initcheck"]).unwrap();
+                verdicts(&args, Device::Cpu, &path, &["memcheck", "racecheck", "initcheck"], None).unwrap();
             std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
             verdicts
         };

@@ -74,6 +74,11 @@ fn floor(magnitude: f64, dtype: DType) -> f64 {
 
 /// Judges `out` (widened elements of `dtype`) against the truth. The error names the first bad element.
 pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch> {
+    compare_within(expected, out, 0.0)
+}
+
+/// [`compare`], with an error of `slack` allowed to each element besides.
+pub(super) fn compare_within(expected: Expectation<'_>, out: &[f64], slack: f64) -> Result<Error, Mismatch> {
     let Expectation { truth, naive, deviation, dtype } = expected;
     if [truth.len(), naive.len(), deviation.len()] != [out.len(); 3] {
         let why = format!("{} elements instead of {}", out.len(), truth.len());
@@ -94,7 +99,7 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch
         // Types without infinity saturate: a value beyond their range must become the largest one, not anything else.
         let t = t.clamp(-most, most);
         let error = (o - t).abs();
-        let allowed = expected.allowed(i, t);
+        let allowed = expected.allowed(i, t) + slack;
         if error.is_nan() {
             first_bad.get_or_insert_with(|| (i, format!("expected {t:e}, got {o}")));
             continue;
@@ -118,7 +123,8 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch
     }
     let (out_error, naive_error, norm) = (f64::sqrt(out_error), f64::sqrt(naive_error), f64::sqrt(norm));
     result.relative_norm = if norm > 0.0 { out_error / norm } else { out_error };
-    let allowed = FACTOR * f64::max(naive_error, floor(norm, dtype));
+    let slack = slack * f64::sqrt(out.len() as f64);
+    let allowed = FACTOR * f64::max(naive_error, floor(norm, dtype)) + slack;
     if out_error > allowed {
         let why = format!("error norm {out_error:.3e} where {allowed:.3e} is allowed");
         return Err(Mismatch { element: None, why });

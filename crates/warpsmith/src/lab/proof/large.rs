@@ -2,7 +2,7 @@
 //! with a small call on the same rows.
 
 use super::bench_tensors::BenchTensors;
-use super::{Outcome, failed, only};
+use super::{Outcome, only};
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
@@ -70,11 +70,11 @@ impl Large {
         match run(self.op, &mut self.tensors, &self.case, stream, &select) {
             Ok(()) => {}
             Err(Error::Unsupported { .. }) => return Ok(None),
-            Err(error) => return Ok(Some(failed(error.to_string()))),
+            Err(error) => return Ok(Some(Outcome::failed(error.to_string()))),
         }
         for &start in &self.starts {
             if let Some(why) = self.differs(start, stream, &select)? {
-                return Ok(Some(failed(why)));
+                return Ok(Some(Outcome::failed(why)));
             }
         }
         Ok(Some(Outcome { ok: true, error: 0.0, worst: 0.0, failure: None }))

@@ -5,18 +5,21 @@ mod compare;
 mod generated;
 mod large;
 mod tensors;
+mod values;
 
 pub use bench_tensors::BenchTensors;
+use compare::compare_within;
 pub use compare::{Error as Deviation, Expectation, Mismatch, compare};
 pub use large::Large;
 pub use tensors::{Tensors, arrange};
 
 use crate::cpu::Tier;
-use crate::device::{Device, Stream};
+use crate::cpu::gemm::Isa;
+use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
-use crate::lab::{ArgPlan, Case, Expected};
-use crate::op::{KernelInfo, Select};
+use crate::lab::{ArgPlan, Array, Case, Expected, Values};
+use crate::op::{Cost, KernelInfo, Select};
 use crate::tensor::DType;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -42,6 +45,13 @@ pub struct Outcome {
     pub worst: f64,
     /// What went wrong.
     pub failure: Option<String>,
+}
+
+impl Outcome {
+    /// The outcome of a kernel that did something wrong.
+    pub(crate) fn failed(why: String) -> Outcome {
+        Outcome { ok: false, error: f64::NAN, worst: f64::NAN, failure: Some(why) }
+    }
 }
 
 /// The tensors of a case: drawn once, used for every kernel.
@@ -74,6 +84,11 @@ impl Drawn {
         }
     }
 
+    /// The least work of the call.
+    pub(crate) fn cost(&mut self) -> Result<Cost> {
+        self.op.cost(&self.tensors.args(&self.plan, None), &self.case.attrs)
+    }
+
     fn run(&mut self, select: &Select, stream: &Stream, part: Option<std::ops::Range<usize>>) -> Result<()> {
         let mut args = self.tensors.args(&self.plan, part);
         self.op.run(&mut args, &self.case.attrs, stream, select)?;
@@ -90,6 +105,8 @@ impl Drawn {
 pub struct Prepared {
     drawn: Drawn,
     expected: OnceLock<Expected>,
+    /// The naive results of what kernels compute that take subnormal factors for zero.
+    flushed: OnceLock<Vec<Option<Array<f64>>>>,
 }
 
 impl Prepared {
@@ -98,7 +115,8 @@ impl Prepared {
     /// # Errors What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined only for
     /// valid calls.
     pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
-        Ok(Prepared { drawn: Drawn::new(op, case, device, seed)?, expected: OnceLock::new() })
+        let drawn = Drawn::new(op, case, device, seed)?;
+        Ok(Prepared { drawn, expected: OnceLock::new(), flushed: OnceLock::new() })
     }
 
     /// Draws the inputs of many cases, each from its seed, and evaluates the references of those that one of the
@@ -119,15 +137,18 @@ impl Prepared {
             // One thread at a time uses the GPU.
             Device::Cuda(_) => cases.iter().map(draw).collect::<Result<_>>()?,
         };
-        prepared.par_iter_mut().for_each(|prepared| {
-            let Drawn { case, plan, tensors, .. } = &mut prepared.drawn;
-            let args = tensors.args(plan, None);
-            let supports = |kernel| op.explain(&args, &case.attrs, &info, &only(kernel)).is_ok();
-            if kernels.iter().any(supports) {
-                prepared.expected();
-            }
-        });
+        prepared.par_iter_mut().for_each(|prepared| prepared.evaluate(kernels, &info));
         Ok(prepared)
+    }
+
+    /// Evaluates the reference if one of the kernels supports the case.
+    pub(crate) fn evaluate(&mut self, kernels: &[KernelInfo], info: &DeviceInfo) {
+        let Drawn { op, case, plan, tensors } = &mut self.drawn;
+        let args = tensors.args(plan, None);
+        let supports = |kernel| op.explain(&args, &case.attrs, info, &only(kernel)).is_ok();
+        if kernels.iter().any(supports) {
+            self.expected();
+        }
     }
 
     fn expected(&self) -> &Expected {
@@ -137,6 +158,32 @@ impl Prepared {
         })
     }
 
+    /// For a kernel that takes subnormal factors for zero: the naive results with such factors, and how far such products
+    /// and sums may be off, which are then zero themselves. `None` where a case has none.
+    fn flushed(&self, kernel: &KernelInfo) -> Option<(&[Option<Array<f64>>], f64)> {
+        let Drawn { op, case, plan, tensors } = &self.drawn;
+        let may_have = matches!(case.values, Values::Special | Values::Exponents);
+        // Below these instructions, the highest tier multiplies in f32 too.
+        let flushes =
+            kernel.flushes_subnormals && kernel.tier.is_some_and(|tier| Isa::of_tier(tier) >= Isa::Avx512Dot);
+        if !(flushes && case.dtype == DType::BF16 && may_have) {
+            return None;
+        }
+        let smallest = f64::from(f32::MIN_POSITIVE);
+        let rows = plan.iter().flatten().filter(|plan| plan.dtype == DType::BF16);
+        let terms = rows.filter_map(|plan| plan.shape.iter().copied().max()).max().unwrap_or(0);
+        let naive = self.flushed.get_or_init(|| {
+            let flush = |x: &f64| if x.abs() < smallest { 0.0 } else { *x };
+            let array = |array: &Array<f64>| Array {
+                shape: array.shape.clone(),
+                data: array.data.iter().map(flush).collect(),
+            };
+            let inputs: Vec<_> = tensors.inputs.iter().map(|input| input.as_ref().map(array)).collect();
+            op.naive(case.dtype, &inputs, tensors.present(), &case.attrs)
+        });
+        Some((naive, 2.0 * terms as f64 * smallest))
+    }
+
     /// Runs one kernel and judges it; `None` if the kernel does not support the case.
     pub fn judge(&mut self, kernel: &KernelInfo, stream: &Stream) -> Result<Option<Outcome>> {
         let select = only(kernel);
@@ -144,9 +191,9 @@ impl Prepared {
         match self.drawn.run(&select, stream, None) {
             Ok(()) => {}
             Err(Error::Unsupported { .. }) => return Ok(None),
-            Err(error) => return Ok(Some(failed(error.to_string()))),
+            Err(error) => return Ok(Some(Outcome::failed(error.to_string()))),
         }
-        let outcome = self.judge_outputs()?;
+        let outcome = self.judge_outputs(kernel)?;
         if !outcome.ok {
             return Ok(Some(outcome));
         }
@@ -157,7 +204,7 @@ impl Prepared {
         Ok(Some(Outcome { ok: failure.is_none(), failure, ..outcome }))
     }
 
-    fn judge_outputs(&self) -> Result<Outcome> {
+    fn judge_outputs(&self, kernel: &KernelInfo) -> Result<Outcome> {
         let mut outcome = Outcome { ok: true, error: 0.0, worst: 0.0, failure: None };
         for index in self.drawn.outputs() {
             let name = self.drawn.op.spec().args[index].name;
@@ -168,7 +215,11 @@ impl Prepared {
             let [Some(truth), Some(naive), Some(deviation)] =
                 [truth, naive, deviation].map(|e| e[index].as_ref())
             else {
-                return Ok(failed(format!("`{name}`: the reference gives no such output")));
+                return Ok(Outcome::failed(format!("`{name}`: the reference gives no such output")));
+            };
+            let (naive, slack) = match self.flushed(kernel) {
+                Some((flushed, slack)) => (flushed[index].as_ref().unwrap_or(naive), slack),
+                None => (naive, 0.0),
             };
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
@@ -176,17 +227,17 @@ impl Prepared {
             let before = self.drawn.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
             let kept = before.iter().zip(&truth.data).zip(&out).position(|((b, t), o)| b == t && o != b);
             if let Some(at) = kept {
-                return Ok(failed(format!(
+                return Ok(Outcome::failed(format!(
                     "`{name}`: element {at} must stay {} and is {}",
                     before[at], out[at]
                 )));
             }
-            match compare(expected, &out) {
+            match compare_within(expected, &out, slack) {
                 Ok(deviation) => {
                     outcome.error = outcome.error.max(deviation.relative_norm);
                     outcome.worst = outcome.worst.max(deviation.worst);
                 }
-                Err(why) => return Ok(failed(format!("`{name}`: {why}"))),
+                Err(why) => return Ok(Outcome::failed(format!("`{name}`: {why}"))),
             }
         }
         Ok(outcome)
@@ -270,10 +321,6 @@ fn differing<'a>(dtype: DType, a: &'a [u8], b: &'a [u8]) -> impl Iterator<Item =
 /// Selects this kernel and no other.
 fn only(kernel: &KernelInfo) -> Select {
     Select { kernel: Some(kernel.name.into()), allow_batch_variant: true }
-}
-
-fn failed(why: String) -> Outcome {
-    Outcome { ok: false, error: f64::NAN, worst: f64::NAN, failure: Some(why) }
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ impl Provable for Forward {
         ]
     }
 
+    fn constrain(case: &mut Case) {
+        case.sizes[1] = case.sizes[1].max(1);
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in FLOATS {
@@ -59,8 +63,14 @@ fn values(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let scale = if case.values == Values::Large { 1000.0 } else { 1.0 };
     let mut x = Vec::with_capacity(num_tokens * n);
     for row in 0..num_tokens {
+        let level = row as f64 / num_tokens as f64;
         for _ in 0..n {
             let value = scale * random.normal();
+            // Rows of one exponent, down to the smallest subnormals.
+            let value = match case.values {
+                Values::Exponents => value * (case.dtype.smallest_subnormal().log2() * level).exp2(),
+                _ => value,
+            };
             let special = case.values == Values::Special;
             x.push(match (special, row % 5) {
                 (true, 1) if random.below(4) == 0 => f64::NAN,

@@ -32,8 +32,8 @@ impl Provable for Forward {
             let keys = Lengths { longest: kv_len, shift: if q_len == kv_len { 0 } else { 3 } };
             let (q_len, kv_len) = (queries.sum(batch), keys.sum(batch));
             let starts = |lengths| Some(shared(&[batch + 1], DType::I32, Fill::Starts(lengths)));
-            let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, normal);
-            let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, normal);
+            let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, Fill::Factor);
+            let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Factor);
             let lse = given(LSE, shared(&[1, num_heads, q_len], DType::F32, normal));
             let (q_starts, kv_starts) = (starts(queries), starts(keys));
             return vec![
@@ -49,8 +49,8 @@ impl Provable for Forward {
                 lse,
             ];
         }
-        let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, normal);
-        let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, normal);
+        let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, Fill::Factor);
+        let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Factor);
         // Which of their kinds and shapes a case gets, so that all are reached.
         let mask_dtype = if case.dtype == DType::F16 { DType::U8 } else { DType::Bool };
         let bias_dtype = if kv_len % 2 == 1 { DType::F32 } else { case.dtype };
@@ -76,6 +76,21 @@ impl Provable for Forward {
             Some(q),
             given(LSE, by_batch(&[batch, num_heads, q_len], DType::F32, normal)),
         ]
+    }
+
+    fn constrain(case: &mut Case) {
+        case.sizes[5] = nearest(&HEAD_DIMS, case.sizes[5]);
+        share_heads(&mut case.sizes[3..5]);
+        if case.gives(Q_STARTS) {
+            case.withhold(MASK);
+            case.withhold(BIAS);
+        }
+        for (option, known) in [(BLOCK_Q, &BLOCKS_Q[..]), (BLOCK_KV, &BLOCKS_KV)] {
+            if !known.contains(&(case.attrs.int(option) as usize)) {
+                case.set(option, 0.0);
+            }
+        }
+        case.set(SOFTCAP, case.attrs.float(SOFTCAP).max(0.0));
     }
 
     fn cases() -> Vec<Case> {
@@ -244,3 +259,15 @@ const GROUPS: [[usize; 2]; 5] = [[3, 3], [6, 2], [8, 1], [16, 2], [71, 1]];
 /// Tokens of all requests of a case for GPUs, and elements of all heads of a token.
 const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
+
+/// The known number that is closest from below, or the least.
+pub(in crate::ops) fn nearest(known: &[usize], number: usize) -> usize {
+    let least = known.iter().copied().min().unwrap_or(0);
+    known.iter().copied().filter(|&known| known <= number).max().unwrap_or(least)
+}
+
+/// Makes the number of query heads, the first, a multiple of the number of KV heads.
+pub(in crate::ops) fn share_heads(heads: &mut [usize]) {
+    heads[1] = heads[1].clamp(1, heads[0].max(1));
+    heads[0] = heads[0] / heads[1] * heads[1];
+}

@@ -39,7 +39,7 @@
 //! - Memory is linear in the lengths.
 
 #[cfg(feature = "lab")]
-mod cases;
+pub(in crate::ops) mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;
@@ -221,7 +221,7 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::SM80_F32,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
-    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run).when(cpu::supports),
+    Kernel::cpu("attention_avx512", Tier::Avx512, cpu::run).when(cpu::supports).flushing_subnormals(),
     Kernel::cpu("attention_avx2", Tier::Avx2, cpu::run).when(cpu::supports),
     Kernel::cpu("attention_portable", Tier::Portable, cpu::run).when(cpu::supports),
 ];

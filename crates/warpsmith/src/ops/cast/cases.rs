@@ -26,6 +26,15 @@ impl Provable for Forward {
         ]
     }
 
+    fn constrain(case: &mut Case) {
+        if case.sizes[2] != 1 {
+            case.sizes[2] = case.sizes[0];
+        }
+        if !case.gives(SCALE) {
+            case.set(INVERSE, 0.0);
+        }
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for from in TYPES {

@@ -29,6 +29,11 @@ impl Provable for Forward {
         vec![Some(pairs), Some(cache)]
     }
 
+    fn constrain(case: &mut Case) {
+        // A page must not be read and written, nor written twice.
+        case.sizes[2] = case.sizes[2].max(2 * case.sizes[0]);
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in DType::ALL {

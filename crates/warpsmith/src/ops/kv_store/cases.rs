@@ -4,6 +4,7 @@ use super::{COS, Forward, K_SCALE, POSITIONS, SIN, V_SCALE, reference};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{Attrs, Op};
 use crate::ops::FLOATS;
+use crate::ops::rope::cases::make_rotatable;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
 use crate::tensor::DType;
 
@@ -55,6 +56,10 @@ impl Provable for Forward {
             cache.clone(),
             cache,
         ]
+    }
+
+    fn constrain(case: &mut Case) {
+        constrain_store(case, [2, 1, 3, 4, 5], [POSITIONS, COS, SIN, K_SCALE, V_SCALE], TO);
     }
 
     fn cases() -> Vec<Case> {
@@ -125,3 +130,31 @@ impl Provable for Forward {
 const TABLE_ROWS: usize = 50;
 /// Positions of a case without tables.
 const LARGEST_POSITION: usize = 131_072;
+
+/// For `kv_store` and `qkv_store`: makes heads that can be rotated, slots for all tokens, scales for all heads or one, and
+/// leaves out what has no use. The sizes are the length of a head, KV heads, the size of a page, pages and scales.
+pub(in crate::ops) fn constrain_store(
+    case: &mut Case,
+    [head_dim, heads, page_size, pages, num_scales]: [usize; 5],
+    [positions, cos, sin, k_scale, v_scale]: [usize; 5],
+    to: usize,
+) {
+    if case.gives(positions) {
+        make_rotatable(case, head_dim);
+    } else {
+        case.withhold(cos);
+        case.withhold(sin);
+    }
+    // The tables of cases that do not rotate have this size too.
+    case.set(ROTARY_DIM, (case.attrs.int(ROTARY_DIM) as usize).min(case.sizes[head_dim]) as f64);
+    // Two tokens must not write to one slot.
+    case.sizes[page_size] = case.sizes[page_size].max(1);
+    case.sizes[pages] = case.sizes[pages].max(case.sizes[0].div_ceil(case.sizes[page_size]));
+    if case.attrs.choice(to) == 0 {
+        case.withhold(k_scale);
+        case.withhold(v_scale);
+    }
+    if case.sizes[num_scales] != 1 {
+        case.sizes[num_scales] = case.sizes[heads];
+    }
+}

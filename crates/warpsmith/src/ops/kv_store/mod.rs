@@ -21,7 +21,7 @@
 //! - An empty cache is left alone.
 
 #[cfg(feature = "lab")]
-mod cases;
+pub(in crate::ops) mod cases;
 pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;

@@ -331,7 +331,9 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::GENERIC,
     #[cfg(feature = "cuda")]
     cublaslt::CUBLASLT,
-    Kernel::cpu("linear_avx512", Tier::Avx512, cpu::run).configured(|p, _| p.arithmetic()),
+    Kernel::cpu("linear_avx512", Tier::Avx512, cpu::run)
+        .configured(|p, _| p.arithmetic())
+        .flushing_subnormals(),
     Kernel::cpu("linear_avx2", Tier::Avx2, cpu::run).configured(|p, _| p.arithmetic()),
     Kernel::cpu("linear_portable", Tier::Portable, cpu::run).configured(|p, _| p.arithmetic()),
 ];

@@ -23,12 +23,17 @@ impl Provable for Forward {
         let bytes = Fill::Generated(weight).with(vec![rows, bytes], DType::U8, None);
         let normal = Fill::Normal(0.0, 1.0);
         vec![
-            Some(normal.with(vec![m, k], case.dtype, Some(0))),
+            Some(Fill::Factor.with(vec![m, k], case.dtype, Some(0))),
             Some(bytes),
             case.gives(BIAS).then(|| normal.with(vec![rows], out, None)),
             case.gives(RESIDUAL).then(|| normal.with(vec![m, n], out, Some(0))),
             Some(normal.with(vec![m, n], out, Some(0))),
         ]
+    }
+
+    fn constrain(case: &mut Case) {
+        let block = QuantFormat::ALL[case.attrs.choice(FORMAT)].block_len();
+        case.sizes[2] = case.sizes[2].next_multiple_of(block);
     }
 
     fn cases() -> Vec<Case> {
@@ -102,7 +107,8 @@ fn weight_shape(case: &Case) -> (usize, usize) {
     let [_, n, k] = case.sizes[..] else { unreachable!("three sizes") };
     let format = QuantFormat::ALL[case.attrs.choice(FORMAT)];
     let rows = if case.attrs.choice(GATE) == 0 { n } else { 2 * n };
-    (rows, format.row_bytes(k).expect("cases have whole blocks"))
+    // The op refuses what is no whole number of blocks.
+    (rows, k.div_ceil(format.block_len()) * format.block_bytes())
 }
 
 /// Random bytes, with scales that make weights of about one; special ones are zero, negative and subnormal too.
@@ -127,6 +133,8 @@ fn weight(case: &Case, seed: u64) -> Vec<Vec<f64>> {
             let scale = match (case.values, random.below(6)) {
                 (Values::Special, 0) => 0.0,
                 (Values::Special, 1) => f64::from(f16::from_bits(random.below(0x400) as u16)),
+                // The largest of these with the largest factors sum up to no infinity.
+                (Values::Exponents, octaves) => random.normal() / most / f64::from(1u32 << (4 * octaves)),
                 _ => random.normal() / most,
             };
             let bytes = f16::from_f64(scale).to_le_bytes();

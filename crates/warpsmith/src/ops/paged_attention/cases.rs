@@ -1,6 +1,6 @@
 //! The cases of `paged_attention`: what every kernel must pass, and what is timed.
 
-use super::problem::{HEAD_DIMS, NARROW};
+use super::problem::{HEAD_DIMS, LARGEST_PAGE, NARROW};
 use super::{
     ALWAYS_SHARE, CAUSAL, Forward, GROUP_STARTS, K_SCALE, KV_LENS, LSE, PAGE_TABLE, PREFIX_LENS, Q_STARTS,
     SCALE, SINKS, SOFTCAP, SPEC, V_SCALE, WINDOW, reference,
@@ -8,6 +8,7 @@ use super::{
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values, sum_repeating};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
+use crate::ops::attention::cases::{nearest, share_heads};
 use crate::tensor::{DType, Random};
 
 impl Provable for Forward {
@@ -39,8 +40,8 @@ impl Provable for Forward {
             (false, false) => case.dtype,
             (scaled_keys, _) => NARROW[usize::from((case.dtype == DType::F16) == scaled_keys)],
         };
-        let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, normal);
-        let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, normal);
+        let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, Fill::Factor);
+        let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, Fill::Factor);
         let made = Fill::Generated(numbers);
         vec![
             Some(q.clone()),
@@ -60,6 +61,19 @@ impl Provable for Forward {
             Some(q),
             given(LSE, batched(&[num_tokens, num_heads], DType::F32, normal)),
         ]
+    }
+
+    fn constrain(case: &mut Case) {
+        case.sizes[5] = nearest(&HEAD_DIMS, case.sizes[5]);
+        share_heads(&mut case.sizes[3..5]);
+        case.sizes[6] = case.sizes[6].clamp(1, LARGEST_PAGE);
+        // Of what requests share, some keys are left to each.
+        let [_, q_len, kv_len, ..] = case.sizes[..] else { unreachable!("eight sizes") };
+        case.sizes[7] = case.sizes[7].min(kv_len.saturating_sub(q_len));
+        if case.gives(GROUP_STARTS) {
+            case.set(WINDOW, 0.0);
+        }
+        case.set(SOFTCAP, case.attrs.float(SOFTCAP).max(0.0));
     }
 
     fn cases() -> Vec<Case> {

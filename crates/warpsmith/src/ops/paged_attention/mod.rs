@@ -246,7 +246,7 @@ static KERNELS: &[Kernel<Problem>] = &[
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
-    Kernel::cpu("paged_attention_avx512", Tier::Avx512, cpu::run),
+    Kernel::cpu("paged_attention_avx512", Tier::Avx512, cpu::run).flushing_subnormals(),
     Kernel::cpu("paged_attention_avx2", Tier::Avx2, cpu::run),
     Kernel::cpu("paged_attention_portable", Tier::Portable, cpu::run),
 ];

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(super) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
 /// The types of a cache that holds less than the queries' type.
 pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
-const LARGEST_PAGE: usize = 256;
+pub(super) const LARGEST_PAGE: usize = 256;
 /// Groups within groups.
 pub(super) const MOST_LEVELS: usize = 8;
 /// More keys than this are no request's.

@@ -4,6 +4,7 @@ use super::{COS, Forward, K_SCALE, K_WEIGHT, POSITIONS, Q_WEIGHT, SIN, V_SCALE, 
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::{Attrs, Op};
 use crate::ops::FLOATS;
+use crate::ops::kv_store::cases::constrain_store;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
 use crate::tensor::DType;
 
@@ -51,6 +52,12 @@ impl Provable for Forward {
             cache(),
             cache(),
         ]
+    }
+
+    fn constrain(case: &mut Case) {
+        constrain_store(case, [3, 2, 4, 5, 6], [POSITIONS, COS, SIN, K_SCALE, V_SCALE], TO);
+        // Queries, keys and values.
+        case.sizes[1] = case.sizes[1].max(2 * case.sizes[2]);
     }
 
     fn cases() -> Vec<Case> {

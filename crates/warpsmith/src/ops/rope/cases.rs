@@ -15,6 +15,10 @@ impl Provable for Forward {
         plan(case)
     }
 
+    fn constrain(case: &mut Case) {
+        make_rotatable(case, 2);
+    }
+
     fn cases() -> Vec<Case> {
         cases(&Self::SPEC)
     }
@@ -31,6 +35,10 @@ impl Provable for Backward {
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
         plan(case)
+    }
+
+    fn constrain(case: &mut Case) {
+        make_rotatable(case, 2);
     }
 
     fn cases() -> Vec<Case> {
@@ -122,4 +130,12 @@ fn bench_cases(spec: &OpSpec) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Makes the size at `head_dim` and the option for the part that is rotated even, and the part no more than the whole.
+pub(in crate::ops) fn make_rotatable(case: &mut Case, head_dim: usize) {
+    case.sizes[head_dim] = case.sizes[head_dim].next_multiple_of(2);
+    let whole = case.sizes[head_dim] as i64;
+    let part = case.attrs.int(ROTARY_DIM).clamp(0, whole);
+    case.set(ROTARY_DIM, (part - part % 2) as f64);
 }

@@ -21,7 +21,7 @@
 mod angles;
 mod backward;
 #[cfg(feature = "lab")]
-mod cases;
+pub(in crate::ops) mod cases;
 pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;

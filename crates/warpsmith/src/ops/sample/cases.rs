@@ -33,6 +33,11 @@ impl Provable for Forward {
         args.map(|(arg, spec)| if spec.optional && !case.gives(arg) { None } else { plan(arg) }).collect()
     }
 
+    fn constrain(case: &mut Case) {
+        case.sizes[1] = case.sizes[1].max(1);
+        case.set(VOCAB, case.attrs.int(VOCAB).clamp(0, case.sizes[1] as i64) as f64);
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in FLOATS {

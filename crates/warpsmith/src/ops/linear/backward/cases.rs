@@ -26,6 +26,18 @@ impl Provable for Backward {
         ]
     }
 
+    fn constrain(case: &mut Case) {
+        if case.attrs.choice(ACT) != 0 {
+            *case = case.clone().give(Z);
+        }
+        if [DX, DW, DBIAS].iter().all(|&index| !case.gives(index)) {
+            *case = case.clone().give(DX);
+        }
+        if case.dtype != DType::F32 && Precision::ALL[case.attrs.choice(PRECISION)] == Precision::Tf32 {
+            case.set(PRECISION, 0.0);
+        }
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in FLOATS {

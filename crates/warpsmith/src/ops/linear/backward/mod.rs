@@ -255,7 +255,7 @@ static KERNELS: &[Kernel<BackwardProblem>] = &[
     cuda::BF16X3,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
-    cpu::kernel("linear_backward_avx512", Tier::Avx512),
+    cpu::kernel("linear_backward_avx512", Tier::Avx512).flushing_subnormals(),
     cpu::kernel("linear_backward_avx2", Tier::Avx2),
     cpu::kernel("linear_backward_portable", Tier::Portable),
 ];
