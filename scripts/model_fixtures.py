@@ -6,6 +6,9 @@
 For each family: `config.json`, `model.safetensors` (bf16) as transformers writes them, and `expected.safetensors` with
 the token ids of a sequence and the logits that transformers computes for it in f32. The Llama is also written as
 GGUF, with the rows of queries and keys in the order that llama.cpp's converter gives them.
+
+Variants of a family differ in some keys of the configuration, and in tensors that it asks for then. `variants.json` has
+the keys, and `variants.safetensors` the tensors and the logits of some of the tokens.
 """
 
 import json
@@ -27,6 +30,28 @@ from transformers import (
 
 TOKENS = 48
 VOCAB = 96
+# Every so many tokens of a variant have logits in its file.
+STEP = 9
+
+VARIANTS = {
+    "llama": {
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "gelu": {"hidden_act": "gelu_pytorch_tanh"},
+        "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    },
+    "qwen3": {
+        "biases": {"attention_bias": True},
+        "relu": {"hidden_act": "relu"},
+    },
+    "gpt2": {
+        "unscaled": {"scale_attn_weights": False},
+        "by_layer": {"scale_attn_by_inverse_layer_idx": True},
+        "both": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+        "upcast": {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+        "gelu": {"activation_function": "gelu"},
+        "relu": {"activation_function": "relu"},
+    },
+}
 
 
 def models():
@@ -88,6 +113,22 @@ def randomise(model):
             if parameter.dim() == 1 and name.endswith("weight"):
                 values += 1.0
             parameter.copy_(values.bfloat16().float())
+
+
+def write_variants(name, family, config, base, ids, out):
+    tensors = {}
+    for variant, keys in VARIANTS[name].items():
+        changed = type(config)(**{**config.to_dict(), **keys})
+        model = family._from_config(changed, attn_implementation="eager").eval().float()
+        randomise(model)
+        known = base.state_dict()
+        more = {k: v for k, v in model.state_dict().items() if k not in known}
+        model.load_state_dict({**known, **more})
+        with torch.no_grad():
+            tensors[f"{variant}.logits"] = model(ids[None]).logits[0, ::STEP].float().contiguous()
+        tensors.update({f"{variant}.{k}": v.bfloat16().contiguous() for k, v in more.items()})
+    save_file(tensors, out / "variants.safetensors")
+    (out / "variants.json").write_text(json.dumps(VARIANTS[name], indent=1, sort_keys=True) + "\n")
 
 
 def permute(rows, heads):
@@ -168,6 +209,7 @@ def main(folder):
         save_file(tensors, out / "model.safetensors")
         settings = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
         (out / "config.json").write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
+        write_variants(name, family, config, model, ids, out)
         if name == "llama":
             write_gguf(model, out / "model.gguf")
         for file in out.iterdir():

@@ -1,6 +1,7 @@
 //! Options that commands which run models share, and how they talk while a model answers.
 
 use crate::progress::{Downloading, Loading, show_compilation};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,8 +22,8 @@ pub struct WeightsArgs {
     /// owner/name:file.gguf [default: $WARPSMITH_MODEL]
     #[arg(long, short, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// The type of weights and activations: `f32`, `bf16` or `f16` [default: f32 on the CPU, bf16 on a GPU]
-    #[arg(long)]
+    /// The type of weights and activations [default: f32 on the CPU, bf16 on a GPU]
+    #[arg(long, value_parser = dtype_parser())]
     dtype: Option<DType>,
     /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely [default: auto]
     #[arg(long)]
@@ -30,8 +31,8 @@ pub struct WeightsArgs {
     /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
     #[arg(long)]
     expand: bool,
-    /// The most tokens of prompt and answer together [default: the model's]
-    #[arg(long, value_name = "TOKENS")]
+    /// The most tokens of prompt and answer together, at most the model's [default: the model's]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     context: Option<usize>,
 }
 
@@ -43,8 +44,9 @@ pub struct ModelArgs {
     /// Where to run: `cpu`, `cuda` or `cuda:N` [default: cpu]
     #[arg(long)]
     device: Option<Device>,
-    /// On a GPU, the part of the free memory that weights and the cache of keys and values may take [default: 0.85]
-    #[arg(long, value_name = "PART")]
+    /// On a GPU, the part of the free memory that weights and the cache of keys and values may take: above 0, at most 1
+    /// [default: 0.85]
+    #[arg(long, value_name = "PART", value_parser = parse_part)]
     mem_fraction_static: Option<f64>,
     /// On a GPU, do not capture steps that only generate as CUDA graphs: slower, with the same tokens
     #[arg(long)]
@@ -52,6 +54,23 @@ pub struct ModelArgs {
     /// Do not give steps to the device before the tokens of the step ahead are known: slower, with the same tokens
     #[arg(long)]
     no_overlap: bool,
+}
+
+/// The types that models are computed in.
+fn dtype_parser() -> impl TypedValueParser<Value = DType> {
+    const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+    PossibleValuesParser::new(TYPES.map(DType::name)).try_map(|name| name.parse::<DType>())
+}
+
+/// A count that cannot be zero.
+pub fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+/// A number above 0 and at most 1.
+fn parse_part(text: &str) -> std::result::Result<f64, String> {
+    let part: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if part > 0.0 && part <= 1.0 { Ok(part) } else { Err("expected a number above 0 and at most 1".into()) }
 }
 
 /// The type of keys and values.
@@ -194,7 +213,7 @@ pub struct SamplingArgs {
     /// Only this many of the most likely tokens are possible; 0 for all
     #[arg(long, default_value_t = 0)]
     top_k: usize,
-    /// Only the most likely tokens whose probabilities add up to this are possible
+    /// Only the most likely tokens whose probabilities add up to this are possible: above 0, 1 for all
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
     /// Only tokens at least this probable, relative to the most likely, are possible
@@ -256,8 +275,11 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// One line for people.
-    pub fn summary(&self) -> String {
+    /// One line for people. Of an answer that failed there is no speed.
+    pub fn summary(&self) -> Option<String> {
+        if matches!(self.reason, FinishReason::Failed(_)) {
+            return None;
+        }
         let Usage { prompt_tokens, cached_tokens, output_tokens, .. } = self.usage;
         let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         let computed = prompt_tokens - cached_tokens;
@@ -269,7 +291,7 @@ impl Answer {
         if output_tokens > 1 {
             line += &format!("; {output_tokens} tokens, {:.1} tok/s", rate(output_tokens - 1, self.rest));
         }
-        line
+        Some(line)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::model::{ModelArgs, WeightsArgs};
 use std::path::{Path, PathBuf};
 use warpsmith::device::DeviceInfo;
 use warpsmith::op::survey::Needed;
-use warpsmith_engine::models::{Config, RandomWeights};
+use warpsmith_engine::models::{self, Config, RandomWeights};
 use warpsmith_engine::weights::Checkpoint;
 use warpsmith_engine::{Engine, EngineOptions, Error, Result, needed_kernels};
 
@@ -21,7 +21,7 @@ pub enum Source {
 impl Source {
     /// `random` names a configuration; without it, `path` is that of the model.
     pub fn new(random: Option<&str>, path: impl FnOnce() -> Result<PathBuf>) -> Result<Source> {
-        let Some(random) = random else { return Ok(Source::File(Checkpoint::open(path()?)?)) };
+        let Some(random) = random else { return Ok(Source::File(models::open(path()?)?)) };
         let json = match RandomWeights::config(random) {
             Some(json) => json,
             None => read(random)?,

@@ -1,5 +1,7 @@
 //! What can go wrong in the engine.
 
+use std::path::{Path, PathBuf};
+
 /// `Result` with the engine's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -20,8 +22,10 @@ pub enum Error {
     Text(#[from] crate::text::Error),
 
     /// A model's configuration cannot be used.
-    #[error("model configuration: `{key}`: expected {expected}, got {got}")]
+    #[error("{}model configuration: `{key}`: expected {expected}, got {got}", in_front(.file))]
     Config {
+        /// The file it is from, if it is from one.
+        file: Option<PathBuf>,
         /// The key at fault.
         key: String,
         /// What could be used.
@@ -31,8 +35,10 @@ pub enum Error {
     },
 
     /// A tensor of the weights is missing or does not fit the configuration.
-    #[error("weights: tensor `{name}`: expected {expected}, got {got}")]
+    #[error("{}weights: tensor `{name}`: expected {expected}, got {got}", in_front(.file))]
     Tensor {
+        /// The file or folder it is in, or should be in, if it is in one.
+        file: Option<PathBuf>,
         /// Its name in the file.
         name: String,
         /// What the model needs.
@@ -80,11 +86,19 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn config(key: &str, expected: impl Into<String>, got: impl ToString) -> Error {
-        Error::Config { key: key.into(), expected: expected.into(), got: got.to_string() }
+        Error::Config { file: None, key: key.into(), expected: expected.into(), got: got.to_string() }
     }
 
     pub(crate) fn tensor(name: &str, expected: impl Into<String>, got: impl ToString) -> Error {
-        Error::Tensor { name: name.into(), expected: expected.into(), got: got.to_string() }
+        Error::Tensor { file: None, name: name.into(), expected: expected.into(), got: got.to_string() }
+    }
+
+    /// The same error of a configuration or a tensor, with its file, unless it has one.
+    pub(crate) fn in_file(mut self, path: Option<&Path>) -> Error {
+        if let Error::Config { file, .. } | Error::Tensor { file, .. } = &mut self {
+            *file = file.take().or_else(|| path.map(Path::to_path_buf));
+        }
+        self
     }
 
     pub(crate) fn request(what: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {
@@ -94,4 +108,9 @@ impl Error {
     pub(crate) fn settings(what: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {
         Error::Settings { what, expected: expected.into(), got: got.to_string() }
     }
+}
+
+/// A file as it stands at the beginning of a message.
+fn in_front(file: &Option<PathBuf>) -> String {
+    file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()))
 }

@@ -11,7 +11,8 @@ pub use error::HubError;
 
 use crate::env;
 use crate::error::{Error, Result};
-use crate::weights::shard_files;
+use crate::models::Config;
+use crate::weights::{Metadata, read_json, shard_files};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 use std::path::{Path, PathBuf};
@@ -242,7 +243,10 @@ impl Remote<'_, '_> {
         for file in OTHERS.into_iter().filter(|file| has(file)) {
             self.get(&commit, file)?;
         }
-        self.get(&commit, CONFIG)?;
+        let config = self.get(&commit, CONFIG)?;
+        // Before gigabytes of weights are downloaded for nothing.
+        let metadata = Metadata::Config(read_json(&config, "an object")?);
+        Config::judge(&metadata).map_err(|error| error.in_file(Some(&config)))?;
         let mut weights = vec![SINGLE.to_string()];
         if has(INDEX) {
             weights = shard_files(&self.get(&commit, INDEX)?)?;

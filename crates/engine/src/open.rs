@@ -22,7 +22,7 @@ pub struct OpenOptions {
     pub kv_dtype: Option<DType>,
     /// Expands quantised matrices to `dtype` when they are loaded, instead of multiplying them as they are.
     pub expand: bool,
-    /// The most tokens of a request; the model's.
+    /// The most tokens of a request, at most the model's; these.
     pub max_positions: Option<usize>,
     /// Tokens that the page pool holds. On a GPU as many as `mem_fraction_static` leaves room for; on the CPU as many as two
     /// of the longest requests need, within a quarter of the free memory.
@@ -61,6 +61,15 @@ impl OpenOptions {
         }
     }
 
+    /// The part of the memory that weights and pages may take.
+    fn mem_fraction_static(&self) -> Result<f64> {
+        let fraction = self.mem_fraction_static.unwrap_or(0.85);
+        match fraction > 0.0 && fraction <= 1.0 {
+            true => Ok(fraction),
+            false => Err(Error::settings("mem_fraction_static", "a number above 0 and at most 1", fraction)),
+        }
+    }
+
     fn page_size(&self) -> usize {
         let default = if self.device() == Device::Cpu { 16 } else { 64 };
         self.page_size.unwrap_or(default)
@@ -85,7 +94,7 @@ impl Engine {
         options: OpenOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Engine> {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = models::open(path)?;
         let config = Config::from_checkpoint(&checkpoint)?;
         let total = checkpoint.tensors().map(|tensor| tensor.numel()).sum();
         let engine = Engine::with_weights(&config, &Watched::new(&checkpoint, total, progress), options)?;
@@ -106,6 +115,7 @@ impl Engine {
         // Refused before anything is loaded.
         let kv_dtype = engine.kv_dtype()?;
         engine.validate_page_size()?;
+        let fraction = options.mem_fraction_static()?;
         let load = LoadOptions {
             dtype,
             device,
@@ -115,7 +125,7 @@ impl Engine {
         };
         let before = device.memory()?.free;
         let model = models::load(config, weights, load)?;
-        let num_pages = num_pages(model.config(), &options, kv_dtype, before)?;
+        let num_pages = num_pages(model.config(), &options, kv_dtype, (before, fraction))?;
         let engine = EngineOptions { num_pages, ..engine };
         Engine::new(model, engine)
     }
@@ -154,8 +164,14 @@ fn no_tokenizer() -> Error {
     Error::request("prompt", "token ids, because the engine has no tokenizer", "text")
 }
 
-/// The pages of the pool, for a model that is loaded by now. `before` is the memory that was free before.
-fn num_pages(config: &Config, options: &OpenOptions, kv_dtype: DType, before: u64) -> Result<usize> {
+/// The pages of the pool, for a model that is loaded by now. `before` is the memory that was free before, and `fraction` the
+/// part of it that may be taken.
+fn num_pages(
+    config: &Config,
+    options: &OpenOptions,
+    kv_dtype: DType,
+    (before, fraction): (u64, f64),
+) -> Result<usize> {
     let (device, page_size) = (options.device(), options.page_size());
     if let Some(tokens) = options.pool_tokens {
         return Ok(tokens.div_ceil(page_size));
@@ -169,16 +185,12 @@ fn num_pages(config: &Config, options: &OpenOptions, kv_dtype: DType, before: u6
     }
     // What was freed while the model was loaded is free only when the device is done with it.
     device.synchronize()?;
-    let pages = pages_within(options.mem_fraction_static, before, device.memory()?.free, page_bytes)?;
+    let pages = pages_within(fraction, before, device.memory()?.free, page_bytes)?;
     Ok(pages.min(most) as usize)
 }
 
 /// The pages that fit in a part of the memory that was free `before`, of which the model has left `after`.
-fn pages_within(fraction: Option<f64>, before: u64, after: u64, page_bytes: u64) -> Result<u64> {
-    let fraction = fraction.unwrap_or(0.85);
-    if !(fraction > 0.0 && fraction <= 1.0) {
-        return Err(Error::settings("mem_fraction_static", "a number above 0 and at most 1", fraction));
-    }
+fn pages_within(fraction: f64, before: u64, after: u64, page_bytes: u64) -> Result<u64> {
     let taken = before.saturating_sub(after);
     let allowed = (before as f64 * fraction) as u64;
     match allowed.saturating_sub(taken).min(after) / page_bytes {
@@ -199,11 +211,16 @@ mod tests {
 
     #[test]
     fn pages_take_what_the_weights_leave_of_their_part() {
-        assert_eq!(pages_within(Some(0.5), 1000, 800, 10).unwrap(), 30);
-        assert_eq!(pages_within(None, 1000, 1000, 10).unwrap(), 85);
-        assert_eq!(pages_within(Some(1.0), 1000, 300, 10).unwrap(), 30);
-        for (fraction, after) in [(0.5, 500), (0.5, 400), (0.0, 900), (1.5, 900), (f64::NAN, 900)] {
-            let told = pages_within(Some(fraction), 1000, after, 10).unwrap_err().to_string();
+        assert_eq!(pages_within(0.5, 1000, 800, 10).unwrap(), 30);
+        assert_eq!(pages_within(1.0, 1000, 300, 10).unwrap(), 30);
+        for (fraction, after) in [(0.5, 500), (0.5, 400)] {
+            let told = pages_within(fraction, 1000, after, 10).unwrap_err().to_string();
+            assert!(told.contains("`mem_fraction_static`"), "{told}");
+        }
+        assert_eq!(OpenOptions::default().mem_fraction_static().unwrap(), 0.85);
+        for fraction in [0.0, -0.1, 1.5, f64::NAN] {
+            let options = OpenOptions { mem_fraction_static: Some(fraction), ..OpenOptions::default() };
+            let told = options.mem_fraction_static().unwrap_err().to_string();
             assert!(told.contains("`mem_fraction_static`"), "{told}");
         }
     }

@@ -35,7 +35,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Only this many of the most likely tokens are possible; zero for all.
     pub top_k: usize,
-    /// Only the fewest most likely tokens whose probabilities add up to this are possible; 1 for all.
+    /// Only the fewest most likely tokens whose probabilities add up to this, above 0, are possible; 1 for all.
     pub top_p: f32,
     /// Only tokens at least this probable, relative to the most likely one, are possible; zero for all.
     pub min_p: f32,
@@ -99,6 +99,9 @@ impl SamplingParams {
     /// # Errors
     /// Names the first that is not.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::request("top_p", "a number above 0 and at most 1", self.top_p));
+        }
         let real = |what, value: f32, least: f32, most: f32| {
             if value.is_finite() && (least..=most).contains(&value) {
                 return Ok(());
@@ -116,7 +119,6 @@ impl SamplingParams {
             false => Err(Error::request(what, format!("tokens from 0 to below {vocab_size}"), id)),
         };
         real("temperature", self.temperature, 0.0, 100.0)?;
-        real("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
         real("min_p", self.min_p, 0.0, 1.0)?;
         real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
         real("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
@@ -228,7 +230,10 @@ mod tests {
         for (name, params) in wrong {
             let told = params.validate(10).unwrap_err().to_string();
             assert!(told.contains(&format!("`{name}`")), "{told}");
+            assert!(told.len() < 120, "{told}");
         }
+        let told = SamplingParams { top_p: 0.0, ..Default::default() }.validate(10).unwrap_err().to_string();
+        assert!(told.ends_with("expected a number above 0 and at most 1, got 0"), "{told}");
         SamplingParams::default().validate(10).unwrap();
     }
 }

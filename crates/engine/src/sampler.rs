@@ -129,10 +129,6 @@ pub fn choose(
         column(draws, stream, |draw| draw.params.min_p)?,
     );
     let mut tokens = Tensor::empty_on(&[draws.len()], DType::I32, stream)?;
-    let mut logprobs = match draws.iter().any(|draw| draw.params.logprobs.is_some()) {
-        true => Some(Tensor::empty_on(&[draws.len()], DType::F32, stream)?),
-        false => None,
-    };
     Sample::new(changed.as_ref().map_or(raw, Tensor::view), &seed, &position)
         .temperature(&temperature)
         .top_k(&top_k)
@@ -140,25 +136,23 @@ pub fn choose(
         .min_p(&min_p)
         .raw(raw)
         .vocab(vocab)
-        .run_into(&mut tokens, logprobs.as_mut().map(Into::into), stream)?;
+        .run_into(&mut tokens, None, stream)?;
     let tokens: Vec<i32> = tokens.to_vec()?;
-    let logprobs: Option<Vec<f32>> = logprobs.map(|logprobs| logprobs.to_vec()).transpose()?;
     let mut choices = Vec::with_capacity(draws.len());
     for (i, (draw, &token)) in draws.iter().zip(&tokens).enumerate() {
         if token < 0 {
             choices.push(None);
             continue;
         }
-        let logprob =
-            logprobs.as_ref().filter(|_| draw.params.logprobs.is_some()).map(|logprobs| logprobs[i]);
-        let top = match draw.params.logprobs {
-            Some(count) if count > 0 => {
-                let row = raw.narrow(0, i, 1).expect("a row for each draw").to_vec::<f32>()?;
-                most_likely(&row[..vocab.min(row.len())], count)
-            }
-            _ => Vec::new(),
+        let Some(count) = draw.params.logprobs else {
+            choices.push(Some(Choice { token, logprob: None, top: Vec::new() }));
+            continue;
         };
-        choices.push(Some(Choice { token, logprob, top }));
+        // All of a place by one computation: a token has the same number wherever it is told.
+        let row = raw.narrow(0, i, 1).expect("a row for each draw").to_vec::<f32>()?;
+        let row = Logprobs::new(&row[..vocab.min(row.len())]);
+        let logprob = row.of(token as usize);
+        choices.push(Some(Choice { token, logprob: Some(logprob), top: row.most_likely(count) }));
     }
     Ok(choices)
 }
@@ -217,23 +211,43 @@ fn penalized(logits: TensorView<'_>, draws: &[Draw<'_>], stream: &Stream) -> Res
     Ok(Some(changed))
 }
 
-/// The most likely tokens of a row.
-fn most_likely(logits: &[f32], count: usize) -> Vec<TokenLogprob> {
-    // NaN counts as minus infinity, as it does for `sample`.
-    let logit = |token: usize| if logits[token].is_nan() { f32::NEG_INFINITY } else { logits[token] };
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    let by_rank = |&a: &usize, &b: &usize| logit(b).total_cmp(&logit(a)).then(a.cmp(&b));
-    let count = count.min(order.len());
-    if count < order.len() {
-        order.select_nth_unstable_by(count, by_rank);
-        order.truncate(count);
+/// The log-probabilities of a row of logits.
+struct Logprobs<'a> {
+    logits: &'a [f32],
+    largest: f64,
+    log_sum: f64,
+}
+
+impl Logprobs<'_> {
+    fn new(logits: &[f32]) -> Logprobs<'_> {
+        let row = Logprobs { logits, largest: 0.0, log_sum: 0.0 };
+        let all = || (0..logits.len()).map(|token| f64::from(row.logit(token)));
+        let largest = all().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = all().map(|logit| (logit - largest).exp()).sum();
+        Logprobs { largest, log_sum: sum.ln(), ..row }
     }
-    order.sort_unstable_by(by_rank);
-    let Some(&first) = order.first() else { return Vec::new() };
-    let largest = f64::from(logit(first));
-    let sum: f64 = (0..logits.len()).map(|token| (f64::from(logit(token)) - largest).exp()).sum();
-    let logprob = |token: usize| (f64::from(logit(token)) - largest - sum.ln()) as f32;
-    order.into_iter().map(|token| TokenLogprob { token: token as i32, logprob: logprob(token) }).collect()
+
+    /// NaN counts as minus infinity, plus infinity as the largest number, as they do for `sample`.
+    fn logit(&self, token: usize) -> f32 {
+        let logit = self.logits[token];
+        if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) }
+    }
+
+    fn of(&self, token: usize) -> f32 {
+        (f64::from(self.logit(token)) - self.largest - self.log_sum) as f32
+    }
+
+    /// The most likely tokens, the likeliest first, the lowest of equal ones.
+    fn most_likely(&self, count: usize) -> Vec<TokenLogprob> {
+        let mut order: Vec<usize> = (0..self.logits.len()).collect();
+        let by_rank = |&a: &usize, &b: &usize| self.logit(b).total_cmp(&self.logit(a)).then(a.cmp(&b));
+        if count < order.len() {
+            order.select_nth_unstable_by(count, by_rank);
+            order.truncate(count);
+        }
+        order.sort_unstable_by(by_rank);
+        order.into_iter().map(|token| TokenLogprob { token: token as i32, logprob: self.of(token) }).collect()
+    }
 }
 
 /// The seed of one of several outputs of a request.
@@ -330,5 +344,32 @@ mod tests {
         let top: Vec<i32> = choice.top.iter().map(|top| top.token).collect();
         assert_eq!(top, [0, 1]);
         assert!((choice.top[0].logprob - 0.5f32.ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_token_has_the_same_log_probability_wherever_it_is_told() {
+        let width = 1000;
+        let mut random = warpsmith::tensor::Random::new(3);
+        for scale in [0.1, 3.0, 40.0] {
+            let logits: Vec<f32> = (0..width).map(|_| (scale * random.normal()) as f32).collect();
+            let asked = |count| SamplingParams { logprobs: Some(count), ..SamplingParams::greedy() };
+            let [alone, with_top] = [0, 5].map(|count| pick(&logits, &asked(count), width).unwrap());
+            assert_eq!((alone.top.len(), with_top.top.len()), (0, 5));
+            assert_eq!(with_top.top[0].token, with_top.token);
+            let bits = |logprob: f32| logprob.to_bits();
+            assert_eq!(bits(with_top.top[0].logprob), bits(with_top.logprob.unwrap()));
+            assert_eq!(bits(alone.logprob.unwrap()), bits(with_top.logprob.unwrap()));
+            let exact: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+            let exact = f64::from(logits[alone.token as usize]) - exact;
+            assert!(
+                (f64::from(alone.logprob.unwrap()) - exact).abs() <= 1e-6 * exact.abs().max(1e-6),
+                "{exact}"
+            );
+        }
+        // Infinity is the largest number, and there are more places than tokens.
+        let params = SamplingParams { logprobs: Some(5), ..SamplingParams::greedy() };
+        let choice = pick(&[1.0, f32::INFINITY, f32::NAN], &params, 3).unwrap();
+        assert_eq!((choice.token, choice.logprob, choice.top.len()), (1, Some(0.0), 3));
+        assert_eq!(choice.top[2], TokenLogprob { token: 2, logprob: f32::NEG_INFINITY });
     }
 }

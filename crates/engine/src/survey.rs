@@ -123,8 +123,8 @@ impl Passes {
     fn choose(&self, rows: usize) -> Result<()> {
         let logits = Tensor::zeros(&[rows, self.columns], DType::F32, Device::Cpu)?;
         let plain = SamplingParams::greedy();
-        let full =
-            SamplingParams { logprobs: Some(0), logit_bias: vec![(0, 1.0)], ..SamplingParams::greedy() };
+        // Log-probabilities need no kernel.
+        let full = SamplingParams { logit_bias: vec![(0, 1.0)], ..SamplingParams::greedy() };
         let history = History::default();
         for params in [&plain, &full] {
             // Each its own row, and all the first.
@@ -154,6 +154,18 @@ impl WeightSource for Outline<'_> {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.0.shape(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        self.0.stored_dtype(name)
+    }
+
+    fn file(&self, name: &str) -> Option<&std::path::Path> {
+        self.0.file(name)
     }
 
     fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {

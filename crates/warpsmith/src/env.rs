@@ -1,4 +1,6 @@
 //! The environment variables the library reads, all of them, in one place.
+//!
+//! Those about the CPU are judged when a call is planned: a value that means nothing is an error that names the variable.
 
 use std::path::PathBuf;
 

@@ -3,12 +3,12 @@
 mod report;
 mod runs;
 
-use crate::model::ModelArgs;
+use crate::model::{ModelArgs, at_least_one};
 use crate::source::{self, Source};
 use report::{Form, Report, Row};
 use runs::{Requests, prefix, time};
 use std::process::ExitCode;
-use warpsmith_engine::{EngineOptions, Error, Result};
+use warpsmith_engine::{EngineOptions, Result};
 
 /// Measure how fast a model reads prompts and writes tokens
 ///
@@ -30,20 +30,20 @@ pub struct Args {
     #[arg(long, short = 'n', value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     generate: Vec<usize>,
     /// Numbers of sequences that generate at the same time; can be repeated
-    #[arg(long, short = 'b', value_name = "SEQUENCES", value_delimiter = ',', default_value = "1")]
+    #[arg(long, short = 'b', value_name = "SEQUENCES", value_delimiter = ',', default_value = "1", value_parser = at_least_one())]
     batch: Vec<usize>,
     /// Also serve a set of requests as fast as possible, and count the tokens that they generate
     #[arg(long)]
     workload: Option<Workload>,
     /// Requests of the workload
-    #[arg(long, value_name = "REQUESTS", default_value_t = 256, requires = "workload")]
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256, requires = "workload", value_parser = at_least_one())]
     requests: usize,
     /// Also compare the first token of a prompt of this many tokens and a few more with that of a second one with the same
     /// beginning; can be repeated
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     prefix: Vec<usize>,
     /// Runs of each row
-    #[arg(long, short = 'r', value_name = "RUNS", default_value_t = 5)]
+    #[arg(long, short = 'r', value_name = "RUNS", default_value_t = 5, value_parser = at_least_one())]
     repetitions: usize,
     /// The form of the output
     #[arg(long, short, default_value = "md")]
@@ -73,7 +73,7 @@ impl Args {
             None => [1, 1],
         };
         let most = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
-        let max_running = most(&self.batch).max(workload[0]).max(1);
+        let max_running = most(&self.batch).max(workload[0]);
         let tokens =
             most(&self.prompt).max(512).max(workload[1]).max(max_running).max(most(&self.prefix).min(8192));
         EngineOptions {
@@ -87,12 +87,9 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.batch.contains(&0) {
-        return Err(Error::Settings { what: "batch", expected: "1 or more".into(), got: "0".into() });
-    }
     let source = Source::new(args.random.as_deref(), || args.model.path())?;
     let mut engine = source.open(&args.model, args.engine_options())?;
-    let runs = args.repetitions.max(1);
+    let runs = args.repetitions;
     let mut rows = Vec::new();
     for &prompt in args.prompt.iter().filter(|&&prompt| prompt > 0) {
         let seconds = measure(runs, |run| time(&mut engine, &Requests::alike(1, prompt, 1), run))?;

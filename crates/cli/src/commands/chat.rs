@@ -92,8 +92,8 @@ fn reply(
     if let FinishReason::Failed(why) = answer.reason {
         return Ok(Err(why));
     }
-    if args.stats {
-        eprintln!("{}", answer.summary());
+    if let Some(summary) = answer.summary().filter(|_| args.stats) {
+        eprintln!("{summary}");
     }
     Ok(Ok(answer.text))
 }

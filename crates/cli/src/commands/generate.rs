@@ -66,6 +66,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "first_token_ms": answer.first.as_secs_f64() * 1e3,
             "rest_ms": answer.rest.as_secs_f64() * 1e3,
         });
+        if answer.summary().is_none() {
+            // It failed: there is nothing to time.
+            result["first_token_ms"] = Value::Null;
+            result["rest_ms"] = Value::Null;
+        }
         if args.logprobs.is_some() {
             let likely = |best: &Vec<TokenLogprob>| -> Vec<Value> {
                 best.iter().map(|best| json!({ "token": best.token, "logprob": best.logprob })).collect()
@@ -76,7 +81,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         print(&format!("{result:#}\n"))?;
     } else {
         print("\n")?;
-        eprintln!("{}", answer.summary());
+        if let Some(summary) = answer.summary() {
+            eprintln!("{summary}");
+        }
     }
     if let FinishReason::Failed(why) = &answer.reason {
         eprintln!("error: {why}");

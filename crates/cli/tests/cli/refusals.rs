@@ -1,7 +1,9 @@
 //! What the commands refuse, and what they say then.
 
-use super::{Stored, fails, floats, parse, run, store, succeeds};
+use super::models::{RANDOM, talking};
+use super::{Stored, fails, floats, parse, run, store, succeeds, warpsmith};
 use safetensors::tensor::Dtype;
+use std::path::Path;
 
 #[test]
 fn explain_refuses_what_makes_no_sense() {
@@ -149,4 +151,110 @@ fn evidence_updates_the_readme_and_the_page_of_every_device() {
     assert!(std::fs::read_to_string(evidence.join("gpu-9.md")).unwrap().starts_with("# GPU 9\n"));
     // What is up to date is not written again.
     assert_eq!(String::from_utf8(run(&update).stderr).unwrap(), "");
+}
+
+#[test]
+fn options_out_of_range_are_refused_with_the_range() {
+    // By the command line itself, whatever the model is.
+    for (option, value, told) in [
+        ("--context", "0", "is not in 1.."),
+        ("-r", "0", "is not in 1.."),
+        ("--batch", "1,0", "is not in 1.."),
+        ("--mem-fraction-static", "5", "a number above 0 and at most 1"),
+        ("--mem-fraction-static", "0", "a number above 0 and at most 1"),
+        ("--mem-fraction-static", "NaN", "a number above 0 and at most 1"),
+        ("--dtype", "i32", "possible values: f32, bf16, f16"),
+        ("--dtype", "f8e4m3", "possible values: f32, bf16, f16"),
+    ] {
+        let output = run(&["bench-model", "--model", RANDOM, option, value]);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{option} {value}: {message}");
+        assert!(message.contains(told), "{option} {value}: {message}");
+    }
+    let help = succeeds(&["generate", "--help"]);
+    assert!(help.contains("[possible values: f32, bf16, f16]"), "{help}");
+    // By the model.
+    let told = fails(&["bench-model", "--model", RANDOM, "--context", "129"]);
+    assert!(told.contains("a context of 1 to 128 tokens") && told.contains("got 129"), "{told}");
+    let folder = tempfile::tempdir().unwrap();
+    talking(folder.path(), |_| ());
+    let told = fails(&["generate", "abc", "--top-p", "0", "--model", folder.path().to_str().unwrap()]);
+    assert!(told.contains("`top_p`: expected a number above 0 and at most 1, got 0"), "{told}");
+}
+
+#[test]
+fn settings_of_the_environment_that_cannot_be_read_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in", "out"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    store(&input, &[("x", Dtype::F32, &[1, 2], floats(&[1.0, 2.0]))]);
+    for (name, value, told) in [
+        ("WARPSMITH_NUM_THREADS", "abc", "a number from 1 to 4096"),
+        ("WARPSMITH_NUM_THREADS", "0", "a number from 1 to 4096"),
+        ("WARPSMITH_NUM_THREADS", "5000", "a number from 1 to 4096"),
+        ("WARPSMITH_CPU_TIER", "avx1024", "portable"),
+        ("WARPSMITH_CPU_MATRIX", "tpu", "portable"),
+    ] {
+        let on_op = warpsmith(folder.path())
+            .args(["run", "rms_norm", "--device", "cpu", "--input"])
+            .arg(&input)
+            .arg("--output")
+            .arg(&output)
+            .env(name, value)
+            .output()
+            .unwrap();
+        let model = ["bench-model", "--model", RANDOM, "-p", "4", "-n", "0", "-r", "1"];
+        let on_model = warpsmith(folder.path()).args(model).env(name, value).output().unwrap();
+        for run in [on_op, on_model] {
+            let message = String::from_utf8(run.stderr).unwrap();
+            assert_eq!(run.status.code(), Some(1), "{name}={value}: {message}");
+            assert!(message.contains(told) && message.contains(value), "{name}={value}: {message}");
+        }
+    }
+}
+
+#[test]
+fn no_speed_is_told_of_an_answer_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    // All weights are NaN.
+    talking(folder.path(), |weights| weights.fill(0xff));
+    let model = folder.path().to_str().unwrap();
+    let question = ["generate", "abc", "--max-tokens", "4", "--model", model];
+    let told = fails(&question);
+    assert!(told.contains("not numbers") && !told.contains("tok/s"), "{told}");
+    let output = run(&[&question[..], &["--json"]].concat());
+    let json = parse(&String::from_utf8(output.stdout).unwrap());
+    assert_eq!(json["finish_reason"], "failed");
+    assert!(json["first_token_ms"].is_null() && json["rest_ms"].is_null(), "{json}");
+}
+
+#[test]
+fn models_that_cannot_be_run_are_refused_by_family_head_size_and_file() {
+    // There are no weights: the configuration is judged before they are looked for.
+    let told = |config: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, config).unwrap();
+        let told = fails(&["generate", "abc", "--model", folder.path().to_str().unwrap()]);
+        assert!(told.contains(file.to_str().unwrap()), "the file is named: {told}");
+        told
+    };
+    let family = told(r#"{"model_type": "mamba"}"#);
+    assert!(
+        family.contains("`model_type`") && family.contains("llama, qwen3, gpt2, got \"mamba\""),
+        "{family}"
+    );
+    let head = told(r#"{"model_type": "llama", "hidden_size": 96, "num_attention_heads": 2}"#);
+    assert!(head.contains("32, 64, 80, 96, 128, 160, 192, 256, got 48"), "{head}");
+    // Errors of weights name their file.
+    let folder = tempfile::tempdir().unwrap();
+    talking(folder.path(), |_| ());
+    let config = std::fs::read_to_string(Path::new(RANDOM).join("config.json")).unwrap();
+    let changed = config.replace("\"intermediate_size\": 80", "\"intermediate_size\": 81");
+    assert_ne!(config, changed);
+    std::fs::write(folder.path().join("config.json"), changed).unwrap();
+    let told = fails(&["generate", "abc", "--model", folder.path().to_str().unwrap()]);
+    assert!(
+        told.contains("model.safetensors: weights: tensor `model.layers.0.mlp.gate_proj.weight`"),
+        "{told}"
+    );
 }

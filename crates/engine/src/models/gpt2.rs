@@ -1,17 +1,21 @@
-//! GPT-2: layer norms with biases, learned positions, a feed-forward layer with tanh GELU.
+//! GPT-2: layer norms with biases, learned positions, a feed-forward layer without a gate.
 
 use super::layers::{Attention, Buffer, Norm, Selection, Table};
 use super::names::{Loader, Part};
 use super::products::Projection;
 use super::{Config, Model};
 use crate::batch::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::KvCache;
-use warpsmith::ops::linear::Activation;
 use warpsmith::{Stream, TensorViewMut};
 
 /// Loads a GPT-2.
 pub(super) fn load(config: &Config, loader: &Loader<'_>) -> Result<Box<dyn Model>> {
+    let widths = [config.num_heads, config.num_kv_heads].map(|heads| heads * config.head_dim);
+    if widths != [config.hidden_size; 2] {
+        let expected = format!("{}, the model's width, for queries and for keys", config.hidden_size);
+        return Err(Error::config("num_heads * head_dim", expected, format!("{widths:?}")));
+    }
     Ok(Box::new(Gpt2::load(config, loader)?))
 }
 
@@ -122,7 +126,7 @@ impl Layer {
             attention: Attention::load(config, loader, layer, None)?,
             out: one(Part::AttentionOut, hidden, hidden)?,
             mlp_norm: Norm::load(loader, Part::MlpNorm, layer, hidden, eps)?,
-            up: one(Part::Up, inner, hidden)?.activation(Activation::GeluTanh),
+            up: one(Part::Up, inner, hidden)?.activation(config.activation),
             down: one(Part::Down, hidden, inner)?,
         })
     }

@@ -157,6 +157,8 @@ pub struct Attention {
     num_kv_heads: usize,
     head_dim: usize,
     rotary: Option<Rotary>,
+    /// The factor of the scores, where it is not that of the head size.
+    score_scale: Option<f32>,
     /// Norms of the heads of queries and keys, before they are rotated.
     norms: Option<(Norm, Norm)>,
     /// What keys and values are divided by where they are stored in 8 bits; 1 without.
@@ -178,6 +180,7 @@ impl Attention {
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
             rotary,
+            score_scale: config.score_scale(layer),
             norms: None,
             scales: loader.kv_scales(layer)?,
             store_plan: None,
@@ -225,6 +228,9 @@ impl Attention {
             PagedAttention::new(q.as_view(), k_pages, v_pages, &batch.page_table, &batch.kv_lens);
         if let Some((k_scale, v_scale)) = scales {
             attend = attend.scales(k_scale, v_scale);
+        }
+        if let Some(scale) = self.score_scale {
+            attend = attend.scale(scale);
         }
         if let Some(q_starts) = &batch.q_starts {
             attend = attend.q_starts(q_starts);

@@ -12,12 +12,14 @@ pub mod names;
 pub mod products;
 mod qwen3;
 mod random;
+mod scaled;
 mod source;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, RopeConfig, RopeScaling};
+pub use config::{Config, Fp8Config, RopeConfig, RopeScaling};
 pub use random::RandomWeights;
+pub use source::open;
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
@@ -52,6 +54,16 @@ type Load = fn(&Config, &Loader<'_>) -> Result<Box<dyn Model>>;
 /// The families, one line each, under their names in `config.json` and GGUF.
 static FAMILIES: &[(&str, Load)] = &[("llama", llama::load), ("qwen3", qwen3::load), ("gpt2", gpt2::load)];
 
+/// Whether there is a family of this name.
+fn is_family(name: &str) -> bool {
+    FAMILIES.iter().any(|(known, _)| *known == name)
+}
+
+/// The names of all families, for messages.
+fn family_names() -> String {
+    FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadOptions {
@@ -62,7 +74,7 @@ pub struct LoadOptions {
     /// Whether quantised matrices are multiplied as they are, with activations rounded to eight bits. Otherwise they are
     /// expanded to `dtype` first.
     pub quantized: bool,
-    /// The most positions it is used with; the configuration's if `None`.
+    /// The most positions it is used with, at most the configuration's; these if `None`.
     pub max_positions: Option<usize>,
     /// Tokens of a pass for which there is room from the start. Larger passes make room for themselves.
     pub reserve_tokens: usize,
@@ -83,13 +95,25 @@ impl Default for LoadOptions {
 /// Loads a model.
 ///
 /// # Errors
-/// If there is no such family, or a tensor is missing or has another shape than the configuration asks for.
+/// If there is no such family, or a tensor is missing, has another shape than the configuration asks for, or is one that the
+/// model does not read: then the file holds another model than the configuration describes.
 pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -> Result<Box<dyn Model>> {
     let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == config.architecture) else {
-        let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
-        return Err(Error::config("architecture", known.join(", "), &config.architecture));
+        return Err(Error::config("architecture", family_names(), &config.architecture));
     };
+    if ![DType::F32, DType::F16, DType::BF16].contains(&options.dtype) {
+        return Err(Error::settings("dtype", "f32, f16 or bf16", options.dtype));
+    }
     let mut config = config.clone();
-    config.max_positions = config.max_positions.min(options.max_positions.unwrap_or(usize::MAX));
-    load(&config, &Loader::new(weights, &config, options)?)
+    if let Some(asked) = options.max_positions {
+        if !(1..=config.max_positions).contains(&asked) {
+            let expected = format!("a context of 1 to {} tokens, as the model has", config.max_positions);
+            return Err(Error::settings("max_positions", expected, asked));
+        }
+        config.max_positions = asked;
+    }
+    let loader = Loader::new(weights, &config, options)?;
+    let model = load(&config, &loader)?;
+    loader.refuse_unread()?;
+    Ok(model)
 }

@@ -8,6 +8,7 @@ use super::{LoadOptions, layers};
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use warpsmith::op::survey;
 use warpsmith::ops::{self, QuantFormat};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView};
@@ -28,6 +29,17 @@ pub trait WeightSource {
 
     /// The sizes of a tensor, row-major; `None` if there is none of this name.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The names of all tensors.
+    fn names(&self) -> Vec<String>;
+
+    /// The type of a tensor's numbers as they are stored; `None` if it consists of blocks, or there is none of this name.
+    fn stored_dtype(&self, name: &str) -> Option<DType>;
+
+    /// The file that a tensor is in, or should be in, for messages.
+    fn file(&self, _: &str) -> Option<&Path> {
+        None
+    }
 
     /// The blocks of a quantised tensor as they are, `[rows, bytes of a row]`; `None` if it is not quantised.
     ///
@@ -95,6 +107,18 @@ impl WeightSource for Watched<'_> {
         self.source.shape(name)
     }
 
+    fn names(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        self.source.stored_dtype(name)
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        self.source.file(name)
+    }
+
     fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {
         let blocks = self.source.blocks(name)?;
         if blocks.is_some() {
@@ -118,6 +142,14 @@ impl WeightSource for HashMap<String, Tensor> {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.get(name).map(|tensor| tensor.shape().to_vec())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.keys().cloned().collect()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        self.get(name).map(Tensor::dtype)
     }
 
     fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
@@ -246,10 +278,12 @@ impl Part {
 
 /// The weights of one model, in the form that layers take: `[out, in]`, on the device, in one type.
 pub struct Loader<'a> {
-    source: &'a dyn WeightSource,
-    config: Config,
-    options: LoadOptions,
+    pub(super) source: &'a dyn WeightSource,
+    pub(super) config: Config,
+    pub(super) options: LoadOptions,
     stream: Stream,
+    /// The names of the tensors that were read.
+    pub(super) read: RefCell<HashSet<String>>,
 }
 
 impl<'a> Loader<'a> {
@@ -259,7 +293,7 @@ impl<'a> Loader<'a> {
         options: LoadOptions,
     ) -> Result<Loader<'a>> {
         let stream = Stream::new(options.device)?;
-        Ok(Loader { source, config: config.clone(), options, stream })
+        Ok(Loader { source, config: config.clone(), options, stream, read: RefCell::default() })
     }
 
     /// The stream that everything it returns is made on. Passes on the same stream need not be ordered with it.
@@ -318,22 +352,22 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.source.shape(name).is_some()
     }
 
     /// A tensor of this shape on the CPU.
     fn read(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.check_shape(name, shape)?;
-        self.source.tensor(name, self.options.dtype)
+        self.numbers(name)
     }
 
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         let Some(found) = self.source.shape(name) else {
-            return Err(Error::tensor(name, format!("shape {shape:?}"), "no such tensor"));
+            return Err(self.wrong(name, format!("shape {shape:?}"), "no such tensor"));
         };
         if found != shape {
-            return Err(Error::tensor(name, format!("shape {shape:?}"), format!("{found:?}")));
+            return Err(self.wrong(name, format!("shape {shape:?}"), format!("{found:?}")));
         }
         Ok(())
     }
@@ -343,10 +377,22 @@ impl<'a> Loader<'a> {
         self.place(&self.read(&self.name(part, layer, ".weight"), &[len])?)
     }
 
+    /// Whether a part has a bias; `None` if the file decides.
+    fn has_bias(&self, part: Part) -> Option<bool> {
+        match part {
+            Part::Query | Part::Key | Part::Value | Part::QueryKeyValue | Part::AttentionOut => {
+                self.config.attention_bias
+            }
+            Part::Gate | Part::Up | Part::Down => self.config.mlp_bias,
+            Part::AttentionNorm | Part::MlpNorm | Part::FinalNorm => Some(self.config.has_layer_norms()),
+            _ => Some(false),
+        }
+    }
+
     /// A bias, if the part has one.
     pub fn bias(&self, part: Part, layer: usize, len: usize) -> Result<Option<Tensor>> {
         let name = self.name(part, layer, ".bias");
-        if !self.has(&name) {
+        if !self.has_bias(part).unwrap_or_else(|| self.has(&name)) {
             return Ok(None);
         }
         let mut bias = self.read(&name, &[len])?;
@@ -370,8 +416,11 @@ impl<'a> Loader<'a> {
         }
         self.check_shape(&name, &[out, input])?;
         let matrix = match self.source.blocks(&name)?.filter(|_| self.options.quantized) {
-            Some((blocks, format)) => Matrix::Blocks(blocks, format),
-            None => Matrix::Plain(self.source.tensor(&name, self.options.dtype)?),
+            Some((blocks, format)) => {
+                self.note(&name);
+                Matrix::Blocks(blocks, format)
+            }
+            None => Matrix::Plain(self.numbers(&name)?),
         };
         let mut rows = matrix.tensor().clone();
         if self.has_interleaved_rows(part) {
@@ -394,16 +443,17 @@ impl<'a> Loader<'a> {
             let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
             let Some(count) = count.filter(|count| [1, heads].contains(count)) else {
                 let expected = format!("one number, or {heads} for the heads");
-                return Err(Error::tensor(name, expected, format!("shape {shape:?}")));
+                return Err(self.wrong(name, expected, format!("shape {shape:?}")));
             };
+            self.note(name);
             let tensor = self.source.tensor(name, DType::F32)?;
             let values: Vec<f32> = tensor.to_vec()?;
             if let Some(wrong) = values.iter().find(|scale| !(scale.is_finite() && **scale > 0.0)) {
-                return Err(Error::tensor(name, "finite numbers above 0", wrong));
+                return Err(self.wrong(name, "finite numbers above 0", wrong));
             }
             let flat = tensor.reshape(&[count]);
             let flat =
-                flat.ok_or_else(|| Error::tensor(name, "as many numbers as its shape says", values.len()))?;
+                flat.ok_or_else(|| self.wrong(name, "as many numbers as its shape says", values.len()))?;
             Ok(Some(self.place(&flat)?))
         };
         if self.source.naming() != Naming::Transformers {
@@ -415,7 +465,7 @@ impl<'a> Loader<'a> {
             (k, _) => {
                 let (there, missing) = if k.is_some() { ("k", "v") } else { ("v", "k") };
                 let name = format!("model.layers.{layer}.self_attn.{missing}_scale");
-                Err(Error::tensor(&name, format!("a tensor, because there is one for {there}"), "nothing"))
+                Err(self.wrong(&name, format!("a tensor, because there is one for {there}"), "nothing"))
             }
         }
     }
@@ -429,10 +479,10 @@ impl<'a> Loader<'a> {
         self.place(&matrix)
     }
 
-    /// The matrix of the logits: its own, or the embedding table's where the two are tied.
+    /// The matrix of the logits: its own, or the embedding table's where the two are tied and the file has no other.
     pub fn head(&self) -> Result<Matrix> {
         let (vocab, hidden) = (self.config.vocab_size, self.config.hidden_size);
-        let has_own = self.has(&self.name(Part::Head, 0, ".weight"));
+        let has_own = self.config.tied == Some(false) || self.has(&self.name(Part::Head, 0, ".weight"));
         self.matrix(if has_own { Part::Head } else { Part::Embedding }, 0, vocab, hidden)
     }
 
@@ -444,9 +494,17 @@ impl<'a> Loader<'a> {
             let pairs = self.config.head_dim / 2;
             let found = self.source.shape(DIVISORS).unwrap_or_default();
             if found != [pairs] {
-                return Err(Error::tensor(DIVISORS, format!("shape [{pairs}]"), format!("{found:?}")));
+                return Err(self.wrong(DIVISORS, format!("shape [{pairs}]"), format!("{found:?}")));
             }
-            rope.scaling = RopeScaling::Divisors(self.source.tensor(DIVISORS, DType::F32)?.to_vec()?);
+            self.note(DIVISORS);
+            let mut divisors: Vec<f32> = self.source.tensor(DIVISORS, DType::F32)?.to_vec()?;
+            if let Some(wrong) = divisors.iter().find(|divisor| !(divisor.is_finite() && **divisor > 0.0)) {
+                return Err(self.wrong(DIVISORS, "finite numbers above 0", wrong));
+            }
+            if let RopeScaling::Linear(factor) = rope.scaling {
+                divisors.iter_mut().for_each(|divisor| *divisor *= factor as f32);
+            }
+            rope.scaling = RopeScaling::Divisors(divisors);
         }
         layers::Rotary::new(&rope, self.config.head_dim, self.config.max_positions, self.options.device)
             .map(Some)

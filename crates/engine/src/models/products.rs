@@ -166,8 +166,9 @@ fn joined_biases(
     Ok(Some(stacked(&views, loader.stream())?))
 }
 
-/// The gated feed-forward layer: `down(silu(gate(x)) * up(x))`, added to the residual.
+/// The gated feed-forward layer: `down(act(gate(x)) * up(x))`, added to the residual.
 pub struct GatedMlp {
+    activation: Activation,
     gate_up: GateUp,
     down: Projection,
 }
@@ -175,7 +176,7 @@ pub struct GatedMlp {
 /// The first half of the layer.
 enum GateUp {
     /// One product with its activation.
-    Fused(Packed, Option<Plan>),
+    Fused { weight: Packed, bias: Option<Tensor>, plan: Option<Plan> },
     /// The two matrices are stored differently: their products first, then the activation.
     Apart(Projection, Option<Plan>),
 }
@@ -189,7 +190,10 @@ impl GatedMlp {
         let gate_up = match gate.is_stored_like(&up) {
             true => {
                 let both = Matrix::joined(vec![gate, up], loader.stream())?;
-                GateUp::Fused(Packed::new(both, Gate::Halves)?, None)
+                let bias = |part| loader.bias(part, layer, inner);
+                let biases = vec![bias(Part::Gate)?, bias(Part::Up)?];
+                let bias = joined_biases(biases, &[inner, inner], loader)?;
+                GateUp::Fused { weight: Packed::new(both, Gate::Halves)?, bias, plan: None }
             }
             false => {
                 let parts = [(Part::Gate, inner), (Part::Up, inner)];
@@ -197,7 +201,7 @@ impl GatedMlp {
             }
         };
         let down = Projection::load(loader, &[(Part::Down, hidden)], layer, inner)?;
-        Ok(GatedMlp { gate_up, down })
+        Ok(GatedMlp { activation: config.activation, gate_up, down })
     }
 
     /// `inner` is room for the activations between the two halves.
@@ -209,14 +213,25 @@ impl GatedMlp {
         stream: &Stream,
     ) -> Result<()> {
         match &mut self.gate_up {
-            GateUp::Fused(weight, plan) => product!(&*weight, x, call => {
-                call.activation(Activation::Silu).keep_plan(plan).run_into(inner.reborrow(), stream)?;
+            GateUp::Fused { weight, bias, plan } => product!(&*weight, x, call => {
+                let mut call = call.activation(self.activation);
+                if let Some(bias) = &*bias {
+                    call = call.bias(bias);
+                }
+                call.keep_plan(plan).run_into(inner.reborrow(), stream)?;
             }),
             GateUp::Apart(projection, plan) => {
                 let (rows, width) = (x.shape()[0], 2 * inner.shape()[1]);
                 let mut both = Tensor::empty_on(&[rows, width], x.dtype(), stream)?;
                 projection.forward(x, both.view_mut(), stream)?;
-                GatedAct::silu(&both).keep_plan(plan).run_into(inner.reborrow(), stream)?;
+                let act = match self.activation {
+                    Activation::Gelu => GatedAct::gelu,
+                    Activation::GeluTanh => GatedAct::gelu_tanh,
+                    Activation::Relu => GatedAct::relu,
+                    // No configuration asks for none.
+                    Activation::Silu | Activation::None => GatedAct::silu,
+                };
+                act(&both).keep_plan(plan).run_into(inner.reborrow(), stream)?;
             }
         }
         self.down.add_to(inner.as_view(), residual, stream)

@@ -17,7 +17,7 @@ const BLOCK: usize = 1_048_573;
 /// The deviation of matrices, as models are initialised with.
 const DEVIATION: f64 = 0.02;
 
-/// Weights that depend on a seed alone: normal matrices, and norms of ones. Making them takes seconds for any size.
+/// Weights that depend on a seed alone: normal matrices, norms of ones, and biases of zeros. Making them takes seconds for any size.
 pub struct RandomWeights {
     shapes: BTreeMap<String, Vec<usize>>,
     seed: u64,
@@ -61,6 +61,14 @@ impl RandomWeights {
         }
         let mut add = |part: Part, layer: usize, shape: &[usize]| {
             let name = part.names()[1].replace("{}", &layer.to_string());
+            let has_bias = match part {
+                Part::Query | Part::Key | Part::Value | Part::AttentionOut => config.attention_bias,
+                Part::Gate | Part::Up | Part::Down => config.mlp_bias,
+                _ => None,
+            };
+            if has_bias == Some(true) {
+                shapes.insert(format!("{name}.bias"), vec![shape[0]]);
+            }
             shapes.insert(name + ".weight", shape.to_vec());
         };
         add(Part::Embedding, 0, &[vocab, hidden]);
@@ -166,6 +174,14 @@ impl WeightSource for RandomWeights {
         self.shapes.get(name).cloned()
     }
 
+    fn names(&self) -> Vec<String> {
+        self.shapes.keys().cloned().collect()
+    }
+
+    fn stored_dtype(&self, _: &str) -> Option<DType> {
+        None
+    }
+
     fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
         Ok(None)
     }
@@ -173,7 +189,8 @@ impl WeightSource for RandomWeights {
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let shape = self.shapes.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
         if let &[len] = &shape[..] {
-            return Ok(Tensor::from_f64(&vec![1.0; len], &[len], dtype, Device::Cpu)?);
+            let number = if name.ends_with(".bias") { 0.0 } else { 1.0 };
+            return Ok(Tensor::from_f64(&vec![number; len], &[len], dtype, Device::Cpu)?);
         }
         let hash =
             name.bytes().fold(0u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

@@ -3,7 +3,8 @@
 use super::Config;
 use super::names::{Naming, WeightSource};
 use crate::error::{Error, Result};
-use crate::weights::{Checkpoint, Format, Metadata, Quantization, Value};
+use crate::weights::{Checkpoint, Encoding, Format, Metadata, Quantization};
+use std::path::{Path, PathBuf};
 use warpsmith::ops::QuantFormat;
 use warpsmith::{DType, Tensor};
 
@@ -17,6 +18,21 @@ impl WeightSource for Checkpoint {
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.get(name).map(|tensor| tensor.shape().to_vec())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors().map(|tensor| tensor.name().to_owned()).collect()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        match self.get(name)?.encoding() {
+            Encoding::Plain(dtype) => Some(dtype),
+            Encoding::Quantized(_) => None,
+        }
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        Some(self.get(name).map_or(self.path(), |tensor| tensor.file()))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {
@@ -46,42 +62,41 @@ fn format_of(quantization: Quantization) -> QuantFormat {
     }
 }
 
+/// Opens the files of a model. Its family and the size of its heads are judged before its tensors are looked at.
+///
+/// # Errors
+/// If there are no such models here, or the files cannot be read.
+pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
+    let path = path.as_ref();
+    Checkpoint::open_judged(path, |metadata| {
+        Config::judge(metadata).map_err(|error| error.in_file(Some(&described_in(path))))
+    })
+}
+
 impl Config {
     /// Reads the configuration that belongs to weights.
     ///
     /// # Errors
     /// As [`Config::from_json`].
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Config> {
-        match checkpoint.metadata() {
+        let config = match checkpoint.metadata() {
             Metadata::Config(config) => Config::from_json(&serde_json::Value::Object(config.clone())),
             Metadata::Gguf(keys) => {
                 const TABLE: &str = "token_embd.weight";
-                let shape = checkpoint.shape(TABLE);
-                let Some(&[vocab, _]) = shape.as_deref() else {
-                    return Err(Error::tensor(TABLE, "two dimensions", format!("{shape:?}")));
-                };
-                Config::from_gguf(&|key| keys.value(key).and_then(as_json), vocab)
+                Config::judge(checkpoint.metadata()).and_then(|()| {
+                    let shape = checkpoint.shape(TABLE);
+                    let Some(&[vocab, _]) = shape.as_deref() else {
+                        return Err(Error::tensor(TABLE, "two dimensions", format!("{shape:?}")));
+                    };
+                    Config::from_gguf(&|key| keys.value(key).cloned(), vocab)
+                })
             }
-        }
+        };
+        config.map_err(|error| error.in_file(Some(&described_in(checkpoint.path()))))
     }
 }
 
-/// A single value as JSON. Arrays have no use in a configuration.
-fn as_json(value: &Value) -> Option<serde_json::Value> {
-    Some(match value {
-        Value::U8(n) => (*n).into(),
-        Value::I8(n) => (*n).into(),
-        Value::U16(n) => (*n).into(),
-        Value::I16(n) => (*n).into(),
-        Value::U32(n) => (*n).into(),
-        Value::I32(n) => (*n).into(),
-        Value::U64(n) => (*n).into(),
-        Value::I64(n) => (*n).into(),
-        // The shortest decimal of an f32 is what was meant: 1e-5, not 9.99999974737875e-6. It rounds back to the same f32.
-        Value::F32(n) => n.to_string().parse::<f64>().ok()?.into(),
-        Value::F64(n) => (*n).into(),
-        Value::Bool(value) => (*value).into(),
-        Value::String(text) => text.as_str().into(),
-        Value::Array(_) => return None,
-    })
+/// The file with the configuration of a model that was opened by this path.
+fn described_in(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("config.json") } else { path.into() }
 }

@@ -1,5 +1,8 @@
 //! Models that transformers saved, against the logits that it computes. `scripts/model_fixtures.py` makes both.
 
+mod fp8;
+mod variants;
+
 use super::names::{Naming, WeightSource};
 use super::{Config, LoadOptions, Model, load};
 use crate::batch::{Batch, Chunk};
@@ -120,16 +123,24 @@ fn logits_with_keys_and_values_of_8_bits_are_near_those_of_the_activations_type(
     }
 }
 
-/// Weights of a file, with some more.
-struct WithScales<'a>(&'a Checkpoint, HashMap<String, Tensor>);
+/// Weights of a file, with some more, or others in place of its own.
+struct With<'a>(&'a Checkpoint, HashMap<String, Tensor>);
 
-impl WeightSource for WithScales<'_> {
+impl WeightSource for With<'_> {
     fn naming(&self) -> Naming {
-        Naming::Transformers
+        self.0.naming()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         WeightSource::shape(&self.1, name).or_else(|| WeightSource::shape(self.0, name))
+    }
+
+    fn names(&self) -> Vec<String> {
+        [WeightSource::names(self.0), WeightSource::names(&self.1)].concat()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        self.1.stored_dtype(name).or_else(|| self.0.stored_dtype(name))
     }
 
     fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
@@ -159,7 +170,7 @@ fn scales_of_a_checkpoint_keep_keys_and_values_in_the_range_of_8_bits() {
             (0..config.num_layers)
                 .map(move |i| (format!("model.layers.{i}.self_attn.{name}"), tensor.clone()))
         });
-        load(&config, &WithScales(&checkpoint, scales.collect()), LoadOptions::default())
+        load(&config, &With(&checkpoint, scales.collect()), LoadOptions::default())
     };
     let of = |scales: &[(&str, Vec<f32>)], kv: DType| {
         logits(&mut *loaded(scales).unwrap(), &ids, &[ids.len()], kv)

@@ -2,7 +2,7 @@
 
 use super::error::{Error, Result, shown};
 use super::json::Entries;
-use super::{Metadata, StoredTensor, TensorInfo, gguf, safetensors};
+use super::{Keys, Metadata, StoredTensor, TensorInfo, gguf, safetensors};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
@@ -38,22 +38,36 @@ impl Checkpoint {
     ///
     /// Names of models on a hub are not understood here: whoever downloads one passes its folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
-        let path = path.as_ref();
-        if path.is_dir() { Checkpoint::open_folder(path) } else { Checkpoint::open_file(path) }
+        Checkpoint::open_judged(path.as_ref(), |_| Ok(()))
     }
 
-    fn open_file(path: &Path) -> Result<Checkpoint> {
+    /// As [`Checkpoint::open`]; `judge` sees what the files say about the model before any tensor is looked at, and may refuse
+    /// it.
+    pub(crate) fn open_judged<E: From<Error>>(
+        path: &Path,
+        judge: impl Fn(&Metadata) -> Result<(), E>,
+    ) -> Result<Checkpoint, E> {
+        if path.is_dir() {
+            let metadata = folder_metadata(path)?;
+            judge(&metadata)?;
+            return Ok(Checkpoint::open_folder(path, metadata)?);
+        }
         let file = open_mapped(path)?;
         if gguf::recognize(file.bytes()) {
-            let header = gguf::parse(file.bytes(), path)?;
+            let judge = |keys: &Keys| judge(&Metadata::Gguf(keys.clone()));
+            let header = gguf::parse_judged(file.bytes(), path, judge)?;
             if let Some(parts) = header.keys.get::<u64>("split.count")?.filter(|&parts| parts > 1) {
                 let got = format!("one of {parts} parts; merge them with llama-gguf-split --merge");
-                return Err(Error::format(path, "key `split.count`", "a whole model", got));
+                return Err(Error::format(path, "key `split.count`", "a whole model", got).into());
             }
             let metadata = Metadata::Gguf(header.keys);
             let files = vec![(path.into(), file)];
-            return Checkpoint::new(path, Format::Gguf, metadata, files, header.tensors);
+            return Ok(Checkpoint::new(path, Format::Gguf, metadata, files, header.tensors)?);
         }
+        Ok(Checkpoint::open_safetensors(path, file)?)
+    }
+
+    fn open_safetensors(path: &Path, file: MappedFile) -> Result<Checkpoint> {
         if path.extension().is_none_or(|extension| extension != "safetensors") {
             let got = file.bytes()[..file.len().min(4)].escape_ascii().to_string();
             return Err(Error::format(path, "first bytes", "GGUF, or a name that ends in .safetensors", got));
@@ -63,13 +77,7 @@ impl Checkpoint {
         Checkpoint::new(path, Format::Safetensors, metadata, vec![(path.into(), file)], tensors)
     }
 
-    fn open_folder(folder: &Path) -> Result<Checkpoint> {
-        let config = folder.join("config.json");
-        if !config.is_file() {
-            let hint = "a folder of safetensors has one; a GGUF file is named itself".to_owned();
-            return Err(Error::missing(folder, "file config.json", Some(hint)));
-        }
-        let metadata = Metadata::Config(read_json(&config, "an object")?);
+    fn open_folder(folder: &Path, metadata: Metadata) -> Result<Checkpoint> {
         let index = folder.join("model.safetensors.index.json");
         let names = if index.is_file() { shard_names(&index)? } else { Shards::single() };
         let mut files = Vec::with_capacity(names.files.len());
@@ -175,6 +183,16 @@ fn open_mapped(path: &Path) -> Result<MappedFile> {
     // SAFETY: not to change files of a model that is in use is asked of whoever opens one, see [`Checkpoint::open`]: models
     // can be larger than the memory, and a copy of all weights would double what packed ones take.
     Ok(unsafe { MappedFile::map(path) }?)
+}
+
+/// What the `config.json` of a folder says.
+fn folder_metadata(folder: &Path) -> Result<Metadata> {
+    let config = folder.join("config.json");
+    if !config.is_file() {
+        let hint = "a folder of safetensors has one; a GGUF file is named itself".to_owned();
+        return Err(Error::missing(folder, "file config.json", Some(hint)));
+    }
+    Ok(Metadata::Config(read_json(&config, "an object")?))
 }
 
 /// Files with weights, and for each tensor of the index the file it should be in.

@@ -46,23 +46,33 @@ pub fn recognize(bytes: &[u8]) -> bool {
 ///
 /// Bytes after the last tensor are left alone, as other readers do.
 pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
+    parse_judged(bytes, file, |_| Ok(()))
+}
+
+/// As [`parse`]; `judge` sees the keys before anything else is looked at, and may refuse the file.
+pub(super) fn parse_judged<E: From<Error>>(
+    bytes: &[u8],
+    file: &Path,
+    judge: impl FnOnce(&Keys) -> Result<(), E>,
+) -> Result<Header, E> {
     let mut reader = Reader::new(bytes, file);
     let magic = reader.take(4, || "magic bytes".into())?;
     if magic != MAGIC {
         let got = magic.escape_ascii().to_string();
-        return Err(Error::format(file, "magic bytes", "GGUF", got));
+        return Err(Error::format(file, "magic bytes", "GGUF", got).into());
     }
     let version = reader.u32(|| "version".into())?;
     match version {
         2 | 3 => {}
         _ if [2, 3].contains(&version.swap_bytes()) => {
-            return Err(Error::format(file, "byte order", "little-endian", "big-endian"));
+            return Err(Error::format(file, "byte order", "little-endian", "big-endian").into());
         }
-        _ => return Err(Error::format(file, "version", "2 or 3", version.to_string())),
+        _ => return Err(Error::format(file, "version", "2 or 3", version.to_string()).into()),
     }
     let tensors = reader.count(TENSOR_BYTES, MAX_TENSORS, || "number of tensors".into())?;
     let keys = reader.count(KEY_BYTES, MAX_KEYS, || "number of keys".into())?;
     let keys = read_keys(&mut reader, keys)?;
+    judge(&keys)?;
     let alignment = alignment(&keys)?;
     let tensors = read_tensors(&mut reader, tensors, alignment)?;
     Ok(Header { version, keys, tensors })
@@ -198,9 +208,9 @@ fn read_listed(reader: &mut Reader<'_>, i: usize) -> Result<Listed> {
     let mut shape = Vec::with_capacity(dimensions as usize);
     for _ in 0..dimensions {
         let size: u64 = reader.number(what)?;
-        // Sizes are signed in the format.
-        let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
-        shape.push(size.ok_or_else(|| Error::format(file, what(), "sizes of at least 0", "a negative one"))?);
+        // They are signed in the format.
+        let fitting = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
+        shape.push(fitting.ok_or_else(|| Error::format(file, what(), "sizes below 2^63", size.to_string()))?);
     }
     // The format starts with the size whose elements lie next to each other.
     shape.reverse();

@@ -35,6 +35,7 @@ pub(crate) use checkpoint::shard_files;
 pub use checkpoint::{Checkpoint, Format};
 pub(crate) use checkpoint::{read_json, read_limited};
 pub use encoding::Encoding;
+pub(crate) use error::shown;
 pub use error::{Error, Result};
 pub use metadata::{FromValue, Keys, Metadata};
 pub use quantization::Quantization;

@@ -30,6 +30,7 @@ pub fn config() -> Config {
         max_positions: 512,
         norm_eps: 1e-5,
         rope: Some(RopeConfig { theta: 10_000.0, scaling: RopeScaling::None }),
+        ..Config::default()
     }
 }
 

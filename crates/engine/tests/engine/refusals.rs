@@ -80,6 +80,42 @@ fn bad_requests_and_settings_are_refused_by_name() {
         let told = Engine::open(model, options).err().expect("an error").to_string();
         assert!(told.contains("`page_size`") && told.contains(&page_size.to_string()), "{told}");
     }
+    for fraction in [0.0, 5.0, f64::NAN] {
+        let options = OpenOptions { mem_fraction_static: Some(fraction), ..OpenOptions::default() };
+        let told = Engine::open(model, options).err().expect("on the CPU too").to_string();
+        assert!(told.contains("`mem_fraction_static`: expected a number above 0 and at most 1"), "{told}");
+    }
+    for context in [0, 129] {
+        let options = OpenOptions { max_positions: Some(context), ..OpenOptions::default() };
+        let told = Engine::open(model, options).err().expect("an error").to_string();
+        assert!(told.contains("`max_positions`") && told.ends_with(&format!("got {context}")), "{told}");
+    }
+}
+
+/// A model that cannot be run has tensors that cannot be read, and none is looked at.
+#[test]
+fn family_and_head_size_are_judged_before_the_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let key = |name: &str, kind: u32, value: &[u8]| [&text(name)[..], &kind.to_le_bytes(), value].concat();
+    let file = |keys: &[Vec<u8>]| {
+        let path = folder.path().join("model.gguf");
+        // One tensor of a type that does not exist.
+        let tensor =
+            [&text("x")[..], &1u32.to_le_bytes(), &4u64.to_le_bytes(), &99u32.to_le_bytes(), &[0; 8]]
+                .concat();
+        let head =
+            [&b"GGUF"[..], &3u32.to_le_bytes(), &1u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()];
+        std::fs::write(&path, [&head.concat()[..], &keys.concat(), &tensor].concat()).unwrap();
+        Engine::open(path, OpenOptions::default()).err().expect("an error").to_string()
+    };
+    let family = |name: &str| key("general.architecture", 8, &text(name));
+    let told = file(&[family("mamba")]);
+    assert!(told.contains("model.gguf: ") && told.contains("llama, qwen3, gpt2, got \"mamba\""), "{told}");
+    let told = file(&[family("llama"), key("llama.attention.key_length", 4, &48u32.to_le_bytes())]);
+    assert!(told.contains("`llama.attention.key_length`") && told.contains("32, 64, 80"), "{told}");
+    let told = file(&[family("llama"), key("llama.attention.key_length", 4, &64u32.to_le_bytes())]);
+    assert!(told.contains("tensor `x`: its type number 99 is not supported"), "{told}");
 }
 
 /// Gives NaN to sequences whose last token is 13.

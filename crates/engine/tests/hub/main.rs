@@ -29,6 +29,8 @@ fn content() -> Content {
         .add_file("tiny/sharded", "model.safetensors.index.json", index)
         .add_file("tiny/sharded", "part-1.safetensors", b"one".to_vec())
         .add_file("tiny/sharded", "part-2.safetensors", b"two".to_vec())
+        .add_file("other/mamba", "config.json", br#"{"model_type": "mamba"}"#.to_vec())
+        .add("other/mamba", &model, &["model.safetensors"])
         .add("tiny/torn", &model, &["config.json"])
         .add_file("tiny/torn", "model.safetensors.index.json", br#"{"weight_map": {"a": "../a"}}"#.to_vec())
 }
@@ -70,6 +72,15 @@ impl Bench {
             other => panic!("{name}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn weights_of_a_model_that_cannot_be_run_are_not_downloaded() {
+    let (bench, name, mut files) = (Bench::new(), ModelName::parse("other/mamba").unwrap(), Vec::new());
+    let told = bench.hub().fetch(&name, &mut |now| files.push(now.file.to_string())).unwrap_err().to_string();
+    assert!(told.contains("`model_type`") && told.contains("llama, qwen3, gpt2, got \"mamba\""), "{told}");
+    assert!(files.iter().any(|file| file == "config.json"), "{files:?}");
+    assert!(!files.iter().any(|file| file == "model.safetensors"), "{files:?}");
 }
 
 #[test]

@@ -52,3 +52,15 @@ pub use scratch::{Need, Region};
 pub use simd::{Simd, Task, dispatch};
 pub use threads::{configured_threads, num_threads, parallel_for, parallel_for_with_scratch, with_threads};
 pub use tier::Tier;
+
+/// Whether the environment variables about the CPU have values that can be used. Calls ask when they are planned, so that a
+/// setting with a mistake in it is an error, not ignored.
+///
+/// # Errors
+/// Names the first variable that has not.
+pub(crate) fn check_settings() -> crate::error::Result<()> {
+    configured_threads()?;
+    Tier::configured()?;
+    gemm::Isa::configured()?;
+    Ok(())
+}

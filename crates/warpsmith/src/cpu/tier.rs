@@ -50,7 +50,7 @@ impl Tier {
         }
     }
 
-    /// [`Tier::configured`], read once; an unreadable setting counts as none.
+    /// [`Tier::configured`], read once; an unreadable setting counts as none here, and is refused where a call is planned.
     pub fn best() -> Tier {
         static BEST: OnceLock<Tier> = OnceLock::new();
         *BEST.get_or_init(|| Tier::configured().unwrap_or_else(|_| Tier::supported()))

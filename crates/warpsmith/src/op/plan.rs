@@ -254,6 +254,9 @@ impl Plan {
         let work = match args.outputs_are_empty() {
             true => None,
             false => {
+                if device == Device::Cpu {
+                    crate::cpu::check_settings()?;
+                }
                 let info = device_info(device)?;
                 let (kernel, _) = select_kernel::<O>(&problem, info, select)?;
                 Some(prepare::<O>(problem, kernel, info, args)?)

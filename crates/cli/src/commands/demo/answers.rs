@@ -4,7 +4,7 @@ use crate::model::{Answer, ModelArgs, answer, print};
 use serde_json::json;
 use std::path::Path;
 use warpsmith_engine::text::Chat;
-use warpsmith_engine::{Engine, EngineOptions, Request, Result, SamplingParams};
+use warpsmith_engine::{Engine, EngineOptions, Error, Request, Result, SamplingParams};
 
 /// Long, as the instructions of real assistants are: it is computed once.
 const SYSTEM: &str = "You are a patient teacher who explains the world to curious people of any age. Answer in one or two \
@@ -40,6 +40,9 @@ fn ask(engine: &mut Engine, question: &str) -> Result<Answer> {
     let prompt = engine.encode_chat(&Chat::new(messages))?;
     let params = SamplingParams { max_tokens: Some(64), ..SamplingParams::greedy() };
     let answer = answer(engine, Request { prompt, params, ..Request::default() }, print)?;
-    println!("\n  ({})", answer.summary());
+    match (answer.summary(), &answer.reason) {
+        (Some(summary), _) => println!("\n  ({summary})"),
+        (None, reason) => return Err(Error::Broken(format!("no answer: {reason:?}"))),
+    }
     Ok(answer)
 }

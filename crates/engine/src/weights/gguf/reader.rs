@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         let room = (self.left() / least).min(most);
         usize::try_from(count).ok().filter(|&count| count <= room).ok_or_else(|| {
             let expected = format!("a count of at most {room}");
-            Error::format(self.file, what(), expected, (count as i64).to_string())
+            Error::format(self.file, what(), expected, count.to_string())
         })
     }
 

@@ -71,7 +71,7 @@ mod sm90;
 mod tests;
 
 pub use groups::SharedPrefixes;
-pub use problem::Problem;
+pub use problem::{HEAD_DIMS, Problem};
 
 use crate::cpu::Tier;
 use crate::device::Stream;

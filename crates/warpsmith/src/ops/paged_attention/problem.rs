@@ -10,7 +10,7 @@ use crate::tensor::{DType, TensorView};
 use std::ops::Range;
 
 /// The sizes of a head that kernels are written for.
-pub(super) const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
+pub const HEAD_DIMS: [usize; 8] = [32, 64, 80, 96, 128, 160, 192, 256];
 /// The types of a cache that holds less than the queries' type.
 pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 pub(super) const LARGEST_PAGE: usize = 256;
