@@ -89,7 +89,7 @@ fn a_chat_sends_the_whole_conversation_and_computes_what_is_new() {
 }
 
 /// The small random model with a tokenizer, and a template that refuses the message `no`.
-fn talking(folder: &Path, change: impl FnOnce(&mut [u8])) {
+pub fn talking(folder: &Path, change: impl FnOnce(&mut [u8])) {
     let fixtures = Path::new(RANDOM).join("../..");
     for (from, file) in [("models/llama", "config.json"), ("tokenizer", "tokenizer.json")] {
         std::fs::copy(fixtures.join(from).join(file), folder.join(file)).unwrap();
