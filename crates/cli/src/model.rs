@@ -5,7 +5,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use warpsmith::{DType, Device, env};
+use warpsmith::{DType, Device, cpu, env};
 use warpsmith_engine::env::MODEL;
 use warpsmith_engine::hub::{Hub, ModelName};
 use warpsmith_engine::models::names::Watched;
@@ -44,6 +44,9 @@ pub struct ModelArgs {
     /// Where to run: `cpu`, `cuda` or `cuda:N` [default: cpu]
     #[arg(long)]
     device: Option<Device>,
+    /// CPU threads, from 1 to 4096 [default: $WARPSMITH_NUM_THREADS, else as many as there are]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
     /// On a GPU, the part of the free memory that weights and the cache of keys and values may take: above 0, at most 1
     /// [default: 0.85]
     #[arg(long, value_name = "PART", value_parser = parse_part)]
@@ -153,6 +156,14 @@ impl ModelArgs {
         ModelArgs { weights, ..ModelArgs::default() }
     }
 
+    /// Does something with the number of threads that was asked for.
+    pub fn on_threads<R>(&self, work: impl FnOnce() -> R) -> R {
+        match self.threads {
+            Some(threads) => cpu::with_threads(threads.into(), work),
+            None => work(),
+        }
+    }
+
     /// Where the model runs.
     pub fn device(&self) -> Device {
         self.options(EngineOptions::default()).device()
@@ -259,6 +270,7 @@ impl SamplingArgs {
 }
 
 /// An answer, and how long it took.
+#[derive(Debug)]
 pub struct Answer {
     pub text: String,
     pub tokens: Vec<i32>,
@@ -272,6 +284,22 @@ pub struct Answer {
     pub first: Duration,
     /// From there to the end.
     pub rest: Duration,
+}
+
+impl Default for Answer {
+    /// Nothing yet.
+    fn default() -> Answer {
+        Answer {
+            text: String::new(),
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            top: Vec::new(),
+            reason: FinishReason::Cancelled,
+            usage: Usage::default(),
+            first: Duration::ZERO,
+            rest: Duration::ZERO,
+        }
+    }
 }
 
 impl Answer {
@@ -296,42 +324,67 @@ impl Answer {
 }
 
 /// Asks the engine, which does nothing else meanwhile. `show` gets the text as it comes.
-pub fn answer(
+pub fn answer(engine: &mut Engine, request: Request, show: impl FnMut(&str) -> Result<()>) -> Result<Answer> {
+    answer_until(engine, request, show, || false)
+}
+
+/// Like [`answer`]. The request is cancelled as soon as `is_enough`.
+pub fn answer_until(
     engine: &mut Engine,
     request: Request,
     mut show: impl FnMut(&str) -> Result<()>,
+    is_enough: impl Fn() -> bool,
 ) -> Result<Answer> {
+    let mut all = answers(engine, request, |_, text| show(text), is_enough)?;
+    all.pop().ok_or_else(|| Error::Broken("a request without an output".into()))
+}
+
+/// All outputs of a request. `show` gets the number of the output and the text that came.
+pub fn answers(
+    engine: &mut Engine,
+    request: Request,
+    mut show: impl FnMut(usize, &str) -> Result<()>,
+    is_enough: impl Fn() -> bool,
+) -> Result<Vec<Answer>> {
     let start = Instant::now();
-    let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
-    let (mut logprobs, mut top) = (Vec::new(), Vec::new());
-    engine.add_request(request)?;
-    loop {
-        for event in engine.step()? {
-            match event.kind {
-                EventKind::Token { token, text: delta, logprob, top_logprobs: best } => {
-                    if tokens.is_empty() {
-                        first = start.elapsed();
-                    }
-                    tokens.push(token);
-                    if let Some(logprob) = logprob {
-                        logprobs.push(logprob);
-                        top.push(best);
-                    }
-                    show(&delta)?;
-                    text += &delta;
-                }
-                EventKind::Finished { reason, text: rest, usage } => {
-                    show(&rest)?;
-                    text += &rest;
-                    let rest = start.elapsed().saturating_sub(first);
-                    return Ok(Answer { text, tokens, logprobs, top, reason, usage, first, rest });
-                }
-            }
+    let mut all: Vec<Answer> = (0..request.params.n).map(|_| Answer::default()).collect();
+    let mut unfinished = all.len();
+    let id = engine.add_request(request)?;
+    let mut is_cancelled = false;
+    while unfinished > 0 {
+        if !is_cancelled && is_enough() {
+            is_cancelled = true;
+            engine.cancel(id)?;
         }
         if !engine.has_work() {
             return Err(Error::Broken("a request ended without a word".into()));
         }
+        for event in engine.step()? {
+            let Some(answer) = all.get_mut(event.index).filter(|_| event.request == id) else { continue };
+            match event.kind {
+                EventKind::Token { token, text, logprob, top_logprobs } => {
+                    if answer.tokens.is_empty() {
+                        answer.first = start.elapsed();
+                    }
+                    answer.tokens.push(token);
+                    if let Some(logprob) = logprob {
+                        answer.logprobs.push(logprob);
+                        answer.top.push(top_logprobs);
+                    }
+                    show(event.index, &text)?;
+                    answer.text += &text;
+                }
+                EventKind::Finished { reason, text, usage } => {
+                    show(event.index, &text)?;
+                    answer.text += &text;
+                    (answer.reason, answer.usage) = (reason, usage);
+                    answer.rest = start.elapsed().saturating_sub(answer.first);
+                    unfinished -= 1;
+                }
+            }
+        }
     }
+    Ok(all)
 }
 
 /// Writes text to standard output at once. A reader that is gone ends the process by its signal.

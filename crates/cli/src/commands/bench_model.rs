@@ -59,7 +59,7 @@ enum Workload {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith bench-model --model model.gguf
-  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json
+  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json --threads 4
   warpsmith bench-model --random qwen3-0.6b --device cuda --batch 1,32,128
   warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload nano-vllm
   warpsmith bench-model --random config.json --prefix 8192";
@@ -87,6 +87,10 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    args.model.on_threads(|| measure_all(args))
+}
+
+fn measure_all(args: &Args) -> Result<ExitCode> {
     let source = Source::new(args.random.as_deref(), || args.model.path())?;
     let mut engine = source.open(&args.model, args.engine_options())?;
     let runs = args.repetitions;

@@ -1,5 +1,6 @@
 //! The commands end to end, as a user runs them.
 
+mod chat;
 mod models;
 mod random;
 mod refusals;

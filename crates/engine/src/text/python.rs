@@ -1,56 +1,77 @@
 //! Values as Python writes them: templates are written for Jinja in Python, and its words end up in prompts.
 
+use super::template::meter;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output};
 use std::fmt::Write;
 
 /// Writes a value as `{{ value }}` does.
 pub fn write_value(out: &mut Output<'_>, value: &Value) -> Result<(), Error> {
-    let written = match value.as_str() {
-        Some(text) => out.write_str(text),
-        None => out.write_str(&text_of(value)),
+    let made;
+    let text = match value.as_str() {
+        Some(text) => text,
+        None => {
+            made = text_of(value)?;
+            &made
+        }
     };
-    written.map_err(Error::from)
+    meter::charge(text.len())?;
+    out.write_str(text).map_err(Error::from)
 }
 
 /// A value as Python's `str` writes it.
-pub fn text_of(value: &Value) -> String {
+pub fn text_of(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
     match value.kind() {
-        ValueKind::String => value.to_string(),
-        ValueKind::Undefined => String::new(),
-        _ => representation(value),
+        ValueKind::String => out.push_str(value.as_str().unwrap_or_default()),
+        ValueKind::Undefined => {}
+        _ => represent(&mut out, value)?,
     }
+    Ok(out)
 }
 
-/// A value as Python's `repr` writes it.
-fn representation(value: &Value) -> String {
+/// The filter `string`.
+pub fn string(value: &Value) -> Result<String, Error> {
+    text_of(value)
+}
+
+/// Writes a value as Python's `repr` does.
+fn represent(out: &mut String, value: &Value) -> Result<(), Error> {
     match value.kind() {
-        ValueKind::None => "None".into(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.into(),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
         ValueKind::Number if !value.is_integer() => {
-            f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
+            let text = f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float);
+            out.push_str(&text);
         }
-        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
+        ValueKind::String => quote(out, value.as_str().unwrap_or_default())?,
         ValueKind::Seq | ValueKind::Iterable => {
-            let items = value.try_iter().into_iter().flatten().map(|item| representation(&item));
-            format!("[{}]", items.collect::<Vec<_>>().join(", "))
+            out.push('[');
+            for (i, item) in value.try_iter()?.enumerate() {
+                out.push_str(if i == 0 { "" } else { ", " });
+                represent(out, &item)?;
+            }
+            out.push(']');
         }
         ValueKind::Map => {
-            let entry = |key: Value| {
-                let item = value.get_item(&key).unwrap_or_default();
-                format!("{}: {}", representation(&key), representation(&item))
-            };
-            let entries: Vec<String> = value.try_iter().into_iter().flatten().map(entry).collect();
-            format!("{{{}}}", entries.join(", "))
+            out.push('{');
+            for (i, key) in value.try_iter()?.enumerate() {
+                out.push_str(if i == 0 { "" } else { ", " });
+                represent(out, &key)?;
+                out.push_str(": ");
+                represent(out, &value.get_item(&key).unwrap_or_default())?;
+            }
+            out.push('}');
         }
-        _ => value.to_string(),
+        _ => out.push_str(&value.to_string()),
     }
+    meter::fits(out.len())
 }
 
-/// A string in quotes: single ones, unless it has these and no double ones.
-fn quoted(text: &str) -> String {
+/// Writes a string in quotes: single ones, unless it has these and no double ones.
+fn quote(out: &mut String, text: &str) -> Result<(), Error> {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    let mut out = String::from(quote);
+    out.push(quote);
     for c in text.chars() {
         match c {
             '\n' => out.push_str("\\n"),
@@ -61,9 +82,10 @@ fn quoted(text: &str) -> String {
             c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
             c => out.push(c),
         }
+        meter::fits(out.len())?;
     }
     out.push(quote);
-    out
+    Ok(())
 }
 
 /// A floating-point number in the fewest digits that tell it apart.
@@ -165,7 +187,7 @@ impl Style {
                     _ => out.push_str(&float(number)),
                 }
             }
-            ValueKind::String => self.string(out, value.as_str().unwrap_or_default()),
+            ValueKind::String => self.string(out, value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.group(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
@@ -176,7 +198,7 @@ impl Style {
                     keys.sort();
                 }
                 self.group(out, ['{', '}'], &keys, depth, |out, key| {
-                    self.string(out, &key_text(key));
+                    self.string(out, &key_text(key)?)?;
                     out.push_str(&self.key);
                     self.write(out, &value.get_item(key)?, depth + 1)
                 })?;
@@ -186,7 +208,7 @@ impl Style {
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }
-        Ok(())
+        meter::fits(out.len())
     }
 
     /// Items between brackets, on lines of their own if there is an indentation.
@@ -219,7 +241,7 @@ impl Style {
         Ok(())
     }
 
-    fn string(&self, out: &mut String, text: &str) {
+    fn string(&self, out: &mut String, text: &str) -> Result<(), Error> {
         out.push('"');
         for c in text.chars() {
             match c {
@@ -238,16 +260,18 @@ impl Style {
                 }
                 c => out.push(c),
             }
+            meter::fits(out.len())?;
         }
         out.push('"');
+        Ok(())
     }
 }
 
 /// A key of an object: JSON allows strings alone.
-fn key_text(key: &Value) -> String {
+fn key_text(key: &Value) -> Result<String, Error> {
     match key.kind() {
-        ValueKind::None => "null".into(),
-        ValueKind::Bool => if key.is_true() { "true" } else { "false" }.into(),
+        ValueKind::None => Ok("null".into()),
+        ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.into()),
         _ => text_of(key),
     }
 }

@@ -1,6 +1,7 @@
 //! Text to tokens and back, against what tokenizers and transformers gave.
 
 mod chats;
+mod hostile;
 mod model;
 mod vocabularies;
 

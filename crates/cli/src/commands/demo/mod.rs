@@ -27,6 +27,9 @@ pub struct Args {
     /// A model to ask first: a .gguf or .safetensors file, or a folder with config.json
     #[arg(long, short, value_name = "PATH")]
     model: Option<std::path::PathBuf>,
+    /// CPU threads, from 1 to 4096 [default: $WARPSMITH_NUM_THREADS, else as many as there are]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
     /// Fewer cases, fewer samples, smaller tensors
     #[arg(long)]
     quick: bool,
@@ -48,7 +51,7 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith demo
   warpsmith demo --quick
-  warpsmith demo --quick --model model.gguf
+  warpsmith demo --quick --model model.gguf --threads 4
   warpsmith demo --device cpu --batch-size 4 --seq-len 2048 --d-model 4096";
 
 /// Cases a kernel is checked on.
@@ -61,6 +64,13 @@ const WIDTH: usize = 100;
 const CASE_WIDTH: usize = 59;
 
 pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
+    match args.threads {
+        Some(threads) => cpu::with_threads(threads.into(), || show(args)),
+        None => show(args),
+    }
+}
+
+fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
     if let Some(path) = &args.model {
         answers::show(path)?;
     }

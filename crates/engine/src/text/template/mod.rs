@@ -1,4 +1,13 @@
-//! Chat templates: Jinja as transformers renders it.
+//! Chat templates: Jinja as transformers renders it, within limits.
+//!
+//! A template comes with a model, and models come from anywhere: no template may abort the process, or take it over for
+//! long. `compile` puts checks into its instructions, `builtins` before everything it can call; `weigh` knows how large
+//! values are, and `meter` counts. All of it runs on a thread with a stack of its own.
+
+mod builtins;
+mod compile;
+pub(super) mod meter;
+mod weigh;
 
 use super::chat::Chat;
 use super::error::{Error, Result};
@@ -7,16 +16,39 @@ use super::from_json::{optional_json, special_name};
 use super::python;
 use super::tokenizer::folder_of;
 use crate::weights::{Checkpoint, Keys, Metadata, Strings, read_limited};
-use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja::machinery::{Vm, make_string_output};
+use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
-use std::io;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-/// Instructions of a template: some thousand times what a long conversation takes.
+/// Instructions of a template, checks included: some thousand times what a long conversation takes.
 const FUEL: u64 = 20_000_000;
+/// Time of a rendering, some hundred times what a long conversation takes.
+const TIME: Duration = Duration::from_secs(2);
 /// Bytes of a rendered prompt.
 const MAX_OUTPUT: usize = 32 << 20;
+/// Bytes of a single value.
+const MAX_VALUE: usize = 32 << 20;
+/// Bytes of all values that a rendering makes, and this many times the bytes of the chat.
+const ROOM: usize = 64 << 20;
+const ROOM_OF_CHAT: usize = 8;
+/// Lists in lists, counted from the outside.
+const MAX_DEPTH: usize = 200;
+/// Bytes of a template: ten times the longest that models have.
+const MAX_SOURCE: usize = 256 << 10;
+/// Tokens of one tag.
+const MAX_TAG: usize = 8192;
+/// All `elif`s of a template.
+const MAX_ELIFS: usize = 1000;
+/// Operators and calls inside one another.
+const MAX_NESTING: usize = 500;
+/// Bytes of a constant that the compiler computes.
+const MAX_FOLDED: usize = 64 << 10;
+/// Stack of the thread: enough for all of these depths, without optimisation too.
+const STACK: usize = 64 << 20;
+/// Characters of a message about a template.
+const MAX_MESSAGE: usize = 1000;
 
 /// Tokens whose names templates use, with the names of GGUF's keys.
 const TOKENS: [(&str, &str); 4] =
@@ -24,8 +56,9 @@ const TOKENS: [(&str, &str); 4] =
 
 /// The chat template of a model. Rendering gives the bytes that transformers gives.
 ///
-/// A template comes with a model, never with a request. It can read nothing but what it is given. Its instructions and its
-/// output are limited; memory of strings it builds inside is not, so models should come from somewhere one trusts.
+/// A template comes with a model, never with a request. It can read nothing but what it is given. Its length and nesting,
+/// and the memory, time, instructions and output of a rendering are limited: one that takes more is refused with
+/// [`Error::TemplateLimit`].
 pub struct ChatTemplate {
     source: String,
     /// Used instead when there are tools.
@@ -56,19 +89,19 @@ impl ChatTemplate {
             source: without_generation_tags(source),
             with_tools: None,
             tokens,
-            environment: environment(),
+            environment: builtins::environment(),
             fuel: FUEL,
             max_output: MAX_OUTPUT,
         };
-        template.environment.template_from_named_str("chat", &template.source).map_err(explain)?;
-        Ok(template)
+        metered(ROOM, || compile::compile(&template.source).map(drop))?;
+        Ok(template.limited(FUEL, MAX_OUTPUT))
     }
 
     /// Another template for chats with tools.
     fn with_tools(mut self, source: Option<&str>) -> Result<ChatTemplate> {
         self.with_tools = source.map(without_generation_tags);
         if let Some(source) = &self.with_tools {
-            self.environment.template_from_named_str("chat", source).map_err(explain)?;
+            metered(ROOM, || compile::compile(source).map(drop))?;
         }
         Ok(self)
     }
@@ -94,24 +127,70 @@ impl ChatTemplate {
         let has_tools =
             chat.tools.as_ref().is_some_and(|tools| tools.as_array().is_none_or(|tools| !tools.is_empty()));
         let source = self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.source);
-        let template = self.environment.template_from_named_str("chat", source).map_err(explain)?;
         let mut variables = self.tokens.clone();
         variables.insert("messages".into(), chat.messages.clone());
         variables.insert("tools".into(), chat.tools.clone().into());
         variables.insert("documents".into(), chat.documents.clone().into());
         variables.insert("add_generation_prompt".into(), chat.add_generation_prompt.into());
         variables.extend(chat.options.clone());
-        let mut output = Limited { bytes: Vec::new(), most: self.max_output, is_full: false };
-        match template.render_captured_to(&variables, &mut output) {
-            Ok(_) => String::from_utf8(output.bytes).map_err(|error| Error::Template(error.to_string())),
-            Err(_) if output.is_full => {
-                Err(Error::TemplateLimit { what: "output in bytes", limit: self.max_output as u64 })
+        let variables = Value::Object(variables);
+        let room = ROOM.saturating_add(bytes_in(&variables).saturating_mul(ROOM_OF_CHAT));
+        let output = metered(room, || self.run(source, &variables)).map_err(|error| match error {
+            Error::TemplateLimit { what: OUT_OF_FUEL, .. } => {
+                Error::TemplateLimit { what: OUT_OF_FUEL, limit: self.fuel }
             }
-            Err(error) if is_out_of_fuel(&error) => {
-                Err(Error::TemplateLimit { what: "number of instructions", limit: self.fuel })
-            }
-            Err(error) => Err(explain(error)),
+            error => error,
+        })?;
+        if output.len() > self.max_output {
+            return Err(Error::TemplateLimit { what: "output in bytes", limit: self.max_output as u64 });
         }
+        Ok(output)
+    }
+
+    fn run(&self, source: &str, variables: &Value) -> Result<String, minijinja::Error> {
+        let program = compile::compile(source)?;
+        let variables = weigh::from_json(variables)?;
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        let machine = Vm::new(&self.environment);
+        machine.eval(&program.main, variables, &program.blocks, &mut output, AutoEscape::None)?;
+        drop(output);
+        Ok(text)
+    }
+}
+
+/// What a template without fuel is over.
+const OUT_OF_FUEL: &str = "number of instructions";
+
+/// Does work that is limited, on a thread with enough stack.
+fn metered<T: Send>(room: usize, work: impl FnOnce() -> Result<T, minijinja::Error> + Send) -> Result<T> {
+    let counted = || {
+        meter::start(room, TIME);
+        let result = work();
+        let exceeded = meter::finish();
+        result.map_err(|error| match exceeded {
+            Some((what, limit)) => Error::TemplateLimit { what, limit },
+            None if is_out_of_fuel(&error) => Error::TemplateLimit { what: OUT_OF_FUEL, limit: FUEL },
+            None => explain(&error),
+        })
+    };
+    let failed = |why: &str| Error::Template(format!("rendering failed: {why}"));
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, counted).map_err(|error| failed(&error.to_string()))?;
+        // It ends: its instructions are limited, and so is what each of them takes.
+        thread.join().unwrap_or_else(|_| Err(failed("a fault of the renderer")))
+    })
+}
+
+/// Bytes of text in a value, and some for everything else.
+fn bytes_in(value: &Value) -> usize {
+    const EACH: usize = 32;
+    EACH + match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(bytes_in).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + bytes_in(value)).sum(),
+        _ => 0,
     }
 }
 
@@ -161,32 +240,6 @@ fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
     }
 }
 
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, _, value| python::write_value(out, value));
-    environment.add_filter("tojson", python::tojson);
-    environment.add_filter("string", |value: &minijinja::Value| python::text_of(value));
-    environment.add_filter("items", python::items);
-    environment.add_filter("length", python::length);
-    environment.add_filter("count", python::length);
-    environment.add_test("iterable", python::is_iterable);
-    environment.add_test("sequence", python::is_sequence);
-    environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |format: &str| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs());
-        python::strftime(now, format)
-    });
-    environment
-}
-
 fn is_out_of_fuel(error: &minijinja::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     std::iter::from_fn(|| {
@@ -199,10 +252,12 @@ fn is_out_of_fuel(error: &minijinja::Error) -> bool {
     })
 }
 
-fn explain(error: minijinja::Error) -> Error {
+fn explain(error: &minijinja::Error) -> Error {
     let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
     let message = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
-    Error::Template(format!("{message}{line}"))
+    let shown: String = message.chars().take(MAX_MESSAGE).collect();
+    let more = if shown.len() < message.len() { "..." } else { "" };
+    Error::Template(format!("{shown}{more}{line}"))
 }
 
 fn kind_of(value: &Value) -> &'static str {
@@ -236,28 +291,6 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-/// Bytes up to a limit.
-struct Limited {
-    bytes: Vec<u8>,
-    most: usize,
-    is_full: bool,
-}
-
-impl io::Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.most - self.bytes.len() {
-            self.is_full = true;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
