@@ -71,7 +71,7 @@ impl Op for Forward {
             ],
             ..Gradient::EMPTY
         }),
-        autocast: Autocast::F32,
+        autocast: Autocast::Rows,
         ..OpSpec::EMPTY
     };
 
