@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,10 +51,10 @@ def test_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(HEAD + RIGHT + WRONG)
     package = Path(warpsmith.__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path)]
     done = subprocess.run(
         [*command, "--config-file=", str(program)],
-        env={"MYPYPATH": str(package), "PATH": ""},
+        env=os.environ | {"PYTHONPATH": str(package)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -149,6 +149,8 @@ def documentation(op: Op, variant: Variant) -> str:
         if given.written is not None:
             written = op.args[given.written]
             note = "; changed" if written is arg else f"; becomes {written.name}"
+        if may_be_number(op, variant, given):
+            note = "; or one number for all"
         lines.append(f"{arg.name}: {arg.help}{note}")
     lines += [f"{attr.name}: {attr.doc}{_choices(attr.choices)}" for attr in op.attrs]
     lines += [f"{switch}: whether to return {op.args[output].name}" for output, switch in variant.wanted.items()]

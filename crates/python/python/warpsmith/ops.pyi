@@ -118,13 +118,13 @@ def rms_norm_backward(x: Same, dout: Same, weight: Same | None = None, dsum: Sam
 def rms_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: Array | None = None, *, eps: float = 1e-06, return_dweight: bool = False) -> Any: ...
 
 @overload
-def layer_norm(x: Same, weight: Same | None = None, residual: None = None, bias: Same | None = None, *, eps: float = 1e-05) -> Same:
+def layer_norm(x: Same, weight: Same | None = None, bias: Same | None = None, residual: None = None, *, eps: float = 1e-05) -> Same:
     """Layer normalisation of rows, with an optional residual added first.
 
     x: [..., hidden]
     weight: [hidden], multiplies the normalised row
-    residual: [..., hidden], added to x first
     bias: [hidden], added at the end
+    residual: [..., hidden], added to x first
     eps: added to the variance
 
     Returns:
@@ -134,17 +134,17 @@ def layer_norm(x: Same, weight: Same | None = None, residual: None = None, bias:
 @overload
 def layer_norm(x: Same, weight: Same | None = None, bias: Same | None = None, *, residual: Same, eps: float = 1e-05) -> tuple[Same, Same]: ...
 @overload
-def layer_norm(x: Same, weight: Same | None, residual: Same, bias: Same | None = None, *, eps: float = 1e-05) -> tuple[Same, Same]: ...
+def layer_norm(x: Same, weight: Same | None, bias: Same | None, residual: Same, *, eps: float = 1e-05) -> tuple[Same, Same]: ...
 @overload
-def layer_norm(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> Any: ...
+def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, residual: Array | None = None, *, eps: float = 1e-05) -> Any: ...
 
-def layer_norm_(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> None:
+def layer_norm_(x: Array, weight: Array | None = None, bias: Array | None = None, residual: Array | None = None, *, eps: float = 1e-05) -> None:
     """Layer normalisation of rows, with an optional residual added first, in place.
 
     x: [..., hidden]; becomes out
     weight: [hidden], multiplies the normalised row
-    residual: [..., hidden], added to x first; becomes sum
     bias: [hidden], added at the end
+    residual: [..., hidden], added to x first; becomes sum
     eps: added to the variance
     """
 
@@ -604,12 +604,12 @@ def sample(logits: Same, seed: Same | float, position: Same | float, temperature
     """A token for each row of logits, and its log-probability.
 
     logits: [rows, columns]
-    seed: [rows], i64: of the row's noise
-    position: [rows], i64: of the token in its text
-    temperature: [rows], f32: 0: the largest logit
-    top_k: [rows], i32: how many tokens remain; 0: all
-    top_p: [rows], f32: how much probability remains
-    min_p: [rows], f32: least share of the largest probability
+    seed: [rows], i64: of the row's noise; or one number for all
+    position: [rows], i64: of the token in its text; or one number for all
+    temperature: [rows], f32: 0: the largest logit; or one number for all
+    top_k: [rows], i32: how many tokens remain; 0: all; or one number for all
+    top_p: [rows], f32: how much probability remains; or one number for all
+    min_p: [rows], f32: least share of the largest probability; or one number for all
     raw: [rows, columns], logits that logprob is of
     vocab: columns that exist; 0: all
     return_logprob: whether to return logprob
@@ -630,9 +630,9 @@ def penalize(ids: Array, counts: Array, logits: Array, bias: Array | None = None
     counts: [rows, slots], i32: occurrences in the output; -1: in no text
     logits: [rows, columns]; changed
     bias: [rows, slots], f32: added to the logits
-    repetition: [rows], f32: divides positive logits
-    presence: [rows], f32: subtracted once
-    frequency: [rows], f32: subtracted for each occurrence
+    repetition: [rows], f32: divides positive logits; or one number for all
+    presence: [rows], f32: subtracted once; or one number for all
+    frequency: [rows], f32: subtracted for each occurrence; or one number for all
     """
 
 @overload
@@ -710,7 +710,7 @@ def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, 
 
     outs: [num_parts, num_tokens, num_heads, head_dim]
     lses: [num_parts, num_tokens, num_heads], f32: minus infinity for an empty part
-    counts: [num_tokens], i32: how many parts a token has
+    counts: [num_tokens], i32: how many parts a token has; or one number for all
     to: type of `out` where it is allocated for the call; auto: that of outs (auto, f32, f16, bf16)
     return_lse: whether to return lse
 
@@ -724,7 +724,7 @@ def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, 
 def merge_states(outs: Array, lses: Array, counts: Array | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: bool = False) -> Any: ...
 
 @overload
-def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 0.0, block_q: int = 0, block_kv: int = 0, return_lse: Literal[False] = False) -> Same:
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[False] = False) -> Same:
     """Softmax attention of queries over keys and values, in linear memory.
 
     q: [batch, q_len, num_heads, head_dim]
@@ -734,11 +734,11 @@ def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts
     kv_starts: [requests + 1], i32: the same of keys; given with q_starts
     mask: [1 or batch, 1 or num_heads, q_len, kv_len], bool or u8: keys that are seen
     bias: [1 or batch, 1 or num_heads, q_len, kv_len], f32 or of the type of q: added to scores
-    sinks: [num_heads], f32: a score without a value
+    sinks: [num_heads], f32: a score without a value; or one number for all
     causal: queries see keys up to their own position, counted from the end
     window: keys before a query's own position that it sees at most; 0 for all
     softcap: limit that scores approach; 0 for none
-    scale: factor of the scores; 0 for 1 / sqrt(head_dim)
+    scale: factor of the scores; left out, 1 / sqrt(head_dim)
     block_q: rows of queries that are worked on at a time: 16, 64, 128, 192 or 256; 0 to let the kernel choose
     block_kv: keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose
     return_lse: whether to return lse
@@ -748,12 +748,12 @@ def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts
     lse: [batch, num_heads, q_len], f32: logarithm of the sum of exponentials
     """
 @overload
-def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 0.0, block_q: int = 0, block_kv: int = 0, return_lse: Literal[True]) -> tuple[Same, Same]: ...
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[True]) -> tuple[Same, Same]: ...
 @overload
-def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 0.0, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
+def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
 
 @overload
-def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float = 0.0, always_share: bool = False, return_lse: Literal[False] = False) -> Same:
+def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[False] = False) -> Same:
     """Attention over a cache of keys and values in pages, for many requests.
 
     q: [num_tokens, num_heads, head_dim]
@@ -764,13 +764,13 @@ def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_
     q_starts: [requests + 1], i32: where each request's queries begin, and the end; evenly if left out
     k_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's keys
     v_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's values
-    sinks: [num_heads], f32: a score without a value
+    sinks: [num_heads], f32: a score without a value; or one number for all
     group_starts: [levels, groups + 1], i32: the requests that begin with the same pages
     prefix_lens: [levels, groups], i32: keys that all of a group have; given with group_starts
     causal: queries see no keys after their own
     window: keys before its own that a query sees; 0 for all
     softcap: scores become softcap * tanh(score / softcap); 0 for none
-    scale: factor of scores; 0 for 1 / sqrt(head_dim)
+    scale: factor of scores; left out, 1 / sqrt(head_dim)
     always_share: read shared prefixes once for a group even if that is not expected to be faster
     return_lse: whether to return lse
 
@@ -779,6 +779,6 @@ def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_
     lse: [num_tokens, num_heads], f32: logarithm of the sum of exponentials
     """
 @overload
-def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float = 0.0, always_share: bool = False, return_lse: Literal[True]) -> tuple[Same, Same]: ...
+def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[True]) -> tuple[Same, Same]: ...
 @overload
-def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | float | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float = 0.0, always_share: bool = False, return_lse: bool = False) -> Any: ...
+def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | float | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: bool = False) -> Any: ...

@@ -153,9 +153,13 @@ fn with_threads_of_torch<R>(shim: &Shim, device: Device, work: impl FnOnce() -> 
     if *OWN_SETTING.get_or_init(|| env::get(env::NUM_THREADS).is_some()) {
         return work();
     }
-    // SAFETY: the function takes nothing and reads a setting of this thread.
-    let theirs = usize::try_from(unsafe { theirs() }).unwrap_or(1);
-    if theirs == cpu::num_threads() { work() } else { cpu::with_threads(theirs, work) }
+    let mut threads = 0;
+    // SAFETY: the function writes one number.
+    let known = unsafe { theirs(&mut threads) } == 0;
+    match threads as usize {
+        threads if known && threads != cpu::num_threads() => cpu::with_threads(threads, work),
+        _ => work(),
+    }
 }
 
 /// Most results of one op.

@@ -1,7 +1,7 @@
 //! PyTorch's stable C functions, looked up in the libraries that the process has loaded. Nothing is linked: one binary runs
 //! with every PyTorch since 2.9, and without one.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 use warpsmith::{Error, Result};
 
@@ -37,8 +37,8 @@ pub struct Shim {
     library_init:
         unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> Code,
     library_impl: Implement,
-    /// How many threads PyTorch's own kernels use on the CPU. Not one of the stable functions, so it may be missing.
-    pub num_threads: Option<unsafe extern "C" fn() -> c_int>,
+    /// How many threads PyTorch's own kernels use on the CPU. Since 2.10.
+    pub num_threads: Option<unsafe extern "C" fn(*mut u32) -> Code>,
     /// Since 2.10.
     pub strings: Option<Strings>,
     /// Where PyTorch has CUDA.
@@ -93,7 +93,7 @@ impl Shim {
                     Some(function) => Implement::Versioned(function),
                     None => Implement::Plain(torch.need(c"aoti_torch_library_impl")?),
                 },
-                num_threads: torch.find(c"_ZN2at15get_num_threadsEv"),
+                num_threads: torch.find(c"torch_get_num_threads"),
                 strings: Strings::find(&torch),
                 cuda: Library::loaded(c"libtorch_cuda.so").and_then(|cuda| Cuda::find(&cuda)),
             })
