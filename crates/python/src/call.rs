@@ -177,7 +177,7 @@ pub fn described(
     }
     let mut attrs = Attrs::defaults(spec);
     for (index, (attr, value)) in spec.attrs.iter().zip(options).enumerate() {
-        let value = read(value, attr.kind, name, attr.name)?;
+        let value = read(value, attr.kind, spec.name, attr.name)?;
         match value {
             Setting::Value(value) => attrs.set(spec, index, value).or_raise(py)?,
             Setting::Name(text) => attrs.parse(spec, attr.name, &text).or_raise(py)?,
@@ -192,15 +192,17 @@ enum Setting {
 }
 
 /// The value of an option.
-fn read(value: &Bound<'_, PyAny>, kind: AttrKind, op: &str, name: &str) -> PyResult<Setting> {
+fn read(value: &Bound<'_, PyAny>, kind: AttrKind, op: &'static str, name: &'static str) -> PyResult<Setting> {
     let read = match kind {
         AttrKind::Float(_) => value.extract().map(|value| Setting::Value(Value::Float(value))),
+        AttrKind::OptionalFloat if value.is_none() => Ok(Setting::Value(Value::Unset)),
+        AttrKind::OptionalFloat => value.extract().map(|value| Setting::Value(Value::Float(value))),
         AttrKind::Int(_) => value.extract().map(|value| Setting::Value(Value::Int(value))),
         AttrKind::Bool(_) => value.extract().map(|value| Setting::Value(Value::Bool(value))),
         AttrKind::Choice(_) => value.extract().map(Setting::Name),
     };
     read.or_else(|_| {
         let got = value.repr()?;
-        Err(PyTypeError::new_err(format!("{op}: argument `{name}`: expected {kind}, got {got}")))
+        Err(to_python(value.py(), &Error::argument(op, name, kind.to_string(), got.to_string())))
     })
 }

@@ -37,6 +37,7 @@ fn describe(spec: &'static OpSpec, kernels: &[&str]) -> Json {
             Autocast::Low => "low",
             Autocast::F32 => "f32",
             Autocast::Widest => "widest",
+            Autocast::Rows => "rows",
         },
         "variants": variants,
         "kernels": kernels,
@@ -117,6 +118,7 @@ fn dtype(rule: &DTypeRule) -> Json {
 fn attribute(attr: &AttrSpec) -> Json {
     let (kind, default, choices) = match attr.kind {
         AttrKind::Float(value) => ("float", json!(value), None),
+        AttrKind::OptionalFloat => ("float", Json::Null, None),
         AttrKind::Int(value) => ("int", json!(value), None),
         AttrKind::Bool(value) => ("bool", json!(value), None),
         AttrKind::Choice(names) => ("choice", json!(names[0]), Some(names)),
@@ -138,6 +140,7 @@ fn rule(rule: &SizeRule) -> Json {
 fn value(spec: &OpSpec, option: usize, value: Value) -> Json {
     match value {
         Value::Float(value) => json!(value),
+        Value::Unset => Json::Null,
         Value::Int(value) => json!(value),
         Value::Bool(value) => json!(value),
         Value::Choice(_) => json!(value.text(spec.attrs[option].kind)),

@@ -27,7 +27,7 @@ pub enum Face {
 pub struct Signature {
     /// The op's description.
     pub spec: &'static OpSpec,
-    /// The tensors given, those that must be first.
+    /// The tensors given: those that must be, those that may, and of these the late ones last.
     pub tensors: Vec<Tensor>,
     /// Optional outputs that a switch asks for.
     pub wanted: Vec<usize>,
@@ -65,7 +65,7 @@ impl Signature {
             let written = if described.role == Role::InOut { Some(arg) } else { output };
             tensors.push(Tensor { arg, optional: described.optional && !needed, written });
         }
-        tensors.sort_by_key(|tensor| tensor.optional);
+        tensors.sort_by_key(|tensor| (tensor.optional, tensor.optional && spec.args[tensor.arg].late));
         let returned: Vec<usize> =
             positions.filter(|&index| !spec.args[index].is_input() && place_of(index).is_none()).collect();
         // PyTorch cannot trace an op that both writes to its arguments and may return nothing in place of a tensor.
@@ -109,6 +109,7 @@ impl Signature {
             let name = attr.name;
             arguments.push(match (attr.kind, face) {
                 (AttrKind::Float(value), _) => format!("float {name}={value:?}"),
+                (AttrKind::OptionalFloat, _) => format!("float? {name}=None"),
                 (AttrKind::Int(value), _) => format!("int {name}={value}"),
                 (AttrKind::Bool(value), _) => format!("bool {name}={}", if value { "True" } else { "False" }),
                 (AttrKind::Choice(names), Face::Public) => format!("str {name}=\"{}\"", names[0]),

@@ -149,7 +149,8 @@ def test_autocast_follows_the_description() -> None:
         with torch.autocast(DEVICE, dtype=dtype):
             assert warpsmith.linear(x, w).dtype == dtype
             assert torch.ops.warpsmith.linear(x, w).dtype == dtype
-            assert warpsmith.rms_norm(half, torch.randn(64)).dtype == torch.float32
+            assert warpsmith.rms_norm(half, torch.randn(64)).dtype == torch.bfloat16
+            assert warpsmith.rms_norm(half, torch.randn(64), x)[1].dtype == torch.float32
             assert warpsmith.mul_add(x, half, half).dtype == torch.float32
             assert warpsmith.mul_add(half, half, half).dtype == torch.bfloat16
             assert warpsmith.activation(half).dtype == torch.bfloat16

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
 import warpsmith
+from device import DEVICE
+from warpsmith._shapes import all_types
+from warpsmith._spec import Op, Variant
 
 
 def test_exceptions_say_what_is_wrong() -> None:
@@ -23,7 +28,14 @@ def test_exceptions_say_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda x: warpsmith.rms_norm(x.double()), "float64"),
+        (lambda x: warpsmith.rms_norm(x.double()), "`x`: expected dtype f32 or f16 or bf16, got float64"),
+        (lambda x: warpsmith.attention(*[x[:, None, None]] * 3, window=(3, 0)), r"window`: expected a whole number"),
+        (lambda x: warpsmith.rms_norm(x, eps="a"), "eps`: expected a number, got 'a'"),
+        (lambda x: warpsmith.rms_norm(x, None, 3.0), "residual`: expected a tensor of PyTorch.*got float"),
+        (lambda x: warpsmith.rms_norm(x, x[0].cpu().numpy()), "weight`: expected a tensor of PyTorch.*got ndarray"),
+        (lambda x: warpsmith.rms_norm(3), "x`: expected a tensor or an array.*got int"),
+        (lambda x: warpsmith.activation(x, kind=["gelu"]), "kind`: expected one of gelu"),
+        (lambda x: warpsmith.sample(x, 0.5, 0), "seed`: expected a whole number or a tensor of i64, got 0.5"),
         (lambda x: warpsmith.rms_norm(x, torch.randn(64, dtype=torch.bfloat16)), "weight.*dtype f32, got bf16"),
         (lambda x: warpsmith.rms_norm(x.to(torch.complex64)), "complex"),
         (lambda x: warpsmith.rms_norm(torch.randn(())), "`x`.*shape"),
@@ -45,17 +57,60 @@ def test_wrong_calls(call, match: str) -> None:
     assert warpsmith.rms_norm(torch.randn(4, 64)).shape == (4, 64)
 
 
-def test_wrong_python_types() -> None:
-    for call in (
-        lambda: warpsmith.rms_norm(3),
-        lambda: warpsmith.rms_norm(None),
-        lambda: warpsmith.rms_norm(torch.randn(4, 64), 3),
-        lambda: warpsmith.rms_norm(np.zeros((4, 64), np.float32), eps="small"),
-        lambda: warpsmith.rms_norm(),
-        lambda: warpsmith.rms_norm(torch.randn(4, 64), epsilon=1),
-    ):
-        with pytest.raises((TypeError, RuntimeError)):
+def test_missing_and_unknown_arguments() -> None:
+    for call in (lambda: warpsmith.rms_norm(), lambda: warpsmith.rms_norm(torch.randn(4, 64), epsilon=1)):
+        with pytest.raises(TypeError):
             call()
+    with pytest.raises(warpsmith.ArgumentError, match="x`: expected a tensor, got nothing"):
+        warpsmith.rms_norm(None)
+
+
+WRONG_KINDS: dict[str, list[Any]] = {
+    "float": ["a", (1.0,), [1.0]],
+    "int": ["a", (3, 0), 1.5, None],
+    "bool": ["a", (True,), None],
+    "choice": ["nothing", "", 3, None, ("gelu",)],
+}
+
+
+@pytest.mark.parametrize(("op", "variant"), cases.ALL, ids=cases.IDS)
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+def test_options_of_another_kind(op: Op, variant: Variant, arrays: str) -> None:
+    if arrays == "numpy" and DEVICE != "cpu":
+        pytest.skip("for tensors of the CPU")
+    tensors, options = cases.make(op, variant)
+    if arrays == "numpy":
+        tensors = [None if tensor is None else tensor.numpy() for tensor in tensors]
+    for attr in op.attrs:
+        for wrong in WRONG_KINDS[attr.kind] + ([None] if attr.kind == "float" and attr.default is not None else []):
+            with pytest.raises(warpsmith.ArgumentError) as caught:
+                getattr(warpsmith, variant.name)(*tensors, **options | {attr.name: wrong})
+            assert (caught.value.op, caught.value.argument) == (op.name, attr.name), (attr.name, wrong)
+
+
+@pytest.mark.parametrize(("op", "variant"), cases.ALL, ids=cases.IDS)
+@pytest.mark.parametrize("arrays", ["torch", "numpy", "traced"])
+def test_types_that_no_kernel_has(op: Op, variant: Variant, arrays: str) -> None:
+    """The error names the argument and the types that this op has there."""
+    if arrays == "numpy" and DEVICE != "cpu":
+        pytest.skip("for tensors of the CPU")
+    case = cases.make(op, variant)
+    for at, given in enumerate(variant.tensors):
+        if case.tensors[at] is None or not case.tensors[at].is_floating_point():
+            continue
+        row: list[Any] = list(case.tensors)
+        row[at] = row[at].double()
+        call = getattr(warpsmith, variant.name)
+        if arrays == "numpy":
+            row = [None if tensor is None else tensor.numpy() for tensor in row]
+        if arrays == "traced":
+            row = [None if tensor is None else tensor.to("meta") for tensor in row]
+            call = getattr(torch.ops.warpsmith, variant.name)
+        with pytest.raises(warpsmith.ArgumentError) as caught:
+            call(*row, **case.options)
+        error, types = caught.value, all_types(op, given.arg)
+        assert (error.op, error.argument) == (op.name, op.args[given.arg].name)
+        assert error.expected == f"dtype {' or '.join(types)}" and error.got == "float64"
 
 
 def test_sparse_and_quantized_tensors() -> None:

@@ -114,7 +114,10 @@ def test_autocast_types_follow_pytorch() -> None:
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         assert wnn.FusedLinear(32, 24)(x).dtype == torch.bfloat16
         assert wnn.GatedMLP(32, 48)(x).dtype == torch.bfloat16
-        assert wnn.RMSNorm(32)(x.bfloat16()).dtype == torch.float32
+        for kind in ("RMSNorm", "LayerNorm"):
+            for rows in (x, x.bfloat16()):
+                ours, theirs = getattr(wnn, kind)(32), getattr(torch.nn, kind)(32)
+                assert ours(rows).dtype == theirs(rows).dtype, (kind, rows.dtype)
 
 
 def test_state_dicts_go_both_ways(pair: Pair) -> None:

@@ -449,7 +449,7 @@ fn options_at_their_limits() {
             let with = |value: Value| Call { attrs: base.attrs.with(index, value), ..base.clone() };
             let what = |value: Value| format!("{}={value}", attr.name);
             match attr.kind {
-                AttrKind::Float(_) => {
+                AttrKind::Float(_) | AttrKind::OptionalFloat => {
                     report.refuses(&with(Value::Float(f64::NAN)), "NaN", Some(attr.name), &Stream::Host);
                     for value in [f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 5e-324, -0.0] {
                         report.survives(&with(Value::Float(value)), &what(Value::Float(value)));
@@ -487,8 +487,12 @@ fn options_of_another_kind() {
     for_all(|base, report| {
         let spec = base.op.spec();
         for (index, attr) in spec.attrs.iter().enumerate() {
-            let own = std::mem::discriminant(&attr.kind.default_value());
-            for value in values.into_iter().filter(|value| std::mem::discriminant(value) != own) {
+            let own = match attr.kind {
+                AttrKind::OptionalFloat => Value::Float(0.0),
+                kind => kind.default_value(),
+            };
+            let other = |value: &Value| std::mem::discriminant(value) != std::mem::discriminant(&own);
+            for value in values.into_iter().filter(other) {
                 let mut call = base.clone();
                 call.attrs = call.attrs.with(index, value);
                 let what = format!("{}={value:?}", attr.name);

@@ -70,7 +70,9 @@ if ops._torch is not None:
     __all__ += _NEEDS_TORCH
 
 
-def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        raise AttributeError(f"warpsmith.{name} needs PyTorch: pip install torch")
-    raise AttributeError(f"module 'warpsmith' has no attribute {name!r}")
+if not TYPE_CHECKING:  # To a type checker, this would give every misspelt name a type.
+
+    def __getattr__(name: str) -> Any:
+        if name in _NEEDS_TORCH:
+            raise AttributeError(f"warpsmith.{name} needs PyTorch: pip install torch")
+        raise AttributeError(f"module 'warpsmith' has no attribute {name!r}")

@@ -5,10 +5,11 @@ They are made as text, like those of ``dataclasses``: a call then costs no more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from warpsmith._spec import Op, Variant
+from warpsmith._spec import Dim, Given, Op, Variant
 from warpsmith.errors import ArgumentError
 
 Target = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[bool, ...]], Any]
@@ -28,32 +29,70 @@ class Choices(dict[str, int]):
         raise ArgumentError(message, op=self.op.name, argument=self.attr.name, expected=expected, got=repr(name))
 
 
+def may_be_number(op: Op, variant: Variant, given: Given) -> bool:
+    """Whether people may give one number in place of a tensor: of one type, with a value for each of something, and
+    nothing that other sizes follow from."""
+    arg = op.args[given.arg]
+    if given.written is not None or given is variant.tensors[0] or arg.dtype.kind != "one_of":
+        return False
+    plain = all(
+        form.leading == "none" and len(form.dims) == 1 and form.dims[0] == Dim("named", form.dims[0].name)
+        for form in arg.forms
+    )
+    known_first = {dim.name for form in op.args[variant.tensors[0].arg].forms for dim in form.dims}
+    return plain and len(arg.dtype.types) == 1 and {form.dims[0].name for form in arg.forms} <= known_first
+
+
 def tensor_names(op: Op, variant: Variant) -> list[str]:
     """Names of the tensors a call is given, in order."""
     return [op.args[given.arg].name for given in variant.tensors]
 
 
-def parameters(op: Op, variant: Variant, *, raw: bool = False, types: Mapping[str, str] | None = None) -> str:
-    """The parameters of a function for the op, as text; with ``types``, annotated."""
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function: its name, its type in stubs, and the text of its default, if it has one."""
 
-    def typed(name: str, type_: str, default: str | None) -> str:
-        if types is None:
-            return name if default is None else f"{name}={default}"
-        return f"{name}: {type_}" if default is None else f"{name}: {type_} = {default}"
+    name: str
+    type: str
+    default: str | None = None
 
-    array = (types or {}).get("array", "")
+    def text(self, *, typed: bool) -> str:
+        if not typed:
+            return self.name if self.default is None else f"{self.name}={self.default}"
+        return f"{self.name}: {self.type}" + ("" if self.default is None else f" = {self.default}")
+
+
+def tensor_parameters(op: Op, variant: Variant, array: str = "") -> list[Parameter]:
+    """The tensors of a function for the op, of the type ``array``."""
     found = []
     for given in variant.tensors:
-        optional = f"{array} | None" if given.optional else array
-        found.append(typed(op.args[given.arg].name, optional, "None" if given.optional else None))
-    options = []
+        kind = f"{array} | float" if may_be_number(op, variant, given) else array
+        name = op.args[given.arg].name
+        found.append(Parameter(name, f"{kind} | None", "None") if given.optional else Parameter(name, kind))
+    return found
+
+
+def option_parameters(op: Op, variant: Variant, *, raw: bool = False) -> list[Parameter]:
+    """The options and switches of a function for the op."""
+    found = []
     for attr in op.attrs:
         default = attr.choices.index(str(attr.default)) if raw and attr.kind == "choice" else attr.default
-        options.append(typed(attr.name, attr.annotation, repr(default)))
-    options += [typed(switch, "bool", "False") for switch in variant.wanted.values()]
-    if options and not raw:
-        found.append("*")
-    return ", ".join(found + options)
+        found.append(Parameter(attr.name, attr.annotation, repr(default)))
+    return found + [Parameter(switch, "bool", "False") for switch in variant.wanted.values()]
+
+
+def joined(positional: Sequence[Parameter], keyword: Sequence[Parameter], *, typed: bool) -> str:
+    """The text of a function's parameters."""
+    found = [parameter.text(typed=typed) for parameter in positional]
+    if keyword:
+        found += ["*", *(parameter.text(typed=typed) for parameter in keyword)]
+    return ", ".join(found)
+
+
+def parameters(op: Op, variant: Variant, *, raw: bool = False) -> str:
+    """The parameters of a function for the op, as text. All of the raw op's are by position."""
+    tensors, options = tensor_parameters(op, variant), option_parameters(op, variant, raw=raw)
+    return joined([*tensors, *options], [], typed=False) if raw else joined(tensors, options, typed=False)
 
 
 def make(name: str, parameters: str, body: list[str], names: Mapping[str, Any], doc: str = "") -> Callable[..., Any]:
@@ -110,6 +149,8 @@ def documentation(op: Op, variant: Variant) -> str:
         if given.written is not None:
             written = op.args[given.written]
             note = "; changed" if written is arg else f"; becomes {written.name}"
+        if may_be_number(op, variant, given):
+            note = "; or one number for all"
         lines.append(f"{arg.name}: {arg.help}{note}")
     lines += [f"{attr.name}: {attr.doc}{_choices(attr.choices)}" for attr in op.attrs]
     lines += [f"{switch}: whether to return {op.args[output].name}" for output, switch in variant.wanted.items()]

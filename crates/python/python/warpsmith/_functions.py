@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from warpsmith import _native
-from warpsmith._arrays import array_call
-from warpsmith._codegen import Choices, documentation, make, parameters, tensor_names, unpack
+from warpsmith._arrays import array_call, full_like
+from warpsmith._checks import failed_call, flag, refusal
+from warpsmith._codegen import Choices, documentation, make, may_be_number, parameters, tensor_names, unpack
+from warpsmith._shapes import Sizes
 from warpsmith._spec import Op, Variant
 
 if TYPE_CHECKING:
@@ -26,17 +27,56 @@ def functions(op: Op, torch: Torch | None) -> dict[str, Callable[..., Any]]:
 
 
 def build(op: Op, variant: Variant, torch: Torch | None) -> Callable[..., Any]:
-    tensors = tensor_names(op, variant)
-    options = [attr.name for attr in op.attrs]
-    switches = list(variant.wanted.values())
-    names: dict[str, Any] = {"_arrays": array_call(op, variant)}
-    tuples = ", ".join("(" + "".join(f"{name}, " for name in part) + ")" for part in (tensors, options, switches))
-    arrays = [f"_results = _arrays({tuples})", *unpack(op, variant, of_tuple=True)]
+    names: dict[str, Any] = {"_arrays": array_call(op, variant), "_fill": filler(op, variant)}
+    names["_flag"] = lambda name, value: flag(op, name, value)
+    arrays = [f"_results = _arrays({tuples(op, variant)})", *unpack(op, variant, of_tuple=True)]
     body = arrays
     if torch is not None:
         names |= torch_names(op, variant, torch)
         body = torch_body(op, variant, arrays)
+    body = [*numbers(op, variant), *flags(op, variant), *body]
     return make(variant.name, parameters(op, variant), body, names, documentation(op, variant))
+
+
+def numbers(op: Op, variant: Variant) -> list[str]:
+    """The text that makes tensors of single numbers, where people may give those."""
+    first = tensor_names(op, variant)[0]
+    lines = []
+    for at, given in enumerate(variant.tensors):
+        if may_be_number(op, variant, given):
+            name = op.args[given.arg].name
+            lines.append(f"if {name}.__class__ is float or {name}.__class__ is int:")
+            lines.append(f"    {name} = _fill({at}, {name}, {first})")
+    return lines
+
+
+def flags(op: Op, variant: Variant) -> list[str]:
+    """The text that looks at switches: PyTorch would take anything for one, the text "no" for true."""
+    names = [*(attr.name for attr in op.attrs if attr.kind == "bool"), *variant.wanted.values()]
+    return [f"if {name} is not True and {name} is not False: {name} = _flag({name!r}, {name})" for name in names]
+
+
+def filler(op: Op, variant: Variant) -> Callable[[int, float, Any], Any]:
+    """Makes an argument, given by its place, of one number for all it has a value for."""
+
+    def fill(at: int, value: float, first: Any) -> Any:
+        arg = op.args[variant.tensors[at].arg]
+        dtype = arg.dtype.types[0]
+        if isinstance(value, float) and dtype not in FLOATS:
+            raise refusal(op, arg.name, f"a whole number or a tensor of {dtype}", repr(value))
+        if not hasattr(first, "shape"):
+            return value
+        sizes = Sizes(op, [attr.default for attr in op.attrs], lambda *_: None)
+        sizes.match(variant.tensors[0].arg, first.shape)
+        return full_like(first, sizes.lookup(arg.forms[0].dims[0].name), value, dtype)
+
+    return fill
+
+
+def tuples(op: Op, variant: Variant) -> str:
+    """Tensors, options and switches of a call, as the text of three tuples."""
+    parts = (tensor_names(op, variant), [attr.name for attr in op.attrs], list(variant.wanted.values()))
+    return ", ".join("(" + "".join(f"{name}, " for name in part) + ")" for part in parts)
 
 
 def torch_names(op: Op, variant: Variant, torch: Torch) -> dict[str, Any]:
@@ -57,7 +97,7 @@ def torch_names(op: Op, variant: Variant, torch: Torch) -> dict[str, Any]:
         "_public": Overloads.public(variant.name),
         # What calling the overload comes to, without a function of Python's around it.
         "_raw": Overloads.raw(variant.name)._op,
-        "_typed": typed,
+        "_failed": lambda error, *call: failed_call(error, op, variant, *call),
         "_bump": bump,
     }
     for index, attr in enumerate(op.attrs):
@@ -102,8 +142,8 @@ def torch_body(op: Op, variant: Variant, arrays: list[str]) -> list[str]:
         "    if not (_tracing() or _autocast() or _transformed() or _forward_ad._current_level >= 0):",
         "        try:",
         *(f"            {line}" for line in short),
-        "        except (AttributeError, RuntimeError) as _error:",
-        "            raise _typed(_error) from None",
+        "        except (AttributeError, RuntimeError, TypeError, ValueError) as _error:",
+        f"            raise _failed(_error, {tuples(op, variant)}) from None",
         *(f"        {line}" for line in end),
         f"elif not isinstance({first}, _Tensor):",
         *(f"    {line}" for line in arrays),
@@ -118,13 +158,3 @@ def may_be_float(op: Op, index: int) -> bool:
     if rule.kind in ("one_of", "chosen"):
         return bool(FLOATS & set(rule.types))
     return may_be_float(op, rule.like)
-
-
-def typed(error: Exception) -> Exception:
-    """The exception with its details, of which PyTorch passes on the text alone."""
-    if isinstance(error, AttributeError):
-        return TypeError(f"expected tensors of PyTorch, like the first argument: {error}")
-    found = _native.take_last_error()
-    if isinstance(found, RuntimeError) and str(found) in str(error):
-        return found
-    return error

@@ -7,10 +7,12 @@ from functools import cache
 from typing import Literal
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from warpsmith import ops
 from warpsmith._spec import all_ops
+from warpsmith._torch.autograd import Overloads, transformed
 from warpsmith._torch.dtypes import FLOATS
 
 #: Says, at level DEBUG and once for each reason, when PyTorch computes instead of a kernel.
@@ -19,6 +21,11 @@ LOG = logging.getLogger("warpsmith")
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
 #: Whether the kernel has a gradient.
 HAS_GRADIENT = all_ops()["attention"].gradient is not None
+
+#: The kernel with nothing around it.
+ATTENTION = Overloads.raw("attention")._op
+TENSOR = torch.Tensor
+is_tracing, is_casting = torch.compiler.is_dynamo_compiling, torch._C._is_any_autocast_enabled
 
 #: Which keys a query sees by its place: all, those up to its own counted from the first, or counted from the last.
 Causal = Literal["no", "start", "end"]
@@ -36,19 +43,72 @@ def sdpa(
 ) -> torch.Tensor:
     """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the kernel of :func:`warpsmith.attention`.
 
-    Masks may be boolean or floating, and broadcast. These calls go to PyTorch's own: with dropout; where a gradient is
-    needed (the kernel has none yet); heads of other sizes than 32, 64, 80, 96, 128, 160, 192 and 256; other types than
-    f32, f16 and bf16; ``is_causal`` with more queries than keys or with a mask; and wrong calls, so that the error is
-    the one people know. The logger ``warpsmith`` says so once for each reason, at level DEBUG.
+    Masks may be boolean or floating, and broadcast; so do batches. These calls go to PyTorch's own: with dropout; where
+    a gradient or a forward-mode derivative is needed (the kernel has none yet); heads of other sizes than 32, 64, 80,
+    96, 128, 160, 192 and 256; other types than f32, f16 and bf16; ``is_causal`` with more queries than keys or with a
+    mask; and wrong calls, so that the error is the one people know. The logger ``warpsmith`` says so once for each
+    reason, at level DEBUG.
     """
+    if attn_mask is None and dropout_p == 0.0 and is_plain(query, key, value):
+        found = quick(query, key, value, is_causal, scale, enable_gqa)
+        if found is not None:
+            return found
     plain = query.ndim == 4 and key.ndim == 4 and value.ndim == 4 and not (is_causal and attn_mask is not None)
-    if not plain or (query.shape[1] != key.shape[1] and not enable_gqa):
+    if plain:
+        batch, heads = query.shape[:2]
+        plain = heads == key.shape[1] or enable_gqa
+        if key.shape[0] != batch or value.shape[0] != batch:
+            batch = max(batch, key.shape[0], value.shape[0])
+            plain = plain and all(tensor.shape[0] in (1, batch) for tensor in (query, key, value))
+            if plain:
+                query, key, value = (tensor.expand(batch, -1, -1, -1) for tensor in (query, key, value))
+    if not plain:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     causal: Causal = "start" if is_causal else "no"
     return attend(q, k, v, mask=attn_mask, dropout=dropout_p, causal=causal, scale=scale).transpose(1, 2)
+
+
+def is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether nothing is to be done but to compute: nothing is traced, transformed, cast or differentiated."""
+    if query.__class__ is not TENSOR or key.__class__ is not TENSOR or value.__class__ is not TENSOR:
+        return False
+    if is_tracing() or is_casting() or transformed() or forward_ad._current_level >= 0:
+        return False
+    return not ((query.requires_grad or key.requires_grad or value.requires_grad) and torch.is_grad_enabled())
+
+
+def quick(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor | None:
+    """The usual call, straight to the kernel: with one query, what Python does takes as long as the kernel. ``None``
+    for all others, wrong calls among them."""
+    q_shape, k_shape = query.shape, key.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or value.ndim != 4:
+        return None
+    # What means something else to PyTorch, or is usual but not for the kernel. It refuses the rest itself.
+    if (q_shape[1] != k_shape[1] and not enable_gqa) or (is_causal and q_shape[2] != k_shape[2]):
+        return None
+    if q_shape[3] not in HEAD_DIMS or query.dtype not in FLOATS:
+        return None
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    try:
+        # Each argument that is named costs time.
+        if scale is None:
+            results = ATTENTION(q, k, v, causal=True) if is_causal else ATTENTION(q, k, v)
+        else:
+            results = ATTENTION(q, k, v, causal=is_causal, scale=scale)
+    except (RuntimeError, TypeError):
+        return None
+    found: torch.Tensor = results[0]
+    return found.transpose(1, 2)
 
 
 def attend(
@@ -73,10 +133,7 @@ def attend(
     if mask is not None:
         mask = spread(mask, q.shape[1], k.shape[1])
     seen, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
-    found: torch.Tensor = ops.attention(
-        q, k, v, mask=seen, bias=bias, causal=causal != "no", scale=0.0 if scale is None else scale
-    )
-    return found
+    return ops.attention(q, k, v, mask=seen, bias=bias, causal=causal != "no", scale=scale)
 
 
 def why_not(
@@ -96,6 +153,8 @@ def why_not(
     if torch.is_grad_enabled() and not HAS_GRADIENT:
         if any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, mask)):
             return "gradients"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives"
     if q.shape[-1] not in HEAD_DIMS or v.shape[-1] != q.shape[-1]:
         return f"heads of {q.shape[-1]} (values of {v.shape[-1]})"
     cast = kind != "meta" and torch.is_autocast_enabled(kind)

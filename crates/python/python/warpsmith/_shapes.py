@@ -176,6 +176,13 @@ def allowed_types(op: Op, index: int, types: Sequence[str | None]) -> tuple[str,
     return (same,)
 
 
+def all_types(op: Op, index: int) -> tuple[str, ...]:
+    """All types an argument may have in some call."""
+    rule = op.args[index].dtype
+    like = all_types(op, rule.like) if rule.kind in ("same", "same_or", "among") else ()
+    return tuple(dict.fromkeys((*like, *rule.types)))
+
+
 def output_type(op: Op, index: int, types: Sequence[str | None], options: Sequence[Any]) -> str:
     """The type of an output that is made for the call."""
     rule = op.args[index].dtype

@@ -72,14 +72,17 @@ class Attr:
 
     name: str
     kind: Literal["float", "int", "bool", "choice"]
-    default: Number
+    #: ``None`` where the op itself chooses a number.
+    default: Number | None
     choices: tuple[str, ...]
     doc: str
 
     @property
     def annotation(self) -> str:
         """Its type in Python."""
-        return "str" if self.kind == "choice" else self.kind
+        if self.kind == "choice":
+            return f"Literal[{', '.join(map(repr, self.choices))}]"
+        return f"{self.kind} | None" if self.default is None else self.kind
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Op:
     attrs: tuple[Attr, ...]
     derived: dict[str, Derived]
     gradient: Gradient | None
-    autocast: Literal["unchanged", "low", "f32", "widest"]
+    autocast: Literal["unchanged", "low", "f32", "widest", "rows"]
     variants: tuple[Variant, ...]
     kernels: tuple[str, ...]
 

@@ -1,17 +1,75 @@
 # Made by crates/python/stubs.py from the ops' descriptions.
 """The ops as functions."""
 
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar, overload
 
+import numpy.typing
+import torch
+
+from warpsmith._native import Tensor
 from warpsmith._torch import Torch
 
-#: A tensor of PyTorch, an array of numpy, or anything else with ``__dlpack__``.
-Array = Any
+class Array(Protocol):
+    """An array of any library that speaks DLPack."""
+
+    def __dlpack__(self) -> Any: ...
+
+#: Tensors of PyTorch give tensors of PyTorch, arrays of numpy arrays of numpy.
+Same = TypeVar("Same", torch.Tensor, numpy.typing.NDArray[Any], Tensor)
 
 _torch: Torch | None
-__all__: list[str]
+__all__ = [
+    "rms_norm",
+    "rms_norm_",
+    "rms_norm_backward",
+    "layer_norm",
+    "layer_norm_",
+    "layer_norm_backward",
+    "softmax",
+    "softmax_",
+    "softmax_backward",
+    "softmax_backward_",
+    "rope",
+    "rope_",
+    "rope_backward",
+    "rope_backward_",
+    "cast",
+    "cast_",
+    "copy",
+    "activation",
+    "activation_",
+    "activation_backward",
+    "activation_backward_",
+    "add_gelu",
+    "add_gelu_",
+    "add_gelu_backward",
+    "mul_add",
+    "mul_add_",
+    "mul_add_backward",
+    "gated_act",
+    "gated_act_backward",
+    "gated_act_backward_",
+    "embedding",
+    "embedding_backward",
+    "linear",
+    "linear_",
+    "linear_backward",
+    "linear_quant",
+    "linear_quant_",
+    "argmax",
+    "sample",
+    "penalize",
+    "prefix_match",
+    "kv_store",
+    "qkv_store",
+    "kv_copy",
+    "merge_states",
+    "attention",
+    "paged_attention",
+]
 
-def rms_norm(x: Array, weight: Array | None = None, residual: Array | None = None, *, eps: float = 1e-06) -> Any:
+@overload
+def rms_norm(x: Same, weight: Same | None = None, residual: None = None, *, eps: float = 1e-06) -> Same:
     """RMS normalisation of rows, with an optional residual added first.
 
     x: [..., hidden]
@@ -23,6 +81,12 @@ def rms_norm(x: Array, weight: Array | None = None, residual: Array | None = Non
     out: [..., hidden]
     sum: [..., hidden], x + residual
     """
+@overload
+def rms_norm(x: Same, weight: Same | None = None, *, residual: Same, eps: float = 1e-06) -> tuple[Same, Same]: ...
+@overload
+def rms_norm(x: Same, weight: Same | None, residual: Same, *, eps: float = 1e-06) -> tuple[Same, Same]: ...
+@overload
+def rms_norm(x: Array, weight: Array | None = None, residual: Array | None = None, *, eps: float = 1e-06) -> Any: ...
 
 def rms_norm_(x: Array, weight: Array | None = None, residual: Array | None = None, *, eps: float = 1e-06) -> None:
     """RMS normalisation of rows, with an optional residual added first, in place.
@@ -33,7 +97,8 @@ def rms_norm_(x: Array, weight: Array | None = None, residual: Array | None = No
     eps: added to the mean square
     """
 
-def rms_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: Array | None = None, *, eps: float = 1e-06, return_dweight: bool = False) -> Any:
+@overload
+def rms_norm_backward(x: Same, dout: Same, weight: Same | None = None, dsum: Same | None = None, *, eps: float = 1e-06, return_dweight: Literal[False] = False) -> Same:
     """Gradients of rms_norm with respect to x (and residual) and weight.
 
     x: [..., hidden], what was normalised: x, or the sum if a residual was added
@@ -47,28 +112,39 @@ def rms_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: 
     dx: [..., hidden], gradient of x and of residual
     dweight: [hidden], summed over rows in f32
     """
+@overload
+def rms_norm_backward(x: Same, dout: Same, weight: Same | None = None, dsum: Same | None = None, *, eps: float = 1e-06, return_dweight: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def rms_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum: Array | None = None, *, eps: float = 1e-06, return_dweight: bool = False) -> Any: ...
 
-def layer_norm(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> Any:
+@overload
+def layer_norm(x: Same, weight: Same | None = None, bias: Same | None = None, residual: None = None, *, eps: float = 1e-05) -> Same:
     """Layer normalisation of rows, with an optional residual added first.
 
     x: [..., hidden]
     weight: [hidden], multiplies the normalised row
-    residual: [..., hidden], added to x first
     bias: [hidden], added at the end
+    residual: [..., hidden], added to x first
     eps: added to the variance
 
     Returns:
     out: [..., hidden]
     sum: [..., hidden], x + residual
     """
+@overload
+def layer_norm(x: Same, weight: Same | None = None, bias: Same | None = None, *, residual: Same, eps: float = 1e-05) -> tuple[Same, Same]: ...
+@overload
+def layer_norm(x: Same, weight: Same | None, bias: Same | None, residual: Same, *, eps: float = 1e-05) -> tuple[Same, Same]: ...
+@overload
+def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, residual: Array | None = None, *, eps: float = 1e-05) -> Any: ...
 
-def layer_norm_(x: Array, weight: Array | None = None, residual: Array | None = None, bias: Array | None = None, *, eps: float = 1e-05) -> None:
+def layer_norm_(x: Array, weight: Array | None = None, bias: Array | None = None, residual: Array | None = None, *, eps: float = 1e-05) -> None:
     """Layer normalisation of rows, with an optional residual added first, in place.
 
     x: [..., hidden]; becomes out
     weight: [hidden], multiplies the normalised row
-    residual: [..., hidden], added to x first; becomes sum
     bias: [hidden], added at the end
+    residual: [..., hidden], added to x first; becomes sum
     eps: added to the variance
     """
 
@@ -89,7 +165,8 @@ def layer_norm_backward(x: Array, dout: Array, weight: Array | None = None, dsum
     dbias: [hidden], summed over rows in f32
     """
 
-def softmax(x: Array, *, scale: float = 1.0) -> Array:
+@overload
+def softmax(x: Same, *, scale: float = 1.0) -> Same:
     """Softmax of scaled rows.
 
     x: [..., hidden]
@@ -98,6 +175,8 @@ def softmax(x: Array, *, scale: float = 1.0) -> Array:
     Returns:
     out: [..., hidden], rows that sum to one
     """
+@overload
+def softmax(x: Array, *, scale: float = 1.0) -> Any: ...
 
 def softmax_(x: Array, *, scale: float = 1.0) -> None:
     """Softmax of scaled rows, in place.
@@ -106,7 +185,8 @@ def softmax_(x: Array, *, scale: float = 1.0) -> None:
     scale: multiplies x before the exponential
     """
 
-def softmax_backward(y: Array, dout: Array, *, scale: float = 1.0) -> Array:
+@overload
+def softmax_backward(y: Same, dout: Same, *, scale: float = 1.0) -> Same:
     """Gradient of softmax with respect to x.
 
     y: [..., hidden], what softmax returned
@@ -116,6 +196,8 @@ def softmax_backward(y: Array, dout: Array, *, scale: float = 1.0) -> Array:
     Returns:
     dx: [..., hidden], gradient of x
     """
+@overload
+def softmax_backward(y: Array, dout: Array, *, scale: float = 1.0) -> Any: ...
 
 def softmax_backward_(y: Array, dout: Array, *, scale: float = 1.0) -> None:
     """Gradient of softmax with respect to x, in place.
@@ -125,7 +207,8 @@ def softmax_backward_(y: Array, dout: Array, *, scale: float = 1.0) -> None:
     scale: multiplies x before the exponential
     """
 
-def rope(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Array:
+@overload
+def rope(x: Same, positions: Same, cos: Same | None = None, sin: Same | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Same:
     """Rotary position embedding of queries or keys.
 
     x: [..., num_tokens, num_heads, head_dim]
@@ -140,8 +223,10 @@ def rope(x: Array, positions: Array, cos: Array | None = None, sin: Array | None
     Returns:
     out: [..., num_tokens, num_heads, head_dim]
     """
+@overload
+def rope(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Any: ...
 
-def rope_(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
+def rope_(x: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
     """Rotary position embedding of queries or keys, in place.
 
     x: [..., num_tokens, num_heads, head_dim]; becomes out
@@ -154,7 +239,8 @@ def rope_(x: Array, positions: Array, cos: Array | None = None, sin: Array | Non
     scale: factor on positions
     """
 
-def rope_backward(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Array:
+@overload
+def rope_backward(dout: Same, positions: Same, cos: Same | None = None, sin: Same | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Same:
     """Gradient of rope with respect to x.
 
     dout: [..., num_tokens, num_heads, head_dim], gradient of out
@@ -169,8 +255,10 @@ def rope_backward(dout: Array, positions: Array, cos: Array | None = None, sin: 
     Returns:
     dx: [..., num_tokens, num_heads, head_dim], gradient of x
     """
+@overload
+def rope_backward(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> Any: ...
 
-def rope_backward_(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
+def rope_backward_(dout: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0) -> None:
     """Gradient of rope with respect to x, in place.
 
     dout: [..., num_tokens, num_heads, head_dim], gradient of out; becomes dx
@@ -183,7 +271,8 @@ def rope_backward_(dout: Array, positions: Array, cos: Array | None = None, sin:
     scale: factor on positions
     """
 
-def cast(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: bool = False) -> Array:
+@overload
+def cast(x: Same, scale: Same | None = None, *, to: Literal['f32', 'f16', 'bf16', 'f8e4m3', 'f8e5m2'] = 'f32', inverse: bool = False) -> Same:
     """Conversion between floating types, with an optional scale.
 
     x: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2
@@ -194,8 +283,10 @@ def cast(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: bool
     Returns:
     out: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2: of the type to cast to
     """
+@overload
+def cast(x: Array, scale: Array | None = None, *, to: Literal['f32', 'f16', 'bf16', 'f8e4m3', 'f8e5m2'] = 'f32', inverse: bool = False) -> Any: ...
 
-def cast_(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: bool = False) -> None:
+def cast_(x: Array, scale: Array | None = None, *, to: Literal['f32', 'f16', 'bf16', 'f8e4m3', 'f8e5m2'] = 'f32', inverse: bool = False) -> None:
     """Conversion between floating types, with an optional scale, in place.
 
     x: [..., hidden], f32 or f16 or bf16 or f8e4m3 or f8e5m2; becomes out
@@ -204,7 +295,8 @@ def cast_(x: Array, scale: Array | None = None, *, to: str = 'f32', inverse: boo
     inverse: divide by the scale instead of multiplying
     """
 
-def copy(x: Array, *, order: str = 'kept') -> Array:
+@overload
+def copy(x: Same, *, order: Literal['kept', 'swapped'] = 'kept') -> Same:
     """A copy of a tensor in another memory layout.
 
     x: [...] or [..., rows, cols], any type
@@ -213,8 +305,11 @@ def copy(x: Array, *, order: str = 'kept') -> Array:
     Returns:
     out: [...] or [..., cols, rows], contiguous where it is allocated for the call
     """
+@overload
+def copy(x: Array, *, order: Literal['kept', 'swapped'] = 'kept') -> Any: ...
 
-def activation(x: Array, *, kind: str = 'gelu') -> Array:
+@overload
+def activation(x: Same, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> Same:
     """An activation function of each element: gelu, gelu_tanh, silu, relu or mish.
 
     x: [..., hidden]
@@ -223,15 +318,18 @@ def activation(x: Array, *, kind: str = 'gelu') -> Array:
     Returns:
     out: [..., hidden]
     """
+@overload
+def activation(x: Array, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> Any: ...
 
-def activation_(x: Array, *, kind: str = 'gelu') -> None:
+def activation_(x: Array, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> None:
     """An activation function of each element: gelu, gelu_tanh, silu, relu or mish, in place.
 
     x: [..., hidden]; becomes out
     kind: the function (gelu, gelu_tanh, silu, relu, mish)
     """
 
-def activation_backward(x: Array, dout: Array, *, kind: str = 'gelu') -> Array:
+@overload
+def activation_backward(x: Same, dout: Same, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> Same:
     """Gradient of activation with respect to x.
 
     x: [..., hidden], input of the forward call
@@ -241,8 +339,10 @@ def activation_backward(x: Array, dout: Array, *, kind: str = 'gelu') -> Array:
     Returns:
     dx: [..., hidden], gradient of x
     """
+@overload
+def activation_backward(x: Array, dout: Array, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> Any: ...
 
-def activation_backward_(x: Array, dout: Array, *, kind: str = 'gelu') -> None:
+def activation_backward_(x: Array, dout: Array, *, kind: Literal['gelu', 'gelu_tanh', 'silu', 'relu', 'mish'] = 'gelu') -> None:
     """Gradient of activation with respect to x, in place.
 
     x: [..., hidden], input of the forward call
@@ -250,7 +350,8 @@ def activation_backward_(x: Array, dout: Array, *, kind: str = 'gelu') -> None:
     kind: as in the forward call (gelu, gelu_tanh, silu, relu, mish)
     """
 
-def add_gelu(x: Array, bias: Array, *, approximate: str = 'none') -> Array:
+@overload
+def add_gelu(x: Same, bias: Same, *, approximate: Literal['none', 'tanh'] = 'none') -> Same:
     """GELU of the sum of rows and a bias.
 
     x: [..., hidden]
@@ -260,8 +361,10 @@ def add_gelu(x: Array, bias: Array, *, approximate: str = 'none') -> Array:
     Returns:
     out: [..., hidden]
     """
+@overload
+def add_gelu(x: Array, bias: Array, *, approximate: Literal['none', 'tanh'] = 'none') -> Any: ...
 
-def add_gelu_(x: Array, bias: Array, *, approximate: str = 'none') -> None:
+def add_gelu_(x: Array, bias: Array, *, approximate: Literal['none', 'tanh'] = 'none') -> None:
     """GELU of the sum of rows and a bias, in place.
 
     x: [..., hidden]; becomes out
@@ -269,7 +372,8 @@ def add_gelu_(x: Array, bias: Array, *, approximate: str = 'none') -> None:
     approximate: none for the exact function, tanh for its tanh form (none, tanh)
     """
 
-def add_gelu_backward(x: Array, bias: Array, dout: Array, *, approximate: str = 'none', return_dbias: bool = False) -> Any:
+@overload
+def add_gelu_backward(x: Same, bias: Same, dout: Same, *, approximate: Literal['none', 'tanh'] = 'none', return_dbias: Literal[False] = False) -> Same:
     """Gradients of add_gelu with respect to x and bias.
 
     x: [..., hidden], of the forward call
@@ -282,8 +386,13 @@ def add_gelu_backward(x: Array, bias: Array, dout: Array, *, approximate: str = 
     dx: [..., hidden], gradient of x
     dbias: [hidden], gradient of bias: dx summed over rows in f32
     """
+@overload
+def add_gelu_backward(x: Same, bias: Same, dout: Same, *, approximate: Literal['none', 'tanh'] = 'none', return_dbias: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def add_gelu_backward(x: Array, bias: Array, dout: Array, *, approximate: Literal['none', 'tanh'] = 'none', return_dbias: bool = False) -> Any: ...
 
-def mul_add(a: Array, b: Array, c: Array) -> Array:
+@overload
+def mul_add(a: Same, b: Same, c: Same) -> Same:
     """Fused multiply-add: a * b + c.
 
     a: [..., hidden]
@@ -293,6 +402,8 @@ def mul_add(a: Array, b: Array, c: Array) -> Array:
     Returns:
     out: [..., hidden]
     """
+@overload
+def mul_add(a: Array, b: Array, c: Array) -> Any: ...
 
 def mul_add_(a: Array, b: Array, c: Array) -> None:
     """Fused multiply-add: a * b + c, in place.
@@ -316,7 +427,8 @@ def mul_add_backward(a: Array, b: Array, dout: Array, *, return_da: bool = False
     db: [..., hidden], gradient of b
     """
 
-def gated_act(x: Array, *, act: str = 'silu', layout: str = 'split') -> Array:
+@overload
+def gated_act(x: Same, *, act: Literal['silu', 'gelu', 'gelu_tanh', 'relu'] = 'silu', layout: Literal['split', 'interleaved'] = 'split') -> Same:
     """An activation of one half of each row times the other half: SwiGLU, GeGLU, ReGLU.
 
     x: [..., 2 * hidden], gate and up
@@ -326,8 +438,11 @@ def gated_act(x: Array, *, act: str = 'silu', layout: str = 'split') -> Array:
     Returns:
     out: [..., hidden], act(gate) * up
     """
+@overload
+def gated_act(x: Array, *, act: Literal['silu', 'gelu', 'gelu_tanh', 'relu'] = 'silu', layout: Literal['split', 'interleaved'] = 'split') -> Any: ...
 
-def gated_act_backward(x: Array, dout: Array, *, act: str = 'silu', layout: str = 'split') -> Array:
+@overload
+def gated_act_backward(x: Same, dout: Same, *, act: Literal['silu', 'gelu', 'gelu_tanh', 'relu'] = 'silu', layout: Literal['split', 'interleaved'] = 'split') -> Same:
     """Gradient of gated_act with respect to its packed input.
 
     x: [..., 2 * hidden], input of the forward call
@@ -338,8 +453,10 @@ def gated_act_backward(x: Array, dout: Array, *, act: str = 'silu', layout: str 
     Returns:
     dx: [..., 2 * hidden], gradient of x, packed as x is
     """
+@overload
+def gated_act_backward(x: Array, dout: Array, *, act: Literal['silu', 'gelu', 'gelu_tanh', 'relu'] = 'silu', layout: Literal['split', 'interleaved'] = 'split') -> Any: ...
 
-def gated_act_backward_(x: Array, dout: Array, *, act: str = 'silu', layout: str = 'split') -> None:
+def gated_act_backward_(x: Array, dout: Array, *, act: Literal['silu', 'gelu', 'gelu_tanh', 'relu'] = 'silu', layout: Literal['split', 'interleaved'] = 'split') -> None:
     """Gradient of gated_act with respect to its packed input, in place.
 
     x: [..., 2 * hidden], input of the forward call; becomes dx
@@ -348,7 +465,8 @@ def gated_act_backward_(x: Array, dout: Array, *, act: str = 'silu', layout: str
     layout: how gate and up share a row (split, interleaved)
     """
 
-def embedding(weight: Array, ids: Array) -> Array:
+@overload
+def embedding(weight: Same, ids: Same) -> Same:
     """Rows of a table by their numbers.
 
     weight: [vocab, hidden], the table
@@ -357,8 +475,11 @@ def embedding(weight: Array, ids: Array) -> Array:
     Returns:
     out: [..., hidden]
     """
+@overload
+def embedding(weight: Array, ids: Array) -> Any: ...
 
-def embedding_backward(ids: Array, dout: Array, *, vocab: int = 32768) -> Array:
+@overload
+def embedding_backward(ids: Same, dout: Same, *, vocab: int = 32768) -> Same:
     """Gradient of embedding with respect to weight.
 
     ids: [...], i64 or i32: of the forward call
@@ -368,8 +489,11 @@ def embedding_backward(ids: Array, dout: Array, *, vocab: int = 32768) -> Array:
     Returns:
     dweight: [vocab, hidden], gradient of weight, summed in f32 in the order of the ids
     """
+@overload
+def embedding_backward(ids: Array, dout: Array, *, vocab: int = 32768) -> Any: ...
 
-def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: str = 'none', gate: str = 'none', scale: float = 1.0, scaling: str = 'tensor', precision: str = 'auto', to: str = 'auto') -> Array:
+@overload
+def linear(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, x_scale: Same | None = None, w_scale: Same | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Same:
     """Matrix product with fused bias, activation, gate, scale and residual.
 
     x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
@@ -388,8 +512,10 @@ def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None
     Returns:
     out: [..., n], f32 or f16 or bf16
     """
+@overload
+def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Any: ...
 
-def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: str = 'none', gate: str = 'none', scale: float = 1.0, scaling: str = 'tensor', precision: str = 'auto', to: str = 'auto') -> None:
+def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> None:
     """Matrix product with fused bias, activation, gate, scale and residual, in place.
 
     x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
@@ -406,7 +532,7 @@ def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_sc
     to: type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs (auto, f32, f16, bf16)
     """
 
-def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, act: str = 'none', scale: float = 1.0, precision: str = 'auto', return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
+def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', scale: float = 1.0, precision: Literal['auto', 'full', 'tf32'] = 'auto', return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
     """Gradients of linear with respect to its input, weight and bias.
 
     x: [..., k], input of the forward call
@@ -426,7 +552,8 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     dbias: [n], gradient of the bias
     """
 
-def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: str = 'q8_0', act: str = 'none', gate: str = 'none', scale: float = 1.0, to: str = 'auto') -> Array:
+@overload
+def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Same:
     """Matrix product with a weight in the quantised blocks of GGUF.
 
     x: [..., k]
@@ -442,8 +569,10 @@ def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array 
     Returns:
     out: [..., n], f32 or f16 or bf16
     """
+@overload
+def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Any: ...
 
-def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: str = 'q8_0', act: str = 'none', gate: str = 'none', scale: float = 1.0, to: str = 'auto') -> None:
+def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> None:
     """Matrix product with a weight in the quantised blocks of GGUF, in place.
 
     x: [..., k]
@@ -457,7 +586,8 @@ def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None
     to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
     """
 
-def argmax(x: Array, *, to: str = 'i32') -> Array:
+@overload
+def argmax(x: Same, *, to: Literal['i32', 'i64'] = 'i32') -> Same:
     """The place of the largest element of each row.
 
     x: [..., n]
@@ -466,17 +596,20 @@ def argmax(x: Array, *, to: str = 'i32') -> Array:
     Returns:
     out: [...], i32 or i64: the lowest index of equal ones
     """
+@overload
+def argmax(x: Array, *, to: Literal['i32', 'i64'] = 'i32') -> Any: ...
 
-def sample(logits: Array, seed: Array, position: Array, temperature: Array | None = None, top_k: Array | None = None, top_p: Array | None = None, min_p: Array | None = None, raw: Array | None = None, *, vocab: int = 0, return_logprob: bool = False) -> Any:
+@overload
+def sample(logits: Same, seed: Same | float, position: Same | float, temperature: Same | float | None = None, top_k: Same | float | None = None, top_p: Same | float | None = None, min_p: Same | float | None = None, raw: Same | None = None, *, vocab: int = 0, return_logprob: Literal[False] = False) -> Same:
     """A token for each row of logits, and its log-probability.
 
     logits: [rows, columns]
-    seed: [rows], i64: of the row's noise
-    position: [rows], i64: of the token in its text
-    temperature: [rows], f32: 0: the largest logit
-    top_k: [rows], i32: how many tokens remain; 0: all
-    top_p: [rows], f32: how much probability remains
-    min_p: [rows], f32: least share of the largest probability
+    seed: [rows], i64: of the row's noise; or one number for all
+    position: [rows], i64: of the token in its text; or one number for all
+    temperature: [rows], f32: 0: the largest logit; or one number for all
+    top_k: [rows], i32: how many tokens remain; 0: all; or one number for all
+    top_p: [rows], f32: how much probability remains; or one number for all
+    min_p: [rows], f32: least share of the largest probability; or one number for all
     raw: [rows, columns], logits that logprob is of
     vocab: columns that exist; 0: all
     return_logprob: whether to return logprob
@@ -485,20 +618,25 @@ def sample(logits: Array, seed: Array, position: Array, temperature: Array | Non
     token: [rows], i32: -1 where there is none
     logprob: [rows], f32: of the token
     """
+@overload
+def sample(logits: Same, seed: Same | float, position: Same | float, temperature: Same | float | None = None, top_k: Same | float | None = None, top_p: Same | float | None = None, min_p: Same | float | None = None, raw: Same | None = None, *, vocab: int = 0, return_logprob: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def sample(logits: Array, seed: Array | float, position: Array | float, temperature: Array | float | None = None, top_k: Array | float | None = None, top_p: Array | float | None = None, min_p: Array | float | None = None, raw: Array | None = None, *, vocab: int = 0, return_logprob: bool = False) -> Any: ...
 
-def penalize(ids: Array, counts: Array, logits: Array, bias: Array | None = None, repetition: Array | None = None, presence: Array | None = None, frequency: Array | None = None) -> None:
+def penalize(ids: Array, counts: Array, logits: Array, bias: Array | None = None, repetition: Array | float | None = None, presence: Array | float | None = None, frequency: Array | float | None = None) -> None:
     """Penalties and biases for listed tokens, on logits in place.
 
     ids: [rows, slots], i32: tokens; -1 to skip
     counts: [rows, slots], i32: occurrences in the output; -1: in no text
     logits: [rows, columns]; changed
     bias: [rows, slots], f32: added to the logits
-    repetition: [rows], f32: divides positive logits
-    presence: [rows], f32: subtracted once
-    frequency: [rows], f32: subtracted for each occurrence
+    repetition: [rows], f32: divides positive logits; or one number for all
+    presence: [rows], f32: subtracted once; or one number for all
+    frequency: [rows], f32: subtracted for each occurrence; or one number for all
     """
 
-def prefix_match(table: Array, edge_tokens: Array, edge_pages: Array, tokens: Array, starts: Array, *, max_pages: int = 256, seed: int = 0) -> tuple[Array, Array, Array]:
+@overload
+def prefix_match(table: Same, edge_tokens: Same, edge_pages: Same, tokens: Same, starts: Same, *, max_pages: int = 256, seed: int = 0) -> tuple[Same, Same, Same]:
     """Longest prefix of each sequence that a radix tree holds.
 
     table: [num_slots, 4], i32: parent, child, first page and pages of each edge
@@ -514,8 +652,10 @@ def prefix_match(table: Array, edge_tokens: Array, edge_pages: Array, tokens: Ar
     nodes: [batch], i32: the node in whose edge the match ends
     pages: [batch, max_pages], i32: the pages of the match, then -1
     """
+@overload
+def prefix_match(table: Array, edge_tokens: Array, edge_pages: Array, tokens: Array, starts: Array, *, max_pages: int = 256, seed: int = 0) -> Any: ...
 
-def kv_store(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, to: str = 'auto') -> None:
+def kv_store(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, to: Literal['auto', 'f8e4m3', 'f8e5m2'] = 'auto') -> None:
     """Stores keys and values in a paged cache, with optional rope and 8-bit cast.
 
     k: [num_tokens, num_kv_heads, head_dim]
@@ -535,7 +675,7 @@ def kv_store(k: Array, v: Array, slots: Array, k_cache: Array, v_cache: Array, p
     to: type of the caches where they are made for a test; auto: that of k (auto, f8e4m3, f8e5m2)
     """
 
-def qkv_store(slots: Array, qkv: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, q_weight: Array | None = None, k_weight: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: str = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, eps: float = 1e-06, to: str = 'auto') -> None:
+def qkv_store(slots: Array, qkv: Array, k_cache: Array, v_cache: Array, positions: Array | None = None, cos: Array | None = None, sin: Array | None = None, q_weight: Array | None = None, k_weight: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, position_scale: float = 1.0, eps: float = 1e-06, to: Literal['auto', 'f8e4m3', 'f8e5m2'] = 'auto') -> None:
     """Norm and rope of packed queries and keys; keys and values into a paged cache.
 
     slots: [num_tokens], i64 or i32: page * page_size + place in it, -1 to skip
@@ -564,12 +704,13 @@ def kv_copy(pairs: Array, cache: Array) -> None:
     cache: [..., num_pages, page_size, num_kv_heads, head_dim], any type; changed
     """
 
-def merge_states(outs: Array, lses: Array, counts: Array | None = None, *, to: str = 'auto', return_lse: bool = False) -> Any:
+@overload
+def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: Literal[False] = False) -> Same:
     """Attention over a context from that over its parts.
 
     outs: [num_parts, num_tokens, num_heads, head_dim]
     lses: [num_parts, num_tokens, num_heads], f32: minus infinity for an empty part
-    counts: [num_tokens], i32: how many parts a token has
+    counts: [num_tokens], i32: how many parts a token has; or one number for all
     to: type of `out` where it is allocated for the call; auto: that of outs (auto, f32, f16, bf16)
     return_lse: whether to return lse
 
@@ -577,8 +718,13 @@ def merge_states(outs: Array, lses: Array, counts: Array | None = None, *, to: s
     out: [num_tokens, num_heads, head_dim], f32 or f16 or bf16
     lse: [num_tokens, num_heads], f32
     """
+@overload
+def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def merge_states(outs: Array, lses: Array, counts: Array | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: bool = False) -> Any: ...
 
-def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 0.0, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any:
+@overload
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[False] = False) -> Same:
     """Softmax attention of queries over keys and values, in linear memory.
 
     q: [batch, q_len, num_heads, head_dim]
@@ -588,11 +734,11 @@ def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_st
     kv_starts: [requests + 1], i32: the same of keys; given with q_starts
     mask: [1 or batch, 1 or num_heads, q_len, kv_len], bool or u8: keys that are seen
     bias: [1 or batch, 1 or num_heads, q_len, kv_len], f32 or of the type of q: added to scores
-    sinks: [num_heads], f32: a score without a value
+    sinks: [num_heads], f32: a score without a value; or one number for all
     causal: queries see keys up to their own position, counted from the end
     window: keys before a query's own position that it sees at most; 0 for all
     softcap: limit that scores approach; 0 for none
-    scale: factor of the scores; 0 for 1 / sqrt(head_dim)
+    scale: factor of the scores; left out, 1 / sqrt(head_dim)
     block_q: rows of queries that are worked on at a time: 16, 64, 128, 192 or 256; 0 to let the kernel choose
     block_kv: keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose
     return_lse: whether to return lse
@@ -601,8 +747,13 @@ def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_st
     out: [batch, q_len, num_heads, head_dim]
     lse: [batch, num_heads, q_len], f32: logarithm of the sum of exponentials
     """
+@overload
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
 
-def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float = 0.0, always_share: bool = False, return_lse: bool = False) -> Any:
+@overload
+def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[False] = False) -> Same:
     """Attention over a cache of keys and values in pages, for many requests.
 
     q: [num_tokens, num_heads, head_dim]
@@ -613,13 +764,13 @@ def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array,
     q_starts: [requests + 1], i32: where each request's queries begin, and the end; evenly if left out
     k_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's keys
     v_scale: [1 or num_kv_heads], f32: factor of an 8-bit cache's values
-    sinks: [num_heads], f32: a score without a value
+    sinks: [num_heads], f32: a score without a value; or one number for all
     group_starts: [levels, groups + 1], i32: the requests that begin with the same pages
     prefix_lens: [levels, groups], i32: keys that all of a group have; given with group_starts
     causal: queries see no keys after their own
     window: keys before its own that a query sees; 0 for all
     softcap: scores become softcap * tanh(score / softcap); 0 for none
-    scale: factor of scores; 0 for 1 / sqrt(head_dim)
+    scale: factor of scores; left out, 1 / sqrt(head_dim)
     always_share: read shared prefixes once for a group even if that is not expected to be faster
     return_lse: whether to return lse
 
@@ -627,3 +778,7 @@ def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array,
     out: [num_tokens, num_heads, head_dim]
     lse: [num_tokens, num_heads], f32: logarithm of the sum of exponentials
     """
+@overload
+def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[True]) -> tuple[Same, Same]: ...
+@overload
+def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | float | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: bool = False) -> Any: ...

@@ -11,9 +11,10 @@ use crate::signature::{Face, Signature};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use warpsmith::op::{AnyOp, Args, AttrKind, Attrs, Form, Select, Value as Setting};
 use warpsmith::tensor::{Layout, Shape};
-use warpsmith::{DType, Error, Result, TensorView, TensorViewMut};
+use warpsmith::{DType, Device, Error, Result, TensorView, TensorViewMut, cpu, env};
 
 /// One op as it is registered.
 pub struct Kernel {
@@ -126,7 +127,9 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
         args.set_output(output, view);
         *made = Some(handle);
     }
-    recent::run(known, kernel, &mut args, &attrs, place.stream())?;
+    with_threads_of_torch(shim, place.device(), || {
+        recent::run(known, kernel, &mut args, &attrs, place.stream())
+    })?;
 
     for ((value, made), &output) in stack.iter_mut().zip(made).zip(&signature.returned) {
         let handle = made.map_or(0, |made| made.release() as Value);
@@ -141,6 +144,22 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
         };
     }
     Ok(())
+}
+
+/// Runs something on as many CPU threads as PyTorch was told to use, unless the library itself was told how many.
+fn with_threads_of_torch<R>(shim: &Shim, device: Device, work: impl FnOnce() -> R) -> R {
+    static OWN_SETTING: OnceLock<bool> = OnceLock::new();
+    let Some(theirs) = shim.num_threads.filter(|_| device == Device::Cpu) else { return work() };
+    if *OWN_SETTING.get_or_init(|| env::get(env::NUM_THREADS).is_some()) {
+        return work();
+    }
+    let mut threads = 0;
+    // SAFETY: the function writes one number.
+    let known = unsafe { theirs(&mut threads) } == 0;
+    match threads as usize {
+        threads if known && threads != cpu::num_threads() => cpu::with_threads(threads, work),
+        _ => work(),
+    }
 }
 
 /// Most results of one op.
@@ -177,6 +196,14 @@ unsafe fn take(kernel: &Kernel, shim: &'static Shim, stack: &[Value]) -> Taken {
     for (index, (attr, &value)) in signature.spec.attrs.iter().zip(options).enumerate() {
         let setting = match (attr.kind, kernel.face) {
             (AttrKind::Float(_), _) => Some(Setting::Float(f64::from_bits(value))),
+            (AttrKind::OptionalFloat, _) if value == 0 => Some(Setting::Unset),
+            // SAFETY: as with tensors, a number that is there is in a cell that is ours to free.
+            (AttrKind::OptionalFloat, _) => unsafe {
+                let cell = value as *mut Value;
+                let number = f64::from_bits(cell.read());
+                (shim.delete_cell)(cell);
+                Some(Setting::Float(number))
+            },
             (AttrKind::Int(_), _) => Some(Setting::Int(value as i64)),
             (AttrKind::Bool(_), _) => Some(Setting::Bool(value & 0xff != 0)),
             (AttrKind::Choice(_), Face::Raw) => Some(Setting::Choice(value.min(255) as u8)),

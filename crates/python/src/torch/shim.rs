@@ -37,6 +37,8 @@ pub struct Shim {
     library_init:
         unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> Code,
     library_impl: Implement,
+    /// How many threads PyTorch's own kernels use on the CPU. Since 2.10.
+    pub num_threads: Option<unsafe extern "C" fn(*mut u32) -> Code>,
     /// Since 2.10.
     pub strings: Option<Strings>,
     /// Where PyTorch has CUDA.
@@ -91,6 +93,7 @@ impl Shim {
                     Some(function) => Implement::Versioned(function),
                     None => Implement::Plain(torch.need(c"aoti_torch_library_impl")?),
                 },
+                num_threads: torch.find(c"torch_get_num_threads"),
                 strings: Strings::find(&torch),
                 cuda: Library::loaded(c"libtorch_cuda.so").and_then(|cuda| Cuda::find(&cuda)),
             })

@@ -1,7 +1,7 @@
 //! Tensors of PyTorch's, as kernels see them.
 
 use super::shim::{Handle, Shim, succeeded};
-use warpsmith::op::OpSpec;
+use warpsmith::op::{OpSpec, list_types};
 use warpsmith::tensor::{Layout, MAX_RANK, Shape};
 use warpsmith::{DType, Device, Error, Result};
 
@@ -80,8 +80,7 @@ impl Seen {
             }
         };
         let Some(dtype) = DType::ALL.into_iter().find(|dtype| dtype_code(*dtype) == code) else {
-            let known = DType::ALL.map(|dtype| dtype.name()).join(", ");
-            return wrong(format!("dtype {known}"), type_name(code));
+            return wrong(format!("dtype {}", list_types(&spec.types_of(arg))), type_name(code));
         };
         if rank as usize > MAX_RANK {
             return wrong(format!("at most {MAX_RANK} dimensions"), rank.to_string());

@@ -10,6 +10,8 @@ use std::hash::{Hash, Hasher};
 pub enum Value {
     /// A real number.
     Float(f64),
+    /// No number: the op chooses. See [`AttrKind::OptionalFloat`].
+    Unset,
     /// A whole number. A 64-bit seed is stored by its bits, see [`Value::seed`].
     Int(i64),
     /// A switch.
@@ -17,6 +19,9 @@ pub enum Value {
     /// A position in the list of names.
     Choice(u8),
 }
+
+/// What stands for [`Value::Unset`] among the bits of numbers: a NaN that no arithmetic gives, and that ops refuse.
+const UNSET_BITS: u64 = u64::MAX;
 
 impl Value {
     /// A 64-bit seed, bit for bit: those of 2^63 and above are negative as [`Value::Int`]. [`Attrs::seed`] reads it.
@@ -27,7 +32,8 @@ impl Value {
     /// Reads text as a value of `kind`.
     fn parse(kind: AttrKind, text: &str) -> Option<Self> {
         match kind {
-            AttrKind::Float(_) => text.parse().ok().map(Value::Float),
+            AttrKind::OptionalFloat if text == "none" => Some(Value::Unset),
+            AttrKind::Float(_) | AttrKind::OptionalFloat => text.parse().ok().map(Value::Float),
             AttrKind::Int(_) => text.parse().ok().map(Value::Int),
             AttrKind::Bool(_) => text.parse().ok().map(Value::Bool),
             AttrKind::Choice(names) => {
@@ -39,7 +45,8 @@ impl Value {
     /// Requires it to be of the option's kind and, if that is a choice, one of its names.
     fn check(self, op: &'static str, attr: &AttrSpec) -> Result<()> {
         let got = match (self, attr.kind) {
-            (Value::Float(_), AttrKind::Float(_))
+            (Value::Float(_), AttrKind::Float(_) | AttrKind::OptionalFloat)
+            | (Value::Unset, AttrKind::OptionalFloat)
             | (Value::Int(_), AttrKind::Int(_))
             | (Value::Bool(_), AttrKind::Bool(_)) => return Ok(()),
             (Value::Choice(at), AttrKind::Choice(names)) if usize::from(at) < names.len() => return Ok(()),
@@ -66,6 +73,7 @@ impl Value {
             Value::Int(x) => (1, x as u64),
             Value::Bool(x) => (2, x.into()),
             Value::Choice(at) => (3, at.into()),
+            Value::Unset => (4, UNSET_BITS),
         }
     }
 }
@@ -88,6 +96,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Float(x) => write!(f, "{x}"),
+            Value::Unset => write!(f, "none"),
             Value::Int(x) => write!(f, "{x}"),
             Value::Bool(x) => write!(f, "{x}"),
             Value::Choice(at) => write!(f, "choice {at}"),
@@ -100,6 +109,7 @@ impl AttrKind {
     pub const fn default_value(self) -> Value {
         match self {
             AttrKind::Float(x) => Value::Float(x),
+            AttrKind::OptionalFloat => Value::Unset,
             AttrKind::Int(x) => Value::Int(x),
             AttrKind::Bool(x) => Value::Bool(x),
             AttrKind::Choice(_) => Value::Choice(0),
@@ -188,7 +198,7 @@ impl Attrs {
     #[cfg(feature = "lab")]
     pub(crate) fn with_number(self, index: usize, number: f64) -> Self {
         let value = match self.values[index] {
-            Value::Float(_) => Value::Float(number),
+            Value::Float(_) | Value::Unset => Value::Float(number),
             Value::Int(_) => Value::Int(number as i64),
             Value::Bool(_) => Value::Bool(number != 0.0),
             Value::Choice(_) => Value::Choice(number as u8),
@@ -211,6 +221,15 @@ impl Attrs {
         match self.values[index] {
             Value::Float(x) => x,
             other => Self::mistaken("a real number", other),
+        }
+    }
+
+    /// A real number, if one was given.
+    pub fn optional_float(&self, index: usize) -> Option<f64> {
+        match self.values[index] {
+            Value::Float(x) => Some(x),
+            Value::Unset => None,
+            other => Self::mistaken("a real number or none", other),
         }
     }
 
@@ -287,6 +306,30 @@ mod tests {
         attrs.parse(&SPEC, "act", "gelu").unwrap();
         attrs.parse(&SPEC, "causal", "false").unwrap();
         assert_eq!((attrs.choice(3), attrs.bool(2), attrs.float(0)), (1, false, 0.5));
+    }
+
+    /// Zero is a number like others, and neither it nor NaN stands for none.
+    #[test]
+    fn numbers_may_be_left_open() {
+        static OPEN: OpSpec = OpSpec {
+            name: "test_op",
+            attrs: &[AttrSpec { name: "scale", kind: AttrKind::OptionalFloat, doc: "" }],
+            ..OpSpec::EMPTY
+        };
+        let mut attrs = Attrs::defaults(&OPEN);
+        assert_eq!((attrs.optional_float(0), attrs.describe(&OPEN)), (None, Vec::<String>::new()));
+        for number in [0.0, -0.0, 0.5] {
+            attrs.set(&OPEN, 0, Value::Float(number)).unwrap();
+            assert_eq!(attrs.optional_float(0), Some(number));
+            assert_ne!(attrs, Attrs::defaults(&OPEN));
+        }
+        assert_ne!(attrs.with(0, Value::Float(f64::NAN)), Attrs::defaults(&OPEN));
+        attrs.parse(&OPEN, "scale", "0").unwrap();
+        assert_eq!(attrs.describe(&OPEN), ["scale=0"]);
+        attrs.parse(&OPEN, "scale", "none").unwrap();
+        assert_eq!(attrs, Attrs::defaults(&OPEN));
+        assert!(attrs.parse(&OPEN, "scale", "").is_err() && attrs.set(&OPEN, 0, Value::Int(0)).is_err());
+        assert!(Attrs::defaults(&SPEC).set(&SPEC, 0, Value::Unset).is_err());
     }
 
     #[test]

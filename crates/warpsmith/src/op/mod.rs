@@ -38,7 +38,7 @@ pub use select::{Explanation, Select};
 pub use shape::{Dim, Dims, Leading, ShapeSpec, dims, shape};
 pub use spec::{
     ArgSpec, AttrKind, AttrSpec, Autocast, DTypeRule, DerivedSize, MAX_ARGS, MAX_ATTRS, OpSpec, Role,
-    SizeRule, SizeSpec,
+    SizeRule, SizeSpec, list_types,
 };
 
 /// Surveys are of CUDA kernels.

@@ -66,10 +66,13 @@ pub enum Autocast {
     Unchanged,
     /// They are cast to the low precision.
     Low,
-    /// They are cast to f32.
+    /// They are cast to f32 on GPUs. On the CPU, as [`Autocast::Rows`]: so does PyTorch.
     F32,
     /// They are cast to the widest type among them.
     Widest,
+    /// As the widest; results are then cast to the widest type among the inputs that have rows. That of parameters does not
+    /// count.
+    Rows,
 }
 
 /// Whether an argument is read or written.
@@ -123,8 +126,22 @@ impl DTypeRule {
 }
 
 /// `f32`, `i64 or i32`, as in help and errors.
-pub(super) fn list_types(types: &[DType]) -> String {
+pub fn list_types(types: &[DType]) -> String {
     types.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ")
+}
+
+impl OpSpec {
+    /// All types that an argument may have in some call, whatever those of the others are.
+    pub fn types_of(&self, index: usize) -> Vec<DType> {
+        let (like, more): (Option<usize>, &[DType]) = match self.args[index].dtype {
+            DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => (None, types),
+            DTypeRule::Same(other) => (Some(other), &[]),
+            DTypeRule::SameOr(other, types) | DTypeRule::Among(other, types) => (Some(other), types),
+        };
+        let mut found = like.map_or(Vec::new(), |other| self.types_of(other));
+        found.extend(more.iter().filter(|dtype| !found.contains(dtype)).collect::<Vec<_>>());
+        found
+    }
 }
 
 /// One tensor argument.
@@ -135,6 +152,8 @@ pub struct ArgSpec {
     pub role: Role,
     /// Whether a call may leave it out.
     pub optional: bool,
+    /// Whether calls that give arguments by position have it after the other optional ones.
+    pub late: bool,
     /// The other optional argument exactly with which it is given; an output of this kind is implied by that input.
     pub with: Option<usize>,
     /// The input with which the op leaves rows of this output unwritten: whoever allocates it for a call that has this input
@@ -156,7 +175,7 @@ impl ArgSpec {
         dtype: DTypeRule,
         doc: &'static str,
     ) -> Self {
-        ArgSpec { name, role, optional: false, with: None, zeroed_with: None, shape, dtype, doc }
+        ArgSpec { name, role, optional: false, late: false, with: None, zeroed_with: None, shape, dtype, doc }
     }
 
     /// A required input.
@@ -177,6 +196,12 @@ impl ArgSpec {
     /// This argument, but it may be left out.
     pub const fn optional(mut self) -> Self {
         self.optional = true;
+        self
+    }
+
+    /// This argument, but after the other optional ones where calls go by position.
+    pub const fn late(mut self) -> Self {
+        self.late = true;
         self
     }
 
@@ -230,6 +255,8 @@ impl ArgSpec {
 pub enum AttrKind {
     /// A real number.
     Float(f64),
+    /// A real number that may be left open, for the op to choose. Every number, zero too, means itself.
+    OptionalFloat,
     /// A whole number.
     Int(i64),
     /// A switch.
@@ -299,6 +326,7 @@ impl fmt::Display for AttrKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AttrKind::Float(_) => write!(f, "a number"),
+            AttrKind::OptionalFloat => write!(f, "a number or none"),
             AttrKind::Int(_) => write!(f, "a whole number"),
             AttrKind::Bool(_) => write!(f, "true or false"),
             AttrKind::Choice(names) => write!(f, "one of {}", names.join(", ")),

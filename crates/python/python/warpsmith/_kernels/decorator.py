@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -58,11 +59,13 @@ def kernel(
     reference: computes the same in PyTorch. For the check it gets floating tensors in f64.
     cases: arguments to check with: tuples, or functions that make them. Odd sizes find most mistakes.
     launch: for CUDA and Triton, from inputs and outputs to a :class:`Launch`.
-    precision: how far an element may be from the reference, as a share of the reference where that is above 1. Left
-        out, it is 1e-5 for f32, 4e-3 for f16 and 3e-2 for bf16. Whole numbers must be equal.
+    precision: how far an element may be from the reference, as a share of it or of the median of its row, whichever is
+        larger. Left out, it is 1e-5 for f32, 4e-3 for f16 and 3e-2 for bf16. What the rounding of the inputs themselves
+        can change is allowed too. Whole numbers must be equal.
     streams: on how many CUDA streams (on the CPU, threads) the check runs it at once.
 
-    Each case is run several times, into memory that is filled with NaN and surrounded by guards. A kernel that is wrong
+    Each case is run several times, into memory that has the strides of the declared outputs, is filled with NaN and
+    surrounded by guards. A kernel that is wrong
     anywhere, writes where it must not, or gives other bits the next time is refused with a :class:`KernelError` that
     names the first wrong element. CUDA source is compiled at once; without a GPU, the check waits for the first call on
     one, and calls on the CPU compute the reference.
@@ -89,6 +92,11 @@ def kernel(
 
     def decorate(declare: Callable[..., Any]) -> UserKernel:
         name = declare.__name__
+        for parameter in inspect.signature(declare).parameters.values():
+            if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                refuse(
+                    name, parameter.name, "a parameter that can be given by position", str(parameter.kind.description)
+                )
         code = code_of(name, source, launch)
         checker = Checker(name, code, declare, reference, precision, streams)
         return UserKernel(declare, code, reference, checker, cases)
@@ -110,6 +118,7 @@ class UserKernel:
         functools.update_wrapper(self, declare)
         self.code, self.reference = code, reference
         self._declare, self._checker, self._cases = declare, checker, cases
+        self._signature = inspect.signature(declare)
         #: Devices on which it was checked.
         self.checked: set[str] = set()
         devices = {str(t.device) for case in self.cases() for t in case if isinstance(t, torch.Tensor)}
@@ -122,7 +131,13 @@ class UserKernel:
 
     def cases(self) -> list[Sequence[Any]]:
         """The arguments of each case."""
-        return [case() if callable(case) else case for case in self._cases]
+        return [self._complete(*(case() if callable(case) else case)) for case in self._cases]
+
+    def _complete(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """All arguments of a call in their order, those left out with their defaults."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
 
     def check(self, device: str | None = None) -> None:
         """Runs every case, on the device of its tensors or another, and raises if one is wrong."""
@@ -138,11 +153,12 @@ class UserKernel:
 
     def bench(self, *args: Any, warmup: int = 20, iters: int = 100) -> tuple[Measurement, Measurement]:
         """Times the kernel and its reference, on the same arguments."""
-        name = str(self._checker.name)
+        args, name = self._complete(*args), str(self._checker.name)
         ours = bench(self, *args, warmup=warmup, iters=iters, name=name)
         return ours, bench(self.reference, *args, warmup=warmup, iters=iters, name=f"{name}, reference")
 
-    def _run(self, *args: Any) -> Any:
+    def _run(self, *given: Any, **named: Any) -> Any:
+        args = self._complete(*given, **named)
         outputs = as_tuple(self._declare(*args))
         kind = outputs[0].device.type
         if kind not in self.code.devices:

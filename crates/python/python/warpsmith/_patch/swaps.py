@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from warpsmith.nn import GatedMLP, LayerNorm, RMSNorm
-from warpsmith.nn._linear import ACTIVATIONS, has_hooks, product
+from warpsmith.nn._linear import ACTIVATIONS, Activation, has_hooks, product
 
 #: transformers' names of activations, as the kernels have them.
-NAMES = {
+NAMES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -68,7 +68,7 @@ class FusedMLP(nn.Module):
     c_proj: nn.Module
     dropout: nn.Module
 
-    def __init__(self, original: nn.Module, activation: str) -> None:
+    def __init__(self, original: nn.Module, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
         adopt(self, original)
@@ -84,7 +84,7 @@ class FusedMLP(nn.Module):
         return f"activation={self.activation}"
 
 
-def conv1d(layer: Any, x: torch.Tensor, act: str = "none") -> torch.Tensor:
+def conv1d(layer: Any, x: torch.Tensor, act: Activation = "none") -> torch.Tensor:
     """A layer of GPT-2's and an activation: in one kernel if the layer is nothing else."""
     if type(layer).__name__ == "Conv1D" and not has_hooks(layer):
         return product(x, layer.weight.t(), layer.bias, act=act)
@@ -140,7 +140,7 @@ def gpt2_mlp(original: Any) -> nn.Module | Left:
 
 
 #: Classes of activations, as the kernels have them.
-ACTIVATION_CLASSES = {
+ACTIVATION_CLASSES: dict[str, Activation] = {
     "NewGELUActivation": "gelu_tanh",
     "GELUTanh": "gelu_tanh",
     "PytorchGELUTanh": "gelu_tanh",

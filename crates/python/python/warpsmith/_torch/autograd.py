@@ -11,9 +11,11 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from warpsmith import _codegen, _shapes
+from warpsmith._checks import native_error
 from warpsmith._spec import Gradient, Op, Source, Variant, all_ops
 from warpsmith.errors import UnsupportedError
 
@@ -49,21 +51,42 @@ def raw_options(op: Op, options: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
+transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
 def call(op: Op, tensors: Sequence[Any], options: Sequence[Any], switches: Sequence[bool]) -> Any:
     """Calls an op with new outputs: the public one where a second derivative might be asked for, else the raw one."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not transformed():
         return Overloads.raw(op.name)(*tensors, *raw_options(op, options), *switches)
-    names = [attr.name for attr in op.attrs] + list(op.variants[0].wanted.values())
-    return Overloads.public(op.name)(*tensors, **dict(zip(names, (*options, *switches), strict=True)))
+    return call_public(op, op.variants[0], tensors, options, switches)
+
+
+def call_public(
+    op: Op, variant: Variant, tensors: Sequence[Any], options: Sequence[Any], switches: Sequence[bool]
+) -> Any:
+    names = [attr.name for attr in op.attrs] + list(variant.wanted.values())
+    return Overloads.public(variant.name)(*tensors, **dict(zip(names, (*options, *switches), strict=True)))
+
+
+def next_level(op: Op, variant: Variant) -> Callable[..., Any]:
+    """While transforms of ``torch.func`` are at work: the op as the next of them sees it, called as the raw op is. It
+    may have a gradient to record, or a dimension to map over, too: that it is called from within a function whose own
+    steps are not recorded must not count there."""
+
+    def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Any:
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+            return call_public(op, variant, tensors, options, switches)
+
+    return _codegen.bound(op, variant, run, raw=True)
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def function(op: Op, *, bare: bool = False) -> type[torch.autograd.Function]:
-    """The differentiable form of an op. It takes tensors, options (choices by name) and switches, in one row. With
-    ``bare``, outputs that were not asked for are not among its results."""
+def function(op: Op, raw: Raw, *, bare: bool = False) -> type[torch.autograd.Function]:
+    """The differentiable form of an op that ``raw`` computes. It takes tensors, options (choices by name) and switches,
+    in one row. With ``bare``, outputs that were not asked for are not among its results."""
     variant = op.variants[0]
     attrs = len(op.attrs)
     rule = None if op.gradient is None else Rule(op, variant, op.gradient)
@@ -80,7 +103,7 @@ def function(op: Op, *, bare: bool = False) -> type[torch.autograd.Function]:
 
     short = None if rule is None else short_backward(rule, backward)
     members = {
-        "forward": staticmethod(forward(op, variant, rule, bare=bare)),
+        "forward": staticmethod(forward(op, variant, rule, raw, bare=bare)),
         "backward": staticmethod(backward if short is None else short),
     }
     return type(f"{op.name}_function", (torch.autograd.Function,), members)
@@ -89,13 +112,19 @@ def function(op: Op, *, bare: bool = False) -> type[torch.autograd.Function]:
 def quick(op: Op) -> Callable[..., Any]:
     """An op with its gradient, for callers who know that no transform of functorch is at work: PyTorch's own ``apply``
     looks for those, and takes longer than a small kernel."""
-    apply: Callable[..., Any] = super(torch.autograd.Function, function(op, bare=True)).apply  # type: ignore[misc]
+    apply: Callable[..., Any] = _apply(function(op, Overloads.raw(op.name)._op, bare=True))
     return apply
 
 
-def forward(op: Op, variant: Variant, rule: Rule | None, *, bare: bool) -> Callable[..., Any]:
+def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """A function's ``apply`` as PyTorch has it in C++."""
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return found
+
+
+def forward(op: Op, variant: Variant, rule: Rule | None, raw: Raw, *, bare: bool) -> Callable[..., Any]:
     """Computes the op and keeps what its gradient needs. Made as text, because small calls are as slow as this is."""
-    names: dict[str, Any] = {"_raw": Overloads.raw(op.name)._op, "_rule": rule}
+    names: dict[str, Any] = {"_raw": raw, "_rule": rule}
     names |= {f"_{op.attrs[at].name}": positions for at, positions in choices(op.name)}
     tensors = _codegen.tensor_names(op, variant)
     options = [attr.name for attr in op.attrs]
@@ -137,6 +166,7 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
     names: dict[str, Any] = {
         "_general": general,
         "_grad": torch.is_grad_enabled,
+        "_transformed": transformed,
         "_raw": Overloads.raw(rule.backward.name)._op,
     }
     names |= {f"_choice_{at}": positions for at, positions in choices(rule.backward.name)}
@@ -178,7 +208,7 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
         options.append(f"_choice_{at}[{text}]" if f"_choice_{at}" in names else text)
     switches = [" or ".join(computed.get(output, ["False"])) for output in form.wanted]
     all_incoming = ", ".join(incoming.values())
-    leave = " or ".join(["_grad()", f"not ({any_computed})", *refused])
+    leave = " or ".join(["_grad()", "_transformed()", f"not ({any_computed})", *refused])
     rest = len(op.attrs) + len(rule.variant.wanted)
     body = [
         "_needs = ctx.needs_input_grad",
@@ -316,16 +346,29 @@ def needs_gradient(tensors: Sequence[Any]) -> bool:
 def autograd_kernel(op: Op, variant: Variant) -> Callable[..., Any]:
     """What the public op does about gradients before it computes."""
     raw = Overloads.raw(variant.name)
-    differentiable = None if variant.is_mutating else function(op)
+    differentiable = None if variant.is_mutating else function(op, raw._op)
+    levelled = None if variant.is_mutating else _apply(function(op, next_level(op, variant)))
     written = [at for at, given in enumerate(variant.tensors) if given.written is not None]
 
     def run(tensors: tuple[Any, ...], options: tuple[Any, ...], switches: tuple[bool, ...]) -> Any:
         refuse_tangents(op, tensors)
+        at_levels = transformed()
         if needs_gradient(tensors):
-            if differentiable is None:
+            if differentiable is None or levelled is None:
                 raise UnsupportedError(f"{variant.name}: it works in place and has no gradient", op=op.name)
-            return differentiable.apply(*tensors, *options, *switches)
-        results = raw(*tensors, *raw_options(op, options), *switches)
+            if not at_levels:
+                return differentiable.apply(*tensors, *options, *switches)
+            # The gradient to record is that of one transform, and the next is called from within.
+            with enable_single_level_autograd_function():
+                return levelled(*tensors, *options, *switches)
+        try:
+            if at_levels:
+                with torch._C._AutoDispatchBelowAutograd():
+                    results = call_public(op, variant, tensors, options, switches)
+            else:
+                results = raw(*tensors, *raw_options(op, options), *switches)
+        except RuntimeError as error:
+            raise native_error(error) from None
         for at in written:
             bump(tensors[at])
         return results

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from warpsmith import _codegen, _shapes
+from warpsmith._checks import refusal, types_text
 from warpsmith._spec import Op, Variant
 from warpsmith._torch.dtypes import BY_NAME, NAMES
-from warpsmith.errors import ArgumentError
 
 
 def fake(op: Op, variant: Variant, *, raw: bool) -> Callable[..., Any]:
@@ -27,9 +27,9 @@ def fake(op: Op, variant: Variant, *, raw: bool) -> Callable[..., Any]:
             if device is None:
                 device = tensor.device
             elif tensor.device != device:
-                refuse(op, name, f"a tensor on {device}, like the other arguments", str(tensor.device))
+                raise refusal(op, name, f"a tensor on {device}, like the other arguments", str(tensor.device))
             if tensor.dtype not in NAMES:
-                refuse(op, name, f"dtype {', '.join(NAMES.values())}", str(tensor.dtype))
+                raise refusal(op, name, types_text(op, given.arg), str(tensor.dtype).removeprefix("torch."))
             inputs[given.arg] = (tensor.shape, NAMES[tensor.dtype])
         wanted = [output for output, switch in zip(variant.wanted, switches, strict=True) if switch]
         found = _shapes.outputs(op, inputs, options, wanted, torch._check)
@@ -42,8 +42,3 @@ def fake(op: Op, variant: Variant, *, raw: bool) -> Callable[..., Any]:
         return tuple(made) if made else None
 
     return _codegen.bound(op, variant, run, raw=raw)
-
-
-def refuse(op: Op, argument: str, expected: str, got: str) -> None:
-    message = f"{op.name}: argument `{argument}`: expected {expected}, got {got}"
-    raise ArgumentError(message, op=op.name, argument=argument, expected=expected, got=got)

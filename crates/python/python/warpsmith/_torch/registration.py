@@ -14,6 +14,7 @@ from warpsmith import _codegen, _native
 from warpsmith._spec import Op, Variant, all_ops
 from warpsmith._torch.autocast import KEYS, autocast_kernel
 from warpsmith._torch.autograd import Overloads, autograd_kernel, quick, raw_options
+from warpsmith._torch.batching import batching_rule, no_batched_gradients
 from warpsmith._torch.fakes import fake
 
 PUBLIC = "warpsmith"
@@ -61,6 +62,9 @@ def register() -> Torch:
         torch.library.register_fake(f"{PUBLIC}::{variant.name}", fake(op, variant, raw=False), lib=public)
         torch.library.register_fake(f"{RAW}::{variant.name}", fake(op, variant, raw=True), lib=raw)
         public.impl(variant.name, autograd_kernel(op, variant), "Autograd")
+        torch.library.register_vmap(f"{PUBLIC}::{variant.name}", batching_rule(op, variant), lib=public)
+        for library in (public, raw):
+            library.impl(variant.name, no_batched_gradients(op), "Batched")
         if op.autocast != "unchanged" and not variant.is_mutating:
             for device, key in KEYS.items():
                 public.impl(variant.name, autocast_kernel(op, variant, device), key)

@@ -81,11 +81,9 @@ class PagedAttention(nn.Module):
         """
         if k is not None and v is not None and slots is not None:
             ops.kv_store(k, v, slots, self.k_pages, self.v_pages)
-        scale = 0.0 if self.scale is None else self.scale
-        found: torch.Tensor = ops.paged_attention(
-            q, self.k_pages, self.v_pages, page_table, kv_lens, q_starts, causal=self.causal, scale=scale
+        return ops.paged_attention(
+            q, self.k_pages, self.v_pages, page_table, kv_lens, q_starts, causal=self.causal, scale=self.scale
         )
-        return found
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""

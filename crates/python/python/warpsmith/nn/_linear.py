@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,8 +13,11 @@ from warpsmith import ops
 from warpsmith.errors import ArgumentError
 from warpsmith.nn._support import fits
 
-#: The activations that the product's kernel applies, in PyTorch's terms.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+#: Names of activations. The product's kernel applies them.
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+
+#: The activations in PyTorch's terms.
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
     "relu": F.relu,
     "gelu": F.gelu,
@@ -23,10 +26,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def known(layer: str, activation: str | None) -> str:
+def known(layer: str, activation: Activation | None) -> Activation:
     """The name of an activation as the kernel has it."""
-    name = "none" if activation is None else activation
-    if name not in ACTIVATIONS:
+    name: Activation = "none" if activation is None else activation
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         expected = f"None or one of {', '.join(list(ACTIVATIONS)[1:])}"
         message = f"{layer}: argument `activation`: expected {expected}, got {activation!r}"
         raise ArgumentError(message, op=layer, argument="activation", expected=expected, got=repr(activation))
@@ -38,13 +41,12 @@ def product(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    act: str = "none",
+    act: Activation = "none",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``residual + act(x @ weight.T + bias)``, in one kernel where there is one."""
     if x.ndim > 0 and fits(x, weight, bias, residual):
-        found: torch.Tensor = ops.linear(x, weight, bias, residual, act=act)
-        return found
+        return ops.linear(x, weight, bias, residual, act=act)
     out = ACTIVATIONS[act](F.linear(x, weight, bias))
     return out if residual is None else residual + out
 
@@ -60,7 +62,7 @@ class FusedLinear(nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        activation: str | None = None,
+        activation: Activation | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -88,7 +90,7 @@ class GatedMLP(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         bias: bool = False,
-        activation: str = "silu",
+        activation: Activation = "silu",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -108,7 +110,7 @@ class GatedMLP(nn.Module):
         return f"activation={self.activation}"
 
 
-def run(layer: nn.Module, x: torch.Tensor, act: str = "none") -> torch.Tensor:
+def run(layer: nn.Module, x: torch.Tensor, act: Activation = "none") -> torch.Tensor:
     """A layer and an activation: in one kernel if it is nothing but a linear layer."""
     if type(layer) is nn.Linear and not has_hooks(layer):
         return product(x, layer.weight, layer.bias, act=act)

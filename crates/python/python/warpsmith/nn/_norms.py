@@ -47,10 +47,10 @@ class LayerNorm(nn.LayerNorm):
             return out if residual is None else (out, total)
         rows = len(self.normalized_shape)
         if rows == 1:
-            return ops.layer_norm(x, self.weight, residual, self.bias, eps=self.eps)
+            return ops.layer_norm(x, self.weight, self.bias, residual, eps=self.eps)
         weight, bias = (None if given is None else given.flatten() for given in (self.weight, self.bias))
         flat = None if residual is None else residual.flatten(-rows)
-        return unflatten(ops.layer_norm(x.flatten(-rows), weight, flat, bias, eps=self.eps), self.normalized_shape)
+        return unflatten(ops.layer_norm(x.flatten(-rows), weight, bias, flat, eps=self.eps), self.normalized_shape)
 
 
 def unflatten(found: Any, shape: tuple[int, ...]) -> Any:

@@ -147,8 +147,8 @@ const SPEC: OpSpec = OpSpec {
         },
         AttrSpec {
             name: "scale",
-            kind: AttrKind::Float(0.0),
-            doc: "factor of the scores; 0 for 1 / sqrt(head_dim)",
+            kind: AttrKind::OptionalFloat,
+            doc: "factor of the scores; left out, 1 / sqrt(head_dim)",
         },
         AttrSpec {
             name: "block_q",

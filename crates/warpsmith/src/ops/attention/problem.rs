@@ -193,7 +193,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let mask = grid(MASK)?;
     let bias = grid(BIAS)?.map(|grid| Bias { grid, dtype: args.at(BIAS).dtype() });
 
-    let (window, softcap, scale) = (attrs.int(WINDOW), attrs.float(SOFTCAP), attrs.float(SCALE));
+    let (window, softcap) = (attrs.int(WINDOW), attrs.float(SOFTCAP));
+    let scale = attrs.optional_float(SCALE).unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
     sizes.option("window", window, "a number of keys, or 0", window >= 0)?;
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
@@ -205,7 +206,6 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         let ok = block == 0 || known.iter().any(|&n| n as i64 == block);
         sizes.option(name, block, &expected, ok)?;
     }
-    let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
     Ok(Problem {
         dtype,
         batch,

@@ -90,8 +90,7 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
 fn score<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize, j: usize, key: &[R]) -> R {
     let q = &inputs[Q];
     let query = &q.data[((head.queries.start + i) * q.shape[2] + head.head) * key.len()..][..key.len()];
-    let given = attrs.float(SCALE);
-    let scale = if given == 0.0 { 1.0 / (key.len() as f64).sqrt() } else { given };
+    let scale = attrs.optional_float(SCALE).unwrap_or_else(|| 1.0 / (key.len() as f64).sqrt());
     let dot = query.iter().zip(key).fold(R::zero(), |sum, (&q, &k)| sum + q * k);
     let mut score = dot * R::of(scale as f32 as f64);
     let cap = attrs.float(SOFTCAP) as f32 as f64;

@@ -296,3 +296,28 @@ fn only_pairs_that_see_each_other_are_counted() {
     assert_eq!(flops(4, 4, true, 1.0), (1 + 2 + 2 + 2) as f64);
     assert_eq!(flops(7, 5, true, 0.0), (1 + 2 + 3 + 4 + 5) as f64);
 }
+
+/// A scale of zero is not the default: all keys weigh the same, and those that are hidden nothing.
+#[test]
+fn a_scale_of_zero_is_zero() {
+    for kernel in KERNELS {
+        let t = tensors(DType::F32, 3, 5);
+        let call = || Attention::new(&t.q, &t.k, &t.v).kernel(kernel);
+        let out = match call().scale(0.0).causal().run() {
+            Ok(out) => out.to_vec::<f32>().unwrap(),
+            Err(Error::Unsupported { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let v = t.v.to_vec::<f32>().unwrap();
+        for (at, &got) in out.iter().enumerate() {
+            let (query, head, d) = (at / (HEADS * DIM), at / DIM % HEADS, at % DIM);
+            let seen = query + 3;
+            let column = |key: usize| v[(key * KV_HEADS + head * KV_HEADS / HEADS) * DIM + d];
+            let mean = (0..seen).map(column).sum::<f32>() / seen as f32;
+            assert!((got - mean).abs() < 1e-5, "{kernel}: query {query}: expected {mean}, got {got}");
+        }
+        let usual = call().run().unwrap().to_vec::<f32>().unwrap();
+        let given = call().scale(1.0 / (DIM as f32).sqrt()).run().unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(usual, given, "{kernel}");
+    }
+}

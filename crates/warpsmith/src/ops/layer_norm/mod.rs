@@ -48,7 +48,9 @@ unsafe impl Op for Forward {
             ArgSpec::input("x", shape![.., hidden], DTypeRule::FLOAT, ""),
             ArgSpec::input("weight", shape![hidden], DTypeRule::Same(X), "multiplies the normalised row")
                 .optional(),
-            ArgSpec::input("residual", shape![.., hidden], DTypeRule::Same(X), "added to x first").optional(),
+            ArgSpec::input("residual", shape![.., hidden], DTypeRule::Same(X), "added to x first")
+                .optional()
+                .late(),
             ArgSpec::output("out", shape![.., hidden], DTypeRule::Same(X), "").in_place_of(X),
             ArgSpec::output("sum", shape![.., hidden], DTypeRule::Same(X), "x + residual")
                 .with(RESIDUAL)

@@ -192,8 +192,8 @@ const SPEC: OpSpec = OpSpec {
         },
         AttrSpec {
             name: "scale",
-            kind: AttrKind::Float(0.0),
-            doc: "factor of scores; 0 for 1 / sqrt(head_dim)",
+            kind: AttrKind::OptionalFloat,
+            doc: "factor of scores; left out, 1 / sqrt(head_dim)",
         },
         AttrSpec {
             name: "always_share",

@@ -191,14 +191,14 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     };
     let (k_scale_step, v_scale_step) = (scale_step(K_SCALE)?, scale_step(V_SCALE)?);
     let shared = check_shared(&sizes, args)?;
-    let (window, softcap, scale) = (attrs.int(WINDOW), attrs.float(SOFTCAP), attrs.float(SCALE));
+    let (window, softcap) = (attrs.int(WINDOW), attrs.float(SOFTCAP));
+    let scale = attrs.optional_float(SCALE).unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
     sizes.option("window", window, "a number of keys, or 0", window >= 0)?;
     let alone = window == 0 || shared.is_none();
     sizes.option("window", window, "0, because `group_starts` is given", alone)?;
     let within = |x: f64| (x as f32).is_finite();
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
     sizes.option("scale", scale, "a finite number", within(scale))?;
-    let scale = if scale == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { scale };
     let step = |index: usize| args.get(index).map_or(0, |view| view.layout().step());
     Ok(Problem {
         dtype,

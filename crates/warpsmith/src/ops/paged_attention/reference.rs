@@ -59,7 +59,7 @@ fn attend<R: Real>(
         let page = table.data[request * table.row_len() + j / page_size].f64() as usize;
         ((page * page_size + j % page_size) * num_kv_heads + kv_head) * head_dim
     };
-    let scale = if attrs.float(SCALE) == 0.0 { 1.0 / (head_dim as f64).sqrt() } else { attrs.float(SCALE) };
+    let scale = attrs.optional_float(SCALE).unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
     let scale = R::of(scale as f32 as f64) * factor(K_SCALE);
     let cap = attrs.float(SOFTCAP) as f32 as f64;
     let score = |&j: &usize| {

@@ -73,7 +73,7 @@ unsafe impl Op for Forward {
             ],
             ..Gradient::EMPTY
         }),
-        autocast: Autocast::F32,
+        autocast: Autocast::Rows,
         ..OpSpec::EMPTY
     };
 
