@@ -24,7 +24,7 @@ fn logits_of_other_configurations_are_those_of_transformers() {
         let Value::Object(variants) = serde_json::from_str(&variants).unwrap() else { panic!("an object") };
         for (variant, keys) in &variants {
             let config = config(family, keys);
-            let (mut more, mut expected) = (HashMap::new(), Vec::new());
+            let (mut more, mut expected) = (HashMap::new(), Vec::<f32>::new());
             for tensor in stored.tensors() {
                 match tensor.name().split_once('.') {
                     Some((of, "logits")) if of == variant => {
