@@ -40,6 +40,14 @@ pub trait WeightSource {
     /// # Errors
     /// If there is none of this name, or it cannot be converted.
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// The type in which a tensor is stored; `None` if it is quantised, or not known.
+    fn dtype(&self, _name: &str) -> Option<DType> {
+        None
+    }
+
+    /// Gives back the memory of what was read, where it can be read again.
+    fn release(&self) {}
 }
 
 /// Weights that tell how many of their numbers were read.
@@ -108,6 +116,14 @@ impl WeightSource for Watched<'_> {
         self.note(name);
         Ok(tensor)
     }
+
+    fn dtype(&self, name: &str) -> Option<DType> {
+        self.source.dtype(name)
+    }
+
+    fn release(&self) {
+        self.source.release();
+    }
 }
 
 /// Tensors in memory, under the names transformers gives them.
@@ -128,11 +144,15 @@ impl WeightSource for HashMap<String, Tensor> {
         let tensor = self.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
         Ok(if tensor.dtype() == dtype { tensor.clone() } else { tensor.to_dtype(dtype)? })
     }
+
+    fn dtype(&self, name: &str) -> Option<DType> {
+        self.get(name).map(Tensor::dtype)
+    }
 }
 
 /// A matrix of weights in the form that the file has it in.
 pub enum Matrix {
-    /// Numbers of the model's type, `[out, in]`.
+    /// Numbers of the model's type, or of 16 bits where products take them beside it, `[out, in]`.
     Plain(Tensor),
     /// Quantised, `[out, bytes of a row]`.
     Blocks(Tensor, QuantFormat),
@@ -161,7 +181,7 @@ impl Matrix {
     /// Whether the rows of both can be in one matrix.
     pub fn is_stored_like(&self, other: &Matrix) -> bool {
         match (self, other) {
-            (Matrix::Plain(_), Matrix::Plain(_)) => true,
+            (Matrix::Plain(a), Matrix::Plain(b)) => a.dtype() == b.dtype(),
             (Matrix::Blocks(_, a), Matrix::Blocks(_, b)) => a == b,
             _ => false,
         }
@@ -328,6 +348,21 @@ impl<'a> Loader<'a> {
         self.source.tensor(name, self.options.dtype)
     }
 
+    /// The type in which a matrix is kept: the model's, or that of the file where products widen it as they read it, which
+    /// changes no bit of theirs.
+    fn matrix_dtype(&self, name: &str) -> DType {
+        let widens = self.device() == Device::Cpu && !survey::is_running() && self.dtype() == DType::F32;
+        match self.source.dtype(name) {
+            Some(stored @ (DType::F16 | DType::BF16)) if widens => stored,
+            _ => self.dtype(),
+        }
+    }
+
+    /// Gives back what was read of the files, once layers have made their own of it.
+    pub fn release(&self) {
+        self.source.release();
+    }
+
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         let Some(found) = self.source.shape(name) else {
             return Err(Error::tensor(name, format!("shape {shape:?}"), "no such tensor"));
@@ -364,14 +399,15 @@ impl<'a> Loader<'a> {
             && self.config.architecture == "gpt2"
             && part.is_transposed_in_gpt2();
         if transposed {
-            let matrix = self.read(&name, &[input, out])?;
+            self.check_shape(&name, &[input, out])?;
+            let matrix = self.source.tensor(&name, self.matrix_dtype(&name))?;
             let matrix = ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?;
             return Ok(Matrix::Plain(self.place(&matrix)?));
         }
         self.check_shape(&name, &[out, input])?;
         let matrix = match self.source.blocks(&name)?.filter(|_| self.options.quantized) {
             Some((blocks, format)) => Matrix::Blocks(blocks, format),
-            None => Matrix::Plain(self.source.tensor(&name, self.options.dtype)?),
+            None => Matrix::Plain(self.source.tensor(&name, self.matrix_dtype(&name))?),
         };
         let mut rows = matrix.tensor().clone();
         if self.has_interleaved_rows(part) {
@@ -420,13 +456,19 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The first rows of a matrix that may have more, to be looked up by number.
-    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Tensor> {
+    /// The first rows of a matrix that may have more, to be looked up by number. On the CPU in the form that the file has.
+    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Matrix> {
         let name = self.name(part, 0, ".weight");
         let stored =
             self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
-        let matrix = self.read(&name, &[stored, width])?.narrow(0, 0, rows).expect("it has as many rows");
-        self.place(&matrix)
+        self.check_shape(&name, &[stored, width])?;
+        let as_stored = self.device() == Device::Cpu && !survey::is_running();
+        let matrix = match self.source.blocks(&name)?.filter(|_| as_stored) {
+            Some((blocks, format)) => Matrix::Blocks(blocks, format),
+            None => Matrix::Plain(self.source.tensor(&name, self.matrix_dtype(&name))?),
+        };
+        let first = matrix.tensor().narrow(0, 0, rows).expect("it has as many rows");
+        Ok(matrix.with(self.place(&first)?))
     }
 
     /// The matrix of the logits: its own, or the embedding table's where the two are tied.

@@ -40,6 +40,11 @@ impl Checkpoint {
         if path.is_dir() { Checkpoint::open_folder(path) } else { Checkpoint::open_file(path) }
     }
 
+    /// Gives the memory of all that was read back to the system. What is used again is read again.
+    pub fn release_memory(&self) {
+        self.files.iter().for_each(|(_, file)| file.release());
+    }
+
     fn open_file(path: &Path) -> Result<Checkpoint> {
         let file = MappedFile::open(path)?;
         if gguf::recognize(file.bytes()) {
