@@ -7,11 +7,15 @@ use warpsmith::ops::KvCopy;
 use warpsmith::ops::paged_attention::SharedPrefixes;
 use warpsmith::{DType, Device, Stream, Tensor, TensorViewMut};
 
-/// Keys and values of all layers, `[layers, 2, pages, page_size, kv_heads, head_dim]`. A page has the same number in
-/// every layer.
+/// Keys and values of all layers. A page has the same number in every layer.
+///
+/// On a GPU the memory is `[layers, 2, pages, page_size, kv_heads, head_dim]`. On the CPU it is `[pages, layers * 2 * page_size,
+/// kv_heads, head_dim]`: memory counts only once it is touched, and pages that are used together lie together.
 #[derive(Debug)]
 pub struct KvCache {
     memory: Tensor,
+    layers: usize,
+    page_size: usize,
 }
 
 impl KvCache {
@@ -26,8 +30,16 @@ impl KvCache {
         dtype: DType,
         device: Device,
     ) -> Result<KvCache> {
-        let shape = [config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim];
-        Ok(KvCache { memory: Tensor::zeros(&shape, dtype, device)? })
+        let (layers, heads, head_dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
+        let memory = match device {
+            Device::Cpu => {
+                Tensor::zeros(&[num_pages, layers * 2 * page_size, heads, head_dim], dtype, device)?
+            }
+            Device::Cuda(_) => {
+                Tensor::zeros(&[layers, 2, num_pages, page_size, heads, head_dim], dtype, device)?
+            }
+        };
+        Ok(KvCache { memory, layers, page_size })
     }
 
     /// Bytes that a page takes in all layers.
@@ -40,13 +52,19 @@ impl KvCache {
     /// # Errors
     /// If there is no such layer.
     pub fn layer(&mut self, layer: usize) -> Result<(TensorViewMut<'_>, TensorViewMut<'_>)> {
-        let &[layers, _, pages, page_size, heads, head_dim] = self.memory.shape() else {
-            unreachable!("made with six dimensions")
+        let (layers, page_size) = (self.layers, self.page_size);
+        let both = match *self.memory.shape() {
+            [_, _, pages, _, heads, head_dim] => {
+                let shape = [pages, page_size, heads, head_dim];
+                let both = self.memory.view_mut().narrow(0, layer, 1).and_then(|layer| layer.split_at(1, 1));
+                both.and_then(|(keys, values)| Some((keys.reshape(&shape)?, values.reshape(&shape)?)))
+            }
+            _ => {
+                let of_layer = self.memory.view_mut().narrow(1, 2 * layer * page_size, 2 * page_size);
+                of_layer.and_then(|layer| layer.split_at(1, page_size))
+            }
         };
-        let shape = [pages, page_size, heads, head_dim];
-        let both = self.memory.view_mut().narrow(0, layer, 1).and_then(|layer| layer.split_at(1, 1));
-        both.and_then(|(keys, values)| Some((keys.reshape(&shape)?, values.reshape(&shape)?)))
-            .ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
+        both.ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
     }
 
     /// Of `groups`, those that save time if their pages are read once for all.
@@ -98,5 +116,29 @@ mod tests {
         assert_eq!(independent(&[[1, 2], [3, 1]]), 1, "a page that was read is written");
         assert_eq!(independent(&[[1, 2], [2, 3]]), 1, "a page that was written is read");
         assert_eq!(independent(&[[1, 2], [3, 2]]), 1, "a page is written twice");
+    }
+
+    /// On the CPU memory counts once it is touched: a few tokens must not touch a place of their own for each layer.
+    #[test]
+    fn the_layers_of_a_page_lie_together_on_the_cpu() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 64, "rope_theta": 10000.0,
+        });
+        let config = Config::from_json(&config).unwrap();
+        let mut kv = KvCache::new(&config, 5, 8, DType::F32, Device::Cpu).unwrap();
+        let page = KvCache::page_bytes(&config, 8, DType::F32);
+        let mut places = Vec::new();
+        for layer in 0..3 {
+            let (keys, values) = kv.layer(layer).unwrap();
+            for view in [keys.as_view(), values.as_view()] {
+                assert_eq!(view.shape(), [5, 8, 2, 16]);
+                assert_eq!(view.layout().strides()[0] as usize * 4, page);
+                places.push(view.address());
+            }
+        }
+        assert!(places.windows(2).all(|pair| pair[1] - pair[0] == page / 6), "{places:?}");
+        assert!(kv.layer(3).is_err());
     }
 }

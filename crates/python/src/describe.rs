@@ -108,7 +108,11 @@ fn dtype(rule: &DTypeRule) -> Json {
         DTypeRule::OneOf(types) => json!({"kind": "one_of", "types": names(types)}),
         DTypeRule::Same(like) => json!({"kind": "same", "like": like, "types": []}),
         DTypeRule::SameOr(like, types) => json!({"kind": "same_or", "like": like, "types": names(types)}),
-        DTypeRule::Among(like, types) => json!({"kind": "among", "like": like, "types": names(types)}),
+        DTypeRule::With(like, listed) => {
+            let listed: Vec<Json> =
+                listed.iter().map(|(of, types)| json!([of.name(), names(types)])).collect();
+            json!({"kind": "with", "like": like, "types": [], "listed": listed})
+        }
         DTypeRule::Chosen { types, option, like } => {
             json!({"kind": "chosen", "like": like, "types": names(types), "option": option})
         }

@@ -1,11 +1,12 @@
 //! Layers that models are put together from. Each owns its weights and keeps the plans of its calls.
 
 use super::config::{Config, RopeConfig, RopeScaling};
-use super::names::{Loader, Part};
+use super::names::{Loader, Matrix, Part};
+use super::source::quantization_of;
 use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::Plan;
-use warpsmith::ops::{Embedding, LayerNorm, PagedAttention, QkvStore, RmsNorm};
+use warpsmith::ops::{Cast, Embedding, LayerNorm, PagedAttention, QkvStore, QuantFormat, RmsNorm};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// Rows of activations whose memory is used again in every pass. It grows to the largest batch. A captured pass keeps the
@@ -36,22 +37,51 @@ impl Buffer {
     }
 }
 
-/// A table of vectors by number: tokens or positions.
+/// A table of vectors by number: tokens or positions. On the CPU it stays as it is in the file, and rows are converted when they
+/// are looked up.
 pub struct Table {
-    weight: Tensor,
+    weight: Matrix,
     plan: Option<Plan>,
+    cast_plan: Option<Plan>,
 }
 
 impl Table {
     /// A table of `rows` vectors, which may have more in the file.
     pub fn load(loader: &Loader<'_>, part: Part, rows: usize, width: usize) -> Result<Table> {
-        Ok(Table { weight: loader.table(part, rows, width)?, plan: None })
+        Ok(Table { weight: loader.table(part, rows, width)?, plan: None, cast_plan: None })
     }
 
     /// The vectors that `ids` name.
     pub fn forward(&mut self, ids: &Tensor, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        Ok(Embedding::new(&self.weight, ids).keep_plan(&mut self.plan).run_into(out, stream)?)
+        let Table { weight, plan, cast_plan } = self;
+        let rows = match weight {
+            Matrix::Plain(weight) if weight.dtype() == out.as_view().dtype() => {
+                return Ok(Embedding::new(&*weight, ids).keep_plan(plan).run_into(out, stream)?);
+            }
+            Matrix::Plain(weight) => {
+                let mut rows = Tensor::empty_on(out.shape(), weight.dtype(), stream)?;
+                Embedding::new(&*weight, ids).keep_plan(plan).run_into(&mut rows, stream)?;
+                rows
+            }
+            Matrix::Blocks(blocks, format) => dequantized_rows(blocks, *format, ids, out.shape())?,
+        };
+        Ok(Cast::new(&rows).keep_plan(cast_plan).run_into(out, stream)?)
     }
+}
+
+/// Rows of quantised blocks by their numbers, as f32.
+fn dequantized_rows(blocks: &Tensor, format: QuantFormat, ids: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let (count, width) = (blocks.shape()[0], shape[shape.len() - 1]);
+    let mut values = vec![0f32; shape.iter().product()];
+    for (id, values) in ids.to_vec::<i32>()?.into_iter().zip(values.chunks_mut(width.max(1))) {
+        let row = usize::try_from(id).ok().and_then(|id| blocks.narrow(0, id, 1));
+        let row = row.ok_or_else(|| {
+            let expected = format!("numbers of rows, from 0 to {}", count.saturating_sub(1));
+            warpsmith::Error::argument("embedding", "ids", expected, id.to_string())
+        })?;
+        quantization_of(format).dequantize(&row.to_vec::<u8>()?, values);
+    }
+    Ok(Tensor::from_slice(&values, shape, Device::Cpu)?)
 }
 
 /// The rows of a batch whose logits are wanted.

@@ -52,6 +52,9 @@ pub trait WeightSource {
     /// # Errors
     /// If there is none of this name, or it cannot be converted.
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// Gives back the memory of what was read, where it can be read again.
+    fn release(&self) {}
 }
 
 /// Weights that tell how many of their numbers were read.
@@ -132,6 +135,10 @@ impl WeightSource for Watched<'_> {
         self.note(name);
         Ok(tensor)
     }
+
+    fn release(&self) {
+        self.source.release();
+    }
 }
 
 /// Tensors in memory, under the names transformers gives them.
@@ -164,7 +171,7 @@ impl WeightSource for HashMap<String, Tensor> {
 
 /// A matrix of weights in the form that the file has it in.
 pub enum Matrix {
-    /// Numbers of the model's type, `[out, in]`.
+    /// Numbers of the model's type, or of 16 bits where products take them beside it, `[out, in]`.
     Plain(Tensor),
     /// Quantised, `[out, bytes of a row]`.
     Blocks(Tensor, QuantFormat),
@@ -193,7 +200,7 @@ impl Matrix {
     /// Whether the rows of both can be in one matrix.
     pub fn is_stored_like(&self, other: &Matrix) -> bool {
         match (self, other) {
-            (Matrix::Plain(_), Matrix::Plain(_)) => true,
+            (Matrix::Plain(a), Matrix::Plain(b)) => a.dtype() == b.dtype(),
             (Matrix::Blocks(_, a), Matrix::Blocks(_, b)) => a == b,
             _ => false,
         }
@@ -359,7 +366,22 @@ impl<'a> Loader<'a> {
     /// A tensor of this shape on the CPU.
     fn read(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.check_shape(name, shape)?;
-        self.numbers(name)
+        self.numbers_as(name, self.dtype())
+    }
+
+    /// The type in which a matrix is kept: the model's, or that of the file where products widen it as they read it, which
+    /// changes no bit of theirs.
+    fn matrix_dtype(&self, name: &str) -> DType {
+        let widens = self.device() == Device::Cpu && !survey::is_running() && self.dtype() == DType::F32;
+        match self.source.stored_dtype(name) {
+            Some(stored @ (DType::F16 | DType::BF16)) if widens => stored,
+            _ => self.dtype(),
+        }
+    }
+
+    /// Gives back what was read of the files, once layers have made their own of it.
+    pub fn release(&self) {
+        self.source.release();
     }
 
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
@@ -410,7 +432,8 @@ impl<'a> Loader<'a> {
             && self.config.architecture == "gpt2"
             && part.is_transposed_in_gpt2();
         if transposed {
-            let matrix = self.read(&name, &[input, out])?;
+            self.check_shape(&name, &[input, out])?;
+            let matrix = self.source.tensor(&name, self.matrix_dtype(&name))?;
             let matrix = ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?;
             return Ok(Matrix::Plain(self.place(&matrix)?));
         }
@@ -420,7 +443,7 @@ impl<'a> Loader<'a> {
                 self.note(&name);
                 Matrix::Blocks(blocks, format)
             }
-            None => Matrix::Plain(self.numbers(&name)?),
+            None => Matrix::Plain(self.numbers_as(&name, self.matrix_dtype(&name))?),
         };
         let mut rows = matrix.tensor().clone();
         if self.has_interleaved_rows(part) {
@@ -470,13 +493,22 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The first rows of a matrix that may have more, to be looked up by number.
-    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Tensor> {
+    /// The first rows of a matrix that may have more, to be looked up by number. On the CPU in the form that the file has.
+    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Matrix> {
         let name = self.name(part, 0, ".weight");
         let stored =
             self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
-        let matrix = self.read(&name, &[stored, width])?.narrow(0, 0, rows).expect("it has as many rows");
-        self.place(&matrix)
+        self.check_shape(&name, &[stored, width])?;
+        let as_stored = self.device() == Device::Cpu && !survey::is_running();
+        let matrix = match self.source.blocks(&name)?.filter(|_| as_stored) {
+            Some((blocks, format)) => {
+                self.note(&name);
+                Matrix::Blocks(blocks, format)
+            }
+            None => Matrix::Plain(self.numbers_as(&name, self.matrix_dtype(&name))?),
+        };
+        let first = matrix.tensor().narrow(0, 0, rows).expect("it has as many rows");
+        Ok(matrix.with(self.place(&first)?))
     }
 
     /// The matrix of the logits: its own, or the embedding table's where the two are tied and the file has no other.

@@ -6,7 +6,7 @@ use crate::error::Result;
 use warpsmith::op::{Plan, survey};
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
-use warpsmith::{Device, Stream, Tensor, TensorView, TensorViewMut};
+use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// A matrix in the layout that its products take.
 enum Packed {
@@ -15,16 +15,19 @@ enum Packed {
 }
 
 impl Packed {
-    fn new(matrix: Matrix, gate: Gate) -> Result<Packed> {
+    /// For products with activations of type `x_dtype`. On the CPU the packed form is all that is kept.
+    fn new(matrix: Matrix, gate: Gate, x_dtype: DType) -> Result<Packed> {
         Ok(match matrix {
             Matrix::Plain(mut matrix) => {
                 // Products on a GPU then load it while the kernel before them still runs. A survey asks what they need there.
                 if matrix.device() != Device::Cpu || survey::is_running() {
                     matrix.make_constant()?;
                 }
-                Packed::Plain(PackedWeight::gated(matrix, gate)?)
+                Packed::Plain(PackedWeight::gated_for(matrix, gate, x_dtype)?.without_tensor()?)
             }
-            Matrix::Blocks(blocks, format) => Packed::Blocks(PackedQuantWeight::gated(blocks, format, gate)?),
+            Matrix::Blocks(blocks, format) => {
+                Packed::Blocks(PackedQuantWeight::gated(blocks, format, gate)?.without_tensor()?)
+            }
         })
     }
 }
@@ -83,12 +86,13 @@ impl Projection {
         for (matrices, biases) in groups {
             let counts: Vec<usize> = matrices.iter().map(Matrix::rows).collect();
             columns.push(Columns {
-                weight: Packed::new(Matrix::joined(matrices, loader.stream())?, Gate::None)?,
+                weight: Packed::new(Matrix::joined(matrices, loader.stream())?, Gate::None, loader.dtype())?,
                 bias: joined_biases(biases, &counts, loader)?,
                 count: counts.iter().sum(),
                 plan: None,
             });
         }
+        loader.release();
         Ok(Projection { columns, activation: Activation::None })
     }
 
@@ -96,8 +100,9 @@ impl Projection {
     pub fn head(loader: &Loader<'_>) -> Result<Projection> {
         let matrix = loader.head()?;
         let count = matrix.rows();
-        let columns =
-            vec![Columns { weight: Packed::new(matrix, Gate::None)?, bias: None, count, plan: None }];
+        let weight = Packed::new(matrix, Gate::None, loader.dtype())?;
+        let columns = vec![Columns { weight, bias: None, count, plan: None }];
+        loader.release();
         Ok(Projection { columns, activation: Activation::None })
     }
 
@@ -193,7 +198,7 @@ impl GatedMlp {
                 let bias = |part| loader.bias(part, layer, inner);
                 let biases = vec![bias(Part::Gate)?, bias(Part::Up)?];
                 let bias = joined_biases(biases, &[inner, inner], loader)?;
-                GateUp::Fused { weight: Packed::new(both, Gate::Halves)?, bias, plan: None }
+                GateUp::Fused { weight: Packed::new(both, Gate::Halves, loader.dtype())?, bias, plan: None }
             }
             false => {
                 let parts = [(Part::Gate, inner), (Part::Up, inner)];

@@ -48,10 +48,9 @@ impl Loader<'_> {
         Err(self.wrong(first, expected, got))
     }
 
-    /// A tensor on the CPU in the model's type. If it has scales, it is multiplied by them.
-    pub(super) fn numbers(&self, name: &str) -> Result<Tensor> {
+    /// A tensor on the CPU in this type. If it has scales, it is multiplied by them.
+    pub(super) fn numbers_as(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.note(name);
-        let dtype = self.options.dtype;
         let plain = || self.source.tensor(name, dtype);
         let Some(stored) = self.source.stored_dtype(name).filter(|stored| is_8_bits(*stored)) else {
             return plain();

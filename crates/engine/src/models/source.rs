@@ -46,20 +46,34 @@ impl WeightSource for Checkpoint {
     fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
         Ok(Checkpoint::tensor(self, name)?.to_tensor(dtype)?)
     }
+
+    fn release(&self) {
+        self.release_memory();
+    }
 }
+
+/// The formats, under the names of both crates.
+const FORMATS: [(Quantization, QuantFormat); 8] = [
+    (Quantization::Q4_0, QuantFormat::Q4_0),
+    (Quantization::Q4_1, QuantFormat::Q4_1),
+    (Quantization::Q5_0, QuantFormat::Q5_0),
+    (Quantization::Q5_1, QuantFormat::Q5_1),
+    (Quantization::Q8_0, QuantFormat::Q8_0),
+    (Quantization::Q4K, QuantFormat::Q4_K),
+    (Quantization::Q5K, QuantFormat::Q5_K),
+    (Quantization::Q6K, QuantFormat::Q6_K),
+];
 
 /// The library's name of a format.
 fn format_of(quantization: Quantization) -> QuantFormat {
-    match quantization {
-        Quantization::Q4_0 => QuantFormat::Q4_0,
-        Quantization::Q4_1 => QuantFormat::Q4_1,
-        Quantization::Q5_0 => QuantFormat::Q5_0,
-        Quantization::Q5_1 => QuantFormat::Q5_1,
-        Quantization::Q8_0 => QuantFormat::Q8_0,
-        Quantization::Q4K => QuantFormat::Q4_K,
-        Quantization::Q5K => QuantFormat::Q5_K,
-        Quantization::Q6K => QuantFormat::Q6_K,
-    }
+    let (_, format) = FORMATS.iter().find(|(of, _)| *of == quantization).expect("every format is listed");
+    *format
+}
+
+/// The weights' name of a format.
+pub(super) fn quantization_of(format: QuantFormat) -> Quantization {
+    let (quantization, _) = FORMATS.iter().find(|(_, of)| *of == format).expect("every format is listed");
+    *quantization
 }
 
 /// Opens the files of a model. Its family and the size of its heads are judged before its tensors are looked at.

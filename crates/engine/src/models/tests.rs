@@ -123,6 +123,31 @@ fn logits_with_keys_and_values_of_8_bits_are_near_those_of_the_activations_type(
     }
 }
 
+/// Matrices and tables of 16 bits stay as they are on the CPU, which changes no bit.
+#[test]
+fn weights_of_16_bits_give_the_logits_of_the_same_numbers_in_f32() {
+    for family in ["llama", "qwen3", "gpt2"] {
+        let (ids, _) = expected(family);
+        let checkpoint = Checkpoint::open(fixture(family)).unwrap();
+        let config = Config::from_checkpoint(&checkpoint).unwrap();
+        for dtype in [DType::F16, DType::BF16] {
+            let rounded = |tensor: crate::weights::StoredTensor<'_>| {
+                (tensor.name().to_string(), tensor.to_tensor(dtype).unwrap())
+            };
+            let narrow: HashMap<String, Tensor> = checkpoint.tensors().map(rounded).collect();
+            let widened = narrow.iter().map(|(name, t)| (name.clone(), t.to_dtype(DType::F32).unwrap()));
+            let wide: HashMap<String, Tensor> = widened.collect();
+            let of = |weights: &HashMap<String, Tensor>, chunks: &[usize]| {
+                let mut model = load(&config, weights, LoadOptions::default()).unwrap();
+                logits(&mut *model, &ids, chunks, DType::F32)
+            };
+            let expected = of(&wide, &[ids.len()]);
+            assert!(of(&narrow, &[ids.len()]) == expected, "{family} {dtype}");
+            assert!(of(&narrow, &[1]) == expected, "{family} {dtype}, token by token");
+        }
+    }
+}
+
 /// Weights of a file, with some more, or others in place of its own.
 struct With<'a>(&'a Checkpoint, HashMap<String, Tensor>);
 

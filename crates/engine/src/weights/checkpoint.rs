@@ -41,6 +41,11 @@ impl Checkpoint {
         Checkpoint::open_judged(path.as_ref(), |_| Ok(()))
     }
 
+    /// Gives the memory of all that was read back to the system. What is used again is read again.
+    pub fn release_memory(&self) {
+        self.files.iter().for_each(|(_, file)| file.release());
+    }
+
     /// As [`Checkpoint::open`]; `judge` sees what the files say about the model before any tensor is looked at, and may refuse
     /// it.
     pub(crate) fn open_judged<E: From<Error>>(

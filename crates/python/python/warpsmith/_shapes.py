@@ -171,9 +171,7 @@ def allowed_types(op: Op, index: int, types: Sequence[str | None]) -> tuple[str,
         return None
     if rule.kind == "same_or":
         return (same, *rule.types)
-    if rule.kind == "among" and same in rule.types:
-        return rule.types
-    return (same,)
+    return dict(rule.listed).get(same, (same,))
 
 
 def all_types(op: Op, index: int) -> tuple[str, ...]:

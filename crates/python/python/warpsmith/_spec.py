@@ -41,10 +41,12 @@ class Form:
 class DTypeRule:
     """The types an argument may have."""
 
-    kind: Literal["one_of", "same", "same_or", "among", "chosen"]
+    kind: Literal["one_of", "same", "same_or", "with", "chosen"]
     types: tuple[str, ...]
     like: int = -1
     option: int = -1
+    #: Of ``with``: types of the other argument, and those that this one may have beside each.
+    listed: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,14 @@ def _arg(raw: dict[str, Any]) -> Arg:
         given_with=raw["with"],
         shape_option=raw["shape"]["option"],
         forms=forms,
-        dtype=DTypeRule(**(raw["dtype"] | {"types": tuple(raw["dtype"]["types"])})),
+        dtype=_dtype_rule(raw["dtype"]),
         help=raw["help"],
     )
+
+
+def _dtype_rule(raw: dict[str, Any]) -> DTypeRule:
+    listed = tuple((of, tuple(types)) for of, types in raw.get("listed", ()))
+    return DTypeRule(**(raw | {"types": tuple(raw["types"]), "listed": listed}))
 
 
 def _derived(raw: dict[str, Any]) -> Derived:

@@ -66,12 +66,15 @@ impl<'c> Matcher<'c> {
         let (arg, got) = (&self.spec.args[index], self.args.at(index).dtype());
         let allowed = match arg.dtype {
             DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => types.to_vec(),
-            DTypeRule::Same(other) | DTypeRule::SameOr(other, _) | DTypeRule::Among(other, _) => {
+            DTypeRule::Same(other) | DTypeRule::SameOr(other, _) | DTypeRule::With(other, _) => {
                 let Some(same) = self.args.get(other).map(|view| view.dtype()) else { return Ok(()) };
                 match arg.dtype {
                     DTypeRule::SameOr(_, types) if !types.contains(&same) => [&[same], types].concat(),
                     DTypeRule::SameOr(_, types) => types.to_vec(),
-                    DTypeRule::Among(_, types) if types.contains(&same) => types.to_vec(),
+                    DTypeRule::With(_, listed) => listed
+                        .iter()
+                        .find(|(of, _)| *of == same)
+                        .map_or_else(|| vec![same], |(_, types)| types.to_vec()),
                     _ => vec![same],
                 }
             }
@@ -94,7 +97,7 @@ impl<'c> Matcher<'c> {
         };
         match arg.dtype {
             DTypeRule::OneOf(types) => Ok(types[0]),
-            DTypeRule::Same(other) | DTypeRule::SameOr(other, _) | DTypeRule::Among(other, _) => like(other),
+            DTypeRule::Same(other) | DTypeRule::SameOr(other, _) | DTypeRule::With(other, _) => like(other),
             DTypeRule::Chosen { types, option, like: other } => {
                 let AttrKind::Choice(names) = self.spec.attrs[option].kind else { return like(other) };
                 if let Ok(dtype) = names[self.attrs.choice(option)].parse() {

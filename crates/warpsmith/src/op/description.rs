@@ -53,7 +53,7 @@ fn check_argument(spec: &'static OpSpec, index: usize, arg: &ArgSpec) -> Result<
     let is_required = |like: usize| like != index && spec.args.get(like).is_some_and(|like| !like.optional);
     match arg.dtype {
         DTypeRule::OneOf(types) => require(!types.is_empty(), "a type", &|| "none".into()),
-        DTypeRule::Same(like) | DTypeRule::SameOr(like, _) | DTypeRule::Among(like, _) => {
+        DTypeRule::Same(like) | DTypeRule::SameOr(like, _) | DTypeRule::With(like, _) => {
             require(is_required(like), "the type of a required argument", &|| format!("argument {like}"))
         }
         DTypeRule::Chosen { option, like, .. } => {

@@ -98,8 +98,8 @@ pub enum DTypeRule {
     Same(usize),
     /// That of another argument, or one of these; allocated, that of the argument.
     SameOr(usize, &'static [DType]),
-    /// That of another argument; if that is one of these, any of them.
-    Among(usize, &'static [DType]),
+    /// By the type of another argument: those that are listed with it, or the same where nothing is listed.
+    With(usize, &'static [(DType, &'static [DType])]),
     /// One of `types`; allocated, the one that the choice of `option` names. A choice that names no type stands for that
     /// of argument `like` or, where that is none of `types`, for bf16.
     Chosen {
@@ -237,7 +237,7 @@ impl ArgSpec {
     /// One line of help: shape, type where it is not the op's usual one, and what it is.
     pub fn help(&self) -> String {
         let types = match self.dtype {
-            DTypeRule::FLOAT | DTypeRule::Same(_) | DTypeRule::SameOr(..) | DTypeRule::Among(..) => None,
+            DTypeRule::FLOAT | DTypeRule::Same(_) | DTypeRule::SameOr(..) | DTypeRule::With(..) => None,
             DTypeRule::ANY => Some("any type".to_string()),
             DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => Some(list_types(types)),
         };

@@ -138,6 +138,17 @@ mod tests {
         DeviceInfo::typical_gpu("90a".parse().unwrap(), None)
     }
 
+    /// What only the CPU computes is refused where tensors stand for those of a GPU.
+    #[test]
+    fn weights_of_16_bits_beside_f32_are_refused_for_a_gpu() {
+        let tensor = |dtype| Tensor::zeros(&[8, 64], dtype, Device::Cpu).unwrap();
+        let (x, w) = (tensor(DType::F32), tensor(DType::BF16));
+        assert!(Linear::new(&x, &w).run().is_ok());
+        let (refused, _) = survey(hopper(), || Linear::new(&x, &w).run()).unwrap();
+        let told = refused.unwrap_err().to_string();
+        assert!(told.contains("argument `w`") && told.contains("only the CPU mixes them"), "{told}");
+    }
+
     #[test]
     fn calls_are_listed_and_compute_nothing() {
         let x = Tensor::from_slice(&[1f32; 64], &[1, 64], Device::Cpu).unwrap();

@@ -153,6 +153,18 @@ impl MappedFile {
         unsafe { std::slice::from_raw_parts(self.storage.address() as *const u8, self.len()) }
     }
 
+    /// Gives the memory of what was read of a mapped file back to the system: what is used again is read from the file again.
+    /// For files of which other forms were made.
+    pub fn release(&self) {
+        if self.mapped.is_some() {
+            // SAFETY: the mapping is a file's, private and never written: pages that are dropped come back as they were.
+            // It is a wish; without it everything works all the same.
+            unsafe {
+                libc::madvise(self.storage.address() as *mut libc::c_void, self.len(), libc::MADV_DONTNEED)
+            };
+        }
+    }
+
     /// The elements that lie `offset` bytes from the start of the file on, in row-major order.
     ///
     /// # Errors

@@ -55,6 +55,14 @@ fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
 }
 
 impl Tensor {
+    /// A tensor of the CPU that stands for one of this shape and has no memory of its own but one element, a zero, which is all
+    /// of its elements.
+    pub(crate) fn of_shape_alone(shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let one = Tensor::zeros(&[1], dtype, Device::Cpu)?;
+        let layout = Layout::strided(Shape::new(shape)?, &vec![0; shape.len()])?;
+        Ok(Tensor { layout, ..one })
+    }
+
     /// A tensor whose contents are not defined (host memory is zeroed).
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         Tensor::empty_on(shape, dtype, &device.default_stream()?)

@@ -93,20 +93,25 @@ impl InPlace<'_> {
             let [tile] = unsafe { tiles.group(v, index, (k, tiles.block.keys.end)) };
             let band = &mut bands[tile.head];
             let exponentials = Band::exponentials(memory.scratch.at(tile.head)).cast::<u32>();
-            for column in 0..space.panels {
-                let product = BlockProduct {
-                    left: exponentials.wrapping_add(tile.from),
-                    rows: band.rows(),
-                    right: (tile.address as *const u32).wrapping_add(column * Blocks::PANEL),
-                    right_width: v.token,
-                    right_ahead: tile.ahead / size_of::<f32>() as isize,
-                    cols: Blocks::PANEL,
-                    units: tile.count,
-                    out: band.sums(column),
-                    resume: band.has_sums(),
-                };
-                // SAFETY: passed on; heads are whole panels of f32.
-                unsafe { self.blocks.multiply(&product) };
+            let product = |column: usize| BlockProduct {
+                left: exponentials.wrapping_add(tile.from),
+                rows: band.rows(),
+                right: (tile.address as *const u32).wrapping_add(column * Blocks::PANEL),
+                right_width: v.token,
+                right_ahead: tile.ahead / size_of::<f32>() as isize,
+                cols: Blocks::PANEL,
+                units: tile.count,
+                out: band.sums(column),
+                resume: band.has_sums(),
+            };
+            // SAFETY: passed on; heads are whole panels of f32.
+            unsafe {
+                if self.blocks.multiplies_across(band.rows()) {
+                    let apart = band.sums(1) as usize - band.sums(0) as usize;
+                    self.blocks.multiply_across(&product(0), space.panels, apart / size_of::<f32>());
+                } else {
+                    (0..space.panels).for_each(|column| self.blocks.multiply(&product(column)));
+                }
             }
             band.note_sums();
         }

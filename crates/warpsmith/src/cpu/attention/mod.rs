@@ -42,7 +42,7 @@ pub(crate) use heads::{Grid, Heads, PerHead, Request};
 use super::gemm::{Blocks, Isa};
 use super::rows::with_float;
 use super::scratch::{self, Need};
-use super::{dispatch, num_threads, parallel_for_with_scratch};
+use super::{dispatch, num_threads, parallel_for_with_scratch, with_threads};
 use job::{Compute, Extent};
 use memory::Partials;
 use merge::Merge;
@@ -54,6 +54,28 @@ use std::marker::PhantomData;
 /// # Safety
 /// The tensors must be as the call says, and hold the requests.
 pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
+    // SAFETY: passed on.
+    let attend = || unsafe { attend(call, requests) };
+    if is_small(call, requests) { with_threads(1, attend) } else { attend() }
+}
+
+/// Whether the calling thread alone takes less time than it takes to wake another: up to about ten microseconds.
+fn is_small(call: &Call<'_>, requests: &[Request]) -> bool {
+    const MOST: usize = 1 << 18;
+    let of_pair = 2 * call.num_kv_heads * call.group * call.head_dim;
+    let mut left = MOST / of_pair.max(1);
+    requests.iter().all(|request| {
+        let rest = left.checked_sub(request.q_len.saturating_mul(request.kv_len));
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    })
+}
+
+/// [`run`] on the threads that it is to use.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn attend(call: &Call<'_>, requests: &[Request]) {
     let blocks = Blocks::new(Isa::of_tier(call.tier), call.dtype);
     let cut = Cut::new(call, requests, &blocks);
     let most = cut.jobs * call.num_kv_heads;

@@ -70,6 +70,8 @@ impl Blocks {
     pub const PANEL_AHEAD: isize = vector::PANEL_AHEAD;
     /// For more rows a matrix from memory should be packed: it is turned round again for every four of them.
     const MOST_IN_PLACE: usize = 8;
+    /// For more rows the sums of one panel are enough to keep the processor busy.
+    const MOST_ACROSS: usize = 3;
     /// Units that tiles consume at once: rows and panels are padded with zeros to whole steps.
     pub const STEP: usize = amx::STEP;
     /// Elements of k that tiles multiply at once where operands are split.
@@ -202,6 +204,36 @@ impl Blocks {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (left, rows, matrix, ahead, out);
+    }
+
+    /// Whether [`Self::multiply_across`] can be, and is worth it.
+    pub fn multiplies_across(&self, rows: usize) -> bool {
+        self.isa.tier() == Tier::Avx512 && self.unit == Unit::F32 && rows <= Self::MOST_ACROSS
+    }
+
+    /// [`Self::multiply`] of `panels` panels that lie side by side, whose sums are `apart` floats apart. Products of a sum wait
+    /// for one another; those of several panels do not.
+    ///
+    /// # Safety
+    /// As for [`Self::multiply`], for each panel; [`Self::multiplies_across`] must say so.
+    pub unsafe fn multiply_across(&self, p: &BlockProduct, panels: usize, apart: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for row in 0..p.rows {
+            let across = dot::Across {
+                row: p.left.wrapping_add(row * Self::ROW).cast(),
+                lines: p.right.cast(),
+                width: p.right_width,
+                ahead: p.right_ahead,
+                count: p.units,
+                out: p.out.wrapping_add(row * PANEL),
+                apart,
+                resume: p.resume,
+            };
+            // SAFETY: passed on.
+            unsafe { dot::multiply_across(across, panels) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (p, panels, apart);
     }
 
     /// The product of the first rows of two matrices, summed in f64 and rounded once.

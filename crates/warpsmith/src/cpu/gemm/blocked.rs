@@ -3,11 +3,13 @@
 use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, TILE};
+use super::narrow::NarrowPanels;
+use super::packed::PackedWeights;
+use super::panel::{PANEL, Panels, Right, Side, TILE};
 use super::partition::{Depth, Part, grid, share, strips};
 use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, LINE_UNITS};
 use crate::cpu::scratch::{self, Need, Region};
-use crate::cpu::{num_threads, parallel_for_with_scratch};
+use crate::cpu::{Tier, num_threads, parallel_for, parallel_for_with_scratch};
 use std::ops::Range;
 
 /// Units of k in a block on vectors. A product of fewer would be short beside what it takes to begin and end it.
@@ -26,16 +28,27 @@ const LARGEST: (usize, usize) = (18, 16);
 /// Fewer panels than this for each thread are packed by all threads together.
 const LEAST_PANELS: usize = 2;
 
-/// The product with packed weights.
+/// The product with packed weights, whose panels are `packed`.
 ///
 /// # Safety
 /// As for [`super::run`].
-pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
-    let panel_len = if w.is_gated() { HALF } else { PANEL };
+pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, packed: Panels, epilogue: &E) {
+    let panel_len = w.panel_len();
     let panels = w.n().div_ceil(panel_len);
     let product = Blocked { isa: w.isa(), unit: w.unit(), left: x, len: w.n(), panel_len, epilogue };
     // SAFETY: passed on.
-    unsafe { product.shared(&Right { panels: w.panels(), panel: 0, unit: 0 }, 0..panels) };
+    unsafe { product.shared(&Right { panels: packed, panel: 0, unit: 0 }, 0..panels) };
+}
+
+/// The product with packed weights of 16 bits.
+///
+/// # Safety
+/// As for [`super::run`].
+pub(super) unsafe fn narrow<E: Epilogue>(x: &Side, w: &PackedWeights, packed: NarrowPanels, epilogue: &E) {
+    let panel_len = w.panel_len();
+    let product = Blocked { isa: w.isa(), unit: w.unit(), left: x, len: w.n(), panel_len, epilogue };
+    // SAFETY: passed on.
+    unsafe { product.made_ready(&Source::Narrow(packed)) };
 }
 
 /// The product with weights as they are.
@@ -44,23 +57,49 @@ pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: 
 /// As for [`super::run`].
 pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, epilogue: &E) {
     let product = Blocked { isa, unit, left: x, len: w.len(), panel_len: w.panel_len(), epilogue };
-    if w.panels() >= LEAST_PANELS * num_threads() {
+    // SAFETY: passed on.
+    unsafe { product.made_ready(&Source::Rows(w)) };
+}
+
+/// What panels of the right operand are made of before they are used.
+enum Source<'a> {
+    /// Rows, which are turned round.
+    Rows(&'a Side),
+    /// Panels of 16 bits, which are widened.
+    Narrow(NarrowPanels),
+}
+
+impl Source<'_> {
+    /// Makes the units `from .. from + to.units` of some panels, on this thread.
+    ///
+    /// # Safety
+    /// They must exist, and `to` have room for them.
+    unsafe fn make_here(&self, tier: Tier, panels: Range<usize>, from: usize, to: &Panels) {
         // SAFETY: passed on.
-        return unsafe { product.strips(w) };
-    }
-    let mut panels = Panels { data: std::ptr::null_mut(), unit, units: unit.packed_len(w.k()), width: PANEL };
-    let at_once = (CHUNK * num_threads() / panels.bytes(1).max(1)).clamp(1, w.panels().max(1));
-    scratch::with(panels.need(at_once), |mut region| {
-        panels.data = region.slice(at_once * panels.units * PANEL).as_mut_ptr();
-        for first in (0..w.panels()).step_by(at_once) {
-            let count = at_once.min(w.panels() - first);
-            // SAFETY: the scratch holds `at_once` panels; nobody reads them while they are packed.
-            unsafe {
-                panels.pack(isa.tier(), w, first, count);
-                product.shared(&Right { panels, panel: first, unit: 0 }, first..first + count);
+        unsafe {
+            match self {
+                Source::Rows(side) => to.pack_here(tier, side, panels, from, to.units),
+                Source::Narrow(narrow) => narrow.widen_all(tier, panels, from, to),
             }
         }
-    });
+    }
+
+    /// Makes all units of some panels, on all threads.
+    ///
+    /// # Safety
+    /// As for [`Source::make_here`].
+    unsafe fn make(&self, tier: Tier, panels: Range<usize>, to: &Panels) {
+        match self {
+            // SAFETY: passed on.
+            Source::Rows(side) => unsafe { to.pack(tier, side, panels.start, panels.len()) },
+            Source::Narrow(narrow) => parallel_for(panels.len(), 1, |part| {
+                for index in part {
+                    // SAFETY: passed on; each panel is written by one thread.
+                    unsafe { narrow.widen(tier, panels.start + index, 0, to.units, to.at(index, 0).cast()) };
+                }
+            }),
+        }
+    }
 }
 
 /// A product of a left operand with panels of a right one of `len` outputs.
@@ -135,13 +174,38 @@ impl<E: Epilogue> Blocked<'_, E> {
         self.block_len() * PANEL
     }
 
+    /// The product with panels that have to be made first.
+    ///
+    /// # Safety
+    /// As for [`unpacked`].
+    unsafe fn made_ready(&self, source: &Source<'_>) {
+        let (unit, units) = (self.unit, self.units());
+        let panels = self.len.div_ceil(self.panel_len);
+        if panels >= LEAST_PANELS * num_threads() {
+            // SAFETY: passed on.
+            return unsafe { self.strips(source, panels) };
+        }
+        let mut to = Panels { data: std::ptr::null_mut(), unit, units, width: PANEL };
+        let at_once = (CHUNK * num_threads() / to.bytes(1).max(1)).clamp(1, panels.max(1));
+        scratch::with(to.need(at_once), |mut region| {
+            to.data = region.slice(at_once * to.units * PANEL).as_mut_ptr();
+            for first in (0..panels).step_by(at_once) {
+                let part = first..panels.min(first + at_once);
+                // SAFETY: the scratch holds `at_once` panels; nobody reads them while they are made.
+                unsafe {
+                    source.make(self.isa.tier(), part.clone(), &to);
+                    self.shared(&Right { panels: to, panel: first, unit: 0 }, part);
+                }
+            }
+        });
+    }
+
     /// Each thread packs strips of the weights and multiplies all rows with them: what it packed is still in its cache then,
     /// and no thread waits for another.
     ///
     /// # Safety
     /// As for [`unpacked`].
-    unsafe fn strips(&self, right: &Side) {
-        let panels = right.panels();
+    unsafe fn strips(&self, source: &Source<'_>, panels: usize) {
         let blocks = self.left.len().div_ceil(self.block_len());
         let across = strips(panels, WIDEST);
         let width = panels.div_ceil(across);
@@ -160,12 +224,16 @@ impl<E: Epilogue> Blocked<'_, E> {
                     for k in Depth::all(self.units(), depth) {
                         let to = Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
                         let from = if k.last { 0 } else { k.from + k.len };
-                        let upcoming = Upcoming { side: right, panels: panels.clone(), from };
+                        // Panels are read in order, which the processor sees by itself.
+                        let upcoming = match source {
+                            Source::Rows(side) => Some(Upcoming { side, panels: panels.clone(), from }),
+                            Source::Narrow(_) => None,
+                        };
                         // SAFETY: the strip has room for its panels, and parts are disjoint.
                         unsafe {
-                            to.pack_here(self.isa.tier(), right, panels.clone(), k.from, k.len);
+                            source.make_here(self.isa.tier(), panels.clone(), k.from, &to);
                             let right = Right { panels: to, panel: panels.start, unit: k.from };
-                            self.sweep(&right, &part, k, Some(&upcoming), &space);
+                            self.sweep(&right, &part, k, upcoming.as_ref(), &space);
                         }
                     }
                 }

@@ -126,3 +126,75 @@ impl Half {
         }
     }
 }
+
+/// One row times lines of several panels side by side.
+#[derive(Copy, Clone)]
+pub(super) struct Across {
+    pub row: *const f32,
+    pub lines: *const f32,
+    /// Floats from one line to the next, and from a line to what is asked for with it.
+    pub width: isize,
+    pub ahead: isize,
+    /// Elements of the row: lines.
+    pub count: usize,
+    /// The sums of a panel, and floats from those to the next panel's.
+    pub out: *mut f32,
+    pub apart: usize,
+    /// Whether sums are there already.
+    pub resume: bool,
+}
+
+/// Multiplies one row with `panels` panels. The sums have the bits that [`super::vector`] gives them.
+///
+/// # Safety
+/// AVX-512 must be there, row and lines be readable, and `out` hold the sums.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn multiply_across(mut across: Across, mut panels: usize) {
+    // As many at once as the registers hold sums of, beside what is loaded.
+    const MOST: usize = 4;
+    while panels > 0 {
+        let now = panels.min(MOST);
+        // SAFETY: passed on.
+        unsafe {
+            match now {
+                1 => across.multiply::<2>(),
+                2 => across.multiply::<4>(),
+                3 => across.multiply::<6>(),
+                _ => across.multiply::<8>(),
+            }
+        }
+        panels -= now;
+        across.lines = across.lines.wrapping_add(now * PANEL);
+        across.out = across.out.wrapping_add(now * across.apart);
+    }
+}
+
+impl Across {
+    /// The sums of `V` vectors, two of each panel.
+    ///
+    /// # Safety
+    /// As for [`multiply_across`].
+    #[inline(always)]
+    unsafe fn multiply<const V: usize>(&self) {
+        let at = |v: usize| self.out.wrapping_add(v / 2 * self.apart + v % 2 * HALF);
+        // SAFETY: passed on; prefetches are hints, and never a fault.
+        unsafe {
+            let mut sums: [_; V] = std::array::from_fn(
+                #[inline(always)]
+                |v| if self.resume { _mm512_loadu_ps(at(v)) } else { _mm512_setzero_ps() },
+            );
+            for i in 0..self.count {
+                let x = _mm512_set1_ps(*self.row.add(i));
+                let line = self.lines.wrapping_offset(i as isize * self.width);
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    let p = line.wrapping_add(v * HALF);
+                    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_offset(self.ahead).cast());
+                    *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(p), *sum);
+                }
+            }
+            for (v, sum) in sums.into_iter().enumerate() {
+                _mm512_storeu_ps(at(v), sum);
+            }
+        }
+    }
+}

@@ -4,8 +4,9 @@ use super::blocked;
 use super::epilogue::Epilogue;
 use super::isa::Isa;
 use super::matrix::Unit;
-use super::panel::{PackedWeights, Side};
-use super::{lines, stream, tiles, vector};
+use super::packed::{Packed, PackedWeights};
+use super::panel::Side;
+use super::{lines, narrow, stream, tiles, vector};
 
 /// The product with packed weights.
 ///
@@ -14,14 +15,23 @@ use super::{lines, stream, tiles, vector};
 pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
     // SAFETY: passed on.
     unsafe {
-        if is_on_tiles(w.isa(), w.unit()) {
-            return tiles::packed(x, w, epilogue);
+        let panels = w.panels();
+        if let Packed::Wide(panels) = panels
+            && is_on_tiles(w.isa(), w.unit())
+        {
+            return tiles::packed(x, w, panels, epilogue);
         }
         #[cfg(target_arch = "x86_64")]
         if is_split(w.isa(), w.k()) {
-            return super::split::packed(x, w, epilogue);
+            return super::split::packed(x, w, panels, epilogue);
         }
-        blocked::packed(x, w, epilogue);
+        match panels {
+            Packed::Wide(panels) => blocked::packed(x, w, panels, epilogue),
+            Packed::Narrow(panels) if x.len() <= narrow::MOST_ROWS => {
+                narrow::few(w.isa(), x, &panels, (w.n(), w.panel_len()), epilogue);
+            }
+            Packed::Narrow(panels) => blocked::narrow(x, w, panels, epilogue),
+        }
     }
 }
 

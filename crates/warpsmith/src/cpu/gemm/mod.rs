@@ -19,6 +19,7 @@
 //!   are transposed in registers.
 //! - f32 on AMX does the same, but both operands are split into three bf16 terms first.
 //! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
+//! - weights of 16 bits that are multiplied as f32 are packed as they are ([`narrow`]) and widened when they are read.
 //! - weights of f32 whose columns are contiguous are panels where they lie, if there are few rows, on tiles and on vectors.
 //!
 //! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
@@ -36,6 +37,8 @@ mod epilogue;
 mod isa;
 mod lines;
 mod matrix;
+mod narrow;
+mod packed;
 mod panel;
 mod partition;
 mod rate;
@@ -54,7 +57,7 @@ pub(crate) use direct::{DirectProduct, Pairs, Rows};
 pub use epilogue::{Epilogue, Output, Tile};
 pub use isa::Isa;
 pub use matrix::Matrix;
-pub use panel::PackedWeights;
+pub use packed::PackedWeights;
 pub use rate::{bf16_rate, f32_rate};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use split::{
@@ -145,12 +148,7 @@ pub unsafe fn run<E: Epilogue>(gemm: &Gemm<'_>, epilogue: &E) {
             }
             (None, Weights::Packed(w)) => {
                 assert_eq!(x.k(), w.k(), "k of {:?} and {w:?}", gemm.x);
-                assert_eq!(
-                    Unit::of(w.isa(), gemm.x.dtype, w.unit().dtype()),
-                    w.unit(),
-                    "{:?} and {w:?}",
-                    gemm.x
-                );
+                assert!(w.fits(gemm.x.dtype), "{:?} and {w:?}", gemm.x);
                 drive::packed(&x, w, epilogue);
             }
             (None, _) => unreachable!("only packed weights have no matrix"),

@@ -5,11 +5,9 @@
 //! matrix and the other from that of the values it gates, so that both products of an output meet in one tile.
 
 use super::columns::{Columnwise, copy_columns, copy_panels};
-use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
-use crate::cpu::scratch::{Buffer, Need};
+use crate::cpu::scratch::Need;
 use crate::cpu::{Tier, parallel_for};
-use crate::error::Result;
 use crate::tensor::DType;
 use std::ops::Range;
 
@@ -421,74 +419,5 @@ pub(super) mod avx512 {
             }
             out
         }
-    }
-}
-
-/// Weights in the layout of the kernels, made once and used by many products.
-pub struct PackedWeights {
-    buffer: Buffer,
-    unit: Unit,
-    isa: Isa,
-    n: usize,
-    k: usize,
-    gated: bool,
-}
-
-impl std::fmt::Debug for PackedWeights {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { unit, isa, n, k, gated, .. } = self;
-        write!(f, "PackedWeights({n} x {k} {unit:?} for {isa:?}, gated: {gated})")
-    }
-}
-
-impl PackedWeights {
-    /// # Safety
-    /// The matrices of `side` must be readable.
-    pub(super) unsafe fn pack(isa: Isa, unit: Unit, side: &Side) -> Result<PackedWeights> {
-        let mut packed = PackedWeights {
-            buffer: Buffer::default(),
-            unit,
-            isa,
-            n: side.len(),
-            k: side.k(),
-            gated: side.gated,
-        };
-        packed.buffer = Buffer::zeroed(packed.panels().bytes(side.panels()))?;
-        // SAFETY: the buffer was made for these panels.
-        unsafe { packed.panels().pack(isa.tier(), side, 0, side.panels()) };
-        Ok(packed)
-    }
-
-    pub(super) fn panels(&self) -> Panels {
-        let units = self.unit.packed_len(self.k);
-        Panels { data: self.buffer.as_ptr().cast(), unit: self.unit, units, width: PANEL }
-    }
-
-    pub(super) fn unit(&self) -> Unit {
-        self.unit
-    }
-
-    pub(super) fn is_gated(&self) -> bool {
-        self.gated
-    }
-
-    /// The instruction set the layout was made for; products use it too.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    /// Number of outputs: rows of the weights, or of each of the two matrices in the gated form.
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Length of a row.
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
-    /// Bytes it occupies.
-    pub fn bytes(&self) -> usize {
-        self.buffer.len()
     }
 }

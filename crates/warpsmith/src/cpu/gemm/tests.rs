@@ -336,6 +336,58 @@ fn numbers_of_any_size_keep_their_precision() {
     }
 }
 
+/// Bits, with all NaN alike.
+fn bits_but_nan(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+}
+
+/// Weights of 16 bits beside f32 have the bits of the same weights in f32, packed or not.
+fn check_widened<T: CpuElement>(x: &[f32], w: &[T], (m, n, k): (usize, usize, usize), at: Arrangement) {
+    let wide: Vec<f32> = w.iter().map(|w| w.to_f32()).collect();
+    let (laid, wide) = (lay(w, n, k, at), Matrix::dense(&wide, n, k));
+    let x = Matrix::dense(x, m, k);
+    for isa in Isa::available() {
+        let expected = bits_but_nan(&product(&Gemm { x, weights: Weights::Plain(wide), isa }, n));
+        let plain = Weights::Plain(laid.matrix);
+        // SAFETY: the matrix is alive.
+        let packed = unsafe { pack(isa, DType::F32, &plain) }.unwrap();
+        assert!(packed.fits(DType::F32));
+        // Whole panels, and no more than the weights themselves.
+        assert_eq!(packed.bytes(), n.next_multiple_of(32) * k * size_of::<T>(), "{isa:?}");
+        for (threads, weights) in
+            [(1, plain), (3, plain), (1, Weights::Packed(&packed)), (3, Weights::Packed(&packed))]
+        {
+            let out = with_threads(threads, || product(&Gemm { x, weights, isa }, n));
+            assert!(bits_but_nan(&out) == expected, "{} {m} x {n} x {k} {at:?} on {isa:?}", T::DTYPE);
+        }
+    }
+}
+
+#[test]
+fn weights_of_16_bits_are_widened_exactly() {
+    for (m, n, k) in
+        [(1, 1, 1), (1, 300, 70), (2, 33, 1030), (3, 31, 0), (4, 200, 33), (5, 70, 600), (40, 700, 65)]
+    {
+        let x = values(m * k, 40);
+        for at in [Arrangement::Dense, Arrangement::Gaps, Arrangement::Transposed, Arrangement::Backwards] {
+            check_widened::<f16>(&x, &elements(n * k, 41), (m, n, k), at);
+            check_widened::<bf16>(&x, &elements(n * k, 42), (m, n, k), at);
+        }
+    }
+    // All numbers that there are, each alone in a sum, and all at once.
+    let (n, k) = (1 << 10, 1 << 6);
+    let every_f16: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let every_bf16: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    let mut one_each = vec![0f32; k * k];
+    (0..k).for_each(|i| one_each[i * k + i] = 1.0);
+    for x in [one_each, values(k * k, 43)] {
+        for m in [1, 4, 64] {
+            check_widened(&x[..m * k], &every_f16, (m, n, k), Arrangement::Dense);
+            check_widened(&x[..m * k], &every_bf16, (m, n, k), Arrangement::Dense);
+        }
+    }
+}
+
 /// `act(x · gateᵀ) * (x · upᵀ)` with a bias on the gate.
 struct Swiglu<'a> {
     bias: &'a [f32],

@@ -9,7 +9,8 @@ use super::amx::{self, Ahead, Shape, Tiles};
 use super::epilogue::{Epilogue, end};
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
-use super::panel::{HALF, PANEL, PackedWeights, Panels, Right, Side, TILE};
+use super::packed::PackedWeights;
+use super::panel::{HALF, PANEL, Panels, Right, Side, TILE};
 use super::partition::{Depth, Part, grid, is_swapped, share};
 use super::results::{Results, Unfinished};
 use crate::cpu::scratch::{self, LINE, Need, Region};
@@ -37,17 +38,17 @@ const AT_ONCE: usize = 8;
 /// Rows of the next block that a product asks for.
 const AHEAD: usize = amx::AHEAD;
 
-/// The product with packed weights.
+/// The product with packed weights, whose panels are `packed`.
 ///
 /// # Safety
 /// As for [`super::run`], with AMX.
-pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
-    let panel_len = if w.is_gated() { HALF } else { PANEL };
+pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, packed: Panels, epilogue: &E) {
+    let panel_len = w.panel_len();
     let panels = w.n().div_ceil(panel_len);
     let direct = is_direct(w.unit(), x, panels);
     let results = Results { left: x, len: w.n(), panel_len, swapped: false, epilogue };
     let product = Tiled { unit: w.unit(), left: x, direct, results };
-    let right = Right { panels: w.panels(), panel: 0, unit: 0 };
+    let right = Right { panels: packed, panel: 0, unit: 0 };
     // SAFETY: passed on.
     unsafe { product.shared(&right, 0..panels) }
 }

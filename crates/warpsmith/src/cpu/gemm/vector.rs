@@ -111,6 +111,14 @@ trait Dot: Copy {
     fn step(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
 }
 
+/// `sum + a * b` in f32, as all products on vectors add it.
+#[inline(always)]
+pub(super) fn add_product<S: Simd>(s: S, sum: S::V, a: S::V, b: S::V) -> S::V {
+    // Where the target has no fused instruction its exact emulation costs ten times the two roundings.
+    let fused = S::TIER > Tier::Portable || cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+    if fused { s.fma(a, b, sum) } else { s.add(sum, s.mul(a, b)) }
+}
+
 /// `f32` by fused multiply-add.
 #[derive(Copy, Clone)]
 struct Multiply<S>(S);
@@ -144,9 +152,7 @@ impl<S: Simd> Dot for Multiply<S> {
 
     #[inline(always)]
     fn step(self, sum: S::V, a: S::V, b: S::V) -> S::V {
-        // Where the target has no fused instruction its exact emulation costs ten times the two roundings.
-        let fused = S::TIER > Tier::Portable || cfg!(any(target_feature = "fma", target_arch = "aarch64"));
-        if fused { self.0.fma(a, b, sum) } else { self.0.add(sum, self.0.mul(a, b)) }
+        add_product(self.0, sum, a, b)
     }
 }
 

@@ -6,12 +6,12 @@
 //! of K. So the order of a sum, and its bits, depend on K and the tier alone.
 
 use super::problem::{Dequant, Part, SCALE_BLOCK, Strides};
-use super::{Gate, PackedWeight, Problem};
+use super::{Gate, PackedWeight, Problem, SPEC};
 use crate::cpu::gemm::{self, Epilogue, Gemm, Isa, Matrix, Output, PackedWeights, Tile, Weights};
 use crate::cpu::rows::{for_vectors, load_at, with_element, with_float};
 use crate::cpu::scratch::{self, Need, Region};
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch, parallel_for_with_scratch, should_stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::Launch;
 use crate::ops::elementwise::function::{Function, Kind, with_function};
 use crate::tensor::DType;
@@ -29,21 +29,28 @@ const PANEL: usize = 32;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
-    let prepared = launch.args.prepared::<PackedWeight>();
+    let weight = launch.args.prepared::<PackedWeight>();
+    let packed = match weight {
+        Some(weight) if p.dequant != Dequant::Blocks => weight.matching(Isa::of_tier(launch.tier), p)?,
+        Some(weight) if !weight.has_tensor() => {
+            let expected = "a weight that kept its tensor, because of scales by block";
+            return Err(Error::argument(SPEC.name, "w", expected, "one without"));
+        }
+        _ => None,
+    };
     // SAFETY: the parts are those of the call's own tensors.
-    p.parts(launch.args).for_each(|part| unsafe { multiply(p, &part, launch.tier, prepared) });
+    p.parts(launch.args).for_each(|part| unsafe { multiply(p, &part, launch.tier, packed) });
     Ok(())
 }
 
 /// Computes one part of a problem.
 ///
 /// # Safety
-/// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile. `prepared` must be
-/// of the weight.
-pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, prepared: Option<&PackedWeight>) {
+/// `part` must hold the tensors of `p`; nothing else may use `out`, nor write to the others, meanwhile. `packed` must be
+/// the weight, packed for this tier.
+pub(super) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, packed: Option<&PackedWeights>) {
     if p.dequant != Dequant::Blocks {
         let isa = Isa::of_tier(tier);
-        let packed = prepared.and_then(|weight| weight.matching(isa, p.gate));
         for batch in 0..p.batch {
             // SAFETY: passed on.
             unsafe { multiply_matrix(p, &part_of_batch(p, part, batch), isa, packed) };

@@ -9,8 +9,9 @@
 //!   `x` but the last (`x` `[b, m, k]`, `w` `[b, n, k]`); `out` and `residual` are `[..., n]`. Any strides, so
 //!   transposed views too. Any size may be zero: with `k = 0` the sums are zero.
 //! - `act`: none, gelu, gelu_tanh, silu or relu, as `activation` defines them.
-//! - Types: `x` and `w` are both f32, both f16, both bf16, or each one of f8e4m3 and f8e5m2. `out` is f32, f16 or bf16,
-//!   whatever the inputs are; bias and residual have its type. The option `to` says which type to allocate where nobody
+//! - Types: `x` and `w` are both f32, both f16, both bf16, or each one of f8e4m3 and f8e5m2. On the CPU `w` may also be f16 or
+//!   bf16 where `x` is f32: the result has the bits that the same `w` in f32 gives, and half of its bytes are read. `out` is
+//!   f32, f16 or bf16, whatever the inputs are; bias and residual have its type. The option `to` says which type to allocate where nobody
 //!   gives `out`; by default that of `x`, and bf16 for 8-bit inputs.
 //! - 8-bit inputs may have scales, in f32: `x_scale` and `w_scale`, with `scaling=tensor` of shape `[1]`; with
 //!   `scaling=row` one for each row of `x` and of `w`; with `scaling=block` one for 128 elements of a row of `x`
@@ -35,7 +36,7 @@
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
 //! - A row of the result has the same bits whatever the other rows are and however many there are.
 //!
-//! `linear_backward` computes the gradients of `x`, `w` and `bias`.
+//! `linear_backward` computes the gradients of `x`, `w` and `bias`, where `x` and `w` have the same type.
 
 #[cfg(feature = "cuda")]
 mod align;
@@ -197,7 +198,7 @@ const SPEC: OpSpec = OpSpec {
         ArgSpec::input(
             "w",
             shape![[..], rows, k],
-            DTypeRule::Among(X, &problem::FP8),
+            DTypeRule::With(X, &problem::WEIGHTS),
             "one matrix, or one for each of x; n rows, with a gate 2n",
         ),
         ArgSpec::input("bias", shape![rows], DTypeRule::Same(OUT), "of the result's type").optional(),

@@ -1,19 +1,19 @@
 //! Weights in the layout of the CPU kernels, made once and used by many calls.
 
 use super::cpu::Weight;
-use super::{GATE, Gate, Linear, SPEC, W, X, problem};
+use super::{GATE, Gate, Linear, Problem, SPEC, W, X, problem};
 use crate::cpu::Tier;
 use crate::cpu::gemm::{self, Isa, PackedWeights};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::op::{Call, survey};
-use crate::tensor::{Tensor, TensorView};
+use crate::tensor::{DType, Tensor, TensorView};
 
 /// A weight of `linear` that was rearranged for the processor: calls with it need not do so again, which counts most where
 /// `x` has few rows. Results have the same bits as without.
 ///
-/// It keeps the tensor too, for kernels that take it as it is: those of other tiers, scales by block, gradients. On a GPU,
-/// whose kernels need no other layout, it is only the tensor.
+/// It keeps the tensor too, for kernels that take it as it is: those of other tiers, scales by block, gradients; unless
+/// [`PackedWeight::without_tensor`] drops it. On a GPU, whose kernels need no other layout, it is only the tensor.
 ///
 /// ```
 /// use warpsmith::{ops::{Linear, PackedWeight}, DType, Device, Tensor};
@@ -28,6 +28,8 @@ pub struct PackedWeight {
     tensor: Tensor,
     gate: Gate,
     packed: Option<PackedWeights>,
+    /// Whether the tensor is the weight, and not only as large.
+    has_tensor: bool,
 }
 
 impl PackedWeight {
@@ -44,8 +46,22 @@ impl PackedWeight {
     /// # Errors
     /// As [`PackedWeight::new`], and if the number of rows is odd.
     pub fn gated(w: Tensor, gate: Gate) -> Result<PackedWeight> {
+        let dtype = w.dtype();
+        Self::gated_for(w, gate, dtype)
+    }
+
+    /// As [`PackedWeight::gated`], for an `x` of type `x_dtype`, if that is not the type of `w`. A call with an `x` of another
+    /// type takes the tensor as it is.
+    ///
+    /// # Errors
+    /// As [`PackedWeight::gated`], and if `linear` has no such types.
+    pub fn gated_for(w: Tensor, gate: Gate, x_dtype: DType) -> Result<PackedWeight> {
         let wrong = |expected: &str, got: String| Err(Error::argument(SPEC.name, "w", expected, got));
         let dtype = w.dtype();
+        let beside = problem::WEIGHTS.iter().find(|(of, _)| *of == x_dtype);
+        if dtype != x_dtype && !beside.is_some_and(|(_, types)| types.contains(&dtype)) {
+            return wrong("a type that goes with x", format!("{dtype}, where x is {x_dtype}"));
+        }
         if !problem::INPUTS.contains(&dtype) {
             return wrong("dtype f32, f16, bf16, f8e4m3 or f8e5m2", dtype.to_string());
         }
@@ -62,16 +78,28 @@ impl PackedWeight {
             Device::Cpu => {
                 let weight = Weight { data: view.address(), dtype, n, k, row: strides[0], col: strides[1] };
                 // SAFETY: the matrix is that of a live tensor.
-                unsafe { gemm::pack(Isa::of_tier(Tier::best()), dtype, &weight.matrices(gate)) }?
+                unsafe { gemm::pack(Isa::of_tier(Tier::best()), x_dtype, &weight.matrices(gate)) }?
             }
             Device::Cuda(_) => None,
         };
-        Ok(PackedWeight { tensor: w, gate, packed })
+        Ok(PackedWeight { tensor: w, gate, packed, has_tensor: true })
     }
 
-    /// The weight as it was given.
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
+    /// Keeps the packed form alone, if there is one: half the memory. Calls that would need the tensor are refused.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn without_tensor(mut self) -> Result<PackedWeight> {
+        if self.packed.is_some() {
+            self.tensor = Tensor::of_shape_alone(self.tensor.shape(), self.tensor.dtype())?;
+            self.has_tensor = false;
+        }
+        Ok(self)
+    }
+
+    /// The weight as it was given; `None` if it was dropped.
+    pub fn tensor(&self) -> Option<&Tensor> {
+        self.has_tensor.then_some(&self.tensor)
     }
 
     /// Bytes that the packed form takes beside the tensor.
@@ -79,9 +107,31 @@ impl PackedWeight {
         self.packed.as_ref().map_or(0, PackedWeights::bytes)
     }
 
-    /// The packed form, if it was made for these instructions and this gate.
-    pub(super) fn matching(&self, isa: Isa, gate: Gate) -> Option<&PackedWeights> {
-        self.packed.as_ref().filter(|packed| packed.isa() == isa && self.gate == gate)
+    /// The packed form, if it was made for these instructions and this call; `None` where the tensor is to be used.
+    ///
+    /// # Errors
+    /// If the tensor would have to be used, and was dropped.
+    pub(super) fn matching(&self, isa: Isa, p: &Problem) -> Result<Option<&PackedWeights>> {
+        let packed = self.packed.as_ref();
+        let matching = packed.filter(|packed| {
+            // Sizes too: a caller may have given another tensor in its place.
+            let sizes = (packed.n(), packed.k(), self.tensor.dtype()) == (p.n, p.k, p.w_dtype);
+            sizes && packed.isa() == isa && self.gate == p.gate && packed.fits(p.x_dtype)
+        });
+        match (matching, packed) {
+            (None, Some(packed)) if !self.has_tensor => {
+                let of = |isa: Isa, gate: Gate| format!("{} with gate={}", isa.name(), gate.name());
+                let expected = format!("a call for {}, for which it was packed", of(packed.isa(), self.gate));
+                let got = format!("{} and x {}", of(isa, p.gate), p.x_dtype);
+                Err(Error::argument(SPEC.name, "w", expected, got))
+            }
+            _ => Ok(matching),
+        }
+    }
+
+    /// Whether calls can use the weight in its own layout.
+    pub(super) fn has_tensor(&self) -> bool {
+        self.has_tensor
     }
 }
 

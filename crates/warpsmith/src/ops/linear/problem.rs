@@ -4,8 +4,10 @@ use super::{
     ACT, Activation, BIAS, GATE, Gate, OUT, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling,
 };
 use super::{SPEC, W, W_SCALE, X, X_SCALE};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::op::{Args, Attrs, Matcher};
+use crate::op::{Args, Attrs, Matcher, survey};
+use crate::ops::FLOATS;
 use crate::ops::elementwise::function::Kind;
 use crate::tensor::{DType, MAX_RANK, Space, TensorView};
 
@@ -14,6 +16,9 @@ pub(in crate::ops) const SCALE_BLOCK: usize = 128;
 /// The types of `x` and `w`.
 pub(super) const INPUTS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
 pub(super) const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+/// The types of `w` beside those of `x`, where it need not have the same.
+pub(super) const WEIGHTS: [(DType, &[DType]); 3] =
+    [(DType::F32, &FLOATS), (DType::F8E4M3, &FP8), (DType::F8E5M2, &FP8)];
 
 /// Distances in elements between neighbours of one matrix of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -158,6 +163,9 @@ impl Problem {
     /// How a kernel without tensor cores multiplies the inputs, for people.
     pub(in crate::ops) fn arithmetic(&self) -> String {
         match self.x_dtype {
+            DType::F32 if self.w_dtype != DType::F32 => {
+                format!("f32 in full precision, {} widened as it is read", self.w_dtype)
+            }
             DType::F32 => "f32 in full precision".into(),
             dtype => format!("{dtype} exactly, sums in f32"),
         }
@@ -188,6 +196,11 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     sizes.all()?;
     let (n, k) = (sizes.size("n"), sizes.size("k"));
     let (x_dtype, w_dtype, out_dtype) = (x.dtype(), w.dtype(), out.dtype());
+    // In a survey, tensors of the CPU stand for those of a GPU.
+    if x_dtype.size() != w_dtype.size() && (x.device() != Device::Cpu || survey::is_running()) {
+        let expected = format!("dtype {x_dtype}, that of x, because only the CPU mixes them");
+        return Err(Error::argument(op, "w", expected, w_dtype.name()));
+    }
     let leading = &x.shape()[..x.shape().len() - 1];
     let dequant = check_scales(args, Scaling::ALL[attrs.choice(SCALING)])?;
     let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;

@@ -28,8 +28,10 @@ fn wrong_shapes_and_types_are_named() {
     assert_eq!(message(bias), "linear: argument `bias`: expected shape [rows=5], got [4]");
     let residual = Linear::new(&x, &w).residual(&f32(&[3, 8])).run();
     assert_eq!(message(residual), "linear: argument `residual`: expected shape [3, n=5], got [3, 8]");
-    let mixed = Linear::new(&x, &tensor(&[5, 8], DType::BF16)).run();
-    assert_eq!(message(mixed), "linear: argument `w`: expected dtype f32, got bf16");
+    let mixed = Linear::new(&tensor(&[3, 8], DType::BF16), &w).run();
+    assert_eq!(message(mixed), "linear: argument `w`: expected dtype bf16, got f32");
+    let mixed = Linear::new(&x, &tensor(&[5, 8], DType::F8E4M3)).run();
+    assert_eq!(message(mixed), "linear: argument `w`: expected dtype f32 or f16 or bf16, got f8e4m3");
     let bias = Linear::new(&x, &w).bias(&tensor(&[5], DType::BF16)).run();
     assert_eq!(message(bias), "linear: argument `bias`: expected dtype f32, got bf16");
     assert!(
@@ -72,6 +74,49 @@ fn scales_must_fit_inputs_and_scaling() {
     );
     let half = Call::<Forward>::start().input(X, &x).input(W, &w).input(X_SCALE, &one);
     expects(half.run(), "`w_scale`: expected a tensor, because `x_scale` is given");
+}
+
+/// Weights of 16 bits beside an x of f32 give the bits of the same weights in f32, in every form of a call.
+#[test]
+fn weights_of_16_bits_stand_for_the_same_in_f32() {
+    let stream = Device::Cpu.default_stream().unwrap();
+    for dtype in [DType::F16, DType::BF16] {
+        for (m, n, k) in [(1, 40, 70), (3, 33, 129), (7, 64, 64), (50, 70, 300)] {
+            let (x, w) = (tensor(&[m, k], DType::F32), tensor(&[2 * n, k], dtype));
+            let wide = w.to_dtype(DType::F32).unwrap();
+            let bias = tensor(&[2 * n], DType::F32);
+            for gate in Gate::ALL {
+                let columns = if *gate == Gate::None { 2 * n } else { n };
+                let residual = tensor(&[m, columns], DType::F32);
+                let finish = |call: Linear<'_>| {
+                    let call = call.bias(&bias).activation(Activation::Silu).scale(0.5).residual(&residual);
+                    call.run().unwrap().to_vec::<f32>().unwrap()
+                };
+                let expected = finish(Linear::new(&x, &wide).choice(GATE, *gate));
+                let packed = || PackedWeight::gated_for(w.clone(), *gate, DType::F32).unwrap();
+                assert_eq!(finish(Linear::new(&x, &w).choice(GATE, *gate)), expected);
+                assert_eq!(finish(Linear::packed(&x, &packed())), expected);
+                let alone = packed().without_tensor().unwrap();
+                assert!(alone.tensor().is_none() && alone.packed_bytes() >= 2 * w.layout().numel());
+                assert_eq!(finish(Linear::packed(&x, &alone)), expected);
+            }
+        }
+    }
+    // A weight that was packed for x of its own type is used beside f32 all the same.
+    let (x, w) = (tensor(&[3, 64], DType::F32), tensor(&[40, 64], DType::BF16));
+    let expected = Linear::new(&x, &w).run().unwrap().to_vec::<f32>().unwrap();
+    let packed = PackedWeight::new(w.clone()).unwrap();
+    assert_eq!(Linear::packed(&x, &packed).run().unwrap().to_vec::<f32>().unwrap(), expected);
+    assert!(Linear::packed(&tensor(&[3, 64], DType::BF16), &packed).run().is_ok());
+    // What needs the tensor is refused where there is none, and nothing is computed from what stands for it.
+    let alone = PackedWeight::gated(w, Gate::None).unwrap().without_tensor().unwrap();
+    let mut out = Tensor::zeros(&[3, 20], DType::F32, Device::Cpu).unwrap();
+    let call = Linear::packed(&x, &alone).choice(GATE, Gate::Halves);
+    let error = call.run_into(&mut out, &stream).unwrap_err().to_string();
+    assert!(error.contains("argument `w`: expected a call for") && error.contains("gate=halves"), "{error}");
+    assert!(out.to_vec::<f32>().unwrap().iter().all(|&v| v == 0.0));
+    let wrong = PackedWeight::gated_for(tensor(&[4, 8], DType::F32), Gate::None, DType::F16);
+    assert!(wrong.unwrap_err().to_string().contains("f32, where x is f16"));
 }
 
 /// Leading dimensions that no single stride describes give what each product alone gives.
@@ -163,7 +208,7 @@ fn packed_weights_give_the_same_bits() {
             assert!(weight.packed_bytes() >= rows * k * dtype.size(), "{weight:?}");
             for m in [1, 5, 40] {
                 let x = tensor(&[m, k], dtype);
-                let plain = || Linear::new(&x, weight.tensor()).gated(gate, Activation::Silu);
+                let plain = || Linear::new(&x, weight.tensor().unwrap()).gated(gate, Activation::Silu);
                 let packed = || Linear::packed(&x, &weight).silu();
                 for kernel in ["linear_avx512", "linear_avx2", "linear_portable"] {
                     let run = |call: Linear<'_>| call.kernel(kernel).out_dtype(DType::F32).run();

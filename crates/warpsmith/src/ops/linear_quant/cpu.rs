@@ -121,6 +121,10 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let num_tiles = p.k / GROUP;
     let instructions = Instructions::of_tier(launch.tier, p.m);
     let groups = Groups { m: p.m, most: instructions.most_rows() };
+    let packed = match launch.args.prepared::<PackedQuantWeight>() {
+        Some(weight) => weight.matching(p.format, p.gate)?,
+        None => None,
+    };
     scratch::with(Need::of::<Record>(p.m * num_tiles), |mut region| {
         let records = region.slice::<Record>(p.m * num_tiles).as_mut_ptr() as usize;
         parallel_for(groups.count(), QUANTIZE_GRAIN.div_ceil(groups.most * p.k.max(1)), |part| {
@@ -129,12 +133,18 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
                 dispatch(launch.tier, Quantize { p, x: launch.args.address(X), rows, records });
             }
         });
-        multiply(launch, records, groups, instructions);
+        multiply(launch, packed, records, groups, instructions);
     });
     Ok(())
 }
 
-fn multiply(launch: &Launch<'_, Problem>, records: usize, groups: Groups, instructions: Instructions) {
+fn multiply(
+    launch: &Launch<'_, Problem>,
+    packed: Option<*const u8>,
+    records: usize,
+    groups: Groups,
+    instructions: Instructions,
+) {
     let p = launch.problem;
     let weight =
         Rows { format: p.format, data: launch.args.address(W), row: p.w_strides[0], col: p.w_strides[1] };
@@ -152,8 +162,6 @@ fn multiply(launch: &Launch<'_, Problem>, records: usize, groups: Groups, instru
         part.for_each(|rows| work.multiply(&cols, rows));
     };
     let strip_bytes = in_strip * panels.bytes();
-    let packed =
-        launch.args.prepared::<PackedQuantWeight>().and_then(|weight| weight.matching(p.format, p.gate));
     match packed {
         Some(packed) => {
             let (packed, count) = (packed as usize, groups.count());

@@ -14,7 +14,8 @@ use crate::tensor::{DType, Tensor, TensorView};
 /// A quantised weight that was rearranged for the processor: calls with it need not do so again. Results have the same
 /// bits as without.
 ///
-/// It keeps the tensor too. On a GPU, whose kernels need no other layout, it is only the tensor.
+/// It keeps the tensor too, unless [`PackedQuantWeight::without_tensor`] drops it. On a GPU, whose kernels need no other layout,
+/// it is only the tensor.
 ///
 /// ```
 /// use warpsmith::{ops::{LinearQuant, PackedQuantWeight, QuantFormat}, DType, Device, Tensor};
@@ -30,6 +31,8 @@ pub struct PackedQuantWeight {
     gate: Gate,
     /// Panels; empty on a GPU.
     packed: Buffer,
+    /// Whether the tensor is the weight, and not only as large.
+    has_tensor: bool,
 }
 
 impl std::fmt::Debug for PackedQuantWeight {
@@ -69,7 +72,13 @@ impl PackedQuantWeight {
         }
         // In a survey the tensor stands for one of a GPU.
         if w.device() != Device::Cpu || survey::is_running() {
-            return Ok(PackedQuantWeight { tensor: w, format, gate, packed: Buffer::default() });
+            return Ok(PackedQuantWeight {
+                tensor: w,
+                format,
+                gate,
+                packed: Buffer::default(),
+                has_tensor: true,
+            });
         }
         let view = w.view();
         let strides = view.layout().strides();
@@ -87,12 +96,24 @@ impl PackedQuantWeight {
                 unsafe { panels.pack(index, (start + index * panels.bytes()) as *mut u8) };
             }
         });
-        Ok(PackedQuantWeight { tensor: w, format, gate, packed })
+        Ok(PackedQuantWeight { tensor: w, format, gate, packed, has_tensor: true })
     }
 
-    /// The weight as it was given.
-    pub fn tensor(&self) -> &Tensor {
-        &self.tensor
+    /// Keeps the packed form alone, if there is one: half the memory. Calls that would need the tensor are refused.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn without_tensor(mut self) -> Result<PackedQuantWeight> {
+        if self.packed.len() > 0 {
+            self.tensor = Tensor::of_shape_alone(self.tensor.shape(), DType::U8)?;
+            self.has_tensor = false;
+        }
+        Ok(self)
+    }
+
+    /// The weight as it was given; `None` if it was dropped.
+    pub fn tensor(&self) -> Option<&Tensor> {
+        self.has_tensor.then_some(&self.tensor)
     }
 
     /// The format of its blocks.
@@ -105,10 +126,20 @@ impl PackedQuantWeight {
         self.packed.len()
     }
 
-    /// The packed panels, if they were made for this call.
-    pub(super) fn matching(&self, format: QuantFormat, gate: Gate) -> Option<*const u8> {
+    /// The packed panels, if they were made for this call; `None` where the tensor is to be used.
+    ///
+    /// # Errors
+    /// If the tensor would have to be used, and was dropped.
+    pub(super) fn matching(&self, format: QuantFormat, gate: Gate) -> Result<Option<*const u8>> {
         let fits = self.format == format && self.gate == gate && self.packed.len() > 0;
-        fits.then(|| self.packed.as_ptr().cast_const())
+        if !fits && !self.has_tensor {
+            let of = |format: QuantFormat, gate: Gate| {
+                format!("format={} and gate={}", format.name(), gate.name())
+            };
+            let expected = format!("{}, for which it was packed", of(self.format, self.gate));
+            return Err(Error::argument(SPEC.name, "w", expected, of(format, gate)));
+        }
+        Ok(fits.then(|| self.packed.as_ptr().cast_const()))
     }
 }
 

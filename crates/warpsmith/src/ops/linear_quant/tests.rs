@@ -192,3 +192,18 @@ fn a_row_that_is_not_finite_fails_alone() {
         }
     }
 }
+
+#[test]
+fn a_weight_without_its_tensor_serves_the_calls_it_was_packed_for() {
+    let (m, n, k) = (3, 40, 64);
+    let format = QuantFormat::Q4_1;
+    let x = Tensor::randn(&[m, k], DType::F32, Device::Cpu, 1).unwrap();
+    let whole = PackedQuantWeight::new(weight(format, n, k, 6), format).unwrap();
+    let expected = LinearQuant::packed(&x, &whole).run().unwrap().to_vec::<f32>().unwrap();
+    let alone = whole.without_tensor().unwrap();
+    assert!(alone.tensor().is_none() && alone.packed_bytes() > 0);
+    assert_eq!(LinearQuant::packed(&x, &alone).run().unwrap().to_vec::<f32>().unwrap(), expected);
+    let gated = LinearQuant::packed(&x, &alone).choice(GATE, Gate::Halves).run();
+    let error = gated.unwrap_err().to_string();
+    assert!(error.contains("argument `w`") && error.contains("for which it was packed"), "{error}");
+}

@@ -1,5 +1,6 @@
 //! Few rows of f32 on tiles: the weights are read once, split in the first cache and used at once.
 
+use super::narrow::NarrowWeights;
 use super::operand::{Operand, STAGE, SplitProduct, split_panel};
 use super::range::{Exponents, Magnitudes};
 use super::recompute::Recompute;
@@ -9,11 +10,13 @@ use crate::cpu::gemm::amx::{Shape, Tiles};
 use crate::cpu::gemm::epilogue::{Epilogue, end};
 use crate::cpu::gemm::isa::Isa;
 use crate::cpu::gemm::matrix::{Block, Unit, copy_rows};
+use crate::cpu::gemm::packed::Packed;
 use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side, TILE};
 use crate::cpu::gemm::partition::Depth;
 use crate::cpu::parallel_for_with_scratch;
 use crate::cpu::prefetch::{LINE, fetch_line};
 use crate::cpu::scratch::{self, Need, Region};
+use crate::tensor::DType;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -22,7 +25,7 @@ pub(super) const RING: usize = 2;
 /// How many bytes ahead in its row a weight is asked for.
 const AHEAD: usize = 1024;
 /// The same in a panel, whose rows are 32 columns.
-const PANEL_AHEAD: isize = 8 << 10;
+pub(super) const PANEL_AHEAD: isize = 8 << 10;
 
 /// The forms of a step of more than 16 rows: one tile of the weights where they are left, two where they are right.
 const SWAPPED: Form = Form { tall: false, wide: true, swapped: true };
@@ -53,11 +56,17 @@ pub(super) unsafe fn unpacked<E: Epilogue>(product: &SplitProduct<'_, E>) {
 ///
 /// # Safety
 /// As for [`super::packed`]; at most [`PANEL`] rows.
-pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: Panels) {
+pub(super) unsafe fn packed<E: Epilogue>(product: &SplitProduct<'_, E>, panels: Packed) {
     let k = product.left.k();
     // SAFETY: passed on.
     unsafe {
-        with_left_rows(product.left, |rows, seen| stream(product, rows, seen, &WeightPanels { panels, k }));
+        with_left_rows(product.left, |rows, seen| match panels {
+            Packed::Wide(panels) => stream(product, rows, seen, &WeightPanels { panels, k }),
+            Packed::Narrow(panels) if panels.dtype == DType::F16 => {
+                stream(product, rows, seen, &NarrowWeights::<false>(panels));
+            }
+            Packed::Narrow(panels) => stream(product, rows, seen, &NarrowWeights::<true>(panels)),
+        });
     }
 }
 
@@ -243,7 +252,7 @@ unsafe fn split_rows(rows: *const f32, count: usize, len: usize, dst: *mut u8, s
 
 /// Weights that are split step by step, piece by piece: 16 rows, or a panel. More rows than 16 are more pages than the
 /// processor asks for ahead by itself.
-trait Stream: Sync {
+pub(super) trait Stream: Sync {
     /// Pieces in a block of 32.
     const PIECES: usize;
     /// What is seen of a piece: the largest magnitudes of one row after another, or of two halves.

@@ -9,6 +9,7 @@ mod block;
 mod columns;
 mod few;
 mod many;
+mod narrow;
 mod operand;
 mod range;
 mod recompute;
@@ -23,21 +24,21 @@ pub(crate) use range::Sizes;
 
 use super::epilogue::Epilogue;
 use super::matrix::Unit;
-use super::panel::{HALF, PANEL, PackedWeights, Side};
+use super::packed::{Packed, PackedWeights};
+use super::panel::{PANEL, Side};
 use super::partition::is_swapped;
 use super::results::Results;
 use operand::{Operand, SplitProduct};
 
-/// The product with packed weights.
+/// The product with packed weights, whose panels are `panels`.
 ///
 /// # Safety
 /// As for [`super::run`], with AMX.
-pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, epilogue: &E) {
-    let panel_len = if w.is_gated() { HALF } else { PANEL };
-    let results = Results { left: x, len: w.n(), panel_len, swapped: false, epilogue };
-    let product = SplitProduct { left: x, right: Operand::Packed(w.panels()), results };
+pub(super) unsafe fn packed<E: Epilogue>(x: &Side, w: &PackedWeights, panels: Packed, epilogue: &E) {
+    let results = Results { left: x, len: w.n(), panel_len: w.panel_len(), swapped: false, epilogue };
+    let product = SplitProduct { left: x, right: Operand::Packed(panels), results };
     // SAFETY: passed on.
-    unsafe { if x.len() <= PANEL { few::packed(&product, w.panels()) } else { product.run() } }
+    unsafe { if x.len() <= PANEL { few::packed(&product, panels) } else { product.run() } }
 }
 
 /// The product with weights as they are.

@@ -4,6 +4,7 @@ use super::range::Magnitudes;
 use super::terms::{STEP, STEP_BYTES, magnitudes, split_columns};
 use crate::cpu::gemm::isa::Isa;
 use crate::cpu::gemm::matrix::Unit;
+use crate::cpu::gemm::packed::Packed;
 use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side};
 use crate::cpu::gemm::partition::Depth;
 use crate::cpu::gemm::results::Results;
@@ -16,8 +17,8 @@ pub(super) const STAGE: usize = 4 * STEP;
 #[derive(Copy, Clone)]
 pub(super) enum Operand<'a> {
     Rows(&'a Side),
-    /// Panels of f32.
-    Packed(Panels),
+    /// Panels of f32, or of 16 bits.
+    Packed(Packed),
 }
 
 /// A product and where its results go.
@@ -51,7 +52,11 @@ pub(super) unsafe fn split_panel(
         while from < end {
             let units = STAGE.min(end - from);
             let columns = match *right {
-                Operand::Packed(panels) => panels.at(panel, from).cast::<f32>(),
+                Operand::Packed(Packed::Wide(panels)) => panels.at(panel, from).cast::<f32>(),
+                Operand::Packed(Packed::Narrow(panels)) => {
+                    panels.widen(Isa::Amx.tier(), panel, from, units, stage);
+                    stage
+                }
                 Operand::Rows(side) => {
                     let panels = Panels { data: stage.cast(), unit: Unit::F32, units, width: PANEL };
                     for g in 0..2 {

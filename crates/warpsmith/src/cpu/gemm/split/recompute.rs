@@ -4,6 +4,7 @@ use super::operand::Operand;
 use super::range::{Magnitudes, fits};
 use crate::cpu::gemm::isa::Isa;
 use crate::cpu::gemm::matrix::{Block, Unit, copy_rows};
+use crate::cpu::gemm::packed::Packed;
 use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side, TILE};
 use crate::cpu::gemm::vector::{self, LEFT_STRIDE};
 use crate::cpu::scratch::{Need, Region};
@@ -75,7 +76,11 @@ impl Recompute {
                     );
                 }
                 let right = match *right {
-                    Operand::Packed(panels) => panels.at(panel, from),
+                    Operand::Packed(Packed::Wide(panels)) => panels.at(panel, from),
+                    Operand::Packed(Packed::Narrow(panels)) => {
+                        panels.widen(isa.tier(), panel, from, units, packed.cast());
+                        packed
+                    }
                     Operand::Rows(side) => {
                         let to = Panels { data: packed, unit, units, width: PANEL };
                         for g in 0..2 {
