@@ -187,8 +187,9 @@ pub fn rsqrt<S: Simd>(s: S, x: S::V) -> S::V {
 /// From here on the upper tail of the normal distribution is zero in f32.
 pub(super) const TAIL_ENDS: f32 = 14.5;
 
-/// From here on the product of it and `t` is below the normal numbers, arithmetic on which traps into microcode.
-const NORMAL_TAIL_ENDS: f32 = 13.149;
+/// From here on the product of it and `t` is zero in f32. Where a product is too small to be a number, arithmetic traps into
+/// microcode.
+const GELU_ENDS: f32 = 14.356_5;
 
 /// `(P(t), Q(t))` such that `P / Q = e^(t^2/2) (1 - Phi(t))` for the normal distribution `Phi` and
 /// `0 <= t <= TAIL_ENDS`; error 0.19 before rounding.
@@ -209,7 +210,13 @@ fn scaled_upper_tail<S: Simd>(s: S, t: S::V) -> S::V {
 /// `2^(-c t^2 log2 e)` for `0 <= t <= TAIL_ENDS`, given `-c log2 e` in two parts: without the loss of rounding the square
 /// or the product.
 #[inline(always)]
-fn gauss<S: Simd>(s: S, t: S::V, [c, c_rest]: [f32; 2]) -> S::V {
+fn gauss<S: Simd>(s: S, t: S::V, c: [f32; 2]) -> S::V {
+    raised_gauss(s, t, c, s.zero())
+}
+
+/// [`gauss`] times `2^lift`, for `lift` that is whole, and zero where the power is not below `-lift`: then their sum is exact.
+#[inline(always)]
+fn raised_gauss<S: Simd>(s: S, t: S::V, [c, c_rest]: [f32; 2], lift: S::V) -> S::V {
     let c = s.splat(c);
     let square = s.mul(t, t);
     let excess = s.fnma(t, t, square);
@@ -218,7 +225,7 @@ fn gauss<S: Simd>(s: S, t: S::V, [c, c_rest]: [f32; 2]) -> S::V {
     let rest = s.fma(square, s.splat(c_rest), s.fnma(excess, c, rest));
     // 2^r for 0 <= r <= 1; error 0.04.
     let c = [1.0, 0.693_147_06, 0.240_229_09, 0.055_486_184, 0.009_673_775, 0.001_248_229, 0.000_215_659_7];
-    s.scale2_floor(poly(s, s.add(s.fraction(power), rest), c), power)
+    s.scale2_floor(poly(s, s.add(s.fraction(power), rest), c), s.add(power, lift))
 }
 
 /// The density of the normal distribution at zero.
@@ -280,15 +287,18 @@ pub fn d_relu<S: Simd>(s: S, x: S::V) -> S::V {
 /// `x Phi(x)`, the exact GELU.
 #[inline(always)]
 pub fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+    const LOWER: f32 = 1.0 / (1u64 << 32) as f32;
     // max(x, 0) - |x| (1 - Phi(|x|)). Infinity must be kept from the product; for minus infinity NaN is right.
     let magnitude = s.abs(s.min(s.splat(TAIL_ENDS), x));
-    let ends = s.splat(NORMAL_TAIL_ENDS);
+    let ends = s.splat(GELU_ENDS);
     let t = s.min(ends, magnitude);
-    // Raised by 2^4, because the tail ends before its product with `t` does.
-    let scaled = s.mul(s.splat(16.0), scaled_upper_tail(s, t));
-    let tail = s.mul(gauss(s, t, HALF_GAUSS), scaled);
+    // The far tail is raised by 2^32, because it would end before its product with `t` does. That is the only one rounded.
+    let far = s.lt(s.splat(8.0), t);
+    let (lift, factor) =
+        (s.select(far, s.splat(32.0), s.zero()), s.select(far, s.splat(LOWER), s.splat(1.0)));
+    let tail = s.mul(raised_gauss(s, t, HALF_GAUSS, lift), scaled_upper_tail(s, t));
     let tail = s.select(s.lt(magnitude, ends), tail, s.zero());
-    s.fnma(s.mul(magnitude, s.splat(1.0 / 16.0)), tail, relu(s, x))
+    s.fnma(s.mul(magnitude, factor), tail, relu(s, x))
 }
 
 /// Derivative of [`gelu`]: `Phi(x) + x phi(x)`.

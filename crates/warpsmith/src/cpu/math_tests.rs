@@ -237,6 +237,19 @@ fn errors_stay_within_the_promised_ulps() {
     }
 }
 
+#[test]
+fn gelu_is_subnormal_before_it_is_zero() {
+    let x: Vec<f32> = (0..4000).map(|i| -13.0 - i as f32 / 2500.0).collect();
+    let gelu: Apply = apply!(gelu);
+    for tier in Tier::available() {
+        for (&x, y) in x.iter().zip(gelu(tier, &x)) {
+            let want = x as f64 * phi64(x as f64);
+            let allowed = want.abs() * 2f64.powi(-20) + 2f64.powi(-149);
+            assert!((y as f64 - want).abs() <= allowed, "{tier} ({x}): {y:e}, want {want:e}");
+        }
+    }
+}
+
 /// Where a result is not within the promised ulps (2 where none are), its error is at most twice the naive formula's
 /// largest among exact results of about the same size.
 #[test]

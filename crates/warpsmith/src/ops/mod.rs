@@ -40,7 +40,7 @@ pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Linear, LinearBackward, PackedWeight};
-pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat};
+pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat, QuantPrecision};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;

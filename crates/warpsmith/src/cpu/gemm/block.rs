@@ -11,7 +11,7 @@ use super::dot;
 use super::isa::Isa;
 use super::matrix::{Block, Matrix, Unit, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side};
-use super::vector::{self, LEFT_STRIDE};
+use super::vector::{self, LEFT_STRIDE, Start};
 use crate::cpu::Tier;
 use crate::cpu::prefetch::fetch_near;
 use crate::tensor::DType;
@@ -260,9 +260,9 @@ impl Blocks {
     pub unsafe fn multiply(&mut self, p: &BlockProduct) {
         let BlockProduct { left, rows, right, right_width, right_ahead, cols, units, out, resume } = *p;
         if !self.on_tiles() {
-            let ahead = None;
+            let (start, ahead) = (Start::resuming(resume), None);
             let product =
-                vector::Product { rows, units, left, right, right_width, right_ahead, out, resume, ahead };
+                vector::Product { rows, units, left, right, right_width, right_ahead, out, start, ahead };
             // SAFETY: passed on; `Blocks::new` chose a supported instruction set.
             return unsafe { vector::multiply(self.isa, self.unit, product) };
         }

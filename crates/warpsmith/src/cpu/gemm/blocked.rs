@@ -6,14 +6,12 @@ use super::matrix::{Block, Unit, copy_rows};
 use super::narrow::NarrowPanels;
 use super::packed::PackedWeights;
 use super::panel::{PANEL, Panels, Right, Side, TILE};
-use super::partition::{Depth, Part, grid, share, strips};
-use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, LINE_UNITS};
+use super::partition::{Depth, Part, block_len, grid, share, strips};
+use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, Start};
 use crate::cpu::scratch::{self, Need, Region};
 use crate::cpu::{Tier, num_threads, parallel_for, parallel_for_with_scratch};
 use std::ops::Range;
 
-/// Units of k in a block on vectors. A product of fewer would be short beside what it takes to begin and end it.
-const DEPTH: usize = 512;
 /// Panels of a strip, whose units of one block of k fill half of the second cache: the more there are, the fewer times the left
 /// operand is copied.
 const WIDEST: usize = 16;
@@ -151,17 +149,14 @@ impl Workspace {
     }
 }
 
-const _: () = assert!(LEFT_STRIDE >= DEPTH);
-
 impl<E: Epilogue> Blocked<'_, E> {
     fn units(&self) -> usize {
         self.unit.packed_len(self.left.k())
     }
 
-    /// Units of k in a block: all, or a part of about the same size as the others.
+    /// Units of k in a block.
     fn depth(&self) -> usize {
-        let units = self.units().max(1);
-        units.div_ceil(units.div_ceil(DEPTH)).next_multiple_of(LINE_UNITS)
+        block_len(self.units())
     }
 
     /// Rows of the left side in a block.
@@ -307,7 +302,7 @@ impl<E: Epilogue> Blocked<'_, E> {
                     right_width: PANEL as isize,
                     right_ahead: vector::PANEL_AHEAD,
                     out: sums,
-                    resume: k.from > 0,
+                    start: Start::of_block(k.from),
                     ahead: Some(Ahead { rows: ahead, sums: sums.wrapping_add(tile_len) }),
                 };
                 // SAFETY: the operands hold `k.len` units and the sums a tile; each tile is finished once.

@@ -6,6 +6,7 @@
 use super::matrix::Matrix;
 use super::panel::avx512::transposed;
 use super::panel::{HALF, PANEL, Side};
+use super::partition::block_len;
 use std::arch::x86_64::*;
 
 /// The most rows that are worth it: more would be faster with weights that are transposed once for all. With more at once the
@@ -97,9 +98,14 @@ impl Half {
     unsafe fn multiply<const R: usize>(&self, x: Rows, out: *mut f32) {
         // SAFETY: loads stay in the rows; prefetches are hints, and never a fault.
         unsafe {
+            let block_bytes = 4 * block_len(self.bytes / 4);
             let mut sums = [_mm512_setzero_ps(); R];
-            let mut at = 0;
+            let (mut at, mut block_end) = (0, block_bytes);
             while at < self.bytes {
+                if at == block_end {
+                    add_block(&mut sums, out, at > block_bytes);
+                    block_end += block_bytes;
+                }
                 let left = self.bytes - at;
                 let ahead = self.ahead[usize::from(left <= AHEAD)];
                 let mask = if left >= 64 { !0 } else { !(!0 << (left / 4)) };
@@ -120,9 +126,24 @@ impl Half {
                 }
                 at += 64;
             }
-            for (r, sum) in sums.into_iter().enumerate() {
-                _mm512_storeu_ps(out.wrapping_add(r * PANEL), sum);
-            }
+            add_block(&mut sums, out, self.bytes > block_bytes);
+        }
+    }
+}
+
+/// Stores the sums of a block of k, added to those of the blocks before if there are any, and begins anew.
+///
+/// # Safety
+/// AVX-512 must be there, and `out` hold rows of sums.
+#[inline(always)]
+unsafe fn add_block<const R: usize>(sums: &mut [__m512; R], out: *mut f32, add: bool) {
+    for (r, sum) in sums.iter_mut().enumerate() {
+        let out = out.wrapping_add(r * PANEL);
+        // SAFETY: passed on.
+        unsafe {
+            let all = if add { _mm512_add_ps(_mm512_loadu_ps(out), *sum) } else { *sum };
+            _mm512_storeu_ps(out, all);
+            *sum = _mm512_setzero_ps();
         }
     }
 }

@@ -8,9 +8,9 @@ use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
 use super::matrix::Unit;
 use super::panel::{PANEL, Panels, Side};
-use super::partition::{Depth, share, strips};
-use super::stream::{Left, VECTOR_BLOCK, with_left};
-use super::vector;
+use super::partition::{Depth, block_len, share, strips};
+use super::stream::{Left, with_left};
+use super::vector::{self, LINE_UNITS, Start, add_block};
 use crate::cpu::parallel_for_with_scratch;
 use crate::cpu::scratch::Need;
 
@@ -21,7 +21,8 @@ const DEPTH: usize = 16;
 /// Panels ahead of the one that is multiplied is the one that is asked for.
 const AHEAD: usize = 8;
 
-const _: () = assert!(VECTOR_BLOCK.is_multiple_of(DEPTH));
+// Blocks of k are whole lines of units.
+const _: () = assert!(LINE_UNITS.is_multiple_of(DEPTH));
 
 /// The product with `w`.
 ///
@@ -35,18 +36,26 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, x: &Side, w: &Side, epilogue: &E
     let across = strips(panels, WIDEST);
     let grain = (1 << 12) / (matrix.k * panels.div_ceil(across)).max(1) + 1;
     let tile_len = rows * PANEL;
-    let need = Need::of::<f32>(WIDEST * tile_len).and::<u32>(DEPTH * PANEL);
+    // The sums of blocks of k are added to those of the blocks before.
+    let is_cut = matrix.k > block_len(matrix.k);
+    let block_room = if is_cut { WIDEST * tile_len } else { 0 };
+    let need = Need::of::<f32>(WIDEST * tile_len).and::<f32>(block_room).and::<u32>(DEPTH * PANEL);
     let multiply = |left: &Left| {
         parallel_for_with_scratch(across, grain, need, |range, mut region| {
             let sums = region.slice::<f32>(WIDEST * tile_len).as_mut_ptr();
+            let block_sums = region.slice::<f32>(block_room).as_mut_ptr();
             let stage = region.slice::<u32>(DEPTH * PANEL).as_mut_ptr();
             for strip in range {
                 let strip = share(panels, strip, across);
                 for k in Depth::all(matrix.k, DEPTH) {
+                    let start = Start::resuming(!k.from.is_multiple_of(left.depth));
+                    let ends_block = k.last || (k.from + k.len).is_multiple_of(left.depth);
                     for (index, panel) in strip.clone().enumerate() {
                         let col = panel * PANEL;
                         let cols = PANEL.min(matrix.rows - col);
                         let sums = sums.wrapping_add(index * tile_len);
+                        let block_sums = block_sums.wrapping_add(index * tile_len);
+                        let out = if k.from < left.depth { sums } else { block_sums };
                         // SAFETY: the panel is whole, or the stage holds it; the sums have a tile for each panel, which is
                         // finished once.
                         unsafe {
@@ -61,11 +70,14 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, x: &Side, w: &Side, epilogue: &E
                                 right,
                                 right_width,
                                 right_ahead: (AHEAD * PANEL) as isize,
-                                out: sums,
-                                resume: k.from > 0,
+                                out,
+                                start,
                                 ahead: None,
                             };
                             vector::multiply(isa, Unit::F32, product);
+                            if ends_block && out != sums {
+                                add_block(sums, block_sums, rows);
+                            }
                             if k.last {
                                 finish(isa, Tile { sums, row: 0, col, rows, cols }, epilogue);
                             }

@@ -7,9 +7,10 @@
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
-//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX), six times 32 (f32 on AMX). Where k is cut into blocks the
-//! accumulator is kept in f32 between them, which rounds nothing. So a row's bits depend neither on `m`, nor on how the
-//! work is split, nor on whether the weights are packed.
+//! alone: one element (f32), two (AVX-512 BF16), 32 (AMX), six times 32 (f32 on AMX). On vectors each block of at most 512
+//! units has such a sum, and those are added in ascending order: a long sum rounds more with every addition. The blocks follow
+//! from the length of k alone. Where k is cut in other places the accumulator is kept in f32 between them, which rounds
+//! nothing. So a row's bits depend neither on `m`, nor on how the work is split, nor on whether the weights are packed.
 //!
 //! # Which operand is where
 //! The kernels multiply rows of a *left* operand, taken from memory as they are, with *panels* of a right one, which are

@@ -1,6 +1,7 @@
 //! How a product is cut into parts: tasks for the threads, blocks of k, and which operand is left.
 
 use super::panel::{PANEL, Side};
+use super::vector::{LEFT_STRIDE, LINE_UNITS};
 use crate::cpu::num_threads;
 use std::ops::Range;
 
@@ -40,6 +41,19 @@ pub(super) fn share(len: usize, index: usize, parts: usize) -> Range<usize> {
 pub(super) fn strips(panels: usize, widest: usize) -> usize {
     panels.div_ceil(widest).next_multiple_of(num_threads()).min(panels)
 }
+
+/// Units of k in a block on vectors, at most. A product of fewer would be short beside what it takes to begin and end it; the
+/// more there are, the more the additions round.
+const BLOCK: usize = 512;
+
+/// Units of k that are summed before they are added to the sum of those before, on vectors: all, or a part of about the same size
+/// as the others. It follows from the length of k alone, so that every product of a row has the same bits.
+pub(super) fn block_len(units: usize) -> usize {
+    let units = units.max(1);
+    units.div_ceil(units.div_ceil(BLOCK)).next_multiple_of(LINE_UNITS)
+}
+
+const _: () = assert!(LEFT_STRIDE >= BLOCK && BLOCK.is_multiple_of(LINE_UNITS));
 
 /// A block of k, in units.
 #[derive(Copy, Clone)]

@@ -6,15 +6,14 @@ use super::dot;
 use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
-use super::panel::{PANEL, Panels, Side};
-use super::vector::{self, LEFT_STRIDE};
+use super::panel::{PANEL, Panels, Side, TILE};
+use super::partition::block_len;
+use super::vector::{self, LEFT_STRIDE, Start, add_block};
 use crate::cpu::scratch::{self, Need};
 use crate::cpu::{Tier, parallel_for_with_scratch};
 
 /// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
-/// Units of the rows that are side by side.
-pub(super) const VECTOR_BLOCK: usize = 512;
 
 /// The product of few rows on vectors: each panel is packed in the first cache and used once, so that the weights are
 /// read once and nothing else is moved.
@@ -34,15 +33,19 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
     }
     let multiply = |left: &Left| {
         let grain = (1 << 12) / panels.units.max(1) + 1;
-        let need = Workspace::need(STREAM_BLOCK * PANEL, 0);
+        // A part of a panel, and the sums of a block of k.
+        let room = STREAM_BLOCK * PANEL + TILE;
+        let need = Workspace::need(room, 0);
         parallel_for_with_scratch(w.panels(), grain, need, |range, region| {
-            let space = Workspace::new(region, STREAM_BLOCK * PANEL, 0);
+            let space = Workspace::new(region, room, 0);
             let right = space.sums.cast::<u32>();
-            let sums = space.spare;
+            let (sums, block_sums) = (space.spare, space.sums.wrapping_add(STREAM_BLOCK * PANEL));
             for panel in range {
                 let mut from = 0;
                 loop {
-                    let len = STREAM_BLOCK.min(panels.units - from);
+                    let within = from % left.depth;
+                    let len = STREAM_BLOCK.min(left.depth - within).min(panels.units - from);
+                    let out = if from < left.depth { sums } else { block_sums };
                     // SAFETY: the workspace holds STREAM_BLOCK units of a panel; the left blocks are packed.
                     unsafe {
                         for g in 0..2 {
@@ -55,13 +58,16 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
                             right,
                             right_width: PANEL as isize,
                             right_ahead: vector::PANEL_AHEAD,
-                            out: sums,
-                            resume: from > 0,
+                            out,
+                            start: Start::resuming(within > 0),
                             ahead: None,
                         };
                         vector::multiply(isa, unit, product);
+                        from += len;
+                        if out != sums && (from.is_multiple_of(left.depth) || from == panels.units) {
+                            add_block(sums, block_sums, rows);
+                        }
                     }
-                    from += len;
                     if from >= panels.units {
                         break;
                     }
@@ -120,17 +126,19 @@ unsafe fn dots<E: Epilogue>(isa: Isa, x: &Side, w: &Side, epilogue: &E) {
 /// The rows of a left operand as units, side by side in blocks of k, which all threads read.
 pub(super) struct Left {
     data: *mut u32,
-    /// Units of a block.
+    /// From a block to the next.
     block: usize,
+    /// Units of k in a block.
+    pub depth: usize,
 }
 
 // SAFETY: written before the loop that shares it, only read in it.
 unsafe impl Sync for Left {}
 
 impl Left {
-    /// A unit of the first row; the block goes on up to the next multiple of [`VECTOR_BLOCK`].
+    /// A unit of the first row; the block goes on up to the next multiple of `depth`.
     pub fn at(&self, unit: usize) -> *const u32 {
-        self.data.wrapping_add(unit / VECTOR_BLOCK * self.block + unit % VECTOR_BLOCK)
+        self.data.wrapping_add(unit / self.depth * self.block + unit % self.depth)
     }
 }
 
@@ -140,12 +148,13 @@ impl Left {
 /// The matrix must be readable, and have at most one block of rows.
 pub(super) unsafe fn with_left(isa: Isa, unit: Unit, x: &Side, f: impl FnOnce(&Left)) {
     let units = unit.packed_len(x.k());
-    let (blocks, block) = (units.div_ceil(VECTOR_BLOCK), vector::block_rows(isa) * LEFT_STRIDE);
+    let depth = block_len(units);
+    let (blocks, block) = (units.div_ceil(depth), vector::block_rows(isa) * LEFT_STRIDE);
     scratch::with(Need::of::<u32>(blocks * block), |mut region| {
-        let left = Left { data: region.slice(blocks * block).as_mut_ptr(), block };
-        for from in (0..units).step_by(VECTOR_BLOCK) {
+        let left = Left { data: region.slice(blocks * block).as_mut_ptr(), block, depth };
+        for from in (0..units).step_by(depth) {
             let k = from * unit.elements();
-            let units = VECTOR_BLOCK.min(units - from);
+            let units = depth.min(units - from);
             let len = (x.k() - k.min(x.k())).min(units * unit.elements());
             let rows = Block { matrix: &x.halves[0], row: 0, rows: x.len(), k, len };
             let to = left.at(from).cast_mut();

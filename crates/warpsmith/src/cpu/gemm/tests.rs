@@ -350,7 +350,7 @@ fn check_widened<T: CpuElement>(x: &[f32], w: &[T], (m, n, k): (usize, usize, us
         let expected = bits_but_nan(&product(&Gemm { x, weights: Weights::Plain(wide), isa }, n));
         let plain = Weights::Plain(laid.matrix);
         // SAFETY: the matrix is alive.
-        let packed = unsafe { pack(isa, DType::F32, &plain) }.unwrap();
+        let packed = unsafe { pack(isa, DType::F32, &plain) }.unwrap().unwrap();
         assert!(packed.fits(DType::F32));
         // Whole panels, and no more than the weights themselves.
         assert_eq!(packed.bytes(), n.next_multiple_of(32) * k * size_of::<T>(), "{isa:?}");
@@ -384,6 +384,89 @@ fn weights_of_16_bits_are_widened_exactly() {
         for m in [1, 4, 64] {
             check_widened(&x[..m * k], &every_f16, (m, n, k), Arrangement::Dense);
             check_widened(&x[..m * k], &every_bf16, (m, n, k), Arrangement::Dense);
+        }
+    }
+}
+
+/// Numbers with any exponent from that of the least subnormal to `2^most`, `most` of each row in turn; every fifth is zero.
+fn any_exponents(rows: usize, k: usize, seed: u64) -> Vec<f32> {
+    const MOST: [i32; 5] = [0, 20, -40, 60, -90];
+    let mut all = values(rows * k, seed);
+    for (row, all) in all.chunks_mut(k).enumerate() {
+        for (i, v) in all.iter_mut().enumerate() {
+            let spread = (149 + MOST[row % 5]) as f32;
+            // The digits of a number that is not used otherwise.
+            let exponent = -149 + ((*v * 4096.0).fract().abs() * spread) as i32;
+            *v = if i % 5 == 4 { 0.0 } else { (f64::from(*v) * 2f64.powi(exponent)) as f32 };
+        }
+    }
+    all
+}
+
+/// Each sum is as exact as one of f32, however small its factors are and however large others in the same rows.
+#[test]
+fn factors_of_every_exponent_keep_their_precision() {
+    for (m, n, k) in [(40, 70, 600), (3, 50, 64), (70, 33, 40)] {
+        let (mut x, mut w) = (any_exponents(m, k, 40), any_exponents(n, k, 41));
+        // Rows of usual numbers with a tiny one among them, in pairs with its neighbours.
+        x[..k].fill(0.5);
+        w[..k].fill(1.0);
+        (x[k / 2], x[k - 1]) = (1.37 * f32::MIN_POSITIVE, f32::from_bits(3));
+        (w[k / 2 + 2], w[1]) = (-1.37 * f32::MIN_POSITIVE, f32::from_bits(0x7f_ffff));
+        let expected = reference(&x, &w, m, n, k);
+        for arrangement in [Arrangement::Dense, Arrangement::Transposed] {
+            let laid = lay(&w, n, k, arrangement);
+            for isa in Isa::available() {
+                let weights = Weights::Plain(laid.matrix);
+                let all = product(&Gemm { x: Matrix::dense(&x, m, k), weights, isa }, n);
+                for (i, (&got, &(exact, _, size))) in all.iter().zip(&expected).enumerate() {
+                    let allowed = (k as f64 + 2.0) * (2f64.powi(-24) * size + 2f64.powi(-149));
+                    let error = (f64::from(got) - exact).abs();
+                    let what = format!("{isa:?} {arrangement:?} {m} x {n} x {k}");
+                    assert!(
+                        error <= allowed,
+                        "{what}: element {i} is {got:e}, not {exact:e} within {allowed:e}"
+                    );
+                }
+                // SAFETY: the matrix is alive.
+                let packed = unsafe { pack(isa, DType::F32, &weights) }.unwrap().unwrap();
+                for rows in [1, 2, 17, 33] {
+                    let rows = rows.min(m);
+                    for weights in [weights, Weights::Packed(&packed)] {
+                        let some = product(&Gemm { x: Matrix::dense(&x, rows, k), weights, isa }, n);
+                        assert!(
+                            bits(&some) == bits(&all[..rows * n]),
+                            "{isa:?} {arrangement:?}: {rows} rows"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One accumulator for all of a long row would round more with every addition.
+#[test]
+fn long_sums_are_made_of_blocks() {
+    let (m, n, k) = (20, 40, 16_384);
+    let (x, w) = (values(m * k, 50), values(n * k, 51));
+    let expected = reference(&x, &w, m, n, k);
+    let naive: f64 = expected.iter().map(|(exact, naive, _)| (f64::from(*naive) - exact).powi(2)).sum();
+    for arrangement in [Arrangement::Dense, Arrangement::Transposed] {
+        let laid = lay(&w, n, k, arrangement);
+        for isa in Isa::available() {
+            for rows in [1, 7, m] {
+                let x = Matrix::dense(&x, rows, k);
+                let out = product(&Gemm { x, weights: Weights::Plain(laid.matrix), isa }, n);
+                let error: f64 = out
+                    .iter()
+                    .zip(&expected)
+                    .map(|(&got, (exact, ..))| (f64::from(got) - exact).powi(2))
+                    .sum();
+                let ratio = (naive * rows as f64 / m as f64 / error).sqrt();
+                let least = if isa.has_tiles() { 1.5 } else { 3.0 };
+                assert!(ratio >= least, "{isa:?} {arrangement:?} {rows} rows: 1/{ratio} of the naive error");
+            }
         }
     }
 }

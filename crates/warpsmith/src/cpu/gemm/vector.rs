@@ -1,7 +1,7 @@
 //! Register-blocked kernels on vectors: rows of the left operand, broadcast, times a panel.
 //!
-//! Every element of the result is one accumulator to which the units of k are added in ascending order, whatever
-//! the number of rows, the blocking or the orientation: that makes a row's bits independent of the others.
+//! The units of a block of k are added to one accumulator in ascending order, and the sums of blocks likewise, whatever the number
+//! of rows or the orientation: that makes a row's bits independent of the others.
 
 use super::isa::Isa;
 use super::matrix::Unit;
@@ -25,9 +25,42 @@ pub(super) struct Product {
     /// Units from a unit of the panel to the one that is asked for with it: [`PANEL_AHEAD`], but for such columns.
     pub right_ahead: isize,
     pub out: *mut f32,
-    /// Whether `out` holds the sum over the units before.
-    pub resume: bool,
+    pub start: Start,
     pub ahead: Option<Ahead>,
+}
+
+/// What the sums of a product begin with.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub(super) enum Start {
+    /// Nothing: `out` is overwritten.
+    Zero,
+    /// What is at `out`, the sum over the units before of the same block.
+    Resume,
+    /// Nothing, and in the end they are added to what is at `out`, the sum of the blocks before.
+    Add,
+}
+
+impl Start {
+    /// Of a product that resumes another, or begins.
+    pub fn resuming(resume: bool) -> Start {
+        if resume { Start::Resume } else { Start::Zero }
+    }
+
+    /// Of the block of k that begins at unit `from`.
+    pub fn of_block(from: usize) -> Start {
+        if from > 0 { Start::Add } else { Start::Zero }
+    }
+}
+
+/// Adds rows of the sums of a block to those of the blocks before.
+///
+/// # Safety
+/// Both must hold so many rows of [`PANEL`].
+pub(super) unsafe fn add_block(sums: *mut f32, block: *const f32, rows: usize) {
+    for i in 0..rows * PANEL {
+        // SAFETY: passed on.
+        unsafe { *sums.add(i) += *block.add(i) };
+    }
 }
 
 /// Units of a cache line.
@@ -109,6 +142,7 @@ trait Dot: Copy {
     /// The unit at `p` in every lane.
     unsafe fn broadcast(self, p: *const u32) -> Self::V;
     fn step(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
 }
 
 /// `sum + a * b` in f32, as all products on vectors add it.
@@ -153,6 +187,11 @@ impl<S: Simd> Dot for Multiply<S> {
     #[inline(always)]
     fn step(self, sum: S::V, a: S::V, b: S::V) -> S::V {
         add_product(self.0, sum, a, b)
+    }
+
+    #[inline(always)]
+    fn add(self, a: S::V, b: S::V) -> S::V {
+        self.0.add(a, b)
     }
 }
 
@@ -226,7 +265,7 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
         unsafe {
             let out = p.out.cast::<u32>().add(column);
             let mut sums = [[d.zero(); 2]; R];
-            if p.resume {
+            if p.start == Start::Resume {
                 for r in 0..R {
                     sums[r] = [d.load(out.add(r * PANEL)), d.load(out.add(r * PANEL + D::N))];
                 }
@@ -250,6 +289,12 @@ unsafe fn rows<D: Dot, const R: usize>(d: D, p: Product) {
                     }
                     left = left.add(1);
                     right = right.wrapping_offset(p.right_width);
+                }
+            }
+            if p.start == Start::Add {
+                for r in 0..R {
+                    let before = [d.load(out.add(r * PANEL)), d.load(out.add(r * PANEL + D::N))];
+                    sums[r] = [d.add(before[0], sums[r][0]), d.add(before[1], sums[r][1])];
                 }
             }
             for r in 0..R {
@@ -314,6 +359,12 @@ mod dot {
                 let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
                 _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(sum), a, b))
             }
+        }
+
+        #[inline(always)]
+        fn add(self, a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: as above.
+            unsafe { _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b))) }
         }
     }
 }

@@ -29,8 +29,8 @@
 //! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all added
 //!   in f32. What those leave out is below the precision of f32, and sums are more exact than those of plain f32.
 //! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
-//!   that use them. Of f32 on AMX only what is that small beside products above 2^-80 in the same row is lost; rows whose
-//!   products are all smaller, or could overflow, are multiplied as f32.
+//!   that use them. With f32 on AMX that holds for terms and their products, in sums that are so much larger that it is below
+//!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as f32.
 //! - On GPUs of sm_90, and in f32 at full precision also of sm_80 and sm_100, long sums with few columns are computed in parts
 //!   along K, which are added in order, in f32. The parts follow from the rows of `w`, K and the types alone.
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.

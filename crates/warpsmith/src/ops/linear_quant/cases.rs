@@ -1,6 +1,9 @@
 //! The cases of `linear_quant`: what every kernel must pass, and what is timed.
 
-use super::{ACT, BIAS, FORMAT, Forward, GATE, QuantFormat, RESIDUAL, SCALE, SPEC, TO, reference};
+use super::{
+    ACT, BIAS, FORMAT, Forward, GATE, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, SPEC, TO,
+    reference,
+};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
@@ -54,6 +57,14 @@ impl Provable for Forward {
             }
             for arrangement in [Arrangement::PaddedRows, Arrangement::Transposed, Arrangement::Misaligned] {
                 cases.push(full.clone().sizes(&[5, 19, k]).arranged(arrangement));
+            }
+            let exact = |case: &Case| case.clone().attr(PRECISION, QuantPrecision::Full as u8 as f64);
+            cases.extend([1, 15].map(|m| exact(&plain).sizes(&[m, 33, 2 * k])));
+            cases.push(exact(&of(format, DType::BF16)).sizes(&[70, 17, 3 * k]));
+            cases.push(exact(&full).attr(GATE, Gate::Interleaved as u8 as f64).sizes(&[3, 21, 2 * k]));
+            cases.push(exact(&full).sizes(&[5, 19, k]).arranged(Arrangement::Transposed));
+            for values in [Values::Large, Values::Special] {
+                cases.push(exact(&plain).sizes(&[9, 21, 2 * k]).values(values));
             }
         }
         for dtype in FLOATS {

@@ -1,17 +1,19 @@
 //! `linear_quant` on the CPU.
 //!
-//! First the rows of `x` are quantised, in groups of rows that are multiplied at once: up to eight, or 16 on AMX. Then
-//! threads share out strips of columns: a strip's panels of weights are multiplied with the groups, and the sums finished
-//! while they are in the first cache. A weight that was not packed beforehand is packed strip by strip.
+//! First the rows of `x` are quantised (in full precision widened to f32), in groups of rows that are multiplied at once: up
+//! to eight, or 16 on AMX. Then threads share out strips of columns: a strip's panels of weights are multiplied with the
+//! groups, and the sums finished while they are in the first cache. A weight that was not packed beforehand is packed strip
+//! by strip. In full precision the panels of a strip are expanded to f32 first.
 
 use super::finish::{Finish, STRIP, ask_for_memory};
 use super::format::GROUP;
 use super::packed::PackedQuantWeight;
-use super::quantize::Quantize;
+use super::quantize::{Quantize, Widen};
+use super::tiles::full::{self, Expand, FullProduct};
 use super::tiles::pack::{Rows, pack_panel};
 use super::tiles::wide::{self, Multiplier, WIDE, WideProduct, widen};
 use super::tiles::{self, Instructions, MOST, Product, ROWS, Record};
-use super::{Problem, W, X};
+use super::{Problem, QuantPrecision, W, X};
 use crate::cpu::scratch::{self, Need, Plain};
 use crate::cpu::{dispatch, parallel_for, parallel_for_with_scratch};
 use crate::error::Result;
@@ -125,6 +127,10 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         Some(weight) => weight.matching(p.format, p.gate)?,
         None => None,
     };
+    if p.precision == QuantPrecision::Full {
+        run_full(launch, packed);
+        return Ok(());
+    }
     scratch::with(Need::of::<Record>(p.m * num_tiles), |mut region| {
         let records = region.slice::<Record>(p.m * num_tiles).as_mut_ptr() as usize;
         parallel_for(groups.count(), QUANTIZE_GRAIN.div_ceil(groups.most * p.k.max(1)), |part| {
@@ -136,6 +142,20 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         multiply(launch, packed, records, groups, instructions);
     });
     Ok(())
+}
+
+/// In full precision.
+fn run_full(launch: &Launch<'_, Problem>, packed: Option<*const u8>) {
+    let p = launch.problem;
+    let groups = Groups { m: p.m, most: MOST };
+    scratch::with(Need::of::<f32>(p.m * p.k), |mut region| {
+        let x = region.slice::<f32>(p.m * p.k).as_mut_ptr() as usize;
+        parallel_for(p.m, QUANTIZE_GRAIN.div_ceil(p.k.max(1)), |rows| {
+            let to = (x as *mut f32).wrapping_add(rows.start * p.k);
+            dispatch(launch.tier, Widen { p, x: launch.args.address(X), rows, to });
+        });
+        multiply(launch, packed, x, groups, Instructions::of_tier(launch.tier, p.m));
+    });
 }
 
 fn multiply(
@@ -151,11 +171,19 @@ fn multiply(
     let panels = Panels { weight, gate: p.gate, n: p.n, k: p.k };
     let strips = p.n.div_ceil(STRIP);
     let in_strip = PANELS * panels.halves();
-    let wide_bytes = if groups.most == WIDE { in_strip * panels.wide_bytes() } else { 0 };
+    let is_full = p.precision == QuantPrecision::Full;
+    let wide_bytes = match groups.most {
+        _ if is_full => in_strip * full::panel_bytes(panels.num_tiles()),
+        WIDE => in_strip * panels.wide_bytes(),
+        _ => 0,
+    };
     let strip = |strip: usize, at: *const u8, part: Range<usize>, wide: *mut u8| {
         let cols = strip * STRIP..p.n.min((strip + 1) * STRIP);
         let work = Strip { launch, panels: &panels, at, wide, records, instructions };
         let mut part = part.map(|index| groups.rows(index)).peekable();
+        if is_full {
+            return work.multiply_full(&cols, part);
+        }
         if part.peek().is_some_and(|rows| rows.len() == WIDE) {
             work.multiply_wide(&cols, std::iter::from_fn(|| part.next_if(|rows| rows.len() == WIDE)));
         }
@@ -165,7 +193,7 @@ fn multiply(
     match packed {
         Some(packed) => {
             let (packed, count) = (packed as usize, groups.count());
-            let size = if groups.most == WIDE { WIDE_CHUNK } else { CHUNK };
+            let size = if groups.most == WIDE || is_full { WIDE_CHUNK } else { CHUNK };
             let grain = GRAIN.div_ceil((strip_bytes * count.min(size)).max(1));
             let need = Need::of::<u8>(wide_bytes);
             parallel_for_with_scratch(strips * count.div_ceil(size), grain, need, |items, mut region| {
@@ -199,8 +227,9 @@ struct Strip<'a> {
     launch: &'a Launch<'a, Problem>,
     panels: &'a Panels,
     at: *const u8,
-    /// Room for the panels in their wide form.
+    /// Room for the panels in their wide form, or in f32.
     wide: *mut u8,
+    /// The activations: records, or in full precision rows of f32.
     records: usize,
     instructions: Instructions,
 }
@@ -261,6 +290,32 @@ impl Strip<'_> {
         }
     }
 
+    /// The results of some columns for groups of rows, in full precision.
+    fn multiply_full(&self, cols: &Range<usize>, groups: impl Iterator<Item = Range<usize>>) {
+        let (format, num_tiles) = (self.panels.weight.format, self.panels.num_tiles());
+        let tier = self.launch.tier;
+        let wide = |index: usize| self.wide.wrapping_add(index * full::panel_bytes(num_tiles)).cast::<f32>();
+        self.for_panels(cols, |_, _, index| {
+            let panel = self.at.wrapping_add(index * self.panels.bytes());
+            dispatch(tier, Expand { format, panel, num_tiles, to: wide(index) });
+        });
+        let mut sums = [[[0f32; STRIP]; MOST]; 2];
+        for rows in groups {
+            self.for_panels(cols, |panel, half, index| {
+                let product = FullProduct {
+                    panel: wide(index),
+                    num_tiles,
+                    x: (self.records as *const f32).wrapping_add(rows.start * self.panels.k),
+                    rows: rows.len(),
+                    sums: sums[half].as_flattened_mut()[panel * ROWS..].as_mut_ptr(),
+                    pitch: STRIP,
+                };
+                dispatch(tier, product);
+            });
+            self.finish(cols, rows, &mut sums);
+        }
+    }
+
     /// Calls `f` with the number of each panel among those of its half, its half, and its place in the strip.
     fn for_panels(&self, cols: &Range<usize>, mut f: impl FnMut(usize, usize, usize)) {
         let halves = self.panels.halves();
@@ -290,5 +345,8 @@ impl Strip<'_> {
 
 /// What multiplies in a tier, for people.
 pub(super) fn config(tier: crate::cpu::Tier, p: &Problem) -> String {
+    if p.precision == QuantPrecision::Full {
+        return "activations in f32".into();
+    }
     format!("activations in 8 bits, {:?}", Instructions::of_tier(tier, p.m)).to_lowercase()
 }

@@ -4,7 +4,7 @@
 //! it takes as they are in the file, and finishes the sums.
 
 use super::format::GROUP;
-use super::{BIAS, OUT, Problem, QuantFormat, RESIDUAL, W, X};
+use super::{BIAS, OUT, Problem, QuantFormat, QuantPrecision, RESIDUAL, W, X};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{Rows, element, flag, grid_blocks};
 use crate::error::Result;
@@ -78,6 +78,9 @@ pub(super) const KERNEL: Kernel<Problem> = Kernel::cuda("linear_quant_cuda", &MU
     .configured(|_, _| format!("activations in 8 bits, {ROWS} rows x {COLUMNS} columns a block"))
     .with_workspace(|p, _| Workspace::of(p).bytes)
     .when(|p, _| {
+        if p.precision == QuantPrecision::Full {
+            return Err("it rounds activations to 8 bits; precision=full is on the CPU alone".into());
+        }
         let most = i32::MAX as usize;
         let blocks = p.n.div_ceil(COLUMNS).saturating_mul(p.m.div_ceil(ROWS));
         match blocks.max(p.m.saturating_mul(p.k / GROUP)) > most {

@@ -6,9 +6,12 @@
 //!   strides. Gates and `bias` are as for `linear`.
 //! - Types: f32, f16 or bf16 for `x`, u8 for `w`; f32, f16 or bf16 for `out`, that of `x` where nobody gives it; bias and
 //!   residual have the type of `out`.
-//! - Activations are rounded to eight bits, on every device. Of each 32 neighbours of a row of `x`, with `most` the largest
-//!   magnitude: `scale_x = most / 127` and `q = round(x * (127 / most))`, in f32, ties to even. 32 that are all below
-//!   2^-100 count as zero; NaN or infinity among them makes the row of the result NaN.
+//! - Activations are rounded to eight bits, on every device: by up to 1/254 of the largest of 32 neighbours, which is far more
+//!   than other ops round. Of each 32 neighbours of a row of `x`, with `most` the largest magnitude: `scale_x = most / 127` and
+//!   `q = round(x * (127 / most))`, in f32, ties to even. 32 that are all below 2^-100 count as zero; NaN or infinity among
+//!   them makes the row of the result NaN.
+//! - With `precision=full` activations are not rounded: weights become f32, products are added in f32, those of 32 neighbours
+//!   first, and NaN and infinities give what the formula gives. That is several times slower. CUDA kernels do not have it.
 //! - Weights are `scale_w * (quant - zero) + min` as the format says, with `scale_w` and `min` exact in f32. The products of
 //!   quants over 32 of K (over 16 for q6_k, which has a scale for each 16) are added exactly, in integers; times
 //!   `scale_x * scale_w` they are added in f32, and so is `min` times the sum of the activations. Then follow bias, activation,
@@ -59,6 +62,28 @@ const ACT: usize = 1;
 const GATE: usize = 2;
 const SCALE: usize = 3;
 const TO: usize = 4;
+const PRECISION: usize = 5;
+
+/// What activations are multiplied as.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum QuantPrecision {
+    /// Rounded to eight bits, with a scale for each 32.
+    #[default]
+    Auto,
+    /// As they are.
+    Full,
+}
+
+impl QuantPrecision {
+    const NAMES: &[&str] = &["auto", "full"];
+    const ALL: [QuantPrecision; 2] = [QuantPrecision::Auto, QuantPrecision::Full];
+}
+
+impl Choice for QuantPrecision {
+    fn position(self) -> u8 {
+        self as u8
+    }
+}
 
 impl Choice for QuantFormat {
     fn position(self) -> u8 {
@@ -68,7 +93,7 @@ impl Choice for QuantFormat {
 
 const SPEC: OpSpec = OpSpec {
     name: "linear_quant",
-    summary: "Matrix product with a weight in the quantised blocks of GGUF",
+    summary: "Matrix product with a weight in the quantised blocks of GGUF; activations are rounded to 8 bits",
     args: &[
         ArgSpec::input("x", shape![.., k], DTypeRule::FLOAT, ""),
         ArgSpec::input(
@@ -96,6 +121,11 @@ const SPEC: OpSpec = OpSpec {
             name: "to",
             kind: AttrKind::Choice(&["auto", "f32", "f16", "bf16"]),
             doc: "type of `out` where it is allocated for the call; auto: that of x",
+        },
+        AttrSpec {
+            name: "precision",
+            kind: AttrKind::Choice(QuantPrecision::NAMES),
+            doc: "auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only)",
         },
     ],
     sizes: &[
@@ -195,6 +225,11 @@ impl<'a> Call<'a, Forward> {
     /// Adds a tensor to the result.
     pub fn residual(self, residual: impl Into<TensorView<'a>>) -> Self {
         self.input(RESIDUAL, residual)
+    }
+
+    /// What activations are multiplied as: rounded to eight bits, unless said otherwise.
+    pub fn precision(self, precision: QuantPrecision) -> Self {
+        self.choice(PRECISION, precision)
     }
 
     /// The type of the tensor that [`LinearQuant::run`] returns; others than f32, f16 and bf16 are refused when it runs.

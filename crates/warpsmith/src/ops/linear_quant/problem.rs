@@ -1,6 +1,8 @@
 //! The checked call of `linear_quant`.
 
-use super::{ACT, BIAS, FORMAT, GATE, OUT, QuantFormat, RESIDUAL, SCALE, SPEC, W, X};
+use super::{
+    ACT, BIAS, FORMAT, GATE, OUT, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, SPEC, W, X,
+};
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
 use crate::ops::elementwise::function::Kind;
@@ -33,6 +35,7 @@ pub struct Problem {
     pub(super) activation: Option<Kind>,
     pub(super) gate: Gate,
     pub(super) scale_bits: u32,
+    pub(super) precision: QuantPrecision,
 }
 
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
@@ -78,5 +81,6 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         activation: Activation::ALL[attrs.choice(ACT)].kind(),
         gate,
         scale_bits: (scale as f32).to_bits(),
+        precision: QuantPrecision::ALL[attrs.choice(PRECISION)],
     })
 }

@@ -1,4 +1,4 @@
-//! Activations as the products take them: signed bytes with a scale for each 32.
+//! Activations as the products take them: signed bytes with a scale for each 32, or f32.
 
 use super::format::GROUP;
 use super::tiles::wide::{WIDE, WideRecord};
@@ -50,6 +50,41 @@ impl Quantize<'_> {
                         WIDE => (*self.records.cast::<WideRecord>().add(b)).put(r, &record),
                         _ => *self.records.add(b * count + r) = record,
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of `x` in f32, one after the other.
+pub(super) struct Widen<'a> {
+    pub p: &'a Problem,
+    pub x: usize,
+    pub rows: Range<usize>,
+    /// Has room for the rows.
+    pub to: *mut f32,
+}
+
+impl Task for Widen<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        with_float!(self.p.x_dtype, T => self.convert::<S, T>(s))
+    }
+}
+
+impl Widen<'_> {
+    #[inline(always)]
+    fn convert<S: Simd, T: CpuElement>(&self, s: S) {
+        let (k, step) = (self.p.k, self.p.x_step);
+        for (r, row) in self.rows.clone().enumerate() {
+            let x = (self.x as *const T).wrapping_add(self.p.rows.offsets(row)[0]);
+            for b in (0..k).step_by(GROUP) {
+                // SAFETY: `check` bound the row to its tensor, K is whole groups, and there is room for the rows.
+                unsafe {
+                    let to = &mut *self.to.add(r * k + b).cast::<[f32; GROUP]>();
+                    Values::<S, T> { s, t: PhantomData }.load(x.wrapping_offset(b as isize * step), step, to);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The definition of `linear_quant`.
 
-use super::{ACT, BIAS, FORMAT, GATE, QuantFormat, RESIDUAL, SCALE, W, X};
+use super::{ACT, BIAS, FORMAT, GATE, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, W, X};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use crate::ops::linear::{Activation, Gate};
@@ -14,6 +14,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let n = if gate == Gate::None { rows } else { rows / 2 };
     let row = |j: usize| &w.data[j * w.row_len()..][..w.row_len()];
     let weights: Vec<Vec<Weight>> = (0..rows).map(|j| decode(row(j), format)).collect();
+    let is_full = QuantPrecision::ALL[attrs.choice(PRECISION)] == QuantPrecision::Full;
     let activation = Activation::ALL[attrs.choice(ACT)].kind();
     let scale = R::of(attrs.float(SCALE) as f32 as f64);
     let m = x.shape[..x.shape.len() - 1].iter().product::<usize>();
@@ -25,7 +26,10 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
         let row = &x.data[i * x.row_len()..][..x.row_len()];
         let quantized: Vec<(f32, Vec<i64>)> = row.chunks(32).map(quantize).collect();
         let sum = |j: usize| {
-            let z = product::<R>(&quantized, &weights[j]);
+            let z = match is_full {
+                true => full_product(row, &weights[j]),
+                false => product::<R>(&quantized, &weights[j]),
+            };
             inputs.get(BIAS).map_or(z, |bias| z + bias.data[j])
         };
         for j in 0..n {
@@ -109,6 +113,12 @@ fn decode<R: Real>(row: &[R], format: QuantFormat) -> Vec<Weight> {
         }
     }
     weights
+}
+
+/// Activations as they are, times weights of which scale times quant is exact.
+fn full_product<R: Real>(x: &[R], w: &[Weight]) -> R {
+    let weight = |w: &Weight| R::of(w.scale * w.quant as f64) + R::of(w.min);
+    x.iter().zip(w).fold(R::zero(), |sum, (&x, w)| sum + x * weight(w))
 }
 
 /// Sums of whole numbers over 16 weights, which share scale and minimum, are exact; what they are multiplied with is added

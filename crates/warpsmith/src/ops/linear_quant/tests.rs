@@ -207,3 +207,45 @@ fn a_weight_without_its_tensor_serves_the_calls_it_was_packed_for() {
     let error = gated.unwrap_err().to_string();
     assert!(error.contains("argument `w`") && error.contains("for which it was packed"), "{error}");
 }
+
+/// In full precision results are those of the expanded weights, with the same bits on every tier and in every batch.
+#[test]
+fn full_precision_rounds_no_activation() {
+    for format in QuantFormat::ALL {
+        let (m, n, k) = (11, 37, 512);
+        let x = Tensor::randn(&[m, k], DType::F32, Device::Cpu, 7).unwrap();
+        let w = weight(format, n, k, 8);
+        let bytes = w.to_vec::<u8>().unwrap();
+        let mut weights = vec![0f32; n * k];
+        for (bytes, weights) in bytes.chunks(bytes.len() / n).zip(weights.chunks_mut(k)) {
+            format.dequantize(bytes, weights).unwrap();
+        }
+        let rows = x.to_vec::<f32>().unwrap();
+        let exact = |i: usize, size: fn(f64) -> f64| {
+            let (row, column) = (&rows[i / n * k..][..k], &weights[i % n * k..][..k]);
+            row.iter().zip(column).map(|(&x, &w)| size(f64::from(x) * f64::from(w))).sum::<f64>()
+        };
+        let full = |kernel: &str| {
+            let call = LinearQuant::new(&x, &w, format).precision(QuantPrecision::Full);
+            call.kernel(kernel.to_string()).run().unwrap()
+        };
+        let expected = full("linear_quant_portable");
+        for (i, got) in expected.to_vec::<f32>().unwrap().into_iter().enumerate() {
+            let (want, size) = (exact(i, |p| p), exact(i, f64::abs));
+            assert!((f64::from(got) - want).abs() <= 1e-6 * size, "{format:?}: {got}, want {want}");
+        }
+        let rounded = LinearQuant::new(&x, &w, format).run().unwrap();
+        assert_ne!(bits(&rounded), bits(&expected), "{format:?}");
+        let packed = PackedQuantWeight::new(weight(format, n, k, 8), format).unwrap();
+        for tier in Tier::available() {
+            let name = format!("linear_quant_{tier}");
+            assert_eq!(bits(&full(&name)), bits(&expected), "{format:?} {tier}");
+            for row in [0, m - 1] {
+                let alone = x.view().narrow(0, row, 1).unwrap();
+                let call = LinearQuant::packed(alone, &packed).precision(QuantPrecision::Full);
+                let out = call.kernel(name.clone()).run().unwrap();
+                assert_eq!(bits(&out), bits(&expected)[row * n..][..n], "{format:?} {tier} row {row}");
+            }
+        }
+    }
+}

@@ -294,12 +294,12 @@ impl<S: Simd> Normal<S> {
 #[derive(Clone, Copy)]
 struct Sums {
     shift: f32,
-    distances: f32,
-    squares: f32,
+    distances: f64,
+    squares: f64,
 }
 
-/// Elements whose sums are formed together, a multiple of every vector's.
-const PART: usize = 4096;
+/// Vectors whose sums are formed together.
+const PART: usize = 64;
 
 impl Sums {
     /// What distances are best from, judged by the `first` elements of a row: zero, unless most are on one side of it. Other
@@ -315,16 +315,18 @@ impl Sums {
         f32::from_bits((sum / count as f32).to_bits() & FEW_DIGITS)
     }
 
-    /// Of a row of `n` elements, in parts: the longer a sum, the more each addition rounds. `load` is called once for each
+    /// Of a row of `n` elements, in parts: the longer a sum, the more each addition rounds. Parts have as many additions on every
+    /// tier, and their sums are added in f64: where `shift` is off, sums grow with every element. `load` is called once for each
     /// vector, in order.
     #[inline(always)]
     fn of<S: Simd>(s: S, n: usize, center: bool, shift: f32, load: impl Fn(usize, usize) -> S::V) -> Self {
         let shifts = s.splat(shift);
-        let (mut distances, mut squares) = (0.0, 0.0);
-        for start in (0..n).step_by(PART) {
+        let (mut distances, mut squares) = (0f64, 0f64);
+        let part = PART * S::N;
+        for start in (0..n).step_by(part) {
             let [part_distances, part_squares] = sum_vectors(
                 s,
-                PART.min(n - start),
+                part.min(n - start),
                 #[inline(always)]
                 |i, count, sums: &mut [S::V; 2]| {
                     let mut v = load(start + i, count);
@@ -335,8 +337,8 @@ impl Sums {
                     sums[1] = s.fma(v, v, sums[1]);
                 },
             );
-            distances += part_distances;
-            squares += part_squares;
+            distances += f64::from(part_distances);
+            squares += f64::from(part_squares);
         }
         Sums { shift, distances, squares }
     }
@@ -354,23 +356,23 @@ impl Sums {
         load: impl Fn(usize, usize) -> S::V,
     ) -> (f32, f32) {
         if !center {
-            return (0.0, self.squares);
+            return (0.0, self.squares as f32);
         }
         let (mean, common, rest) = self.about_mean(n);
         // Two bits lost at most; no comparison with NaN is true.
         if common <= 3.0 * rest {
-            return (mean, rest);
+            return (mean, rest as f32);
         }
         let (mean, _, rest) = Sums::of(s, n, true, mean, load).about_mean(n);
-        (mean, rest)
+        (mean, rest as f32)
     }
 
     /// The mean, and what of the sum of squares is its distance from `shift` and what the elements' from it.
     #[inline(always)]
-    fn about_mean(self, n: usize) -> (f32, f32, f32) {
-        let off = self.distances / n as f32;
+    fn about_mean(self, n: usize) -> (f32, f64, f64) {
+        let off = self.distances / n as f64;
         let common = off * self.distances;
-        (self.shift + off, common, self.squares - common)
+        ((f64::from(self.shift) + off) as f32, common, self.squares - common)
     }
 }
 

@@ -223,7 +223,8 @@ struct Powers<S: Simd> {
 }
 
 impl<S: Simd> Powers<S> {
-    /// `exp(magnitude (sign x - pivot))`.
+    /// `exp(magnitude (sign x - pivot))`; for bf16, times a factor that is the same for the whole row. With it those that are
+    /// subnormal numbers of the result are not yet zero.
     #[inline(always)]
     fn new<T: CpuElement>(s: S, scale: &Scale<S>, pivot: f32) -> Self {
         let mut slope = 1.0;
@@ -234,10 +235,12 @@ impl<S: Simd> Powers<S> {
             let reach = FARTHEST / pivot.abs().max(1e-8) as f64;
             slope = (if scale.binary > reach { reach } else { scale.binary }) as f32;
         }
+        // Powers end at 2^-126, numbers of bf16 at half of 2^-133.
+        let lift = if T::DTYPE == DType::BF16 { 8.0 } else { 0.0 };
         Powers {
             slope: s.splat(if scale.negative { -slope } else { slope }),
             // Rounded, but the same for the whole row.
-            start: s.splat(-(pivot as f64 * slope as f64) as f32),
+            start: s.splat((lift - pivot as f64 * slope as f64) as f32),
             magnitude: scale.magnitude,
         }
     }

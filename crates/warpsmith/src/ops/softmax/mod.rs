@@ -220,6 +220,25 @@ mod tests {
     }
 
     #[test]
+    fn subnormal_results_are_not_lost() {
+        // From the least normal numbers down to where the result is zero, before the largest element and after it.
+        let small = |i: usize| -86.0 - i as f64 / 2.0;
+        let row: Vec<f64> = (0..41).map(|i| if i == 20 { 0.0 } else { small(i) }).collect();
+        let sum: f64 = row.iter().map(|x| x.exp()).sum();
+        for (dtype, least) in [(DType::F32, 2f64.powi(-149)), (DType::BF16, 2f64.powi(-133))] {
+            let x = Tensor::from_f64(&row, &[row.len()], dtype, Device::Cpu).unwrap();
+            for tier in Tier::available() {
+                let out = Softmax::new(&x).kernel(format!("softmax_{tier}")).run().unwrap().to_f64().unwrap();
+                for (x, got) in row.iter().zip(out) {
+                    let want = x.exp() / sum;
+                    let allowed = want * 1.1 * dtype.unit_roundoff().max(2f64.powi(-17)) + 0.6 * least;
+                    assert!((got - want).abs() <= allowed, "{dtype} {tier} {x}: {got:e}, want {want:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn rows_that_do_not_begin_with_their_largest_elements_are_as_good() {
         let n = 300;
         let (inf, most) = (f32::INFINITY, 3e38f32);

@@ -274,13 +274,13 @@ pub(crate) unsafe fn split_left(a: __m512i, b: __m512i, row: usize, dst: *mut f3
 
 /// 32 columns of rows that are being split into a step of a right operand: the rows are consecutive elements of its k.
 ///
-/// Rows that tiles cannot multiply with numbers up to one become zero instead.
+/// Rows that tiles cannot multiply with numbers up to one, or of which they would lose bits, become zero instead.
 pub(crate) struct ValueSplitter {
     pieces: [Piece; 2],
     dst: *mut f32,
     /// The next pair of rows.
     pair: usize,
-    /// The largest magnitudes of all, and whether those of some row may be too small.
+    /// The largest magnitudes of all, and whether those of some row, or any number, may be too small.
     largest: Largest,
     small: bool,
 }
@@ -319,9 +319,11 @@ impl ValueSplitter {
                         false => _mm512_setzero_si512(),
                     }
                 };
+                let (even, odd) = (load(0), load(1));
+                small |= tiny(even) | tiny(odd) != 0;
                 let to = self.dst.cast::<u8>().wrapping_add(g * TILE + pair * ROW);
                 // SAFETY: the caller's promise.
-                of_pair = unsafe { split_pair(load(0), load(1), to, of_pair) };
+                of_pair = unsafe { split_pair(even, odd, to, of_pair) };
             }
             let fair = _mm512_cmpge_epu16_mask(of_pair, _mm512_set1_epi16(LEAST as i16));
             small |= fair & EVEN == 0 || fair & !EVEN == 0;
@@ -340,7 +342,7 @@ impl ValueSplitter {
         unsafe {
             self.advance(HALF);
             let great = _mm512_cmpge_epu16_mask(self.largest, _mm512_set1_epi16(MOST as i16));
-            if self.small || great != 0 { leave_out(self.dst) } else { 0 }
+            if self.small || great != 0 { leave_out(&self.pieces, self.dst) } else { 0 }
         }
     }
 }
@@ -351,12 +353,24 @@ const EVEN: __mmask32 = 0x5555_5555;
 const LEAST: u32 = *VALUES.start() << 7;
 const MOST: u32 = (*VALUES.end() + 1) << 7;
 
+/// Numbers below this are not split without loss, or make products that tiles take for zero.
+const TINY: u32 = (127 - 100) << 23;
+
+/// The lanes with a number below [`TINY`] that is not zero.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn tiny(x: __m512i) -> __mmask16 {
+    // Without the sign, and with zero as the largest.
+    let order = _mm512_sub_epi32(_mm512_add_epi32(x, x), _mm512_set1_epi32(2));
+    _mm512_cmplt_epu32_mask(order, _mm512_set1_epi32((2 * TINY - 2) as i32))
+}
+
 /// Makes those rows zero that tiles cannot multiply; returns which.
 ///
 /// # Safety
-/// `dst` must hold the step of a right operand.
+/// `dst` must hold the step of a right operand that was split from the pieces.
 #[cold]
-unsafe fn leave_out(dst: *mut f32) -> u32 {
+unsafe fn leave_out(pieces: &[Piece; 2], dst: *mut f32) -> u32 {
     let mut left_out = 0;
     for row in 0..PANEL {
         // Where the row's numbers are, of each term of both tiles.
@@ -364,10 +378,14 @@ unsafe fn leave_out(dst: *mut f32) -> u32 {
             let at = term * TERM + column / HALF * TILE + row / 2 * ROW + (2 * (column % HALF) + row % 2) * 2;
             dst.cast::<u8>().wrapping_add(at).cast::<u16>()
         };
+        let piece = &pieces[row / HALF];
+        let from = piece.data.wrapping_offset(((row % HALF) as isize).wrapping_mul(piece.row));
         // SAFETY: passed on.
         unsafe {
             let largest = (0..PANEL).fold(0, |largest, column| (*number(0, column) & 0x7fff).max(largest));
-            if largest != 0 && !VALUES.contains(&(u32::from(largest) >> 7)) {
+            let has_tiny = row % HALF < piece.count
+                && (0..PANEL).any(|i| (1..TINY).contains(&(*from.add(i)).abs().to_bits()));
+            if has_tiny || largest != 0 && !VALUES.contains(&(u32::from(largest) >> 7)) {
                 left_out |= 1 << row;
                 for at in 0..3 * PANEL {
                     *number(at / PANEL, at % PANEL) = 0;
@@ -408,4 +426,41 @@ pub(crate) unsafe fn left_element(src: *const f32, row: usize, k: usize) -> f32 
         f32::from_bits(u32::from(bits) << 16)
     };
     part(0) + part(1) + part(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Tier;
+
+    #[repr(align(64))]
+    struct Step([f32; STEP_BYTES / 4]);
+
+    #[test]
+    fn values_are_left_out_that_tiles_would_lose_bits_of() {
+        if Tier::supported() < Tier::Avx512 {
+            return;
+        }
+        for count in [PANEL, 7] {
+            let mut rows = [1.5f32; PANEL * PANEL];
+            let mut expected = 0u32;
+            let odd = [0.0, f32::from_bits(1), -1e-40, 1e-32, 1e-28, -1e31, f32::INFINITY, -0.0];
+            for (row, value) in odd.into_iter().enumerate() {
+                rows[3 * row * PANEL + 9 + row] = value;
+                let lost = value != 0.0 && (value.abs() < 2f32.powi(-100) || value.abs() >= 2f32.powi(101));
+                expected |= u32::from(lost && 3 * row < count) << (3 * row);
+            }
+            // A row of tiny numbers, and one of zeros.
+            rows[PANEL..2 * PANEL].fill(1e-42);
+            rows[2 * PANEL..3 * PANEL].fill(0.0);
+            expected |= 1 << 1;
+            let mut step = Step([f32::NAN; STEP_BYTES / 4]);
+            // SAFETY: the instructions are there, and the memory is the test's.
+            let left_out = unsafe {
+                let pieces = Piece::two(rows.as_ptr(), PANEL as isize, count);
+                ValueSplitter::new(pieces, step.0.as_mut_ptr()).finish()
+            };
+            assert_eq!(left_out, expected, "{left_out:b} {expected:b}");
+        }
+    }
 }

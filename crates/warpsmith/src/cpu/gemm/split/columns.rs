@@ -184,7 +184,9 @@ unsafe fn multiply<E: Epilogue>(
             }
             let (panel, mut sums, mut panel_seen) = (strip.panels.start + index, sums, [0; PANEL]);
             panel_magnitudes(&seen[index], &mut panel_seen);
-            if !Exponents::of(&panel_seen).fits(rows_exponents) {
+            let panel_exponents = Exponents::of(&panel_seen);
+            let of_rows = (rows_seen, rows_exponents);
+            if Recompute::is_needed(strip.w.k(), of_rows, (&panel_seen, panel_exponents), sums) {
                 std::ptr::copy_nonoverlapping(sums, spare, rows.sums());
                 sums = spare;
                 let right = (&product.right, panel, &panel_seen);

@@ -462,7 +462,13 @@ unsafe fn multiply<E: Epilogue, S: Stream>(
                 let seen = &seen[(block * S::PIECES + g) % RING][..S::SEEN];
                 weights.magnitudes(seen, &mut weights_seen[g * HALF..]);
             }
-            if !Exponents::of(&weights_seen).fits(rows_exponents) {
+            let weights_exponents = Exponents::of(&weights_seen);
+            let (of_weights, of_rows) = ((&weights_seen, weights_exponents), (rows_seen, rows_exponents));
+            let is_needed = match swapped {
+                true => Recompute::is_needed(k, of_weights, of_rows, sums),
+                false => Recompute::is_needed(k, of_rows, of_weights, sums),
+            };
+            if is_needed {
                 let (left_seen, right_seen) =
                     if swapped { (&weights_seen, rows_seen) } else { (rows_seen, &weights_seen) };
                 recompute.tile((product.left, left, left_seen), (&product.right, right, right_seen), sums);

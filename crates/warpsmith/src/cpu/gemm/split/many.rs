@@ -263,8 +263,13 @@ impl<E: Epilogue> SplitProduct<'_, E> {
                     product(form, left, right, k.len, (sums, k.from > 0), between);
                     self.results.finish(&mut pending, 1, 1);
                     if k.last {
-                        if exponents[index].is_some_and(|right| !left_exponents.fits(right)) {
-                            let right = (&self.right, panel, &space.right_seen[index]);
+                        let right_seen = &space.right_seen[index];
+                        let is_needed = |right| {
+                            let left = (&*rows_seen, left_exponents);
+                            Recompute::is_needed(self.left.k(), left, (right_seen, right), sums)
+                        };
+                        if exponents[index].is_some_and(is_needed) {
+                            let right = (&self.right, panel, right_seen);
                             space.recompute.tile((self.left, block, rows_seen), right, sums);
                         }
                         pending = self.results.unfinished(block, panel, sums, space.turned);

@@ -1,16 +1,15 @@
-//! Sums that tiles cannot make, because products of their terms leave the range of f32 ([`super::range`]): vectors make them.
+//! Sums that tiles cannot make, because products of their terms leave the range of f32, or make too coarsely, because they are
+//! tiny ([`super::range`]): vectors make them.
 
 use super::operand::Operand;
-use super::range::{Magnitudes, fits};
+use super::range::{Exponents, Magnitudes, is_unfit, may_lack};
 use crate::cpu::gemm::isa::Isa;
 use crate::cpu::gemm::matrix::{Block, Unit, copy_rows};
 use crate::cpu::gemm::packed::Packed;
 use crate::cpu::gemm::panel::{HALF, PANEL, Panels, Side, TILE};
-use crate::cpu::gemm::vector::{self, LEFT_STRIDE};
+use crate::cpu::gemm::partition::block_len;
+use crate::cpu::gemm::vector::{self, LEFT_STRIDE, Start};
 use crate::cpu::scratch::{Need, Region};
-
-/// Elements of k that are multiplied at once.
-const DEPTH: usize = 512;
 
 /// The memory in which a thread recomputes sums.
 pub(super) struct Recompute {
@@ -24,7 +23,7 @@ pub(super) struct Recompute {
 
 impl Recompute {
     const ROWS: usize = PANEL * LEFT_STRIDE;
-    const PACKED: usize = PANEL * DEPTH;
+    const PACKED: usize = PANEL * LEFT_STRIDE;
     pub const NEED: Need = Need::of::<u32>(Self::ROWS).and::<u32>(Self::PACKED).and::<f32>(TILE);
 
     /// Takes [`Recompute::NEED`] from `region`.
@@ -37,7 +36,22 @@ impl Recompute {
         }
     }
 
-    /// Recomputes the sums of a tile of rows and columns whose products are out of range, as AVX-512 makes them.
+    /// Whether tiles cannot have made some of these sums over `k` elements of rows with these magnitudes.
+    ///
+    /// # Safety
+    /// `sums` must hold those of the rows that are not zero. AVX-512 must be there.
+    #[inline(always)]
+    pub unsafe fn is_needed(
+        k: usize,
+        (left, left_exponents): (&Magnitudes, Exponents),
+        (right, right_exponents): (&Magnitudes, Exponents),
+        sums: *const f32,
+    ) -> bool {
+        // SAFETY: passed on.
+        !left_exponents.fits(right_exponents) || unsafe { may_lack(k, left, right, sums) }
+    }
+
+    /// Recomputes the sums of a tile that tiles cannot make, as AVX-512 makes them.
     ///
     /// # Safety
     /// The block and the panel must be inside the operands, `sums` hold their tile, and the scratch be this thread's.
@@ -60,7 +74,7 @@ impl Recompute {
         let (isa, unit) = (Isa::Avx512, Unit::F32);
         let mut from = 0;
         loop {
-            let units = DEPTH.min(left.k() - from);
+            let units = block_len(left.k()).min(left.k() - from);
             // SAFETY: the scratch has room for a block of k of all rows and columns, which are inside the operands.
             unsafe {
                 for g in 0..2 {
@@ -90,7 +104,7 @@ impl Recompute {
                     }
                 };
                 let (left, right_width) = (rows.cast_const(), PANEL as isize);
-                let resume = from > 0;
+                let start = Start::of_block(from);
                 let product = vector::Product {
                     rows: PANEL,
                     units,
@@ -98,7 +112,7 @@ impl Recompute {
                     right,
                     right_width,
                     out,
-                    resume,
+                    start,
                     right_ahead: vector::PANEL_AHEAD,
                     ahead: None,
                 };
@@ -111,9 +125,12 @@ impl Recompute {
         }
         for (i, &a) in left_largest.iter().enumerate() {
             for (j, &b) in right_largest.iter().enumerate() {
-                if !fits(a, b) {
-                    // SAFETY: both hold a tile.
-                    unsafe { *sums.add(i * PANEL + j) = *out.add(i * PANEL + j) };
+                // SAFETY: both hold a tile.
+                unsafe {
+                    let sum = sums.add(i * PANEL + j);
+                    if is_unfit(left.k(), a, b, *sum) {
+                        *sum = *out.add(i * PANEL + j);
+                    }
                 }
             }
         }

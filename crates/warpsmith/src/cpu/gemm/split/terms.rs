@@ -1,7 +1,8 @@
 //! Numbers of f32 as sums of three bf16, in the tiles of a step.
 //!
 //! `x0` is the bf16 nearest to `x`, `x1` the one nearest to what is left, and `x2` the rest, which bf16 holds exactly: 8 bits
-//! each. That is so for every finite number above 2^-102; of smaller ones the last bits are lost in `x2`.
+//! each. That is so for every finite number above 2^-110; of smaller ones `x2` is cut to a multiple of 2^-133, the least bf16.
+//! Tiles take terms below 2^-126 for zero, so that of numbers below 2^-102 they see less: [`super::range`] says what follows.
 //!
 //! A *step* is 32 elements of k for 32 rows (of a left operand) or columns (of a right one): three terms of two tiles, a
 //! KiB each, so that one address and its offsets reach all of them. Left tiles hold rows as they are, right ones pairs of
@@ -52,7 +53,8 @@ const UPPER: [u16; 32] = {
     halves
 };
 
-/// Three f32 in each lane whose sum is that of `x`, with zeros in the lower halves.
+/// Three f32 in each lane whose sum is `x`. The upper halves are the terms. Lower halves are zero but for those of the third
+/// term of numbers below 2^-110, which have bits that no bf16 holds.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn split(x: __m512i) -> [__m512i; 3] {
@@ -165,9 +167,12 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
     dst: *mut u8,
     largest: Largest,
 ) -> Largest {
+    const ODD: __mmask32 = 0xaaaa_aaaa;
     let (even, odd) = (split(even), split(odd));
-    let terms: [_; 3] =
-        std::array::from_fn(|term| _mm512_or_si512(_mm512_srli_epi32::<16>(even[term]), odd[term]));
+    // Upper halves alone: the lower one of a third term need not be zero.
+    let terms: [_; 3] = std::array::from_fn(|term| {
+        _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even[term]), odd[term])
+    });
     for (term, &both) in terms.iter().enumerate() {
         // SAFETY: the row is inside the step.
         unsafe { _mm512_store_si512(dst.add(term * TERM).cast(), both) };
@@ -176,91 +181,4 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::gemm::isa::Isa;
-
-    #[repr(align(64))]
-    struct Step([u16; STEP_BYTES / 2]);
-
-    impl Step {
-        /// The terms of element `k` of row or column `lane`.
-        fn terms(&self, left: bool, lane: usize, k: usize) -> [f32; 3] {
-            let at = if left { lane % HALF * 32 + k } else { k / 2 * 32 + lane % HALF * 2 + k % 2 };
-            std::array::from_fn(|p| {
-                let bits = self.0[p * TERM / 2 + lane / HALF * TILE / 2 + at];
-                f32::from_bits(u32::from(bits) << 16)
-            })
-        }
-    }
-
-    fn expected_magnitude(numbers: &[f32]) -> u32 {
-        let largest = numbers.iter().fold(0f32, |a, b| a.max(b.abs()));
-        (largest.to_bits() + 0x8000) & !0xffff
-    }
-
-    fn numbers() -> Vec<f32> {
-        let mut state = 12345u32;
-        let mut numbers: Vec<f32> = (0..STEP * PANEL)
-            .map(|_| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                // Exponents from 2^-97 to 2^99.
-                f32::from_bits(state & 0x807f_ffff | (30 + (state >> 9) % 197) << 23)
-            })
-            .collect();
-        let special = [0.0, -0.0, 1.0, f32::from_bits(0x3f80_8000), f32::from_bits(0xbf7f_ffff), 2.5e-20];
-        numbers[..6].copy_from_slice(&special);
-        numbers
-    }
-
-    #[test]
-    fn three_terms_hold_every_bit() {
-        if Isa::supported() < Isa::Amx {
-            return;
-        }
-        let numbers = numbers();
-        for len in [STEP, 31, 17, 16, 15, 1, 0] {
-            let (mut left, mut right) = (Step([7; STEP_BYTES / 2]), Step([7; STEP_BYTES / 2]));
-            for lane in 0..PANEL {
-                let row = &numbers[lane * STEP..][..STEP];
-                // SAFETY: the instructions are there, and the memory is the test's.
-                let largest = unsafe {
-                    let largest = split_row(
-                        row.as_ptr(),
-                        len,
-                        lane,
-                        left.0.as_mut_ptr().cast(),
-                        _mm512_setzero_si512(),
-                    );
-                    magnitude(largest)
-                };
-                assert_eq!(largest, expected_magnitude(&row[..len]));
-            }
-            for g in 0..2 {
-                let columns: Vec<f32> =
-                    (0..STEP * HALF).map(|i| numbers[(g * HALF + i % HALF) * STEP + i / HALF]).collect();
-                // SAFETY: as above.
-                unsafe {
-                    let zero = _mm512_setzero_si512();
-                    let largest =
-                        split_columns(columns.as_ptr(), (HALF, 0), len, g, right.0.as_mut_ptr().cast(), zero);
-                    let largest = std::mem::transmute::<__m512i, [u32; 16]>(magnitudes(largest));
-                    for (lane, largest) in largest.into_iter().enumerate() {
-                        let row = &numbers[(g * HALF + lane) * STEP..][..len];
-                        assert_eq!(largest, expected_magnitude(row));
-                    }
-                }
-            }
-            for lane in 0..PANEL {
-                for k in 0..STEP {
-                    let expected = if k < len { numbers[lane * STEP + k] } else { 0.0 };
-                    for terms in [left.terms(true, lane, k), right.terms(false, lane, k)] {
-                        let [x0, x1, x2] = terms;
-                        assert_eq!(x0 + (x1 + x2), expected, "{terms:?}");
-                        assert!(x1.abs() <= x0.abs() / 256.0 && x2.abs() <= x0.abs() / 65536.0, "{terms:?}");
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

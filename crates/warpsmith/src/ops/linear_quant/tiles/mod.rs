@@ -1,4 +1,5 @@
-//! Products of quantised weights with quantised activations, 16 rows of the weight at a time.
+//! Products of quantised weights with quantised activations, 16 rows of the weight at a time; [`full`] has those with
+//! activations that are not quantised.
 //!
 //! A tile holds 32 weights of each of 16 rows, as unsigned bytes `[8][16][4]` (k in fours, rows, k within the four) or as
 //! nibbles `[4][16][4]` (k 0 to 15 low, 16 to 31 high), followed by the rows' scales and minima. A panel is the tiles of
@@ -49,6 +50,7 @@ macro_rules! with_shape {
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+pub(super) mod full;
 pub(super) mod pack;
 mod portable;
 #[cfg(target_arch = "x86_64")]
