@@ -133,13 +133,20 @@ pub fn list_types(types: &[DType]) -> String {
 impl OpSpec {
     /// All types that an argument may have in some call, whatever those of the others are.
     pub fn types_of(&self, index: usize) -> Vec<DType> {
-        let (like, more): (Option<usize>, &[DType]) = match self.args[index].dtype {
-            DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => (None, types),
-            DTypeRule::Same(other) => (Some(other), &[]),
-            DTypeRule::SameOr(other, types) | DTypeRule::Among(other, types) => (Some(other), types),
+        let (like, more) = match self.args[index].dtype {
+            DTypeRule::OneOf(types) | DTypeRule::Chosen { types, .. } => (None, types.to_vec()),
+            DTypeRule::Same(other) => (Some(other), Vec::new()),
+            DTypeRule::SameOr(other, types) => (Some(other), types.to_vec()),
+            DTypeRule::With(other, listed) => {
+                (Some(other), listed.iter().flat_map(|(_, types)| types.iter().copied()).collect())
+            }
         };
         let mut found = like.map_or(Vec::new(), |other| self.types_of(other));
-        found.extend(more.iter().filter(|dtype| !found.contains(dtype)).collect::<Vec<_>>());
+        for dtype in more {
+            if !found.contains(&dtype) {
+                found.push(dtype);
+            }
+        }
         found
     }
 }
