@@ -177,8 +177,9 @@ def allowed_types(op: Op, index: int, types: Sequence[str | None]) -> tuple[str,
 def all_types(op: Op, index: int) -> tuple[str, ...]:
     """All types an argument may have in some call."""
     rule = op.args[index].dtype
-    like = all_types(op, rule.like) if rule.kind in ("same", "same_or", "among") else ()
-    return tuple(dict.fromkeys((*like, *rule.types)))
+    like = all_types(op, rule.like) if rule.kind in ("same", "same_or", "with") else ()
+    listed = (dtype for _, types in rule.listed for dtype in types)
+    return tuple(dict.fromkeys((*like, *rule.types, *listed)))
 
 
 def output_type(op: Op, index: int, types: Sequence[str | None], options: Sequence[Any]) -> str:
