@@ -126,9 +126,6 @@ impl std::str::FromStr for Isa {
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Isa {
     use std::arch::is_x86_feature_detected as has;
-    if std::env::var_os("EMULATED_TILES").is_some() {
-        return Isa::Amx;
-    } // TEMPORARY
     match Tier::supported() {
         Tier::Portable => Isa::Portable,
         Tier::Avx2 => Isa::Avx2,
