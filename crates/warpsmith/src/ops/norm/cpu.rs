@@ -208,14 +208,20 @@ impl<T: CpuElement, const ADD: bool> Row<T, ADD> {
     #[inline(always)]
     unsafe fn sums<S: Simd>(&self, s: S, p: &Problem, before: impl Fn(usize, usize)) -> Sums {
         let shift = if p.center {
-            let count = p.hidden.min(S::N);
-            // SAFETY: the first vector of the row; past its elements are zeros.
-            let mut first = unsafe { load_unordered_at(s, self.x, 0, count) };
-            if ADD {
-                // SAFETY: as above.
-                first = s.add(first, unsafe { load_unordered_at(s, self.residual, 0, count) });
-            }
-            Sums::shift(s, first, count)
+            Sums::shift(
+                s,
+                p.hidden,
+                #[inline(always)]
+                |i, count| {
+                    // SAFETY: elements of the row; past them are zeros.
+                    let x = unsafe { load_unordered_at(s, self.x, i, count) };
+                    if !ADD {
+                        return x;
+                    }
+                    // SAFETY: as above.
+                    s.add(x, unsafe { load_unordered_at(s, self.residual, i, count) })
+                },
+            )
         } else {
             0.0
         };
@@ -302,13 +308,21 @@ struct Sums {
 const PART: usize = 64;
 
 impl Sums {
-    /// What distances are best from, judged by the `first` elements of a row: zero, unless most are on one side of it. Other
+    /// What distances are best from, judged by the first elements of a row of `n`: zero, unless most are on one side of it. Other
     /// numbers make longer sums. They have few digits: narrow elements have few too, and sums would round distances with
     /// more of them always in the same direction.
     #[inline(always)]
-    fn shift<S: Simd>(s: S, first: S::V, count: usize) -> f32 {
+    fn shift<S: Simd>(s: S, n: usize, load: impl Fn(usize, usize) -> S::V) -> f32 {
         const FEW_DIGITS: u32 = 0xffff_0000;
-        let (sum, size) = (s.reduce_add(first), s.reduce_add(s.abs(first)));
+        /// Fewer would often mislead, on narrow vectors too.
+        const FIRST: usize = 64;
+        let (mut sums, mut sizes) = (s.zero(), s.zero());
+        let count = n.min(FIRST.max(S::N));
+        for i in (0..count).step_by(S::N) {
+            let v = load(i, S::N.min(count - i));
+            (sums, sizes) = (s.add(sums, v), s.add(sizes, s.abs(v)));
+        }
+        let (sum, size) = (s.reduce_add(sums), s.reduce_add(sizes));
         if sum.abs() < 0.5 * size {
             return 0.0;
         }
@@ -379,8 +393,7 @@ impl Sums {
 /// [`Sums::moments`] of a row. `load` is copied: called through a reference it would not be inlined.
 #[inline(always)]
 fn moments<S: Simd>(s: S, n: usize, center: bool, load: impl Fn(usize, usize) -> S::V + Copy) -> (f32, f32) {
-    let count = n.min(S::N);
-    let shift = if center { Sums::shift(s, load(0, count), count) } else { 0.0 };
+    let shift = if center { Sums::shift(s, n, load) } else { 0.0 };
     Sums::of(s, n, center, shift, load).moments(s, n, center, load)
 }
 
