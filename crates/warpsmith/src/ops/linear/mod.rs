@@ -28,6 +28,7 @@
 //!   below 2^-133 is lost.
 //! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all added
 //!   in f32. What those leave out is below the precision of f32, and sums are more exact than those of plain f32.
+//! - On vectors of a CPU sums of more than 512 elements are made in blocks, which are added in order. They follow from K alone.
 //! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
 //!   that use them. With f32 on AMX that holds for terms and their products, in sums that are so much larger that it is below
 //!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as f32.

@@ -93,7 +93,7 @@ impl Choice for QuantFormat {
 
 const SPEC: OpSpec = OpSpec {
     name: "linear_quant",
-    summary: "Matrix product with a weight in the quantised blocks of GGUF; activations are rounded to 8 bits",
+    summary: "Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits",
     args: &[
         ArgSpec::input("x", shape![.., k], DTypeRule::FLOAT, ""),
         ArgSpec::input(
