@@ -8,6 +8,7 @@ use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
 use super::matrix::{Block, Unit, copy_rows};
 use super::panel::{HALF, PANEL, Panels, Side, TILE};
+use super::partition::block_len;
 use super::vector::add_product;
 use crate::cpu::prefetch::{FAR_AHEAD, LINE, fetch_near};
 use crate::cpu::scratch::{self, Need};
@@ -195,27 +196,31 @@ impl<T: CpuElement> Few<T> {
         Few { rows, count, k, panel: panel.cast(), out }
     }
 
-    /// The sums of `R` rows: each is one accumulator to which k is added in ascending order, as in [`super::vector`].
+    /// The sums of `R` rows, in the blocks of k and the order that [`super::vector`] has.
     #[inline(always)]
     fn multiply<S: Simd, const R: usize>(&self, s: S) {
+        let block = block_len(self.k);
         for column in (0..PANEL).step_by(2 * S::N) {
-            let mut sums = [[s.zero(); 2]; R];
-            for k in 0..self.k {
-                let weights = self.panel.wrapping_add(k * PANEL + column);
-                fetch_near(weights.wrapping_byte_add(FAR_AHEAD).cast(), LINE);
-                // SAFETY: `new` was promised the memory.
-                unsafe {
-                    let w = [T::load(s, weights), T::load(s, weights.add(S::N))];
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        let x = s.splat(*self.rows.add(row * self.k + k));
-                        *sums = [add_product(s, sums[0], x, w[0]), add_product(s, sums[1], x, w[1])];
+            for from in (0..self.k.max(1)).step_by(block) {
+                let mut sums = [[s.zero(); 2]; R];
+                for k in from..self.k.min(from + block) {
+                    let weights = self.panel.wrapping_add(k * PANEL + column);
+                    fetch_near(weights.wrapping_byte_add(FAR_AHEAD).cast(), LINE);
+                    // SAFETY: `new` was promised the memory.
+                    unsafe {
+                        let w = [T::load(s, weights), T::load(s, weights.add(S::N))];
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let x = s.splat(*self.rows.add(row * self.k + k));
+                            *sums = [add_product(s, sums[0], x, w[0]), add_product(s, sums[1], x, w[1])];
+                        }
                     }
                 }
-            }
-            for (row, sums) in sums.into_iter().enumerate() {
-                for (half, sum) in sums.into_iter().enumerate() {
-                    // SAFETY: as above.
-                    unsafe { f32::store(s, self.out.add(row * PANEL + column + half * S::N), sum) };
+                for (row, sums) in sums.into_iter().enumerate() {
+                    for (half, sum) in sums.into_iter().enumerate() {
+                        let out = self.out.wrapping_add(row * PANEL + column + half * S::N);
+                        // SAFETY: as above; the blocks before were stored.
+                        unsafe { s.store(out, if from > 0 { s.add(s.load(out), sum) } else { sum }) };
+                    }
                 }
             }
         }
