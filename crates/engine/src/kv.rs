@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::models::Config;
 use std::collections::HashSet;
+use warpsmith::op::survey;
 use warpsmith::ops::KvCopy;
 use warpsmith::ops::paged_attention::SharedPrefixes;
 use warpsmith::{DType, Device, Stream, Tensor, TensorViewMut};
@@ -31,13 +32,11 @@ impl KvCache {
         device: Device,
     ) -> Result<KvCache> {
         let (layers, heads, head_dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
-        let memory = match device {
-            Device::Cpu => {
-                Tensor::zeros(&[num_pages, layers * 2 * page_size, heads, head_dim], dtype, device)?
-            }
-            Device::Cuda(_) => {
-                Tensor::zeros(&[layers, 2, num_pages, page_size, heads, head_dim], dtype, device)?
-            }
+        // In a survey, memory of the CPU stands for a GPU's.
+        let by_page = device == Device::Cpu && !survey::is_running();
+        let memory = match by_page {
+            true => Tensor::zeros(&[num_pages, layers * 2 * page_size, heads, head_dim], dtype, device)?,
+            false => Tensor::zeros(&[layers, 2, num_pages, page_size, heads, head_dim], dtype, device)?,
         };
         Ok(KvCache { memory, layers, page_size })
     }
