@@ -74,11 +74,24 @@ fn floor(magnitude: f64, dtype: DType) -> f64 {
 
 /// Judges `out` (widened elements of `dtype`) against the truth. The error names the first bad element.
 pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch> {
-    compare_within(expected, out, 0.0)
+    compare_within(expected, out, Allowance::default())
 }
 
-/// [`compare`], with an error of `slack` allowed to each element besides.
-pub(super) fn compare_within(expected: Expectation<'_>, out: &[f64], slack: f64) -> Result<Error, Mismatch> {
+/// What is allowed besides the tolerance.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Allowance {
+    /// An error of each element.
+    pub slack: f64,
+    /// Elements whose naive result is not finite are not judged: numbers of the case may leave the range of f32 on the way.
+    pub overflow: bool,
+}
+
+/// [`compare`], with some more allowed.
+pub(super) fn compare_within(
+    expected: Expectation<'_>,
+    out: &[f64],
+    Allowance { slack, overflow }: Allowance,
+) -> Result<Error, Mismatch> {
     let Expectation { truth, naive, deviation, dtype } = expected;
     if [truth.len(), naive.len(), deviation.len()] != [out.len(); 3] {
         let why = format!("{} elements instead of {}", out.len(), truth.len());
@@ -88,6 +101,9 @@ pub(super) fn compare_within(expected: Expectation<'_>, out: &[f64], slack: f64)
     let (mut out_error, mut naive_error, mut norm) = (0.0, 0.0, 0.0);
     let mut first_bad: Option<(usize, String)> = None;
     for (i, ((&t, &n), &o)) in truth.iter().zip(naive).zip(out).enumerate() {
+        if overflow && !n.is_finite() {
+            continue;
+        }
         let (rounded, most) = (dtype.round(t), dtype.max_finite());
         if !(t.is_finite() && rounded.is_finite()) {
             let agrees = if t.is_nan() { o.is_nan() } else { o == rounded || o == most.copysign(t) };

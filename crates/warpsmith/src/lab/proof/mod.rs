@@ -8,7 +8,7 @@ mod tensors;
 mod values;
 
 pub use bench_tensors::BenchTensors;
-use compare::compare_within;
+use compare::{Allowance, compare_within};
 pub use compare::{Error as Deviation, Expectation, Mismatch, compare};
 pub use large::Large;
 pub use tensors::{Tensors, arrange};
@@ -221,6 +221,7 @@ impl Prepared {
                 Some((flushed, slack)) => (flushed[index].as_ref().unwrap_or(naive), slack),
                 None => (naive, 0.0),
             };
+            let overflow = self.drawn.case.values == Values::Exponents;
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
             // Elements the reference leaves alone must keep their bits.
@@ -232,7 +233,7 @@ impl Prepared {
                     before[at], out[at]
                 )));
             }
-            match compare_within(expected, &out, slack) {
+            match compare_within(expected, &out, Allowance { slack, overflow }) {
                 Ok(deviation) => {
                     outcome.error = outcome.error.max(deviation.relative_norm);
                     outcome.worst = outcome.worst.max(deviation.worst);

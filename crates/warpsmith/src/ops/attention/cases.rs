@@ -91,6 +91,11 @@ impl Provable for Forward {
             }
         }
         case.set(SOFTCAP, case.attrs.float(SOFTCAP).max(0.0));
+        // Values of keys that a row does not see must be finite.
+        let hides_keys = case.attrs.bool(CAUSAL) || case.attrs.int(WINDOW) > 0 || case.gives(MASK);
+        if hides_keys && case.values == Values::Special {
+            case.values = Values::Large;
+        }
     }
 
     fn cases() -> Vec<Case> {

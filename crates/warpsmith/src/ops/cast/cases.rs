@@ -33,6 +33,7 @@ impl Provable for Forward {
         if !case.gives(SCALE) {
             case.set(INVERSE, 0.0);
         }
+        case.in_place &= TYPES[case.attrs.choice(TO)] == case.dtype;
     }
 
     fn cases() -> Vec<Case> {
