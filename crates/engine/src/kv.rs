@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn the_layers_of_a_page_lie_together_on_the_cpu() {
         let config = serde_json::json!({
-            "model_type": "llama", "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3,
+            "model_type": "llama", "hidden_size": 128, "intermediate_size": 80, "num_hidden_layers": 3,
             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "rms_norm_eps": 1e-5,
             "max_position_embeddings": 64, "rope_theta": 10000.0,
         });
@@ -132,7 +132,7 @@ mod tests {
         for layer in 0..3 {
             let (keys, values) = kv.layer(layer).unwrap();
             for view in [keys.as_view(), values.as_view()] {
-                assert_eq!(view.shape(), [5, 8, 2, 16]);
+                assert_eq!(view.shape(), [5, 8, 2, 32]);
                 assert_eq!(view.layout().strides()[0] as usize * 4, page);
                 places.push(view.address());
             }

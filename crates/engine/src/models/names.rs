@@ -433,7 +433,7 @@ impl<'a> Loader<'a> {
             && part.is_transposed_in_gpt2();
         if transposed {
             self.check_shape(&name, &[input, out])?;
-            let matrix = self.source.tensor(&name, self.matrix_dtype(&name))?;
+            let matrix = self.numbers_as(&name, self.matrix_dtype(&name))?;
             let matrix = ops::Copy::new(matrix.view().permute(&[1, 0]).expect("two dimensions")).run()?;
             return Ok(Matrix::Plain(self.place(&matrix)?));
         }

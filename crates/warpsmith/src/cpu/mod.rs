@@ -40,6 +40,7 @@ pub mod prefetch;
 pub mod rows;
 mod runs;
 pub mod scratch;
+mod settings;
 pub mod simd;
 mod threads;
 mod tier;
@@ -49,18 +50,7 @@ pub use copy::copy_bytes;
 pub use element::{CpuElement, map};
 pub use runs::Runs;
 pub use scratch::{Need, Region};
+pub(crate) use settings::check_settings;
 pub use simd::{Simd, Task, dispatch};
 pub use threads::{configured_threads, num_threads, parallel_for, parallel_for_with_scratch, with_threads};
 pub use tier::Tier;
-
-/// Whether the environment variables about the CPU have values that can be used. Calls ask when they are planned, so that a
-/// setting with a mistake in it is an error, not ignored.
-///
-/// # Errors
-/// Names the first variable that has not.
-pub(crate) fn check_settings() -> crate::error::Result<()> {
-    configured_threads()?;
-    Tier::configured()?;
-    gemm::Isa::configured()?;
-    Ok(())
-}

@@ -1,6 +1,6 @@
 //! What proves an op: its definition and its cases.
 
-use super::case::{ArgPlan, Case, Values};
+use super::case::{ArgPlan, Case};
 use super::reference::{Array, Inputs, Naive, Random, Real, storing_as};
 use crate::op::{AnyOp, Attrs, Op};
 use crate::tensor::DType;
@@ -61,9 +61,7 @@ pub trait AnyProvable: AnyOp {
 
 impl<O: Provable> AnyProvable for O {
     fn cases(&self) -> Vec<Case> {
-        let mut cases = O::cases();
-        cases.extend(exponents(&cases));
-        cases
+        O::cases()
     }
 
     fn bench_cases(&self) -> Vec<Case> {
@@ -96,20 +94,6 @@ impl<O: Provable> AnyProvable for O {
     ) -> Vec<Option<Array<f64>>> {
         storing_as(dtype, || evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64()))
     }
-}
-
-/// Every case with special values, with values of all exponents instead; of a type that has none, the first of some size.
-fn exponents(cases: &[Case]) -> Vec<Case> {
-    let special = |case: &&Case| case.values == Values::Special && case.dtype.is_float();
-    let mut twins: Vec<Case> =
-        cases.iter().filter(special).map(|case| case.clone().values(Values::Exponents)).collect();
-    for case in cases.iter().filter(|case| case.dtype.is_float() && !case.sizes.contains(&0)) {
-        let has_rows = case.sizes.iter().product::<usize>() >= 64;
-        if has_rows && !twins.iter().any(|twin| twin.dtype == case.dtype) {
-            twins.push(case.clone().values(Values::Exponents));
-        }
-    }
-    twins
 }
 
 /// The reference in another arithmetic, with `read` applied to each result.

@@ -67,7 +67,8 @@ impl Exponents {
         let reach = (ends[1] - 7.0).max(ends[1] / 2.0);
         let reach = match plan.fill {
             Fill::Factor => Some(reach),
-            Fill::AnyFactor => Some(reach / 2.0),
+            // Two of them, times the length of a row, stay below the largest f32.
+            Fill::AnyFactor => Some((reach / 2.0).min(54.0)),
             _ => None,
         };
         let columns = match reach {

@@ -158,7 +158,10 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
                 if !stream {
                     claim_ahead::<S, T>(p);
                 }
-                if PAIRED {
+                if PAIRED && E::NEAR {
+                    // Rounded as where pairs are apart: a row has the same bits in every layout.
+                    T::put_near(s, p, T::to_unordered(s, y), stream);
+                } else if PAIRED {
                     T::put(s, p, y, stream);
                 } else if E::NEAR {
                     T::put_near(s, p, y, stream);

@@ -135,8 +135,12 @@ fn generate(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let mut rng = Random::new(seed);
     let paths = draw_paths(&s, &mut rng);
     let hash_seed = case.attrs.int(SEED) as u32;
-    // A tree whose hashes crowd takes another seed.
-    let tree = build(&s, &paths, hash_seed, &mut rng).filter(|tree| tree.flat().seed == hash_seed);
+    // A tree whose hashes crowd takes another seed, and one that grew on the way a larger table.
+    let fits = |tree: &RadixTree| {
+        let flat = tree.flat();
+        flat.seed == hash_seed && flat.table.len() == slots_for(s.edges())
+    };
+    let tree = build(&s, &paths, hash_seed, &mut rng).filter(fits);
     let Some(tree) = tree else {
         // Sizes or a seed that no tree has: an empty one.
         return Forward::plan(case)
