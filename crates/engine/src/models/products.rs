@@ -181,7 +181,7 @@ pub struct GatedMlp {
 /// The first half of the layer.
 enum GateUp {
     /// One product with its activation.
-    Fused { weight: Packed, bias: Option<Tensor>, plan: Option<Plan> },
+    Fused { weight: Box<Packed>, bias: Option<Tensor>, plan: Option<Plan> },
     /// The two matrices are stored differently: their products first, then the activation.
     Apart(Projection, Option<Plan>),
 }
@@ -198,7 +198,8 @@ impl GatedMlp {
                 let bias = |part| loader.bias(part, layer, inner);
                 let biases = vec![bias(Part::Gate)?, bias(Part::Up)?];
                 let bias = joined_biases(biases, &[inner, inner], loader)?;
-                GateUp::Fused { weight: Packed::new(both, Gate::Halves, loader.dtype())?, bias, plan: None }
+                let weight = Box::new(Packed::new(both, Gate::Halves, loader.dtype())?);
+                GateUp::Fused { weight, bias, plan: None }
             }
             false => {
                 let parts = [(Part::Gate, inner), (Part::Up, inner)];
@@ -218,7 +219,7 @@ impl GatedMlp {
         stream: &Stream,
     ) -> Result<()> {
         match &mut self.gate_up {
-            GateUp::Fused { weight, bias, plan } => product!(&*weight, x, call => {
+            GateUp::Fused { weight, bias, plan } => product!(&**weight, x, call => {
                 let mut call = call.activation(self.activation);
                 if let Some(bias) = &*bias {
                     call = call.bias(bias);

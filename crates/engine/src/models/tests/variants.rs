@@ -45,7 +45,7 @@ fn logits_of_other_configurations_are_those_of_transformers() {
             let difference = largest_difference(&rows(&all), &expected) / scale;
             assert!(difference < 2e-6, "{family} {variant}: {difference:e} of the largest logit, {scale}");
             let usual = largest_difference(&rows(&usual), &expected) / scale;
-            assert!(usual > 1e-3, "{family} {variant}: {usual:e}: the keys change nothing");
+            assert!(usual > 1e-4, "{family} {variant}: {usual:e}: the keys change nothing");
         }
     }
 }

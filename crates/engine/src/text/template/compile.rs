@@ -32,7 +32,7 @@ const WHITESPACE: WhitespaceConfig =
 /// Compiles a template.
 pub fn compile(source: &str) -> Result<Program<'_>, Error> {
     check_tokens(source)?;
-    let template = parse(source, "chat", SyntaxConfig::default(), WHITESPACE)?;
+    let template = parse(source, "chat", SyntaxConfig, WHITESPACE)?;
     check_statement(&template)?;
     let mut generator = CodeGenerator::new("chat", source);
     generator.compile_stmt(&template);
@@ -47,7 +47,7 @@ fn check_tokens(source: &str) -> Result<(), Error> {
         return Err(meter::exceed("length in bytes", MAX_SOURCE as u64));
     }
     let (mut in_tag, mut elifs) = (0, 0);
-    for token in tokenize(source, false, SyntaxConfig::default(), WHITESPACE) {
+    for token in tokenize(source, false, SyntaxConfig, WHITESPACE) {
         match token?.0 {
             Token::BlockStart | Token::VariableStart => in_tag = 0,
             Token::Ident("elif") => elifs += 1,
@@ -219,16 +219,16 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     }
     places.push(new.len() as u32);
     for i in 0..new.len() as u32 {
-        match new.get_mut(i) {
-            Some(
-                Instruction::Iterate(to)
-                | Instruction::Jump(to)
-                | Instruction::JumpIfFalse(to)
-                | Instruction::JumpIfFalseOrPop(to)
-                | Instruction::JumpIfTrueOrPop(to)
-                | Instruction::BuildMacro(_, to, _),
-            ) => *to = places[*to as usize],
-            _ => {}
+        if let Some(
+            Instruction::Iterate(to)
+            | Instruction::Jump(to)
+            | Instruction::JumpIfFalse(to)
+            | Instruction::JumpIfFalseOrPop(to)
+            | Instruction::JumpIfTrueOrPop(to)
+            | Instruction::BuildMacro(_, to, _),
+        ) = new.get_mut(i)
+        {
+            *to = places[*to as usize];
         }
     }
     Ok(new)

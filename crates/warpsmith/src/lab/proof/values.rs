@@ -63,7 +63,7 @@ impl Exponents {
         let top = ends[1].min(f64::from(f32::MAX).log2().floor() - 8.0 - (row as f64).log2().ceil());
         // The same for all factors of a call. Where one is large the other is small, so that each product counts.
         let mut rng = Random::new(seed);
-        let sign = if index % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = if index.is_multiple_of(2) { 1.0 } else { -1.0 };
         let reach = (ends[1] - 7.0).max(ends[1] / 2.0);
         let reach = match plan.fill {
             Fill::Factor => Some(reach),
