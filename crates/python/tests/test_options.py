@@ -86,7 +86,7 @@ def test_layer_norm_takes_its_bias_third() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_batches_broadcast(q: int, k: int, v: int, masked: bool) -> None:
     query, key, value = torch.randn(q, 2, 5, 32), torch.randn(k, 2, 7, 32), torch.randn(v, 2, 7, 32)
-    mask = torch.rand(3, 1, 5, 7) < 0.8 if masked else None
+    mask = torch.rand(max(q, k), 1, 5, 7) < 0.8 if masked else None
     expected = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), mask)
     found = warpsmith.sdpa(query, key, value, mask)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
@@ -111,7 +111,7 @@ def test_threads_are_those_of_pytorch(run_python: Any) -> None:
         print(threads() - before)
     """
     assert int(run_python(program.format(threads=1))) == 0
-    assert int(run_python(program.format(threads=3))) == 2
+    assert int(run_python(program.format(threads=2))) == 1
     # The library's own setting comes first.
     assert int(run_python(program.format(threads=3), WARPSMITH_NUM_THREADS="1")) == 0
     assert int(run_python(program.format(threads=1), WARPSMITH_NUM_THREADS="4")) == 3

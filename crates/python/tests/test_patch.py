@@ -10,6 +10,7 @@ import pytest
 import torch
 import warpsmith
 from device import DEVICE
+from warpsmith import _sdpa
 
 models = pytest.importorskip("models", reason="transformers is not installed")
 from transformers import DynamicCache, StaticCache  # noqa: E402
@@ -26,6 +27,9 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for op in ("rms_norm", "layer_norm", "linear", "attention"):
         real = getattr(warpsmith.ops, op)
         monkeypatch.setattr(warpsmith.ops, op, lambda *a, real=real, op=op, **k: calls.append(op) or real(*a, **k))
+    # Usual calls of attention go straight to the kernel.
+    direct = _sdpa.ATTENTION
+    monkeypatch.setattr(_sdpa, "ATTENTION", lambda *a, **k: calls.append("attention") or direct(*a, **k))
     return calls
 
 

@@ -10,6 +10,7 @@ import torch
 import warpsmith
 from device import DEVICE
 from torch.nn import functional as F
+from warpsmith import _sdpa
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 5, 7, 32
 
@@ -51,6 +52,9 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     calls: list[None] = []
     real = warpsmith.ops.attention
     monkeypatch.setattr(warpsmith.ops, "attention", lambda *a, **k: calls.append(None) or real(*a, **k))
+    # Usual calls go straight to the kernel.
+    direct = _sdpa.ATTENTION
+    monkeypatch.setattr(_sdpa, "ATTENTION", lambda *a, **k: calls.append(None) or direct(*a, **k))
     return calls
 
 

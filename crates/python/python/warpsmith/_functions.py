@@ -45,7 +45,7 @@ def numbers(op: Op, variant: Variant) -> list[str]:
     for at, given in enumerate(variant.tensors):
         if may_be_number(op, variant, given):
             name = op.args[given.arg].name
-            lines.append(f"if {name}.__class__ is float or {name}.__class__ is int:")
+            lines.append(f"if type({name}) is float or type({name}) is int:")
             lines.append(f"    {name} = _fill({at}, {name}, {first})")
     return lines
 

@@ -553,8 +553,8 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     """
 
 @overload
-def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Same:
-    """Matrix product with a weight in the quantised blocks of GGUF.
+def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Same:
+    """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits.
 
     x: [..., k]
     w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
@@ -565,15 +565,16 @@ def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | No
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
     to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
+    precision: auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only) (auto, full)
 
     Returns:
     out: [..., n], f32 or f16 or bf16
     """
 @overload
-def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Any: ...
+def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Any: ...
 
-def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> None:
-    """Matrix product with a weight in the quantised blocks of GGUF, in place.
+def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> None:
+    """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits, in place.
 
     x: [..., k]
     w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
@@ -584,6 +585,7 @@ def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
     to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
+    precision: auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only) (auto, full)
     """
 
 @overload
