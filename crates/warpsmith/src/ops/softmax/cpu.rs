@@ -28,6 +28,10 @@ const NEXT: usize = 1024;
 /// Rows are gone through in pieces of this many elements, which stay in L1.
 const PIECE: usize = 4096;
 
+/// Vectors whose products the gradient adds before the sum goes to a total in f64: all of a row is off by what its sum is, and the
+/// longer a sum, the more each addition rounds.
+const PART: usize = 16;
+
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let stream = should_stream(p.tensor_bytes());
@@ -473,16 +477,21 @@ impl<T: CpuElement> Task for Backward<'_, T> {
                 let [y_next, dout_next, _, _] = p.rows.offsets((row + 1).min(p.num_rows - 1));
                 let y_ahead = Ahead::new(at(Y, y_next).cast_const(), p.hidden, p.steps[0]);
                 let dout_ahead = Ahead::new(at(DOUT, dout_next).cast_const(), p.hidden, p.steps[1]);
-                let [dot] = sum_vectors(
-                    s,
-                    p.hidden,
-                    #[inline(always)]
-                    |i, count, sums: &mut [<S::Pair as Simd>::V; 1]| {
-                        let dout = load_unordered_at(s, dout, i, count);
-                        sums[0] = s.fma(load_unordered_at(s, y, i, count), dout, sums[0]);
-                    },
-                );
-                let dot = s.splat(dot);
+                let mut dot = 0f64;
+                let part = PART * <S::Pair as Simd>::N;
+                for start in (0..p.hidden).step_by(part) {
+                    let [of_part] = sum_vectors(
+                        s,
+                        part.min(p.hidden - start),
+                        #[inline(always)]
+                        |i, count, sums: &mut [<S::Pair as Simd>::V; 1]| {
+                            let dout = load_unordered_at(s, dout, start + i, count);
+                            sums[0] = s.fma(load_unordered_at(s, y, start + i, count), dout, sums[0]);
+                        },
+                    );
+                    dot += f64::from(of_part);
+                }
+                let dot = s.splat(dot as f32);
                 let stream = self.stream && p.steps[2] == 1 && can_stream::<S::Pair, T>(dx);
                 for_vectors::<S::Pair>(
                     p.hidden,
