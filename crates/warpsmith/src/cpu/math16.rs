@@ -134,10 +134,12 @@ fn saturating_exp2<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     s.scale2_floor(P::significand(s, s.fraction(x)), x)
 }
 
-/// `x sigmoid(y)`, given `raised e^y`.
+/// `x sigmoid(y)`, given `w = raised e^y`.
 #[inline(always)]
 fn times_sigmoid<P: Precision, S: Simd>(s: S, x: S::V, w: S::V, raised: f32) -> S::V {
-    s.mul(s.mul(x, P::reciprocal(s, s.add(w, s.splat(raised)))), w)
+    // Not x / (w + raised), which is so small that subnormal x would lose digits: as one factor of a gate's product, they show.
+    let w = s.mul(w, s.splat(1.0 / raised));
+    s.mul(s.mul(x, P::reciprocal(s, s.add(w, s.splat(1.0)))), w)
 }
 
 /// [`super::math::silu`].
@@ -152,7 +154,8 @@ pub fn silu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
 pub fn gelu_tanh<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     let slope = s.fma(s.mul(x, x), s.splat(GELU_TANH_B * LOG2_E), s.splat(GELU_TANH_A * LOG2_E));
     let binary = s.fma(x, slope, s.splat(LIFT_GELU_TANH));
-    times_sigmoid::<P, S>(s, x, P::exp2(s, s.min(s.splat(SATURATED), binary)), RAISED_GELU_TANH)
+    let w = P::exp2(s, s.min(s.splat(SATURATED), binary));
+    times_sigmoid::<P, S>(s, x, w, RAISED_GELU_TANH)
 }
 
 /// [`super::math::mish`].
@@ -172,7 +175,7 @@ pub fn gelu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     let magnitude = s.abs(s.min(s.splat(14.5), x));
     let log = P::log_tail(s, magnitude);
     let tail = s.scale2_floor_normal(P::significand(s, s.fraction(log)), log);
-    s.fnma(s.mul(magnitude, s.splat(1.0 / RAISED_GELU)), tail, s.max(s.zero(), x))
+    s.fnma(s.mul(magnitude, tail), s.splat(1.0 / RAISED_GELU), s.max(s.zero(), x))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What proves an op: its definition and its cases.
 
-use super::case::{ArgPlan, Case};
-use super::reference::{Array, Inputs, Naive, Random, Real, storing_as};
+use super::case::{ArgPlan, Case, Values};
+use super::reference::{Array, Inputs, Naive, Probe, Random, Real, storing_as};
 use crate::op::{AnyOp, Attrs, Op};
 use crate::tensor::DType;
 
@@ -36,6 +36,14 @@ pub struct Expected {
     pub deviation: Vec<Option<Array<f64>>>,
 }
 
+/// What [`Probe`] arithmetic finds out about one case: per output argument, in `f64`.
+pub struct Probed {
+    /// Results of naive arithmetic with other roundings.
+    pub sample: Vec<Option<Array<f64>>>,
+    /// The largest number on the way to each element.
+    pub peak: Vec<Option<Array<f64>>>,
+}
+
 /// The object-safe form of [`Provable`].
 pub trait AnyProvable: AnyOp {
     /// The cases every kernel must pass.
@@ -57,11 +65,15 @@ pub trait AnyProvable: AnyOp {
         wanted: u32,
         attrs: &Attrs,
     ) -> Vec<Option<Array<f64>>>;
+    /// Evaluates the reference in [`Probe`] arithmetic.
+    fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed;
 }
 
 impl<O: Provable> AnyProvable for O {
     fn cases(&self) -> Vec<Case> {
-        O::cases()
+        let mut cases = O::cases();
+        cases.extend(exponents(&cases));
+        cases
     }
 
     fn bench_cases(&self) -> Vec<Case> {
@@ -94,18 +106,53 @@ impl<O: Provable> AnyProvable for O {
     ) -> Vec<Option<Array<f64>>> {
         storing_as(dtype, || evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64()))
     }
+
+    fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed {
+        let probes = storing_as(dtype, || Probe::repeatably(|| results::<O, Probe>(inputs, wanted, attrs)));
+        let of =
+            |f: fn(&Probe) -> f64| probes.iter().map(|probe| probe.as_ref().map(|a| read(a, f))).collect();
+        Probed { sample: of(|probe| probe.f64()), peak: of(Probe::peak) }
+    }
 }
 
-/// The reference in another arithmetic, with `read` applied to each result.
+/// Every case with special values, with values of all exponents instead; of a type that has none, the first of some size.
+fn exponents(cases: &[Case]) -> Vec<Case> {
+    let special = |case: &&Case| case.values == Values::Special && case.dtype.is_float();
+    let mut twins: Vec<Case> =
+        cases.iter().filter(special).map(|case| case.clone().values(Values::Exponents)).collect();
+    for case in cases.iter().filter(|case| case.dtype.is_float() && !case.sizes.contains(&0)) {
+        let has_rows = case.sizes.iter().product::<usize>() >= 64;
+        if has_rows && !twins.iter().any(|twin| twin.dtype == case.dtype) {
+            twins.push(case.clone().values(Values::Exponents));
+        }
+    }
+    twins
+}
+
+/// The reference in another arithmetic, with `seen` applied to each result.
 fn evaluate<O: Provable, R: Real>(
     inputs: &[Option<Array<f64>>],
     wanted: u32,
     attrs: &Attrs,
-    read: fn(&R) -> f64,
+    seen: fn(&R) -> f64,
 ) -> Vec<Option<Array<f64>>> {
+    results::<O, R>(inputs, wanted, attrs)
+        .iter()
+        .map(|result| result.as_ref().map(|a| read(a, seen)))
+        .collect()
+}
+
+/// The reference in another arithmetic.
+fn results<O: Provable, R: Real>(
+    inputs: &[Option<Array<f64>>],
+    wanted: u32,
+    attrs: &Attrs,
+) -> Vec<Option<Array<R>>> {
     let inputs: Vec<Option<Array<R>>> =
         inputs.iter().map(|input| input.as_ref().map(|a| Array::of(&a.shape, &a.data))).collect();
-    let outputs = O::reference(&Inputs::new(&inputs, wanted), attrs);
-    let seen = |a: Array<R>| Array { shape: a.shape, data: a.data.iter().map(read).collect() };
-    outputs.into_iter().map(|output| output.map(seen)).collect()
+    O::reference(&Inputs::new(&inputs, wanted), attrs)
+}
+
+fn read<R>(array: &Array<R>, seen: fn(&R) -> f64) -> Array<f64> {
+    Array { shape: array.shape.clone(), data: array.data.iter().map(seen).collect() }
 }

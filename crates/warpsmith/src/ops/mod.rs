@@ -135,6 +135,19 @@ mod new_op;
 mod tests {
     use super::*;
     use crate::lab::proof::Prepared;
+    use crate::lab::{Case, Values};
+
+    /// From the smallest subnormal to the largest number, on whatever a kernel may do with them.
+    #[test]
+    fn every_type_of_every_op_has_a_case_of_all_exponents() {
+        for op in PROVABLE {
+            let cases = op.cases();
+            for case in cases.iter().filter(|case| case.dtype.is_float()) {
+                let has = |other: &Case| other.dtype == case.dtype && other.values == Values::Exponents;
+                assert!(cases.iter().any(has), "{} {}", op.spec().name, case.dtype);
+            }
+        }
+    }
 
     #[test]
     fn a_new_op_passes_its_cases() {

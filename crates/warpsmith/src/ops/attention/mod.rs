@@ -16,7 +16,8 @@
 //!   of `q`, and `mask`, in bool or u8, are `[batch or 1, num_heads or 1, q_len, kv_len]`, and not for packed requests.
 //! - Query `i` is at position `p = i + kv_len - q_len` among the keys: the last query belongs to the last key. With `causal`
 //!   it sees keys up to `p`; with a `window` above zero it does not see keys before `p - window`, so that many and its
-//!   own; with `mask` it sees only keys whose element is not zero. A bias of minus infinity hides a key too.
+//!   own; with `mask` it sees only keys whose element is not zero. A score of minus infinity, as from such a bias, hides a
+//!   key too.
 //! - `sinks`, `[num_heads]`, holds a score for each head that takes part in the softmax and has no value: it only makes the
 //!   probabilities smaller.
 //! - `lse`, `[batch, num_heads, q_len]`, is the natural logarithm of the sum of the exponentials of a row's scores,

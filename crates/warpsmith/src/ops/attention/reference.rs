@@ -67,11 +67,12 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
         .map(|j| (j, score(inputs, attrs, head, i, j, &k.data[row(j)..][..d])))
         .collect();
     let sink = inputs.get(SINKS).map(|sinks| sinks.data[head.head]);
-    let all = scores.iter().map(|&(_, score)| score).chain(sink);
-    let most = all.fold(R::of(f64::NEG_INFINITY), |most, score| most.max_nan(score));
+    let none = R::of(f64::NEG_INFINITY);
+    let most = scores.iter().fold(none, |most, &(_, score)| most.max_nan(score));
     if most.f64() == f64::NEG_INFINITY {
-        return most;
+        return sink.unwrap_or(none);
     }
+    let most = sink.map_or(most, |sink| most.max_nan(sink));
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     for &(j, score) in &scores {
         let p = (score - most).exp();

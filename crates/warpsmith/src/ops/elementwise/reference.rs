@@ -8,8 +8,8 @@ impl Kind {
     /// The definition.
     pub fn value<R: Real>(self, x: R) -> R {
         match self {
-            Kind::Gelu => R::of(0.5) * x * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf()),
-            Kind::GeluTanh => R::of(0.5) * x * (R::one() + inner(x).tanh()),
+            Kind::Gelu => R::of(0.5) * x * (x * R::of(FRAC_1_SQRT_2)).one_plus_erf(),
+            Kind::GeluTanh => R::of(0.5) * x * inner(x).one_plus_tanh(),
             Kind::Silu => x * sigmoid(x),
             Kind::Relu => {
                 if x < R::zero() {
@@ -27,14 +27,14 @@ impl Kind {
         let half = R::of(0.5);
         match self {
             Kind::Gelu => {
-                let cdf = half * (R::one() + (x * R::of(FRAC_1_SQRT_2)).erf());
+                let cdf = half * (x * R::of(FRAC_1_SQRT_2)).one_plus_erf();
                 let density = R::of(FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) * (-half * x * x).exp();
                 cdf + x * density
             }
             Kind::GeluTanh => {
                 let t = inner(x).tanh();
                 let slope = R::of(FRAC_2_SQRT_PI / SQRT_2) * (R::one() + R::of(3.0 * 0.044715) * x * x);
-                half * (R::one() + t) + half * x * (R::one() - t * t) * slope
+                half * inner(x).one_plus_tanh() + half * x * (R::one() - t * t) * slope
             }
             Kind::Silu => sigmoid(x) * (R::one() + x * (R::one() - sigmoid(x))),
             Kind::Relu if x.f64().is_nan() => x,

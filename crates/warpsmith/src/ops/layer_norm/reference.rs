@@ -39,6 +39,7 @@ fn moments<R: Real>(row: &[R], eps: f64) -> (R, R) {
 
 /// With r = 1 / deviation(x), y = (x - mean) r and g = dout * weight:
 /// dx = r (g - y mean(g y) - mean(g)) + dsum;  dweight = sum over rows of dout * y;  dbias = sum of dout.
+/// The mean of g y is that of g (x - mean), times r.
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, dout) = (&inputs[back::X], &inputs[back::DOUT]);
     let weight = inputs.get(back::WEIGHT);
@@ -49,7 +50,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
         let (mean, r) = moments(x, attrs.float(EPS));
         let g = |i: usize| weight.map_or(dout[i], |w| dout[i] * w.data[i]);
         let y = |i: usize| (x[i] - mean) * r;
-        let mean_gy = (0..n).fold(R::zero(), |sum, i| sum + g(i) * y(i)) / R::of(n as f64);
+        let mean_gy = (0..n).fold(R::zero(), |sum, i| sum + g(i) * (x[i] - mean)) * r / R::of(n as f64);
         let mean_g = (0..n).fold(R::zero(), |sum, i| sum + g(i)) / R::of(n as f64);
         for i in 0..n {
             let mut d = r * (g(i) - y(i) * mean_gy - mean_g);

@@ -68,10 +68,12 @@ fn attend<R: Real>(
     };
     let scores: Vec<R> = keys.iter().map(score).collect();
     let sink = inputs.get(SINKS).map(|sinks| sinks.data[head]);
-    let most = scores.iter().copied().chain(sink).fold(R::of(f64::NEG_INFINITY), R::max_nan);
+    let none = R::of(f64::NEG_INFINITY);
+    let most = scores.iter().copied().fold(none, R::max_nan);
     if most.f64() == f64::NEG_INFINITY {
-        return most;
+        return sink.unwrap_or(none);
     }
+    let most = sink.map_or(most, |sink| most.max_nan(sink));
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     for (&j, &score) in keys.iter().zip(&scores) {
         let weight = (score - most).exp();

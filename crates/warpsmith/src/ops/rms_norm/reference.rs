@@ -33,6 +33,7 @@ fn inverse_rms<R: Real>(row: &[R], eps: f64) -> R {
 
 /// With r = 1 / rms(x), y = x r and g = dout * weight:
 /// dx = r (g - y mean(g y)) + dsum;  dweight = sum over rows of dout * y.
+/// The mean is that of g x, times r, so that one pass over a row gives both sums.
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, dout) = (&inputs[back::X], &inputs[back::DOUT]);
     let weight = inputs.get(back::WEIGHT);
@@ -42,7 +43,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     for (row, (x, dout)) in x.rows().zip(dout.rows()).enumerate() {
         let r = inverse_rms(x, attrs.float(EPS));
         let g = |i: usize| weight.map_or(dout[i], |w| dout[i] * w.data[i]);
-        let mean = (0..n).fold(R::zero(), |sum, i| sum + g(i) * (x[i] * r)) / R::of(n as f64);
+        let mean = (0..n).fold(R::zero(), |sum, i| sum + g(i) * x[i]) * r / R::of(n as f64);
         for i in 0..n {
             let mut d = r * (g(i) - x[i] * r * mean);
             if let Some(dsum) = inputs.get(back::DSUM) {

@@ -1,5 +1,13 @@
 //! The arithmetics in which references are evaluated: `f64` for the truth, [`Naive`] for the error of a plain
-//! implementation in a given dtype, and [`Random`] for its average error.
+//! implementation in a given dtype, [`Random`] for its average error, and [`Probe`] for the range it needs.
+
+mod naive;
+mod probe;
+mod random;
+
+pub use naive::Naive;
+pub use probe::Probe;
+pub use random::Random;
 
 use crate::tensor::DType;
 use std::cell::Cell;
@@ -38,6 +46,14 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// Error function.
     fn erf(self) -> Self;
+    /// One plus the hyperbolic tangent. Exact in `f64` where they nearly cancel.
+    fn one_plus_tanh(self) -> Self {
+        Self::one() + self.tanh()
+    }
+    /// One plus the error function. Exact in `f64` where they nearly cancel.
+    fn one_plus_erf(self) -> Self {
+        Self::one() + self.erf()
+    }
     /// Square root.
     fn sqrt(self) -> Self;
     /// Sine.
@@ -88,6 +104,12 @@ impl Real for f64 {
     fn erf(self) -> Self {
         libm::erf(self)
     }
+    fn one_plus_tanh(self) -> Self {
+        if self < 0.0 { 2.0 / (1.0 + (-2.0 * self).exp()) } else { 1.0 + self.tanh() }
+    }
+    fn one_plus_erf(self) -> Self {
+        libm::erfc(-self)
+    }
     fn sqrt(self) -> Self {
         self.sqrt()
     }
@@ -133,216 +155,6 @@ pub(crate) fn storing_as<T>(dtype: DType, evaluate: impl FnOnce() -> T) -> T {
     };
     let _before = Before(STORED_AS.replace(dtype));
     evaluate()
-}
-
-/// Plain `f32` arithmetic whose stored values are rounded to the type of [`storing_as`]: what a straightforward
-/// implementation does.
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub struct Naive(f32);
-
-macro_rules! naive_arithmetic {
-    ($($trait:ident $method:ident $op:tt),*) => {$(
-        impl $trait for Naive {
-            type Output = Self;
-            fn $method(self, other: Self) -> Self {
-                Naive(self.0 $op other.0)
-            }
-        }
-    )*};
-}
-naive_arithmetic!(Add add +, Sub sub -, Mul mul *, Div div /);
-
-impl Neg for Naive {
-    type Output = Self;
-    fn neg(self) -> Self {
-        Naive(-self.0)
-    }
-}
-
-impl Real for Naive {
-    fn of(value: f64) -> Self {
-        Naive(value as f32)
-    }
-    fn f64(self) -> f64 {
-        self.0 as f64
-    }
-    fn stored(self) -> Self {
-        Naive(STORED_AS.get().round(self.0 as f64) as f32)
-    }
-    fn tf32(self) -> Self {
-        // A NaN whose payload is all in the bits that go would become infinity.
-        Naive(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
-    }
-    fn add_products(self, products: &[Self]) -> Self {
-        let addends = || std::iter::once(&self).chain(products).map(|v| v.f64());
-        match tensor_unit(addends()).filter(|_| STORED_AS.get().size() == 1) {
-            Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
-            None => products.iter().fold(self, |sum, &product| sum + product),
-        }
-    }
-    fn exp(self) -> Self {
-        Naive(self.0.exp())
-    }
-    fn ln_1p(self) -> Self {
-        Naive(self.0.ln_1p())
-    }
-    fn tanh(self) -> Self {
-        Naive(self.0.tanh())
-    }
-    fn erf(self) -> Self {
-        Naive(libm::erff(self.0))
-    }
-    fn sqrt(self) -> Self {
-        Naive(self.0.sqrt())
-    }
-    fn sin(self) -> Self {
-        Naive(self.0.sin())
-    }
-    fn cos(self) -> Self {
-        Naive(self.0.cos())
-    }
-    fn powf(self, exponent: Self) -> Self {
-        Naive(self.0.powf(exponent.0))
-    }
-}
-
-/// The exact value together with the variance of the error of [`Naive`] arithmetic, if every rounding errs at
-/// random: how well conditioned each element of a result is.
-#[derive(Clone, Copy)]
-pub struct Random {
-    value: f64,
-    variance: f64,
-}
-
-/// Variance of one rounding of `value`, with relative errors uniform up to `unit`.
-fn rounding(value: f64, unit: f64) -> f64 {
-    let bound = value * unit;
-    bound * bound / 3.0
-}
-
-/// Propagates an error of `variance` through a slope. An exact operand propagates nothing, whatever the slope.
-fn carried(slope: f64, variance: f64) -> f64 {
-    if variance == 0.0 || slope == 0.0 { 0.0 } else { slope * slope * variance }
-}
-
-impl Random {
-    fn rounded(value: f64, variance: f64) -> Self {
-        // Library functions are off by up to one unit in the last place, basic operations by half; assume one for
-        // all.
-        let variance = variance + rounding(value, 2.0 * DType::F32.unit_roundoff());
-        Random { value, variance }
-    }
-
-    fn through(self, value: f64, slope: f64) -> Self {
-        Random::rounded(value, carried(slope, self.variance))
-    }
-
-    /// Standard deviation of the naive computation's error.
-    pub fn deviation(&self) -> f64 {
-        self.variance.sqrt()
-    }
-}
-
-impl PartialEq for Random {
-    fn eq(&self, other: &Self) -> bool {
-        self.value == other.value
-    }
-}
-impl PartialOrd for Random {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        self.value.partial_cmp(&other.value)
-    }
-}
-impl Add for Random {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Random::rounded(self.value + other.value, self.variance + other.variance)
-    }
-}
-impl Sub for Random {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Random::rounded(self.value - other.value, self.variance + other.variance)
-    }
-}
-impl Mul for Random {
-    type Output = Self;
-    fn mul(self, other: Self) -> Self {
-        let variance = carried(other.value, self.variance) + carried(self.value, other.variance);
-        Random::rounded(self.value * other.value, variance)
-    }
-}
-impl Div for Random {
-    type Output = Self;
-    fn div(self, other: Self) -> Self {
-        let value = self.value / other.value;
-        let variance =
-            carried(1.0 / other.value, self.variance) + carried(value / other.value, other.variance);
-        Random::rounded(value, variance)
-    }
-}
-impl Neg for Random {
-    type Output = Self;
-    fn neg(self) -> Self {
-        Random { value: -self.value, ..self }
-    }
-}
-
-impl Real for Random {
-    fn of(value: f64) -> Self {
-        Random { value, variance: 0.0 }
-    }
-    fn f64(self) -> f64 {
-        self.value
-    }
-    fn stored(self) -> Self {
-        Random { variance: self.variance + rounding(self.value, STORED_AS.get().unit_roundoff()), ..self }
-    }
-    fn tf32(self) -> Self {
-        Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0), ..self }
-    }
-    fn add_products(self, products: &[Self]) -> Self {
-        let sum = products.iter().fold(self, |sum, &product| sum + product);
-        let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value));
-        match tensor_unit(addends).filter(|_| STORED_AS.get().size() == 1) {
-            // Each addend loses up to a unit.
-            Some(unit) => {
-                let cuts = (1 + products.len()) as f64 * unit * unit / 3.0;
-                Random { variance: sum.variance + cuts, ..sum }
-            }
-            None => sum,
-        }
-    }
-    fn exp(self) -> Self {
-        self.through(self.value.exp(), self.value.exp())
-    }
-    fn ln_1p(self) -> Self {
-        self.through(self.value.ln_1p(), 1.0 / (1.0 + self.value))
-    }
-    fn tanh(self) -> Self {
-        let value = self.value.tanh();
-        self.through(value, 1.0 - value * value)
-    }
-    fn erf(self) -> Self {
-        let slope = std::f64::consts::FRAC_2_SQRT_PI * (-self.value * self.value).exp();
-        self.through(libm::erf(self.value), slope)
-    }
-    fn sqrt(self) -> Self {
-        let value = self.value.sqrt();
-        self.through(value, 0.5 / value)
-    }
-    fn sin(self) -> Self {
-        self.through(self.value.sin(), self.value.cos())
-    }
-    fn cos(self) -> Self {
-        self.through(self.value.cos(), self.value.sin())
-    }
-    fn powf(self, exponent: Self) -> Self {
-        let value = self.value.powf(exponent.value);
-        let variance = carried(value * exponent.value / self.value, self.variance)
-            + carried(value * self.value.ln(), exponent.variance);
-        Random::rounded(value, variance)
-    }
 }
 
 /// A row-major array of reference numbers.
