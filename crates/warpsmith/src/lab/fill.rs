@@ -1,6 +1,7 @@
 //! The values of arguments in cases.
 
 use crate::lab::Case;
+use crate::tensor::DType;
 
 /// How an argument is filled.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +13,11 @@ pub enum Fill {
     ///
     /// [`Values::Exponents`]: super::Values::Exponents
     Factor,
+    /// As [`Factor`](Fill::Factor), but large ones meet small ones in every row, so that no sum is large: an exponential is
+    /// taken of it. With the dtype of the other factor.
+    Exponent(DType),
+    /// Normal around zero, and far from the largest f32: what is multiplied by weights whose sum is only known in the end.
+    Weighted,
     /// As [`Factor`](Fill::Factor), but each element may meet any of another argument.
     AnyFactor,
     /// Whole numbers from 0 to below the bound.

@@ -49,7 +49,8 @@ pub struct Kernel<P: 'static> {
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
-    /// Whether its products take subnormal numbers of bf16 for zero, as the instructions of CPUs do.
+    /// Whether its products take subnormal numbers for zero: of bf16, as the instructions of CPUs do, or the parts that GPUs
+    /// split f32 into.
     pub flushes_subnormals: bool,
     /// Whether it can run a problem, beyond what the target implies.
     pub supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>,
@@ -122,7 +123,7 @@ impl<P> Kernel<P> {
         self
     }
 
-    /// Taking subnormal factors of bf16 for zero.
+    /// Taking subnormal factors of bf16, or parts of f32, for zero.
     pub const fn flushing_subnormals(mut self) -> Self {
         self.flushes_subnormals = true;
         self

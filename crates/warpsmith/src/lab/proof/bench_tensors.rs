@@ -201,7 +201,7 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
                 plan.dtype.write(mean + deviation * f64::from(*value), element);
             }
         }
-        Fill::Factor | Fill::AnyFactor => {
+        Fill::Factor | Fill::AnyFactor | Fill::Exponent(_) | Fill::Weighted => {
             return block(&ArgPlan { fill: Fill::Normal(0.0, 1.0), ..plan.clone() }, index, count);
         }
         Fill::Below(bound) => {

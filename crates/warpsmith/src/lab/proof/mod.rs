@@ -166,20 +166,26 @@ impl Prepared {
         })
     }
 
-    /// For a kernel that takes subnormal factors for zero: the naive results with such factors, and how far such products
-    /// and sums may be off, which are then zero themselves. `None` where a case has none.
-    fn flushed(&self, kernel: &KernelInfo) -> Option<(&[Option<Array<f64>>], f64)> {
+    /// For a kernel that takes subnormal factors for zero: the naive results with such factors if they differ, and how far such
+    /// products and sums may be off, which are then zero themselves.
+    fn flushed(&self, kernel: &KernelInfo) -> (Option<&[Option<Array<f64>>]>, f64) {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         let may_have = matches!(case.values, Values::Special | Values::Exponents);
+        if !(kernel.flushes_subnormals && may_have) {
+            return (None, 0.0);
+        }
+        let rows = plan.iter().flatten().filter(|plan| plan.dtype == case.dtype);
+        let terms = rows.filter_map(|plan| plan.shape.iter().copied().max()).max().unwrap_or(0);
+        if kernel.is_cuda() && case.dtype == DType::F32 {
+            // The small part of TF32 ends at 2^-136, and weights are at most one.
+            return (None, terms as f64 * f64::from(f32::MIN_POSITIVE) / 512.0);
+        }
         // Below these instructions, the highest tier multiplies in f32 too.
-        let flushes =
-            kernel.flushes_subnormals && kernel.tier.is_some_and(|tier| Isa::of_tier(tier) >= Isa::Avx512Dot);
-        if !(flushes && case.dtype == DType::BF16 && may_have) {
-            return None;
+        let multiplies_bf16 = kernel.tier.is_some_and(|tier| Isa::of_tier(tier) >= Isa::Avx512Dot);
+        if !(multiplies_bf16 && case.dtype == DType::BF16) {
+            return (None, 0.0);
         }
         let smallest = f64::from(f32::MIN_POSITIVE);
-        let rows = plan.iter().flatten().filter(|plan| plan.dtype == DType::BF16);
-        let terms = rows.filter_map(|plan| plan.shape.iter().copied().max()).max().unwrap_or(0);
         let naive = self.flushed.get_or_init(|| {
             let flush = |x: &f64| if x.abs() < smallest { 0.0 } else { *x };
             let array = |array: &Array<f64>| Array {
@@ -189,7 +195,7 @@ impl Prepared {
             let inputs: Vec<_> = tensors.inputs.iter().map(|input| input.as_ref().map(array)).collect();
             op.naive(case.dtype, &inputs, tensors.present(), &case.attrs)
         });
-        Some((naive, 2.0 * terms as f64 * smallest))
+        (Some(naive), 2.0 * terms as f64 * smallest)
     }
 
     /// Runs one kernel and judges it; `None` if the kernel does not support the case.
@@ -225,10 +231,8 @@ impl Prepared {
             else {
                 return Ok(Outcome::failed(format!("`{name}`: the reference gives no such output")));
             };
-            let (naive, slack) = match self.flushed(kernel) {
-                Some((flushed, slack)) => (flushed[index].as_ref().unwrap_or(naive), slack),
-                None => (naive, 0.0),
-            };
+            let (flushed, slack) = self.flushed(kernel);
+            let naive = flushed.and_then(|flushed| flushed[index].as_ref()).unwrap_or(naive);
             let expected =
                 Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
             let data = |of: fn(&Probed) -> &[Option<Array<f64>>]| {

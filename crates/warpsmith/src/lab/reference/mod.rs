@@ -34,9 +34,17 @@ pub trait Real:
     fn tf32(self) -> Self;
     /// Adds a group of at most [`TENSOR_GROUP`] products to the sum `self` the way tensor cores do for the case's
     /// dtype: one by one, except for 8-bit types, where the sum and the products are truncated to [`TENSOR_BITS`]
-    /// bits below the leading bit of the largest before they are added.
-    fn add_products(self, products: &[Self]) -> Self {
+    /// bits below the leading bit of the largest before they are added. `subnormal` is [`subnormal_product`] of the group.
+    fn add_products(self, products: &[Self], _subnormal: f64) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
+    }
+    /// A sum to which tensor cores have added products of 16-bit types, of which `subnormal` is the [`subnormal_product`].
+    fn aligned_to(self, _subnormal: f64) -> Self {
+        self
+    }
+    /// `self` as the truth, `naive` in all other arithmetic: where two results are right, of which the truth is not finite.
+    fn or(self, naive: Self) -> Self {
+        naive
     }
     /// e to the power.
     fn exp(self) -> Self;
@@ -92,6 +100,9 @@ impl Real for f64 {
     fn tf32(self) -> Self {
         self
     }
+    fn or(self, _naive: Self) -> Self {
+        self
+    }
     fn exp(self) -> Self {
         self.exp()
     }
@@ -129,10 +140,25 @@ pub const TENSOR_GROUP: usize = 32;
 /// Bits below the leading bit of the largest addend that tensor cores keep when they add products of 8-bit types.
 pub const TENSOR_BITS: i32 = 13;
 
+/// Bits below the leading bit of the largest addend that tensor cores keep of products of 16-bit types.
+const TENSOR_BITS_16: i32 = 24;
+
 /// The value of the last bit that is kept of a group's addends; `None` if nothing is truncated.
 fn tensor_unit(addends: impl Iterator<Item = f64>) -> Option<f64> {
     let largest = addends.fold(0.0, |largest: f64, v| if v.is_nan() { v } else { largest.max(v.abs()) });
     (largest.is_finite() && largest > 0.0).then(|| (largest.log2().floor() - TENSOR_BITS as f64).exp2())
+}
+
+/// The largest product of a group in which a factor is subnormal, as tensor cores align it: a subnormal number has the exponent
+/// of the smallest normal one there, and all addends lose the digits that this leaves no room for.
+pub fn subnormal_product<R: Real>(factors: impl Iterator<Item = (R, R)>) -> f64 {
+    let dtype = STORED_AS.get();
+    let smallest = dtype.smallest_subnormal() / (2.0 * dtype.unit_roundoff());
+    factors.fold(0.0, |largest, (a, b)| {
+        let (a, b) = (a.f64().abs(), b.f64().abs());
+        let counts = (a < smallest || b < smallest) && a > 0.0 && b > 0.0 && a.max(b).is_finite();
+        if counts { f64::max(largest, a.max(smallest) * b.max(smallest)) } else { largest }
+    })
 }
 
 thread_local! {
@@ -236,14 +262,30 @@ mod tests {
     #[test]
     fn tensor_cores_cut_8_bit_addends_below_the_largest() {
         let kept = 1.0 + 2f64.powi(-TENSOR_BITS);
-        let sum = |small: f64| Naive::of(1.0).add_products(&[Naive::of(small)]).f64();
+        let sum = |small: f64| Naive::of(1.0).add_products(&[Naive::of(small)], 0.0).f64();
         storing_as(DType::F8E4M3, || {
             assert_eq!((sum(kept - 1.0), sum(2f64.powi(-TENSOR_BITS - 1))), (kept, 1.0));
-            let random = Random::of(1.0).add_products(&[Random::of(0.25)]);
+            let random = Random::of(1.0).add_products(&[Random::of(0.25)], 0.0);
             assert!(random.deviation() > 2f64.powi(-TENSOR_BITS) / 2.0 && random.f64() == 1.25);
             assert!(sum(f64::NAN).is_nan());
         });
         storing_as(DType::BF16, || assert_eq!(sum(2f64.powi(-20)), 1.0 + 2f64.powi(-20)));
+    }
+
+    #[test]
+    fn tensor_cores_align_subnormal_factors_as_if_they_were_normal() {
+        let of = |a: f64, b: f64| subnormal_product([(a, b), (0.0, 1.0), (1.0, 1.0)].into_iter());
+        storing_as(DType::F16, || {
+            let product = of(2f64.powi(-24), 1024.0);
+            assert_eq!((product, of(0.5, 0.5)), (2f64.powi(-4), 0.0));
+            let (plain, blurred) = (Random::of(1e-4), Random::of(1e-4).aligned_to(product));
+            assert!(plain.deviation() == 0.0 && blurred.deviation() > 2f64.powi(-29));
+        });
+        storing_as(DType::F8E4M3, || {
+            let kept = 2f64.powi(-TENSOR_BITS) / 4.0;
+            assert_eq!(Naive::zero().add_products(&[Naive::of(kept)], 0.25).f64(), kept);
+            assert_eq!(Naive::zero().add_products(&[Naive::of(kept)], 0.5).f64(), 0.0);
+        });
     }
 
     #[test]

@@ -41,9 +41,9 @@ impl Real for Naive {
         // A NaN whose payload is all in the bits that go would become infinity.
         Naive(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
     }
-    fn add_products(self, products: &[Self]) -> Self {
+    fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let addends = || std::iter::once(&self).chain(products).map(|v| v.f64());
-        match tensor_unit(addends()).filter(|_| STORED_AS.get().size() == 1) {
+        match tensor_unit(addends().chain([subnormal])).filter(|_| STORED_AS.get().size() == 1) {
             Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
             None => products.iter().fold(self, |sum, &product| sum + product),
         }

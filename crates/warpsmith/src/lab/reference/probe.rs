@@ -127,11 +127,11 @@ impl Real for Probe {
     fn tf32(self) -> Self {
         Probe { sample: Naive::of(self.exact()).tf32().f64() as f32, ..self }
     }
-    fn add_products(self, products: &[Self]) -> Self {
+    fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);
         let naive: Vec<Naive> = products.iter().map(|p| Naive::of(p.exact())).collect();
         if STORED_AS.get().size() == 1 {
-            Probe { sample: Naive::of(self.exact()).add_products(&naive).f64() as f32, ..sum }
+            Probe { sample: Naive::of(self.exact()).add_products(&naive, subnormal).f64() as f32, ..sum }
         } else {
             sum
         }

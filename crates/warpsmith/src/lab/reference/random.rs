@@ -1,6 +1,6 @@
 //! How well conditioned a result is.
 
-use super::{Real, STORED_AS, tensor_unit};
+use super::{Real, STORED_AS, TENSOR_BITS_16, TENSOR_GROUP, tensor_unit};
 use crate::tensor::DType::F32;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -102,9 +102,16 @@ impl Real for Random {
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0, 0.0), ..self }
     }
-    fn add_products(self, products: &[Self]) -> Self {
+    fn aligned_to(self, subnormal: f64) -> Self {
+        if STORED_AS.get().size() != 2 || subnormal == 0.0 {
+            return self;
+        }
+        let unit = (subnormal.log2().floor() - f64::from(TENSOR_BITS_16)).exp2();
+        Random { variance: self.variance + TENSOR_GROUP as f64 * unit * unit / 3.0, ..self }
+    }
+    fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);
-        let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value));
+        let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value)).chain([subnormal]);
         match tensor_unit(addends).filter(|_| STORED_AS.get().size() == 1) {
             // Each addend loses up to a unit.
             Some(unit) => {
@@ -115,7 +122,11 @@ impl Real for Random {
         }
     }
     fn exp(self) -> Self {
-        self.through(self.value.exp(), self.value.exp())
+        let value = self.value.exp();
+        // Subnormal exponentials may be taken for zero, as the instructions of GPUs do.
+        let flushed = rounding(value, 0.0, f64::from(f32::MIN_POSITIVE).min(value));
+        let through = self.through(value, value);
+        Random { variance: through.variance + flushed, ..through }
     }
     fn ln_1p(self) -> Self {
         self.through(self.value.ln_1p(), 1.0 / (1.0 + self.value))

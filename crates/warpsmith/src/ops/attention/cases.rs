@@ -32,14 +32,14 @@ impl Provable for Forward {
             let keys = Lengths { longest: kv_len, shift: if q_len == kv_len { 0 } else { 3 } };
             let (q_len, kv_len) = (queries.sum(batch), keys.sum(batch));
             let starts = |lengths| Some(shared(&[batch + 1], DType::I32, Fill::Starts(lengths)));
-            let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, Fill::Factor);
-            let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Factor);
+            let q = shared(&[1, q_len, num_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
+            let k = shared(&[1, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
             let lse = given(LSE, shared(&[1, num_heads, q_len], DType::F32, normal));
             let (q_starts, kv_starts) = (starts(queries), starts(keys));
             return vec![
                 Some(q.clone()),
                 Some(k.clone()),
-                Some(k),
+                Some(ArgPlan { fill: Fill::Weighted, ..k }),
                 q_starts,
                 kv_starts,
                 None,
@@ -49,8 +49,8 @@ impl Provable for Forward {
                 lse,
             ];
         }
-        let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, Fill::Factor);
-        let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Factor);
+        let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
+        let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
         // Which of their kinds and shapes a case gets, so that all are reached.
         let mask_dtype = if case.dtype == DType::F16 { DType::U8 } else { DType::Bool };
         let bias_dtype = if kv_len % 2 == 1 { DType::F32 } else { case.dtype };
@@ -67,7 +67,7 @@ impl Provable for Forward {
         vec![
             Some(q.clone()),
             Some(k.clone()),
-            Some(k),
+            Some(ArgPlan { fill: Fill::Weighted, ..k }),
             None,
             None,
             given(MASK, mask),

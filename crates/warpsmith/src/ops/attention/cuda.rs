@@ -329,6 +329,7 @@ pub(super) const SM80_F32: Kernel<Problem> =
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
         unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
     })
+    .flushing_subnormals()
     .when(|p, info| {
         if p.dtype != DType::F32 {
             return Err(format!("{} is multiplied as it is", p.dtype));

@@ -25,6 +25,8 @@
 //! - A row that sees nothing gives zeros, and the sink as `lse`, or minus infinity without sinks.
 //! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials are rounded to
 //!   it before they multiply `v`, but not before they are added up. The result is rounded once.
+//! - Range: where scores are above `2^28` in magnitude, or values above `2^80`, CUDA kernels of 16-bit types may overflow on the
+//!   way and give NaN. Exponentials below `2^-126` of a row's largest count as zero.
 //! - NaN and infinities give what the formula gives. What `k` holds for a key that a row does not see never reaches it;
 //!   `v` must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request

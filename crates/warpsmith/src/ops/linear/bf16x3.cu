@@ -12,9 +12,8 @@
 // once; they take the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of an mma, in x as in w, so that the sum is the same. With
 // a gate, blocks of 8 gate rows and 8 up rows alternate, which are neighbouring fragments of a thread.
 //
-// What bf16 cannot split is computed again, element by element, without tensor cores: sums that are not finite, sums below
-// kSmall of rows in which an element is below kTiny, and sums of such a row and one with an element from kHuge on. Whether
-// that happens depends on the row of x and the row of w alone.
+// Elements are multiplied by kRaise, so that the parts of subnormal ones, too, are normal numbers of bf16, and the sums are
+// divided by its square. Sums that are then not finite are computed again, element by element, without tensor cores.
 //
 // Defines: those of linear.cuh; TILE_M, 8, 16, or 32, 64 and 128 with TILE_N the same; TILE_N, with fewer rows 32 (not
 // with a gate) or 64; STEP, a multiple of 32; STAGES; RESIDENT, blocks per multiprocessor that the registers must suffice
@@ -41,11 +40,8 @@ constexpr int kUnroll = kFragments * kBlocks >= 8 ? 1 : kSlices;
 constexpr int kStageBytes = (TILE_M + TILE_N) * kStep * 4;
 static_assert(kWarpColumns % (GATE ? 16 : 8) == 0, "a warp has gate and up of its columns");
 
-// Parts of elements from kTiny on are zero or at least 2^-126; smaller ones lose what is below 2^-133, where bf16 ends. In
-// sums from kSmall on, that is less than a rounding unless the other factor is from kHuge on.
-constexpr float kTiny = 0x1p-100f, kSmall = 0x1p-60f, kHuge = 0x1p40f, kLargest = 0x1.fffffep127f;
-// Flags of a row.
-constexpr u8 kHasTiny = 1, kHasHuge = 2;
+// f32 ends at 2^-149 and bf16 at 2^-133, but only from 2^-126 on are its products fast.
+constexpr float kRaise = 0x1p24f, kLower = 0x1p-48f, kLargest = 0x1.fffffep127f;
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -107,11 +103,16 @@ template <int kRows, int kLoad> struct Stage {
 using XStage = Stage<TILE_M, LOAD_X>;
 using WStage = Stage<TILE_N, LOAD_W>;
 
-// The parts of two neighbours, as pairs of bf16. The differences are exact.
+// The parts of two neighbours, raised, as pairs of bf16. The differences are exact.
 WS_INLINE void split(u32 (&parts)[kParts], float low, float high) {
+  // Raised after it is rounded: that is one instruction for both.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(parts[0]) : "r"(pack_pair(low, high, bf16())), "r"(0x4b804b80u), "r"(0x80008000u));
+  low = fmaf(low, kRaise, -bits_float(parts[0] << 16));
+  high = fmaf(high, kRaise, -bits_float(parts[0] & 0xffff0000u));
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  for (int part = 1; part < kParts; ++part) {
     parts[part] = pack_pair(low, high, bf16());
+    if (part + 1 == kParts) break;
     low -= bits_float(parts[part] << 16);
     high -= bits_float(parts[part] & 0xffff0000u);
   }
@@ -143,45 +144,6 @@ struct Operands {
     for (int k = 0; k < p.k && sum == sum; ++k) sum = fmaf(a[k * p.x_col], b[k * p.w_col], sum);
     return sum;
   }
-
-  // Whether a row has elements so small that bf16 cuts off their parts, and whether it has such that show it. All lanes of a
-  // warp ask for the same row.
-  static WS_INLINE u8 ends_of_range(const float* row, i64 col_stride, int depth) {
-    u32 found = 0;
-#pragma unroll 4
-    for (int k = threadIdx.x % 32; k < depth; k += 32) {
-      const float x = fabsf(row[k * col_stride]);
-      if (x < kTiny && x != 0.0f) found |= kHasTiny;
-      if (x >= kHuge) found |= kHasHuge;
-    }
-    return (u8)__reduce_or_sync(0xffffffffu, found);
-  }
-  // Fills `flags` with those of the rows of x, and after them of the rows of w.
-  WS_INLINE void find_ends(const LinearParams& p, u8* flags) const {
-#pragma unroll 1
-    for (int at = threadIdx.x / 32; at < TILE_M + TILE_N; at += kWarps) {
-      const int row = first_row + at, w_row = at < TILE_M ? w_rows : weight_row<8>(p, first_w + at - TILE_M, w_rows);
-      u8 found = 0;
-      if (at < TILE_M && row < p.m) found = ends_of_range(x + row * p.x_row, p.x_col, p.k);
-      if (at >= TILE_M && w_row < w_rows) found = ends_of_range(w + w_row * p.w_row, p.w_col, p.k);
-      if (threadIdx.x % 32 == 0) flags[at] = found;
-    }
-  }
-  // Whether tensor cores may have lost what a sum of this size shows, given the flags of its rows.
-  static WS_INLINE bool lost(float size, u8 x_flags, u8 w_flags) {
-    const bool x_shows = w_flags & kHasTiny && x_flags & kHasHuge, w_shows = x_flags & kHasTiny && w_flags & kHasHuge;
-    return x_shows || w_shows || (size < kSmall && (x_flags | w_flags) & kHasTiny);
-  }
-};
-
-// The largest parts seen, as a pair of bf16. NaN does not count: it makes sums that are computed again anyway.
-struct Largest {
-  u32 pair = 0;
-
-  WS_INLINE void see(u32 parts) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(parts & 0x7fff7fffu));
-  }
-  WS_INLINE bool is_huge() const { return bits_float(pair << 16) >= kHuge || bits_float(pair & 0xffff0000u) >= kHuge; }
 };
 
 // The elements of a thread: rows lane / 4 and 8 more of a fragment, and columns 2 (lane % 4) and the next of a block.
@@ -208,7 +170,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
 
-  Largest largest;
   const u32 base = shared_address(shared);
   const int steps = (p.k + kStep - 1) / kStep;
 #pragma unroll
@@ -239,7 +200,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
           for (int pair = 0; pair < 2; ++pair) {
             u32 parts[kParts];
             split(parts, v[pair * 2], v[pair * 2 + 1]);
-            largest.see(parts[0]);
 #pragma unroll
             for (int part = 0; part < kParts; ++part) b[s][j][part][pair] = parts[part];
           }
@@ -258,8 +218,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
             for (int pair = 0; pair < 2; ++pair) {
               u32 parts[kParts];
               split(parts, v[pair * 2], v[pair * 2 + 1]);
-              largest.see(parts[0]);
-#pragma unroll
+  #pragma unroll
               for (int part = 0; part < kParts; ++part) a[s][part][pair * 2 + half] = parts[part];
             }
           }
@@ -294,24 +253,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
 
   // Columns of a gate have two sums.
   constexpr int kColumnBlocks = GATE ? 2 : 1;
-  bool any_lost = largest.is_huge();
-#pragma unroll
-  for (int j = 0; j < kBlocks; ++j)
-#pragma unroll
-    for (int i = 0; i < kFragments; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = operands.first_row + place.row(i, e / 2), column = column_of<8>(operands.first_w + place.w_row(j, e % 2));
-        any_lost |= row < p.m && column < p.n && fabsf(sums[i][j][e]) < kSmall;
-      }
-  // All warps have left the stages.
-  u8* flags = shared;
-  const bool find_lost = __syncthreads_or(any_lost);
-  if (find_lost) {
-    operands.find_ends(p, flags);
-    __syncthreads();
-  }
-
   // A bit for each element that is to be computed again.
   constexpr int kWords = (kFragments * kBlocks / kColumnBlocks * 4 + 31) / 32;
   u32 again[kWords];
@@ -333,9 +274,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT) linear_bf16x3(c
         for (int e = 0; e < 2; ++e) {
 #pragma unroll
           for (int of = 0; of < kColumnBlocks; ++of) {
-            const float size = fabsf(sums[i][j + of][half * 2 + e]);
-            bad[e] |= !(size <= kLargest);
-            if (find_lost) bad[e] |= Operands::lost(size, flags[place.row(i, half)], flags[TILE_M + place.w_row(j + of, e)]);
+            float& sum = sums[i][j + of][half * 2 + e];
+            bad[e] |= !(fabsf(sum) <= kLargest);
+            sum *= kLower;
           }
           const int index = (j / kColumnBlocks * kFragments + i) * 4 + half * 2 + e;
           if (bad[e]) again[index / 32] |= 1u << index % 32;

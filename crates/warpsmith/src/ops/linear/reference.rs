@@ -4,7 +4,7 @@ use super::backward as back;
 use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
 use super::{W, W_SCALE, X, X_SCALE};
-use crate::lab::reference::TENSOR_GROUP;
+use crate::lab::reference::{TENSOR_GROUP, subnormal_product};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 
@@ -94,12 +94,18 @@ fn product<R: Real>(
     let x = &inputs[X].data[line * k..][..k];
     let w = &inputs[W].data[row * k..][..k];
     // In full precision products are added one by one.
-    let group = if Precision::ALL[attrs.choice(PRECISION)] == Precision::Auto { TENSOR_GROUP } else { 1 };
+    let one_by_one = Precision::ALL[attrs.choice(PRECISION)] != Precision::Auto;
     let dot = |range: std::ops::Range<usize>| {
-        let products: Vec<R> = range.map(|i| element(x[i]) * element(w[i])).collect();
-        products.chunks(group).fold(R::zero(), |sum, products| match products {
-            [product] => sum + *product,
-            _ => sum.add_products(products),
+        let (x, w) = (&x[range.clone()], &w[range]);
+        let pairs = x.chunks(TENSOR_GROUP).zip(w.chunks(TENSOR_GROUP));
+        pairs.fold(R::zero(), |sum, (x, w)| {
+            let factors = || x.iter().zip(w).map(|(&x, &w)| (element(x), element(w)));
+            let products: Vec<R> = factors().map(|(x, w)| x * w).collect();
+            let subnormal = subnormal_product(factors());
+            let add = |sum: R, products: &[R]| sum.add_products(products, subnormal);
+            let sum =
+                if one_by_one { products.iter().fold(sum, |sum, &p| sum + p) } else { add(sum, &products) };
+            sum.aligned_to(subnormal)
         })
     };
     let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };

@@ -40,13 +40,14 @@ impl Provable for Forward {
             (false, false) => case.dtype,
             (scaled_keys, _) => NARROW[usize::from((case.dtype == DType::F16) == scaled_keys)],
         };
-        let cache = shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, Fill::Factor);
-        let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, Fill::Factor);
+        let cache =
+            shared(&[pool, page_size, num_kv_heads, head_dim], cache_dtype, Fill::Exponent(case.dtype));
+        let q = batched(&[num_tokens, num_heads, head_dim], case.dtype, Fill::Exponent(cache_dtype));
         let made = Fill::Generated(numbers);
         vec![
             Some(q.clone()),
             Some(cache.clone()),
-            Some(cache),
+            Some(ArgPlan { fill: Fill::Weighted, ..cache }),
             Some(batched(&[requests, each], DType::I32, made)),
             Some(batched(&[requests], DType::I32, made)),
             given(Q_STARTS, shared(&[requests + 1], DType::I32, made)),

@@ -71,6 +71,12 @@ fn attend<R: Real>(
     let none = R::of(f64::NEG_INFINITY);
     let most = scores.iter().copied().fold(none, R::max_nan);
     if most.f64() == f64::NEG_INFINITY {
+        // Zeros, but values that are not finite may show where only the scores hide them.
+        for &key in keys {
+            for (o, &v) in out.iter_mut().zip(&inputs[V_PAGES].data[at(key)..]) {
+                *o = (*o + R::zero() * v).or(R::zero());
+            }
+        }
         return sink.unwrap_or(none);
     }
     let most = sink.map_or(most, |sink| most.max_nan(sink));

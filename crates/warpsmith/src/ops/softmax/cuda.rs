@@ -332,7 +332,8 @@ fn params(launch: &Launch<'_, Problem>, tiling: &RowTiling, cached: usize) -> So
         num_rows: p.num_rows as i64,
         hidden: p.hidden as i32,
         cached: cached as i32,
-        sign: if p.scale() < 0.0 { -1.0 } else { 1.0 },
+        // Zero with a scale of zero, so that no difference of elements overflows before it is multiplied by zero.
+        sign: if p.scale() == 0.0 { 0.0 } else { p.scale().signum() as f32 },
         magnitude: (p.scale().abs() * std::f64::consts::LOG2_E) as f32,
         x_step: p.steps[0] as i64,
         out_step: p.steps[1] as i64,

@@ -80,15 +80,25 @@ WS_INLINE void scale_chunk(Chunk<T>& c, float (&e)[V], float inverse) {
 constexpr int kWarps = LANES < 32 ? 1 : LANES / 32;
 constexpr int kWidth = LANES < 32 ? LANES : 32;
 
-// Each warp used a pivot of its own. What its powers must be multiplied with, from its pivot and sum and, if there are
+// Each warp used a pivot of its own. What its powers `e` must be multiplied with, from its pivot and sum and, if there are
 // several, from what all of them left.
-WS_INLINE float join_warps(float pivot, float total, const float (&pivots)[kWarps], const float (&sums)[kWarps],
-                           float magnitude) {
+WS_INLINE float join_warps(float (&e)[ITEMS][V], float pivot, float total, const float (&pivots)[kWarps],
+                           const float (&sums)[kWarps], float magnitude) {
   if (kWarps == 1) return 1.0f / total;
   const float theirs = pivots[threadIdx.x % kWarps];
   const float highest = warp_reduce<Pivot, kWarps>(theirs);
   const float sum = sums[threadIdx.x % kWarps] * exp2_approx((theirs - highest) * magnitude);
-  return exp2_approx((pivot - highest) * magnitude) / warp_reduce<Sum, kWarps>(sum);
+  float all = warp_reduce<Sum, kWarps>(sum);
+  const float below = (pivot - highest) * magnitude;
+  // For a warp far below the highest, the factor of the powers would leave nothing of their product with the sum's inverse.
+  if (sizeof(T) == 2 && below < -32.0f) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i)
+#pragma unroll
+      for (int j = 0; j < V; ++j) e[i][j] *= 0x1p-64f;
+    all *= 0x1p-64f;
+  }
+  return exp2_approx(below) / all;
 }
 
 #if VECTOR == 3
@@ -150,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, staged_blocks(LANES *
       scratch[1][own.place][lane / 32] = total;
     }
     meet<kWarps>();
-    const float inverse = join_warps(pivot, total, scratch[0][own.place], scratch[1][own.place], p.magnitude);
+    const float inverse = join_warps(e, pivot, total, scratch[0][own.place], scratch[1][own.place], p.magnitude);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       scale_chunk(row[i], e[i], inverse);
@@ -235,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS) softmax_row(const Sof
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {
     const float inverse =
-        join_warps(pivot[b], total[b], scratch[b][0][own.place], scratch[b][1][own.place], p.magnitude);
+        join_warps(e[b], pivot[b], total[b], scratch[b][0][own.place], scratch[b][1][own.place], p.magnitude);
     T* out = row_at<T>(p.out, p.rows, 1, own.index + b * ROWS);
     if (!exists(b)) continue;
 #pragma unroll
