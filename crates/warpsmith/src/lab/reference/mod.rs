@@ -38,8 +38,8 @@ pub trait Real:
     fn add_products(self, products: &[Self], _subnormal: f64) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
     }
-    /// A sum to which tensor cores have added products of 16-bit types, of which `subnormal` is the [`subnormal_product`].
-    fn aligned_to(self, _subnormal: f64) -> Self {
+    /// A result that may be off by this, at random. The identity except for [`Random`].
+    fn blurred(self, _by: f64) -> Self {
         self
     }
     /// `self` as the truth, `naive` in all other arithmetic: where two results are right, of which the truth is not finite.
@@ -149,16 +149,35 @@ fn tensor_unit(addends: impl Iterator<Item = f64>) -> Option<f64> {
     (largest.is_finite() && largest > 0.0).then(|| (largest.log2().floor() - TENSOR_BITS as f64).exp2())
 }
 
-/// The largest product of a group in which a factor is subnormal, as tensor cores align it: a subnormal number has the exponent
-/// of the smallest normal one there, and all addends lose the digits that this leaves no room for.
-pub fn subnormal_product<R: Real>(factors: impl Iterator<Item = (R, R)>) -> f64 {
+/// The smallest number that tensor cores multiply without loss: below it a factor, zero too, has the exponent of this one there.
+/// f32 is multiplied in parts, raised by `2^24`.
+pub fn smallest_factor() -> f64 {
     let dtype = STORED_AS.get();
-    let smallest = dtype.smallest_subnormal() / (2.0 * dtype.unit_roundoff());
+    if dtype == DType::F32 {
+        2f64.powi(-150)
+    } else {
+        dtype.smallest_subnormal() / (2.0 * dtype.unit_roundoff())
+    }
+}
+
+/// The largest product of a group in which a factor is below [`smallest_factor`], as tensor cores align it. All addends lose the
+/// digits that this leaves no room for.
+pub fn subnormal_product<R: Real>(factors: impl Iterator<Item = (R, R)>) -> f64 {
+    let smallest = smallest_factor();
     factors.fold(0.0, |largest, (a, b)| {
         let (a, b) = (a.f64().abs(), b.f64().abs());
-        let counts = (a < smallest || b < smallest) && a > 0.0 && b > 0.0 && a.max(b).is_finite();
+        let counts = a.min(b) < smallest && a.max(b).is_finite();
         if counts { f64::max(largest, a.max(smallest) * b.max(smallest)) } else { largest }
     })
+}
+
+/// How far a sum may be off whose addends were aligned to `subnormal`, a [`subnormal_product`]. Zero for 8-bit types, for which
+/// [`Real::add_products`] does it.
+pub fn alignment_error(subnormal: f64) -> f64 {
+    if STORED_AS.get().size() == 1 || subnormal == 0.0 {
+        return 0.0;
+    }
+    (subnormal.log2().floor() - f64::from(TENSOR_BITS_16)).exp2() * (TENSOR_GROUP as f64).sqrt()
 }
 
 thread_local! {
@@ -274,17 +293,20 @@ mod tests {
 
     #[test]
     fn tensor_cores_align_subnormal_factors_as_if_they_were_normal() {
-        let of = |a: f64, b: f64| subnormal_product([(a, b), (0.0, 1.0), (1.0, 1.0)].into_iter());
+        let of = |a: f64, b: f64| subnormal_product([(a, b), (1.0, 1.0)].into_iter());
         storing_as(DType::F16, || {
-            let product = of(2f64.powi(-24), 1024.0);
-            assert_eq!((product, of(0.5, 0.5)), (2f64.powi(-4), 0.0));
-            let (plain, blurred) = (Random::of(1e-4), Random::of(1e-4).aligned_to(product));
-            assert!(plain.deviation() == 0.0 && blurred.deviation() > 2f64.powi(-29));
+            assert_eq!((of(2f64.powi(-24), 1024.0), of(0.5, 0.5)), (2f64.powi(-4), 0.0));
+            assert_eq!((of(0.0, 1024.0), of(0.0, f64::INFINITY)), (2f64.powi(-4), 0.0));
+            let blurred = Random::of(1e-4).blurred(alignment_error(2f64.powi(-4)));
+            assert!((2f64.powi(-28)..2f64.powi(-25)).contains(&blurred.deviation()));
+            assert_eq!(Random::of(1e-4).blurred(alignment_error(0.0)).deviation(), 0.0);
         });
+        storing_as(DType::F32, || assert_eq!((of(1e-44, 1.0), of(0.0, 1.0)), (0.0, 2f64.powi(-150))));
         storing_as(DType::F8E4M3, || {
             let kept = 2f64.powi(-TENSOR_BITS) / 4.0;
             assert_eq!(Naive::zero().add_products(&[Naive::of(kept)], 0.25).f64(), kept);
             assert_eq!(Naive::zero().add_products(&[Naive::of(kept)], 0.5).f64(), 0.0);
+            assert_eq!(alignment_error(1.0), 0.0);
         });
     }
 

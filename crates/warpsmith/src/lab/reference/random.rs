@@ -1,6 +1,6 @@
 //! How well conditioned a result is.
 
-use super::{Real, STORED_AS, TENSOR_BITS_16, TENSOR_GROUP, tensor_unit};
+use super::{Real, STORED_AS, tensor_unit};
 use crate::tensor::DType::F32;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -102,12 +102,8 @@ impl Real for Random {
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0, 0.0), ..self }
     }
-    fn aligned_to(self, subnormal: f64) -> Self {
-        if STORED_AS.get().size() != 2 || subnormal == 0.0 {
-            return self;
-        }
-        let unit = (subnormal.log2().floor() - f64::from(TENSOR_BITS_16)).exp2();
-        Random { variance: self.variance + TENSOR_GROUP as f64 * unit * unit / 3.0, ..self }
+    fn blurred(self, by: f64) -> Self {
+        Random { variance: self.variance + by * by / 3.0, ..self }
     }
     fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);

@@ -4,7 +4,7 @@ use super::backward as back;
 use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
 use super::{W, W_SCALE, X, X_SCALE};
-use crate::lab::reference::{TENSOR_GROUP, subnormal_product};
+use crate::lab::reference::{TENSOR_GROUP, alignment_error, smallest_factor, subnormal_product};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 
@@ -64,7 +64,8 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     let slope = |i: usize| activation.map_or(R::one(), |kind| kind.derivative(inputs[back::Z].data[i]));
     let exact: Vec<R> = (0..lines * n).map(|i| dout.data[i] * scale * slope(i)).collect();
     let dz: Vec<R> = exact.iter().map(|&v| v.stored()).collect();
-    let (mut dx, mut dw, mut dbias) = (Array::zeros(&x.shape), Array::zeros(&w.shape), Array::zeros(&[n]));
+    let (mut dx, mut dw, mut dbias) =
+        (Array::<R>::zeros(&x.shape), Array::<R>::zeros(&w.shape), Array::zeros(&[n]));
     for line in 0..lines {
         for j in 0..n {
             let d = dz[line * n + j];
@@ -75,9 +76,52 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
             }
         }
     }
+    let (d_lines, d_columns) = (Extremes::of_lines(&dz, n), Extremes::of_columns(&dz, n));
+    let (w_columns, x_columns) = (Extremes::of_columns(&w.data, k), Extremes::of_columns(&x.data, k));
+    for (i, v) in dx.data.iter_mut().enumerate() {
+        *v = v.blurred(alignment_error(d_lines[i / k].aligned_with(&w_columns[i % k])));
+    }
+    for (i, v) in dw.data.iter_mut().enumerate() {
+        *v = v.blurred(alignment_error(d_columns[i / k].aligned_with(&x_columns[i % k])));
+    }
     let wanted = |index: usize, array| inputs.wants(index).then_some(array);
     let gradients = [wanted(back::DX, dx), wanted(back::DW, dw), wanted(back::DBIAS, dbias)];
     [vec![None; back::DX], gradients.to_vec()].concat()
+}
+
+/// The smallest and the largest magnitude of some factors.
+#[derive(Clone, Copy)]
+struct Extremes(f64, f64);
+
+impl Extremes {
+    fn of_lines<R: Real>(data: &[R], n: usize) -> Vec<Extremes> {
+        data.chunks(n.max(1)).map(|line| line.iter().fold(Extremes::none(), |e, v| e.with(v.f64()))).collect()
+    }
+
+    fn of_columns<R: Real>(data: &[R], n: usize) -> Vec<Extremes> {
+        let mut all = vec![Extremes::none(); n];
+        for (i, v) in data.iter().enumerate() {
+            all[i % n] = all[i % n].with(v.f64());
+        }
+        all
+    }
+
+    fn none() -> Self {
+        Extremes(f64::INFINITY, 0.0)
+    }
+
+    fn with(self, value: f64) -> Self {
+        Extremes(self.0.min(value.abs()), self.1.max(value.abs()))
+    }
+
+    /// A bound of [`subnormal_product`] of these factors and others.
+    fn aligned_with(&self, other: &Extremes) -> f64 {
+        let smallest = smallest_factor();
+        let of =
+            |small: &Extremes, large: &Extremes| if small.0 < smallest { smallest * large.1 } else { 0.0 };
+        let product = of(self, other).max(of(other, self));
+        if product.is_finite() { product } else { 0.0 }
+    }
 }
 
 /// A line of x times a line of w (both counted over all matrices), scaled.
@@ -105,7 +149,7 @@ fn product<R: Real>(
             let add = |sum: R, products: &[R]| sum.add_products(products, subnormal);
             let sum =
                 if one_by_one { products.iter().fold(sum, |sum, &p| sum + p) } else { add(sum, &products) };
-            sum.aligned_to(subnormal)
+            sum.blurred(alignment_error(subnormal))
         })
     };
     let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };

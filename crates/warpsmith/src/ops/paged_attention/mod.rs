@@ -21,7 +21,8 @@
 //! - `sinks`, `[num_heads]`, holds a score for each head that takes part in the softmax and has no value.
 //! - `lse`, `[num_tokens, num_heads]`, is the natural logarithm of the sum of the exponentials of a row's scores, that of
 //!   its sink included.
-//! - Range: as in `attention`.
+//! - Range: as in `attention`. Beside an 8-bit cache, CUDA kernels multiply queries and exponentials as f16: queries are
+//!   infinite from 65520 on, and exponentials below `2^-25` of a row's largest count as zero.
 //! - A row that sees nothing (no keys yet, or a position before the first) gives zeros, and the sink as `lse`, or minus
 //!   infinity without sinks.
 //! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials may be rounded

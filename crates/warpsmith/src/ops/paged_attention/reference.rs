@@ -80,12 +80,14 @@ fn attend<R: Real>(
         return sink.unwrap_or(none);
     }
     let most = sink.map_or(most, |sink| most.max_nan(sink));
+    // Beside an 8-bit cache, weights may be rounded to f16, which ends at 2^-24.
+    let lost = if [K_SCALE, V_SCALE].iter().any(|&scale| inputs.wants(scale)) { 2f64.powi(-25) } else { 0.0 };
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     for (&j, &score) in keys.iter().zip(&scores) {
         let weight = (score - most).exp();
         sum = sum + weight;
         for (o, &v) in out.iter_mut().zip(&inputs[V_PAGES].data[at(j)..]) {
-            *o = *o + weight.stored() * v;
+            *o = *o + weight.stored().blurred(lost) * v;
         }
     }
     for o in out {
