@@ -34,7 +34,7 @@ status=0
 cargo test --release --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
 # The tests of the command line have built it. To build it alone would choose other features of some crates, and compile the
 # library again.
-target/release/warpsmith check --random 20000 --seed 2 --values typical --device cpu 2>&1 | tee -a "$log" || status=$?
+target/release/warpsmith check --random 60s --device cpu 2>&1 | tee -a "$log" || status=$?
 if wait "$setup"; then
     scripts/python-test.sh --workspace-build "$python" "$python_venv" 2>&1 | tee -a "$log" || status=$?
 else

@@ -4,6 +4,9 @@
 //! All variants would take an hour on two cores, so a run builds these: for `sm_90a`, enough to have each value of
 //! each define; for the oldest architecture of each generation of instructions, the heaviest variant of each element
 //! type; for the others, the heaviest variant of one element type. `--ignored` builds all variants for `sm_90a`.
+//!
+//! What `evidence/compiled.txt` names, by the hash of everything the compiler gets, was compiled before and is not compiled
+//! again. `WARPSMITH_RECORD=evidence` compiles all of it and writes that file; `WARPSMITH_TEST_ALL=1` compiles all of it.
 //! Code is kept under `target/`, keyed by its content, so that a second run compiles only what changed.
 //!
 //! NVRTC does much of its work for one thread of a process at a time. So the test starts itself again, once for each core,
@@ -11,12 +14,12 @@
 #![cfg(feature = "cuda")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use warpsmith::jit::cache::Cache;
 use warpsmith::jit::nvrtc::{self, Nvrtc};
-use warpsmith::jit::{Arch, Jit, Key, Origin, Request, Toolchain, inspect};
+use warpsmith::jit::{Arch, Jit, Origin, Request, Toolchain, inspect};
 use warpsmith::jit::{CudaKernel, Defines};
 use warpsmith::ops;
 
@@ -133,8 +136,7 @@ fn nvrtc(major: i32) -> Option<Nvrtc> {
     }
     let found = nvrtc::find().ok().filter(|nvrtc| nvrtc.version().0 == major);
     if found.is_none() {
-        let required = std::env::var("WARPSMITH_REQUIRE_NVRTC").is_ok_and(|value| value == "1");
-        assert!(!required, "no NVRTC {major}: name the library in {named}");
+        assert!(!is_set("WARPSMITH_REQUIRE_NVRTC", "1"), "no NVRTC {major}: name the library in {named}");
         eprintln!("skipped: no NVRTC {major}");
     }
     Some(nvrtc::open(found?.path()).unwrap())
@@ -194,6 +196,37 @@ fn jobs(arch: Arch, extent: Extent, turn: usize) -> Vec<Job> {
     chosen.collect()
 }
 
+/// What was compiled before without spills, by NVRTC's version and the hash of what it got.
+struct Record(BTreeSet<String>);
+
+impl Record {
+    fn path() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence/compiled.txt")
+    }
+
+    fn read() -> Record {
+        let text = std::fs::read_to_string(Record::path()).unwrap_or_default();
+        Record(text.lines().filter(|line| !line.starts_with('#')).map(String::from).collect())
+    }
+
+    fn entry(version: (i32, i32), job: &Job) -> String {
+        // Enough to tell some thousand programs apart.
+        format!("{}.{} {}", version.0, version.1, &job.request().key().to_string()[..20])
+    }
+
+    fn write(&self) {
+        let head = "# Variants of CUDA kernels that were compiled without spills: version of NVRTC, hash of what it got.\n\
+                    # Written by `WARPSMITH_RECORD=evidence cargo test --release --test compile`.\n";
+        let lines: String = self.0.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(Record::path(), format!("{head}{lines}")).unwrap();
+    }
+}
+
+/// Whether an environment variable of a test is set to `value`.
+fn is_set(name: &str, value: &str) -> bool {
+    std::env::var(name).is_ok_and(|found| found == value)
+}
+
 /// The share of the jobs that a process started by this one is to compile, as `number/of/NVRTC's major version`.
 const SHARE: &str = "WARPSMITH_TEST_SHARE";
 /// What such a process says before the number of a job and its milliseconds.
@@ -225,9 +258,9 @@ fn compile_ahead(test: &str, major: i32, count: usize) -> Vec<u64> {
 /// Builds everything for `test` through a cache in `folder` of the build folder, on all cores.
 fn build(test: &str, nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
     let start = std::time::Instant::now();
-    let cache = || Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder));
+    let cache = Cache::at(Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder));
     let version = nvrtc.version();
-    let jit = Jit::new(Vec::new(), cache(), Toolchain::Given(Arc::new(nvrtc)));
+    let jit = Jit::new(Vec::new(), cache, Toolchain::Given(Arc::new(nvrtc)));
     if let Ok(share) = std::env::var(SHARE) {
         let share: Vec<usize> = share.split('/').map(|number| number.parse().unwrap()).collect();
         let &[number, of, major] = &share[..] else { panic!("{SHARE} is not three numbers: {share:?}") };
@@ -245,11 +278,6 @@ fn build(test: &str, nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
         (wrong, ms + ahead)
     };
     let outcomes: Vec<_> = jobs.iter().zip(ahead).map(run).collect();
-    // What no job uses any more would stay for ever.
-    let used: BTreeSet<Key> = jobs.iter().map(|job| job.request().key()).collect();
-    for entry in cache().entries().iter().filter(|entry| !used.contains(&entry.id.key)) {
-        std::fs::remove_file(&entry.path).unwrap();
-    }
     let (built, ms) = outcomes.iter().fold((0, 0), |(n, sum), (_, ms)| (n + (*ms > 0) as usize, sum + ms));
     println!(
         "NVRTC {}.{}: {} variants of {} kernels, {built} compiled in {:.1} s of compiler time, {:.1} s in all",
@@ -275,18 +303,30 @@ fn build(test: &str, nvrtc: Nvrtc, folder: &str, jobs: &[Job]) -> Vec<String> {
 
 #[test]
 fn every_kernel_for_every_architecture() {
-    let mut failures = Vec::new();
+    let (records, all) = (is_set("WARPSMITH_RECORD", "evidence"), is_set("WARPSMITH_TEST_ALL", "1"));
+    let before = Record::read();
+    let (mut failures, mut now) = (Vec::new(), Record(BTreeSet::new()));
     for (major, archs) in PLAN {
         let Some(nvrtc) = nvrtc(major) else { continue };
-        let jobs: Vec<Job> = archs
+        let version = nvrtc.version();
+        let mut jobs: Vec<Job> = archs
             .iter()
             .enumerate()
             .flat_map(|(turn, (arch, extent))| jobs(arch.parse().unwrap(), *extent, turn))
             .collect();
+        let wanted = jobs.len();
+        now.0.extend(jobs.iter().map(|job| Record::entry(version, job)));
+        if !records && !all {
+            jobs.retain(|job| !before.0.contains(&Record::entry(version, job)));
+        }
+        println!("NVRTC {major}: {} of {wanted} variants are on record", wanted - jobs.len());
         let test = "every_kernel_for_every_architecture";
         failures.extend(build(test, nvrtc, &format!("nvrtc{major}-cache"), &jobs));
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    if records && std::env::var_os(SHARE).is_none() {
+        now.write();
+    }
 }
 
 #[test]

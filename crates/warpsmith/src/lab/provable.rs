@@ -15,7 +15,7 @@ pub trait Provable: Op {
     /// The tensors of a case, by position in the spec; `None` for optional arguments not given.
     fn plan(case: &Case) -> Vec<Option<ArgPlan>>;
 
-    /// The cases every kernel must pass. Those of [`Values::Exponents`] are added to them, one for each with special values.
+    /// The cases every kernel must pass. One of [`Values::Exponents`] is added for each type.
     fn cases() -> Vec<Case>;
 
     /// The cases that are timed and compared with peers.
@@ -115,14 +115,15 @@ impl<O: Provable> AnyProvable for O {
     }
 }
 
-/// Every case with special values, with values of all exponents instead; of a type that has none, the first of some size.
+/// For each type, a case with values of all exponents: like the first with special values, or the first of some size. Random
+/// calls have many more.
 fn exponents(cases: &[Case]) -> Vec<Case> {
-    let special = |case: &&Case| case.values == Values::Special && case.dtype.is_float();
-    let mut twins: Vec<Case> =
-        cases.iter().filter(special).map(|case| case.clone().values(Values::Exponents)).collect();
-    for case in cases.iter().filter(|case| case.dtype.is_float() && !case.sizes.contains(&0)) {
-        let has_rows = case.sizes.iter().product::<usize>() >= 64;
-        if has_rows && !twins.iter().any(|twin| twin.dtype == case.dtype) {
+    let floats = || cases.iter().filter(|case| case.dtype.is_float() && !case.sizes.contains(&0));
+    let special = floats().filter(|case| case.values == Values::Special);
+    let large = floats().filter(|case| case.sizes.iter().product::<usize>() >= 64);
+    let mut twins: Vec<Case> = Vec::new();
+    for case in special.chain(large) {
+        if !twins.iter().any(|twin| twin.dtype == case.dtype) {
             twins.push(case.clone().values(Values::Exponents));
         }
     }

@@ -5,7 +5,7 @@
 //! three numbers: the error of the naive computation there; three standard deviations of its error if roundings are
 //! random, which reflects how badly the element is conditioned; and half a unit in the last place of the output plus
 //! one of the f32 arithmetic, because a correctly rounded result must pass. The naive error as a norm is at least three standard
-//! deviations of one element: all of a few may be right by luck, of many they cannot. Where one cause makes all errors,
+//! deviations of the worst element: a few may all be right by luck, and one may outweigh all others. Where one cause makes all errors,
 //! such as the sum of a row, a second sample of the naive computation, with other roundings, shows whether it was luck.
 
 use crate::tensor::DType;
@@ -115,7 +115,7 @@ pub(super) fn compare_within(
     let mut result = Error { worst: 0.0, relative_norm: 0.0, max_abs: 0.0 };
     let slack = allowance.slack;
     let (mut out_error, mut naive_error, mut sample_error, mut norm) = (0.0, 0.0, 0.0, 0.0);
-    let (mut random_error, mut judged) = (0.0, 0.0);
+    let mut random_error: f64 = 0.0;
     let mut first_bad: Option<(usize, String)> = None;
     for (i, ((&t, &n), &o)) in truth.iter().zip(naive).zip(out).enumerate() {
         if !allowance.stays_in_range(i) {
@@ -152,8 +152,7 @@ pub(super) fn compare_within(
             naive_error += n * n;
             let s = allowance.sample.map_or(0.0, |sample| dtype.round(sample[i]) - t);
             sample_error += s * s;
-            random_error += deviation[i] * deviation[i];
-            judged += 1.0;
+            random_error = random_error.max(DEVIATIONS * deviation[i]);
             norm += t * t;
         }
     }
@@ -163,8 +162,6 @@ pub(super) fn compare_within(
     let (out_error, naive_error, norm) = (f64::sqrt(out_error), f64::sqrt(naive_error), f64::sqrt(norm));
     result.relative_norm = if norm > 0.0 { out_error / norm } else { out_error };
     let slack = slack * f64::sqrt(out.len() as f64);
-    // Of few elements the naive result may be right by luck, as a single one may.
-    let random_error = DEVIATIONS * f64::sqrt(random_error / f64::max(judged, 1.0));
     let naive_error = naive_error.max(f64::sqrt(sample_error));
     let allowed = FACTOR * naive_error.max(random_error).max(floor(norm, dtype)) + slack;
     if out_error > allowed {

@@ -76,7 +76,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
             }
         }
     }
-    let (d_lines, d_columns) = (Extremes::of_lines(&dz, n), Extremes::of_columns(&dz, n));
+    let (d_lines, d_columns) = (Extremes::of_lines(&dz, n, lines), Extremes::of_columns(&dz, n));
     let (w_columns, x_columns) = (Extremes::of_columns(&w.data, k), Extremes::of_columns(&x.data, k));
     for (i, v) in dx.data.iter_mut().enumerate() {
         *v = v.blurred(alignment_error(d_lines[i / k].aligned_with(&w_columns[i % k])));
@@ -94,8 +94,9 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
 struct Extremes(f64, f64);
 
 impl Extremes {
-    fn of_lines<R: Real>(data: &[R], n: usize) -> Vec<Extremes> {
-        data.chunks(n.max(1)).map(|line| line.iter().fold(Extremes::none(), |e, v| e.with(v.f64()))).collect()
+    fn of_lines<R: Real>(data: &[R], n: usize, lines: usize) -> Vec<Extremes> {
+        let of = |line: usize| data[line * n..][..n].iter().fold(Extremes::none(), |e, v| e.with(v.f64()));
+        (0..lines).map(of).collect()
     }
 
     fn of_columns<R: Real>(data: &[R], n: usize) -> Vec<Extremes> {
