@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from warpsmith import errors, ops
+from warpsmith import compat, errors, ops
 from warpsmith._bench import Measurement, bench
 from warpsmith._native import Tensor, __version__, from_dlpack
 from warpsmith._workbench import Explanation, Finding, OpInfo, Report, available, doctor, explain, list_ops
@@ -55,6 +55,7 @@ __all__ = [
     "__version__",
     "available",
     "bench",
+    "compat",
     "doctor",
     "errors",
     "explain",
