@@ -185,7 +185,8 @@ def test_a_forked_child_computes() -> None:
     expected = warpsmith.rms_norm(x)
     child = os.fork()
     if child == 0:
-        good = torch.equal(warpsmith.rms_norm(x), expected)
+        # Not compared by PyTorch, whose threads do not survive a fork.
+        good = np.array_equal(warpsmith.rms_norm(x).numpy(), expected.numpy())
         good = good and np.array_equal(warpsmith.rms_norm(x.numpy()), expected.numpy())
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

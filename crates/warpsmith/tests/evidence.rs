@@ -32,7 +32,8 @@ fn the_readme_shows_what_the_evidence_says() {
 #[test]
 fn every_record_has_its_page_and_no_page_is_left_over() {
     let folder = repository().join("evidence");
-    let mut pages = BTreeSet::new();
+    // The ledger of random calls is no page of a device.
+    let mut pages = BTreeSet::from(["random.md".to_string()]);
     for record in evidence::load(&folder).unwrap() {
         let name = evidence::page_name(&record);
         let text = std::fs::read_to_string(folder.join(&name)).unwrap_or_default();
