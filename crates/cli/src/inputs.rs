@@ -20,10 +20,25 @@ pub fn find_op(name: &str) -> Result<&'static dyn AnyProvable> {
         let known: Vec<&str> = ops::provable().iter().map(|op| op.spec().name).collect();
         let expected = match ELSEWHERE.iter().find(|(other, _)| *other == name) {
             Some((_, place)) => place.to_string(),
-            None => format!("one of {}", known.join(", ")),
+            None => one_of_many("an op", &known, "warpsmith list", name),
         };
         Error::parse("op", expected, name)
     })
+}
+
+/// What was expected instead of `name`: the names most like it, and where all of them are. A list of all would bury them.
+pub fn one_of_many(what: &str, known: &[&str], all: &str, name: &str) -> String {
+    /// From here on a name may have been meant; at most so many are told.
+    const ALIKE: f64 = 0.8;
+    const MOST: usize = 3;
+    let alike = |known: &&str| (strsim::jaro_winkler(known, name), *known);
+    let mut close: Vec<(f64, &str)> = known.iter().map(alike).filter(|(alike, _)| *alike >= ALIKE).collect();
+    close.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let names: Vec<&str> = close.iter().take(MOST).map(|(_, name)| *name).collect();
+    match &names[..] {
+        [] => format!("{what} (`{all}` shows all)"),
+        names => format!("{what}, perhaps {} (`{all}` shows all)", names.join(" or ")),
+    }
 }
 
 /// `name=value` texts as pairs.

@@ -1,5 +1,6 @@
 //! The device code behind kernels: the variants that packs hold.
 
+use crate::inputs::one_of_many;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::jit::{Arch, Profile, Request};
 use warpsmith::jit::{CudaKernel, Defines};
@@ -71,7 +72,7 @@ pub fn find_kernel(name: &str) -> Result<(&'static str, KernelInfo)> {
         }
         known.push(kernel.name);
     }
-    Err(Error::parse("kernel", format!("one of {}", known.join(", ")), name))
+    Err(Error::parse("kernel", one_of_many("a kernel", &known, "warpsmith list OP", name), name))
 }
 
 /// A progress bar on stderr for `total` steps; hidden if stderr is no terminal.

@@ -1,7 +1,7 @@
 //! Options that commands which run models share, and how they talk while a model answers.
 
 use crate::progress::{Downloading, Loading, show_compilation};
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -62,7 +62,8 @@ pub struct ModelArgs {
 /// The types that models are computed in.
 fn dtype_parser() -> impl TypedValueParser<Value = DType> {
     const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-    PossibleValuesParser::new(TYPES.map(DType::name)).try_map(|name| name.parse::<DType>())
+    PossibleValuesParser::new(TYPES.map(|dtype| PossibleValue::new(dtype.name()).aliases(dtype.aliases())))
+        .try_map(|name| name.parse::<DType>())
 }
 
 /// A count that cannot be zero.

@@ -21,6 +21,17 @@ fn explain_refuses_what_makes_no_sense() {
 }
 
 #[test]
+fn a_mistyped_name_gets_those_most_like_it() {
+    let said = fails(&["explain", "rmsnorm", "--device", "cpu"]);
+    assert!(said.contains("perhaps rms_norm") && said.lines().all(|line| line.len() < 160), "{said}");
+    assert!(fails(&["check", "xyzzy"]).contains("`warpsmith list` shows all"));
+    assert!(fails(&["dump", "linear_sm9"]).contains("perhaps linear_sm90"));
+    for name in ["half", "float16", "fp16"] {
+        assert!(succeeds(&["explain", "rms_norm", "--device", "cpu", "--dtype", name]).contains("f16"), "{name}");
+    }
+}
+
+#[test]
 fn the_largest_sizes_are_answered_at_once() {
     for op in parse(&succeeds(&["list", "--json"])).as_array().unwrap() {
         let name = op["name"].as_str().unwrap();

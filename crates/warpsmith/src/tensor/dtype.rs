@@ -92,6 +92,18 @@ impl DType {
         }
     }
 
+    /// Names that other libraries have for it, which are understood too.
+    pub const fn aliases(self) -> &'static [&'static str] {
+        match self {
+            DType::F32 => &["float32", "fp32"],
+            DType::F16 => &["float16", "fp16", "half"],
+            DType::BF16 => &["bfloat16"],
+            DType::F8E4M3 => &["float8_e4m3fn", "fp8_e4m3"],
+            DType::F8E5M2 => &["float8_e5m2", "fp8_e5m2"],
+            _ => &[],
+        }
+    }
+
     /// The largest finite value of a floating type; `f64::MAX` for the others.
     pub const fn max_finite(self) -> f64 {
         match self {
@@ -170,10 +182,11 @@ impl std::fmt::Display for DType {
 impl std::str::FromStr for DType {
     type Err = Error;
 
+    /// By our name or one that other libraries have, such as `float16`, `fp16` and `half`.
     fn from_str(text: &str) -> Result<Self> {
         DType::ALL
             .into_iter()
-            .find(|d| d.name() == text)
+            .find(|d| d.name() == text || d.aliases().contains(&text))
             .ok_or_else(|| Error::parse("dtype", DType::ALL.map(DType::name).join(", "), text))
     }
 }
@@ -206,6 +219,9 @@ mod tests {
             assert_eq!(d.name().parse::<DType>().unwrap(), d);
         }
         assert!("float".parse::<DType>().unwrap_err().to_string().contains("bf16"));
+        for (name, dtype) in [("half", DType::F16), ("float32", DType::F32), ("fp8_e4m3", DType::F8E4M3)] {
+            assert_eq!(name.parse::<DType>().unwrap(), dtype);
+        }
     }
 
     #[test]
