@@ -31,8 +31,8 @@ pub fn one_of_many(what: &str, known: &[&str], all: &str, name: &str) -> String 
     /// From here on a name may have been meant; at most so many are told.
     const ALIKE: f64 = 0.8;
     const MOST: usize = 3;
-    let alike = |known: &&str| (strsim::jaro_winkler(known, name), *known);
-    let mut close: Vec<(f64, &str)> = known.iter().map(alike).filter(|(alike, _)| *alike >= ALIKE).collect();
+    let alike = known.iter().map(|known| (strsim::jaro_winkler(known, name), *known));
+    let mut close: Vec<(f64, &str)> = alike.filter(|(alike, _)| *alike >= ALIKE).collect();
     close.sort_by(|a, b| b.0.total_cmp(&a.0));
     let names: Vec<&str> = close.iter().take(MOST).map(|(_, name)| *name).collect();
     match &names[..] {

@@ -27,7 +27,10 @@ fn a_mistyped_name_gets_those_most_like_it() {
     assert!(fails(&["check", "xyzzy"]).contains("`warpsmith list` shows all"));
     assert!(fails(&["dump", "linear_sm9"]).contains("perhaps linear_sm90"));
     for name in ["half", "float16", "fp16"] {
-        assert!(succeeds(&["explain", "rms_norm", "--device", "cpu", "--dtype", name]).contains("f16"), "{name}");
+        assert!(
+            succeeds(&["explain", "rms_norm", "--device", "cpu", "--dtype", name]).contains("f16"),
+            "{name}"
+        );
     }
 }
 
