@@ -203,6 +203,6 @@ mod tests {
         assert_eq!(find_args(spec, &texts(&["weight"]), |arg| arg.optional, "argument").unwrap(), [1]);
         let error = find_args(spec, &texts(&["x"]), |arg| arg.optional, "argument").unwrap_err().to_string();
         assert!(error.contains("weight, residual, sum"), "{error}");
-        assert!(find_op("nothing").err().unwrap().to_string().contains("rms_norm"));
+        assert!(find_op("rms_nrm").err().unwrap().to_string().contains("rms_norm"));
     }
 }

@@ -97,7 +97,7 @@ mod tests {
             variants.iter().map(|v| v.request(arch, Profile::Release).key()).collect();
         assert_eq!(keys.len(), variants.len());
         assert!(self::variants(&find_kernel("rms_norm_portable").unwrap().1).is_empty());
-        assert!(find_kernel("nothing").err().unwrap().to_string().contains("rms_norm_row"));
+        assert!(find_kernel("rms_norm_rows").err().unwrap().to_string().contains("rms_norm_row"));
     }
 
     #[test]

@@ -332,6 +332,13 @@ mod tests {
         assert!(panics.is_err() && x.stored().f64() == x.f64());
     }
 
+    /// A kernel that takes subnormal exponentials for zero must not pass unless its op says so.
+    #[test]
+    fn exponentials_are_expected_down_to_the_last_subnormal() {
+        let small = Random::of(-95.0).exp();
+        assert!(small.f64() < f64::from(f32::MIN_POSITIVE) && 6.0 * small.deviation() < small.f64());
+    }
+
     #[test]
     fn cancellation_shows_in_the_deviation() {
         let (a, b) = (Random::of(1.0) / Random::of(3.0), Random::of(1.0) / Random::of(3.0001));

@@ -118,11 +118,7 @@ impl Real for Random {
         }
     }
     fn exp(self) -> Self {
-        let value = self.value.exp();
-        // Subnormal exponentials may be taken for zero, as the instructions of GPUs do.
-        let flushed = rounding(value, 0.0, f64::from(f32::MIN_POSITIVE).min(value));
-        let through = self.through(value, value);
-        Random { variance: through.variance + flushed, ..through }
+        self.through(self.value.exp(), self.value.exp())
     }
     fn ln_1p(self) -> Self {
         self.through(self.value.ln_1p(), 1.0 / (1.0 + self.value))

@@ -81,7 +81,7 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
     let most = sink.map_or(most, |sink| most.max_nan(sink));
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     for &(j, score) in &scores {
-        let p = (score - most).exp();
+        let p = (score - most).exp().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + p;
         let value = &v.data[row(j)..][..d];
         for (o, &value) in out.iter_mut().zip(value) {
