@@ -197,6 +197,8 @@ impl<T: CpuElement> Epilogue for Output<T> {
 ///
 /// # Safety
 /// The tile must hold whole rows of [`PANEL`] sums.
+// Not inlined: every product calls it, and the epilogue is a lot of code.
+#[inline(never)]
 pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, epilogue: &E) {
     struct Finish<'a, E>(Tile, &'a E);
     impl<E: Epilogue> Task for Finish<'_, E> {
