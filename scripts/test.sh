@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The gate: lints, every test of the workspace, those of the Python package, and some seconds of random
-# calls. Ends with the result of each test binary.
+# calls. Ends with the result of each test binary, and how long each part took.
 # usage: scripts/test.sh PYTHON VENV PYTHON_VENV
 set -euo pipefail
 python=$1 venv=$2 python_venv=$3
@@ -18,8 +18,7 @@ library() {
 WARPSMITH_TEST_NVRTC13=$(library cu13/lib/libnvrtc.so.13)
 WARPSMITH_TEST_NVRTC12=$(library cuda_nvrtc/lib/libnvrtc.so.12)
 VIRTUAL_ENV=$(cd "$venv" && pwd)
-# A fifth of the compiler's time goes into optimising across the library's parts, which makes kernels of the CPU faster but
-# changes no result.
+# Optimising across the library's parts takes half of the compiler's time, and changes no result.
 export CARGO_PROFILE_RELEASE_LTO=off
 export WARPSMITH_TEST_NVRTC13 WARPSMITH_TEST_NVRTC12 WARPSMITH_REQUIRE_NVRTC=1 VIRTUAL_ENV
 
@@ -29,19 +28,36 @@ trap 'rm -f "$log" "$setup_log"' EXIT
 scripts/python-setup.sh "$python" "$python_venv" >"$setup_log" 2>&1 &
 setup=$!
 
+times=()
+last=0
+# Notes how long the part that ends here took.
+took() {
+    times+=("$(printf '%5d s  %s' $((SECONDS - last)) "$1")")
+    last=$SECONDS
+}
+
 scripts/lint.sh "$venv"
+took lints
 status=0
+cargo test --release --workspace --no-run
+took "compiling the tests"
 cargo test --release --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+took tests
 # The tests of the command line have built it. To build it alone would choose other features of some crates, and compile the
 # library again.
 target/release/warpsmith check --random 60s --device cpu 2>&1 | tee -a "$log" || status=$?
+took "random calls"
 if wait "$setup"; then
     scripts/python-test.sh --workspace-build "$python" "$python_venv" 2>&1 | tee -a "$log" || status=$?
 else
     cat "$setup_log" >&2
     status=1
 fi
+took "the Python package"
 echo
 echo "Results:"
 grep -E '^(     Running|   Doc-tests|test result:|error: |seed [0-9]| all  |[0-9]+ (passed|failed), )' "$log" || true
+echo
+echo "Time:"
+printf '%s\n' "${times[@]}"
 exit "$status"

@@ -51,6 +51,7 @@ pub use element::{CpuElement, map};
 pub use runs::Runs;
 pub use scratch::{Need, Region};
 pub(crate) use settings::check_settings;
+pub(crate) use simd::array;
 pub use simd::{Simd, Task, dispatch};
 pub use threads::{configured_threads, num_threads, parallel_for, parallel_for_with_scratch, with_threads};
 pub use tier::Tier;

@@ -133,6 +133,7 @@ impl<'a> Args<'a> {
     }
 
     /// Address of an argument; zero if it was left out.
+    #[inline]
     pub fn address(&self, index: usize) -> usize {
         self.get(index).map_or(0, |view| view.address())
     }

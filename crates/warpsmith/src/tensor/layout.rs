@@ -284,7 +284,8 @@ impl<const N: usize> Space<N> {
     }
 
     /// Offset in elements of the `index`-th point in each tensor.
-    #[inline]
+    // Called from kernels: as a function of its own it would mix SSE with their vectors, which costs a hundred cycles.
+    #[inline(always)]
     pub fn offsets(&self, mut index: usize) -> [usize; N] {
         let mut out = [0; N];
         for d in (0..self.rank).rev() {

@@ -7,6 +7,7 @@
 use super::cache::{Block, Cache};
 use super::heads::Heads;
 use super::work::Work;
+use crate::cpu::array;
 use crate::cpu::gemm::Blocks;
 use std::ops::Range;
 
@@ -66,7 +67,7 @@ impl<'a> Tiles<'a> {
             Some(over) => (then, place(over, after)),
         };
         let (key, head) = place(number, self.keys.start);
-        std::array::from_fn(|i| {
+        array(|i| {
             let more = i * Blocks::TILE;
             // SAFETY: passed on.
             unsafe { self.tile(heads, (key + more, head), later, (later_key + more, later_head)) }

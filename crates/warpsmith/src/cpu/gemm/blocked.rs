@@ -8,6 +8,7 @@ use super::packed::PackedWeights;
 use super::panel::{PANEL, Panels, Right, Side, TILE};
 use super::partition::{Depth, Part, block_len, grid, share, strips};
 use super::vector::{self, AHEAD, Ahead, LEFT_STRIDE, Start};
+use crate::cpu::array;
 use crate::cpu::scratch::{self, Need, Region};
 use crate::cpu::{Tier, num_threads, parallel_for, parallel_for_with_scratch};
 use std::ops::Range;
@@ -285,7 +286,7 @@ impl<E: Epilogue> Blocked<'_, E> {
             let mut next = self.rows_of(block + 1, k);
             for (index, panel) in part.panels.clone().enumerate() {
                 let of_left = next.len().div_ceil(part.panels.len() - index).min(AHEAD);
-                let ahead = std::array::from_fn(|slot| {
+                let ahead = array(|slot| {
                     let row = if slot < of_left { next.next() } else { rest.next() };
                     row.unwrap_or(space.left.cast_const().cast())
                 });

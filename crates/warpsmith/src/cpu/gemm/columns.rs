@@ -5,6 +5,7 @@ use super::matrix::{Block, Matrix, Unit, copied_as};
 use super::panel::avx512::transposed;
 #[cfg(target_arch = "x86_64")]
 use super::panel::{HALF, PANEL};
+use crate::cpu::array;
 use crate::cpu::prefetch::fetch_near;
 use crate::cpu::{CpuElement, Simd, Task, Tier, dispatch};
 use crate::tensor::{DType, F8E4M3, F8E5M2};
@@ -17,10 +18,7 @@ use std::arch::x86_64::*;
 fn paired<S: Simd>(s: S, unit: Unit, even: S::V, odd: S::V) -> S::V {
     let bits = match unit {
         Unit::F16 => {
-            let [even, odd] = [even, odd].map(
-                #[inline(always)]
-                |v| s.h_to_i(s.f32_to_f16(v)),
-            );
+            let (even, odd) = (s.h_to_i(s.f32_to_f16(even)), s.h_to_i(s.f32_to_f16(odd)));
             s.ior(even, s.shl(odd, 16))
         }
         // What fits bf16 has zeros in the low half of its f32.
@@ -186,14 +184,16 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
                 fetch_near(from.wrapping_byte_offset(ahead).cast(), columns.wrapping_mul(size_of::<T>()));
             }
             // Rows past the last count as empty.
-            let lens = [k, k.wrapping_add(1)].map(|k| if k < matrix.k { columns } else { 0 });
+            let len = |k: usize| if k < matrix.k { columns } else { 0 };
+            let (first_len, second_len) = (len(k), len(k.wrapping_add(1)));
             let mut to = dst.wrapping_add(index.wrapping_mul(width)).cast::<f32>();
             let mut column = 0usize;
             while column < columns {
                 let mut lane = 0usize;
                 while lane < width {
                     let at = column.wrapping_add(lane);
-                    let [first_count, second_count] = lens.map(|len| len.saturating_sub(at).min(S::N));
+                    let first_count = first_len.saturating_sub(at).min(S::N);
+                    let second_count = second_len.saturating_sub(at).min(S::N);
                     // SAFETY: `copy_panels` was promised the matrix and the panels; what is past either is not read.
                     unsafe {
                         let first = Self::load(s, rows[0].wrapping_add(at), first_count);
@@ -245,7 +245,7 @@ pub(super) unsafe fn turn_rows(unit: Unit, block: Block<'_>, dst: *mut u32, stri
                 copy_columns(Tier::Avx512, unit, part, stage, HALF, count);
                 for unit in (0..count).step_by(HALF) {
                     let here = HALF.min(count - unit);
-                    let columns = std::array::from_fn(|i| {
+                    let columns = array(|i| {
                         // What is past the last unit is not stored.
                         _mm512_loadu_si512(stage.wrapping_add((unit + i.min(here - 1)) * HALF).cast())
                     });

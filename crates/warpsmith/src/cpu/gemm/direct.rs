@@ -170,15 +170,16 @@ impl Pairs {
         let end = HALF.min(self.done + pairs);
         // SAFETY: passed on; the orders are whole vectors.
         unsafe {
-            let [low, high] = [0, 1].map(|half| _mm512_loadu_si512(ORDERS[half].as_ptr().cast()));
+            let low = _mm512_loadu_si512(ORDERS[0].as_ptr().cast());
+            let high = _mm512_loadu_si512(ORDERS[1].as_ptr().cast());
             for pair in self.done..end {
                 let (rows, row) = (&self.rows[2 * pair / HALF], 2 * pair % HALF);
                 rows.fetch(row, 2 * self.columns);
                 rows.fetch(row + 1, 2 * self.columns);
-                let [first, second] = [row, row + 1].map(|row| rows.at(row).cast::<u16>());
+                let (first, second) = (rows.at(row).cast::<u16>(), rows.at(row + 1).cast::<u16>());
                 // Rows that are not there are not read.
-                let [first_mask, second_mask] =
-                    [row, row + 1].map(|row| if row < rows.count { __mmask32::MAX } else { 0 });
+                let mask = |row: usize| if row < rows.count { __mmask32::MAX } else { 0 };
+                let (first_mask, second_mask) = (mask(row), mask(row + 1));
                 let to = self.to.add(pair * self.columns);
                 for column in (0..self.columns).step_by(PANEL) {
                     let a = _mm512_maskz_loadu_epi16(first_mask, first.wrapping_add(column).cast());

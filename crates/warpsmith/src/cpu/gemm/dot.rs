@@ -7,6 +7,7 @@ use super::matrix::Matrix;
 use super::panel::avx512::transposed;
 use super::panel::{HALF, PANEL, Side};
 use super::partition::block_len;
+use crate::cpu::array;
 use std::arch::x86_64::*;
 
 /// The most rows that are worth it: more would be faster with weights that are transposed once for all. With more at once the
@@ -40,7 +41,7 @@ pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
             continue;
         }
         // Lanes past the last row are not stored.
-        let weights = std::array::from_fn(|i| matrix.at(first + i.min(rows - 1), 0));
+        let weights = array(|i| matrix.at(first + i.min(rows - 1), 0));
         let bytes = 4 * matrix.k;
         let next = HALF as isize * matrix.row_bytes() + AHEAD as isize - bytes as isize;
         let half = Half { weights, bytes, ahead: [AHEAD as isize, next] };
@@ -57,7 +58,7 @@ pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
 /// AVX-512 F and BW must be there, both operands readable, and `out` hold the sums.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn multiply_in_place(mut x: Rows, others: &Matrix, ahead: isize, mut out: *mut f32) {
-    let weights = std::array::from_fn(|i| others.at(i.min(others.rows - 1), 0));
+    let weights = array(|i| others.at(i.min(others.rows - 1), 0));
     let half = Half { weights, bytes: 4 * others.k, ahead: [ahead; 2] };
     while x.count > 0 {
         let count = x.count.min(MOST_ROWS);
@@ -109,7 +110,7 @@ impl Half {
                 let left = self.bytes - at;
                 let ahead = self.ahead[usize::from(left <= AHEAD)];
                 let mask = if left >= 64 { !0 } else { !(!0 << (left / 4)) };
-                let block = std::array::from_fn(
+                let block = array(
                     #[inline(always)]
                     |i| {
                         let p = self.weights[i].wrapping_add(at);
@@ -200,7 +201,7 @@ impl Across {
         let at = |v: usize| self.out.wrapping_add(v / 2 * self.apart + v % 2 * HALF);
         // SAFETY: passed on; prefetches are hints, and never a fault.
         unsafe {
-            let mut sums: [_; V] = std::array::from_fn(
+            let mut sums: [_; V] = array(
                 #[inline(always)]
                 |v| if self.resume { _mm512_loadu_ps(at(v)) } else { _mm512_setzero_ps() },
             );

@@ -320,6 +320,7 @@ unsafe fn transpose(tier: Tier, source: &Source, units: usize, dst: *mut u32, wi
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
     use super::{HALF, Source};
+    use crate::cpu::array;
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -332,7 +333,7 @@ pub(super) mod avx512 {
         let end = from.wrapping_add(whole * 4);
         while from < end {
             let mut row = from;
-            let block = std::array::from_fn(|_| {
+            let block = array(|_| {
                 // SAFETY: all 16 rows have these 64 bytes. The prefetch is a hint, and never a fault.
                 unsafe {
                     let lane = _mm512_loadu_si512(row.cast());

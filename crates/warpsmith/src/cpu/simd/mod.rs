@@ -28,6 +28,7 @@ pub use portable::Portable;
 pub use vector::Simd;
 
 use super::tier::Tier;
+use std::mem::MaybeUninit;
 
 /// Lanes of the widest vectors: a pair of pairs of AVX-512's.
 pub const MAX_LANES: usize = 64;
@@ -37,6 +38,21 @@ pub const TABLE: usize = 32;
 
 /// Pairs of pairs, where there are any.
 pub type Four<S> = <<S as Simd>::Pair as Simd>::Pair;
+
+/// `f(i)` at each place `i` of an array. That of the standard library is a call in large functions, and then compiled without
+/// the tier's instructions.
+#[inline(always)]
+pub(crate) fn array<T, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
+    const { assert!(!std::mem::needs_drop::<T>(), "what was made so far is not dropped if `f` panics") };
+    let mut all = [const { MaybeUninit::uninit() }; N];
+    let mut i = 0;
+    while i < N {
+        all[i].write(f(i));
+        i += 1;
+    }
+    // SAFETY: every place has been written.
+    unsafe { std::mem::transmute_copy(&all) }
+}
 
 /// A kernel body, generic over the tier.
 pub trait Task {

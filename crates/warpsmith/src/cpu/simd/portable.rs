@@ -4,6 +4,7 @@
 //! of the library's code and of the time to build it, for processors of more than ten years ago.
 
 use super::Simd;
+use crate::cpu::array;
 use crate::cpu::tier::Tier;
 use half::f16;
 
@@ -209,7 +210,7 @@ impl Simd for Portable {
         fn is_nan(a: [f32; N]) -> [bool; N] = map(a, f32::is_nan);
         fn select(m: [bool; N], a: [f32; N], b: [f32; N]) -> [f32; N] = pick(m, a, b);
         fn any(m: [bool; N]) -> bool = m.into_iter().any(|yes| yes);
-        fn swap_pairs(v: [f32; N]) -> [f32; N] = std::array::from_fn(|i| v[i ^ 1]);
+        fn swap_pairs(v: [f32; N]) -> [f32; N] = array(|i| v[i ^ 1]);
 
         fn isplat(x: i32) -> [i32; N] = [x; N];
         fn iadd(a: [i32; N], b: [i32; N]) -> [i32; N] = zip(a, b, i32::wrapping_add);

@@ -1,5 +1,6 @@
 //! The block formats of quantised weights, as GGUF files have them.
 
+use crate::cpu::array;
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -104,34 +105,37 @@ impl QuantFormat {
     /// Weights `32 part .. 32 part + 32` of a block.
     pub(super) fn decode(self, block: &[u8], part: usize) -> Group {
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-        let nibble = |bytes: &[u8], i: usize| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 };
-        let fifth = |bytes: &[u8], i: usize| (bytes[i / 8] >> (i % 8) & 1) << 4;
         match self {
-            Q8_0 => group(half(0), 0.0, |i| block[2 + i] ^ 0x80),
-            Q4_0 => group(half(0), 0.0, |i| nibble(&block[2..], i)),
-            Q4_1 => group(half(0), half(2), |i| nibble(&block[4..], i)),
-            Q5_0 => group(half(0), 0.0, |i| nibble(&block[6..], i) | fifth(&block[2..], i)),
-            Q5_1 => group(half(0), half(2), |i| nibble(&block[8..], i) | fifth(&block[4..], i)),
+            Q8_0 => {
+                let bytes = first::<GROUP>(&block[2..]);
+                group(half(0), 0.0, array(|i| bytes[i] ^ 0x80))
+            }
+            Q4_0 => group(half(0), 0.0, nibbles(&block[2..])),
+            Q4_1 => group(half(0), half(2), nibbles(&block[4..])),
+            Q5_0 => group(half(0), 0.0, with_fifth_bits(nibbles(&block[6..]), &block[2..])),
+            Q5_1 => group(half(0), half(2), with_fifth_bits(nibbles(&block[8..]), &block[4..])),
             Q4_K | Q5_K => {
                 let (scale, min) = six_bit_pair(&block[4..16], part);
                 // Products of 11 and 6 bits: exact.
                 let (scale, min) = (half(0) * f32::from(scale), -(half(2) * f32::from(min)));
-                let low = if self == Q4_K { &block[16..] } else { &block[48..] };
-                let quant = |i: usize| low[part / 2 * 32 + i] >> (part % 2 * 4) & 15;
+                let low = first::<GROUP>(&block[if self == Q4_K { 16 } else { 48 } + part / 2 * 32..]);
+                let shift = part % 2 * 4;
                 match self {
-                    Q4_K => group(scale, min, quant),
-                    _ => group(scale, min, |i| quant(i) | (block[16 + i] >> part & 1) << 4),
+                    Q4_K => group(scale, min, array(|i| low[i] >> shift & 15)),
+                    _ => {
+                        let high = first::<GROUP>(&block[16..]);
+                        group(scale, min, array(|i| low[i] >> shift & 15 | (high[i] >> part & 1) << 4))
+                    }
                 }
             }
             Q6_K => {
-                let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
                 let (h, g) = (part / 4, part % 4);
-                let quant = |i: usize| {
-                    let low = low[64 * h + 32 * (g % 2) + i] >> (g / 2 * 4) & 15;
-                    low | (high[32 * h + i] >> (2 * g) & 3) << 4
-                };
+                let low = first::<GROUP>(&block[64 * h + 32 * (g % 2)..]);
+                let high = first::<GROUP>(&block[128 + 32 * h..]);
+                let scales = &block[192..208];
+                let quants = array(|i| low[i] >> (g / 2 * 4) & 15 | (high[i] >> (2 * g) & 3) << 4);
                 let scale = |at: usize| half(208) * f32::from(scales[2 * part + at] as i8);
-                Group { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], min: 0.0 }
+                Group { quants, scales: [scale(0), scale(1)], min: 0.0 }
             }
         }
     }
@@ -161,9 +165,25 @@ impl QuantFormat {
 }
 
 /// 32 weights with one scale.
-#[inline(always)]
-fn group(scale: f32, min: f32, quant: impl Fn(usize) -> u8) -> Group {
-    Group { quants: std::array::from_fn(quant), scales: [scale; 2], min }
+fn group(scale: f32, min: f32, quants: [u8; GROUP]) -> Group {
+    Group { quants, scales: [scale; 2], min }
+}
+
+/// The first bytes of a part of a block: checked once, so that loops over them become vectors.
+fn first<const N: usize>(bytes: &[u8]) -> &[u8; N] {
+    bytes.first_chunk().expect("a whole block")
+}
+
+/// The low halves of 16 bytes, then the high ones.
+fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
+    let bytes = first::<16>(bytes);
+    array(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
+}
+
+/// Quants with a fifth bit, which lie side by side.
+fn with_fifth_bits(quants: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
+    let bits = u32::from_le_bytes(*first::<4>(bits));
+    array(|i| quants[i] | (bits >> i & 1) as u8 * 16)
 }
 
 /// Scale and minimum of part `j` of a block of the K formats, six bits each.

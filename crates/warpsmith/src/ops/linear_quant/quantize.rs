@@ -4,6 +4,7 @@ use super::format::GROUP;
 use super::tiles::wide::{WIDE, WideRecord};
 use super::tiles::{self, Record};
 use super::{Problem, QuantFormat};
+use crate::cpu::array;
 use crate::cpu::rows::{load_at, with_float};
 use crate::cpu::simd::MAX_LANES;
 use crate::cpu::{CpuElement, Simd, Task};
@@ -144,9 +145,9 @@ fn record<S: Simd>(s: S, x: &[f32; GROUP], format: QuantFormat) -> Record {
     }
     let offsets = match format.zero_point() {
         0 => [((sums[0] + sums[1]) * scale).to_bits() as i32, 0],
-        zero if tiles::has_halves(format) => sums.map(|sum| -zero * sum as i32),
+        zero if tiles::has_halves(format) => [-zero * sums[0] as i32, -zero * sums[1] as i32],
         zero => [-zero * (sums[0] + sums[1]) as i32, 0],
     };
-    let four = |g: usize| i32::from_ne_bytes(std::array::from_fn(|i| quants[4 * g + i]));
-    Record { quants: std::array::from_fn(four), scale, offsets }
+    let four = |g: usize| i32::from_ne_bytes(array(|i| quants[4 * g + i]));
+    Record { quants: array(four), scale, offsets }
 }

@@ -112,6 +112,7 @@ impl<'a> Band<'a> {
     }
 
     /// The query head and the query of a row.
+    #[inline]
     pub fn place(&self, r: usize) -> (usize, usize) {
         let row = self.first + r;
         let len = self.job.queries.len();

@@ -9,6 +9,7 @@ use super::terms::{
     Largest, ROW, STEP, STEP_BYTES, TERM, TILE, magnitudes, split_columns, split_pair, split_row,
     split_vectors,
 };
+use crate::cpu::array;
 use crate::cpu::gemm::amx::{Shape, Tiles};
 use crate::cpu::gemm::block::Blocks;
 use crate::cpu::gemm::panel::avx512::transposed;
@@ -224,7 +225,7 @@ impl RowSplitter {
     pub unsafe fn sizes(&self) -> Sizes {
         let mut seen = [0; PANEL];
         for (seen, largest) in seen.chunks_mut(HALF).zip(self.largest.chunks(HALF)) {
-            let columns = transposed(std::array::from_fn(|row| magnitudes(largest[row])));
+            let columns = transposed(array(|row| magnitudes(largest[row])));
             let largest = columns.into_iter().fold(no_magnitudes(), |a, b| _mm512_max_epu32(a, b));
             // SAFETY: half the magnitudes are a vector.
             unsafe { _mm512_storeu_si512(seen.as_mut_ptr().cast(), largest) };
@@ -405,7 +406,7 @@ pub(crate) unsafe fn turn_sums(sums: *const f32, rows: usize, out: *mut f32) {
     for first in [0, HALF] {
         // SAFETY: passed on.
         unsafe {
-            let sums = std::array::from_fn(|row| _mm512_loadu_si512(sums.add((first + row) * PANEL).cast()));
+            let sums = array(|row| _mm512_loadu_si512(sums.add((first + row) * PANEL).cast()));
             for (row, sums) in transposed(sums).into_iter().enumerate().take(rows) {
                 _mm512_storeu_si512(out.add(row * PANEL + first).cast(), sums);
             }

@@ -6,6 +6,7 @@
 //! like those of rows that leave the range it is made by vectors. So a sum is as exact as one of f32 whatever its
 //! factors are, and rows with tiny numbers, such as those that gelu makes, are multiplied by tiles where sums are not tiny too.
 
+use crate::cpu::array;
 use crate::cpu::gemm::panel::{HALF, PANEL};
 use crate::cpu::scratch::Plain;
 use std::arch::x86_64::*;
@@ -118,7 +119,7 @@ pub(super) fn is_unfit(k: usize, left: u32, right: u32, sum: f32) -> bool {
 pub(super) unsafe fn may_lack(k: usize, left: &Magnitudes, right: &Magnitudes, sums: *const f32) -> bool {
     let splat = _mm512_set1_ps;
     let each = splat(k as f32 * (LACK * ENOUGH));
-    let columns: [(__mmask16, __m512); 2] = std::array::from_fn(|g| {
+    let columns: [(__mmask16, __m512); 2] = array(|g| {
         // SAFETY: half the magnitudes are a vector.
         let bits = unsafe { _mm512_loadu_si512(right.as_ptr().add(g * HALF).cast()) };
         (_mm512_test_epi32_mask(bits, bits), _mm512_max_ps(_mm512_castsi512_ps(bits), splat(1.0)))

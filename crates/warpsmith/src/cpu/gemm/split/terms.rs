@@ -8,6 +8,7 @@
 //! KiB each, so that one address and its offsets reach all of them. Left tiles hold rows as they are, right ones pairs of
 //! elements of a column side by side.
 
+use crate::cpu::array;
 use crate::cpu::gemm::panel::{HALF, PANEL};
 use crate::cpu::prefetch::{LINE, fetch_near};
 use std::arch::x86_64::*;
@@ -113,7 +114,7 @@ pub(in crate::cpu::gemm) unsafe fn split_vectors(
         let to = dst.add((row / HALF).wrapping_mul(TILE).wrapping_add(row % HALF * ROW));
         let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
         let (a, b) = (split(first), split(second));
-        let terms: [_; 3] = std::array::from_fn(|term| _mm512_permutex2var_epi16(a[term], upper, b[term]));
+        let terms: [_; 3] = array(|term| _mm512_permutex2var_epi16(a[term], upper, b[term]));
         for (term, &both) in terms.iter().enumerate() {
             _mm512_store_si512(to.add(term * TERM).cast(), both);
         }
@@ -170,9 +171,8 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
     const ODD: __mmask32 = 0xaaaa_aaaa;
     let (even, odd) = (split(even), split(odd));
     // Upper halves alone: the lower one of a third term need not be zero.
-    let terms: [_; 3] = std::array::from_fn(|term| {
-        _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even[term]), odd[term])
-    });
+    let terms: [_; 3] =
+        array(|term| _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even[term]), odd[term]));
     for (term, &both) in terms.iter().enumerate() {
         // SAFETY: the row is inside the step.
         unsafe { _mm512_store_si512(dst.add(term * TERM).cast(), both) };

@@ -2,6 +2,7 @@
 //! product does not do.
 
 use super::*;
+use crate::cpu::array;
 
 /// Some panels of all matrices of a batch.
 pub(super) struct Panels<'a> {
@@ -283,7 +284,7 @@ unsafe fn tile<S: Simd>(
     while i < range.end {
         // SAFETY: passed on.
         unsafe {
-            let columns: [S::V; COLUMNS] = std::array::from_fn(
+            let columns: [S::V; COLUMNS] = array(
                 #[inline(always)]
                 |c| s.load(w.add(c.wrapping_mul(padded).wrapping_add(i))),
             );

@@ -5,6 +5,7 @@
 //! `part = fma(x, weight, part)` for one after the other, `sum = sum + part`.
 
 use super::{MOST, QuantFormat, ROWS, Shape, Tile};
+use crate::cpu::array;
 use crate::cpu::{Simd, Task};
 use crate::ops::linear_quant::format::GROUP;
 use half::f16;
@@ -54,12 +55,11 @@ fn expand_tile<S: Shape>(tile: &[u8], zero: i32, to: &mut [[f32; ROWS]; GROUP]) 
         let at = &tile[S::QUANTS + which * S::SCALES..];
         match S::F16 {
             true => f16::from_ne_bytes([at[2 * row], at[2 * row + 1]]).to_f32(),
-            false => f32::from_ne_bytes(std::array::from_fn(|i| at[4 * row + i])),
+            false => f32::from_ne_bytes(array(|i| at[4 * row + i])),
         }
     };
-    let scales: [[f32; ROWS]; 2] =
-        std::array::from_fn(|half| std::array::from_fn(|row| number(half * S::HALVES as usize, row)));
-    let mins: [f32; ROWS] = std::array::from_fn(|row| if S::MIN { number(1, row) } else { 0.0 });
+    let scales: [[f32; ROWS]; 2] = array(|half| array(|row| number(half * S::HALVES as usize, row)));
+    let mins: [f32; ROWS] = array(|row| if S::MIN { number(1, row) } else { 0.0 });
     for (k, to) in to.iter_mut().enumerate() {
         let (at, shift) = if S::NIBBLES { (k % 16, k / 16 * 4) } else { (k, 0) };
         let mask = if S::NIBBLES { 15 } else { 255 };

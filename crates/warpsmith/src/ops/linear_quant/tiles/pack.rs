@@ -76,11 +76,12 @@ unsafe fn pack<S: Shape>(weight: &Rows, rows: impl Iterator<Item = usize>, k: us
 /// Puts the weights of one row into their tile.
 fn put<S: Shape>(group: &Group, lane: usize, tile: &mut [u8]) {
     let (quants, rest) = tile.split_at_mut(S::QUANTS);
-    for (i, &quant) in group.quants.iter().enumerate() {
-        let place = |k: usize| k / 4 * 4 * ROWS + lane * 4 + k % 4;
-        match S::NIBBLES {
-            true => quants[place(i % 16)] |= quant << (i / 16 * 4),
-            false => quants[place(i)] = quant,
+    // Four weights of a row lie side by side, then those of the next row.
+    for (four, place) in quants.chunks_exact_mut(4 * ROWS).enumerate() {
+        let place: &mut [u8; 4] = place[4 * lane..].first_chunk_mut().expect("a lane of the tile");
+        for (i, place) in place.iter_mut().enumerate() {
+            let quant = group.quants[4 * four + i];
+            *place = if S::NIBBLES { quant | group.quants[4 * four + i + 16] << 4 } else { quant };
         }
     }
     let second = if S::MIN { group.min } else { group.scales[1] };

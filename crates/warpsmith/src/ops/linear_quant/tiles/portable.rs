@@ -1,6 +1,7 @@
 //! Products in plain Rust.
 
 use super::{Product, ROWS, Shape};
+use crate::cpu::array;
 use half::f16;
 
 /// The sums of `R` rows of `x`.
@@ -27,7 +28,7 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
             let at = &tile[S::QUANTS + which * S::SCALES..];
             match S::F16 {
                 true => f16::from_ne_bytes([at[2 * row], at[2 * row + 1]]).to_f32(),
-                false => f32::from_ne_bytes(std::array::from_fn(|i| at[4 * row + i])),
+                false => f32::from_ne_bytes(array(|i| at[4 * row + i])),
             }
         };
         for (r, sums) in sums.iter_mut().enumerate() {
