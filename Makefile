@@ -17,6 +17,8 @@ ARGS ?=
 VENV := .venv
 # With PyTorch, for the Python package.
 PYTHON_VENV := .venv-python
+# With nothing but what builds the wheel.
+WHEEL_VENV := .venv-wheel
 READY := $(VENV)/.ready
 WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
 
@@ -57,8 +59,8 @@ build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OU
 	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"
 
 wheel: ## Build the Python wheel into dist (ARGS="--zig --compatibility manylinux_2_28" for older systems)
-	scripts/python-setup.sh "$(PYTHON)" "$(PYTHON_VENV)"
-	scripts/wheel.sh "$(PYTHON_VENV)" $(ARGS)
+	scripts/python-setup.sh "$(PYTHON)" "$(WHEEL_VENV)" requirements-wheel.txt
+	scripts/wheel.sh "$(WHEEL_VENV)" $(ARGS)
 
 bench: build ## Time every op on this machine
 	$(WARPSMITH) bench $(ARGS)
@@ -75,4 +77,4 @@ hooks: ## Check format and lints before every commit
 
 clean: ## Remove everything that was built
 	cargo clean
-	rm -rf "$(VENV)" "$(PYTHON_VENV)" "$(OUT)" dist
+	rm -rf "$(VENV)" "$(PYTHON_VENV)" "$(WHEEL_VENV)" "$(OUT)" dist
