@@ -183,7 +183,7 @@ fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
 /// Quants with a fifth bit, which lie side by side.
 fn with_fifth_bits(quants: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
     let bits = u32::from_le_bytes(*first::<4>(bits));
-    array(|i| quants[i] | (bits >> i & 1) as u8 * 16)
+    array(|i| quants[i] | ((bits >> i & 1) as u8) << 4)
 }
 
 /// Scale and minimum of part `j` of a block of the K formats, six bits each.
