@@ -2,19 +2,19 @@
 """Times Warpsmith and PyTorch on this machine's CPU with the same number of threads, and records both as evidence.
 
 For each case both run back to back, several times in turn, so that whatever else the machine does hits both. What is
-shown and recorded are medians over the rounds; at the end comes the geometric mean of the ratios.
+shown and recorded are medians over the rounds; at the end comes the geometric mean of the ratios. PyTorch is not timed
+again where the evidence has kept its times, but for three rows: they tell whether the machine is as fast as it was.
 
-usage: bench/cpu.py [OP ...] [--threads N] [--rounds N] [--compile] [--no-record]
+usage: bench/cpu.py [OP ...] [--threads N] [--rounds N] [--compile] [--stale | --no-record] [--retime-peers]
+                    [--budget 8m]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
-import subprocess
 import time
 
 import peers
@@ -78,10 +78,13 @@ def prepare(case: peers.Case, with_compile: bool) -> tuple[dict, list[tuple]]:
     return calls, sets + [work.fresh() for _ in range(count - 1)]
 
 
-def size_names() -> dict[str, list[str]]:
-    """The names of each op's sizes, in order."""
-    listed = subprocess.run([peers.BINARY, "list", "--json"], check=True, stdout=subprocess.PIPE).stdout
-    return {op["name"]: [size["name"] for size in op["sizes"]] for op in json.loads(listed)}
+def calibrate(case: peers.Case, peer: str, rounds: int) -> float | None:
+    """The time of one peer, the median over the rounds, if there still is such a one."""
+    calls, sets = prepare(case, with_compile=False)
+    if peer not in calls:
+        return None
+    with torch.inference_mode(mode=not case.op.endswith("_backward")):
+        return statistics.median(time_call(calls[peer], sets) for _ in range(rounds))
 
 
 def main() -> None:
@@ -94,51 +97,52 @@ def main() -> None:
         action="store_true",
         help="time torch.compile too (slow to compile)",
     )
-    parser.add_argument("--no-record", action="store_true", help="leave the evidence alone")
+    parser.add_argument("--retime-peers", action="store_true", help="time peers whose times are kept, too")
+    parser.add_argument("--budget", type=peers.seconds, help="begin no case after this time, such as 8m")
+    evidence = parser.add_mutually_exclusive_group()
+    evidence.add_argument("--stale", action="store_true", help="only cases that the evidence has no present timing of")
+    evidence.add_argument("--no-record", action="store_true", help="leave the evidence alone")
     args = parser.parse_args()
+    begun = time.monotonic()
     peers.build()
     os.environ["WARPSMITH_NUM_THREADS"] = str(args.threads)
     torch.set_num_threads(args.threads)
     # Large tensors of Warpsmith's lie in huge pages. So shall PyTorch's, which asks for this before it has any.
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
-    # A first quick pass only tells the cases.
-    rows = []
-    for op in args.ops or [None]:
-        rows += peers.warpsmith("bench", *([op] if op else []), "--device", "cpu", "--quick", "--json")
     path = peers.ROOT / "target" / "peers-cpu.jsonl"
-    sizes = size_names()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = [] if args.no_record else ["--record"]
+    record += ["--stale"] if args.stale else []
+    kept: peers.Kept | None = None
     ratios: dict[str, list[float]] = {}
     print(f"PyTorch {torch.__version__}, {args.threads} threads each")
     print(f"{'op':22} {'case':58} {'dtype':6} {'warpsmith':>10} {'best peer':>10} {'ratio':>6} {'of copy':>8}")
     with path.open("w") as out:
-        for row in rows:
-            case = peers.Case.of(row)
-            calls, sets = prepare(case, args.compile)
-            words = ["bench", *case.words(sizes[case.op]), "--device", "cpu", "--json", "--step", "--peers", str(path)]
-            ours = []
-            theirs: dict[str, list[float]] = {name: [] for name in calls}
-            with peers.Steps(*words, *([] if args.no_record else ["--record"])) as steps:
-                for turn in range(args.rounds):
-                    for name, call in calls.items():
-                        with torch.inference_mode(mode=not case.op.endswith("_backward")):
-                            theirs[name].append(time_call(call, sets))
-                    ours.append(steps.again() if turn else steps.next())
-                for name, ms in theirs.items():
-                    line = dict(op=case.op, case=case.name, dtype=case.dtype, device="cpu", peer=name)
-                    out.write(json.dumps(line | {"ms": statistics.median(ms)}) + "\n")
-                out.flush()
-            mine = statistics.median(round["median_ms"] for round in ours)
-            share = statistics.median(round["percent_of_ceiling"] for round in ours)
-            best = min((statistics.median(ms) for ms in theirs.values()), default=None)
-            shown = "-"
-            if best is not None:
-                ratios.setdefault(case.op, []).append(best / mine)
-                shown = f"{best / mine:.2f}x"
-            peer = "-" if best is None else f"{best:.3f}"
-            print(
-                f"{case.op:22} {case.name:58} {case.dtype:6} {mine:10.3f} {peer:>10} {shown:>6} {share:7.1f}%",
-                flush=True,
-            )
+        for op in args.ops or [None]:
+            words = [*([op] if op else []), "--device", "cpu", "--peers", str(path), *record]
+            if args.budget:
+                words += ["--budget", f"{max(int(args.budget - (time.monotonic() - begun)), 0)}s"]
+            with peers.Steps("bench", *words, "--json", "--step") as steps:
+                for row in steps:
+                    if kept is None and not args.retime_peers:
+                        kept = peers.Kept(row["device"])
+                        kept.calibrate("cpu", out, lambda case, peer: calibrate(case, peer, args.rounds))
+                    case = peers.Case.of(row)
+                    known = kept is not None and kept.knows(case)
+                    calls, sets = ({}, []) if known else prepare(case, args.compile)
+                    ours = [row]
+                    theirs: dict[str, list[float]] = {name: [] for name in calls}
+                    for turn in range(args.rounds):
+                        for name, call in calls.items():
+                            with torch.inference_mode(mode=not case.op.endswith("_backward")):
+                                theirs[name].append(time_call(call, sets))
+                        if turn:
+                            ours.append(steps.again())
+                    times = {name: statistics.median(ms) for name, ms in theirs.items()}
+                    peers.write(out, case, "cpu", times)
+                    ratio = show(case, ours, kept.of(case) if known else times)
+                    if ratio is not None:
+                        ratios.setdefault(case.op, []).append(ratio)
     every = [ratio for found in ratios.values() for ratio in found]
     if not every:
         return
@@ -148,6 +152,20 @@ def main() -> None:
             f"{op:22} geometric mean {math.exp(statistics.fmean(map(math.log, found))):.2f}x, least {min(found):.2f}x"
         )
     print(f"{'all':22} geometric mean {math.exp(statistics.fmean(map(math.log, every))):.2f}x, least {min(every):.2f}x")
+
+
+def show(case: peers.Case, ours: list[dict], times: dict[str, float]) -> float | None:
+    """Prints the medians of a case; returns how many times as long the best peer took."""
+    mine = statistics.median(round["median_ms"] for round in ours)
+    share = statistics.median(round["percent_of_ceiling"] for round in ours)
+    best = min(times.values(), default=None)
+    shown = "-" if best is None else f"{best / mine:.2f}x"
+    peer = "-" if best is None else f"{best:.3f}"
+    print(
+        f"{case.op:22} {case.name:58} {case.dtype:6} {mine:10.3f} {peer:>10} {shown:>6} {share:7.1f}%",
+        flush=True,
+    )
+    return None if best is None else best / mine
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Times Warpsmith and its peers on this machine's GPU, case by case in turn, and merges both into the evidence.
 
-Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers get the same work and are timed in
-the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of their
-tensors that together are three times the L2, the median of replays between events.
+Peers whose times the evidence has kept are not timed again, but for three rows: they tell whether the machine is as
+fast as it was. Needs PyTorch with CUDA; FlashInfer is measured where it is installed. The peers get the same work and
+are timed in the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of
+their tensors that together are three times the L2, the median of replays between events.
 
-usage: bench/gpu.py [OP ...] [--missing | --no-record] [--peers FILE]
+usage: bench/gpu.py [OP ...] [--stale | --no-record] [--retime-peers] [--budget 8m] [--peers FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -26,6 +26,8 @@ import torch
 REPLAY_MS = 1.0
 MAX_CALLS = 200
 MAX_SAMPLES = 400
+#: What copies of a peer's tensors may take together.
+MOST_BYTES = 16 << 30
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,26 @@ class DeviceLostError(Exception):
         self.times, self.failures = times, failures
 
 
-def measure(case: peers.Case, count: int, pace: Pace = THOROUGH) -> tuple[dict[str, float], dict[str, str]]:
-    """The times of every peer that has the op, over `count` copies of the tensors; and why others have none."""
+def measure(
+    case: peers.Case, count: int, pace: Pace = THOROUGH, only: str | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The times of every peer that has the op, or of `only` one, over `count` copies of the tensors; and why others
+    have none."""
     # Before the peers are made: some compile at once, and what was compiled for other shapes counts against a limit.
     torch._dynamo.reset()
     work = peers.of(case, "cuda")
     if work is None:
         return {}, {}
     cold = case.row["l2"].lower() == "cold"
-    sets = [work.fresh() for _ in range(count)]
+    sets = [work.fresh()]
+    # A table may be far larger than the rows that are read of it.
+    held = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
+    sets += [work.fresh() for _ in range(min(count, max(MOST_BYTES // max(held, 1), 2)) - 1)]
     calls = dict(work.calls)
     if work.compile:
         calls["torch.compile"] = torch.compile(work.compile, dynamic=False)
+    if only:
+        calls = {name: call for name, call in calls.items() if name == only}
     times, failures = {}, {}
     for name, call in calls.items():
         try:
@@ -117,6 +127,23 @@ def measure(case: peers.Case, count: int, pace: Pace = THOROUGH) -> tuple[dict[s
     return times, failures
 
 
+def copies(row: dict) -> int:
+    """The copies of tensors that calls rotate over, together three times the L2."""
+    if row["l2"].lower() != "cold":
+        return 1
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return -(-3 * l2 // max(int(row["bytes"]), 1)) + 1
+
+
+def calibrate(case: peers.Case, peer: str) -> float | None:
+    """The time of one peer, if it still runs."""
+    times, failures = measure(case, copies(case.row), only=peer)
+    for name, why in failures.items():
+        print(f"  {name}: {why}", file=sys.stderr)
+    torch.cuda.empty_cache()
+    return times.get(peer)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ops", nargs="*", help="only these ops")
@@ -125,40 +152,49 @@ def main() -> None:
         default="target/peers-gpu.jsonl",
         help="where the peers' times are written",
     )
+    parser.add_argument("--retime-peers", action="store_true", help="time peers whose times are kept, too")
+    parser.add_argument("--budget", type=peers.seconds, help="begin no case after this time, such as 8m")
     evidence = parser.add_mutually_exclusive_group()
-    evidence.add_argument("--missing", action="store_true", help="only cases that the evidence has no timing of")
+    evidence.add_argument("--stale", action="store_true", help="only cases that the evidence has no present timing of")
     evidence.add_argument("--no-record", action="store_true", help="leave the evidence alone")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu.py: PyTorch finds no CUDA device")
+    begun = time.monotonic()
     peers.build()
     path = peers.ROOT / args.peers
+    path.parent.mkdir(parents=True, exist_ok=True)
     record = [] if args.no_record else ["--record"]
-    record += ["--missing"] if args.missing else []
+    record += ["--stale"] if args.stale else []
+    kept = None if args.retime_peers else peers.Kept(torch.cuda.get_device_name(0))
+    calibrated = kept is None
     with path.open("w") as out:
         for op in args.ops or [None]:
             words = [*([op] if op else []), "--device", "cuda", "--peers", str(path), *record]
+            if args.budget:
+                words += ["--budget", f"{max(int(args.budget - (time.monotonic() - begun)), 0)}s"]
             with peers.Steps("bench", *words, "--json", "--step") as rows:
                 for row in rows:
-                    compare(row, out)
+                    if not calibrated:
+                        kept.calibrate("cuda", out, calibrate)
+                        calibrated = True
+                    compare(row, out, kept)
                     torch.cuda.empty_cache()
 
 
-def compare(row: dict, out: TextIO) -> None:
-    """Times the peers on the case that Warpsmith has just timed."""
+def compare(row: dict, out: TextIO, kept: peers.Kept | None) -> None:
+    """Times the peers on the case that Warpsmith has just timed, unless their times are kept."""
     case = peers.Case.of(row)
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    cold = row["l2"].lower() == "cold"
-    times, failures = measure(case, -(-3 * l2 // max(int(row["bytes"]), 1)) + 1 if cold else 1)
-    for name, why in failures.items():
-        print(f"  {name}: {why}", file=sys.stderr)
+    if kept and kept.knows(case):
+        times = kept.of(case)
+    else:
+        times, failures = measure(case, copies(row))
+        for name, why in failures.items():
+            print(f"  {name}: {why}", file=sys.stderr)
+        peers.write(out, case, "cuda", times)
     shown = ", ".join(f"{name} {ms * 1e3:.1f} us" for name, ms in times.items()) or "no peer"
     ours = f"warpsmith {row['median_ms'] * 1e3:.1f} us"
     print(f"{case.op} [{case.name} {case.dtype}]: {ours}, {shown}", flush=True)
-    for name, ms in times.items():
-        line = dict(op=case.op, case=case.name, dtype=case.dtype, device="cuda", peer=name, ms=ms)
-        out.write(json.dumps(line) + "\n")
-    out.flush()
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class Comparison:
 
 def answer(model: str, prompt: str, tokens: int) -> dict:
     """Warpsmith's greedy answer, with the log-probabilities of its best tokens."""
-    words = ["generate", prompt, "--model", model, "--max-tokens", str(tokens), "--logprobs", str(TOP), "--json"]
+    words = ["generate", prompt, "--model", model, "--device", "cpu", "--max-tokens", str(tokens)]
+    words += ["--logprobs", str(TOP), "--json"]
     done = subprocess.run([BINARY, *words], capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         sys.exit(f"warpsmith {' '.join(words)}: {done.stderr}")
@@ -118,7 +119,7 @@ def speed(model: str, llama: Llama, rounds: int) -> None:
     theirs: dict[str, float] = {}
     for _ in range(rounds):
         found = subprocess.run(
-            [BINARY, "bench-model", "--model", model, "-r", "2", "-o", "json"],
+            [BINARY, "bench-model", "--model", model, "--device", "cpu", "-r", "2", "-o", "json"],
             capture_output=True,
             text=True,
             check=True,

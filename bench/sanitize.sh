@@ -2,7 +2,7 @@
 # Runs every CUDA kernel over every case under compute-sanitizer's four tools and records what they found.
 # First each tool must find a bug planted for it: a tool that sees nothing proves nothing.
 # Needs a GPU, nvcc and compute-sanitizer (both from a CUDA toolkit; CUDA_HOME or PATH).
-# usage: bench/sanitize.sh [words for `warpsmith check`, such as an op's name or --jobs 8]
+# usage: bench/sanitize.sh [words for `warpsmith check`, such as an op's name, --jobs 8, or --stale]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -49,6 +49,4 @@ done
 if command -v cargo >/dev/null; then
     cargo build --release -p warpsmith-cli
 fi
-for tool in memcheck racecheck initcheck synccheck; do
-    target/release/warpsmith check "$@" --device cuda --sanitizer "$tool" --record
-done
+target/release/warpsmith check "$@" --device cuda --sanitizer all --record

@@ -25,7 +25,14 @@ SCALES = {
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "MXFP4": [],
 }
+# What the first bytes of the blocks of MXFP4 are: exponents, the first two of which give subnormal scales.
+EXPONENTS = np.array([0, 1, 2, 3, 127, 128, 250, 100, 130, 200], dtype=np.uint8)
 ROWS = 2
 
 
@@ -38,6 +45,8 @@ def blocks(name: str, rng: np.random.Generator) -> np.ndarray:
         data[:, at : at + 2] = np.roll(HALVES, 3 * shift).view(np.uint8).reshape(count, 2)
     if name == "Q8_0":
         data[:, 2:5] = [0x80, 0x7F, 0xFF]  # -128, 127, -1
+    if name == "MXFP4":
+        data[:, 0] = EXPONENTS
     if name == "Q6_K":
         data[:, 192:194] = [0x80, 0x7F]
     return data.reshape(ROWS, -1)

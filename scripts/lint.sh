@@ -4,10 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo fmt --all --check
-"$1/bin/ruff" check bench scripts
-"$1/bin/ruff" format --check bench scripts
-# The workspace has the lab; programs that only run kernels build the library without it, and may do so without CUDA.
-# (With CUDA and without the lab it is built by the test `plain`.)
+"$1/bin/ruff" check bench scripts crates/server/tests deploy
+"$1/bin/ruff" format --check bench scripts crates/server/tests deploy
+# The workspace has the lab and CUDA. Programs that only run kernels build the library without the lab, which the test `plain`
+# does, and machines without CUDA may build it without that.
 cargo clippy --release --workspace --all-targets -- -D warnings
-cargo clippy --release -p warpsmith --no-default-features -- -D warnings
 cargo clippy --release -p warpsmith --no-default-features --features lab -- -D warnings

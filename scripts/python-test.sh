@@ -38,4 +38,5 @@ fi
 
 # Without numpy and PyTorch.
 (cd "$elsewhere" && venv/bin/python - <"$tests/without_anything.py")
-(cd "$elsewhere" && "$bin/python" -m pytest -p no:cacheprovider -c "$config" --rootdir "$tests" "${chosen[@]}" "$tests")
+# A process for each core, with a thread each: most of the time goes to Python.
+(cd "$elsewhere" && "$bin/python" -m pytest -n auto --maxprocesses 8 --dist worksteal -p no:cacheprovider -c "$config" --rootdir "$tests" "${chosen[@]}" "$tests")

@@ -11,6 +11,8 @@ flags=${RUSTFLAGS:-}
 # The library that distributes the lab's own work orders by fences, which the thread sanitizer does not know. One thread of it
 # leaves those of the kernels.
 export RAYON_NUM_THREADS=1
+# As optimised as what is shipped: built without, the kernels would take hours, and the library longer to compile.
+export CARGO_PROFILE_RELEASE_LTO=off
 for kind in "${@:-address thread}"; do
     for sanitizer in $kind; do
         echo "sanitize: $sanitizer"
@@ -20,9 +22,9 @@ for kind in "${@:-address thread}"; do
         export RUSTFLAGS="-Zsanitizer=$sanitizer -Cunsafe-allow-abi-mismatch=sanitizer $flags"
         export ASAN_OPTIONS="allocator_may_return_null=1"
         export TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$PWD/scripts/tsan.txt"
-        cargo test --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
+        cargo test --release --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
             --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch cpu::gemm ops:: radix
-        cargo run --target "$target" --target-dir "target/$sanitizer" -p warpsmith-cli -- \
+        cargo run --release --target "$target" --target-dir "target/$sanitizer" -p warpsmith-cli -- \
             check --device cpu --random 60s
     done
 done

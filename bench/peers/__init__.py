@@ -8,10 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import attention, memory, products
+from . import attention, losses, memory, products
 from .common import BINARY, ROOT, Ask, Case, Steps, Work, build, tensors, warpsmith
+from .kept import Kept, seconds, write
 
-__all__ = ["BINARY", "MAKERS", "ROOT", "Ask", "Case", "Steps", "Work", "build", "of", "tensors", "warpsmith"]
+__all__ = [
+    "BINARY",
+    "MAKERS",
+    "ROOT",
+    "Ask",
+    "Case",
+    "Kept",
+    "Steps",
+    "Work",
+    "build",
+    "of",
+    "seconds",
+    "tensors",
+    "warpsmith",
+    "write",
+]
 
 MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "rms_norm": memory.norm,
@@ -20,6 +36,9 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "layer_norm_backward": memory.norm_backward,
     "softmax": memory.softmax,
     "softmax_backward": memory.softmax_backward,
+    "cross_entropy": losses.cross_entropy,
+    "cross_entropy_backward": losses.cross_entropy_backward,
+    "linear_cross_entropy": losses.linear_cross_entropy,
     "activation": memory.activation,
     "activation_backward": memory.activation_backward,
     "add_gelu": memory.add_gelu,

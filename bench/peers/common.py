@@ -164,17 +164,6 @@ class Case:
         lengths = [int(keys) for keys in self.option("kv_lens", self.values["kv_len"]).split("/")]
         return [lengths[r % len(lengths)] for r in range(requests)]
 
-    def words(self, sizes: list[str]) -> list[str]:
-        """The command-line words that select this case alone."""
-        words = [self.op, "--dtype", self.dtype]
-        words += ["--shape", *(f"{name}={self.values[name]}" for name in sizes)]
-        for name in self.values:
-            if name not in sizes:
-                words += ["--set", f"{name}={self.values[name]}"]
-        for name in sorted(self.given):
-            words += ["--with", name]
-        return words
-
 
 @dataclass
 class Work:

@@ -3,10 +3,10 @@
 use std::path::Path;
 use warpsmith::{Error, Result};
 
-/// Writes a file aside and renames it into place, so that readers see the old file or the new one, whole. What is no plain
-/// file, such as a pipe, is written directly.
+/// Writes a file aside and renames it into place, so that readers see the old file or the new one, whole. Other kinds
+/// of file, such as pipes, are written directly.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    // A link stays one, to the new file.
+    // A symbolic link is kept and points to the new file.
     let target = path.canonicalize().unwrap_or_else(|_| path.into());
     let write = |to: &Path| std::fs::write(to, bytes).map_err(|error| Error::io(path, "write", &error));
     let Some(name) = target.file_name() else { return write(&target) };
@@ -32,7 +32,7 @@ mod tests {
         let (file, link) = (folder.path().join("out.bin"), folder.path().join("link"));
         std::os::unix::fs::symlink("out.bin", &link).unwrap();
         replace(&file, b"old").unwrap();
-        // Who reads the old file goes on reading it.
+        // Readers of the old file keep reading it.
         let mut reader = std::fs::File::open(&file).unwrap();
         replace(&link, b"new").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"new");

@@ -1,5 +1,6 @@
 //! Arguments that several commands share: ops by name, `name=value` pairs, sizes, options.
 
+use std::time::Duration;
 use warpsmith::jit::Profile;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::{ArgPlan, Case};
@@ -26,9 +27,10 @@ pub fn find_op(name: &str) -> Result<&'static dyn AnyProvable> {
     })
 }
 
-/// What was expected instead of `name`: the names most like it, and where all of them are. A list of all would bury them.
+/// What was expected instead of `name`: the most similar names, and where to find all of them. A full list would bury
+/// them.
 pub fn one_of_many(what: &str, known: &[&str], all: &str, name: &str) -> String {
-    /// From here on a name may have been meant; at most so many are told.
+    /// The similarity from which a name is suggested, and the most suggestions.
     const ALIKE: f64 = 0.8;
     const MOST: usize = 3;
     let alike = known.iter().map(|known| (strsim::jaro_winkler(known, name), *known));
@@ -39,6 +41,17 @@ pub fn one_of_many(what: &str, known: &[&str], all: &str, name: &str) -> String 
         [] => format!("{what} (`{all}` shows all)"),
         names => format!("{what}, perhaps {} (`{all}` shows all)", names.join(" or ")),
     }
+}
+
+/// Reads `60s`, `10m` or `2h`.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let unit = |unit: char, seconds: u32| {
+        let number: u32 = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(seconds)
+    };
+    let seconds = unit('s', 1).or(unit('m', 60)).or(unit('h', 3600));
+    let time = seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    time.ok_or_else(|| Error::parse("time", "a time such as 60s, 10m or 2h", text))
 }
 
 /// `name=value` texts as pairs.
@@ -173,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Also of a shape that is empty, and with the largest sizes that can be given for everything.
+    /// Also for an empty shape, and for the largest sizes that can be given.
     #[test]
     fn tensors_beyond_all_memory_are_named() {
         let op = find_op("rms_norm").unwrap();

@@ -54,6 +54,14 @@ pub fn device_variants(device: &'static CudaKernel) -> impl Iterator<Item = Vari
     (device.variants)().into_iter().map(move |defines| Variant { device, defines, prelude: prelude.clone() })
 }
 
+/// Every device function of every op once, always in the same order.
+pub fn device_functions() -> Vec<&'static CudaKernel> {
+    let kernels = ops::provable().into_iter().flat_map(|op| op.kernels());
+    let all = kernels.flat_map(|kernel| kernel.cuda.into_iter().chain(kernel.also.into_iter().flatten()));
+    let mut seen = std::collections::HashSet::new();
+    all.filter(|device| seen.insert(std::ptr::from_ref(*device) as usize)).collect()
+}
+
 /// Whether a device function can be compiled for an architecture. One written for an `a` architecture uses
 /// instructions that only that architecture has.
 pub fn compiles_for(device: &CudaKernel, arch: Arch) -> bool {

@@ -1,5 +1,6 @@
 //! The `warpsmith` workbench: a file per command under `commands`.
 
+mod ahead;
 mod commands;
 mod files;
 mod inputs;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 /// Warpsmith is a library of LLM kernels for CUDA and CPU behind one API, and an engine that runs models on them. This
 /// program answers prompts, and shows what each kernel does on this machine, with or without a GPU.
 #[derive(Parser)]
-#[command(name = "warpsmith", version, after_help = AFTER_HELP, arg_required_else_help = true)]
+#[command(name = "warpsmith", version, after_help = AFTER_HELP, arg_required_else_help = true, max_term_width = 80)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,6 +33,7 @@ Start with:
   warpsmith list rms_norm                one op: its arguments, options and kernels
   warpsmith explain rms_norm --arch 90a  which kernel would run, and why not the others
   warpsmith generate \"Hello\" --model M   an answer of a language model
+  warpsmith serve M                      an OpenAI-compatible server
 
 `warpsmith help COMMAND` explains a command with examples.
 Exit status: 0 done, 1 failed or not as it should be, 2 wrong usage.";
@@ -41,6 +43,8 @@ enum Command {
     Demo(commands::demo::Args),
     Generate(commands::generate::Args),
     Chat(commands::chat::Args),
+    Serve(Box<commands::serve::Args>),
+    BenchServe(commands::bench_serve::Args),
     BenchModel(commands::bench_model::Args),
     List(commands::list::Args),
     Check(commands::check::Args),
@@ -64,6 +68,8 @@ impl Command {
             Command::Demo(args) => commands::demo::run(args)?,
             Command::Generate(args) => commands::generate::run(args)?,
             Command::Chat(args) => commands::chat::run(args)?,
+            Command::Serve(args) => commands::serve::run(args)?,
+            Command::BenchServe(args) => commands::bench_serve::run(args)?,
             Command::BenchModel(args) => commands::bench_model::run(args)?,
             Command::List(args) => commands::list::run(args)?,
             Command::Check(args) => commands::check::run(args)?,

@@ -1,4 +1,4 @@
-//! Options that commands which run models share, and how they talk while a model answers.
+//! Options shared by the commands that run models, and their output while a model answers.
 
 use crate::progress::{Downloading, Loading, show_compilation};
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
@@ -15,47 +15,46 @@ use warpsmith_engine::{
     TokenLogprob, Usage,
 };
 
-/// Which model, and the form in which it is run.
-#[derive(clap::Args, Default)]
+/// Which model to run, and in which form.
+#[derive(clap::Args, Clone, Default)]
 pub struct WeightsArgs {
     /// A .gguf or .safetensors file, a folder with config.json, or a name on the Hugging Face hub: owner/name, or
     /// owner/name:file.gguf [default: $WARPSMITH_MODEL]
-    #[arg(long, short, value_name = "MODEL")]
+    #[arg(long, short, value_name = "MODEL", alias = "model-path")]
     model: Option<PathBuf>,
     /// The type of weights and activations [default: f32 on the CPU, bf16 on a GPU]
     #[arg(long, value_parser = dtype_parser())]
     dtype: Option<DType>,
     /// The type of keys and values; `fp8_e4m3` keeps twice as many tokens as `bf16`, less precisely [default: auto]
-    #[arg(long)]
+    #[arg(long, alias = "kv-cache-dtype")]
     kv_dtype: Option<KvDtype>,
     /// Expand quantised weights when they are loaded: slower and larger, but without rounding activations to 8 bits
     #[arg(long)]
     expand: bool,
     /// The most tokens of prompt and answer together, at most the model's [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one(), aliases = ["context-length", "max-model-len"])]
     context: Option<usize>,
 }
 
 /// A model, and where it runs.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 pub struct ModelArgs {
     #[command(flatten)]
     weights: WeightsArgs,
-    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: cpu]
+    /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
     #[arg(long)]
     device: Option<Device>,
     /// CPU threads, from 1 to 4096 [default: $WARPSMITH_NUM_THREADS, else as many as there are]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
-    /// On a GPU, the part of the free memory that weights and the cache of keys and values may take: above 0, at most 1
-    /// [default: 0.85]
-    #[arg(long, value_name = "PART", value_parser = parse_part)]
+    /// On a GPU, the part of the free memory that weights and the KV cache may take: above 0, at most 1 [default: 0.85]
+    #[arg(long, value_name = "PART", value_parser = parse_part, alias = "gpu-memory-utilization")]
     mem_fraction_static: Option<f64>,
-    /// On a GPU, do not capture steps that only generate as CUDA graphs: slower, with the same tokens
-    #[arg(long)]
+    /// On a GPU, do not capture decode steps as CUDA graphs: slower, with the same tokens
+    #[arg(long, aliases = ["disable-cuda-graph", "enforce-eager"])]
     no_cuda_graphs: bool,
-    /// Do not give steps to the device before the tokens of the step ahead are known: slower, with the same tokens
-    #[arg(long)]
+    /// Do not launch a step before the tokens of the step ahead of it are known: slower, with the same tokens
+    #[arg(long, alias = "disable-overlap-schedule")]
     no_overlap: bool,
 }
 
@@ -128,7 +127,7 @@ impl WeightsArgs {
         .find_map(|(name, is_given)| is_given.then_some(name))
     }
 
-    /// The model's path. A model of the hub is downloaded, unless it was before.
+    /// The model's path. A model of the hub is downloaded unless it is in the cache.
     pub fn path(&self) -> Result<PathBuf> {
         let Some(model) = self.model.clone().or_else(|| env::path(MODEL)) else {
             let expected = format!("--model with a path or a name, or one in ${MODEL}");
@@ -151,13 +150,23 @@ impl WeightsArgs {
 }
 
 impl ModelArgs {
-    /// A model, and the rest as it is by default.
-    pub fn of(path: &Path) -> ModelArgs {
-        let weights = WeightsArgs { model: Some(path.to_path_buf()), ..WeightsArgs::default() };
-        ModelArgs { weights, ..ModelArgs::default() }
+    /// A model on a device, with defaults for the rest.
+    pub fn of(path: &Path, device: Option<Device>) -> ModelArgs {
+        ModelArgs { device, ..ModelArgs::default() }.with_model(Some(path.to_path_buf()))
     }
 
-    /// Does something with the number of threads that was asked for.
+    /// With another model, if there is one.
+    pub fn with_model(mut self, model: Option<PathBuf>) -> ModelArgs {
+        self.weights.model = model.or(self.weights.model);
+        self
+    }
+
+    /// Whether a model was named on the command line.
+    pub fn is_given(&self) -> bool {
+        self.weights.is_given()
+    }
+
+    /// Runs a closure with the requested number of threads.
     pub fn on_threads<R>(&self, work: impl FnOnce() -> R) -> R {
         match self.threads {
             Some(threads) => cpu::with_threads(threads.into(), work),
@@ -206,7 +215,7 @@ impl ModelArgs {
     pub fn options(&self, engine: EngineOptions) -> OpenOptions {
         let engine = EngineOptions { cuda_graphs: !self.no_cuda_graphs, overlap: !self.no_overlap, ..engine };
         OpenOptions {
-            device: self.device,
+            device: Some(self.device.unwrap_or_else(Device::best)),
             mem_fraction_static: self.mem_fraction_static,
             ..self.weights.options(engine)
         }
@@ -240,13 +249,13 @@ pub struct SamplingArgs {
     /// Subtracted from the logits of tokens each time that they occur in the answer
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f32,
-    /// With the same seed the same prompt gives the same answer [default: another each time]
+    /// With the same seed, the same prompt gives the same answer [default: a new seed each time]
     #[arg(long)]
     seed: Option<u64>,
     /// A text that ends the answer and is not part of it; can be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Goes on when the model wants to end
+    /// Continue when the model wants to end
     #[arg(long)]
     ignore_eos: bool,
 }
@@ -304,7 +313,7 @@ impl Default for Answer {
 }
 
 impl Answer {
-    /// One line for people. Of an answer that failed there is no speed.
+    /// One line as text. Of an answer that failed there is no speed.
     pub fn summary(&self) -> Option<String> {
         if matches!(self.reason, FinishReason::Failed(_)) {
             return None;
@@ -324,7 +333,7 @@ impl Answer {
     }
 }
 
-/// Asks the engine, which does nothing else meanwhile. `show` gets the text as it comes.
+/// Asks the engine, which serves nothing else meanwhile. `show` gets the text as it is generated.
 pub fn answer(engine: &mut Engine, request: Request, show: impl FnMut(&str) -> Result<()>) -> Result<Answer> {
     answer_until(engine, request, show, || false)
 }
@@ -388,7 +397,7 @@ pub fn answers(
     Ok(all)
 }
 
-/// Writes text to standard output at once. A reader that is gone ends the process by its signal.
+/// Writes text to standard output at once. If the reader has gone, SIGPIPE ends the process.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());

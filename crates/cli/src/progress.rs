@@ -1,4 +1,4 @@
-//! How commands show that something takes time: on standard error, and only if that is a terminal.
+//! Progress output: on standard error, and only if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +67,7 @@ impl Drop for Downloading {
     }
 }
 
-/// From now on, shows which kernel is being compiled and how many there were.
+/// From now on, shows which kernel is being compiled and how many were.
 pub fn show_compilation() {
     let (count, hidden) = (AtomicU64::new(0), ProgressBar::hidden());
     let shown = std::sync::Mutex::new(hidden);

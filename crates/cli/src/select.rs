@@ -8,7 +8,7 @@ use warpsmith::lab::{Arrangement, Case, Values};
 use warpsmith::op::{KernelInfo, OpSpec};
 use warpsmith::{DType, Device, Error, Result, ops};
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub struct Selection {
     /// The op (see `warpsmith list`) [default: all]
     op: Option<String>,
@@ -42,6 +42,11 @@ impl Selection {
     /// The requested kernel.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
+    }
+
+    /// The same selection of one kernel alone.
+    pub fn only(&self, kernel: &str) -> Selection {
+        Selection { kernel: Some(kernel.into()), ..self.clone() }
     }
 
     /// Whether an op is named.

@@ -1,12 +1,14 @@
 //! Where the weights of a model come from: a file, or random numbers.
 
 use crate::model::{ModelArgs, WeightsArgs};
+use crate::progress::Loading;
 use std::path::{Path, PathBuf};
 use warpsmith::device::DeviceInfo;
 use warpsmith::op::survey::Needed;
+use warpsmith_engine::models::names::Watched;
 use warpsmith_engine::models::{self, Config, RandomWeights};
 use warpsmith_engine::weights::Checkpoint;
-use warpsmith_engine::{Engine, EngineOptions, Error, Result, needed_kernels};
+use warpsmith_engine::{Engine, EngineOptions, Error, OpenOptions, Result, needed_kernels};
 
 /// The help of `--random`.
 pub const RANDOM: &str = "Random weights instead of a file: a config.json, a folder with one, or the name of a model that \
@@ -15,7 +17,7 @@ is known [possible names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama-3.2-
 /// The weights of a model.
 pub enum Source {
     File(Checkpoint),
-    Random(Config, RandomWeights),
+    Random(Box<Config>, RandomWeights),
 }
 
 impl Source {
@@ -27,10 +29,10 @@ impl Source {
             None => read(random)?,
         };
         let config = Config::from_json(&json)?;
-        // What transformers takes for granted where a configuration does not say.
+        // The default of transformers where a configuration has no value.
         let tied = json.get("tie_word_embeddings").and_then(serde_json::Value::as_bool).unwrap_or(false);
         let weights = RandomWeights::new(&config, tied, 0)?;
-        Ok(Source::Random(config, weights))
+        Ok(Source::Random(Box::new(config), weights))
     }
 
     pub fn parameters(&self) -> usize {
@@ -52,6 +54,22 @@ impl Source {
         match self {
             Source::File(_) => model.open(engine),
             Source::Random(config, weights) => model.open_weights(config, weights, engine),
+        }
+    }
+
+    /// Opens the model with these options alone.
+    pub fn open_with(&self, options: OpenOptions) -> Result<Engine> {
+        let loading = Loading::new(match self {
+            Source::File(_) => "weights",
+            Source::Random(..) => "random weights",
+        });
+        let mut tell = |progress| loading.show(progress);
+        match self {
+            Source::File(checkpoint) => Engine::open_with(checkpoint.path(), options, &mut tell),
+            Source::Random(config, weights) => {
+                let watched = Watched::new(weights, weights.parameters(), &mut tell);
+                Engine::with_weights(config, &watched, options)
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Tables and numbers for people.
+//! Tables and numbers as text.
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 

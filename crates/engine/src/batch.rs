@@ -1,4 +1,4 @@
-//! What a forward pass is told: tokens, where their keys and values go, and which rows need logits.
+//! The input of a forward pass: tokens, where their keys and values go, and which rows need logits.
 
 use crate::error::Result;
 use warpsmith::{DType, Stream, Tensor};
@@ -18,7 +18,7 @@ pub struct Batch {
     pub kv_lens: Tensor,
     /// Where the tokens of each sequence begin, `[sequences + 1]`; `None` if each has one.
     pub q_starts: Option<Tensor>,
-    /// Which sequences begin with the same pages, if that is to be made use of. Only where each has one token.
+    /// Which sequences begin with the same pages, if prefixes are to be shared. Only where each has one token.
     pub shared: Option<Shared>,
     /// The rows whose logits are wanted, `[rows]`; `None` for all.
     pub logit_rows: Option<Tensor>,
@@ -32,7 +32,7 @@ pub struct Shared {
     pub group_starts: Tensor,
     /// Keys that all of a group have, `[1, groups]`.
     pub prefix_lens: Tensor,
-    /// Whether groups are made use of even if that is not expected to be faster.
+    /// Whether groups are used even if that is not expected to be faster.
     pub always: bool,
 }
 
@@ -53,7 +53,7 @@ impl Batch {
     }
 }
 
-/// One sequence's share of a batch, in plain numbers.
+/// One sequence's share of a batch, as plain numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk<'a> {
     /// The new tokens.

@@ -1,13 +1,15 @@
-//! Steps that give every sequence one token: the same few shapes again and again, in fixed memory.
+//! Steps that give every sequence one token: a few shapes that repeat, in fixed memory.
 //!
-//! Rows are filled up to one of a few numbers, the buckets, and page tables to one of a few widths. What varies reaches the
-//! device in one copy. On a GPU a step of each form is captured the second time it comes: the first time, which runs call by
-//! call, compiles kernels and makes their plans. From then on the host launches one graph and waits for the tokens.
+//! Rows are filled up to one of a few numbers, the buckets, and page tables to one of a few widths. Everything that
+//! varies reaches the device in one copy. On a GPU a step of each form is captured the second time it comes: the first
+//! time, which runs call by call, compiles kernels and makes their plans. From then on the host launches one graph and
+//! waits for the tokens.
 //!
-//! Filling up changes no bits: a row depends on its own sequence alone. Rows that only fill up have no keys and store none.
+//! Padding changes no bits: a row depends on its own sequence alone. Rows that only fill up have no keys and store
+//! none.
 //!
-//! Two steps can be on their way. The second takes its tokens from the first on the device, so that the host need not know
-//! them to give it to the device, and works on the first meanwhile.
+//! Two steps can be in flight. The second takes its tokens from the first on the device, so the host can launch it
+//! without knowing them, and processes the first meanwhile.
 
 mod replay;
 mod rows;
@@ -49,11 +51,11 @@ pub(crate) struct Decode {
     host: [Vec<i32>; 2],
 }
 
-/// One of the two steps that can be on their way.
+/// One of the two steps that can be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket(usize);
 
-/// Sizes that decide over the memory of [`Decode`].
+/// Sizes that determine the memory of [`Decode`].
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     /// The most rows of a step.
@@ -95,7 +97,7 @@ impl Decode {
         })
     }
 
-    /// Gives a step to the device. If it is `fed`, the tokens of its rows are those that the rows of the step before choose.
+    /// Launches a step. If it is `fed`, its rows take the tokens that the rows of the step before choose.
     pub fn launch(
         &mut self,
         model: &mut dyn Model,
@@ -122,7 +124,7 @@ impl Decode {
             None => {
                 if fed {
                     for (i, &token) in self.host[1 - ticket.0].iter().enumerate() {
-                        // A row that had no token is not looked at again. On a GPU it is computed with zeros.
+                        // A row without a token is not used again. On a GPU it is computed with zeros.
                         self.words[form.ids() + i] = token.max(0);
                     }
                 }
@@ -167,24 +169,24 @@ impl Decode {
         self.logits.view().narrow(0, 0, rows).expect("the step had as many rows")
     }
 
-    /// What became of the graphs.
+    /// The state of the graphs.
     pub fn graphs(&self) -> Graphs {
         self.replay.as_ref().map(|replay| replay.graphs.clone()).unwrap_or_default()
     }
 }
 
-/// What became of the graphs of an engine.
+/// The state of the graphs of an engine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Graphs {
     /// How many were captured.
     pub captured: usize,
     /// Steps that were launches of one.
     pub launches: u64,
-    /// Why none is captured any more.
+    /// Why no more are captured.
     pub failure: Option<String>,
 }
 
-/// A step with all its memory but the inputs.
+/// A step with all its memory except the inputs.
 struct Step<'a> {
     model: &'a mut dyn Model,
     kv: &'a mut KvCache,
@@ -216,8 +218,8 @@ fn buckets(most: usize) -> Vec<usize> {
     buckets
 }
 
-/// Pages of a row of the table: for 1024 tokens, 4096 and so on, as few as are enough. Attention shares out its work by the
-/// width, so that one width for all would slow short sequences down; more widths would be more graphs.
+/// Pages of a row of the table: for 1024 tokens, 4096 and so on, as few as are enough. Attention divides its work by
+/// the width, so a single width would slow short sequences down, and more widths would need more graphs.
 fn width(pages: usize, page_size: usize, most: usize) -> usize {
     let mut tokens = 1024usize;
     while tokens.div_ceil(page_size) < pages {

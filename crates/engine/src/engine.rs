@@ -1,7 +1,9 @@
 //! The engine: requests in, events out, one step at a time.
 
 mod compute;
+mod embed;
 mod flight;
+mod view;
 
 use crate::decode::Decode;
 use crate::error::{Error, Result};
@@ -22,6 +24,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use warpsmith::{DType, Stream};
 
+pub use embed::Pooling;
+pub use view::{SequenceView, View};
+
 /// A request that has outputs to come.
 struct Active {
     priority: i32,
@@ -41,15 +46,19 @@ pub struct Engine {
     stream: Stream,
     /// Of the last step, unless `decode` has them.
     logits: Buffer,
-    /// Made by the first step that only generates.
+    /// Rows after the final norm, of the last embedding.
+    hidden: Buffer,
+    /// Created by the first decode step.
     decode: Option<Decode>,
-    /// The step after the last that was told about, if the device has it already.
+    /// The step after the last reported one, if it was launched already.
     flight: Option<Flight>,
     scheduler: Scheduler,
     options: EngineOptions,
     requests: BTreeMap<RequestId, Active>,
     tokenizer: Option<Arc<Tokenizer>>,
-    template: Option<ChatTemplate>,
+    template: Option<Arc<ChatTemplate>>,
+    /// The error that made the device unusable.
+    fault: Option<Error>,
     /// What happened between steps.
     pending: Vec<Event>,
     next_request: u64,
@@ -71,6 +80,7 @@ impl Engine {
             None => Stream::new(options.device)?,
         };
         let logits = Buffer::new(0, config.vocab_size, DType::F32, &stream)?;
+        let hidden = Buffer::new(0, config.hidden_size, options.dtype, &stream)?;
         let pages = Pages::new(options.num_pages, options.page_size, options.prefix_cache)?;
         let limits = Limits {
             max_batch_tokens: options.max_batch_tokens,
@@ -82,6 +92,7 @@ impl Engine {
             kv,
             stream,
             logits,
+            hidden,
             decode: None,
             flight: None,
             scheduler: Scheduler::new(limits, pages),
@@ -89,6 +100,7 @@ impl Engine {
             requests: BTreeMap::new(),
             tokenizer: None,
             template: None,
+            fault: None,
             pending: Vec::new(),
             next_request: 0,
             stats: Stats::default(),
@@ -106,7 +118,7 @@ impl Engine {
         self.options.end_ids.extend(tokenizer.final_ids().iter().map(|&id| id as i32));
         let tokens = tokenizer.len().min(self.model.config().vocab_size);
         self.options.vocab_size.get_or_insert(tokens);
-        (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template);
+        (self.tokenizer, self.template) = (Some(Arc::new(tokenizer)), template.map(Arc::new));
         // Which tokens exist may have changed.
         (self.decode, self.flight) = (None, None);
         self
@@ -119,10 +131,38 @@ impl Engine {
 
     /// The chat template, if the engine was given one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+        self.template.as_deref()
     }
 
-    fn vocab_size(&self) -> usize {
+    /// The tokenizer and the chat template, for threads that prepare prompts.
+    pub fn text(&self) -> (Option<Arc<Tokenizer>>, Option<Arc<ChatTemplate>>) {
+        (self.tokenizer.clone(), self.template.clone())
+    }
+
+    /// The settings, as they were completed for the model.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The most tokens, prompt and output together, that any request can have: by the model's context, and by the pages.
+    /// The last token of all is never computed, so it needs no place in a page.
+    pub fn room(&self) -> usize {
+        self.model.config().max_positions.min(self.scheduler.capacity() + 1)
+    }
+
+    /// The error that made the device unusable, if one has: nothing can be computed any more, and only another process can
+    /// go on.
+    pub fn fault(&self) -> Option<&Error> {
+        self.fault.as_ref()
+    }
+
+    /// The requests that began to be computed in the last step.
+    pub fn started(&self) -> &[RequestId] {
+        self.scheduler.started()
+    }
+
+    /// The number of tokens that exist.
+    pub fn vocab_size(&self) -> usize {
         self.options.vocab_size.unwrap_or(self.model.config().vocab_size)
     }
 
@@ -131,7 +171,7 @@ impl Engine {
     /// # Errors
     /// If an option is out of range, or the request can never fit.
     pub fn add_request(&mut self, request: Request) -> Result<RequestId> {
-        let Request { prompt, params, priority, deadline } = request;
+        let Request { prompt, params, priority, deadline, grammar, salt } = request;
         params.validate(self.vocab_size())?;
         if self.tokenizer.is_none() && !params.stop.is_empty() {
             return Err(Error::request(
@@ -147,29 +187,25 @@ impl Engine {
         let seed = params.seed.unwrap_or_else(random_seed);
         let output = |index| {
             let (seed, text) = (sampler::seed_of_output(seed, index), self.tokenizer.clone());
-            Ok((index, Output::new(params.clone(), seed, &prompt, text)?))
+            Ok((index, Output::new(params.clone(), seed, &prompt, text, grammar.as_ref())?))
         };
         let outputs = (0..params.n).map(output).collect::<Result<_>>()?;
         let has_forks = params.n > 1;
         let key = Key { priority, request: id, index: 0 };
         self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks });
-        self.scheduler.add(Sequence::new(key, prompt, max_len));
+        self.scheduler.add(Sequence { salt, ..Sequence::new(key, prompt, max_len) });
         Ok(id)
     }
 
     /// The most tokens, prompt and output together, that a request may have.
     fn max_len(&self, prompt: &[i32], params: &SamplingParams) -> Result<usize> {
         let context = self.model.config().max_positions;
-        let vocab = self.vocab_size();
         if prompt.is_empty() || prompt.len() >= context {
             let expected = format!("1 to {} tokens", context.saturating_sub(1));
             return Err(Error::request("prompt", expected, prompt.len()));
         }
-        if let Some(&id) = prompt.iter().find(|&&id| !usize::try_from(id).is_ok_and(|id| id < vocab)) {
-            return Err(Error::request("prompt", format!("tokens from 0 to below {vocab}"), id));
-        }
-        // The last token of all is never computed, so it needs no place in a page.
-        let room = context.min(self.scheduler.capacity() + 1);
+        self.check_exist("prompt", prompt)?;
+        let room = self.room();
         if prompt.len() >= room {
             let expected = format!("at most {} tokens, which the page pool can hold", room - 1);
             return Err(Error::request("prompt", expected, prompt.len()));
@@ -185,10 +221,19 @@ impl Engine {
         }
     }
 
-    /// Ends a request wherever it is. Its last events come with the next [`step`](Self::step). `false` if it has ended.
+    /// Refuses tokens that do not exist.
+    fn check_exist(&self, what: &'static str, tokens: &[i32]) -> Result<()> {
+        let vocab = self.vocab_size();
+        match tokens.iter().find(|&&id| !usize::try_from(id).is_ok_and(|id| id < vocab)) {
+            Some(&id) => Err(Error::request(what, format!("tokens from 0 to below {vocab}"), id)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a request in any state. Its last events come with the next [`step`](Self::step). `false` if it has ended.
     ///
     /// # Errors
-    /// If a rule that always holds is broken.
+    /// If an internal invariant is broken.
     pub fn cancel(&mut self, id: RequestId) -> Result<bool> {
         let mut events = Vec::new();
         let found = self.end_request(id, &FinishReason::Cancelled, &mut events)?;
@@ -196,7 +241,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Whether there is anything to compute or to tell.
+    /// Whether there is anything to compute or to report.
     pub fn has_work(&self) -> bool {
         !self.requests.is_empty() || !self.pending.is_empty()
     }
@@ -236,15 +281,16 @@ impl Engine {
         self.scheduler.check()
     }
 
-    /// One step: plans, computes, and tells what has become of it.
+    /// One step: plans, computes, and reports the results.
     ///
-    /// A request that cannot be computed fails alone where the cause is its own, and together with the others of its step
-    /// where it cannot be told. The engine goes on.
+    /// A request that cannot be computed fails alone if it is the cause, and together with the others of its step if
+    /// the cause is unknown. The engine continues.
     ///
     /// # Errors
     /// If a rule that always holds is broken.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let mut events = std::mem::take(&mut self.pending);
+        self.scheduler.forget_started();
         self.end_late_requests(&mut events)?;
         let (plan, landing) = match self.land() {
             Some((plan, landing)) => (plan, Some(landing)),
@@ -261,6 +307,7 @@ impl Engine {
             Ok(tokens) => self.process(&plan, tokens.as_deref(), &mut events)?,
             Err(error) => {
                 self.flight = None;
+                self.note_fault(&error);
                 let reason = FinishReason::Failed(error.to_string());
                 for share in &plan.shares {
                     self.end_request(share.key.request, &reason, &mut events)?;
@@ -268,6 +315,13 @@ impl Engine {
             }
         }
         Ok(events)
+    }
+
+    /// Remembers an error after which the device computes nothing more.
+    fn note_fault(&mut self, error: &Error) {
+        if matches!(error, Error::Library(warpsmith::Error::Poisoned { .. })) {
+            self.fault.get_or_insert(error.clone());
+        }
     }
 
     fn end_late_requests(&mut self, events: &mut Vec<Event>) -> Result<()> {
@@ -283,11 +337,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells about a token, and ends the output if it was the last, or if there is none.
+    /// Reports a token, and ends the output if it was the last, or if there is none.
     fn deliver(&mut self, key: Key, choice: Option<Choice>, events: &mut Vec<Event>) -> Result<()> {
         let Some(choice) = choice else {
-            let reason = FinishReason::Failed("the model gave logits that are not numbers".into());
-            return self.end_output(key, reason, events);
+            let output = self.requests.get(&key.request).and_then(|request| request.outputs.get(&key.index));
+            let why = match output.and_then(Output::fault) {
+                Some(fault) => format!("the grammar cannot go on: {fault}"),
+                None => "the model gave logits that are not numbers".into(),
+            };
+            return self.end_output(key, FinishReason::Failed(why), events);
         };
         self.stats.generated_tokens += 1;
         let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
@@ -334,7 +392,7 @@ impl Engine {
     }
 }
 
-/// A seed that is another each time.
+/// A new seed each time.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

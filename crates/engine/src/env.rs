@@ -1,4 +1,4 @@
-//! The environment variables that the engine and its commands read, beside those of the library.
+//! The environment variables that the engine and its commands read, besides those of the library.
 
 /// The model of commands that are given none: a path, or a name on the hub.
 pub const MODEL: &str = "WARPSMITH_MODEL";
@@ -9,7 +9,7 @@ pub mod hub {
     pub const HOME: &str = "HF_HOME";
     /// Folder of downloaded models, instead of `hub` in the one above.
     pub const CACHE: &str = "HF_HUB_CACHE";
-    /// The token that is sent to the hub, before that of the file. White space around it does not count.
+    /// The token that is sent to the hub, preferred over that of the file. White space around it does not count.
     pub const TOKEN: &str = "HF_TOKEN";
     /// Address of the hub, `https://huggingface.co` where unset.
     pub const ENDPOINT: &str = "HF_ENDPOINT";

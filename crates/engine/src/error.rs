@@ -69,17 +69,17 @@ pub enum Error {
         got: String,
     },
 
-    /// A model cannot be had from the hub.
+    /// A model cannot be obtained from the hub.
     #[cfg(feature = "hub")]
     #[error("model `{model}`: {why}")]
     Hub {
         /// Its name.
         model: String,
         /// The reason.
-        why: crate::hub::HubError,
+        why: crate::hub::error::HubError,
     },
 
-    /// A rule that always holds was found broken: a bug in the engine.
+    /// An internal invariant was violated: a bug in the engine.
     #[error("the engine is broken: {0}")]
     Broken(String),
 }
@@ -110,7 +110,7 @@ impl Error {
     }
 }
 
-/// A file as it stands at the beginning of a message.
+/// A file as the prefix of a message.
 fn in_front(file: &Option<PathBuf>) -> String {
     file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()))
 }

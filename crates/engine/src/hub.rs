@@ -1,17 +1,17 @@
 //! Models by name from the Hugging Face hub.
 //!
-//! A name is `owner/name`, or `owner/name:file.gguf` for one file of a repository of GGUF files. Only the files that a model
-//! is run from are downloaded, into the cache that the hub's own programs use. What is there is used as it is, without a
-//! question to the hub; delete it to get a newer version. Interrupted downloads are resumed. A connection over which nothing
-//! comes any more is waited for: `hf-hub` has no setting for that.
+//! A name is `owner/name`, or `owner/name:file.gguf` for one file of a repository of GGUF files. Only the files that a
+//! model is run from are downloaded, into the cache that the hub's own programs use. Files in the cache are used
+//! without asking the hub; delete them to get a newer version. Interrupted downloads are resumed. A stalled connection
+//! never times out: `hf-hub` has no setting for that.
 
-mod error;
+pub(crate) mod error;
 
 pub use error::HubError;
 
 use crate::env;
 use crate::error::{Error, Result};
-use crate::models::Config;
+use crate::models::config::Config;
 use crate::weights::{Metadata, read_json, shard_files};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use warpsmith::env::{path, system};
 
-/// Beside weights: what a model cannot do without, and what it may have.
+/// Files besides weights: required ones and optional ones.
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const OTHERS: [&str; 4] =
     [TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// How often a file is tried, and how long is waited before the second time; twice as long before the third.
+/// How often a file is tried, and the wait before the second attempt; twice as long before the third.
 const ATTEMPTS: u32 = 3;
 const WAIT: Duration = Duration::from_millis(300);
 
@@ -127,7 +127,7 @@ impl Hub {
     /// The file or folder of a model, downloaded where it is not in the cache yet.
     ///
     /// # Errors
-    /// [`Error::Hub`] says why a model cannot be had.
+    /// [`Error::Hub`] says why a model cannot be obtained.
     pub fn fetch(&self, model: &ModelName, progress: &mut dyn FnMut(Download<'_>)) -> Result<PathBuf> {
         let repository = Repo::model(model.repository.clone());
         let cache = Cache::new(self.cache.clone()).repo(repository.clone());
@@ -150,7 +150,7 @@ impl Hub {
             .map_err(|error| fail(self.why(&error, &cache)))?;
         let mut remote = Remote { hub: self, model, cache: &cache, repo: api.repo(repository), progress };
         match (remote.download(), found) {
-            // A hub that does not answer, or no longer knows the model, takes nothing away that is there.
+            // If the hub does not answer, or no longer knows the model, the cache is still used.
             (Err(Error::Hub { why, .. }), Some(found)) if why.is_of_the_hub() => return Ok(found),
             (downloaded, _) => downloaded?,
         }
@@ -159,7 +159,7 @@ impl Hub {
         })
     }
 
-    /// The file or folder of a model, if all that it cannot do without is in the cache.
+    /// The file or folder of a model, if all required files are in the cache.
     fn cached(&self, model: &ModelName, cache: &CacheRepo) -> Result<Option<PathBuf>> {
         if let Some(file) = &model.file {
             return Ok(cache.get(file));
@@ -173,7 +173,7 @@ impl Hub {
         Ok(config.parent().filter(|_| whole).map(Path::to_path_buf))
     }
 
-    /// What an answer of the hub means.
+    /// The error for an answer of the hub.
     fn why(&self, error: &ApiError, cache: &CacheRepo) -> HubError {
         let endpoint = self.endpoint.clone();
         // The part of a file that is there already is longer than the file, or as long.
@@ -244,7 +244,7 @@ impl Remote<'_, '_> {
             self.get(&commit, file)?;
         }
         let config = self.get(&commit, CONFIG)?;
-        // Before gigabytes of weights are downloaded for nothing.
+        // Checked before gigabytes of weights are downloaded for nothing.
         let metadata = Metadata::Config(read_json(&config, "an object")?);
         Config::judge(&metadata).map_err(|error| error.in_file(Some(&config)))?;
         let mut weights = vec![SINGLE.to_string()];
@@ -278,7 +278,7 @@ impl Remote<'_, '_> {
                 Err(error) => return Err(self.why_not(file, &error)),
             }
         };
-        // Servers may send another part than the one that was asked for.
+        // Servers may send a different range than the one requested.
         let to_error = |error| warpsmith::Error::io(&path, "reading the size of", &error);
         let got = path.metadata().map_err(to_error)?.len();
         if got != total {
@@ -292,7 +292,7 @@ impl Remote<'_, '_> {
         Ok(path)
     }
 
-    /// Why a file that the repository lists cannot be had.
+    /// Why a file that the repository lists cannot be downloaded.
     fn why_not(&self, file: &str, error: &ApiError) -> Error {
         self.fail(match self.hub.why(error, self.cache) {
             HubError::NoRepository => HubError::NoFile {
@@ -304,7 +304,7 @@ impl Remote<'_, '_> {
     }
 }
 
-/// Whether it may be another time.
+/// Whether another attempt may succeed.
 fn may_pass(error: &ApiError) -> bool {
     match error {
         ApiError::IoError(_) => true,

@@ -1,7 +1,7 @@
 //! The memory of keys and values: pages of all layers in one allocation.
 
 use crate::error::{Error, Result};
-use crate::models::Config;
+use crate::models::config::Config;
 use std::collections::HashSet;
 use warpsmith::op::survey;
 use warpsmith::ops::KvCopy;
@@ -66,7 +66,7 @@ impl KvCache {
         both.ok_or_else(|| Error::Broken(format!("layer {layer} of {layers} has no pages")))
     }
 
-    /// Of `groups`, those that save time if their pages are read once for all.
+    /// The part of `groups` that saves time if their pages are read once per group.
     ///
     /// # Errors
     /// If the device cannot be asked.

@@ -1,6 +1,7 @@
 //! Runs language models on the kernels of warpsmith: weights, text, models, scheduling.
 
 mod batch;
+mod constraint;
 mod decode;
 mod engine;
 pub mod env;
@@ -22,11 +23,15 @@ pub mod text;
 pub mod weights;
 
 pub use batch::{Batch, Chunk, Shared};
-pub use engine::Engine;
+pub use constraint::{Constraint, Grammar, SharedGrammar};
+pub use engine::{Engine, Pooling, SequenceView, View};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use open::OpenOptions;
-pub use request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, TokenLogprob, Usage};
+pub use pages::{Branch, Branches};
+pub use request::{
+    Event, EventKind, FinishReason, Request, RequestId, Salt, SamplingParams, TokenLogprob, Usage,
+};
 pub use sequence::{Key, Sequence};
 pub use settings::{Cascade, EngineOptions, Stats};
 pub use survey::needed_kernels;

@@ -11,7 +11,7 @@ use crate::weights::{Checkpoint, Metadata};
 use std::path::Path;
 use warpsmith::{DType, Device};
 
-/// How a model is opened. What is `None` follows from the model and the machine.
+/// How a model is opened. A `None` is derived from the model and the machine.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OpenOptions {
     /// Where it runs; the CPU.
@@ -130,7 +130,7 @@ impl Engine {
         Engine::new(model, engine)
     }
 
-    /// The prompt that a text is, with the token that the model wants in front. Names of control tokens in it are text.
+    /// Encodes a text as a prompt, with the start token that the model expects. Names of control tokens in it are text.
     ///
     /// # Errors
     /// If the engine has no tokenizer.
@@ -183,7 +183,7 @@ fn num_pages(
         let wanted = (2 * config.max_positions).div_ceil(page_size) as u64;
         return Ok(wanted.min(device.memory()?.free / 4 / page_bytes).clamp(1, most) as usize);
     }
-    // What was freed while the model was loaded is free only when the device is done with it.
+    // Memory freed while the model was loaded becomes free only when the device is done with it.
     device.synchronize()?;
     let pages = pages_within(fraction, before, device.memory()?.free, page_bytes)?;
     Ok(pages.min(most) as usize)

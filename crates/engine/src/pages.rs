@@ -1,7 +1,15 @@
 //! The pages of the pool: who uses them, which are free, and which hold prefixes that later requests may share.
 
+mod branches;
+mod salts;
+
 use crate::error::{Error, Result};
+use crate::request::Salt;
+use salts::{Salts, behind};
+use std::collections::BTreeMap;
 use warpsmith::radix::{Pin, RadixTree};
+
+pub use branches::{Branch, Branches};
 
 /// Counts how often each page is used. A page that nobody uses is free.
 #[derive(Debug)]
@@ -32,7 +40,7 @@ impl PagePool {
         self.free.len()
     }
 
-    /// How many use a page.
+    /// The number of users of a page.
     pub fn uses(&self, page: i32) -> u32 {
         self.uses[page as usize]
     }
@@ -45,14 +53,14 @@ impl PagePool {
         Some(page)
     }
 
-    /// One more uses a page that is used already.
+    /// Adds a user to a page in use.
     pub fn share(&mut self, page: i32) {
         let uses = &mut self.uses[page as usize];
         assert!(*uses > 0, "page {page} is free and cannot be shared");
         *uses += 1;
     }
 
-    /// One less uses a page.
+    /// Removes a user of a page.
     pub fn release(&mut self, page: i32) {
         let uses = &mut self.uses[page as usize];
         assert!(*uses > 0, "page {page} was released twice");
@@ -68,10 +76,12 @@ impl PagePool {
 pub struct Held {
     /// The pages. Each counts the sequence as a user.
     pub pages: Vec<i32>,
-    /// Keeps those in the prefix cache, which come first, from being evicted.
+    /// Pins the leading pages, which are in the prefix cache, against eviction.
     pin: Option<Pin>,
     /// How many of the pages are in the prefix cache.
     cached: usize,
+    /// The salt whose page is part of what is pinned.
+    salt: Option<Salt>,
 }
 
 /// The pool together with the prefix cache, which is a user of the pages it holds.
@@ -85,6 +95,7 @@ pub struct Pages {
     page_size: usize,
     /// Whether prefixes are kept at all.
     caching: bool,
+    salts: Salts,
 }
 
 impl Pages {
@@ -93,8 +104,9 @@ impl Pages {
     /// # Errors
     /// If a size is out of range.
     pub fn new(num_pages: usize, page_size: usize, caching: bool) -> Result<Pages> {
-        let tree = RadixTree::new(page_size, num_pages)?;
-        Ok(Pages { pool: PagePool::new(num_pages), tree, page_size, caching })
+        let salts = Salts::new(num_pages);
+        let tree = RadixTree::new(page_size, num_pages + salts.capacity())?;
+        Ok(Pages { pool: PagePool::new(num_pages), tree, page_size, caching, salts })
     }
 
     /// Tokens of a page.
@@ -107,15 +119,20 @@ impl Pages {
         self.pool.len()
     }
 
-    /// Pages that can be had now: free ones, and those of the cache that nobody has pinned.
+    /// Pages available now: free ones, and unpinned ones of the cache.
     pub fn available(&self) -> usize {
         let stats = self.tree.stats();
-        self.pool.num_free() + stats.pages - stats.pinned_pages
+        self.pool.num_free() + stats.pages - stats.pinned_pages - self.salts.num_unpinned()
+    }
+
+    /// Pages that hold nothing.
+    pub fn num_free(&self) -> usize {
+        self.pool.num_free()
     }
 
     /// Pages that hold prefixes.
     pub fn num_cached(&self) -> usize {
-        self.tree.stats().pages
+        self.tree.stats().pages - self.salts.len()
     }
 
     /// Whether prefixes are kept for later requests.
@@ -132,13 +149,59 @@ impl Pages {
     ///
     /// # Errors
     /// If there are too many pins.
-    pub fn find(&mut self, tokens: &[i32]) -> Result<Held> {
-        if !self.caching {
+    pub fn find(&mut self, tokens: &[i32], salt: Option<&Salt>) -> Result<Held> {
+        if !self.caching || salt.is_some_and(|salt| self.salts.page(salt).is_none()) {
             return Ok(Held::default());
         }
-        let (found, pin) = self.tree.lookup_pinned(tokens)?;
-        found.pages.iter().for_each(|&page| self.pool.share(page));
-        Ok(Held { cached: found.pages.len(), pages: found.pages, pin: Some(pin) })
+        let (pages, pin) = self.look_up(tokens, salt)?;
+        pages.iter().for_each(|&page| self.pool.share(page));
+        Ok(Held { cached: pages.len(), pages, pin: Some(pin), salt: salt.copied() })
+    }
+
+    /// The pages of a prefix in the tree, pinned. The salt's own page must be there.
+    fn look_up(&mut self, tokens: &[i32], salt: Option<&Salt>) -> Result<(Vec<i32>, Pin)> {
+        let Some(salt) = salt else {
+            let (found, pin) = self.tree.lookup_pinned(tokens)?;
+            return Ok((found.pages, pin));
+        };
+        let page = self.salts.page(salt).expect("the salt is known");
+        let (mut found, pin) = self.tree.lookup_pinned(&behind(page, self.page_size, tokens))?;
+        self.salts.pin(salt);
+        debug_assert_eq!(found.pages.first(), Some(&page), "a known salt has its page in the tree");
+        found.pages.remove(0);
+        Ok((found.pages, pin))
+    }
+
+    /// Gives a pin back.
+    fn unpin(&mut self, pin: Pin, salt: Option<&Salt>) -> Result<()> {
+        if let Some(salt) = salt {
+            self.salts.unpin(salt);
+        }
+        Ok(self.tree.unpin(pin)?)
+    }
+
+    /// The page of a salt, a new one if it has none. `None` if there are too many salts in use.
+    fn page_of_salt(&mut self, salt: &Salt) -> Option<i32> {
+        if let Some(page) = self.salts.page(salt) {
+            return Some(page);
+        }
+        while self.salts.is_full() {
+            let evicted = self.tree.evict(1);
+            if evicted.is_empty() {
+                return None;
+            }
+            self.take_back(evicted);
+        }
+        self.salts.add(salt)
+    }
+
+    /// Takes pages back that the tree has evicted.
+    fn take_back(&mut self, evicted: Vec<i32>) {
+        for page in evicted {
+            if !self.salts.forget(page) {
+                self.pool.release(page);
+            }
+        }
     }
 
     /// Adds pages to a sequence until it has `count`, evicting from the cache if needed. `false`, with nothing changed, if
@@ -157,10 +220,13 @@ impl Pages {
 
     /// A free page; evicts if there is none.
     fn take(&mut self) -> Option<i32> {
-        if self.pool.num_free() == 0 {
-            for page in self.tree.evict(1) {
-                self.pool.release(page);
+        while self.pool.num_free() == 0 {
+            // What is evicted may be the page of a salt alone.
+            let evicted = self.tree.evict(1);
+            if evicted.is_empty() {
+                return None;
             }
+            self.take_back(evicted);
         }
         self.pool.take()
     }
@@ -185,40 +251,58 @@ impl Pages {
     /// # Errors
     /// If there are too many pins.
     pub fn fork(&mut self, held: &Held, tokens: &[i32]) -> Result<Held> {
-        let mut fork = Held { pages: held.pages.clone(), pin: None, cached: held.cached };
+        let mut fork = Held { pages: held.pages.clone(), pin: None, cached: held.cached, salt: held.salt };
         if held.pin.is_some() {
-            let (found, pin) = self.tree.lookup_pinned(&tokens[..held.cached * self.page_size])?;
-            debug_assert_eq!(found.pages, held.pages[..held.cached], "what is pinned stays where it is");
+            let (pages, pin) = self.look_up(&tokens[..held.cached * self.page_size], held.salt.as_ref())?;
+            debug_assert_eq!(pages, held.pages[..held.cached], "what is pinned stays where it is");
             fork.pin = Some(pin);
         }
         fork.pages.iter().for_each(|&page| self.pool.share(page));
         Ok(fork)
     }
 
-    /// Puts the full pages of `tokens`, whose keys and values the sequence has stored, into the cache. Where the cache has
-    /// the same tokens already the sequence goes over to its pages and gives its own back.
+    /// Puts the full pages of `tokens`, whose keys and values the sequence has stored, into the cache. Where the cache
+    /// has the same tokens already, the sequence switches to those pages and returns its own.
     ///
     /// # Errors
     /// If there are too many pins.
-    pub fn publish(&mut self, held: &mut Held, tokens: &[i32]) -> Result<()> {
+    pub fn publish(&mut self, held: &mut Held, tokens: &[i32], salt: Option<&Salt>) -> Result<()> {
         let full = tokens.len() / self.page_size;
         if !self.caching || full <= held.cached {
             return Ok(());
         }
         let tokens = &tokens[..full * self.page_size];
-        let present = self.tree.insert(tokens, &held.pages[..full])?.present;
+        let present = match salt {
+            None => self.tree.insert(tokens, &held.pages[..full])?.present,
+            Some(salt) => {
+                let Some(page) = self.page_of_salt(salt) else { return Ok(()) };
+                let pages = [&[page], &held.pages[..full]].concat();
+                let inserted = self.tree.insert(&behind(page, self.page_size, tokens), &pages);
+                let inserted = inserted.inspect_err(|_| self.forget_unused(salt))?;
+                inserted.present.saturating_sub(1)
+            }
+        };
         held.pages[present..full].iter().for_each(|&page| self.pool.share(page));
-        let (found, pin) = self.tree.lookup_pinned(tokens)?;
-        for (own, &cached) in held.pages[held.cached..full].iter_mut().zip(&found.pages[held.cached..]) {
+        let (pages, pin) = self.look_up(tokens, salt)?;
+        for (own, &cached) in held.pages[held.cached..full].iter_mut().zip(&pages[held.cached..]) {
             if *own != cached {
                 self.pool.share(cached);
                 self.pool.release(std::mem::replace(own, cached));
             }
         }
         held.cached = full;
+        let before = std::mem::replace(&mut held.salt, salt.copied());
         match held.pin.replace(pin) {
-            Some(shorter) => Ok(self.tree.unpin(shorter)?),
+            Some(shorter) => self.unpin(shorter, before.as_ref()),
             None => Ok(()),
+        }
+    }
+
+    /// Forgets a salt that has nothing in the tree.
+    fn forget_unused(&mut self, salt: &Salt) {
+        let Some(page) = self.salts.page(salt) else { return };
+        if self.tree.find(&behind(page, self.page_size, &[])).pages.is_empty() {
+            self.salts.forget(page);
         }
     }
 
@@ -229,16 +313,15 @@ impl Pages {
     pub fn release(&mut self, held: Held) -> Result<()> {
         held.pages.iter().for_each(|&page| self.pool.release(page));
         match held.pin {
-            Some(pin) => Ok(self.tree.unpin(pin)?),
+            Some(pin) => self.unpin(pin, held.salt.as_ref()),
             None => Ok(()),
         }
     }
 
-    /// Empties the cache, as far as nobody uses it.
+    /// Empties the unused part of the cache.
     pub fn clear_cache(&mut self) {
-        for page in self.tree.evict(usize::MAX) {
-            self.pool.release(page);
-        }
+        let evicted = self.tree.evict(usize::MAX);
+        self.take_back(evicted);
     }
 
     /// Checks that every page has as many users as it says: the given sequences and the cache.
@@ -252,13 +335,20 @@ impl Pages {
         }
         let mut uses = vec![0u32; self.pool.len()];
         let (mut pins, mut pinned) = (0, std::collections::BTreeSet::<i32>::new());
+        let mut salt_pins = BTreeMap::<Salt, usize>::new();
         for held in sequences {
             held.pages.iter().for_each(|&page| uses[page as usize] += 1);
             pins += held.pin.is_some() as usize;
             pinned.extend(&held.pages[..held.cached]);
+            if let (Some(salt), true) = (held.salt, held.pin.is_some()) {
+                *salt_pins.entry(salt).or_default() += 1;
+            }
+        }
+        if !self.salts.check(&salt_pins) {
+            return broken(format!("{:?}, but the sequences have pinned {salt_pins:?}", self.salts));
         }
         let stats = self.tree.stats();
-        if (stats.pins, stats.pinned_pages) != (pins, pinned.len()) {
+        if (stats.pins, stats.pinned_pages) != (pins, pinned.len() + salt_pins.len()) {
             return broken(format!("{stats:?}, but sequences have {pins} pins on {} pages", pinned.len()));
         }
         let mut in_tree = 0;
@@ -273,7 +363,7 @@ impl Pages {
                 _ => return broken(format!("page {page} has {uses} sequences, but counts {counted} users")),
             }
         }
-        if in_tree != stats.pages {
+        if in_tree + self.salts.len() != stats.pages {
             return broken(format!("{in_tree} pages have one more user, but the cache has {}", stats.pages));
         }
         let mut free = self.pool.free.clone();
@@ -297,14 +387,14 @@ mod tests {
     #[test]
     fn a_prefix_is_found_again_and_evicted_for_others() {
         let mut pages = Pages::new(4, 4, true).unwrap();
-        let mut first = pages.find(&tokens(10)).unwrap();
+        let mut first = pages.find(&tokens(10), None).unwrap();
         assert!(first.pages.is_empty() && pages.grow(&mut first, 3));
-        pages.publish(&mut first, &tokens(10)).unwrap();
+        pages.publish(&mut first, &tokens(10), None).unwrap();
         pages.check([&first].into_iter()).unwrap();
         pages.release(first).unwrap();
         assert_eq!((pages.available(), pages.num_cached()), (4, 2));
 
-        let mut second = pages.find(&tokens(7)).unwrap();
+        let mut second = pages.find(&tokens(7), None).unwrap();
         assert_eq!(second.pages.len(), 1);
         assert_eq!(pages.available(), 3);
         assert!(!pages.grow(&mut second, 5), "one page more than there are");
@@ -318,10 +408,10 @@ mod tests {
     #[test]
     fn sequences_with_the_same_tokens_end_with_the_same_pages() {
         let mut pages = Pages::new(8, 4, true).unwrap();
-        let (mut a, mut b) = (pages.find(&tokens(9)).unwrap(), pages.find(&tokens(9)).unwrap());
+        let (mut a, mut b) = (pages.find(&tokens(9), None).unwrap(), pages.find(&tokens(9), None).unwrap());
         assert!(pages.grow(&mut a, 3) && pages.grow(&mut b, 3));
-        pages.publish(&mut a, &tokens(9)).unwrap();
-        pages.publish(&mut b, &tokens(9)).unwrap();
+        pages.publish(&mut a, &tokens(9), None).unwrap();
+        pages.publish(&mut b, &tokens(9), None).unwrap();
         assert_eq!(a.pages[..2], b.pages[..2]);
         assert_ne!(a.pages[2], b.pages[2]);
         pages.check([&a, &b].into_iter()).unwrap();
@@ -335,9 +425,9 @@ mod tests {
     fn a_fork_shares_all_pages_until_it_writes() {
         for caching in [true, false] {
             let mut pages = Pages::new(8, 4, caching).unwrap();
-            let mut a = pages.find(&tokens(6)).unwrap();
+            let mut a = pages.find(&tokens(6), None).unwrap();
             assert!(pages.grow(&mut a, 2));
-            pages.publish(&mut a, &tokens(6)).unwrap();
+            pages.publish(&mut a, &tokens(6), None).unwrap();
             let mut b = pages.fork(&a, &tokens(6)).unwrap();
             assert_eq!(a.pages, b.pages);
             assert!(pages.is_shared(&b, 1));
@@ -349,5 +439,53 @@ mod tests {
             pages.release(b).unwrap();
             pages.check(std::iter::empty()).unwrap();
         }
+    }
+
+    #[test]
+    fn a_prefix_is_found_with_its_own_salt_alone() {
+        let salts: Vec<Option<Salt>> = [None, Some([1; 32]), Some([2; 32])].into();
+        let mut pages = Pages::new(12, 4, true).unwrap();
+        for salt in &salts {
+            let mut held = pages.find(&tokens(10), salt.as_ref()).unwrap();
+            assert!(held.pages.is_empty() && pages.grow(&mut held, 3), "{salt:?} finds what others have");
+            pages.publish(&mut held, &tokens(10), salt.as_ref()).unwrap();
+            pages.check([&held].into_iter()).unwrap();
+            let fork = pages.fork(&held, &tokens(10)).unwrap();
+            pages.check([&held, &fork].into_iter()).unwrap();
+            pages.release(held).unwrap();
+            pages.release(fork).unwrap();
+            pages.check(std::iter::empty()).unwrap();
+        }
+        assert_eq!((pages.available(), pages.num_cached()), (12, 6));
+        let found: Vec<Held> =
+            salts.iter().map(|salt| pages.find(&tokens(9), salt.as_ref()).unwrap()).collect();
+        assert!(found.iter().all(|held| held.pages.len() == 2) && pages.available() == 6);
+        let all: std::collections::BTreeSet<i32> = found.iter().flat_map(|held| held.pages.clone()).collect();
+        assert_eq!(all.len(), 6, "nothing is shared");
+        pages.check(found.iter()).unwrap();
+        found.into_iter().for_each(|held| pages.release(held).unwrap());
+        // A salt whose prefixes are evicted is forgotten.
+        let mut greedy = pages.find(&tokens(1), None).unwrap();
+        assert!(pages.grow(&mut greedy, 12));
+        pages.check([&greedy].into_iter()).unwrap();
+        assert!(pages.salts.len() == 0 && pages.num_cached() == 0);
+        pages.release(greedy).unwrap();
+    }
+
+    #[test]
+    fn salts_come_and_go_without_end() {
+        let mut pages = Pages::new(4, 4, true).unwrap();
+        for round in 0..100u8 {
+            let salt = [round; 32];
+            let mut held = pages.find(&tokens(5), Some(&salt)).unwrap();
+            assert!(held.pages.is_empty() && pages.grow(&mut held, 2));
+            pages.publish(&mut held, &tokens(5), Some(&salt)).unwrap();
+            pages.check([&held].into_iter()).unwrap();
+            pages.release(held).unwrap();
+            pages.check(std::iter::empty()).unwrap();
+            assert_eq!(pages.available(), 4);
+        }
+        pages.clear_cache();
+        assert!(pages.salts.len() == 0 && pages.available() == 4);
     }
 }

@@ -1,5 +1,6 @@
-//! What is asked of the engine, and what it answers.
+//! Requests to the engine, and its answers.
 
+use crate::constraint::SharedGrammar;
 use crate::error::{Error, Result};
 use std::time::Instant;
 
@@ -24,7 +25,14 @@ pub struct Request {
     pub priority: i32,
     /// The request ends unfinished soon after this time.
     pub deadline: Option<Instant>,
+    /// What its outputs must look like.
+    pub grammar: Option<SharedGrammar>,
+    /// Requests share cached prefixes only with those of the same salt.
+    pub salt: Option<Salt>,
 }
+
+/// Separates the prefix caches of tenants: what one of them has asked is not found, and cannot be timed, by another.
+pub type Salt = [u8; 32];
 
 /// How tokens are chosen, and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +55,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of tokens.
     pub logit_bias: Vec<(i32, f32)>,
-    /// With a seed the same request always gives the same tokens. Without, each request gets another.
+    /// With a seed the same request always gives the same tokens. Without one, each request gets a new seed.
     pub seed: Option<u64>,
     /// Texts that end the output. They are not part of it.
     pub stop: Vec<String>,
@@ -86,7 +94,7 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// The most outputs of one request.
     pub const MAX_N: usize = 128;
-    /// The most likely tokens that are told with each token.
+    /// The most alternatives reported with each token.
     pub const MAX_LOGPROBS: usize = 20;
 
     /// Takes the most likely token each time.
@@ -174,7 +182,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// What the engine tells about a request.
+/// An event of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// The request.

@@ -1,12 +1,12 @@
 //! Chooses tokens from logits, on the device, with the ops `penalize` and `sample`.
 //!
-//! A choice depends on the row of logits, the request's options, its seed and the place of the token, and on nothing else:
-//! noise is drawn by seed, place and token id.
+//! A choice depends only on the row of logits, the request's options, its seed and the position of the token: noise is
+//! drawn by seed, position and token id.
 
 use crate::error::Result;
 use crate::request::{SamplingParams, TokenLogprob};
 use std::collections::BTreeMap;
-use warpsmith::ops::{Copy, Embedding, Penalize, Sample};
+use warpsmith::ops::{Copy, Embedding, MulAdd, Penalize, Sample};
 use warpsmith::tensor::Element;
 use warpsmith::{DType, Stream, Tensor, TensorView};
 
@@ -22,13 +22,13 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// A token of which nothing else is wanted; `None` for the number that stands for no token.
+    /// A token alone, without log-probabilities; `None` for the number that means no token.
     pub fn plain(token: i32) -> Option<Choice> {
         (token >= 0).then_some(Choice { token, logprob: None, top: Vec::new() })
     }
 }
 
-/// What is remembered of a sequence for penalties.
+/// The history of a sequence for penalties.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// How often a token occurs in the output; zero for tokens that occur in the prompt only.
@@ -67,10 +67,14 @@ pub struct Draw<'a> {
     pub params: &'a SamplingParams,
     /// The seed of the output.
     pub seed: u64,
-    /// The place of the token in its sequence.
+    /// The position of the token in its sequence.
     pub position: usize,
     /// What the sequence has so far.
     pub history: &'a History,
+    /// Whether the output follows a grammar.
+    pub constrained: bool,
+    /// The tokens that its grammar allows here, a bit for each; all if `None`.
+    pub allowed: Option<&'a [u32]>,
 }
 
 impl Draw<'_> {
@@ -79,6 +83,7 @@ impl Draw<'_> {
         !History::is_needed(self.params)
             && self.params.logit_bias.is_empty()
             && self.params.logprobs.is_none()
+            && !self.constrained
     }
 
     /// The tokens whose logits change: how often each occurred, -1 for never, and what is added to its logit.
@@ -117,7 +122,10 @@ pub fn choose(
         }
     };
     let raw = own.as_ref().map_or(logits, Tensor::view);
-    let changed = penalized(raw, draws, stream)?;
+    let changed = match penalized(raw, draws, stream)? {
+        Some(changed) => Some(masked(changed.view(), draws, stream)?.unwrap_or(changed)),
+        None => masked(raw, draws, stream)?,
+    };
     let [seed, position] = [
         column(draws, stream, |draw| draw.seed as i64)?,
         column(draws, stream, |draw| draw.position as i64)?,
@@ -148,7 +156,7 @@ pub fn choose(
             choices.push(Some(Choice { token, logprob: None, top: Vec::new() }));
             continue;
         };
-        // All of a place by one computation: a token has the same number wherever it is told.
+        // One computation for all tokens of a position: a token has the same number wherever it is reported.
         let row = raw.narrow(0, i, 1).expect("a row for each draw").to_vec::<f32>()?;
         let row = Logprobs::new(&row[..vocab.min(row.len())]);
         let logprob = row.of(token as usize);
@@ -211,6 +219,30 @@ fn penalized(logits: TensorView<'_>, draws: &[Draw<'_>], stream: &Stream) -> Res
     Ok(Some(changed))
 }
 
+/// The logits without the tokens that grammars forbid; `None` if no draw has a grammar that forbids any.
+fn masked(logits: TensorView<'_>, draws: &[Draw<'_>], stream: &Stream) -> Result<Option<Tensor>> {
+    if draws.iter().all(|draw| draw.allowed.is_none()) {
+        return Ok(None);
+    }
+    let columns = logits.shape()[1];
+    // Each logit times 1 plus 0, or times 0 minus infinity. Infinity times 0 is NaN, which counts as minus infinity too.
+    let mut factors = vec![1.0f32; draws.len() * columns];
+    let mut added = vec![0.0f32; draws.len() * columns];
+    for (i, words) in draws.iter().enumerate().filter_map(|(i, draw)| Some((i, draw.allowed?))) {
+        let row = i * columns..(i + 1) * columns;
+        for (j, (factor, added)) in factors[row.clone()].iter_mut().zip(&mut added[row]).enumerate() {
+            if words.get(j / 32).is_none_or(|word| word >> (j % 32) & 1 == 0) {
+                (*factor, *added) = (0.0, f32::NEG_INFINITY);
+            }
+        }
+    }
+    let shape = logits.shape();
+    let (factors, added) = (upload(&factors, shape, stream)?, upload(&added, shape, stream)?);
+    let mut masked = Tensor::empty_on(shape, DType::F32, stream)?;
+    MulAdd::new(logits, &factors, &added).run_into(&mut masked, stream)?;
+    Ok(Some(masked))
+}
+
 /// The log-probabilities of a row of logits.
 struct Logprobs<'a> {
     logits: &'a [f32],
@@ -268,7 +300,7 @@ mod tests {
     use warpsmith::Device;
 
     fn draw<'a>(params: &'a SamplingParams, seed: u64, history: &'a History) -> Draw<'a> {
-        Draw { row: 0, params, seed, position: 3, history }
+        Draw { row: 0, params, seed, position: 3, history, constrained: false, allowed: None }
     }
 
     fn row(logits: &[f32]) -> Tensor {
@@ -334,6 +366,28 @@ mod tests {
     }
 
     #[test]
+    fn a_grammar_takes_tokens_from_the_rows_that_follow_it_alone() {
+        let (params, history) = (SamplingParams::greedy(), History::default());
+        let logits: Vec<f32> = [3.0, f32::INFINITY, 2.0, f32::NAN].repeat(3);
+        let logits = Tensor::from_slice(&logits, &[3, 4], Device::Cpu).unwrap();
+        let tokens = |allowed: [Option<&[u32]>; 3]| {
+            let draws: Vec<Draw<'_>> = (0..3)
+                .map(|row| Draw {
+                    row,
+                    constrained: true,
+                    allowed: allowed[row],
+                    ..draw(&params, 0, &history)
+                })
+                .collect();
+            let choices = choose(logits.view(), &draws, 4, &Stream::Host).unwrap();
+            choices.into_iter().map(|choice| choice.map(|choice| choice.token)).collect::<Vec<_>>()
+        };
+        assert_eq!(tokens([Some(&[0b0101]), None, Some(&[0b0100])]), [Some(0), Some(1), Some(2)]);
+        // Nothing that is a number is left, and words that are missing allow nothing.
+        assert_eq!(tokens([Some(&[0b1000]), Some(&[]), Some(&[0b1101])]), [None, None, Some(0)]);
+    }
+
+    #[test]
     fn log_probabilities_are_those_of_the_model() {
         let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
         let params =
@@ -366,7 +420,7 @@ mod tests {
                 "{exact}"
             );
         }
-        // Infinity is the largest number, and there are more places than tokens.
+        // Infinity is the largest number, and more tokens are asked for than there are.
         let params = SamplingParams { logprobs: Some(5), ..SamplingParams::greedy() };
         let choice = pick(&[1.0, f32::INFINITY, f32::NAN], &params, 3).unwrap();
         assert_eq!((choice.token, choice.logprob, choice.top.len()), (1, Some(0.0), 3));

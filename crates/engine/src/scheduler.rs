@@ -11,7 +11,8 @@
 mod admission;
 
 use crate::error::{Error, Result};
-use crate::pages::Pages;
+use crate::pages::{Held, Pages};
+use crate::request::RequestId;
 use crate::sequence::{Key, Sequence};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +49,7 @@ pub struct StepPlan {
     pub shares: Vec<Share>,
 }
 
-/// The sequences, and the pages that they share out among themselves.
+/// The sequences, and the pages that are divided among them.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
@@ -56,13 +57,15 @@ pub struct Scheduler {
     waiting: BTreeMap<Key, Sequence>,
     running: BTreeMap<Key, Sequence>,
     preemptions: usize,
+    /// The requests that were first admitted in the last step.
+    started: Vec<RequestId>,
 }
 
 impl Scheduler {
     /// No sequences yet.
     pub fn new(limits: Limits, pages: Pages) -> Scheduler {
         let (waiting, running) = (BTreeMap::new(), BTreeMap::new());
-        Scheduler { limits, pages, waiting, running, preemptions: 0 }
+        Scheduler { limits, pages, waiting, running, preemptions: 0, started: Vec::new() }
     }
 
     /// Whether a sequence of this many tokens, when finished, can ever have all pages it needs.
@@ -85,14 +88,39 @@ impl Scheduler {
         &self.pages
     }
 
-    /// Empties the prefix cache, as far as nobody uses it.
+    /// Empties the unused part of the prefix cache.
     pub fn clear_cache(&mut self) {
         self.pages.clear_cache();
+    }
+
+    /// Pages of its own for `tokens` tokens that are computed between two steps. `None` if too few are unused now: nobody
+    /// loses any for it but the cache.
+    pub fn lend(&mut self, tokens: usize) -> Option<Held> {
+        let mut held = Held::default();
+        self.pages.grow(&mut held, self.pages.pages_for(tokens)).then_some(held)
+    }
+
+    /// Takes lent pages back. What was in them is forgotten.
+    ///
+    /// # Errors
+    /// If they are those of another pool.
+    pub fn take_back(&mut self, held: Held) -> Result<()> {
+        self.pages.release(held)
     }
 
     /// Numbers of running and of waiting sequences.
     pub fn counts(&self) -> (usize, usize) {
         (self.running.len(), self.waiting.len())
+    }
+
+    /// A step begins, in which nothing has been admitted yet.
+    pub fn forget_started(&mut self) {
+        self.started.clear();
+    }
+
+    /// The requests that were first admitted in the last step.
+    pub fn started(&self) -> &[RequestId] {
+        &self.started
     }
 
     /// How often a sequence lost its pages so far.
@@ -105,6 +133,12 @@ impl Scheduler {
         self.waiting.insert(sequence.key, sequence);
     }
 
+    /// All sequences in the order in which they are served, and whether they run.
+    pub fn sequences(&self) -> impl Iterator<Item = (&Sequence, bool)> {
+        let running = self.running.values().map(|sequence| (sequence, true));
+        running.chain(self.waiting.values().map(|sequence| (sequence, false)))
+    }
+
     /// A running sequence.
     pub fn running(&self, key: Key) -> Option<&Sequence> {
         self.running.get(&key)
@@ -113,7 +147,7 @@ impl Scheduler {
     /// Plans the next step. Pages for it are taken; the plan must be carried out and then [`commit`](Self::commit)ted.
     ///
     /// # Errors
-    /// If a rule that always holds is broken.
+    /// If an internal invariant is broken.
     pub fn schedule(&mut self) -> Result<StepPlan> {
         let mut plan = StepPlan::default();
         let mut budget = self.limits.max_batch_tokens;
@@ -136,7 +170,7 @@ impl Scheduler {
                 let victim = self.running.keys().rev().find(|other| !planned.contains(*other)).copied();
                 match victim {
                     Some(victim) if victim > key => self.preempt(victim)?,
-                    // The youngest itself. A prompt can go on with a part, or wait for the others; an output cannot.
+                    // The youngest itself. A prompt can continue with a part, or wait for the others; an output cannot.
                     _ if count > 0 || is_prompt => break,
                     _ => {
                         self.preempt(key)?;
@@ -155,7 +189,8 @@ impl Scheduler {
             self.admit(budget, &mut plan)?;
         }
         if plan.shares.is_empty() && !self.running.is_empty() {
-            // Nothing could be planned although something is running: a prompt waits for pages that nobody gives back.
+            // Nothing could be planned although something is running: a prompt waits for pages that nothing will
+            // return.
             let youngest = *self.running.keys().next_back().expect("something is running");
             if self.running.len() == 1 {
                 return Err(Error::Broken(format!("{youngest:?} is alone and has too few pages")));
@@ -217,7 +252,7 @@ impl Scheduler {
 
     fn give_back(&mut self, sequence: &mut Sequence) -> Result<()> {
         let mut held = std::mem::take(&mut sequence.held);
-        self.pages.publish(&mut held, &sequence.tokens[..sequence.verified])?;
+        self.pages.publish(&mut held, &sequence.tokens[..sequence.verified], sequence.salt.as_ref())?;
         (sequence.computed, sequence.verified) = (0, 0);
         self.pages.release(held)
     }
@@ -238,7 +273,11 @@ impl Scheduler {
         let was_prompt = sequence.verified < sequence.prompt_len;
         sequence.verified = sequence.computed;
         if was_prompt {
-            self.pages.publish(&mut sequence.held, &sequence.tokens[..sequence.prompt_len])?;
+            self.pages.publish(
+                &mut sequence.held,
+                &sequence.tokens[..sequence.prompt_len],
+                sequence.salt.as_ref(),
+            )?;
         }
         sequence.tokens.push(token);
         Ok(())
@@ -253,7 +292,7 @@ impl Scheduler {
         let key = Key { index, ..from };
         let mut sequence = Sequence::new(key, leader.tokens[..leader.prompt_len].to_vec(), leader.max_len);
         sequence.tokens.push(token);
-        sequence.cached_tokens = leader.cached_tokens;
+        (sequence.cached_tokens, sequence.salt) = (leader.cached_tokens, leader.salt);
         if self.running.len() >= self.limits.max_running {
             self.waiting.insert(key, sequence);
             return Ok(());

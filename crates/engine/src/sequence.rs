@@ -1,7 +1,7 @@
 //! A sequence: a prompt and one output that grows behind it.
 
 use crate::pages::Held;
-use crate::request::RequestId;
+use crate::request::{RequestId, Salt};
 
 /// The order in which sequences are served: by priority, then by arrival. It is also their name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +35,8 @@ pub struct Sequence {
     pub cached_tokens: Option<usize>,
     /// How often it lost its pages.
     pub preemptions: usize,
+    /// It shares cached prefixes with sequences of the same salt.
+    pub salt: Option<Salt>,
 }
 
 impl Sequence {
@@ -50,6 +52,7 @@ impl Sequence {
             held: Held::default(),
             cached_tokens: None,
             preemptions: 0,
+            salt: None,
         }
     }
 

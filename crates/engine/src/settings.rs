@@ -1,10 +1,10 @@
-//! How an engine is set up, and what it has done.
+//! Engine settings and statistics.
 
 use crate::error::{Error, Result};
 use crate::models::Config;
 use warpsmith::{DType, Device};
 
-/// How an engine is set up.
+/// The settings of an engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineOptions {
     /// Tokens of a page, from 1 to 256.
@@ -30,18 +30,18 @@ pub struct EngineOptions {
     pub kv_dtype: Option<DType>,
     /// The device of the model.
     pub device: Device,
-    /// On a GPU, whether steps that only generate are captured as CUDA graphs. It changes no bits.
+    /// On a GPU, whether decode steps are captured as CUDA graphs. It changes no bits.
     pub cuda_graphs: bool,
-    /// Whether such a step is given to the device before the tokens of the one ahead of it are known, where that can be done.
-    /// The host then works while the device does. It changes no bits.
+    /// Whether such a step is launched before the tokens of the one ahead of it are known, where possible. The host
+    /// then works while the device does. It changes no bits.
     pub overlap: bool,
     /// Whether prefixes that sequences share are read once for all of them. It changes no bits.
     pub cascade: Cascade,
-    /// On the CPU, whether steps that only generate run in the fixed memory that graphs have on a GPU: slower, for tests.
+    /// On the CPU, whether decode steps run in the fixed memory that graphs have on a GPU: slower, for tests.
     pub fixed_decode: bool,
 }
 
-/// Where steps that only generate read a prefix once for all sequences that share it.
+/// Where decode steps read a prefix once for all sequences that share it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Cascade {
     /// Nowhere.
@@ -76,7 +76,7 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Whether steps that only generate have memory of their own.
+    /// Whether decode steps have memory of their own.
     pub(crate) fn has_fixed_decode(&self) -> bool {
         match self.device {
             Device::Cpu => self.fixed_decode,
@@ -122,7 +122,7 @@ fn count(what: &'static str, value: usize, least: usize, most: usize) -> Result<
 pub struct Stats {
     /// Steps that computed something.
     pub steps: u64,
-    /// Tokens that were computed.
+    /// Tokens that were computed in them.
     pub computed_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
@@ -132,7 +132,7 @@ pub struct Stats {
     pub graph_launches: u64,
     /// Steps in which prefixes were read once for all that share them.
     pub cascade_steps: u64,
-    /// Steps that the device was given before the tokens of the one ahead of them were known.
+    /// Steps that were launched before the tokens of the one ahead of them were known.
     pub steps_ahead: u64,
     /// How often an output lost its pages.
     pub preemptions: usize,
@@ -140,7 +140,7 @@ pub struct Stats {
     pub running: usize,
     /// Outputs that wait.
     pub waiting: usize,
-    /// Pages that can be had.
+    /// Available pages.
     pub available_pages: usize,
     /// Pages that hold prefixes.
     pub cached_pages: usize,

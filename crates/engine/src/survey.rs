@@ -1,8 +1,8 @@
 //! What must be compiled before a model can run on a GPU, found without one.
 //!
-//! The model is loaded and its passes run in a survey of the library's calls: nothing is computed, tensors are memory that is
-//! never touched, and every call says which kernels it would need. So what is found follows from the code that runs the
-//! model, for passes of all forms that captured steps have and for prompts of all lengths.
+//! The model is loaded and its passes run in a survey of the library's calls: nothing is computed, tensors are memory
+//! that is never touched, and every call says which kernels it would need. So the result follows from the code that
+//! runs the model, for all forms of captured steps and prompts of all lengths.
 
 use crate::batch::{Batch, Chunk};
 use crate::decode::{Decode, Sizes, widths};
@@ -126,7 +126,10 @@ impl Passes {
         // Log-probabilities need no kernel.
         let full = SamplingParams { logit_bias: vec![(0, 1.0)], ..SamplingParams::greedy() };
         let history = History::default();
-        for params in [&plain, &full] {
+        // Biases and masks of grammars, in every combination.
+        let mask = [u32::MAX];
+        let ways = [(&plain, None), (&full, None), (&plain, Some(&mask[..])), (&full, Some(&mask[..]))];
+        for (params, allowed) in ways {
             // Each its own row, and all the first.
             for shared in [false, true] {
                 let draw = |i| Draw {
@@ -135,6 +138,8 @@ impl Passes {
                     seed: 0,
                     position: 0,
                     history: &history,
+                    constrained: allowed.is_some(),
+                    allowed,
                 };
                 let draws: Vec<Draw<'_>> = (0..rows).map(draw).collect();
                 sampler::choose(logits.view(), &draws, self.columns, &Stream::Host)?;

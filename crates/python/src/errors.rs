@@ -1,4 +1,4 @@
-//! The library's errors as Python exceptions. The only place where one becomes the other.
+//! The library's errors as Python exceptions. The conversion happens only here.
 //!
 //! The classes are Python's own (`warpsmith/errors.py`), so that they can have two parents: an [`ArgumentError`] of ours is
 //! a `ValueError` too.

@@ -1,4 +1,4 @@
-//! Judges results that somebody else computed, by the op's own reference.
+//! Judges results of other code by the op's own reference.
 
 use crate::call::described;
 use crate::errors::{OrRaise, to_python};

@@ -1,6 +1,6 @@
 //! The native half of the Python package `warpsmith`.
 //!
-//! It knows how ops are described and called, and hands memory over; what becomes of the descriptions (PyTorch's schemas, fake
+//! It describes and calls ops, and hands memory over. What is derived from the descriptions (PyTorch's schemas, fake
 //! kernels, gradients, functions) is made in Python, where PyTorch's own tools are.
 
 mod call;

@@ -39,6 +39,9 @@ VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
     "rope_backward": {"positions": lambda: torch.randint(0, 16, (3, 6))},
     "embedding": {"ids": lambda: torch.randint(0, 11, (3,))},
     "embedding_backward": {"ids": lambda: torch.randint(0, 11, (3,))},
+    "cross_entropy": {"targets": lambda: torch.tensor([10, 0, 4])},
+    "cross_entropy_backward": {"targets": lambda: torch.tensor([10, -100, 4])},
+    "linear_cross_entropy": {"targets": lambda: torch.tensor([10, 0, 4])},
     "kv_store": {"slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8])},
     "qkv_store": {
         "slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8]),
@@ -122,6 +125,8 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
         else:
             tensors.append(torch.zeros(shape(op, given.arg, options), dtype=torch_type))
     switches = dict.fromkeys(variant.wanted.values(), optional or op.name.endswith("_backward"))
+    if op.name == "attention_backward" and not optional:
+        switches = dict.fromkeys(switches, False)  # Those are gradients of optional inputs.
     named = {attr.name: value for attr, value in zip(op.attrs, options, strict=True)}
     return Case(op, variant, tensors, named | switches)
 
@@ -129,4 +134,4 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
 ALL = [(op, variant) for op in all_ops().values() for variant in op.variants]
 IDS = [variant.name for _, variant in ALL]
 #: Ops whose optional arguments do not all go together.
-EXCLUSIVE = ("linear", "paged_attention", "attention", "kv_store", "qkv_store")
+EXCLUSIVE = ("linear", "paged_attention", "attention", "attention_backward", "kv_store", "qkv_store")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+import select
 import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     file.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that share a machine take a thread each."""
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves out what needs the CPU, where tests run on a GPU."""
     if DEVICE != "cpu":
@@ -51,19 +57,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="for tensors of the CPU"))
 
 
-@pytest.fixture
-def run_python() -> Callable[..., str]:
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    """A process that programs are started from, see ``zygote.py``."""
+    command = [sys.executable, "-X", "faulthandler", str(Path(__file__).with_name("zygote.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def run_python(zygote: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Runs a program in an interpreter of its own, which must end well; returns what it prints."""
 
     def run(program: str, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program)],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        assert zygote.stdin is not None and zygote.stdout is not None
+        output = tmp_path_factory.mktemp("program") / "output"
+        job = {"program": textwrap.dedent(program), "environment": environment, "output": str(output)}
+        zygote.stdin.write(json.dumps(job) + "\n")
+        zygote.stdin.flush()
+        ended = select.select([zygote.stdout], [], [], 120)[0]
+        status = zygote.stdout.readline().strip() if ended else "none after 120 s"
+        assert status == "0", f"exit status {status}\n{output.read_text()}"
+        return output.read_text()
 
     return run

@@ -53,14 +53,62 @@ def gated_act(x: Any, *, act: str = "silu", layout: str = "split") -> Any:
     return ACTIVATIONS[act](gate) * up
 
 
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    bias: Any = None,
+    sinks: Any = None,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    block_q: int = 0,
+    block_kv: int = 0,
+    return_lse: bool = False,
+) -> Any:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], 1) for tensor in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores if bias is None else scores + bias
+    position = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    key = torch.arange(k.shape[2])[None]
+    seen = (key <= position) if causal else torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    seen = seen & (key >= position - window) if window else seen
+    seen = seen if mask is None else seen & (mask != 0)
+    scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
+    out = (weights @ v).transpose(1, 2)
+    return (out, scores.logsumexp(-1)) if return_lse else out
+
+
 def embedding(weight: Any, ids: Any) -> Any:
     return weight[ids]
 
 
 def linear(
-    x: Any, w: Any, bias: Any = None, residual: Any = None, *, act: str = "none", scale: float = 1.0, **_: Any
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    residual: Any = None,
+    *,
+    act: str = "none",
+    gate: str = "none",
+    scale: float = 1.0,
+    **_: Any,
 ) -> Any:
-    out = ACTIVATIONS[act](F.linear(x, w, bias)) * scale
+    out = x @ w.mT
+    out = out if bias is None else out + bias
+    if gate == "none":
+        out = ACTIVATIONS[act](out)
+    else:
+        out = gated_act(out, act=act, layout="split" if gate == "halves" else "interleaved")
+    out = out * scale
     return out if residual is None else out + residual
 
 
@@ -74,3 +122,65 @@ def rope(x: Any, positions: Any, cos: Any = None, sin: Any = None, *, theta: flo
     cos, sin = cos[..., None, :], sin[..., None, :]
     first, second = x[..., :half], x[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def losses(
+    logits: Any, targets: Any, ignore_index: int, softcap: float, label_smoothing: float, z_loss: float
+) -> tuple[Any, Any, Any]:
+    """The loss and the lse of each row, and which of them count."""
+    counted = targets != ignore_index
+    z = softcap * torch.tanh(logits / softcap) if softcap else logits
+    lse = z.logsumexp(-1)
+    own = z.gather(-1, targets.long().where(counted, 0)[..., None])[..., 0]
+    loss = (1 - label_smoothing) * (lse - own) + label_smoothing * (lse - z.mean(-1)) + z_loss * lse.square()
+    return loss.where(counted, 0), lse.where(counted, 0), counted
+
+
+def reduced(losses: Any, count: Any, reduction: str) -> Any:
+    if reduction == "none":
+        return losses
+    return losses.sum() / count if reduction == "mean" else losses.sum()
+
+
+def cross_entropy(
+    logits: Any,
+    targets: Any,
+    *,
+    ignore_index: int = -100,
+    softcap: float = 0.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    return_lse: bool = False,
+    return_count: bool = False,
+) -> Any:
+    rows, lse, counted = losses(logits, targets, ignore_index, softcap, label_smoothing, z_loss)
+    count = counted.sum().to(logits.dtype)
+    # What is kept for the gradient has none itself.
+    more = [value.detach() for value, asked in ((lse, return_lse), (count, return_count)) if asked]
+    loss = reduced(rows, count, reduction)
+    return (loss, *more) if more else loss
+
+
+def linear_cross_entropy(
+    x: Any,
+    w: Any,
+    targets: Any,
+    *,
+    ignore_index: int = -100,
+    softcap: float = 0.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    return_count: bool = False,
+    return_dx: bool = False,
+    return_dw: bool = False,
+) -> Any:
+    rows, _, counted = losses(x @ w.T, targets, ignore_index, softcap, label_smoothing, z_loss)
+    count = counted.sum().to(x.dtype)
+    more = [count] if return_count else []
+    for tensor, asked in ((x, return_dx), (w, return_dw)):
+        if asked:
+            more.append(torch.autograd.grad(rows.sum(), tensor, retain_graph=True)[0])
+    loss = reduced(rows, count, reduction)
+    return (loss, *more) if more else loss

@@ -234,7 +234,7 @@ def test_tensors_are_freed(run_python) -> None:
                     pass
         calls(100)
         before = resident()
-        calls(600)
+        calls(200)
         assert resident() - before < 4 << 20, resident() - before
         """
     )

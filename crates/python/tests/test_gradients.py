@@ -22,6 +22,11 @@ def variations(op: Op) -> list[dict[str, Any]]:
             found += [{attr.name: choice} for choice in attr.choices[1:]]
         if attr.name == "scale" and op.name in ("softmax", "linear"):
             found.append({"scale": 0.5})
+    if op.name in ("cross_entropy", "linear_cross_entropy"):
+        reductions = next(attr.choices for attr in op.attrs if attr.name == "reduction")
+        found += [{"reduction": choice} for choice in reductions[1:]]
+        found += [{"softcap": 2.0}, {"label_smoothing": 0.2}, {"z_loss": 0.05}, {"ignore_index": 0}]
+        found.append({"softcap": 2.0, "label_smoothing": 0.2, "z_loss": 0.05, "reduction": "sum"})
     return found
 
 
@@ -30,6 +35,8 @@ CALLS = [
     for op in DIFFERENTIABLE
     for options in variations(op)
     for optional in (False, True)
+    # What goes together of attention has a test of its own.
+    if not (optional and op.name == "attention")
 ]
 
 
@@ -84,25 +91,51 @@ def test_second_derivatives_are_refused(op: Op) -> None:
         sum(grad.square().sum() for grad in first).backward()
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, {"window": 3, "softcap": 4.0, "scale": 0.4}, {"causal": True, "window": 2}],
+    ids=["causal", "window", "both"],
+)
+def test_attention(options: dict[str, Any], return_lse: bool) -> None:
+    torch.manual_seed(0)
+    inputs = {
+        "q": torch.randn(2, 5, 4, 32),
+        "k": torch.randn(2, 9, 2, 32),
+        "v": torch.randn(2, 9, 2, 32),
+        "bias": torch.randn(1, 4, 5, 9),
+        "sinks": torch.randn(4),
+    }
+    mask = torch.rand(2, 1, 5, 9) < 0.8
+    wide = {name: tensor.double().requires_grad_() for name, tensor in inputs.items()}
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    found = warpsmith.attention(**inputs, mask=mask, **options, return_lse=return_lse)
+    expected = formulas.attention(**wide, mask=mask, **options, return_lse=return_lse)
+    for results in (found, expected):
+        torch.manual_seed(1)
+        results = results if return_lse else (results,)
+        torch.stack([(one * torch.randn(one.shape)).sum() for one in results]).sum().backward()
+    for name, tensor in inputs.items():
+        torch.testing.assert_close(tensor.grad.double(), wide[name].grad, rtol=2e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize("route", ["function", "op"])
 def test_ops_without_a_gradient_say_so(route: str) -> None:
-    q = torch.randn(1, 5, 2, 32, requires_grad=True)
-    if all_ops()["attention"].gradient is not None:
-        pytest.skip("attention has one now")
-    call = warpsmith.attention if route == "function" else torch.ops.warpsmith.attention
-    out = call(q, q, q)
-    with pytest.raises(warpsmith.UnsupportedError, match="attention: it has no gradient"):
+    q = torch.randn(3, 4, 32, requires_grad=True)
+    cache, table, lens = torch.randn(2, 4, 2, 32), torch.zeros(3, 1, dtype=torch.int32), torch.full((3,), 4)
+    call = warpsmith.paged_attention if route == "function" else torch.ops.warpsmith.paged_attention
+    out = call(q, cache, cache, table, lens.int())
+    with pytest.raises(warpsmith.UnsupportedError, match="paged_attention: it has no gradient"):
         (out if route == "function" else out[0]).sum().backward()
     with pytest.raises(warpsmith.UnsupportedError, match="in place"):
         warpsmith.rms_norm_(torch.randn(4, 64, requires_grad=True) * 2)
 
 
 def test_what_has_no_gradient_names_the_reason() -> None:
-    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(6, 8)
-    gates = next(attr for attr in all_ops()["linear"].attrs if attr.name == "gate").choices
-    out = warpsmith.linear(x, w, gate=gates[1])
-    with pytest.raises(warpsmith.UnsupportedError, match="gate="):
-        out.sum().backward()
+    x, w = (torch.randn(4, 8).to(torch.float8_e4m3fn) for _ in range(2))
+    out = warpsmith.linear(x.requires_grad_(), w, x_scale=torch.ones(1), w_scale=torch.ones(1))
+    with pytest.raises(warpsmith.UnsupportedError, match="it has no gradient with `x_scale`"):
+        out.float().sum().backward()
 
 
 def test_only_what_is_needed_is_computed() -> None:

@@ -1,6 +1,6 @@
 //! The environment variables the library reads, all of them, in one place.
 //!
-//! Those about the CPU are judged when a call is planned: a value that means nothing is an error that names the variable.
+//! Those about the CPU are checked when a call is planned: an invalid value is an error that names the variable.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub const CPU_MATRIX: &str = "WARPSMITH_CPU_MATRIX";
 /// Folder of evidence into which the tests of `tests/gpu` record what passed.
 pub const RECORD: &str = "WARPSMITH_RECORD";
 
-/// Variables of others that are respected: where CUDA, Python environments, programs and caches are.
+/// Other programs' variables that are respected: where CUDA, Python environments, programs and caches are.
 pub mod system {
     /// The CUDA toolkit.
     pub const CUDA_HOME: &str = "CUDA_HOME";

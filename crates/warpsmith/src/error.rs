@@ -59,7 +59,7 @@ pub enum Error {
         total: u64,
     },
 
-    /// A CUDA driver call failed without harm to the context.
+    /// A CUDA driver call failed without damage to the context.
     #[error("{call} failed: {name} ({code}): {detail}")]
     Cuda {
         /// The driver function.
@@ -128,7 +128,7 @@ pub enum Error {
         what: String,
     },
 
-    /// A value given by name (dtype, device, architecture, size) was not understood.
+    /// A value given as text (dtype, device, architecture, size) was not understood.
     #[error("{what}: expected {expected}, got `{got}`")]
     Parse {
         /// What was being read.

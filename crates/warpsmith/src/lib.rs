@@ -11,8 +11,8 @@
 //! ```
 //!
 //! # Debug builds
-//! CPU kernels are written for a compiler that optimises. Without, they crawl and need up to 4 MiB of stack, twice of what
-//! threads of Rust have by default: calls then end the process with a stack overflow. A program that uses the library
+//! CPU kernels rely on compiler optimisation. Without it they are very slow and need up to 4 MiB of stack, twice what
+//! Rust threads have by default: calls then end the process with a stack overflow. A program that uses the library
 //! should have it optimised in its debug builds too:
 //!
 //! ```toml
@@ -48,5 +48,5 @@ struct Readme;
 
 /// The examples of the guide to serving, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/serving.md")]
+#[doc = include_str!("../../../docs/ops-serving.md")]
 struct Serving;

@@ -99,7 +99,7 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 //!
-//! Kernels trust their op's check, so whoever pairs the two answers for it:
+//! Kernels trust their op's check, so pairing the two is `unsafe`:
 //! ```
 //! # use warpsmith::{Result, op::{Args, Attrs, Cost, Kernel, Op, OpSpec}, ops::rms_norm};
 //! struct Mine;

@@ -1,4 +1,4 @@
-//! A call that was made before allocates nothing, on no thread: its plan is found, and its kernel works in kept scratch.
+//! A repeated call allocates nothing, on any thread: its plan is found, and its kernel works in kept scratch.
 //!
 //! Every kernel of the CPU runs cases of its op twice, and allocations of the second run fail the test.
 //! `WARPSMITH_TEST_OP=name` runs one op alone.
@@ -19,8 +19,15 @@ use warpsmith::op::Select;
 use warpsmith::ops;
 
 /// Ops that multiply matrices, and choose among instructions within the highest tier.
-const WITH_PRODUCTS: [&str; 5] =
-    ["linear", "linear_backward", "linear_quant", "attention", "paged_attention"];
+const WITH_PRODUCTS: [&str; 7] = [
+    "linear",
+    "linear_backward",
+    "linear_quant",
+    "linear_cross_entropy",
+    "attention",
+    "attention_backward",
+    "paged_attention",
+];
 /// Threads of the kernels: more than one, so that workers are counted too.
 const THREADS: usize = 3;
 

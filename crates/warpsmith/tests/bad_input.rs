@@ -33,13 +33,17 @@ const DEFINED: &[(&str, &str, &str)] = &[
     ("kv_copy", "cache", "with dimension 2 larger by 1"),
     ("kv_copy", "cache", "with dimension 3 larger by 1"),
     ("kv_copy", "cache", "with dimension 4 larger by 1"),
+    // A vocabulary of any size.
+    ("cross_entropy", "logits", "with dimension 1 larger by 1"),
     // Pages that no request uses yet.
     ("paged_attention", "page_table", "with dimension 1 larger by 1"),
 ];
 
 /// Changed calls that are defined unless an optional argument is given: op, argument, change, and the optional argument.
-const DEFINED_WITHOUT: &[(&str, &str, &str, &str)] =
-    &[("sample", "logits", "with dimension 1 larger by 1", "raw")];
+const DEFINED_WITHOUT: &[(&str, &str, &str, &str)] = &[
+    ("sample", "logits", "with dimension 1 larger by 1", "raw"),
+    ("linear_cross_entropy", "w", "with dimension 0 larger by 1", "dw"),
+];
 
 /// A tensor argument without memory yet.
 #[derive(Clone)]

@@ -6,7 +6,8 @@
 //! type; for the others, the heaviest variant of one element type. `--ignored` builds all variants for `sm_90a`.
 //!
 //! What `evidence/compiled.txt` names, by the hash of everything the compiler gets, was compiled before and is not compiled
-//! again. `WARPSMITH_RECORD=evidence` compiles all of it and writes that file; `WARPSMITH_TEST_ALL=1` compiles all of it.
+//! again. `WARPSMITH_RECORD=evidence` adds what was compiled to that file, and takes out what is no more;
+//! `WARPSMITH_TEST_ALL=1` compiles all of it again.
 //! Code is kept under `target/`, keyed by its content, so that a second run compiles only what changed.
 //!
 //! NVRTC does much of its work for one thread of a process at a time. So the test starts itself again, once for each core,
@@ -316,7 +317,7 @@ fn every_kernel_for_every_architecture() {
             .collect();
         let wanted = jobs.len();
         now.0.extend(jobs.iter().map(|job| Record::entry(version, job)));
-        if !records && !all {
+        if !all {
             jobs.retain(|job| !before.0.contains(&Record::entry(version, job)));
         }
         println!("NVRTC {major}: {} of {wanted} variants are on record", wanted - jobs.len());

@@ -54,7 +54,15 @@ fn prove(op: &'static dyn AnyProvable, device: Device) {
 /// The kernels that run on `device`. Ops that multiply matrices choose among instructions within the highest tier, which
 /// is then judged with each of them.
 fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)> {
-    const OPS: [&str; 5] = ["linear", "linear_backward", "linear_quant", "attention", "paged_attention"];
+    const OPS: [&str; 7] = [
+        "linear",
+        "linear_backward",
+        "linear_quant",
+        "linear_cross_entropy",
+        "attention",
+        "attention_backward",
+        "paged_attention",
+    ];
     let here = |kernel: &KernelInfo| match device {
         Device::Cpu => kernel.tier.is_some_and(|tier| Tier::available().contains(&tier)),
         Device::Cuda(_) => kernel.is_cuda(),

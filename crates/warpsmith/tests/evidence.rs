@@ -23,24 +23,28 @@ const UPDATE: &str = "run `warpsmith evidence --update-readme`";
 
 #[test]
 fn the_readme_shows_what_the_evidence_says() {
-    let records = evidence::load(&repository().join("evidence")).unwrap();
+    let folder = repository().join("evidence");
+    let records = evidence::load(&folder).unwrap();
     let text = std::fs::read_to_string(repository().join("README.md")).unwrap();
-    let updated = evidence::embed(&text, &evidence::overview(&records)).expect("the README has a table");
+    for name in ["results", "evidence"] {
+        assert!(text.contains(&format!("<!-- {name}:begin -->")), "the README has no part `{name}`");
+    }
+    let updated = evidence::readme(&text, &folder, &records).unwrap();
     assert_eq!(text, updated, "README.md is out of date: {UPDATE}");
 }
 
 #[test]
-fn every_record_has_its_page_and_no_page_is_left_over() {
+fn every_generated_file_is_up_to_date_and_none_is_left_over() {
     let folder = repository().join("evidence");
-    // The ledger of random calls is no page of a device.
+    // The ledger of random calls is not made from the records.
     let mut pages = BTreeSet::from(["random.md".to_string()]);
-    for record in evidence::load(&folder).unwrap() {
-        let name = evidence::page_name(&record);
+    for (name, expected) in evidence::pages(&evidence::load(&folder).unwrap()) {
         let text = std::fs::read_to_string(folder.join(&name)).unwrap_or_default();
-        assert_eq!(text, evidence::page(&record), "evidence/{name} is out of date: {UPDATE}");
+        assert_eq!(text, expected, "evidence/{name} is out of date: {UPDATE}");
         pages.insert(name);
     }
     let files = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name());
-    let files = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
+    let made = |name: &String| [".md", ".svg"].iter().any(|end| name.ends_with(end));
+    let files = files.map(|name| name.into_string().unwrap()).filter(made);
     assert_eq!(files.collect::<BTreeSet<_>>(), pages, "a page without a record");
 }

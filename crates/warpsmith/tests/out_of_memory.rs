@@ -1,4 +1,4 @@
-//! What a call needs beside its tensors follows from their shapes. Where there is not so much memory, calls end with
+//! The scratch of a call follows from the shapes of its tensors. If it cannot be allocated, calls end with
 //! `Error::OutOfMemory`, and the next one works.
 
 use std::collections::BTreeSet;

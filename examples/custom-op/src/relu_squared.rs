@@ -89,7 +89,7 @@ pub fn relu_squared(x: &Tensor) -> Result<Tensor> {
     Call::<ReluSquared>::start().input(X, x).run()
 }
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 /// One source for all tiers: threads outside, instructions inside.

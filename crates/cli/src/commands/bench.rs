@@ -1,18 +1,23 @@
 //! `warpsmith bench`: kernels timed against the machine's limit, an earlier run and other libraries.
 
 mod asked;
+mod recorder;
 
+use self::recorder::{Cases, Recorder, print_left};
+use crate::ahead;
+use crate::inputs::parse_duration;
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
-use std::cell::Cell;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
 use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings, host_times};
-use warpsmith::lab::evidence::{self, Machine, PresentCode, Record, Timing};
+use warpsmith::lab::evidence::{self, Machine, Record};
 use warpsmith::lab::proof::BenchTensors;
 use warpsmith::{DType, Device, Error, Result};
 
@@ -36,15 +41,24 @@ pub struct Args {
     /// By how many percent a case may be slower than the baseline
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = parse_tolerance)]
     tolerance: f64,
-    /// Show timings of other libraries, one JSON object per line: op, case, dtype, device, peer, ms
+    /// Show timings of other libraries, one JSON object per line: op, case, dtype, device, peer, ms, and the library's
+    /// version. Those with `calibration` are compared with the recorded time of the same peer
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
-    /// Record the results, with the peers', in the evidence folder
+    /// Record the results in the evidence folder every few seconds, with the peers that are given. Where none are, recorded
+    /// ones stand
     #[arg(long)]
     record: bool,
-    /// Only cases without a timing in the evidence, such as those of changed kernels
+    /// Only cases that have no timing in the evidence, or one of an earlier version of the kernel, the oldest first; on the
+    /// CPU none that are too large for --quick
     #[arg(long, requires = "record")]
-    missing: bool,
+    stale: bool,
+    /// Begin no case after this time (60s, 8m, 2h): with --stale, the same command goes on with what is left
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "stdin")]
+    budget: Option<Duration>,
+    /// On a GPU, compile what the cases need in this many processes before the first is timed [default: one per core]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// The evidence folder [default: the repository's]
     #[arg(long, value_name = "DIR")]
     evidence: Option<PathBuf>,
@@ -52,7 +66,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Time what calls cost the host instead: one repeated call of each of a few ops on tiny tensors, without a graph
-    #[arg(long, conflicts_with_all = ["quick", "baseline", "missing", "step"])]
+    #[arg(long, conflicts_with_all = ["quick", "baseline", "stale", "budget", "step"])]
     host: bool,
     /// Wait for a line on standard input before each case and before the end, so that another program can time the same
     /// case in between; print each result at once, and read --peers last. The line `again` has a case and the ceilings
@@ -75,8 +89,8 @@ Examples:
   warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
-  warpsmith bench --record --peers peers.jsonl   the evidence, with the peers of the same run
-  warpsmith bench linear --record --missing      only what a changed kernel has no timing of
+  warpsmith bench --record --peers peers.jsonl   the evidence, with these times of peers
+  warpsmith bench --record --stale --budget 8m   only what has changed since it was timed
   warpsmith bench --host                         what a call costs the host
   echo '{\"do\": \"time\", \"op\": \"softmax\", \"dtype\": \"bf16\", \"layout\": \"padded\"}' | warpsmith bench --stdin";
 
@@ -99,47 +113,57 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    let read_peers =
-        || Ok::<_, Error>(args.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default());
-    let mut peers = if args.step { Peers::default() } else { read_peers()? };
+    let mut recorder = Recorder::new(folder, args.peers.as_deref(), device)?;
+    if !args.step {
+        // Fail before the work, not after.
+        recorder.peers()?;
+    }
     let settings = if args.quick { Settings::quick(device) } else { Settings::thorough(device) };
-    let mut cases = timed_cases(&args.select, device, args.quick)?;
-    if let Some(folder) = folder.as_deref().filter(|_| args.missing) {
-        let record = Record::open(folder, Machine::of(device)?)?;
-        let code = PresentCode::new();
-        cases.retain(|(op, case)| {
-            !record.has_timing(&code, op.spec().name, &case.name(op.spec()), case.dtype.name())
-        });
+    let deadline = args.budget.map(|budget| Instant::now() + budget);
+    // The evidence of a CPU has no large cases: they take minutes there.
+    let small = args.quick || (device == Device::Cpu && (args.stale || args.step));
+    let mut cases = timed_cases(&args.select, device, small)?;
+    if args.stale {
+        cases = recorder.stale(cases)?;
         if cases.is_empty() {
             eprintln!("the evidence has a timing of every case");
             return Ok(ExitCode::SUCCESS);
         }
     }
-    let started = Cell::new(false);
-    let (ceilings, measured) = for_each_case(&cases, device, settings, |bench, _| match args.step {
-        true if !started.replace(true) && next_step() == Step::End => Ok(None),
-        true => in_rounds(bench, args.select.kernel()),
-        false => bench.measure(args.select.kernel()).map(Some),
-    })?;
-    if args.step {
-        peers = read_peers()?;
-    } else if args.json {
+    let calls: Vec<ahead::Call<'_>> =
+        cases.iter().map(|(op, case)| (*op, case, args.select.kernel())).collect();
+    ahead::compile(device, &calls, args.jobs, deadline);
+    let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    let mut started = false;
+    let outcome = for_each_case(&cases, device, settings, |bench, _| {
+        let measured = match args.step {
+            _ if is_over() => None,
+            true if !std::mem::replace(&mut started, true) && next_step() == Step::End => None,
+            true => in_rounds(bench, args.select.kernel())?,
+            false => Some(bench.measure(args.select.kernel())?),
+        };
+        if let Some(m) = &measured {
+            recorder.add(m, bench.ceilings())?;
+        }
+        Ok(measured)
+    });
+    recorder.save()?;
+    let (ceilings, measured) = outcome?;
+    if args.json && !args.step {
         for m in &measured {
             println!("{}", json_line(Some(m)));
         }
-    } else if !measured.is_empty() {
+    } else if !args.step && !measured.is_empty() {
         println!("{}: {ceilings}", device.info()?.name);
-        print_table(&measured, device, baseline.as_ref(), &peers);
+        print_table(&measured, device, baseline.as_ref(), &recorder.peers()?);
     }
-    if let Some(folder) = folder.filter(|_| !measured.is_empty()) {
-        let mut record = Record::open(&folder, Machine::of(device)?)?;
-        record.set_ceilings(ceilings);
-        for m in &measured {
-            record.add_timing(Timing::new(m, peers.of(&m.op, &m.case, &m.dtype, &device.to_string())));
-        }
-        eprintln!("recorded in {}", record.save(&folder)?.display());
+    if let Some(path) = recorder.path() {
+        eprintln!("recorded in {}", path.display());
     }
-    if measured.is_empty() {
+    if args.stale {
+        print_left(&recorder.stale(cases)?);
+    }
+    if measured.is_empty() && !is_over() {
         eprintln!("nothing was timed");
         return Ok(ExitCode::FAILURE);
     }
@@ -237,11 +261,7 @@ fn parse_tolerance(text: &str) -> Result<f64> {
 }
 
 /// The cases to time, at least one; without the large ones in a `quick` run.
-pub fn timed_cases(
-    select: &Selection,
-    device: Device,
-    quick: bool,
-) -> Result<Vec<(&'static dyn AnyProvable, Case)>> {
+pub fn timed_cases(select: &Selection, device: Device, quick: bool) -> Result<Cases> {
     let mut cases = Vec::new();
     for op in select.ops()? {
         if select.kernels(op, device).is_empty() {
@@ -289,7 +309,7 @@ pub fn for_each_case<T>(
     cases: &[(&'static dyn AnyProvable, Case)],
     device: Device,
     settings: Settings,
-    time: impl Fn(&mut Bench, &'static dyn AnyProvable) -> Result<Option<T>>,
+    mut time: impl FnMut(&mut Bench, &'static dyn AnyProvable) -> Result<Option<T>>,
 ) -> Result<(Ceilings, Vec<T>)> {
     let bar = progress_bar(cases.len() + 1);
     bar.set_message("copy");
@@ -314,7 +334,7 @@ pub fn for_each_case<T>(
 }
 
 fn print_table(measured: &[Measurement], device: Device, baseline: Option<&Baseline>, peers: &Peers) {
-    let mut headings = ["op", "case", "dtype", "kernel", "median", "spread", "GB/s", "TFLOP/s", "of ceiling"]
+    let mut headings = ["op", "case", "dtype", "kernel", "median", "spread", "GB/s", "TFLOP/s", "of limit"]
         .map(String::from)
         .to_vec();
     headings.extend(baseline.map(|_| "vs baseline".to_string()));

@@ -27,11 +27,11 @@ use warpsmith_engine::EngineOptions;
 /// WARPSMITH_DISABLE_JIT=1 they are only taken from that cache; if they are not there, the call fails with an error
 /// that names the kernel. `warpsmith dump KERNEL` lists the configurations of a kernel that a pack holds.
 ///
-/// With --model or --random the pack holds just what one model needs on a GPU: for all steps that are captured, for prompts
-/// of all lengths, and for every way of choosing tokens. So the model's first start compiles nothing. That holds for the
+/// With --model or --random the pack holds exactly what one model needs on a GPU: for all captured steps, prompts of
+/// all lengths, and every way of choosing tokens. The model's first start then compiles nothing. That holds for the
 /// engine's options as `generate` and `chat` have them, for GPUs with as many multiprocessors as the typical one of the
-/// architecture, and where no other kernels were chosen by `warpsmith tune`; --dtype, --kv-dtype, --expand and --context
-/// must be those of the later start. Without a model these options are refused.
+/// architecture, and where no other kernels were chosen by `warpsmith tune`; --dtype, --kv-dtype, --expand and
+/// --context must be those of the later start. Without a model these options are refused.
 ///
 /// A pack also serves GPUs of the same major and a higher minor version: one for 80 works on 8.6 and 8.9. Building needs
 /// NVRTC but no GPU; kernels that are in the cache are not compiled again.

@@ -11,7 +11,7 @@ use warpsmith::{Error, Result, env};
 /// Show or clear the cache of compiled kernels
 ///
 /// Kernels compiled at run time are kept in WARPSMITH_CACHE_DIR, or else in `warpsmith` under XDG_CACHE_HOME or
-/// ~/.cache. Clearing is always safe: kernels are compiled again when they are next needed.
+/// ~/.cache. Clearing is always safe: kernels are compiled again when they are needed.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -128,7 +128,6 @@ fn examine() -> Vec<Finding> {
     findings.push(compiler(&nvrtc, gpus.first().copied()));
     findings.extend(gpus.iter().map(|gpu| try_gpu(*gpu)));
     findings.push(cublaslt());
-    findings.push(library("NCCL", "libnccl.so", &[2], "several GPUs cannot work on one model"));
     findings.push(disassembler());
     findings.push(cache());
     findings.push(tuned(Cache::default_location().root()));
@@ -136,6 +135,9 @@ fn examine() -> Vec<Finding> {
     findings.push(variables());
     findings
 }
+
+/// What an invalid setting means.
+const WRONG_SETTING: &str = "calls on the CPU fail until it is corrected";
 
 fn tiers() -> Finding {
     let names: Vec<&str> = cpu::Tier::available().iter().map(|tier| tier.name()).collect();
@@ -146,7 +148,7 @@ fn tiers() -> Finding {
             "CPU tiers",
             State::Broken,
             error.to_string(),
-            format!("the setting is ignored: kernels use {}", cpu::Tier::best()),
+            WRONG_SETTING,
             format!("Set {} to one of {have}, or unset it", env::CPU_TIER),
         ),
     }
@@ -162,7 +164,7 @@ fn matrix_products() -> Finding {
             WHAT,
             State::Broken,
             error.to_string(),
-            format!("the setting is ignored: kernels use {}", Isa::supported().name()),
+            WRONG_SETTING,
             format!("Set {} to one of {}, or unset it", env::CPU_MATRIX, Isa::ALL.map(Isa::name).join(", ")),
         ),
     }
@@ -175,7 +177,7 @@ fn threads() -> Finding {
             "CPU threads",
             State::Broken,
             error.to_string(),
-            format!("the setting is ignored: kernels use {}", cpu::num_threads()),
+            WRONG_SETTING,
             format!("Set {} to a number, or unset it", env::NUM_THREADS),
         ),
     }
@@ -289,23 +291,6 @@ fn try_gpu(device: Device) -> Finding {
             &error,
             "kernels do not run on this GPU",
             "If the driver is older than NVRTC, update it or install the NVRTC of its major version",
-        ),
-    }
-}
-
-/// A library of which one of several major versions may be installed.
-fn library(what: &'static str, name: &str, versions: &[u32], meaning: &str) -> Finding {
-    let mut names: Vec<String> = versions.iter().map(|version| format!("{name}.{version}")).collect();
-    names.push(name.into());
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    match cuda::probe_library(&names) {
-        Some(found) => Finding::ok(what, found),
-        None => Finding::new(
-            what,
-            State::Missing,
-            format!("{name} is not on the loader's path"),
-            format!("{meaning}; nothing else needs it"),
-            "Install it and put its folder on LD_LIBRARY_PATH",
         ),
     }
 }

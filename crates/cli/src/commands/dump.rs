@@ -1,4 +1,4 @@
-//! `warpsmith dump`: what a kernel is made of.
+//! `warpsmith dump`: the inside of a kernel.
 
 use crate::inputs::{ProfileArgs, parse_pairs};
 use crate::kernels::{self, Variant};

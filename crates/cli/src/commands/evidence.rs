@@ -1,18 +1,25 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
+mod refresh;
+
+use crate::inputs::parse_duration;
 use crate::{files, table};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 use warpsmith::lab::evidence::{self, PresentCode, Record};
-use warpsmith::{Error, Result};
+use warpsmith::{Device, Error, Result};
 
 /// Show what was proven and measured on real machines
 ///
 /// `warpsmith check --record` and `warpsmith bench --record` write the evidence: one file per device, with the source
 /// hash of every kernel; so do the tests in tests/gpu with WARPSMITH_RECORD=evidence. A kernel is proven if its present
 /// source passed every case. A dagger marks results of an earlier version of a kernel. Times are compared with the
-/// ceilings measured in the same run.
+/// ceilings measured in the same run, and with times of other libraries that are measured once and kept. A double dagger
+/// marks times of a run in which such a library took over 2 % more or less than what was kept of it.
+///
+/// Outside the repository it shows the pages of the version that was built.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -22,16 +29,33 @@ pub struct Args {
     /// Print one JSON object per case and per timing
     #[arg(long, conflicts_with_all = ["markdown", "check", "update_readme"])]
     json: bool,
-    /// Print the README's table: one line per op
+    /// Print a table with one line per op
     #[arg(long)]
     markdown: bool,
     /// With --markdown: print the page of every device instead, with every timing and every check
     #[arg(long, requires = "markdown")]
     all: bool,
-    /// Exit with 1 unless every CUDA kernel is proven, or named in unproven.txt with a reason
+    /// Say how old the evidence of each op is, and exit with 1 unless every CUDA kernel is proven, or named in unproven.txt
+    /// with a reason
     #[arg(long)]
     check: bool,
-    /// Rewrite the README's table and the page of every device in the evidence folder
+    /// Prove, time and, on a GPU, sanitize what has changed on this machine, and rewrite the tables. It can be ended at any
+    /// time: what is done is recorded, and the same command goes on with what is left
+    #[arg(long, conflicts_with_all = ["evidence", "json", "markdown", "check", "sweep"])]
+    refresh: bool,
+    /// With --refresh: begin nothing more after this time
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "8m", requires = "refresh")]
+    budget: Duration,
+    /// With --refresh: the device [default: a GPU if there is one]
+    #[arg(long, requires = "refresh")]
+    device: Option<Device>,
+    /// With --refresh: processes that compile or sanitize at the same time [default: one per core, 8 that sanitize]
+    #[arg(long, value_name = "N", requires = "refresh", value_parser = parse_jobs)]
+    jobs: Option<usize>,
+    /// With --refresh: the Python that may have PyTorch, to time new cases on other libraries and to calibrate
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "refresh")]
+    python: String,
+    /// Rewrite the README's tables, and the pages and the picture in the evidence folder
     #[arg(long)]
     update_readme: bool,
     /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record, all with the same
@@ -45,11 +69,43 @@ Examples:
   warpsmith evidence
   warpsmith evidence --json
   warpsmith evidence --check
+  warpsmith evidence --refresh --budget 8m
   warpsmith evidence --update-readme
   warpsmith evidence --sweep target/sweep-cuda-1.jsonl --update-readme";
 
+/// The pages of all devices, for programs that are far from the repository.
+const PAGES: [(&str, &str); 2] = [
+    ("nvidia-h200.md", include_str!("../../../../evidence/nvidia-h200.md")),
+    ("intel-r-xeon-r-processor.md", include_str!("../../../../evidence/intel-r-xeon-r-processor.md")),
+];
+
+fn parse_jobs(text: &str) -> Result<usize> {
+    let jobs = text.parse().ok().filter(|jobs| *jobs > 0);
+    jobs.ok_or_else(|| Error::parse("jobs", "a number above 0", text))
+}
+
+impl Args {
+    /// Whether it is asked for nothing but the pages.
+    fn only_shows(&self) -> bool {
+        let works = self.json || self.check || self.update_readme || self.refresh || !self.sweep.is_empty();
+        self.evidence.is_none() && !works
+    }
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let folder = evidence::folder(args.evidence.as_deref())?;
+    let folder = match evidence::folder(args.evidence.as_deref()) {
+        Err(_) if args.only_shows() => {
+            print!("{}", PAGES.map(|(_, page)| page).join("\n"));
+            return Ok(ExitCode::SUCCESS);
+        }
+        folder => folder?,
+    };
+    if args.refresh {
+        let root = folder.parent().unwrap_or(&folder);
+        let code = refresh::run(args, root, &folder)?;
+        update(&folder, &evidence::load(&folder)?)?;
+        return Ok(code);
+    }
     if !args.sweep.is_empty() {
         add_sweeps(&folder, &args.sweep)?;
     }
@@ -70,6 +126,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     if args.check {
+        print_ages(&records);
         let problems = evidence::unproven(&folder)?;
         for problem in &problems {
             println!("{problem}");
@@ -96,6 +153,28 @@ fn add_sweeps(folder: &Path, paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
+/// When what each op has was proven and timed.
+fn print_ages(records: &[Record]) {
+    for record in records {
+        let headings = ["op", "proven", "unproven kernels", "timed", "rows", "stale", "not sanitized"];
+        let mut table = table::new(&headings.map(String::from), 4);
+        let ages = record.ages();
+        for age in ages.iter().filter(|age| age.proven != "-" || age.rows > 0) {
+            let count = |names: &[&str]| if names.is_empty() { "-".into() } else { names.len().to_string() };
+            table.add_row([
+                age.op.to_string(),
+                age.proven.clone(),
+                count(&age.unproven),
+                age.timed.clone(),
+                age.rows.to_string(),
+                age.stale.to_string(),
+                count(&age.unwatched),
+            ]);
+        }
+        println!("{}, the oldest date of each op\n{table}", record.machine.device);
+    }
+}
+
 /// The tests that need the device: how many passed, and which did not.
 fn print_tests(record: &Record) {
     if record.tests.is_empty() {
@@ -111,17 +190,14 @@ fn print_tests(record: &Record) {
     }
 }
 
-/// Rewrites the table of the README beside the evidence folder, and the pages inside it.
+/// Rewrites the generated parts of the README beside the evidence folder, and the generated files inside it.
 fn update(folder: &Path, records: &[Record]) -> Result<()> {
     let folder = folder.canonicalize().map_err(|e| Error::io(folder, "resolving", &e))?;
     let readme = folder.parent().unwrap_or(&folder).join("README.md");
     let text = std::fs::read_to_string(&readme).map_err(|e| Error::io(&readme, "reading", &e))?;
-    match evidence::embed(&text, &evidence::overview(records)) {
-        Some(updated) => replace(&readme, &updated)?,
-        None => eprintln!("README.md has no evidence markers: left alone"),
-    }
-    for record in records {
-        replace(&folder.join(evidence::page_name(record)), &evidence::page(record))?;
+    replace(&readme, &evidence::readme(&text, &folder, records)?)?;
+    for (name, text) in evidence::pages(records) {
+        replace(&folder.join(name), &text)?;
     }
     Ok(())
 }
@@ -171,22 +247,36 @@ fn print_tables(records: &[Record]) {
             ["op", "case", "dtype", "kernel", "time", "rate", "of limit", "fastest peer", "speed-up"];
         let mut timings = table::new(&headings.map(String::from), 4);
         for t in &record.timings {
-            let peer = t.best_peer();
+            let peer = record.best_peer(t);
             timings.add_row([
                 t.op.clone(),
                 t.case.clone(),
                 t.dtype.clone(),
                 t.kernel.clone(),
-                table::time(t.ms) + present.mark(t),
+                table::time(t.ms) + present.marks(&[t]),
                 t.bound.rate(t.gbps, t.tflops),
                 table::percent(t.limit_ms / t.ms),
-                peer.map_or("-".into(), |(name, ms)| format!("{name} {}", table::time(ms))),
-                peer.map_or("-".into(), |(_, ms)| format!("{:.2}x", ms / t.ms)),
+                peer.map_or("-".into(), |peer| format!("{} {}", peer.peer, table::time(peer.ms))),
+                peer.map_or("-".into(), |peer| format!("{:.2}x", peer.ms / t.ms)),
             ]);
         }
-        println!("{timings}");
-        if record.timings.iter().any(|t| !present.mark(t).is_empty()) {
-            println!("{}", evidence::EARLIER);
-        }
+        let timings = timings.to_string();
+        println!("{timings}{}", evidence::legend(&timings));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_in_the_program() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence");
+        let mut pages: Vec<String> =
+            evidence::load(&folder).unwrap().iter().map(evidence::page_name).collect();
+        let mut embedded = PAGES.map(|(name, _)| name.to_string()).to_vec();
+        pages.sort();
+        embedded.sort();
+        assert_eq!(embedded, pages);
     }
 }

@@ -13,8 +13,8 @@ use warpsmith::{DType, Device, Result};
 
 /// Show which kernel would run a call, how it would be configured, and why not the others
 ///
-/// Nothing is run and no memory is allocated, so any size can be asked about, and with --arch any GPU, whether this
-/// machine has it or not.
+/// Nothing runs and no memory is allocated, so any size works, and with --arch any GPU, whether or not this machine has
+/// it.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

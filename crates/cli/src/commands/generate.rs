@@ -10,12 +10,13 @@ use warpsmith_engine::{EngineOptions, FinishReason, Request, Result, SamplingPar
 
 /// Answer a prompt with a language model
 ///
-/// A model with a chat template gets the prompt as a message of the user; any other continues it. The answer is written as
-/// it comes, and a line about its speed to standard error. A prompt that is read ends before its last line break.
+/// A model with a chat template gets the prompt as a user message; any other continues it. The answer is printed as it
+/// is generated, and a line about its speed goes to standard error. The last line break of a prompt from a file or pipe
+/// is dropped.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The prompt; `-` reads standard input, as does none where that is a pipe or a file
+    /// The prompt; `-` reads standard input, which is also the default if that is a pipe or a file
     #[arg(conflicts_with = "file")]
     prompt: Option<String>,
     /// Read the prompt from a file
@@ -29,10 +30,10 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=SamplingParams::MAX_N as i64))]
     outputs: u16,
-    /// A message of the system before the prompt
+    /// A system message before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// Continues the prompt as it is, without the chat template
+    /// Continue the prompt as it is, without the chat template
     #[arg(long)]
     raw: bool,
     /// Print one JSON object at the end instead: text, tokens, reason, counts and times; with several outputs, a list of them
@@ -106,7 +107,7 @@ fn generate(args: &Args) -> Result<ExitCode> {
     let n = usize::from(args.outputs);
     let params = SamplingParams { logprobs: args.logprobs, n, ..args.sampling.params() };
     let request = Request { prompt: prompt.clone(), params, ..Request::default() };
-    // One output is shown as it comes; several would mix.
+    // A single output is shown as it is generated; several would mix.
     let show = |text: &str| if args.json || n > 1 { Ok(()) } else { print(text) };
     let answers = answers(&mut engine, request, |_, text| show(text), || false)?;
     match &answers[..] {

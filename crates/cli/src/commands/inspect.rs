@@ -1,4 +1,4 @@
-//! `warpsmith inspect`: what is in a file of weights.
+//! `warpsmith inspect`: the contents of a file of weights.
 
 use crate::model::resolve;
 use crate::table;
@@ -10,9 +10,9 @@ use warpsmith_engine::weights::{Array, Checkpoint, Format, Metadata, StoredTenso
 
 /// Show the tensors, types, sizes and metadata of a model's file
 ///
-/// Reads GGUF files, safetensors files, and folders with config.json and safetensors, whole or in shards. Only the headers are
-/// read, so it is quick for files of any size. A file that is damaged is refused with the reason. A model of the Hugging Face
-/// hub is downloaded, unless it was before.
+/// Reads GGUF files, safetensors files, and folders with config.json and safetensors, whole or in shards. Only the
+/// headers are read, so it is quick for files of any size. A damaged file is refused with the reason. A model from the
+/// Hugging Face hub is downloaded unless it is in the cache.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -169,7 +169,7 @@ fn to_json(value: &KeyValue) -> Value {
         KeyValue::I32(n) => (*n).into(),
         KeyValue::U64(n) => (*n).into(),
         KeyValue::I64(n) => (*n).into(),
-        // The digits of the number itself, not those of the f64 next to it.
+        // The digits of the f32 itself, not those of the nearest f64.
         KeyValue::F32(n) => n.to_string().parse::<f64>().map_or(Value::Null, Value::from),
         KeyValue::F64(n) => (*n).into(),
         KeyValue::Bool(value) => (*value).into(),

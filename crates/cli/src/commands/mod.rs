@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod bench_model;
+pub mod bench_serve;
 pub mod build_kernels;
 pub mod cache;
 pub mod chat;
@@ -17,4 +18,5 @@ pub mod inspect;
 pub mod list;
 pub mod new_op;
 pub mod run;
+pub mod serve;
 pub mod tune;

@@ -6,14 +6,17 @@ use warpsmith::{Error, Result};
 
 /// Scaffold a new op that builds, runs and passes its checks
 ///
-/// Writes the six files of an op that multiplies by a number, on CPU and CUDA, and adds it to ops/mod.rs. Change
-/// them into the op you want: contract and checks in mod.rs, the definition in reference.rs, what it must pass in
+/// Writes the six files of an op that multiplies by a number, or with --rows subtracts the mean of each row, on CPU and
+/// CUDA, and adds it to ops/mod.rs. Change them into the op you want: contract and checks in mod.rs, the definition in reference.rs, what it must pass in
 /// cases.rs, the kernels in cpu.rs, cuda.rs and kernel.cu.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Name of the op, in snake_case: it is the name of the folder, the CUDA function and, in CamelCase, the Rust type
     name: String,
+    /// An op in which the elements of a row depend on each other, instead of an elementwise one
+    #[arg(long)]
+    rows: bool,
     /// The folder of the ops [default: crates/warpsmith/src/ops here or in a folder above]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
@@ -22,16 +25,23 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith new-op scale
+  warpsmith new-op center --rows
   cargo fmt && cargo test --release -p warpsmith --test conformance";
 
-const FILES: [(&str, &str); 6] = [
-    ("mod.rs", include_str!("../../templates/op/mod.rs")),
-    ("cases.rs", include_str!("../../templates/op/cases.rs")),
-    ("reference.rs", include_str!("../../templates/op/reference.rs")),
-    ("cpu.rs", include_str!("../../templates/op/cpu.rs")),
-    ("cuda.rs", include_str!("../../templates/op/cuda.rs")),
-    ("kernel.cu", include_str!("../../templates/op/kernel.cu")),
-];
+type Files = [(&'static str, &'static str); 6];
+
+/// The files of the template in a folder.
+macro_rules! template {
+    ($folder:literal) => {
+        template!($folder, "mod.rs", "cases.rs", "reference.rs", "cpu.rs", "cuda.rs", "kernel.cu")
+    };
+    ($folder:literal, $($file:literal),*) => {
+        [$(($file, include_str!(concat!("../../templates/", $folder, "/", $file)))),*]
+    };
+}
+
+const ELEMENTWISE: Files = template!("op");
+const ROWS: Files = template!("row-op");
 
 const OPS: &str = "crates/warpsmith/src/ops";
 
@@ -41,7 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => path.clone(),
         None => find_ops()?,
     };
-    for path in scaffold(&ops, name)? {
+    for path in scaffold(&ops, name, if args.rows { &ROWS } else { &ELEMENTWISE })? {
         println!("{}", path.display());
     }
     println!("\nNext:");
@@ -86,7 +96,7 @@ fn camel_case(name: &str) -> String {
 }
 
 /// Writes the files of op `name` and its lines in `mod.rs`; returns what was written.
-fn scaffold(ops: &Path, name: &str) -> Result<Vec<PathBuf>> {
+fn scaffold(ops: &Path, name: &str, files: &Files) -> Result<Vec<PathBuf>> {
     let list = ops.join("mod.rs");
     let text = std::fs::read_to_string(&list).map_err(|error| Error::io(&list, "read", &error))?;
     // Refuse everything that must be refused before anything is written.
@@ -97,7 +107,7 @@ fn scaffold(ops: &Path, name: &str) -> Result<Vec<PathBuf>> {
     let folder = ops.join(name);
     std::fs::create_dir(&folder).map_err(|error| Error::io(&folder, "create", &error))?;
     let mut written = Vec::new();
-    for (file, template) in FILES {
+    for (file, template) in files {
         written.push(write(folder.join(file), &fill(template, name))?);
     }
     written.push(write(list, &registered)?);
@@ -180,7 +190,7 @@ mod tests {
     /// A suite gives every op NaN for each of its options, and it must be refused.
     #[test]
     fn the_template_judges_its_options() {
-        let template = FILES[0].1;
+        let template = ELEMENTWISE[0].1;
         let options: Vec<&str> = template.split("AttrSpec { name: \"").skip(1).collect();
         assert!(!options.is_empty());
         for name in options.iter().map(|rest| rest.split('"').next().unwrap()) {
@@ -194,9 +204,9 @@ mod tests {
         let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../warpsmith/src/ops/mod.rs");
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(&real, folder.path().join("mod.rs")).unwrap();
-        let written = scaffold(folder.path(), "zz_scale").unwrap();
-        assert_eq!(written.len(), FILES.len() + 1);
-        for path in &written {
+        let written = scaffold(folder.path(), "zz_scale", &ELEMENTWISE).unwrap();
+        assert_eq!(written.len(), ELEMENTWISE.len() + 1);
+        for path in written.iter().chain(&scaffold(folder.path(), "zz_center", &ROWS).unwrap()) {
             let text = std::fs::read_to_string(path).unwrap();
             // The list names the template itself, which the library's tests compile.
             let is_list = path.ends_with("mod.rs") && path.parent() == Some(folder.path());
@@ -208,7 +218,7 @@ mod tests {
         for line in ["pub mod zz_scale;", "pub use zz_scale::ZzScale;", "    zz_scale::Forward,"] {
             assert_eq!(list.matches(line).count(), 1, "{line}");
         }
-        assert!(scaffold(folder.path(), "zz_scale").is_err(), "an op is never overwritten");
-        assert!(scaffold(&folder.path().join("elsewhere"), "x").is_err());
+        assert!(scaffold(folder.path(), "zz_scale", &ROWS).is_err(), "an op is never overwritten");
+        assert!(scaffold(&folder.path().join("elsewhere"), "x", &ROWS).is_err());
     }
 }

@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .into_iter()
         .zip(spec.args)
         .map(|(output, arg)| {
-            // With such an input, kernels write only a part of the output.
+            // With such an input, kernels write only part of the output.
             let is_zeroed = arg.zeroed_with.is_some_and(|input| call.get(input).is_some());
             let make = if is_zeroed { Tensor::zeros } else { Tensor::empty };
             output.map(|(shape, dtype)| make(&shape, dtype, device)).transpose()

@@ -8,7 +8,7 @@ use crate::op::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Minimum number of elements per thread: fewer are not worth waking one.
+/// Minimum number of elements per thread: fewer do not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

@@ -159,7 +159,9 @@ fn evidence_updates_the_readme_and_the_page_of_every_device() {
     succeeds(&update);
     let text = std::fs::read_to_string(&readme).unwrap();
     assert!(
-        text.starts_with("head\n") && text.ends_with("tail\n") && text.contains("| `rms_norm` |"),
+        text.starts_with("head\n")
+            && text.ends_with("tail\n")
+            && text.contains("| `rms_norm`, `layer_norm` |"),
         "{text}"
     );
     assert!(std::fs::read_to_string(evidence.join("gpu-9.md")).unwrap().starts_with("# GPU 9\n"));
@@ -254,7 +256,9 @@ fn models_that_cannot_be_run_are_refused_by_family_head_size_and_file() {
     };
     let family = told(r#"{"model_type": "mamba"}"#);
     assert!(
-        family.contains("`model_type`") && family.contains("llama, qwen3, gpt2, got \"mamba\""),
+        family.contains("`model_type`")
+            && family.contains("llama, qwen2, qwen3, ")
+            && family.contains("gpt2, got \"mamba\""),
         "{family}"
     );
     let head = told(r#"{"model_type": "llama", "hidden_size": 96, "num_attention_heads": 2}"#);

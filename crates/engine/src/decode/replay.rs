@@ -17,17 +17,17 @@ pub(super) struct Replay {
     inputs: Arc<DeviceBuffer>,
     host: [HostSide; 2],
     steps: HashMap<Form, (Inputs, State)>,
-    /// Whether attention is told to share prefixes whatever it costs.
+    /// Whether attention is told to share prefixes at any cost.
     always_share: bool,
     pub graphs: Graphs,
 }
 
-/// The host's memory for a step that is on its way.
+/// The host's memory for a step in flight.
 struct HostSide {
     /// The packed numbers, and the tokens that come back.
     upload: PinnedBuffer,
     download: PinnedBuffer,
-    /// Reached when the device needs neither of them any more.
+    /// Reached when the device no longer needs either of them.
     done: Event,
     /// Rows whose tokens come back.
     rows: usize,
@@ -44,7 +44,7 @@ impl HostSide {
     }
 }
 
-/// How far a form of steps has come.
+/// The state of a form of steps.
 enum State {
     New,
     /// It ran once: kernels are compiled, and there is room for everything.
@@ -79,7 +79,7 @@ impl Replay {
     ) -> Result<()> {
         let (bytes, tokens) = (4 * words.len(), step.tokens.as_view().address() as u64);
         let host = &mut self.host[ticket.0];
-        // A step that failed, or that nobody waited for, may still use the host's memory.
+        // A step that failed, or was never waited for, may still use the host's memory.
         host.done.synchronize()?;
         host.rows = rows;
         for (place, word) in host.upload.as_mut_slice()[..bytes].chunks_exact_mut(4).zip(words) {

@@ -7,7 +7,7 @@ use warpsmith::{DType, Device, Stream, Tensor};
 
 /// What a step computes for one sequence.
 pub(crate) struct Row<'a> {
-    /// The new token; of no matter where the device is to take those that it chose last.
+    /// The new token; ignored where the device takes the tokens it chose last.
     pub id: i32,
     /// Its place in the sequence.
     pub position: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Row<'a> {
 pub(super) struct Form {
     pub rows: usize,
     pub width: usize,
-    /// Groups of rows that begin with the same pages; 0 if none are told of.
+    /// Groups of rows that begin with the same pages; 0 for none.
     pub groups: usize,
 }
 
@@ -199,6 +199,8 @@ mod tests {
                 seed: u64::MAX - i as u64,
                 position: 6 + i,
                 history: &history,
+                constrained: false,
+                allowed: None,
             },
         };
         let form = Form { rows: 5, width: 4, groups: 2 };

@@ -1,7 +1,7 @@
 //! Which rows of a step begin with the same pages.
 //!
-//! A page that two sequences have at the same place holds the keys of the same tokens after the same tokens. So the page at one
-//! place tells which sequences share all before it, and it is enough to compare one number of each row.
+//! If two sequences have the same page at the same position, everything before it is the same too. So comparing one
+//! page number per row tells which sequences share a prefix.
 
 use super::Row;
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::settings::Cascade;
 use std::collections::HashMap;
 use warpsmith::ops::paged_attention::SharedPrefixes;
 
-/// Fewer sequences, or tokens that they share, are not worth looking for.
+/// The fewest sequences, and shared tokens, that are worth grouping.
 const LEAST_ROWS: usize = 4;
 const LEAST_TOKENS: usize = 1024;
 
@@ -49,13 +49,13 @@ impl Cascade {
             return None;
         }
         let mut order: Vec<usize> = (0..sequences.len()).collect();
-        // Each stands where the first of its group does.
+        // Each group is where its first member was.
         order.sort_by_key(|&i| marks[i].and_then(|mark| groups.get(&mark)).map_or(i, |&(first, _)| first));
         Some(order)
     }
 }
 
-/// The groups of neighbouring rows, as numbers for `bucket` rows; `None` if there are none worth it.
+/// The groups of neighbouring rows, as numbers for `bucket` rows; `None` if none pays.
 pub(super) fn groups(
     rows: &[Option<Row<'_>>],
     page_size: usize,

@@ -16,9 +16,9 @@ fn only_generates(plan: &StepPlan) -> bool {
 }
 
 impl Engine {
-    /// Computes the tokens of a plan. Logits of the sequences that reach their ends are in `decode` if tokens are returned,
-    /// which are those that the sequences' plain options choose, and otherwise in `logits`.
-    /// `landing` is where a plan is that the device has already.
+    /// Computes the tokens of a plan. Logits of the sequences that reach their ends are in `decode` if tokens are
+    /// returned, which are those that the sequences' plain options choose, and otherwise in `logits`. `landing` is the
+    /// place of a plan that was launched already.
     pub(super) fn run(&mut self, plan: &StepPlan, landing: Option<Landing>) -> Result<Option<Vec<i32>>> {
         self.stats.steps += 1;
         self.stats.computed_tokens += plan.shares.iter().map(|share| share.count as u64).sum::<u64>();
@@ -42,10 +42,11 @@ impl Engine {
         let chunks: Vec<Chunk<'_>> = plan.shares.iter().map(chunk).collect();
         let batch = Batch::new(&chunks, self.options.page_size, &self.stream)?;
         self.model.forward(&batch, &mut self.kv, self.logits.write(batch.num_logits())?)?;
+        self.ask_grammars(plan);
         Ok(None)
     }
 
-    /// Puts sequences that share a prefix next to each other, where steps make use of that.
+    /// Puts sequences that share a prefix next to each other, if steps can use that.
     pub(super) fn arrange(&self, plan: &mut StepPlan) {
         if !self.options.has_fixed_decode() || !only_generates(plan) {
             return;
@@ -60,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Gives the device a plan in which every sequence has one token, its last known.
+    /// Launches a plan in which every sequence has one token, its last known.
     fn begin_decode(&mut self, plan: &StepPlan) -> Result<Landing> {
         let decode = match &mut self.decode {
             Some(decode) => decode,
@@ -91,9 +92,10 @@ impl Engine {
         Ok(Landing { ticket, rows: (0..rows.len()).collect(), num_rows: rows.len() })
     }
 
-    /// Gives the device the step after `plan`, if that can be, and waits for the tokens of `plan`.
+    /// Launches the step after `plan`, if possible, and waits for the tokens of `plan`.
     fn finish_decode(&mut self, plan: &StepPlan, landing: &Landing) -> Result<Vec<i32>> {
         self.flight = self.take_off(plan, landing)?;
+        self.ask_grammars(plan);
         let decode = self.decode.as_mut().expect("it has the step");
         let tokens = decode.collect(landing.ticket)?;
         Ok(landing.rows.iter().map(|&row| tokens[row]).collect())
@@ -129,6 +131,12 @@ impl Engine {
             }
             _ => sampler::choose(self.logits.read(ends.len()), &draws, self.vocab_size(), &self.stream)?,
         };
+        let is_at_fault = |key: &Key| self.requests[&key.request].outputs[&key.index].fault().is_some();
+        let choices: Vec<Option<Choice>> = takers
+            .iter()
+            .zip(choices)
+            .map(|((_, key), choice)| choice.filter(|_| !is_at_fault(key)))
+            .collect();
         let mut choices = takers.into_iter().map(|(row, key)| (ends[row], key)).zip(choices).peekable();
         while let Some(((leader, _), choice)) = choices.next() {
             if let Some(choice) = &choice {
@@ -144,6 +152,18 @@ impl Engine {
             self.deliver(leader, choice, events)?;
         }
         Ok(())
+    }
+
+    /// Asks the grammars of the outputs that will take tokens what may come next. On a GPU the host does so while the device
+    /// computes the step.
+    fn ask_grammars(&mut self, plan: &StepPlan) {
+        let vocab = self.vocab_size();
+        for key in plan.shares.iter().filter(|share| share.reaches_end).map(|share| share.key) {
+            let Some(request) = self.requests.get_mut(&key.request) else { continue };
+            let all = request.has_forks;
+            let takers = request.outputs.iter_mut().filter(|(index, _)| all || **index == key.index);
+            takers.for_each(|(_, output)| output.ask_grammar(vocab));
+        }
     }
 
     /// The outputs that take their next token from the rows of `ends`, each with its row: the sequences themselves, and after

@@ -1,9 +1,9 @@
-//! Steps that the device is given before the tokens of the step ahead of them are known.
+//! Steps that are launched before the tokens of the step ahead of them are known.
 //!
-//! The next step of sequences that only generate follows from the present one: the same rows, one place further, with the
-//! tokens that the device chose. So the host can give it to the device first and then process the present one while the device
-//! computes. What the host learns too late does no harm: a row whose sequence has ended is not looked at, and what it
-//! stored lies behind the end of that sequence, in pages that others write only later in the order of the stream.
+//! The next decode step follows from the present one: the same rows, one position further, with the tokens that the
+//! device chose. So the host can launch it first and process the present one while the device computes. Learning too
+//! late that a sequence has ended does no harm: its row is ignored, and what it stored is past the end of that
+//! sequence, in pages that others write only later in stream order.
 
 use super::Engine;
 use crate::decode::{Row, Ticket};
@@ -11,14 +11,14 @@ use crate::error::Result;
 use crate::scheduler::{Share, StepPlan};
 use crate::sequence::Key;
 
-/// A step on its way whose sequences may have ended meanwhile.
+/// A step in flight whose sequences may have ended meanwhile.
 pub(super) struct Flight {
     ticket: Ticket,
     /// The sequence of each row; `None` if it was known to end.
     keys: Vec<Option<Key>>,
 }
 
-/// A step on its way, whose tokens are waited for next.
+/// A step in flight, whose tokens are waited for next.
 pub(super) struct Landing {
     pub ticket: Ticket,
     /// The row of each share of its plan.
@@ -28,7 +28,7 @@ pub(super) struct Landing {
 }
 
 impl Engine {
-    /// The plan of the step that is on its way, for the sequences that go on.
+    /// The plan of the step in flight, for the sequences that continue.
     pub(super) fn land(&mut self) -> Option<(StepPlan, Landing)> {
         let Flight { ticket, keys } = self.flight.take()?;
         let (mut plan, mut rows) = (StepPlan::default(), Vec::new());
@@ -49,7 +49,7 @@ impl Engine {
         Some((plan, Landing { ticket, rows, num_rows: keys.len() }))
     }
 
-    /// Gives the device the step after `plan`, which it has already. `None` if that must wait until `plan` is processed.
+    /// Launches the step after `plan`, which is in flight already. `None` if that must wait until `plan` is processed.
     pub(super) fn take_off(&mut self, plan: &StepPlan, landing: &Landing) -> Result<Option<Flight>> {
         if !self.options.overlap || !self.is_foreseeable(plan) {
             return Ok(None);

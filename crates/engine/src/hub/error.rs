@@ -1,4 +1,4 @@
-//! Why a model cannot be had from the hub.
+//! Why a model cannot be obtained from the hub.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ pub enum HubError {
     /// Nothing may be downloaded.
     #[error("HF_HUB_OFFLINE is set, and {cache} does not have all of it", cache = .cache.display())]
     Offline {
-        /// Where it was looked for.
+        /// The address that was tried.
         cache: PathBuf,
     },
 
@@ -28,7 +28,7 @@ pub enum HubError {
     #[error("there is no such repository; if it is a path, there is no such file either")]
     NoRepository,
 
-    /// The hub wants to know who asks. It says the same of repositories that do not exist.
+    /// The hub asks for a token. It answers the same for repositories that do not exist.
     #[error(
         "there is no such repository, or it is private{}; if it is a path, there is no such file either",
         if *.with_token { ", and the token is not good for it" } else { "; set HF_TOKEN to a token that may read it" }
@@ -38,7 +38,7 @@ pub enum HubError {
         with_token: bool,
     },
 
-    /// The hub knows who asks, and refuses.
+    /// The hub refuses this token.
     #[error("the token may not read it; ask for access on the model's page")]
     Forbidden,
 
@@ -51,7 +51,7 @@ pub enum HubError {
         hint: String,
     },
 
-    /// What was downloaded is not the file.
+    /// The downloaded data is not the file.
     #[error(
         "{file} should have {expected} bytes, but {got} came; it was removed, so that it can be downloaded again"
     )]
@@ -64,14 +64,14 @@ pub enum HubError {
         got: u64,
     },
 
-    /// What an interrupted download has left cannot be continued.
+    /// A partial download cannot be resumed.
     #[error("what is left of an interrupted download does not fit the file; delete {}", .folder.join("*.part").display())]
     WrongPart {
         /// Where it is.
         folder: PathBuf,
     },
 
-    /// Somebody else downloads the file.
+    /// Another process is downloading the file.
     #[error("another download of it is running and holds {}; wait for its end", .lock.display())]
     Busy {
         /// The file that is locked.
@@ -87,7 +87,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub is why, and not what is on this machine.
+    /// Whether the cause is the hub, and not this machine.
     pub(super) fn is_of_the_hub(&self) -> bool {
         !matches!(self, HubError::WrongSize { .. } | HubError::WrongPart { .. } | HubError::Busy { .. })
     }

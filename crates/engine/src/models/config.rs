@@ -1,15 +1,18 @@
-//! What a model is made of: sizes and options, from `config.json` or from the keys of a GGUF file. A key that would change
-//! the result is used, or refused by name.
+//! The configuration of a model: sizes and options, from `config.json` or from the keys of a GGUF file. A key that
+//! would change the result is used, or refused by name.
 
 mod gguf;
 mod json;
 mod keys;
 mod quantization;
+mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use quantization::Fp8Config;
+pub use quantization::{Fp8Config, Int4Config, Int4Packing};
+pub use rope::{RopeConfig, RopeScaling};
 
+use super::names::Naming;
 use crate::error::{Error, Result};
 use crate::weights::{self, Metadata};
 use keys::{Keys, Setting};
@@ -20,7 +23,7 @@ use warpsmith::ops::paged_attention::HEAD_DIMS;
 /// The sizes and options of a model. What a family does not have is zero or `None`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The family, as `model_type` in `config.json` and `general.architecture` in GGUF name it.
+    /// The family, as `model_type` in `config.json` names it.
     pub architecture: String,
     /// Rows of the embedding table, and columns of the logits.
     pub vocab_size: usize,
@@ -42,6 +45,12 @@ pub struct Config {
     pub norm_eps: f32,
     /// How positions rotate queries and keys; `None` for learned positions.
     pub rope: Option<RopeConfig>,
+    /// How they do in layers whose [`LayerConfig::rotation`] is local.
+    pub local_rope: Option<RopeConfig>,
+    /// The first elements of a head that are rotated; `None` for all.
+    pub rotary_dim: Option<usize>,
+    /// What differs between layers, one for each; nothing does if there are none.
+    pub layers: Vec<LayerConfig>,
     /// The function in the feed-forward layers.
     pub activation: Activation,
     /// Whether queries, keys, values and the product after attention have biases; `None` if the file has those that it needs.
@@ -54,8 +63,16 @@ pub struct Config {
     pub scale_scores: bool,
     /// Whether they are divided by the number of the layer, counted from 1.
     pub scale_scores_by_layer: bool,
+    /// The number whose root divides scores in place of the head size's.
+    pub score_divisor: Option<f64>,
+    /// What the vectors of tokens are multiplied by, rounded to the type of the activations.
+    pub embedding_scale: Option<f64>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f64>,
     /// How weights of 8 bits are scaled, if the model has such.
     pub quantization: Option<Fp8Config>,
+    /// How weights of 4 bits are packed, if the model has such.
+    pub int4: Option<Int4Config>,
 }
 
 impl Default for Config {
@@ -73,73 +90,43 @@ impl Default for Config {
             max_positions: 0,
             norm_eps: 0.0,
             rope: None,
+            local_rope: None,
+            rotary_dim: None,
+            layers: Vec::new(),
             activation: Activation::Silu,
             attention_bias: None,
             mlp_bias: None,
             tied: None,
             scale_scores: true,
             scale_scores_by_layer: false,
+            score_divisor: None,
+            embedding_scale: None,
+            logit_softcap: None,
             quantization: None,
+            int4: None,
         }
     }
 }
 
-/// Rotary position embedding.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RopeConfig {
-    /// The base of the frequencies.
-    pub theta: f64,
-    /// What is done to the frequencies for long contexts.
-    pub scaling: RopeScaling,
+/// What is particular about a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LayerConfig {
+    /// Keys that a query sees, its own among them; `None` for all.
+    pub window: Option<usize>,
+    /// How queries and keys are rotated.
+    pub rotation: Rotation,
 }
 
-/// How the frequencies of rope are changed for long contexts.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RopeScaling {
-    /// They are not.
+/// Which of a model's rotations a layer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rotation {
+    /// [`Config::rope`].
+    #[default]
+    Main,
+    /// [`Config::local_rope`].
+    Local,
+    /// None: such layers know no positions.
     None,
-    /// All angles are divided by a factor.
-    Linear(f64),
-    /// Llama 3: low frequencies are divided by a factor, high ones stay, and there is a smooth passage between them.
-    Llama3 {
-        /// Divides low frequencies.
-        factor: f64,
-        /// Wavelengths above `original / low_freq_factor` are long.
-        low_freq_factor: f64,
-        /// Wavelengths below `original / high_freq_factor` are short.
-        high_freq_factor: f64,
-        /// Positions the model was first trained with.
-        original: f64,
-    },
-    /// A divisor for each frequency, as GGUF stores it in `rope_freqs.weight`.
-    Divisors(Vec<f32>),
-}
-
-impl RopeConfig {
-    /// What the angle of each pair is divided by; `None` if all are divided by the same number.
-    pub fn divisors(&self, head_dim: usize) -> Option<Vec<f64>> {
-        let pairs = head_dim / 2;
-        match &self.scaling {
-            RopeScaling::None | RopeScaling::Linear(_) => None,
-            RopeScaling::Divisors(divisors) => Some(divisors.iter().map(|&d| f64::from(d)).collect()),
-            &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
-                let divisor = |pair: usize| {
-                    let frequency = self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
-                    let wavelength = std::f64::consts::TAU / frequency;
-                    if wavelength > original / low_freq_factor {
-                        return factor;
-                    }
-                    if wavelength < original / high_freq_factor {
-                        return 1.0;
-                    }
-                    let smooth =
-                        (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    1.0 / ((1.0 - smooth) / factor + smooth)
-                };
-                Some((0..pairs).map(divisor).collect())
-            }
-        }
-    }
 }
 
 impl Config {
@@ -173,9 +160,19 @@ impl Config {
 
     /// The factor of the scores in a layer; `None` for one over the root of the head size.
     pub fn score_scale(&self, layer: usize) -> Option<f32> {
-        let by_head = if self.scale_scores { (self.head_dim as f64).sqrt() } else { 1.0 };
+        let by_head = match self.score_divisor {
+            Some(divisor) => divisor.sqrt(),
+            None if self.scale_scores => (self.head_dim as f64).sqrt(),
+            None => 1.0,
+        };
         let by_layer = if self.scale_scores_by_layer { (layer + 1) as f64 } else { 1.0 };
-        (!self.scale_scores || by_layer != 1.0).then_some((1.0 / (by_head * by_layer)) as f32)
+        let is_usual = self.scale_scores && self.score_divisor.is_none() && by_layer == 1.0;
+        (!is_usual).then_some((1.0 / (by_head * by_layer)) as f32)
+    }
+
+    /// What is particular about a layer.
+    pub fn layer(&self, layer: usize) -> LayerConfig {
+        self.layers.get(layer).copied().unwrap_or_default()
     }
 
     /// Whether norms subtract the mean and have biases.
@@ -183,7 +180,7 @@ impl Config {
         self.architecture == "gpt2"
     }
 
-    /// Whether the numbers fit each other. `kv_heads` is the key of the heads of keys and values.
+    /// Whether the numbers are consistent. `kv_heads` is the key of the heads of keys and values.
     fn checked(self, kv_heads: &str) -> Result<Config> {
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let expected = format!("a divisor of the {} query heads", self.num_heads);
@@ -193,14 +190,17 @@ impl Config {
     }
 }
 
-/// The family that a key names.
-fn known_family(keys: &Keys<'_>, key: &str) -> Result<String> {
-    let expected = || format!("a family that is supported: {}", super::family_names());
-    match keys.find(key) {
-        Some(Setting::Text(name)) if super::is_family(&name) => Ok(name),
-        Some(other) => Err(keys.wrong(key, expected(), other)),
-        None => Err(keys.wrong(key, expected(), "nothing")),
+/// The family that a key names, and the name it has there.
+fn known_family(keys: &Keys<'_>, key: &str, naming: Naming) -> Result<(String, String)> {
+    let expected = || format!("a family that is supported: {}", super::family_names(naming));
+    let found = keys.find(key);
+    if let Some(Setting::Text(name)) = &found
+        && let Some(family) = super::family_named(name, naming)
+    {
+        return Ok((family.into(), name.clone()));
     }
+    let got = found.map_or_else(|| "nothing".into(), |other| other.to_string());
+    Err(keys.wrong(key, expected(), got))
 }
 
 /// Whether attention has kernels for heads of this size.

@@ -1,6 +1,6 @@
 //! GPT-2: layer norms with biases, learned positions, a feed-forward layer without a gate.
 
-use super::layers::{Attention, Buffer, Norm, Selection, Table};
+use super::layers::{Attention, Buffer, Norm, Rotaries, Selection, Table};
 use super::names::{Loader, Part};
 use super::products::Projection;
 use super::{Config, Model};
@@ -58,7 +58,7 @@ impl Gpt2 {
     fn load(config: &Config, loader: &Loader<'_>) -> Result<Gpt2> {
         let hidden = config.hidden_size;
         let embedding = Table::load(loader, Part::Embedding, config.vocab_size, hidden)?;
-        let buffer = |width| loader.buffer(width);
+        let buffer = |width| Buffer::of(loader, width);
         Ok(Gpt2 {
             positions: Table::load(loader, Part::Positions, config.max_positions, hidden)?,
             embedding,
@@ -79,18 +79,9 @@ impl Gpt2 {
             config: config.clone(),
         })
     }
-}
 
-impl Model for Gpt2 {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn stream(&self) -> Option<&Stream> {
-        Some(&self.stream)
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
+    /// The residual stream of all tokens after the last layer, in `x`.
+    fn run_layers(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<()> {
         let (tokens, stream) = (batch.num_tokens(), batch.stream());
         let mut token_rows = self.token_rows.write(tokens)?;
         let mut position_rows = self.position_rows.write(tokens)?;
@@ -109,10 +100,32 @@ impl Model for Gpt2 {
             }
             layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, stream)?;
         }
-        let last = self.selection.forward(x.as_view(), batch)?;
+        Ok(())
+    }
+}
+
+impl Model for Gpt2 {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn stream(&self) -> Option<&Stream> {
+        Some(&self.stream)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
+        self.run_layers(batch, kv)?;
+        let stream = batch.stream();
+        let last = self.selection.forward(self.x.read(batch.num_tokens()), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
         self.norm.forward(last, normed.reborrow(), stream)?;
         self.head.forward(normed.as_view(), logits, stream)
+    }
+
+    fn hidden(&mut self, batch: &Batch, kv: &mut KvCache, rows: TensorViewMut<'_>) -> Result<()> {
+        self.run_layers(batch, kv)?;
+        let last = self.selection.forward(self.x.read(batch.num_tokens()), batch)?;
+        self.norm.forward(last, rows, batch.stream())
     }
 }
 
@@ -123,7 +136,7 @@ impl Layer {
         Ok(Layer {
             attention_norm: Norm::load(loader, Part::AttentionNorm, layer, hidden, eps)?,
             qkv: one(Part::QueryKeyValue, 3 * hidden, hidden)?,
-            attention: Attention::load(config, loader, layer, None)?,
+            attention: Attention::load(config, loader, layer, &Rotaries::load(loader)?)?,
             out: one(Part::AttentionOut, hidden, hidden)?,
             mlp_norm: Norm::load(loader, Part::MlpNorm, layer, hidden, eps)?,
             up: one(Part::Up, inner, hidden)?.activation(config.activation),

@@ -1,6 +1,6 @@
-//! Layers that models are put together from. Each owns its weights and keeps the plans of its calls.
+//! Layers that models are built from. Each owns its weights and keeps the plans of its calls.
 
-use super::config::{Config, RopeConfig, RopeScaling};
+use super::config::{Config, RopeConfig, RopeScaling, Rotation};
 use super::names::{Loader, Matrix, Part};
 use super::source::quantization_of;
 use crate::batch::Batch;
@@ -22,6 +22,11 @@ impl Buffer {
         Ok(Buffer { memory: Tensor::empty_on(&[rows, width], dtype, stream)?, stream: stream.clone() })
     }
 
+    /// Room for activations of `width` elements a token, in the model's type.
+    pub fn of(loader: &Loader<'_>, width: usize) -> Result<Buffer> {
+        Buffer::new(loader.options.reserve_tokens, width, loader.options.dtype, loader.stream())
+    }
+
     /// The first `rows` rows, to be written. What was in them is lost if they did not exist yet.
     pub fn write(&mut self, rows: usize) -> Result<TensorViewMut<'_>> {
         let width = self.memory.shape()[1];
@@ -37,10 +42,12 @@ impl Buffer {
     }
 }
 
-/// A table of vectors by number: tokens or positions. On the CPU it stays as it is in the file, and rows are converted when they
+/// An embedding table, of tokens or positions. On the CPU it stays in the file's form, and rows are converted when they
 /// are looked up.
 pub struct Table {
     weight: Matrix,
+    /// What rows are multiplied by when they are looked up. On a GPU the table was multiplied when it was loaded.
+    scale: Option<f32>,
     plan: Option<Plan>,
     cast_plan: Option<Plan>,
 }
@@ -48,14 +55,15 @@ pub struct Table {
 impl Table {
     /// A table of `rows` vectors, which may have more in the file.
     pub fn load(loader: &Loader<'_>, part: Part, rows: usize, width: usize) -> Result<Table> {
-        Ok(Table { weight: loader.table(part, rows, width)?, plan: None, cast_plan: None })
+        let (weight, scale) = loader.table(part, rows, width)?;
+        Ok(Table { weight, scale, plan: None, cast_plan: None })
     }
 
     /// The vectors that `ids` name.
     pub fn forward(&mut self, ids: &Tensor, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        let Table { weight, plan, cast_plan } = self;
-        let rows = match weight {
-            Matrix::Plain(weight) if weight.dtype() == out.as_view().dtype() => {
+        let Table { weight, scale, plan, cast_plan } = self;
+        let mut rows = match weight {
+            Matrix::Plain(weight) if weight.dtype() == out.as_view().dtype() && scale.is_none() => {
                 return Ok(Embedding::new(&*weight, ids).keep_plan(plan).run_into(out, stream)?);
             }
             Matrix::Plain(weight) => {
@@ -65,11 +73,16 @@ impl Table {
             }
             Matrix::Blocks(blocks, format) => dequantized_rows(blocks, *format, ids, out.shape())?,
         };
+        if let Some(scale) = scale {
+            let wide = if rows.dtype() == DType::F32 { rows } else { rows.to_dtype(DType::F32)? };
+            let scaled: Vec<f32> = wide.to_vec::<f32>()?.iter().map(|x| x * *scale).collect();
+            rows = Tensor::from_slice(&scaled, out.shape(), Device::Cpu)?;
+        }
         Ok(Cast::new(&rows).keep_plan(cast_plan).run_into(out, stream)?)
     }
 }
 
-/// Rows of quantised blocks by their numbers, as f32.
+/// Looked-up rows of quantised blocks, as f32.
 fn dequantized_rows(blocks: &Tensor, format: QuantFormat, ids: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let (count, width) = (blocks.shape()[0], shape[shape.len() - 1]);
     let mut values = vec![0f32; shape.iter().product()];
@@ -93,7 +106,7 @@ pub struct Selection {
 impl Selection {
     /// With room for rows of `width` elements.
     pub fn new(loader: &Loader<'_>, width: usize) -> Result<Selection> {
-        Ok(Selection { rows: loader.buffer(width)?, plan: None })
+        Ok(Selection { rows: Buffer::of(loader, width)?, plan: None })
     }
 
     /// Of `x`, which has a row for each token: a copy of some of them, or `x` itself if all are wanted.
@@ -132,6 +145,24 @@ impl Norm {
         }?)
     }
 
+    /// Normalises rows in place. For RMS norms.
+    pub fn in_place(&mut self, x: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+        let call = RmsNorm::in_place().weight(&self.weight).eps(self.eps);
+        Ok(call.keep_plan(&mut self.plan).run_in_place(x, stream)?)
+    }
+
+    /// Adds `x` to `sum`, and normalises that into `out`. For RMS norms.
+    pub fn add_to(
+        &mut self,
+        x: TensorView<'_>,
+        sum: TensorViewMut<'_>,
+        out: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = RmsNorm::new(x).weight(&self.weight).eps(self.eps);
+        Ok(call.keep_plan(&mut self.plan).run_add_to(sum, out, stream)?)
+    }
+
     /// Adds two tensors into `sum` and normalises that into `out`. For layer norms.
     pub fn forward_sum(
         &mut self,
@@ -148,36 +179,90 @@ impl Norm {
     }
 }
 
+/// Adds rows to others. The op that does so also normalises, into room that is not read.
+#[derive(Default)]
+pub struct Sum {
+    plan: Option<Plan>,
+}
+
+impl Sum {
+    /// Adds `x` to `sum`. What is in `room` is lost.
+    pub fn add_to(
+        &mut self,
+        x: TensorView<'_>,
+        sum: TensorViewMut<'_>,
+        room: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        Ok(RmsNorm::new(x).keep_plan(&mut self.plan).run_add_to(sum, room, stream)?)
+    }
+}
+
 /// How positions rotate queries and keys.
 #[derive(Debug, Clone)]
 pub struct Rotary {
     theta: f64,
     /// Multiplies positions.
     scale: f64,
-    /// Cosine and sine, `[positions, head_dim / 2]`, where the frequencies are not powers of theta.
+    /// The first elements of a head, which are rotated; 0 for all.
+    dim: usize,
+    /// Cosine and sine, `[positions, elements that are rotated / 2]`, where the frequencies are not powers of theta.
     tables: Option<(Tensor, Tensor)>,
+}
+
+/// The rotations of a model.
+pub struct Rotaries {
+    main: Option<Rotary>,
+    local: Option<Rotary>,
+}
+
+impl Rotaries {
+    /// Those of a model, if it has any.
+    pub fn load(loader: &Loader<'_>) -> Result<Rotaries> {
+        let (config, device) = (&loader.config, loader.options.device);
+        let rotary = |rope: RopeConfig| {
+            Rotary::new(&rope, config.head_dim, config.rotary_dim, config.max_positions, device)
+        };
+        let local = config.local_rope.clone().map(rotary).transpose()?;
+        Ok(Rotaries { main: loader.rope()?.map(rotary).transpose()?, local })
+    }
+
+    /// The one of a layer.
+    fn of(&self, rotation: Rotation) -> Option<Rotary> {
+        match rotation {
+            Rotation::Main => self.main.clone(),
+            Rotation::Local => self.local.clone(),
+            Rotation::None => None,
+        }
+    }
 }
 
 impl Rotary {
     /// Tables are made for positions below `max_positions`, if there are any.
-    pub fn new(rope: &RopeConfig, head_dim: usize, max_positions: usize, device: Device) -> Result<Rotary> {
+    pub fn new(
+        rope: &RopeConfig,
+        head_dim: usize,
+        rotary_dim: Option<usize>,
+        max_positions: usize,
+        device: Device,
+    ) -> Result<Rotary> {
+        let dim = rotary_dim.unwrap_or(head_dim);
         let scale = if let RopeScaling::Linear(factor) = rope.scaling { 1.0 / factor } else { 1.0 };
         let mut tables = None;
-        if let Some(divisors) = rope.divisors(head_dim) {
-            let pairs = head_dim / 2;
-            let frequency =
-                |pair: usize| rope.theta.powf(-2.0 * pair as f64 / head_dim as f64) / divisors[pair];
+        if let Some(divisors) = rope.divisors(dim, max_positions) {
+            let (pairs, amplitude) = (dim / 2, rope.amplitude());
+            let frequency = |pair: usize| rope.theta.powf(-2.0 * pair as f64 / dim as f64) / divisors[pair];
             let frequencies: Vec<f64> = (0..pairs).map(frequency).collect();
             // Angles are formed in f64: at far positions f32 would lose the fraction of a turn.
             let table = |function: fn(f64) -> f64| {
                 let angle = |at: usize| (at / pairs) as f64 * frequencies[at % pairs];
                 let values: Vec<f32> =
-                    (0..max_positions * pairs).map(|at| function(angle(at)) as f32).collect();
+                    (0..max_positions * pairs).map(|at| (amplitude * function(angle(at))) as f32).collect();
                 Tensor::from_slice(&values, &[max_positions, pairs], device)
             };
             tables = Some((table(f64::cos)?, table(f64::sin)?));
         }
-        Ok(Rotary { theta: rope.theta, scale, tables })
+        Ok(Rotary { theta: rope.theta, scale, dim: rotary_dim.unwrap_or(0), tables })
     }
 }
 
@@ -189,8 +274,12 @@ pub struct Attention {
     rotary: Option<Rotary>,
     /// The factor of the scores, where it is not that of the head size.
     score_scale: Option<f32>,
+    /// Keys before its own that a query sees, where it does not see all.
+    window: Option<usize>,
     /// Norms of the heads of queries and keys, before they are rotated.
     norms: Option<(Norm, Norm)>,
+    /// Norms of all queries and all keys of a token.
+    wide_norms: Option<(Norm, Norm)>,
     /// What keys and values are divided by where they are stored in 8 bits; 1 without.
     scales: Option<(Tensor, Tensor)>,
     store_plan: Option<Plan>,
@@ -203,15 +292,20 @@ impl Attention {
         config: &Config,
         loader: &Loader<'_>,
         layer: usize,
-        rotary: Option<Rotary>,
+        rotaries: &Rotaries,
     ) -> Result<Attention> {
+        let own = config.layer(layer);
+        // A window that is wider than the context hides nothing.
+        let window = own.window.filter(|window| *window < config.max_positions).map(|window| window - 1);
         Ok(Attention {
             num_heads: config.num_heads,
             num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
-            rotary,
+            rotary: rotaries.of(own.rotation),
             score_scale: config.score_scale(layer),
+            window,
             norms: None,
+            wide_norms: None,
             scales: loader.kv_scales(layer)?,
             store_plan: None,
             attention_plan: None,
@@ -223,10 +317,15 @@ impl Attention {
         Attention { norms: Some((queries, keys)), ..self }
     }
 
+    /// With norms of all queries of a token, and of all its keys.
+    pub fn wide_norms(self, queries: Norm, keys: Norm) -> Attention {
+        Attention { wide_norms: Some((queries, keys)), ..self }
+    }
+
     /// From `[tokens, heads of queries, keys and values together]` to `[tokens, heads of queries]`.
     pub fn forward(
         &mut self,
-        qkv: TensorViewMut<'_>,
+        mut qkv: TensorViewMut<'_>,
         out: TensorViewMut<'_>,
         batch: &Batch,
         (mut k_pages, mut v_pages): (TensorViewMut<'_>, TensorViewMut<'_>),
@@ -234,6 +333,14 @@ impl Attention {
     ) -> Result<()> {
         let (tokens, heads, kv_heads, dim) =
             (batch.num_tokens(), self.num_heads, self.num_kv_heads, self.head_dim);
+        if let Some((queries, keys)) = &mut self.wide_norms {
+            let mut part = |norm: &mut Norm, first: usize, count: usize| {
+                let all = qkv.reborrow().narrow(1, first * dim, count * dim);
+                norm.in_place(all.expect("heads of queries, then of keys"), stream)
+            };
+            part(queries, 0, heads)?;
+            part(keys, heads, kv_heads)?;
+        }
         let mut qkv = qkv.reshape(&[tokens, heads + 2 * kv_heads, dim]).expect("rows of whole heads");
         let mut store = QkvStore::new(&batch.slots);
         if let Some((queries, keys)) = &self.norms {
@@ -241,6 +348,7 @@ impl Attention {
         }
         if let Some(rotary) = &self.rotary {
             store = store.rope(&batch.positions).theta(rotary.theta).position_scale(rotary.scale);
+            store = store.rotary_dim(rotary.dim);
             if let Some((cos, sin)) = &rotary.tables {
                 store = store.tables(cos, sin);
             }
@@ -265,7 +373,9 @@ impl Attention {
         if let Some(q_starts) = &batch.q_starts {
             attend = attend.q_starts(q_starts);
         }
-        if let Some(shared) = &batch.shared {
+        if let Some(window) = self.window {
+            attend = attend.window(window);
+        } else if let Some(shared) = &batch.shared {
             attend = attend.cascade(&shared.group_starts, &shared.prefix_lens);
             if shared.always {
                 attend = attend.always_share();

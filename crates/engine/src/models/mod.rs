@@ -1,35 +1,47 @@
-//! Models: what they are made of, where their weights come from, and their forward passes.
+//! Models: their configurations, the sources of their weights, and their forward passes.
 //!
 //! A model is one file that puts layers ([`layers`]) together, and one line in [`FAMILIES`]. It sees neither requests nor
 //! files: a forward pass takes a [`Batch`] and the pages of the keys and values, and the weights come from any
 //! [`WeightSource`], under the names that [`names`] knows.
 
-mod config;
+pub(crate) mod config;
+mod decoder;
+mod gemma3;
 mod gpt2;
+mod int4;
 pub mod layers;
 mod llama;
+mod mistral;
 pub mod names;
+mod olmo2;
+mod phi3;
 pub mod products;
+mod qwen2;
 mod qwen3;
 mod random;
+mod rotation;
 mod scaled;
+mod smollm3;
 mod source;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, Fp8Config, RopeConfig, RopeScaling};
+pub use config::{
+    Config, Fp8Config, Int4Config, Int4Packing, LayerConfig, RopeConfig, RopeScaling, Rotation,
+};
+pub use names::LoadOptions;
 pub use random::RandomWeights;
 pub use source::open;
 
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
-use names::{Loader, WeightSource};
-use warpsmith::{DType, Device, Stream, TensorViewMut};
+use names::{Loader, Naming, WeightSource};
+use warpsmith::{DType, Stream, TensorViewMut};
 
 /// A model that is ready to run.
 pub trait Model: Send {
-    /// What it is made of.
+    /// Its configuration.
     fn config(&self) -> &Config;
 
     /// The stream that its weights were made on. Passes run on it where that is known: on any other they are ordered with it.
@@ -46,50 +58,52 @@ pub trait Model: Send {
     /// # Errors
     /// If an op refuses the batch. Keys and values of its tokens are undefined then.
     fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()>;
+
+    /// As [`forward`](Self::forward), but writes what the head reads instead of logits: the rows after the final norm,
+    /// `[rows, hidden_size]` in the type of the activations.
+    ///
+    /// # Errors
+    /// If an op refuses the batch, or the model does not give its hidden states, as by default.
+    fn hidden(&mut self, _batch: &Batch, _kv: &mut KvCache, _rows: TensorViewMut<'_>) -> Result<()> {
+        let expected = "a model that gives its hidden states";
+        Err(Error::request("pooling", expected, format!("one of family `{}`", self.config().architecture)))
+    }
 }
 
 /// Makes a model of a family from its weights.
 type Load = fn(&Config, &Loader<'_>) -> Result<Box<dyn Model>>;
 
-/// The families, one line each, under their names in `config.json` and GGUF.
-static FAMILIES: &[(&str, Load)] = &[("llama", llama::load), ("qwen3", qwen3::load), ("gpt2", gpt2::load)];
+/// The families, one line each, under their names in `config.json` and in GGUF, where Mistral is a Llama.
+static FAMILIES: &[(&str, &str, Load)] = &[
+    ("llama", "llama", llama::load),
+    ("qwen2", "qwen2", qwen2::load),
+    ("qwen3", "qwen3", qwen3::load),
+    ("mistral", "", mistral::load),
+    ("gemma3_text", "gemma3", gemma3::load),
+    ("phi3", "phi3", phi3::load),
+    ("smollm3", "smollm3", smollm3::load),
+    ("olmo2", "olmo2", olmo2::load),
+    ("gpt2", "gpt2", gpt2::load),
+];
 
-/// Whether there is a family of this name.
-fn is_family(name: &str) -> bool {
-    FAMILIES.iter().any(|(known, _)| *known == name)
-}
-
-/// The names of all families, for messages.
-fn family_names() -> String {
-    FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
-}
-
-/// How a model is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoadOptions {
-    /// The type of weights and activations.
-    pub dtype: DType,
-    /// Where it runs.
-    pub device: Device,
-    /// Whether quantised matrices are multiplied as they are, with activations rounded to eight bits. Otherwise they are
-    /// expanded to `dtype` first.
-    pub quantized: bool,
-    /// The most positions it is used with, at most the configuration's; these if `None`.
-    pub max_positions: Option<usize>,
-    /// Tokens of a pass for which there is room from the start. Larger passes make room for themselves.
-    pub reserve_tokens: usize,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        LoadOptions {
-            dtype: DType::F32,
-            device: Device::Cpu,
-            quantized: true,
-            max_positions: None,
-            reserve_tokens: 0,
-        }
+/// The name of a family in a format; empty if it has none there.
+fn name_in((transformers, gguf, _): &(&'static str, &'static str, Load), naming: Naming) -> &'static str {
+    match naming {
+        Naming::Transformers => transformers,
+        Naming::Gguf => gguf,
     }
+}
+
+/// The family with this name in a format, as `config.json` names it.
+fn family_named(name: &str, naming: Naming) -> Option<&'static str> {
+    let family = FAMILIES.iter().find(|family| !name.is_empty() && name_in(family, naming) == name);
+    family.map(|(name, ..)| *name)
+}
+
+/// The names of all families in a format, for messages.
+fn family_names(naming: Naming) -> String {
+    let names = FAMILIES.iter().map(|family| name_in(family, naming));
+    names.filter(|name| !name.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
 /// Loads a model.
@@ -98,8 +112,9 @@ impl Default for LoadOptions {
 /// If there is no such family, or a tensor is missing, has another shape than the configuration asks for, or is one that the
 /// model does not read: then the file holds another model than the configuration describes.
 pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -> Result<Box<dyn Model>> {
-    let Some((_, load)) = FAMILIES.iter().find(|(name, _)| *name == config.architecture) else {
-        return Err(Error::config("architecture", family_names(), &config.architecture));
+    let Some((.., load)) = FAMILIES.iter().find(|(name, ..)| *name == config.architecture) else {
+        let names = family_names(Naming::Transformers);
+        return Err(Error::config("architecture", names, &config.architecture));
     };
     if ![DType::F32, DType::F16, DType::BF16].contains(&options.dtype) {
         return Err(Error::settings("dtype", "f32, f16 or bf16", options.dtype));
@@ -112,6 +127,8 @@ pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -
         }
         config.max_positions = asked;
     }
+    let unpacked = config.int4.map(|int4| int4::Unpacked::new(weights, int4));
+    let weights = unpacked.as_ref().map_or(weights, |unpacked| unpacked as &dyn WeightSource);
     let loader = Loader::new(weights, &config, options)?;
     let model = load(&config, &loader)?;
     loader.refuse_unread()?;

@@ -1,10 +1,9 @@
 //! Where weights come from, and the names they have in each format.
 //!
-//! Everything that differs between files is settled here: names, the transposed matrices of GPT-2 in safetensors, and
-//! the order of the rows of queries and keys that GGUF changes for Llama. Layers see one form.
+//! All differences between files are resolved here: names, the transposed matrices of GPT-2 in safetensors, and the
+//! order of the rows of queries and keys that GGUF changes for Llama. Layers see one form.
 
-use super::config::{Config, RopeScaling};
-use super::{LoadOptions, layers};
+use super::config::Config;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -22,7 +21,7 @@ pub enum Naming {
     Gguf,
 }
 
-/// Something that has tensors by name.
+/// A source of tensors by name.
 pub trait WeightSource {
     /// How its tensors are named.
     fn naming(&self) -> Naming;
@@ -225,6 +224,23 @@ pub(super) fn stacked(parts: &[TensorView<'_>], stream: &Stream) -> Result<Tenso
     Ok(all)
 }
 
+/// A matrix times a number.
+fn multiplied(matrix: &Tensor, factor: f32) -> Result<Tensor> {
+    let (rows, width, dtype) = (matrix.shape()[0], matrix.shape()[1], matrix.dtype());
+    let mut product = Tensor::empty(matrix.shape(), dtype, Device::Cpu)?;
+    // Some rows at a time, because tables are large.
+    const ROWS: usize = 256;
+    for first in (0..rows).step_by(ROWS) {
+        let count = ROWS.min(rows - first);
+        let part = matrix.narrow(0, first, count).expect("within the matrix").to_dtype(DType::F32)?;
+        let numbers: Vec<f32> = part.to_vec::<f32>()?.iter().map(|x| x * factor).collect();
+        let numbers = Tensor::from_slice(&numbers, &[count, width], Device::Cpu)?.to_dtype(dtype)?;
+        let place = product.view_mut().narrow(0, first, count).expect("within the matrix");
+        ops::Copy::new(&numbers).run_into(place, &Stream::Host)?;
+    }
+    Ok(product)
+}
+
 /// A part of a model that has a weight, and maybe a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -241,15 +257,18 @@ pub enum Part {
     QueryNorm,
     KeyNorm,
     AttentionOut,
+    AttentionOutNorm,
     MlpNorm,
     Gate,
     Up,
+    GateUp,
     Down,
+    MlpOutNorm,
 }
 
 impl Part {
-    /// The names in GGUF, in transformers' Llama and Qwen3, and in transformers' GPT-2, without `.weight` and `.bias`.
-    /// `{}` is the number of the layer. `-` where a family has no such part.
+    /// The names in GGUF, in transformers' Llama and its relatives, and in transformers' GPT-2, without `.weight` and
+    /// `.bias`. `{}` is the number of the layer. `-` where a family has no such part.
     pub(super) fn names(self) -> [&'static str; 3] {
         match self {
             Part::Embedding => ["token_embd", "model.embed_tokens", "transformer.wte"],
@@ -262,24 +281,60 @@ impl Part {
             Part::Query => ["blk.{}.attn_q", "model.layers.{}.self_attn.q_proj", "-"],
             Part::Key => ["blk.{}.attn_k", "model.layers.{}.self_attn.k_proj", "-"],
             Part::Value => ["blk.{}.attn_v", "model.layers.{}.self_attn.v_proj", "-"],
-            Part::QueryKeyValue => ["blk.{}.attn_qkv", "-", "transformer.h.{}.attn.c_attn"],
+            Part::QueryKeyValue => {
+                ["blk.{}.attn_qkv", "model.layers.{}.self_attn.qkv_proj", "transformer.h.{}.attn.c_attn"]
+            }
             Part::QueryNorm => ["blk.{}.attn_q_norm", "model.layers.{}.self_attn.q_norm", "-"],
             Part::KeyNorm => ["blk.{}.attn_k_norm", "model.layers.{}.self_attn.k_norm", "-"],
             Part::AttentionOut => {
                 ["blk.{}.attn_output", "model.layers.{}.self_attn.o_proj", "transformer.h.{}.attn.c_proj"]
             }
+            // What Llama calls so is the norm before the feed-forward layer.
+            Part::AttentionOutNorm => {
+                ["blk.{}.post_attention_norm", "model.layers.{}.post_attention_layernorm", "-"]
+            }
             Part::MlpNorm => {
                 ["blk.{}.ffn_norm", "model.layers.{}.post_attention_layernorm", "transformer.h.{}.ln_2"]
             }
             Part::Gate => ["blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj", "-"],
+            Part::GateUp => ["blk.{}.ffn_up", "model.layers.{}.mlp.gate_up_proj", "-"],
             Part::Up => ["blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "transformer.h.{}.mlp.c_fc"],
             Part::Down => ["blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "transformer.h.{}.mlp.c_proj"],
+            Part::MlpOutNorm => ["blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm", "-"],
         }
     }
 
     /// Whether GPT-2 stores it with inputs before outputs.
     fn is_transposed_in_gpt2(self) -> bool {
         matches!(self, Part::QueryKeyValue | Part::AttentionOut | Part::Up | Part::Down)
+    }
+}
+
+/// How a model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The type of weights and activations.
+    pub dtype: DType,
+    /// Where it runs.
+    pub device: Device,
+    /// Whether quantised matrices are multiplied as they are, with activations rounded to eight bits. Otherwise they are
+    /// expanded to `dtype` first.
+    pub quantized: bool,
+    /// The most positions it is used with, at most the configuration's; these if `None`.
+    pub max_positions: Option<usize>,
+    /// Tokens of a pass for which there is room from the start. Larger passes make room for themselves.
+    pub reserve_tokens: usize,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            dtype: DType::F32,
+            device: Device::Cpu,
+            quantized: true,
+            max_positions: None,
+            reserve_tokens: 0,
+        }
     }
 }
 
@@ -308,15 +363,10 @@ impl<'a> Loader<'a> {
         &self.stream
     }
 
-    /// Room for activations of `width` elements a token.
-    pub fn buffer(&self, width: usize) -> Result<layers::Buffer> {
-        layers::Buffer::new(self.options.reserve_tokens, width, self.options.dtype, &self.stream)
-    }
-
     /// A tensor of the CPU, on the device.
     fn place(&self, tensor: &Tensor) -> Result<Tensor> {
         let there = match survey::is_running() {
-            // Memory that is aligned as a device's would be, and never touched.
+            // Memory that is aligned as on a device, and never touched.
             true => Tensor::empty_on(tensor.shape(), tensor.dtype(), &self.stream)?,
             false => tensor.to_device(self.options.device)?,
         };
@@ -345,6 +395,9 @@ impl<'a> Loader<'a> {
         let name = match self.source.naming() {
             Naming::Gguf => gguf,
             Naming::Transformers if self.config.architecture == "gpt2" => gpt2,
+            Naming::Transformers if self.is_gemma() && part == Part::MlpNorm => {
+                "model.layers.{}.pre_feedforward_layernorm"
+            }
             Naming::Transformers => llama,
         };
         let name = name.replace("{}", &layer.to_string()) + suffix;
@@ -357,6 +410,10 @@ impl<'a> Loader<'a> {
             }
             _ => name,
         }
+    }
+
+    fn is_gemma(&self) -> bool {
+        self.config.architecture == "gemma3_text"
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -379,12 +436,12 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Gives back what was read of the files, once layers have made their own of it.
+    /// Releases the memory of file parts that layers have converted.
     pub fn release(&self) {
         self.source.release();
     }
 
-    fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+    pub(super) fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         let Some(found) = self.source.shape(name) else {
             return Err(self.wrong(name, format!("shape {shape:?}"), "no such tensor"));
         };
@@ -396,16 +453,25 @@ impl<'a> Loader<'a> {
 
     /// A vector, such as the weight of a norm.
     pub fn vector(&self, part: Part, layer: usize, len: usize) -> Result<Tensor> {
-        self.place(&self.read(&self.name(part, layer, ".weight"), &[len])?)
+        let name = self.name(part, layer, ".weight");
+        let mut vector = self.read(&name, &[len])?;
+        // Gemma 3 multiplies by one more than the file says; in GGUF the one is part of it.
+        if self.is_gemma() && self.source.naming() == Naming::Transformers && !survey::is_running() {
+            let more: Vec<f64> =
+                self.numbers_as(&name, DType::F32)?.to_f64()?.iter().map(|w| w + 1.0).collect();
+            vector = Tensor::from_f64(&more, &[len], self.dtype(), Device::Cpu)?;
+        }
+        self.place(&vector)
     }
 
     /// Whether a part has a bias; `None` if the file decides.
     fn has_bias(&self, part: Part) -> Option<bool> {
         match part {
+            Part::AttentionOut if self.config.architecture == "qwen2" => Some(false),
             Part::Query | Part::Key | Part::Value | Part::QueryKeyValue | Part::AttentionOut => {
                 self.config.attention_bias
             }
-            Part::Gate | Part::Up | Part::Down => self.config.mlp_bias,
+            Part::Gate | Part::Up | Part::GateUp | Part::Down => self.config.mlp_bias,
             Part::AttentionNorm | Part::MlpNorm | Part::FinalNorm => Some(self.config.has_layer_norms()),
             _ => Some(false),
         }
@@ -493,8 +559,9 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The first rows of a matrix that may have more, to be looked up by number. On the CPU in the form that the file has.
-    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<Matrix> {
+    /// The first rows of a matrix that may have more, to be looked up by number, and what they are multiplied by then. On the
+    /// CPU in the form that the file has; on a GPU they are multiplied here.
+    pub fn table(&self, part: Part, rows: usize, width: usize) -> Result<(Matrix, Option<f32>)> {
         let name = self.name(part, 0, ".weight");
         let stored =
             self.source.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(rows).max(rows);
@@ -507,8 +574,13 @@ impl<'a> Loader<'a> {
             }
             None => Matrix::Plain(self.numbers_as(&name, self.matrix_dtype(&name))?),
         };
-        let first = matrix.tensor().narrow(0, 0, rows).expect("it has as many rows");
-        Ok(matrix.with(self.place(&first)?))
+        let mut first = matrix.tensor().narrow(0, 0, rows).expect("it has as many rows");
+        let scale = self.config.embedding_scale.filter(|_| part == Part::Embedding);
+        let mut scale = scale.map(|scale| self.dtype().round(scale) as f32);
+        if let Some(factor) = scale.take_if(|_| !as_stored && !survey::is_running()) {
+            first = multiplied(&first, factor)?;
+        }
+        Ok((matrix.with(self.place(&first)?), scale.filter(|_| as_stored)))
     }
 
     /// The matrix of the logits: its own, or the embedding table's where the two are tied and the file has no other.
@@ -518,34 +590,10 @@ impl<'a> Loader<'a> {
         self.matrix(if has_own { Part::Head } else { Part::Embedding }, 0, vocab, hidden)
     }
 
-    /// How queries and keys are rotated, with the divisors that GGUF stores as a tensor.
-    pub fn rotary(&self) -> Result<Option<layers::Rotary>> {
-        const DIVISORS: &str = "rope_freqs.weight";
-        let Some(mut rope) = self.config.rope.clone() else { return Ok(None) };
-        if self.source.naming() == Naming::Gguf && self.has(DIVISORS) {
-            let pairs = self.config.head_dim / 2;
-            let found = self.source.shape(DIVISORS).unwrap_or_default();
-            if found != [pairs] {
-                return Err(self.wrong(DIVISORS, format!("shape [{pairs}]"), format!("{found:?}")));
-            }
-            self.note(DIVISORS);
-            let mut divisors: Vec<f32> = self.source.tensor(DIVISORS, DType::F32)?.to_vec()?;
-            if let Some(wrong) = divisors.iter().find(|divisor| !(divisor.is_finite() && **divisor > 0.0)) {
-                return Err(self.wrong(DIVISORS, "finite numbers above 0", wrong));
-            }
-            if let RopeScaling::Linear(factor) = rope.scaling {
-                divisors.iter_mut().for_each(|divisor| *divisor *= factor as f32);
-            }
-            rope.scaling = RopeScaling::Divisors(divisors);
-        }
-        layers::Rotary::new(&rope, self.config.head_dim, self.config.max_positions, self.options.device)
-            .map(Some)
-    }
-
-    /// GGUF stores the rows of Llama's queries and keys so that the pairs that rope rotates are neighbours.
+    /// GGUF stores the rows of queries and keys of Llama and SmolLM3 so that the pairs that rope rotates are neighbours.
     fn has_interleaved_rows(&self, part: Part) -> bool {
         self.source.naming() == Naming::Gguf
-            && self.config.architecture == "llama"
+            && ["llama", "smollm3"].contains(&self.config.architecture.as_str())
             && matches!(part, Part::Query | Part::Key)
     }
 

@@ -171,7 +171,7 @@ fn joined_biases(
     Ok(Some(stacked(&views, loader.stream())?))
 }
 
-/// The gated feed-forward layer: `down(act(gate(x)) * up(x))`, added to the residual.
+/// The gated feed-forward layer: `down(act(gate(x)) * up(x))`.
 pub struct GatedMlp {
     activation: Activation,
     gate_up: GateUp,
@@ -187,9 +187,17 @@ enum GateUp {
 }
 
 impl GatedMlp {
-    /// The layer's weights.
-    pub fn load(loader: &Loader<'_>, layer: usize, config: &Config) -> Result<GatedMlp> {
+    /// The layer's weights. `is_one` says that gate and up are one matrix in the file.
+    pub fn load(loader: &Loader<'_>, layer: usize, config: &Config, is_one: bool) -> Result<GatedMlp> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let down = |loader| Projection::load(loader, &[(Part::Down, hidden)], layer, inner);
+        if is_one {
+            let both = loader.matrix(Part::GateUp, layer, 2 * inner, hidden)?;
+            let bias = loader.bias(Part::GateUp, layer, 2 * inner)?;
+            let weight = Box::new(Packed::new(both, Gate::Halves, loader.dtype())?);
+            let gate_up = GateUp::Fused { weight, bias, plan: None };
+            return Ok(GatedMlp { activation: config.activation, gate_up, down: down(loader)? });
+        }
         let matrix = |part| loader.matrix(part, layer, inner, hidden);
         let (gate, up) = (matrix(Part::Gate)?, matrix(Part::Up)?);
         let gate_up = match gate.is_stored_like(&up) {
@@ -206,11 +214,10 @@ impl GatedMlp {
                 GateUp::Apart(Projection::load(loader, &parts, layer, hidden)?, None)
             }
         };
-        let down = Projection::load(loader, &[(Part::Down, hidden)], layer, inner)?;
-        Ok(GatedMlp { activation: config.activation, gate_up, down })
+        Ok(GatedMlp { activation: config.activation, gate_up, down: down(loader)? })
     }
 
-    /// `inner` is room for the activations between the two halves.
+    /// Adds the layer's result to `residual`. `inner` is room for the activations between the two halves.
     pub fn add_to(
         &mut self,
         x: TensorView<'_>,
@@ -218,6 +225,24 @@ impl GatedMlp {
         residual: TensorViewMut<'_>,
         stream: &Stream,
     ) -> Result<()> {
+        self.first_half(x, inner.reborrow(), stream)?;
+        self.down.add_to(inner.as_view(), residual, stream)
+    }
+
+    /// Writes the layer's result to `out`. `inner` is room for the activations between the two halves.
+    pub fn forward(
+        &mut self,
+        x: TensorView<'_>,
+        mut inner: TensorViewMut<'_>,
+        out: TensorViewMut<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.first_half(x, inner.reborrow(), stream)?;
+        self.down.forward(inner.as_view(), out, stream)
+    }
+
+    /// The activations between the two halves.
+    fn first_half(&mut self, x: TensorView<'_>, mut inner: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
         match &mut self.gate_up {
             GateUp::Fused { weight, bias, plan } => product!(&**weight, x, call => {
                 let mut call = call.activation(self.activation);
@@ -240,6 +265,6 @@ impl GatedMlp {
                 act(&both).keep_plan(plan).run_into(inner.reborrow(), stream)?;
             }
         }
-        self.down.add_to(inner.as_view(), residual, stream)
+        Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! Tensors as the loader reads them: 8-bit numbers multiplied by their scales, and an account of what was read.
+//! Tensors as the loader reads them: 8-bit numbers multiplied by their scales, with a record of which tensors were
+//! read.
 
 use super::names::Loader;
 use crate::error::{Error, Result};
@@ -8,8 +9,8 @@ use warpsmith::op::survey;
 use warpsmith::tensor::Element;
 use warpsmith::{DType, Device, Stream, Tensor};
 
-/// What may stand in a file although nothing reads it: frequencies and masks that old versions of transformers saved, which
-/// follow from the configuration, and scales of activations, which are not rounded to 8 bits here.
+/// Tensors that a file may have although nothing reads them: frequencies and masks that old versions of transformers
+/// saved, which follow from the configuration, and scales of activations, which are not rounded to 8 bits here.
 const WITHOUT_EFFECT: [&str; 8] = [
     "rotary_emb.inv_freq",
     "attn_rot_embd.weight",

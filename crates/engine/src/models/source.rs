@@ -53,7 +53,7 @@ impl WeightSource for Checkpoint {
 }
 
 /// The formats, under the names of both crates.
-const FORMATS: [(Quantization, QuantFormat); 8] = [
+const FORMATS: [(Quantization, QuantFormat); 13] = [
     (Quantization::Q4_0, QuantFormat::Q4_0),
     (Quantization::Q4_1, QuantFormat::Q4_1),
     (Quantization::Q5_0, QuantFormat::Q5_0),
@@ -62,6 +62,11 @@ const FORMATS: [(Quantization, QuantFormat); 8] = [
     (Quantization::Q4K, QuantFormat::Q4_K),
     (Quantization::Q5K, QuantFormat::Q5_K),
     (Quantization::Q6K, QuantFormat::Q6_K),
+    (Quantization::Q2K, QuantFormat::Q2_K),
+    (Quantization::Q3K, QuantFormat::Q3_K),
+    (Quantization::Iq4Nl, QuantFormat::IQ4_NL),
+    (Quantization::Iq4Xs, QuantFormat::IQ4_XS),
+    (Quantization::Mxfp4, QuantFormat::MXFP4),
 ];
 
 /// The library's name of a format.

@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::pages::Held;
 use crate::sequence::{Key, Sequence};
 
-/// After this many preemptions a sequence is admitted only where nothing can make it lose its pages again but a request
-/// of a lower priority number.
+/// After this many preemptions a sequence is admitted only where only a request of a lower priority number can make it
+/// lose its pages again.
 const PATIENCE: usize = 3;
 
 impl Scheduler {
@@ -20,7 +20,7 @@ impl Scheduler {
             let sequence = &self.waiting[&key];
             // The last token is computed in any case: the next is chosen from its logits.
             let known = sequence.tokens.len();
-            let held = self.pages.find(&sequence.tokens[..known - 1])?;
+            let held = self.pages.find(&sequence.tokens[..known - 1], sequence.salt.as_ref())?;
             let found = held.pages.len() * self.pages.page_size();
             if self.is_being_computed(sequence, found) {
                 self.pages.release(held)?; // in some steps its pages will be in the cache
@@ -28,11 +28,14 @@ impl Scheduler {
             }
             if !self.has_room_for(sequence, &held) {
                 self.pages.release(held)?;
-                break; // those behind it must not overtake it for good
+                break; // later sequences must not overtake it forever
             }
             let mut sequence = self.waiting.remove(&key).expect("it was waiting");
             (sequence.computed, sequence.verified, sequence.held) = (found, found, held);
-            sequence.cached_tokens.get_or_insert(found);
+            if sequence.cached_tokens.is_none() {
+                sequence.cached_tokens = Some(found);
+                self.started.push(key.request);
+            }
             let count = sequence.remaining().min(budget).min(self.limits.max_chunk);
             self.running.insert(key, sequence);
             if self.prepare(key, count, plan) < count {
@@ -50,6 +53,7 @@ impl Scheduler {
         end < waiting.tokens.len()
             && self.running.values().any(|running| {
                 running.verified < end
+                    && running.salt == waiting.salt
                     && running.prompt_len >= end
                     && running.tokens.get(..end) == Some(&waiting.tokens[..end])
                     && self.pages.keeps_prefixes()

@@ -1,4 +1,4 @@
-//! What a chat template is given.
+//! The input of a chat template.
 
 use serde_json::{Map, Value};
 

@@ -1,8 +1,8 @@
 //! Keeps names of control tokens in messages from becoming control tokens.
 //!
-//! A template mixes its own text with that of messages, and afterwards nobody can tell `<|im_end|>` of the one from that of
-//! the other. So a mark, a character that is no character of any text, is put inside such names in messages before they are
-//! rendered. Names are then looked for in the marked text, where only the template's are whole, and the marks taken out.
+//! A template mixes its own text with that of messages, and afterwards `<|im_end|>` from the one looks like that from
+//! the other. So a mark, a character that occurs in no text, is put inside such names in messages before rendering. In
+//! the marked text only the template's names are intact; the marks are then removed.
 
 use super::chat::Chat;
 use super::error::{Error, Result};

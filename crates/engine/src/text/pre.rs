@@ -32,7 +32,7 @@ const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The names that are understood.
-pub const KNOWN: [&str; 10] = [
+pub const KNOWN: [&str; 12] = [
     "gpt-2",
     "smollm",
     "starcoder",
@@ -43,6 +43,8 @@ pub const KNOWN: [&str; 10] = [
     "llama-v3",
     "qwen2",
     "deepseek-r1-qwen",
+    "dbrx",
+    "smaug-bpe",
 ];
 
 impl Pre {
@@ -51,6 +53,8 @@ impl Pre {
             "gpt-2" => (Words::Gpt2, false, false),
             "smollm" | "starcoder" | "refact" | "command-r" => (Words::SingleDigitsGpt2, false, false),
             "llama-bpe" | "llama3" | "llama-v3" => (Words::Pattern(LLAMA_3), true, true),
+            // What files of OLMo 2 and SmolLM3 say.
+            "dbrx" | "smaug-bpe" => (Words::Pattern(LLAMA_3), false, false),
             "qwen2" | "deepseek-r1-qwen" => (Words::Pattern(QWEN_2), false, false),
             _ => return None,
         };

@@ -234,7 +234,7 @@ fn read_listed(reader: &mut Reader<'_>, i: usize) -> Result<Listed> {
     Ok(Listed { name, encoding, shape, bytes, offset })
 }
 
-const SUPPORTED: [(u32, Encoding); 13] = [
+const SUPPORTED: [(u32, Encoding); 18] = [
     (0, Encoding::Plain(DType::F32)),
     (1, Encoding::Plain(DType::F16)),
     (30, Encoding::Plain(DType::BF16)),
@@ -245,9 +245,14 @@ const SUPPORTED: [(u32, Encoding); 13] = [
     (6, Encoding::Quantized(Quantization::Q5_0)),
     (7, Encoding::Quantized(Quantization::Q5_1)),
     (8, Encoding::Quantized(Quantization::Q8_0)),
+    (10, Encoding::Quantized(Quantization::Q2K)),
+    (11, Encoding::Quantized(Quantization::Q3K)),
     (12, Encoding::Quantized(Quantization::Q4K)),
     (13, Encoding::Quantized(Quantization::Q5K)),
     (14, Encoding::Quantized(Quantization::Q6K)),
+    (20, Encoding::Quantized(Quantization::Iq4Nl)),
+    (23, Encoding::Quantized(Quantization::Iq4Xs)),
+    (39, Encoding::Quantized(Quantization::Mxfp4)),
 ];
 
 fn encoding(id: u32) -> Option<Encoding> {
@@ -258,24 +263,19 @@ fn encoding(id: u32) -> Option<Encoding> {
 fn type_name(id: u32) -> String {
     let name = match id {
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         28 => "F64",
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         _ => return format!("number {id}"),
     };
     format!("{name} (number {id})")

@@ -1,5 +1,7 @@
 //! The block formats of GGUF and their exact meaning.
 
+mod small;
+
 use half::f16;
 use std::fmt;
 
@@ -15,11 +17,16 @@ pub enum Quantization {
     Q4K,
     Q5K,
     Q6K,
+    Q2K,
+    Q3K,
+    Iq4Nl,
+    Iq4Xs,
+    Mxfp4,
 }
 
 impl Quantization {
     /// Every format there is.
-    pub const ALL: [Quantization; 8] = [
+    pub const ALL: [Quantization; 13] = [
         Quantization::Q4_0,
         Quantization::Q4_1,
         Quantization::Q5_0,
@@ -28,12 +35,22 @@ impl Quantization {
         Quantization::Q4K,
         Quantization::Q5K,
         Quantization::Q6K,
+        Quantization::Q2K,
+        Quantization::Q3K,
+        Quantization::Iq4Nl,
+        Quantization::Iq4Xs,
+        Quantization::Mxfp4,
     ];
 
     /// Weights of a block.
     pub const fn block_len(self) -> usize {
         match self {
-            Quantization::Q4K | Quantization::Q5K | Quantization::Q6K => 256,
+            Quantization::Q2K
+            | Quantization::Q3K
+            | Quantization::Q4K
+            | Quantization::Q5K
+            | Quantization::Q6K
+            | Quantization::Iq4Xs => 256,
             _ => 32,
         }
     }
@@ -49,6 +66,11 @@ impl Quantization {
             Quantization::Q4K => 144,
             Quantization::Q5K => 176,
             Quantization::Q6K => 210,
+            Quantization::Q2K => 84,
+            Quantization::Q3K => 110,
+            Quantization::Iq4Nl => 18,
+            Quantization::Iq4Xs => 136,
+            Quantization::Mxfp4 => 17,
         }
     }
 
@@ -63,6 +85,11 @@ impl Quantization {
             Quantization::Q4K => "q4_k",
             Quantization::Q5K => "q5_k",
             Quantization::Q6K => "q6_k",
+            Quantization::Q2K => "q2_k",
+            Quantization::Q3K => "q3_k",
+            Quantization::Iq4Nl => "iq4_nl",
+            Quantization::Iq4Xs => "iq4_xs",
+            Quantization::Mxfp4 => "mxfp4",
         }
     }
 
@@ -88,6 +115,11 @@ impl Quantization {
             Quantization::Q4K => each(blocks, weights, q4_k),
             Quantization::Q5K => each(blocks, weights, q5_k),
             Quantization::Q6K => each(blocks, weights, q6_k),
+            Quantization::Q2K => each(blocks, weights, small::q2_k),
+            Quantization::Q3K => each(blocks, weights, small::q3_k),
+            Quantization::Iq4Nl => each(blocks, weights, small::iq4_nl),
+            Quantization::Iq4Xs => each(blocks, weights, small::iq4_xs),
+            Quantization::Mxfp4 => each(blocks, weights, small::mxfp4),
         }
     }
 }

@@ -33,7 +33,7 @@ fn options(fixed: bool, max_running: usize) -> EngineOptions {
     }
 }
 
-fn same(expected: &[Done], got: &[Done], what: &str) {
+pub(crate) fn same(expected: &[Done], got: &[Done], what: &str) {
     assert_eq!(expected.len(), got.len());
     for (i, (a, b)) in expected.iter().zip(got).enumerate() {
         assert_eq!((&a.tokens, &a.reason), (&b.tokens, &b.reason), "output {i}, {what}");

@@ -4,6 +4,9 @@
 //! for the small Llama.
 
 mod determinism;
+mod embeddings;
+mod families;
+mod grammars;
 mod graphs;
 mod oracle;
 mod pressure;

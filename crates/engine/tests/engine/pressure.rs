@@ -76,7 +76,7 @@ fn priorities_come_first_and_lose_their_pages_last() {
         prompt: vec![1, 2, 3, priority.rem_euclid(7)],
         params: SamplingParams { max_tokens: Some(30), ..SamplingParams::greedy() },
         priority,
-        deadline: None,
+        ..Request::default()
     };
     let late: Vec<_> = (0..3).map(|_| engine.add_request(request(5)).unwrap()).collect();
     let urgent = engine.add_request(request(-5)).unwrap();

@@ -48,7 +48,10 @@ fn walk(model: impl Fn() -> Box<dyn Model>, is_oracle: bool, steps: usize, seed:
                 params.n = [1, 1, 1, 1, 4][random.below(5) as usize];
                 let priority = random.below(3) as i32;
                 let fits = prompt.len() + count <= most + 1;
-                let request = Request { prompt: prompt.clone(), params, priority, deadline: None };
+                // Tenants with and without a salt.
+                let salt = [None, Some([1; 32]), Some([2; 32])][random.below(3) as usize];
+                let request =
+                    Request { prompt: prompt.clone(), params, priority, salt, ..Request::default() };
                 match engine.add_request(request) {
                     Ok(id) => {
                         assert!(fits);

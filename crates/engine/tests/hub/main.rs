@@ -78,7 +78,7 @@ impl Bench {
 fn weights_of_a_model_that_cannot_be_run_are_not_downloaded() {
     let (bench, name, mut files) = (Bench::new(), ModelName::parse("other/mamba").unwrap(), Vec::new());
     let told = bench.hub().fetch(&name, &mut |now| files.push(now.file.to_string())).unwrap_err().to_string();
-    assert!(told.contains("`model_type`") && told.contains("llama, qwen3, gpt2, got \"mamba\""), "{told}");
+    assert!(told.contains("`model_type`") && told.contains("gpt2, got \"mamba\""), "{told}");
     assert!(files.iter().any(|file| file == "config.json"), "{files:?}");
     assert!(!files.iter().any(|file| file == "model.safetensors"), "{files:?}");
 }

@@ -44,8 +44,8 @@ fn broken_gguf_headers_are_explained() {
         ),
         (gguf_with(&text("k"), &text("w")), "tensor `w`: expected one of this name, got a second one"),
         (
-            gguf_with(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-            "tensor `w`: its type IQ4_NL (number 20) is not supported",
+            gguf_with(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[21, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            "tensor `w`: its type IQ3_S (number 21) is not supported",
         ),
     ];
     for (error, expected) in cases {

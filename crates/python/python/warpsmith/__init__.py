@@ -16,6 +16,7 @@ from warpsmith.errors import (
     ArgumentError,
     CompileError,
     CudaError,
+    FallbackWarning,
     FileError,
     KernelError,
     OutOfMemoryError,
@@ -27,6 +28,10 @@ from warpsmith.ops import *  # noqa: F403
 
 if TYPE_CHECKING or ops._torch is not None:
     from warpsmith import nn as nn
+    from warpsmith._flash import flash_attn_func as flash_attn_func
+    from warpsmith._flash import flash_attn_kvpacked_func as flash_attn_kvpacked_func
+    from warpsmith._flash import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
+    from warpsmith._flash import flash_attn_varlen_func as flash_attn_varlen_func
     from warpsmith._kernels import Candidate as Candidate
     from warpsmith._kernels import Launch as Launch
     from warpsmith._kernels import UserKernel as UserKernel
@@ -41,6 +46,7 @@ __all__ = [
     "CompileError",
     "CudaError",
     "Explanation",
+    "FallbackWarning",
     "FileError",
     "Finding",
     "KernelError",
@@ -65,8 +71,22 @@ __all__ = [
 ]
 __all__ += ops.__all__
 
-#: What is there only beside PyTorch.
-_NEEDS_TORCH = ("Candidate", "Launch", "PatchReport", "UserKernel", "kernel", "nn", "patch", "sdpa", "unpatch")
+#: Available only with PyTorch.
+_NEEDS_TORCH = (
+    "Candidate",
+    "Launch",
+    "PatchReport",
+    "UserKernel",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "kernel",
+    "nn",
+    "patch",
+    "sdpa",
+    "unpatch",
+)
 if ops._torch is not None:
     __all__ += _NEEDS_TORCH
 

@@ -52,7 +52,7 @@ class Measurement:
         return None if self.flops is None else self.flops / self.median
 
     def rows(self) -> list[tuple[str, str]]:
-        """What there is to tell, as names and values."""
+        """The results, as names and values."""
         low, high = self.spread
         rows = [
             ("median", duration(self.median)),
@@ -123,7 +123,7 @@ def time_on_gpu(call: Callable[[], Any], iters: int) -> tuple[float, ...]:
 
 
 def duration(seconds: float) -> str:
-    """A time as people read it."""
+    """A time in a readable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""Errors of wrong calls, which name the op, the argument, what was expected and what came.
+"""Errors of wrong calls, which name the op, the argument, what was expected and what was given.
 
 Nothing here runs in a call that is right.
 """
@@ -27,7 +27,7 @@ def types_text(op: Op, index: int) -> str:
 
 
 def native_error(error: Exception) -> Exception:
-    """The exception of the native half with its details, of which PyTorch passes on the text alone."""
+    """The exception of the native half with its details; PyTorch only passes on its text."""
     if isinstance(error, WarpsmithError):
         return error
     found = _native.take_last_error()
@@ -58,7 +58,7 @@ def failed_call(
 
 
 def wrong_option(op: Op, variant: Variant, options: Sequence[Any], switches: Sequence[Any]) -> ArgumentError | None:
-    """The error of the first option that is of another kind than it must be."""
+    """The error of the first option of the wrong kind."""
     for attr, value in zip(op.attrs, options, strict=True):
         expected = expected_kind(attr)
         if not is_kind(attr, value):
@@ -70,7 +70,7 @@ def wrong_option(op: Op, variant: Variant, options: Sequence[Any], switches: Seq
 
 
 def is_kind(attr: Attr, value: Any) -> bool:
-    """Whether an option can be this value."""
+    """Whether an option can have this value."""
     if value is None:
         return attr.default is None
     if attr.kind == "choice":
@@ -88,14 +88,14 @@ def is_flag(value: Any) -> bool:
 
 
 def flag(op: Op, name: str, value: Any) -> bool:
-    """A switch that is no plain bool."""
+    """A switch that is not a plain bool."""
     if not is_flag(value):
         raise refusal(op, name, "True or False", repr(value))
     return bool(value)
 
 
 def expected_kind(attr: Attr) -> str:
-    """What an option must be, in words."""
+    """The valid values of an option, in words."""
     if attr.kind == "choice":
         return f"one of {', '.join(attr.choices)}"
     text = {"float": "a number", "int": "a whole number", "bool": "True or False"}[attr.kind]

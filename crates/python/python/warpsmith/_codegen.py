@@ -30,7 +30,7 @@ class Choices(dict[str, int]):
 
 
 def may_be_number(op: Op, variant: Variant, given: Given) -> bool:
-    """Whether people may give one number in place of a tensor: of one type, with a value for each of something, and
+    """Whether callers may give one number instead of a tensor: of one type, with a value for each of something, and
     nothing that other sizes follow from."""
     arg = op.args[given.arg]
     if given.written is not None or given is variant.tensors[0] or arg.dtype.kind != "one_of":
@@ -96,7 +96,7 @@ def parameters(op: Op, variant: Variant, *, raw: bool = False) -> str:
 
 
 def make(name: str, parameters: str, body: list[str], names: Mapping[str, Any], doc: str = "") -> Callable[..., Any]:
-    """A function from its text."""
+    """A function from its source text."""
     text = f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
     namespace = dict(names)
     exec(compile(text, f"<warpsmith {name}>", "exec"), namespace)
@@ -123,7 +123,7 @@ def bound(op: Op, variant: Variant, target: Target, *, raw: bool = False) -> Cal
 
 
 def unpack(op: Op, variant: Variant, *, of_tuple: bool) -> list[str]:
-    """Returns what the call gave: the one result as it is, several as a tuple, none that was not asked for."""
+    """The results of a call: a single one as it is, several as a tuple, without those not asked for."""
     returned = variant.returned
     if not returned:
         return ["return None"]

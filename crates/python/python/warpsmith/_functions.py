@@ -51,13 +51,13 @@ def numbers(op: Op, variant: Variant) -> list[str]:
 
 
 def flags(op: Op, variant: Variant) -> list[str]:
-    """The text that looks at switches: PyTorch would take anything for one, the text "no" for true."""
+    """The text that checks switches: PyTorch would accept anything, even the text "no" as true."""
     names = [*(attr.name for attr in op.attrs if attr.kind == "bool"), *variant.wanted.values()]
     return [f"if {name} is not True and {name} is not False: {name} = _flag({name!r}, {name})" for name in names]
 
 
 def filler(op: Op, variant: Variant) -> Callable[[int, float, Any], Any]:
-    """Makes an argument, given by its place, of one number for all it has a value for."""
+    """Expands one number to a tensor for the argument at this position."""
 
     def fill(at: int, value: float, first: Any) -> Any:
         arg = op.args[variant.tensors[at].arg]
@@ -95,7 +95,7 @@ def torch_names(op: Op, variant: Variant, torch: Torch) -> dict[str, Any]:
         "_forward_ad": forward_ad,
         "_grad": library.is_grad_enabled,
         "_public": Overloads.public(variant.name),
-        # What calling the overload comes to, without a function of Python's around it.
+        # The body of calling the overload, without a Python function around it.
         "_raw": Overloads.raw(variant.name)._op,
         "_failed": lambda error, *call: failed_call(error, op, variant, *call),
         "_bump": bump,
@@ -153,7 +153,7 @@ def torch_body(op: Op, variant: Variant, arrays: list[str]) -> list[str]:
 
 
 def may_be_float(op: Op, index: int) -> bool:
-    """Whether an argument may be of a type that has gradients."""
+    """Whether an argument may have a differentiable type."""
     rule = op.args[index].dtype
     if rule.kind in ("one_of", "chosen"):
         return bool(FLOATS & set(rule.types))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from functools import cache
 from typing import Literal
 
@@ -11,23 +11,18 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from warpsmith import ops
-from warpsmith._spec import all_ops
 from warpsmith._torch.autograd import Overloads, transformed
 from warpsmith._torch.dtypes import FLOATS
-
-#: Says, at level DEBUG and once for each reason, when PyTorch computes instead of a kernel.
-LOG = logging.getLogger("warpsmith")
+from warpsmith.errors import FallbackWarning, UnsupportedError
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
-#: Whether the kernel has a gradient.
-HAS_GRADIENT = all_ops()["attention"].gradient is not None
 
-#: The kernel with nothing around it.
+#: The kernel alone.
 ATTENTION = Overloads.raw("attention")._op
 TENSOR = torch.Tensor
 is_tracing, is_casting = torch.compiler.is_dynamo_compiling, torch._C._is_any_autocast_enabled
 
-#: Which keys a query sees by its place: all, those up to its own counted from the first, or counted from the last.
+#: Which keys a query sees by position: all, or those up to its own, counted from the first or from the last.
 Causal = Literal["no", "start", "end"]
 
 
@@ -43,11 +38,10 @@ def sdpa(
 ) -> torch.Tensor:
     """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the kernel of :func:`warpsmith.attention`.
 
-    Masks may be boolean or floating, and broadcast; so do batches. These calls go to PyTorch's own: with dropout; where
-    a gradient or a forward-mode derivative is needed (the kernel has none yet); heads of other sizes than 32, 64, 80,
-    96, 128, 160, 192 and 256; other types than f32, f16 and bf16; ``is_causal`` with more queries than keys or with a
-    mask; and wrong calls, so that the error is the one people know. The logger ``warpsmith`` says so once for each
-    reason, at level DEBUG.
+    Masks may be boolean or floating, and broadcast; so do batches. Heads of other sizes than 32, 64, 80, 96, 128, 160,
+    192 and 256 are padded to the next of these. These calls go to PyTorch's own: with dropout; where a forward-mode
+    derivative is needed; heads above 256; other types than f32, f16 and bf16; and wrong calls, so that the error is the
+    one people know. A :class:`warpsmith.FallbackWarning` says so, once for each reason.
     """
     if attn_mask is None and dropout_p == 0.0 and is_plain(query, key, value):
         found = quick(query, key, value, is_causal, scale, enable_gqa)
@@ -72,7 +66,7 @@ def sdpa(
 
 
 def is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether nothing is to be done but to compute: nothing is traced, transformed, cast or differentiated."""
+    """Whether this is a plain computation: nothing is traced, transformed, cast or differentiated."""
     if query.__class__ is not TENSOR or key.__class__ is not TENSOR or value.__class__ is not TENSOR:
         return False
     if is_tracing() or is_casting() or transformed() or forward_ad._current_level >= 0:
@@ -93,14 +87,14 @@ def quick(
     q_shape, k_shape = query.shape, key.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or value.ndim != 4:
         return None
-    # What means something else to PyTorch, or is usual but not for the kernel. It refuses the rest itself.
+    # Calls that mean something else to PyTorch, or that the kernel does not support. It refuses the rest itself.
     if (q_shape[1] != k_shape[1] and not enable_gqa) or (is_causal and q_shape[2] != k_shape[2]):
         return None
-    if q_shape[3] not in HEAD_DIMS or query.dtype not in FLOATS:
+    if q_shape[3] not in HEAD_DIMS or value.shape[3] != q_shape[3] or query.dtype not in FLOATS:
         return None
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     try:
-        # Each argument that is named costs time.
+        # Each keyword argument costs time.
         if scale is None:
             results = ATTENTION(q, k, v, causal=True) if is_causal else ATTENTION(q, k, v)
         else:
@@ -120,49 +114,71 @@ def attend(
     dropout: float,
     causal: Causal,
     scale: float | None,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of ``[batch, length, heads, head_dim]``, by the kernel or by PyTorch."""
     if causal == "start" and q.shape[1] < k.shape[1]:
         # No query sees the keys after the last query's.
         k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]
-    reason = why_not(q, k, v, mask, dropout, causal)
+    reason = why_not(q, k, v, mask, dropout)
     if reason is not None:
+        if softcap > 0 or sinks is not None:
+            given = "a softcap" if softcap > 0 else "sinks"
+            raise UnsupportedError(f"attention: with {given} no kernel can compute: {reason}", op="attention")
         if not torch.compiler.is_compiling():
-            note(reason)
-        return by_torch(q, k, v, mask, dropout, causal, scale)
+            note("sdpa", reason)
+        return by_torch(q, k, v, mask, dropout, causal, scale, window)
+    if causal == "start" and q.shape[1] > k.shape[1]:
+        mask, causal = visible(q, k, causal, window), "no"
     if mask is not None:
         mask = spread(mask, q.shape[1], k.shape[1])
     seen, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
-    return ops.attention(q, k, v, mask=seen, bias=bias, causal=causal != "no", scale=scale)
+    q, k, v, scale, width = padded(q, k, v, scale)
+    out = ops.attention(
+        q,
+        k,
+        v,
+        mask=seen,
+        bias=bias,
+        sinks=sinks,
+        causal=causal != "no",
+        window=window,
+        softcap=softcap,
+        scale=scale,
+    )
+    return out if width is None else out[..., :width]
 
 
-def why_not(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: Causal,
-) -> str | None:
-    """Why the kernel cannot do a call; ``None`` if it can."""
+def padded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None, int | None]:
+    """Heads of a size that kernels have, with zeros after the given ones, the scale that belongs to them, and the size
+    of the results' heads, ``None`` if nothing was padded."""
+    dim, width = q.shape[-1], v.shape[-1]
+    fitting = next((size for size in HEAD_DIMS if size >= max(dim, width)), None)
+    if fitting is None or fitting == dim == width or k.shape[-1] != dim:
+        return q, k, v, scale, None
+    q, k = F.pad(q, (0, fitting - dim)), F.pad(k, (0, fitting - dim))
+    return q, k, F.pad(v, (0, fitting - width)), dim**-0.5 if scale is None else scale, width
+
+
+def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> str | None:
+    """Why the kernel cannot run a call; ``None`` if it can."""
     kind = q.device.type
     if dropout > 0:
         return "dropout"
     if kind not in ("cpu", "cuda", "meta"):
         return f"tensors on {kind}"
-    if torch.is_grad_enabled() and not HAS_GRADIENT:
-        if any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, mask)):
-            return "gradients"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives"
-    if q.shape[-1] not in HEAD_DIMS or v.shape[-1] != q.shape[-1]:
+    if max(q.shape[-1], v.shape[-1]) > HEAD_DIMS[-1] or 0 in (q.shape[-1], v.shape[-1]):
         return f"heads of {q.shape[-1]} (values of {v.shape[-1]})"
     cast = kind != "meta" and torch.is_autocast_enabled(kind)
     types = {q.dtype, k.dtype, v.dtype}
     if not types.issubset(FLOATS) or (len(types) > 1 and not cast):
         return f"types {', '.join(sorted(map(str, types)))}"
-    if causal == "start" and q.shape[1] > k.shape[1]:
-        return "is_causal with more queries than keys"
     if mask is not None and (mask.ndim not in (2, 3, 4) or mask.dtype not in (torch.bool, torch.float32, q.dtype)):
         return f"a mask of {mask.ndim} dimensions and {mask.dtype}"
     return None
@@ -175,6 +191,16 @@ def spread(mask: torch.Tensor, q_len: int, kv_len: int) -> torch.Tensor:
     return mask.expand(-1, -1, q_len, kv_len)
 
 
+def visible(q: torch.Tensor, k: torch.Tensor, causal: Causal, window: int) -> torch.Tensor:
+    """Which keys queries see by position, ``[q_len, kv_len]``."""
+    q_len, kv_len = q.shape[1], k.shape[1]
+    # Without a causal mask, the window counts from the end too.
+    place = torch.arange(q_len, device=q.device)[:, None] + (0 if causal == "start" else kv_len - q_len)
+    keys = torch.arange(kv_len, device=q.device)[None]
+    seen = keys <= place if causal != "no" else torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device)
+    return seen & (keys >= place - window) if window > 0 else seen
+
+
 def by_torch(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -183,11 +209,11 @@ def by_torch(
     dropout: float,
     causal: Causal,
     scale: float | None,
+    window: int = 0,
 ) -> torch.Tensor:
-    """The same by PyTorch's own."""
-    if causal == "end" and (mask is not None or q.shape[1] != k.shape[1]):
-        ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
-        seen = ones.tril(k.shape[1] - q.shape[1])
+    """The same with PyTorch's implementation."""
+    if window > 0 or (causal == "end" and (mask is not None or q.shape[1] != k.shape[1])):
+        seen = visible(q, k, causal, window)
         if mask is None:
             mask = seen
         else:
@@ -200,6 +226,6 @@ def by_torch(
 
 
 @cache
-def note(reason: str) -> None:
-    """Says once why PyTorch computes."""
-    LOG.debug("sdpa: computed by PyTorch: %s", reason)
+def note(what: str, reason: str, depth: int = 4) -> None:
+    """Warns once that PyTorch computes, and why, at the line ``depth`` calls up."""
+    warnings.warn(f"{what}: computed by PyTorch, not by a kernel: {reason}", FallbackWarning, stacklevel=depth)

@@ -33,7 +33,7 @@ class Sizes:
     def match(self, index: int, shape: Sequence[Size]) -> None:
         """Learns from the shape of an input, and requires it to fit what is known."""
         arg = self.op.args[index]
-        # A symbolic size is taken for a number only if no other shape is possible.
+        # A symbolic size is fixed to a number only if no other shape is possible.
         for symbols_may_be_numbers in (False, True):
             for form in self.forms(arg):
                 if self.may_fit(form, shape, symbols_may_be_numbers):
@@ -59,7 +59,7 @@ class Sizes:
         return (arg.forms[attr.choices.index(self.options[arg.shape_option])],)
 
     def may_fit(self, form: Form, shape: Sequence[Size], symbols_may_be_numbers: bool) -> bool:
-        """Whether nothing that is certain speaks against a shape."""
+        """Whether a shape is not certainly wrong."""
         extra = len(shape) - len(form.dims)
         if extra < 0 or (extra > 0 and form.leading == "none"):
             return False

@@ -9,6 +9,7 @@ __all__ = [
     "ArgumentError",
     "CompileError",
     "CudaError",
+    "FallbackWarning",
     "FileError",
     "KernelError",
     "OutOfMemoryError",
@@ -80,3 +81,7 @@ class FileError(WarpsmithError):
 
     #: The file or folder.
     path: str | None = None
+
+
+class FallbackWarning(RuntimeWarning):
+    """PyTorch computes what no kernel can. Said once for each reason."""

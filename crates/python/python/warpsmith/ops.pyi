@@ -65,7 +65,14 @@ __all__ = [
     "kv_copy",
     "merge_states",
     "attention",
+    "attention_backward",
     "paged_attention",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_backward_",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_backward_",
 ]
 
 @overload
@@ -467,7 +474,7 @@ def gated_act_backward_(x: Array, dout: Array, *, act: Literal['silu', 'gelu', '
 
 @overload
 def embedding(weight: Same, ids: Same) -> Same:
-    """Rows of a table by their numbers.
+    """Rows of a table, looked up by id.
 
     weight: [vocab, hidden], the table
     ids: [...], i64 or i32: rows of weight
@@ -553,14 +560,14 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     """
 
 @overload
-def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Same:
+def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Same:
     """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits.
 
     x: [..., k]
     w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
     bias: [rows], of the result's type
     residual: [..., n], of the result's type, added last
-    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
+    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, mxfp4)
     act: the activation (none, gelu, gelu_tanh, silu, relu)
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
@@ -571,16 +578,16 @@ def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | No
     out: [..., n], f32 or f16 or bf16
     """
 @overload
-def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Any: ...
+def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Any: ...
 
-def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> None:
+def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> None:
     """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits, in place.
 
     x: [..., k]
     w: [rows, bytes], u8: rows of blocks; n rows, with a gate 2n
     residual: [..., n], of the result's type, added last; becomes out
     bias: [rows], of the result's type
-    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
+    format: of the blocks of w (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, mxfp4)
     act: the activation (none, gelu, gelu_tanh, silu, relu)
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
@@ -590,7 +597,7 @@ def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None
 
 @overload
 def argmax(x: Same, *, to: Literal['i32', 'i64'] = 'i32') -> Same:
-    """The place of the largest element of each row.
+    """Index of the largest element of each row.
 
     x: [..., n]
     to: type of `out` where it is allocated for the call (i32, i64)
@@ -603,7 +610,7 @@ def argmax(x: Array, *, to: Literal['i32', 'i64'] = 'i32') -> Any: ...
 
 @overload
 def sample(logits: Same, seed: Same | float, position: Same | float, temperature: Same | float | None = None, top_k: Same | float | None = None, top_p: Same | float | None = None, min_p: Same | float | None = None, raw: Same | None = None, *, vocab: int = 0, return_logprob: Literal[False] = False) -> Same:
-    """A token for each row of logits, and its log-probability.
+    """One token drawn for each row of logits, with its log-probability.
 
     logits: [rows, columns]
     seed: [rows], i64: of the row's noise; or one number for all
@@ -708,7 +715,7 @@ def kv_copy(pairs: Array, cache: Array) -> None:
 
 @overload
 def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: Literal[False] = False) -> Same:
-    """Attention over a context from that over its parts.
+    """Combines attention over parts of a context into attention over all of it.
 
     outs: [num_parts, num_tokens, num_heads, head_dim]
     lses: [num_parts, num_tokens, num_heads], f32: minus infinity for an empty part
@@ -754,9 +761,39 @@ def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts
 @overload
 def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
 
+def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, dlse: Array | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, return_dbias: bool = False, return_dsinks: bool = False) -> Any:
+    """Gradients of attention with respect to its inputs, in linear memory.
+
+    q: [batch, q_len, num_heads, head_dim]
+    k: [batch, kv_len, num_kv_heads, head_dim]
+    v: [batch, kv_len, num_kv_heads, head_dim]
+    out: [batch, q_len, num_heads, head_dim], result of the forward call
+    lse: [batch, num_heads, q_len], f32: its other result
+    dout: [batch, q_len, num_heads, head_dim], gradient of out
+    q_starts: [requests + 1], i32: where each request's queries begin, and the end
+    kv_starts: [requests + 1], i32: the same of keys; given with q_starts
+    mask: [1 or batch, 1 or num_heads, q_len, kv_len], bool or u8: keys that are seen
+    bias: [bias_batch, bias_heads, q_len, kv_len], f32 or of the type of q: added to scores; 1 or batch, and 1 or num_heads
+    sinks: [num_heads], f32: a score without a value; or one number for all
+    dlse: [batch, num_heads, q_len], f32: gradient of lse
+    causal: that of the forward call
+    window: that of the forward call; 0 for all keys
+    softcap: that of the forward call; 0 for none
+    scale: that of the forward call; left out, 1 / sqrt(head_dim)
+    return_dbias: whether to return dbias
+    return_dsinks: whether to return dsinks
+
+    Returns:
+    dq: [batch, q_len, num_heads, head_dim], gradient of q
+    dk: [batch, kv_len, num_kv_heads, head_dim], gradient of k
+    dv: [batch, kv_len, num_kv_heads, head_dim], gradient of v
+    dbias: [bias_batch, bias_heads, q_len, kv_len], f32: gradient of bias
+    dsinks: [num_heads], f32: gradient of sinks
+    """
+
 @overload
 def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[False] = False) -> Same:
-    """Attention over a cache of keys and values in pages, for many requests.
+    """Attention over a paged cache of keys and values, for many requests.
 
     q: [num_tokens, num_heads, head_dim]
     k_pages: [num_pages, page_size, num_kv_heads, head_dim], of the type of q, or 8-bit
@@ -784,3 +821,111 @@ def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_
 def paged_attention(q: Same, k_pages: Same, v_pages: Same, page_table: Same, kv_lens: Same, q_starts: Same | None = None, k_scale: Same | None = None, v_scale: Same | None = None, sinks: Same | float | None = None, group_starts: Same | None = None, prefix_lens: Same | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: Literal[True]) -> tuple[Same, Same]: ...
 @overload
 def paged_attention(q: Array, k_pages: Array, v_pages: Array, page_table: Array, kv_lens: Array, q_starts: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sinks: Array | float | None = None, group_starts: Array | None = None, prefix_lens: Array | None = None, *, causal: bool = True, window: int = 0, softcap: float = 0.0, scale: float | None = None, always_share: bool = False, return_lse: bool = False) -> Any: ...
+
+def cross_entropy(logits: Array, targets: Array, *, ignore_index: int = -100, softcap: float = 0.0, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal['mean', 'sum', 'none'] = 'mean', return_lse: bool = False, return_count: bool = False) -> Any:
+    """Cross-entropy of logits against targets.
+
+    logits: [..., vocab]
+    targets: [...], i64 or i32: columns, or ignore_index
+    ignore_index: the target of rows that do not count
+    softcap: bounds logits by softcap * tanh(logit / softcap); 0: none
+    label_smoothing: how much of the target is spread over the vocabulary, from 0 to 1
+    z_loss: factor of the square of lse in the loss
+    reduction: of the losses of rows (mean, sum, none)
+    return_lse: whether to return lse
+    return_count: whether to return count
+
+    Returns:
+    loss: [] or [...], f32: one number unless reduction=none
+    lse: [...], f32: logarithm of the sum of exponentials
+    count: [], f32: rows that are not ignored
+    """
+
+@overload
+def cross_entropy_backward(logits: Same, targets: Same, lse: Same, count: Same, dloss: Same, *, ignore_index: int = -100, softcap: float = 0.0, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal['mean', 'sum', 'none'] = 'mean') -> Same:
+    """Gradient of cross_entropy with respect to the logits.
+
+    logits: [..., vocab], those of the forward call
+    targets: [...], i64 or i32: those of the forward call
+    lse: [...], f32: what it returned
+    count: [], f32: what it returned
+    dloss: [] or [...], f32: gradient of the loss
+    ignore_index: the target of rows that do not count
+    softcap: bounds logits by softcap * tanh(logit / softcap); 0: none
+    label_smoothing: how much of the target is spread over the vocabulary, from 0 to 1
+    z_loss: factor of the square of lse in the loss
+    reduction: of the losses of rows (mean, sum, none)
+
+    Returns:
+    dlogits: [..., vocab], gradient of the logits
+    """
+@overload
+def cross_entropy_backward(logits: Array, targets: Array, lse: Array, count: Array, dloss: Array, *, ignore_index: int = -100, softcap: float = 0.0, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal['mean', 'sum', 'none'] = 'mean') -> Any: ...
+
+def cross_entropy_backward_(logits: Array, targets: Array, lse: Array, count: Array, dloss: Array, *, ignore_index: int = -100, softcap: float = 0.0, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal['mean', 'sum', 'none'] = 'mean') -> None:
+    """Gradient of cross_entropy with respect to the logits, in place.
+
+    logits: [..., vocab], those of the forward call; becomes dlogits
+    targets: [...], i64 or i32: those of the forward call
+    lse: [...], f32: what it returned
+    count: [], f32: what it returned
+    dloss: [] or [...], f32: gradient of the loss
+    ignore_index: the target of rows that do not count
+    softcap: bounds logits by softcap * tanh(logit / softcap); 0: none
+    label_smoothing: how much of the target is spread over the vocabulary, from 0 to 1
+    z_loss: factor of the square of lse in the loss
+    reduction: of the losses of rows (mean, sum, none)
+    """
+
+def linear_cross_entropy(x: Array, w: Array, targets: Array, *, ignore_index: int = -100, softcap: float = 0.0, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Literal['mean', 'sum'] = 'mean', return_count: bool = False, return_dx: bool = False, return_dw: bool = False) -> Any:
+    """Cross-entropy of the logits of a head, and its gradients, in parts.
+
+    x: [..., hidden], hidden states
+    w: [vocab, hidden], weight of the head
+    targets: [...], i64 or i32: rows of w, or ignore_index
+    ignore_index: the target of rows that do not count
+    softcap: bounds logits by softcap * tanh(logit / softcap); 0: none
+    label_smoothing: how much of the target is spread over the vocabulary, from 0 to 1
+    z_loss: factor of the square of lse in the loss
+    reduction: of the losses of rows (mean, sum)
+    return_count: whether to return count
+    return_dx: whether to return dx
+    return_dw: whether to return dw
+
+    Returns:
+    loss: [], f32
+    count: [], f32: rows that are not ignored
+    dx: [..., hidden], gradient of the sum of losses with respect to x
+    dw: [vocab, hidden], gradient of the sum of losses with respect to w
+    """
+
+@overload
+def linear_cross_entropy_backward(dx_sum: Same, count: Same, dloss: Same, dw_sum: None = None, *, reduction: Literal['mean', 'sum'] = 'mean') -> Same:
+    """Gradients of linear_cross_entropy, from those of the sum of losses.
+
+    dx_sum: [..., hidden], dx of the forward call
+    count: [], f32: what it returned
+    dloss: [], f32: gradient of the loss
+    dw_sum: [vocab, hidden], dw of the forward call
+    reduction: that of the forward call (mean, sum)
+
+    Returns:
+    dx: [..., hidden], gradient of x
+    dw: [vocab, hidden], gradient of w
+    """
+@overload
+def linear_cross_entropy_backward(dx_sum: Same, count: Same, dloss: Same, *, dw_sum: Same, reduction: Literal['mean', 'sum'] = 'mean') -> tuple[Same, Same]: ...
+@overload
+def linear_cross_entropy_backward(dx_sum: Same, count: Same, dloss: Same, dw_sum: Same, *, reduction: Literal['mean', 'sum'] = 'mean') -> tuple[Same, Same]: ...
+@overload
+def linear_cross_entropy_backward(dx_sum: Array, count: Array, dloss: Array, dw_sum: Array | None = None, *, reduction: Literal['mean', 'sum'] = 'mean') -> Any: ...
+
+def linear_cross_entropy_backward_(dx_sum: Array, count: Array, dloss: Array, dw_sum: Array | None = None, *, reduction: Literal['mean', 'sum'] = 'mean') -> None:
+    """Gradients of linear_cross_entropy, from those of the sum of losses, in place.
+
+    dx_sum: [..., hidden], dx of the forward call; becomes dx
+    count: [], f32: what it returned
+    dloss: [], f32: gradient of the loss
+    dw_sum: [vocab, hidden], dw of the forward call; becomes dw
+    reduction: that of the forward call (mean, sum)
+    """

@@ -66,7 +66,7 @@ pub fn import(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Tensor> {
     let latest = options.copy()?;
     latest.set_item("max_version", (VERSION.major, VERSION.minor))?;
     let capsule = match object.call_method("__dlpack__", (), Some(&latest)) {
-        // Those who do not know versions do not know the argument.
+        // Producers without versions do not know the argument.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
             object.call_method("__dlpack__", (), Some(&options))?
         }

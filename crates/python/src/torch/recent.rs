@@ -1,5 +1,5 @@
-//! Recent calls, which are mostly like the next: what their outputs must be, and their plans. To find these out again costs as
-//! much as a small kernel.
+//! Recent calls, which are mostly like the next: what their outputs must be, and their plans. Finding these out again
+//! costs as much as a small kernel.
 
 use super::kernel::Kernel;
 use std::cell::RefCell;

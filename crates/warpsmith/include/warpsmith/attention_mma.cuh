@@ -28,9 +28,12 @@ template <int kCount> WS_INLINE void clear(float (&x)[kCount][4]) {
 // Copies `count` heads, the i-th at at(i), into kHeads lines; lines past the end become zeros. kAhead: how many of a
 // thread's copies are unrolled, which keeps their addresses in registers.
 template <int kHeads, int kAhead, class At> WS_INLINE void load_heads(u32 to, int count, At at) {
+  constexpr int kCopies = kHeads * kPieces;
 #pragma unroll kAhead
-  for (int i = 0; i < kHeads * kPieces / kThreads; ++i) {
+  for (int i = 0; i < (kCopies + kThreads - 1) / kThreads; ++i) {
     const int index = threadIdx.x + i * kThreads, line = index / kPieces, piece = index % kPieces;
+    // 32 heads of 80 elements are no whole number of copies for each thread.
+    if (kCopies % kThreads != 0 && index >= kCopies) break;
     const bool exists = line < count;
     copy_async(to + line * kLine + piece * 16, at(exists ? line : 0) + piece * kPieceElements, exists);
   }

@@ -48,19 +48,20 @@ template <class T> struct ScaledGelu {
   }
 };
 
-// x sigmoid(z) for results of 16 bits, from x / 256 and -z log2(e) - 8. Both terms of the denominator are scaled like x, so
-// that the power overflows only where the result is below 2^-126.
+// x sigmoid(z) for results of 16 bits, from 2^-13 x and -z log2(e) - 13. Both terms of the denominator are scaled like x.
+// With 2^-13 the reciprocal is flushed to zero only where the result is below 2^-132, the last subnormals of bf16, and an x
+// near 2^-126 keeps two bits more than bf16 has.
 struct ScaledSigmoid {
-  static constexpr float kFactor = 0.00390625f;
+  static constexpr float kFactor = 0.0001220703125f, kShift = -13.0f;
   static WS_INLINE float times(float x, float power) { return x * reciprocal(kFactor + exp2_flushed(power)); }
 };
 struct ScaledSilu : ScaledSigmoid {
-  static WS_INLINE float value(float x) { return times(x, fmaf(x, -kLog2E / kFactor, -8.0f)); }
+  static WS_INLINE float value(float x) { return times(x, fmaf(x, -kLog2E / kFactor, kShift)); }
 };
 struct ScaledGeluTanh : ScaledSigmoid {
   static WS_INLINE float value(float x) {
     constexpr float A = -kLog2E * GeluTanh::A / kFactor, B = -kLog2E * GeluTanh::B / (kFactor * kFactor * kFactor);
-    return times(x, fmaf(x, fmaf(x * x, B, A), -8.0f));
+    return times(x, fmaf(x, fmaf(x * x, B, A), kShift));
   }
 };
 

@@ -1,4 +1,4 @@
-//! The processor: its name, its caches, and from when on outputs are written past them.
+//! The processor: its name, its caches, and the output size from which stores bypass them.
 
 use super::threads::num_threads;
 use std::sync::OnceLock;
@@ -61,10 +61,10 @@ fn detect_l2() -> Option<usize> {
 
 /// Whether non-temporal stores pay for an output of this many bytes in all.
 ///
-/// They spare the read that a plain store makes to own the line, but whoever reads the output next finds it in
-/// memory. So: yes from a quarter of the L2 of the threads that write it on. Measured with rms_norm over `bf16` on two
-/// cores with 2 MiB of L2 each: with a reader right behind it, both together take as long either way at 1 MiB, and a
-/// tenth to a fifth less with streamed stores from 4 MiB on; below 1 MiB the reader loses more than the writer gains.
+/// They spare the read that a plain store makes to own the line, but whoever reads the output next finds it in memory.
+/// So it pays from a quarter of the L2 of the writing threads on. Measured with rms_norm over `bf16` on two cores with
+/// 2 MiB of L2 each: with a reader right behind it, both together take as long either way at 1 MiB, and a tenth to a
+/// fifth less with streamed stores from 4 MiB on; below 1 MiB the reader loses more than the writer gains.
 pub fn should_stream(total_output_bytes: usize) -> bool {
     total_output_bytes >= l2_bytes().saturating_mul(num_threads()) / 4
 }

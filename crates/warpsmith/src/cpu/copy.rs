@@ -3,8 +3,8 @@
 use super::prefetch::{AHEAD, fetch};
 use super::simd::Simd;
 
-/// Copies `n` bytes; with `stream` past the caches: then call [`Simd::fence`] before others read them. With `more`, what
-/// follows them in memory is asked for: it will be copied next.
+/// Copies `n` bytes. With `stream`, stores bypass the caches: call [`Simd::fence`] before others read them. With
+/// `more`, the bytes that follow are prefetched, as they are copied next.
 ///
 /// # Safety
 /// `src..src + n` must be readable, `dst..dst + n` writable, and the two apart.

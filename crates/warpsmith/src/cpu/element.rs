@@ -18,8 +18,8 @@ pub trait CpuElement: Element + Plain {
     /// `p..p + N` must be readable.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
 
-    /// Reads `S::N` elements into any order of lanes, the same for every address: for sums and elementwise work, which
-    /// do not ask. The order is that of bf16 for e4m3 too.
+    /// Reads `S::N` elements into an unspecified order of lanes, the same for every address: for sums and elementwise
+    /// work, where order does not matter. The order is that of bf16 for e4m3 too.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -91,13 +91,13 @@ pub trait CpuElement: Element + Plain {
         }
     }
 
-    /// Brings the lanes of a vector into the order of [`CpuElement::load_unordered`].
+    /// Permutes the lanes of a vector into the order of [`CpuElement::load_unordered`].
     #[inline(always)]
     fn to_unordered<S: Simd>(s: S, v: S::V) -> S::V {
         if Self::DTYPE == DType::BF16 { s.to_bf16_unordered(v) } else { v }
     }
 
-    /// Neighbouring elements in each other's place, of lanes in the order of [`CpuElement::load_unordered`].
+    /// Swaps neighbouring elements, in lanes ordered as by [`CpuElement::load_unordered`].
     #[inline(always)]
     fn swap_pairs_unordered<S: Simd>(s: S, v: S::V) -> S::V {
         if Self::DTYPE == DType::BF16 { s.swap_pairs_bf16_unordered(v) } else { s.swap_pairs(v) }
@@ -349,7 +349,7 @@ pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
     // accesses at most `left` elements. Streaming starts only once `dst` is aligned.
     unsafe {
         let head = if stream { dst.align_offset((S::N * size_of::<U>()).min(64)).min(left) } else { 0 };
-        // What no number of elements can align is not streamed.
+        // Addresses that no whole number of elements aligns are not streamed.
         let stream = stream && head < S::N;
         if stream {
             U::store_partial(s, dst, f(T::load_partial(s, src, head)), head);

@@ -105,7 +105,7 @@ fn split_exponent<S: Simd>(s: S, x: S::V) -> (S::I, S::V) {
     (s.sar(offset, 23), s.of_bits(m))
 }
 
-/// What the logarithm of a number `x` is outside the positive finite ones, `y` elsewhere.
+/// The logarithm of `x` where it is not positive and finite, `y` elsewhere.
 #[inline(always)]
 fn log_edges<S: Simd>(s: S, x: S::V, y: S::V) -> S::V {
     let infinity = s.splat(f32::INFINITY);

@@ -1,4 +1,4 @@
-//! What row kernels share: loops over the vectors of a row, fixed-order sums, rows that are not dense.
+//! Shared by row kernels: loops over the vectors of a row, sums in a fixed order, strided rows.
 
 use super::element::CpuElement;
 use super::prefetch::{AHEAD, LINE, claim_ahead, fetch};
@@ -7,8 +7,8 @@ use super::simd::{MAX_LANES, Pair, Simd, Task, dispatch};
 use super::tier::Tier;
 use crate::tensor::DType;
 
-/// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` but for the last.
-/// `f` is inlined once for each of the two, so that whole vectors pay nothing for the tail.
+/// Calls `f(start, count)` for each vector of a row of `n` elements: `count` is `S::N` except for the last. `f` is
+/// inlined once for each of the two, so that whole vectors pay nothing for the tail.
 #[inline(always)]
 pub fn for_vectors<S: Simd>(n: usize, mut f: impl FnMut(usize, usize)) {
     let whole = n - n % S::N;
@@ -56,8 +56,8 @@ pub unsafe fn store_at<S: Simd, T: CpuElement>(s: S, p: *mut T, i: usize, count:
     }
 }
 
-/// Writes `count` elements of a result to `p + i`: whole vectors past the caches if `stream`, else with the cache lines
-/// of results to come asked for.
+/// Writes `count` elements of a result to `p + i`: whole vectors bypass the caches if `stream`, else the cache lines of
+/// later results are prefetched for writing.
 ///
 /// # Safety
 /// `p + i .. p + i + count` must be writable and `count <= N`; with `stream`, `p` must be aligned as
@@ -146,9 +146,9 @@ pub fn can_stream<S: Simd, T: CpuElement>(p: *mut T) -> bool {
     (p as usize).is_multiple_of((S::N * size_of::<T>()).min(LINE))
 }
 
-/// Sums `f(start, count, sums)` over the vectors of a row, `K` sums at once. `f` adds its vector to each running
-/// sum; lanes past `count` must add zero. The order depends on `n` alone. Additions wait for one another: take pairs of
-/// vectors, or pairs of pairs, for sums that do little else.
+/// Sums `f(start, count, sums)` over the vectors of a row, `K` sums at once. `f` adds its vector to each running sum;
+/// lanes past `count` must add zero. The order depends on `n` alone. Each addition depends on the one before: use pairs
+/// of vectors, or pairs of pairs, for sums that do little else.
 #[inline(always)]
 pub fn sum_vectors<S: Simd, const K: usize>(
     s: S,
@@ -161,7 +161,7 @@ pub fn sum_vectors<S: Simd, const K: usize>(
         #[inline(always)]
         |i, count| f(i, count, &mut sums),
     );
-    // No `map`: its closure would not be inlined, and call every intrinsic.
+    // Not `map`: its closure would not be inlined, and every intrinsic would become a call.
     let mut totals = [0.0; K];
     for (total, sum) in totals.iter_mut().zip(sums) {
         *total = s.reduce_add(sum);
@@ -169,7 +169,7 @@ pub fn sum_vectors<S: Simd, const K: usize>(
     totals
 }
 
-/// `v` with zero in the lanes from `count` on: what is not part of a row must not count.
+/// `v` with zero in the lanes from `count` on, which are not part of the row.
 #[inline(always)]
 pub fn keep_first<S: Simd>(s: S, v: S::V, count: usize) -> S::V {
     replace_rest(s, v, count, 0.0)
@@ -221,7 +221,7 @@ impl<'a, T: CpuElement> DenseRows<'a, T> {
         DenseRows { copies: region.slice(strided.count_ones() as usize * apart), apart, n, strided }
     }
 
-    /// From now on rows have `n` elements, at most as many as there is room for.
+    /// Sets the length of rows to `n`, at most what there is room for.
     pub fn set_len(&mut self, n: usize) {
         assert!(n <= self.apart, "{n} elements of a row, room for {}", self.apart);
         self.n = n;
@@ -277,8 +277,8 @@ fn strided(steps: &[isize]) -> u32 {
     steps.iter().enumerate().fold(0, |bits, (t, &step)| bits | u32::from(step != 1) << t)
 }
 
-/// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types are
-/// long, and inlined into each kernel, for each type it reads, they would take minutes to compile.
+/// A dense row of `n` values over `divisor`, rounded to `U` and stored. A task of its own: conversions to narrow types
+/// are long; inlined into each kernel for each type it reads, they would take minutes to compile.
 pub struct Narrow<T, U> {
     /// The values.
     pub x: *const T,
@@ -288,7 +288,7 @@ pub struct Narrow<T, U> {
     pub n: usize,
     /// 1 leaves values as they are.
     pub divisor: f32,
-    /// Past the caches, where `out` allows it: call [`Simd::fence`] before others read them.
+    /// Bypasses the caches where `out` allows it: call [`Simd::fence`] before others read them.
     pub stream: bool,
 }
 
@@ -302,7 +302,7 @@ impl<T: CpuElement, U: CpuElement> Narrow<T, U> {
     }
 }
 
-/// Division of many values by one, with the bits of a division.
+/// Division of many values by one number, with the same bits as a division.
 #[derive(Clone, Copy)]
 pub struct Divide<S: Simd> {
     divisor: S::V,
@@ -321,14 +321,14 @@ impl<S: Simd> Divide<S> {
         Divide { divisor: s.splat(divisor), inverse: s.splat(1.0 / divisor), invertible }
     }
 
-    /// `x / divisor`, correctly rounded but for quotients below `1e-18`, which may be off by a unit.
+    /// `x / divisor`, correctly rounded except for quotients below `1e-18`, which may be off by one unit in the last
+    /// place.
     #[inline(always)]
     pub fn quotient(&self, s: S, x: S::V) -> S::V {
         if !self.invertible {
             return s.div(x, self.divisor);
         }
-        // The rest that a quotient leaves is exact, and with it the quotient is corrected. Infinity leaves NaN, and zero
-        // would lose its sign.
+        // The remainder is exact and corrects the quotient. For infinity it is NaN, and zero would lose its sign.
         let quotient = s.mul(x, self.inverse);
         let rest = s.fnma(quotient, self.divisor, x);
         let corrected = s.fma(rest, self.inverse, quotient);

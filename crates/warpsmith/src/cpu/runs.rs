@@ -5,15 +5,15 @@ use super::prefetch::{claim_ahead, fetch};
 use super::simd::Simd;
 use crate::tensor::DType;
 
-/// Runs of elements that are gone through side by side.
+/// Runs of elements that are processed side by side.
 pub struct Runs<'a, T, U> {
     /// Where each begins, and where its results go.
     pub at: &'a [(*const T, *mut U)],
-    /// Where those begin that come after them, as many or fewer; any address will do.
+    /// Where the next runs begin, to be prefetched; at most as many, and any address is allowed.
     pub next: &'a [*const T],
     /// Elements of each.
     pub n: usize,
-    /// How many bytes ahead they are asked for.
+    /// How many bytes ahead to prefetch.
     pub ahead: usize,
 }
 

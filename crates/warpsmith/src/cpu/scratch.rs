@@ -7,10 +7,11 @@
 //! Scopes nest: a scope inside another one gets memory behind it. Once a thread has been through the deepest nest of
 //! its calls, all of it is one block of memory. A thread keeps its largest block until it ends.
 //!
-//! How much a call needs follows from its shapes, so there may not be so much. The scope that finds this out can be deep in
-//! a kernel, in a part of a loop on some worker, where nobody could do anything but pass an error on. So it unwinds to
-//! `or_out_of_memory`, around every call of a kernel, which makes an [`OutOfMemory`](crate::Error::OutOfMemory) of it; the
-//! loops take it to the calling thread as they take panics there. (A program that aborts on panics ends here.)
+//! How much a call needs follows from its shapes, so memory may not suffice. The scope that finds this out can be deep
+//! in a kernel, in one part of a loop on some worker, where all that code could do is pass an error up. So it unwinds
+//! to `or_out_of_memory`, which surrounds every kernel call and turns it into an
+//! [`OutOfMemory`](crate::Error::OutOfMemory); the loops carry it to the calling thread as they carry panics. (A
+//! program that aborts on panics ends here.)
 
 use crate::error::Result;
 use crate::tensor::storage::host_out_of_memory;
@@ -57,7 +58,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` bytes of zeros; [`OutOfMemory`](crate::Error::OutOfMemory) if there are not so many.
+    /// `len` bytes of zeros; [`OutOfMemory`](crate::Error::OutOfMemory) if they cannot be allocated.
     pub fn zeroed(len: usize) -> Result<Buffer> {
         Buffer::try_zeroed(len).ok_or_else(|| host_out_of_memory(len))
     }
@@ -118,7 +119,7 @@ impl Need {
         }
     }
 
-    /// The same for each of `count`, each from a multiple of `step` bytes on.
+    /// The same for each of `count`, each starting at a multiple of `step` bytes.
     pub(super) const fn times(self, count: usize, step: usize) -> Need {
         match self.bytes.checked_next_multiple_of(step) {
             Some(bytes) => Need { bytes: bytes.saturating_mul(count) },
@@ -155,7 +156,7 @@ pub struct Region<'a> {
 
 impl<'a> Region<'a> {
     /// # Safety
-    /// The `len` bytes at `start`, on a cache line, must be initialised, and nobody else's for as long as `'a`.
+    /// The `len` bytes at `start`, aligned to a cache line, must be initialised and used by nothing else during `'a`.
     pub(super) unsafe fn new(start: *mut u8, len: usize) -> Region<'a> {
         Region { next: start, left: len, memory: PhantomData }
     }
@@ -169,7 +170,7 @@ impl<'a> Region<'a> {
         start.cast()
     }
 
-    /// The next `len` elements, whatever they are.
+    /// The next `len` elements, with whatever values they hold.
     ///
     /// # Panics
     /// If fewer are left.
@@ -277,7 +278,7 @@ struct Scope {
 }
 
 impl Scope {
-    /// Nothing if there is not so much memory.
+    /// `None` if the memory cannot be had.
     fn begin(bytes: usize) -> Option<Scope> {
         let kept = |arena: &RefCell<Arena>| arena.borrow_mut().begin(bytes);
         let (start, own, counted) = match ARENA.try_with(kept) {
@@ -333,7 +334,7 @@ impl Arena {
         if in_kept {
             self.used -= bytes;
         }
-        // Whoever goes through the same scopes again finds room for all of them.
+        // The next pass through the same scopes finds room for all of them.
         if self.live == 0 && self.kept.len() < self.most { self.grow(self.most) } else { Buffer::default() }
     }
 
@@ -349,8 +350,8 @@ impl Arena {
     }
 }
 
-/// Calls `f` with scratch of this thread. For kernels: where there is not so much memory, `f` is not called, and the call of
-/// the kernel ends with [`OutOfMemory`](crate::Error::OutOfMemory).
+/// Calls `f` with scratch of this thread. For kernels: if the memory cannot be had, `f` is not called, and the kernel
+/// call ends with [`OutOfMemory`](crate::Error::OutOfMemory).
 pub fn with<R>(need: Need, f: impl FnOnce(Region<'_>) -> R) -> R {
     if need.bytes == 0 {
         // SAFETY: no bytes at all.
@@ -365,7 +366,7 @@ pub fn with<R>(need: Need, f: impl FnOnce(Region<'_>) -> R) -> R {
 /// What unwinds from a scope whose bytes could not be had.
 struct Missing(usize);
 
-/// Calls `f`, inside of which scratch may be missing: that is an [`OutOfMemory`](crate::Error::OutOfMemory).
+/// Calls `f`; scratch that cannot be had inside it becomes an [`OutOfMemory`](crate::Error::OutOfMemory).
 pub(crate) fn or_out_of_memory<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     // What unwinds is either caught before anybody sees the outputs, whose contents are not defined after an error, or goes on.
     match catch_unwind(AssertUnwindSafe(f)) {

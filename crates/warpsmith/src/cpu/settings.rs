@@ -3,11 +3,11 @@
 use super::{Tier, configured_threads, gemm};
 use crate::error::Result;
 
-/// Whether the environment variables about the CPU have values that can be used. Calls ask when they are planned, so that a
-/// setting with a mistake in it is an error, not ignored.
+/// Whether the environment variables about the CPU have valid values. Checked when a call is planned, so that a
+/// mistyped setting is an error and not ignored.
 ///
 /// # Errors
-/// Names the first variable that has not.
+/// Names the first variable with an invalid value.
 pub(crate) fn check_settings() -> Result<()> {
     configured_threads()?;
     Tier::configured()?;

@@ -1,7 +1,7 @@
-//! Workspace: one piece of memory for each stream, which its calls use one after the other.
+//! Workspace: one piece of memory per stream, which its calls use one after the other.
 //!
-//! Work on a stream is done in order, so the memory can be given to the next call at once. A graph captured on the stream
-//! uses the same memory and keeps it; when the arena grows later, the graph keeps what it was recorded with.
+//! Work on a stream runs in order, so the next call can use the memory at once. A graph captured on the stream uses the
+//! same memory and keeps it; when the arena grows later, the graph keeps what it was recorded with.
 
 use super::memory::Allocation;
 use super::order::Access;
@@ -38,8 +38,8 @@ impl Arena {
 }
 
 impl Stream {
-    /// Calls `work` with the address of `bytes` bytes of workspace; nobody else gives the stream work that uses them
-    /// meanwhile.
+    /// Calls `work` with the address of `bytes` bytes of workspace; no other work that uses them is enqueued on the
+    /// stream meanwhile.
     ///
     /// A capture of ours records the stream's own workspace, which the graph keeps. A capture that someone else began gets
     /// memory of its own, for good: its graph may replay at any time and on any stream.
@@ -71,7 +71,7 @@ impl Stream {
         result
     }
 
-    /// Whether the stream can be under capture at all: a cheap test that spares asking the driver.
+    /// Whether the stream can be under capture at all: a cheap test that avoids a driver call.
     pub(super) fn may_be_captured(&self) -> bool {
         !self.is_owned() || self.context().captures.any()
     }

@@ -203,7 +203,7 @@ pub struct Context {
     pub(super) captures: Captures,
     pub(super) pinned: PinnedPool,
     pub(super) modules: Mutex<HashMap<String, &'static Module>>,
-    /// Streams of others by their handle, so that what is known of one outlives the value that names it.
+    /// Foreign streams by handle, so that what is known about one outlives the value that names it.
     borrowed: Mutex<HashMap<u64, Stream>>,
     /// Workspaces of captures that others began, by the capture: their graphs may replay at any time.
     pub(super) lent: Mutex<HashMap<u64, Arena>>,
@@ -234,7 +234,7 @@ impl Context {
         if let Some(context) = slot.get() {
             return Ok(context);
         }
-        // A failure is not remembered: it may be want of memory, which passes.
+        // A failure is not cached: it may be a temporary lack of memory.
         let _creating = lock(&CREATING);
         if let Some(context) = slot.get() {
             return Ok(context);
@@ -285,7 +285,7 @@ impl Context {
         &self.props
     }
 
-    /// Makes this context current on the calling thread and leaves it so. Asks the driver each time instead of
+    /// Makes this context current on the calling thread and leaves it current. Asks the driver each time instead of
     /// remembering, because other users of CUDA switch contexts too; both calls take nanoseconds.
     pub fn bind(&self) -> Result<()> {
         self.check_poison()?;
@@ -356,8 +356,8 @@ impl Context {
         Ok(value)
     }
 
-    /// Gives cached memory of the pool back to the system, down to `keep_bytes`, and frees cached pinned memory.
-    /// Memory whose free the device has not reached yet stays: synchronise first to get all of it.
+    /// Gives cached memory of the pool back to the system, down to `keep_bytes`, and frees cached pinned memory. Memory
+    /// whose free the device has not reached yet stays: synchronise first to return all of it.
     pub fn trim(&self, keep_bytes: u64) -> Result<()> {
         self.collect_parked();
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
@@ -447,7 +447,8 @@ fn create_pool(api: &Api, ordinal: u32) -> Result<CUmemoryPool> {
     let mut pool: CUmemoryPool = std::ptr::null_mut();
     // SAFETY: the properties are complete (reserved bytes zero, as asked) and the driver writes one handle.
     api.check("cuMemPoolCreate", unsafe { (api.cuMemPoolCreate)(&mut pool, &props) })?;
-    // Without this, every synchronisation would give the cached memory back and the next allocation pay again.
+    // Without this, every synchronisation would return the cached memory to the system, and the next allocation would
+    // pay for it again.
     let mut threshold = u64::MAX;
     let attribute = PoolAttribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: the attribute is 64-bit.

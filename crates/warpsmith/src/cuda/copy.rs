@@ -65,7 +65,7 @@ pub unsafe fn download(stream: &Stream, src: u64, dst: &mut [u8]) -> Result<()> 
     }
     let ctx = stream.context();
     let chunk = CHUNK.min(dst.len()).max(1);
-    // One part is under way while the one before it is copied out.
+    // One part is in flight while the one before it is copied out.
     let mut flying: Option<(PinnedBuffer, Event, &mut [u8])> = None;
     let mut spare: Option<(PinnedBuffer, Event)> = None;
     let land = |(buffer, done, part): (PinnedBuffer, Event, &mut [u8])| -> Result<(PinnedBuffer, Event)> {

@@ -19,7 +19,7 @@ pub(super) trait Resource: Send + Sync {
 /// What must live as long as a graph, and what the graph does with it.
 type Kept = Vec<(Arc<dyn Resource>, Access)>;
 
-/// The captures of a context that are going on, and what their graphs will keep.
+/// The active captures of a context, and what their graphs will keep.
 #[derive(Default)]
 pub(super) struct Captures {
     open: Mutex<Vec<(u64, Kept)>>,
@@ -27,12 +27,12 @@ pub(super) struct Captures {
 }
 
 impl Captures {
-    /// Whether any of our captures is going on: a cheap test that spares asking the driver.
+    /// Whether any of our captures is active: a cheap test that avoids a driver call.
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Whether capture `id` is one of ours and going on.
+    /// Whether capture `id` is one of ours and active.
     pub fn is_open(&self, id: u64) -> bool {
         lock(&self.open).iter().any(|(open, _)| *open == id)
     }
@@ -133,7 +133,7 @@ impl Drop for Graph {
     }
 }
 
-/// A capture that is going on. Dropping it ends the capture and discards the graph.
+/// An active capture. Dropping it ends the capture and discards the graph.
 struct Recording<'a> {
     stream: &'a Stream,
     id: Option<u64>,
@@ -153,7 +153,7 @@ impl Recording<'_> {
                 "an invalid capture",
             ));
         }
-        // Made before the result is looked at, so that an error below destroys the graph.
+        // Made before the result is checked, so that an error below destroys the graph.
         let graph = Graph { ctx, raw, kept: Arc::new(kept) };
         ended.map(|()| graph)
     }
@@ -213,7 +213,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         if !self.ctx.is_poisoned() {
-            // SAFETY: the only handle; the driver finishes launches that are under way.
+            // SAFETY: the only handle; the driver finishes launches in progress.
             self.ctx.defer(unsafe { cu!(self.ctx, cuGraphExecDestroy(self.raw)) });
         }
     }

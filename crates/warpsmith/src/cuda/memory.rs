@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use std::sync::{Arc, Mutex};
 
-/// Gives foreign memory back to its owner.
+/// Returns foreign memory to its owner.
 pub(crate) type Deleter = Box<dyn FnOnce() + Send>;
 
 /// A piece of device memory, shared by the tensors and graphs that use it. Dropping the last handle frees it after all work
@@ -28,7 +28,7 @@ enum Origin {
     Pool(Stream),
     /// Nobody frees it.
     Lasting,
-    /// Somebody else, whose own work with it is on this stream, if it is known.
+    /// A foreign owner, whose own work with it is on this stream, if that is known.
     Foreign { home: Option<Stream>, deleter: Mutex<Option<Deleter>> },
 }
 
@@ -84,10 +84,10 @@ impl Allocation {
         Ok(Arc::new(Allocation { ctx, ptr, len, uses: Uses::none(), origin: Origin::Lasting }))
     }
 
-    /// Memory of somebody else, who is told by `deleter`, exactly once, when no work uses it any more.
+    /// Foreign memory. `deleter` is called exactly once, when no work uses it any more.
     ///
-    /// With a `home`, the memory is made and freed in that stream's order, as frameworks do: the deleter may then be called
-    /// while work is still under way, after `home` was told to wait for it.
+    /// With a `home`, the memory is made and freed in that stream's order, as frameworks do: the deleter may then be
+    /// called while work is still running, after `home` was made to wait for it.
     ///
     /// # Safety
     /// `ptr` must be `len` bytes of device memory of the context until the deleter is called, and other users' writes must be
@@ -119,12 +119,12 @@ impl Allocation {
         self.ctx
     }
 
-    /// Before work that uses the memory is given to `stream`.
+    /// Called before work that uses the memory is enqueued on `stream`.
     pub fn order(&self, stream: &Stream, access: Access) -> Result<()> {
         self.uses.order(stream, access)
     }
 
-    /// After it was, whether or not all of it could be.
+    /// Called after the work was enqueued, even if only part of it could be.
     pub fn note(&self, stream: &Stream, access: Access) {
         self.uses.note(stream, access);
     }
@@ -289,7 +289,7 @@ impl Context {
         if parked.is_empty() {
             return;
         }
-        // Event queries are forbidden during somebody's capture, unless the thread says it knows.
+        // Event queries are forbidden during anyone's capture, unless the thread declares that it knows.
         let relaxed = RelaxedCapture::enter(self);
         for memory in parked {
             self.park(memory);

@@ -218,7 +218,7 @@ impl Function {
     }
 
     fn set(&self, attribute: CUfunction_attribute, value: u32) -> Result<()> {
-        // SAFETY: changes a launch limit; launches that are under way have read theirs.
+        // SAFETY: changes a launch limit; launches in progress have read theirs.
         unsafe { cu!(self.ctx, cuFuncSetAttribute(self.raw, attribute, value as c_int)) }
     }
 }

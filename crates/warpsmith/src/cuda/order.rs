@@ -56,7 +56,7 @@ impl Uses {
         Uses { only: AtomicU64::new(NONE), noted: Mutex::default() }
     }
 
-    /// Before work that uses the memory is given to `stream`: makes it wait for what must come first.
+    /// Called before work that uses the memory is enqueued on `stream`: makes the stream wait for what must come first.
     pub fn order(&self, stream: &Stream, access: Access) -> Result<()> {
         if self.only.load(Ordering::Acquire) == stream.id() {
             return Ok(());
@@ -66,7 +66,7 @@ impl Uses {
             if only.id() == stream.id() {
                 return Ok(());
             }
-            // What the first stream did was not noted one by one: all of it counts as writing.
+            // What the first stream did was not noted use by use: all of it counts as writing.
             let mark = Mark { stream: only.clone(), tick: only.tick() };
             noted.only = None;
             noted.writer = Some(mark);
@@ -83,7 +83,7 @@ impl Uses {
         Ok(())
     }
 
-    /// After the work was given to `stream`, whether or not all of it could be.
+    /// Called after the work was enqueued on `stream`, even if only part of it could be.
     pub fn note(&self, stream: &Stream, access: Access) {
         if self.only.load(Ordering::Acquire) == stream.id() {
             return;
@@ -114,7 +114,7 @@ impl Uses {
         }
     }
 
-    /// The stream that used the memory last, as far as that is one: copies from the memory need not wait on it.
+    /// The stream that used the memory last, if it is a single one: copies from the memory on it need not wait.
     pub fn last(&self) -> Option<Stream> {
         let noted = lock(&self.noted);
         noted.only.clone().or_else(|| noted.writer.as_ref().map(|writer| writer.stream.clone()))

@@ -79,7 +79,7 @@ impl PinnedBuffer {
         self.memory.ctx
     }
 
-    /// The bytes. What a copy that is under way writes shows only after its stream was synchronised.
+    /// The bytes. What a copy in progress writes shows only after its stream was synchronised.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the block has at least `len` bytes, which the driver zeroed when it allocated them; those who
         // start device copies promise that nobody looks meanwhile.
@@ -188,7 +188,8 @@ impl PinnedPool {
     fn take(&self, ctx: &Context, len: usize) -> Result<Block> {
         let out_of_memory = || Memory::of_host().exceeded("page-locked host memory", len as u64);
         let size = size_class(len).ok_or_else(out_of_memory)?;
-        // Event queries and allocations are forbidden during somebody's capture, unless the thread says it knows.
+        // Event queries and allocations are forbidden during anyone's capture, unless the thread declares that it
+        // knows.
         let _relaxed = RelaxedCapture::enter(ctx)?;
         let mut state = lock(&self.0);
         state.reclaim(ctx)?;

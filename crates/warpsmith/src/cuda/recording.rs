@@ -19,14 +19,15 @@ const MOST_PARAMS: usize = 4096;
 /// Which symbol an address stands for: arguments by position, and the workspace.
 const WORKSPACE: usize = 0xff;
 const SYMBOL: u64 = 0x7e;
-/// Symbols lie in the middle of what their upper bits name, so that addresses before an argument's start are its own, too.
+/// A symbol is in the middle of the range that its upper bits name, so that addresses before an argument's start belong
+/// to it, too.
 const MIDDLE: u64 = 1 << 47;
 
-/// An address that no tensor need have, and a distance from it: for trying out tensor maps.
+/// An arbitrary address and an offset from it, for trying out tensor maps.
 const SOME_ADDRESS: u64 = 1 << 40;
 const SOME_DISTANCE: u64 = 0x12_3456_7000;
 
-/// The stand-in for an address, with the low bits that decide over alignment.
+/// The stand-in for an address, with its low bits, which determine alignment.
 fn symbol(source: usize, address: usize) -> u64 {
     SYMBOL << 56 | (source as u64) << 48 | MIDDLE | (address as u64 & 15)
 }
@@ -116,11 +117,12 @@ impl Recorder {
         if self.context.is_none() {
             return Ok(TensorMap::placeholder(0));
         }
-        // The workspace has no address yet; any other that is aligned and that the driver takes will do.
+        // The workspace has no address yet; any aligned one that the driver accepts works.
         let base = self.arguments.get(source as usize).map_or(SOME_ADDRESS, |&address| address as u64);
         let address = base.wrapping_add_signed(delta);
         let map = TensorMap::encode(&Tiled { address, ..*tensor })?;
-        // Drivers keep the address in the first word of a map. Where that holds, writing it spares a call for each launch.
+        // Drivers keep the address in the first word of a map. Where that holds, writing it saves a driver call per
+        // launch.
         let mut moved = map;
         moved.replace_address(address + SOME_DISTANCE)?;
         let kind = match moved == map.with_first_word(address + SOME_DISTANCE) {

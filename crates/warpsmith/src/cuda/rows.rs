@@ -1,4 +1,4 @@
-//! What the CUDA row kernels share on the host: where rows are, and how threads are shared out over one.
+//! What the CUDA row kernels share on the host: where rows are, and how many threads work on each.
 
 use super::LaunchConfig;
 use crate::device::DeviceInfo;
@@ -70,15 +70,15 @@ impl RowKind {
     }
 }
 
-/// `VECTOR` of rows that begin anywhere, of which vectors divide the length: see `dense.cuh`.
+/// `VECTOR` of rows at any alignment whose length is a multiple of a vector: see `dense.cuh`.
 pub const DENSE: u8 = 3;
-/// Of rows that no vector divides, dense and others: see `spread.cuh`.
+/// `VECTOR` of rows whose length is no multiple of a vector, dense and strided: see `spread.cuh`.
 pub const SPREAD: u8 = 4;
 /// See [`SPREAD`].
 pub const SPREAD_ANY: u8 = 5;
 
-/// How rows are shared out: the C side has these as defines. Threads and chunks of a row depend on its length and type
-/// alone, because its bits depend on them; how many rows a block takes may depend on anything.
+/// How rows are divided: the C side has these as defines. Threads and chunks of a row depend on its length and type
+/// alone, because its bits depend on them; how many rows a block processes may depend on anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RowTiling {
     /// Threads that work on one row.
@@ -100,12 +100,12 @@ pub const ONE_REDUCTION: RowTable =
     &[(16, 1), (32, 1), (32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (512, 3), (1024, 2), (1024, 4)];
 
 /// How many short rows share a block where there are very many: threads, chunks, rows side by side, batch. A block then
-/// has 16 KiB of its input in flight; with less, blocks end as fast as they can be started. Longer rows fill a block.
+/// has 16 KiB of its input in flight; with less, blocks finish as fast as they can be started. Longer rows fill a
+/// block.
 const CROWDED: &[(usize, usize, usize, usize)] =
     &[(16, 1, 16, 4), (32, 1, 8, 4), (32, 2, 8, 2), (32, 4, 8, 1), (64, 2, 4, 2), (64, 4, 4, 1)];
 
-/// Blocks of a multiprocessor from which on short rows share blocks like that. With fewer, it is better to have more of
-/// them.
+/// Blocks per multiprocessor from which short rows share blocks like that. With fewer, more blocks are better.
 const CROWDED_BLOCKS: usize = 4;
 
 impl RowTiling {
@@ -152,7 +152,7 @@ impl RowTiling {
         RowTiling::all_of_many(table).into_iter().map(RowTiling::unbatched).collect()
     }
 
-    /// What the device code may take for granted about rows of this tiling: see `VECTOR` in `vec.cuh`.
+    /// What the device code may assume about rows of this tiling: see `VECTOR` in `vec.cuh`.
     pub fn vector_level(&self, hidden: usize, dtype: DType, kind: RowKind) -> u8 {
         match kind {
             RowKind::Aligned if hidden * dtype.size() == self.lanes * self.items * 16 => 2,
@@ -200,8 +200,8 @@ impl std::fmt::Display for RowTiling {
     }
 }
 
-/// How dense rows that begin anywhere go through shared memory: see `shared_row.cuh`. Blocks go on with further rows; that
-/// changes when a row is computed, never its bits.
+/// How dense rows that begin anywhere go through shared memory: see `shared_row.cuh`. Blocks process several rows in
+/// turn; that changes when a row is computed, never its bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StagedRows {
     /// Rows of which a thread has a part in shared memory: with two, the next is copied while one is computed.
@@ -228,7 +228,7 @@ impl StagedRows {
         let bytes = |stages: usize| (stages * inputs * tiling.rows + vectors) * row;
         let fits = |stages: usize| bytes(stages) + Self::RESERVED <= info.shared_per_block;
         let threads = tiling.threads() as usize;
-        // As many as find registers: `staged_blocks` of the device code.
+        // As many as registers allow: `staged_blocks` in the device code.
         let by_registers = if tiling.items <= 2 || threads >= 512 { 1024 } else { 640 } / threads;
         let at_once =
             |stages: usize| by_registers.min(info.shared_per_block / (bytes(stages) + Self::RESERVED)).max(1);
@@ -261,14 +261,14 @@ pub fn grid_blocks(kernel: &str, blocks: usize) -> Result<u32> {
     })
 }
 
-/// Whether a tensor of this size cannot be found in L2 as a whole, as the flag kernels take: see `l2.cuh`.
+/// Whether a tensor of this size exceeds L2, as the flag that kernels take: see `l2.cuh`.
 pub fn is_large(info: &DeviceInfo, elements: usize, dtype: DType) -> i32 {
     (elements * dtype.size() > info.cache_bytes) as i32
 }
 
-/// How many blocks of `block_bytes` of input each ask for it before they wait for the kernel before: see `prefetch_chunk` in
-/// `l2.cuh`. Of a tensor that fits L2 all do. Of a large one those that start first: more would ask for what is evicted
-/// before they load it, or what they load at once.
+/// How many blocks, of `block_bytes` of input each, prefetch it before they wait for the kernel before: see
+/// `prefetch_chunk` in `l2.cuh`. For a tensor that fits in L2 all do. For a large one only those that start first: more
+/// would prefetch what is evicted before they load it, or what they load at once anyway.
 pub fn blocks_ahead(info: &DeviceInfo, is_large: i32, block_bytes: usize) -> i32 {
     const BYTES_OF_UNIT: usize = 32 << 10;
     if is_large == 0 {

@@ -306,8 +306,8 @@ impl Drop for Event {
     }
 }
 
-/// While it lives, the calling thread may allocate and load although a stream is being captured, by this library
-/// or by someone else. Without it, such calls fail and spoil the capture.
+/// While it lives, the calling thread may allocate and load although a stream is being captured, by this library or by
+/// someone else. Without it, such calls fail and invalidate the capture.
 pub(super) struct RelaxedCapture<'a> {
     ctx: &'a Context,
     before: u32,

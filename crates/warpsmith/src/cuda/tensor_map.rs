@@ -63,7 +63,7 @@ impl Swizzle {
 pub struct Tiled<'a> {
     /// Device address of the first element, a multiple of 16.
     pub address: u64,
-    /// Type of the elements. Copies move bits: a type of the same size does as well.
+    /// Type of the elements. Copies move bits: any type of the same size works.
     pub dtype: DType,
     /// Elements of each dimension, 1 to 5 of them.
     pub sizes: &'a [u64],

@@ -21,7 +21,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The first CUDA device that can be used, else the CPU.
+    /// The first usable CUDA device, else the CPU.
     pub fn best() -> Device {
         if cuda_device_count() > 0 && Device::Cuda(0).info().is_ok() { Device::Cuda(0) } else { Device::Cpu }
     }
@@ -51,7 +51,7 @@ impl Device {
             #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => {
                 let memory = crate::cuda::Context::get(ordinal)?.memory()?;
-                // What the pool caches can be had too.
+                // Memory cached by the pool is available too.
                 let cached = memory.pool_reserved.saturating_sub(memory.pool_used);
                 Ok(Memory { free: memory.free + cached, total: memory.total })
             }
@@ -88,14 +88,15 @@ impl Device {
 /// Bytes of a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// What can be had now.
+    /// What is available now.
     pub free: u64,
     /// All there is.
     pub total: u64,
 }
 
 impl Memory {
-    /// The host's. Free is what the system says can be had without swapping; where it does not say, what nobody uses.
+    /// The host's. Free is what the system reports as available without swapping; where it does not report that, what
+    /// is unused.
     pub(crate) fn of_host() -> Memory {
         // SAFETY: sysconf only reads its argument.
         let pages = |which| unsafe { libc::sysconf(which) }.max(0) as u64;

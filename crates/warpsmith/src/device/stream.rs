@@ -14,8 +14,8 @@ use crate::error::Result;
 /// use warpsmith::{Device, Stream};
 /// let (first, second) = (Stream::new(Device::best())?, Stream::new(Device::best())?);
 /// let done = first.record()?;
-/// second.wait(&done)?; // what `second` is given from here on comes after what `first` was given so far
-/// done.synchronize()?; // and so does what the host does
+/// second.wait(&done)?; // work enqueued on `second` from here on runs after what was enqueued on `first` so far
+/// done.synchronize()?; // and so does the host
 /// # Ok::<(), warpsmith::Error>(())
 /// ```
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! What the compiler made of a kernel: registers, stack, shared memory, spills, and the machine code itself.
+//! What a kernel was compiled to: registers, stack, shared memory, spills, and the machine code itself.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What there is to compile of a kernel.
+//! The compilable part of a kernel.
 
 use super::{Arch, Source};
 
@@ -26,7 +26,7 @@ pub struct CudaKernel {
 pub type Defines = Vec<(&'static str, String)>;
 
 impl CudaKernel {
-    /// Whether it is written for this architecture: code for an `a` architecture runs on that one alone.
+    /// Whether it is written for this architecture: code for an `a` architecture runs only on that one.
     pub fn is_for(&self, arch: Arch) -> bool {
         match self.min_arch.accel {
             true => self.min_arch.number() == arch.number(),

@@ -1,4 +1,4 @@
-//! Tells a program that kernels are being compiled, so that it can tell its user why nothing happens.
+//! Tells a program that kernels are being compiled, so that it can tell its user what takes so long.
 
 use std::sync::OnceLock;
 
@@ -23,8 +23,8 @@ type Observer = Box<dyn Fn(CompileEvent<'_>) + Send + Sync>;
 
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
-/// Has `observer` told about every kernel that this process compiles from now on, by the thread that compiles it. Kernels that
-/// come from packs or the cache are not told about. There can be one observer: `false` if there is one already.
+/// Calls `observer` for every kernel that this process compiles from now on, on the thread that compiles it. Kernels
+/// from packs or the cache are not reported. There can be one observer: `false` if there is one already.
 pub fn observe_compilation(observer: impl Fn(CompileEvent<'_>) + Send + Sync + 'static) -> bool {
     OBSERVER.set(Box::new(observer)).is_ok()
 }

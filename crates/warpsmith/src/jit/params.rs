@@ -37,7 +37,7 @@ macro_rules! c_scalars {
 }
 c_scalars!(i64 => "long long", u32 => "unsigned int", i32 => "int", f32 => "float");
 
-/// 64 bits that are no address.
+/// 64 bits that are not an address.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits64(pub u64);

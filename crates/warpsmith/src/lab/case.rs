@@ -4,8 +4,8 @@ use super::fill::Fill;
 use crate::op::{Attrs, OpSpec};
 use crate::tensor::{DType, Random};
 
-/// Row counts and lengths that reach every path of a row kernel: empty, one element, one short of and one past
-/// vector, warp and block sizes, and rows that do not fit registers.
+/// Row counts and lengths that reach every path of a row kernel: empty, one element, one less and one more than vector,
+/// warp and block sizes, and rows that do not fit in registers.
 pub const ROW_SIZES: &[&[usize]] = &[
     &[0, 64],
     &[1, 1],
@@ -31,7 +31,7 @@ pub(crate) const MANY_ROWS: &[&[usize]] = &[&[40_001, 9], &[40_001, 16], &[4_801
 pub enum Arrangement {
     /// Row-major without gaps, aligned.
     Contiguous,
-    /// Rows further apart than they are long, by an odd number of elements.
+    /// Rows padded by an odd number of elements.
     PaddedRows,
     /// The last dimension is not the fastest: neighbouring elements of a row are not adjacent.
     Transposed,
@@ -89,9 +89,9 @@ pub struct ArgPlan {
 }
 
 impl ArgPlan {
-    /// Normal values, with the first dimension as the batch.
+    /// Normal values, with the first dimension as the batch: of a vector, every element is a row of its own.
     pub fn batched(shape: &[usize], dtype: DType) -> Option<Self> {
-        let batch_dim = (shape.len() > 1).then_some(0);
+        let batch_dim = (!shape.is_empty()).then_some(0);
         Some(ArgPlan { shape: shape.to_vec(), dtype, fill: Fill::Normal(0.0, 1.0), batch_dim })
     }
 

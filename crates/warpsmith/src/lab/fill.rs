@@ -13,10 +13,11 @@ pub enum Fill {
     ///
     /// [`Values::Exponents`]: super::Values::Exponents
     Factor,
-    /// As [`Factor`](Fill::Factor), but large ones meet small ones in every row, so that no sum is large: an exponential is
-    /// taken of it. With the dtype of the other factor.
+    /// As [`Factor`](Fill::Factor), but large ones meet small ones in every row, so that no sum is large, because its
+    /// exponential is taken. With the dtype of the other factor.
     Exponent(DType),
-    /// Normal around zero, and far from the largest f32: what is multiplied by weights whose sum is only known in the end.
+    /// Normal around zero, and far from the largest f32: for values that are multiplied by weights whose sum is known
+    /// only at the end.
     Weighted,
     /// As [`Factor`](Fill::Factor), but each element may meet any of another argument.
     AnyFactor,

@@ -21,8 +21,8 @@ pub trait Provable: Op {
     /// The cases that are timed and compared with peers.
     fn bench_cases() -> Vec<Case>;
 
-    /// Changes a case drawn at random to one that the op accepts, where its description does not say what it demands:
-    /// sizes that divide others, options that exclude each other. A case that is accepted stays as it is.
+    /// Turns a randomly drawn case into one that the op accepts, where its description does not express a requirement:
+    /// sizes that divide others, options that exclude each other. An acceptable case stays as it is.
     fn constrain(_case: &mut Case) {}
 }
 

@@ -1,13 +1,14 @@
 //! The object-safe face of every op.
 
 use super::kernel::{KernelInfo, info_of};
+use super::plan::Asked;
 use super::select::{Explanation, Select, checked, named, own_spec, problem_key, select_kernel};
 use super::{Args, Attrs, Cost, Form, Op, OpSpec, Plan, infer, plan, tuned};
 use crate::device::{DeviceInfo, Stream};
 use crate::error::Result;
 
 mod sealed {
-    /// What only ops are: code that works on `&dyn AnyOp` may rely on what [`Op`](super::Op) promises.
+    /// Seals [`AnyOp`]: code that works on `&dyn AnyOp` may rely on what [`Op`](super::Op) promises.
     pub trait IsOp {}
     impl<O: super::Op> IsOp for O {}
 }
@@ -103,7 +104,7 @@ impl<O: Op> AnyOp for O {
     }
 
     fn prepare(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<Plan> {
-        Plan::find::<O>(args, attrs, select, None)
+        Plan::find(&Asked::of::<O>(args, attrs, select), None)
     }
 
     fn run(
@@ -113,7 +114,7 @@ impl<O: Op> AnyOp for O {
         stream: &Stream,
         select: &Select,
     ) -> Result<Option<&'static str>> {
-        let plan = Plan::find::<O>(args, attrs, select, Some(stream))?;
+        let plan = Plan::find(&Asked::of::<O>(args, attrs, select), Some(stream))?;
         plan.launch(args, stream)?;
         Ok(plan.kernel())
     }

@@ -14,7 +14,7 @@ pub struct Args<'a> {
     slots: [Option<TensorView<'a>>; MAX_ARGS],
     /// The first output that must not be written, and why.
     refusal: Option<(u8, Refusal)>,
-    /// What was made of an input beforehand, and of which. To hold one is proof that it was made of that very tensor.
+    /// A prepared form of an input, and which input. Holding one is proof that it was made from that very tensor.
     prepared: Option<(usize, &'a (dyn Any + Sync))>,
 }
 
@@ -33,11 +33,11 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// As [`Args::input`], where they are: arguments are large, and to move them costs as much as a small call.
+    /// As [`Args::input`], by reference: arguments are large, and moving them costs as much as a small call.
     pub fn set_input(&mut self, index: usize, view: TensorView<'a>) {
         assert!(!self.spec.args[index].is_output(), "{} is an output", self.spec.args[index].name);
         self.slots[index] = Some(view);
-        // Kernels would use what was made of the tensor before, whose shape is not that of this one.
+        // Kernels would use the prepared form of the previous tensor, whose shape may differ.
         self.prepared = self.prepared.filter(|(of, _)| *of != index);
     }
 
@@ -58,7 +58,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// As [`Args::output`], where they are.
+    /// As [`Args::output`], by reference.
     pub fn set_output(&mut self, index: usize, view: TensorViewMut<'a>) {
         assert!(self.spec.args[index].is_output(), "{} is an input", self.spec.args[index].name);
         let (view, refusal) = view.into_parts();
@@ -72,7 +72,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// As [`Args::in_place`], where they are.
+    /// As [`Args::in_place`], by reference.
     pub fn set_in_place(&mut self, input: usize, output: usize, view: TensorViewMut<'a>) {
         assert_eq!(self.spec.args[output].role, Role::Out { in_place_of: Some(input) });
         self.set_output(output, view);
@@ -91,8 +91,8 @@ impl<'a> Args<'a> {
         Args { spec: self.spec, slots, refusal: None, prepared: None }
     }
 
-    /// The same tensors judged by another description, which must read and write the same arguments. The one that
-    /// arguments were made for is the caller's word; an op trusts only its own.
+    /// The same tensors under another description, which must read and write the same arguments. The description that
+    /// arguments were made for comes from the caller; an op trusts only its own.
     pub(super) fn described_by(&self, spec: &'static OpSpec) -> Args<'_> {
         debug_assert!(spec.takes_the_same(self.spec));
         Args { spec, slots: self.slots, refusal: self.refusal, prepared: self.prepared }
@@ -104,14 +104,14 @@ impl<'a> Args<'a> {
         slots.filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }
 
-    /// Hands kernels what was made of the input `index`, already set, beforehand. Only a hint: those that cannot use it take
-    /// the input as it is. Another input in its place takes it away.
+    /// Gives kernels a prepared form of the input `index`, which must be set already. Only a hint: kernels that cannot
+    /// use it take the input itself. Setting another input removes it.
     pub(crate) fn with_prepared<T: Any + Sync>(mut self, index: usize, prepared: &'a T) -> Self {
         self.prepared = Some((index, prepared));
         self
     }
 
-    /// What was made of an input beforehand, if it is of this type.
+    /// The prepared form of an input, if it has this type.
     pub(crate) fn prepared<T: Any>(&self) -> Option<&'a T> {
         (self.prepared?.1 as &dyn Any).downcast_ref()
     }
@@ -149,7 +149,7 @@ impl<'a> Args<'a> {
         self.slots.iter().flatten().all(has_vector_rows)
     }
 
-    /// The same of some arguments, as far as they are given.
+    /// The same for some arguments, of those that are given.
     pub fn are_vector_rows(&self, indices: &[usize]) -> bool {
         indices.iter().filter_map(|&index| self.get(index)).all(has_vector_rows)
     }

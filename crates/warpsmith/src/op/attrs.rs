@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 pub enum Value {
     /// A real number.
     Float(f64),
-    /// No number: the op chooses. See [`AttrKind::OptionalFloat`].
+    /// No value: the op chooses. See [`AttrKind::OptionalFloat`].
     Unset,
     /// A whole number. A 64-bit seed is stored by its bits, see [`Value::seed`].
     Int(i64),
@@ -20,7 +20,7 @@ pub enum Value {
     Choice(u8),
 }
 
-/// What stands for [`Value::Unset`] among the bits of numbers: a NaN that no arithmetic gives, and that ops refuse.
+/// The bits of [`Value::Unset`]: a NaN that arithmetic never gives, and that ops refuse.
 const UNSET_BITS: u64 = u64::MAX;
 
 impl Value {
@@ -56,7 +56,7 @@ impl Value {
         Err(Error::argument(op, attr.name, attr.kind.to_string(), got))
     }
 
-    /// As people write it, for an option of `kind`.
+    /// As text, for an option of `kind`.
     pub fn text(self, kind: AttrKind) -> String {
         match (self, kind) {
             (Value::Choice(at), AttrKind::Choice(names)) if usize::from(at) < names.len() => {
@@ -131,8 +131,8 @@ impl Choice for u8 {
 
 /// The values of an op's options, by position in [`OpSpec::attrs`].
 ///
-/// [`Attrs::set`] and [`Attrs::parse`] refuse what the option cannot be. Values that came another way, with
-/// [`Attrs::with`] or from another op, are judged by [`Attrs::validate`] before the op sees them.
+/// [`Attrs::set`] and [`Attrs::parse`] refuse invalid values. Values that came another way, with [`Attrs::with`] or
+/// from another op, are checked by [`Attrs::validate`] before the op sees them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attrs {
     values: [Value; MAX_ATTRS],
@@ -185,7 +185,7 @@ impl Attrs {
         })
     }
 
-    /// With one value replaced. The value is judged when the call is checked.
+    /// With one value replaced. The value is checked with the call.
     ///
     /// # Panics
     /// If `index` is not below [`MAX_ATTRS`].
@@ -262,7 +262,7 @@ impl Attrs {
         }
     }
 
-    /// An op that reads an option as what its own description does not say. No call can cause this: values of
+    /// An op read an option as a kind that its own description does not give it. No call can cause this: values of
     /// another kind do not pass [`Attrs::validate`].
     fn mistaken(kind: &str, value: Value) -> ! {
         panic!("an option was read as {kind}, but is {value:?}")
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!((attrs.choice(3), attrs.bool(2), attrs.float(0)), (1, false, 0.5));
     }
 
-    /// Zero is a number like others, and neither it nor NaN stands for none.
+    /// Zero is a number like any other, and neither it nor NaN means "not given".
     #[test]
     fn numbers_may_be_left_open() {
         static OPEN: OpSpec = OpSpec {

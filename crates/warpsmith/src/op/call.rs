@@ -1,5 +1,6 @@
 //! The builder behind every op's Rust API: `RmsNorm::new(&x).weight(&w).run()?`.
 
+use super::plan::Asked;
 use super::{AnyOp, Args, Attrs, Choice, Explanation, Op, Plan, Select, Value};
 use crate::device::Stream;
 use crate::error::Result;
@@ -17,8 +18,8 @@ pub struct Call<'a, O> {
 }
 
 impl<'a, O: Op + Default> Call<'a, O> {
-    /// A call without tensors, with every option as it is unless set. What this and the methods below are given as positions are
-    /// those of the op's description; the builders of ops are made of them.
+    /// A call without tensors, with every option at its default. Positions, here and below, are those in the op's
+    /// description; the builders of ops are made of these methods.
     pub fn start() -> Self {
         let spec = const { &O::SPEC };
         Call {
@@ -53,7 +54,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
-    /// What [`Call::prepared`] was given, if it is of this type.
+    /// The value passed to [`Call::prepared`], if it has this type.
     pub(crate) fn was_prepared<T: std::any::Any>(&self) -> Option<&'a T> {
         self.args.prepared()
     }
@@ -68,7 +69,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.option(index, Value::Float(value.into()))
     }
 
-    /// Sets an option that is a whole number. What does not fit `i64` is as large as that can be.
+    /// Sets an option that is a whole number, saturating to `i64`.
     pub fn int(self, index: usize, value: impl TryInto<i64>) -> Self {
         self.option(index, Value::Int(value.try_into().unwrap_or(i64::MAX)))
     }
@@ -95,8 +96,7 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self
     }
 
-    /// Keeps the call's plan in `plan`, and takes it from there the next time, as long as it is that of the call: a layer that
-    /// owns one spares the look-up.
+    /// Keeps the call's plan in `plan` and reuses it while it fits the call: a layer that owns one saves the look-up.
     ///
     /// ```
     /// use warpsmith::{DType, Device, Result, Tensor, op::Plan, ops::RmsNorm};
@@ -134,7 +134,8 @@ impl<'a, O: Op + Default> Call<'a, O> {
         self.like_as(index, self.args.at(index).dtype(), stream)
     }
 
-    /// As [`Self::like`]; of zeros if `starts`, which say where requests begin, are given: rows of none are not written.
+    /// As [`Self::like`]; zeroed if `starts`, where requests begin, are given, because rows of no request are not
+    /// written.
     pub(crate) fn like_packed(&self, index: usize, starts: usize, stream: &Stream) -> Result<Tensor> {
         let tensor = self.like(index, stream)?;
         self.cleared_if(starts, tensor, stream)
@@ -188,8 +189,24 @@ impl<'a, O: Op + Default> Call<'a, O> {
     where
         'a: 'b,
     {
-        let args: Args<'b> = self.args;
-        let args = args.in_place(input, output, view);
+        self.launch_in_place_with((input, output, view), [], stream)
+    }
+
+    /// As [`Call::launch_in_place`], with other outputs given by position.
+    pub fn launch_in_place_with<'b, const N: usize>(
+        self,
+        (input, output, view): (usize, usize, TensorViewMut<'b>),
+        others: [(usize, TensorViewMut<'b>); N],
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        let mut args: Args<'b> = self.args;
+        args.set_in_place(input, output, view);
+        for (index, view) in others {
+            args.set_output(index, view);
+        }
         launch::<O>(&args, &self.attrs, &self.select, self.kept, stream)
     }
 }
@@ -202,12 +219,17 @@ fn launch<O: Op>(
     kept: Option<&mut Option<Plan>>,
     stream: &Stream,
 ) -> Result<()> {
+    launch_asked(&Asked::of::<O>(args, attrs, select), kept, stream)
+}
+
+fn launch_asked(asked: &Asked<'_>, kept: Option<&mut Option<Plan>>, stream: &Stream) -> Result<()> {
+    let args = asked.args;
     if let Some(plan) = kept.as_deref().and_then(Option::as_ref)
-        && plan.is_of::<O>(args, attrs, select)
+        && plan.is_of(asked)
     {
         return plan.launch(args, stream);
     }
-    let plan = Plan::find::<O>(args, attrs, select, Some(stream))?;
+    let plan = Plan::find(asked, Some(stream))?;
     plan.launch(args, stream)?;
     if let Some(kept) = kept {
         *kept = Some(plan);
@@ -215,7 +237,7 @@ fn launch<O: Op>(
     Ok(())
 }
 
-/// An op whose calls can make its one output themselves.
+/// An op with one output, which its calls can allocate.
 pub trait OneOutput: Op + Default {
     /// The position of the output.
     const OUTPUT: usize;
@@ -237,7 +259,7 @@ impl<'a, O: OneOutput> Call<'a, O> {
         O::default().explain(&args, &self.attrs, &args.device().info()?, &self.select)
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,

@@ -27,7 +27,7 @@ impl<'c> Matcher<'c> {
         Matcher::by(args.spec(), args, attrs)
     }
 
-    /// The same, of arguments that were made for another description that takes what this one does.
+    /// The same, for arguments that were made for a compatible description.
     pub(super) fn by(spec: &'static OpSpec, args: &'c Args<'c>, attrs: &'c Attrs) -> Self {
         Matcher { args, attrs, spec, sizes: Vec::new(), leading: None, matched: 0 }
     }
@@ -39,7 +39,7 @@ impl<'c> Matcher<'c> {
         Ok(matcher)
     }
 
-    /// Matches all arguments that have not been: shapes, types, and which are given together.
+    /// Matches all remaining arguments: shapes, types, and which are given together.
     pub fn all(&mut self) -> Result<()> {
         for (index, arg) in self.spec.args.iter().enumerate() {
             if let Some(other) = arg.with {
@@ -61,7 +61,7 @@ impl<'c> Matcher<'c> {
         Ok(())
     }
 
-    /// Requires the type of a given argument to be one it may have, as far as the given arguments say.
+    /// Requires the type of a given argument to be one it may have, given the others.
     fn dtype(&self, index: usize) -> Result<()> {
         let (arg, got) = (&self.spec.args[index], self.args.at(index).dtype());
         let allowed = match arg.dtype {
@@ -134,7 +134,7 @@ impl<'c> Matcher<'c> {
         Err(Error::argument(self.spec.name, arg, expected, format!("{shape:?}")))
     }
 
-    /// The sizes that a shape tells, if it fits.
+    /// The sizes that a shape determines, if it fits.
     fn fit(&self, form: &Dims, shape: &[usize]) -> Result<Option<Vec<(&'static str, usize)>>> {
         let Some(extra) = shape.len().checked_sub(form.dims.len()) else { return Ok(None) };
         let (leading, rest) = shape.split_at(extra);
@@ -173,7 +173,7 @@ impl<'c> Matcher<'c> {
         self.leading.as_deref().and_then(|leading| leading.split_last()).map_or(&[], |(_, rest)| rest)
     }
 
-    /// What an error says is expected: each dimension with its size, where that is known.
+    /// The expected shape in an error: each dimension with its size, where that is known.
     fn expected(&self, form: &Dims) -> Vec<String> {
         let dims: Vec<String> = form
             .dims

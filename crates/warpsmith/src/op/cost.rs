@@ -1,4 +1,4 @@
-//! What an op costs at least, from which every report computes its distance to the machine's limits.
+//! The least an op costs, from which every report computes its distance to the machine's limits.
 
 use crate::tensor::DType;
 
@@ -9,7 +9,7 @@ pub struct Cost {
     pub bytes: f64,
     /// Arithmetic operations.
     pub flops: f64,
-    /// What the operations are, where they can take longer than moving the bytes.
+    /// The kind of the operations, where they can take longer than moving the bytes.
     pub products: Option<Products>,
 }
 

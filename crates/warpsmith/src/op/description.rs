@@ -1,9 +1,9 @@
-//! Whether a description holds together, whoever wrote it.
+//! Whether an op's description is consistent.
 
 use super::spec::{ArgSpec, DTypeRule, MAX_ARGS, MAX_ATTRS, OpSpec, Role, SizeRule};
 use crate::error::{Error, Result};
 
-/// Refuses a description with names that are no identifiers or occur twice, or with positions that are not there.
+/// Refuses a description with invalid or duplicate names, or with positions out of range.
 pub fn check(spec: &'static OpSpec) -> Result<()> {
     require(spec, "name", is_identifier(spec.name), IDENTIFIER, || format!("`{}`", spec.name))?;
     let most = |what, count: usize, limit: usize| {

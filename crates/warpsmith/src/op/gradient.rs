@@ -17,12 +17,12 @@ pub struct Gradient {
     pub results: &'static [(usize, InputGradient)],
     /// Options of the forward op that must have these values for there to be a gradient.
     pub only_if: &'static [(usize, Value)],
-    /// Arguments of the forward op without which alone there is a gradient.
+    /// Arguments of the forward op that rule out a gradient if they are given.
     pub without: &'static [usize],
 }
 
 impl Gradient {
-    /// For what a description does not mention: no conditions.
+    /// For fields that a description does not mention: no conditions.
     pub const EMPTY: Gradient = Gradient { op: "", inputs: &[], results: &[], only_if: &[], without: &[] };
 }
 
@@ -37,8 +37,8 @@ pub enum Source {
     OutputOrInput(usize, usize),
     /// The gradient that arrives for an output of the forward call. Left out where the forward call had no such output.
     Incoming(usize),
-    /// What the forward call would give as `output` with some options at other values and without some of its arguments.
-    /// Left out where the first of the options has that value anyway.
+    /// The `output` of the forward call with some options changed and some arguments left out. Left out where the first
+    /// option has that value anyway.
     Recomputed {
         /// The output.
         output: usize,
@@ -54,6 +54,6 @@ pub enum Source {
 pub enum InputGradient {
     /// An output of the gradient op.
     Output(usize),
-    /// The gradient that arrives for an output of the forward call, as it is.
+    /// The gradient that arrives for an output of the forward call, unchanged.
     Incoming(usize),
 }

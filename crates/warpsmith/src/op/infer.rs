@@ -10,7 +10,7 @@ pub type Form = (Vec<usize>, DType);
 /// What each output must be, by position in the spec: required outputs, the optional ones at positions in `wanted`, and
 /// those that a given input implies. `None` for outputs that are left out and for arguments that come with the call.
 ///
-/// `spec` is the op's own description, which takes what the arguments' does.
+/// `spec` is the op's own description, which must be compatible with that of the arguments.
 pub fn outputs(
     spec: &'static OpSpec,
     args: &Args<'_>,
@@ -23,7 +23,7 @@ pub fn outputs(
         if !arg.optional && args.get(index).is_none() {
             return Err(Error::argument(spec.name, arg.name, "a tensor", "nothing"));
         }
-        // Later, if others may say first how large it must be.
+        // Deferred, because other arguments may determine its size first.
         if !arg.shape.depends_on_others() {
             sizes.arg(index)?;
         }
@@ -102,7 +102,7 @@ mod tests {
         assert!(error.contains("`unknown`") && error.contains("depth"), "{error}");
     }
 
-    /// The plans of all cases say what the arguments are; the descriptions must say the same.
+    /// The plans of all cases and the descriptions must agree about the arguments.
     #[test]
     fn the_description_of_every_op_agrees_with_its_plans() {
         for op in ops::PROVABLE {

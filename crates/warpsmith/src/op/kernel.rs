@@ -1,4 +1,4 @@
-//! Kernels: what one is, what it can run, and what it gets.
+//! Kernels: what they are, what they can run, and what they are given.
 
 use super::args::Args;
 use crate::cpu::Tier;
@@ -44,17 +44,17 @@ pub struct Kernel<P: 'static> {
     pub target: Target,
     /// Further device functions the kernel launches.
     pub also: [Option<&'static CudaKernel>; MOST_ALSO],
-    /// Whether it runs on devices too old for those: it then does without.
+    /// Whether it also runs on devices too old for those, without them.
     pub also_optional: bool,
     /// Whether a row's bits are independent of the other rows. Only such kernels are chosen unless the caller
     /// allows others.
     pub batch_invariant: bool,
-    /// Whether its products take subnormal numbers for zero: of bf16, as the instructions of CPUs do, or the parts that GPUs
-    /// split f32 into.
+    /// Whether its products flush subnormals: of bf16, as CPU instructions do, or of the parts that GPUs split f32
+    /// into.
     pub flushes_subnormals: bool,
     /// Whether it can run a problem, beyond what the target implies.
     pub supports: fn(&P, &DeviceInfo) -> std::result::Result<(), Why>,
-    /// The configuration it would use, for people.
+    /// The configuration it would use, as text.
     pub config: fn(&P, &DeviceInfo) -> String,
     /// Bytes of workspace it needs on the device.
     pub workspace: fn(&P, &DeviceInfo) -> usize,
@@ -146,7 +146,7 @@ impl<P> Kernel<P> {
         self
     }
 
-    /// Where the device is too old for the further functions, it does without them.
+    /// Where the device is too old for the further functions, the kernel runs without them.
     pub const fn or_without(mut self) -> Self {
         self.also_optional = true;
         self
@@ -188,7 +188,7 @@ impl<P> Kernel<P> {
 /// Kernels of the CPU and of libraries run each time they are called. Those of a GPU are called once for a plan, and record
 /// their launches: the addresses they see are stand-ins, which later calls replace.
 ///
-/// Only this library makes one, of arguments that the op's check has accepted: kernels trust it.
+/// Only this library makes one, from arguments that the op's check has accepted: kernels trust it.
 #[non_exhaustive]
 pub struct Launch<'a, P> {
     /// The checked problem.
@@ -261,7 +261,7 @@ pub struct KernelInfo {
     pub cuda: Option<&'static CudaKernel>,
     /// Further device functions it launches.
     pub also: [Option<&'static CudaKernel>; MOST_ALSO],
-    /// The library it calls, if it is one of a vendor's library.
+    /// The vendor's library it calls, if any.
     pub library: Option<VendorLibrary>,
     /// The oldest architecture it runs on, if it is a CUDA kernel.
     pub min_arch: Option<Arch>,

@@ -20,16 +20,16 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, RwLock};
 
-/// Addresses decide over nothing but their lowest bits: no kernel moves more than 16 bytes at once.
+/// Only the lowest bits of addresses matter: no kernel moves more than 16 bytes at once.
 const ALIGNMENT: usize = 16;
 /// Most plans that are kept.
 const MOST_PLANS: usize = 4096;
-/// What kernels may take for granted about a workspace.
+/// What kernels may assume about a workspace.
 const WORKSPACE_ALIGNMENT: usize = 64;
 
 /// A prepared call of an op: launches with any tensors of the same types, shapes, strides and alignment.
 ///
-/// Calls find their plans by themselves. Holding one spares the look-up, and shows that all that is slow is done.
+/// Calls find their plans by themselves. Holding one saves the look-up, and proves that all slow work is done.
 #[derive(Clone)]
 pub struct Plan(Arc<Inner>);
 
@@ -95,15 +95,17 @@ impl Form {
 }
 
 impl Signature {
-    /// The op's own description, not that of the arguments: it decides which of them exist.
-    fn of<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Signature {
-        let (op, spec) = (TypeId::of::<O>(), const { &O::SPEC });
+    fn of(asked: &Asked<'_>) -> Signature {
+        let (spec, args) = (asked.maker.spec, asked.args);
         let args = (0..spec.args.len()).map(|index| args.get(index).map(Form::of)).collect();
-        Signature { op, spec, attrs: *attrs, select: select.clone(), args }
+        Signature { op: asked.maker.op, spec, attrs: *asked.attrs, select: asked.select.clone(), args }
     }
 
-    fn is<O: Op>(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
-        self.op == TypeId::of::<O>() && self.attrs == *attrs && self.select == *select && self.fits(args)
+    fn is(&self, asked: &Asked<'_>) -> bool {
+        self.op == asked.maker.op
+            && self.attrs == *asked.attrs
+            && self.select == *asked.select
+            && self.fits(asked.args)
     }
 
     /// Whether arguments are of the op and of the forms that the plan was made for.
@@ -117,10 +119,51 @@ impl Signature {
     }
 }
 
+/// What plans need of an op's type, so that looking for them is compiled once and not for each op.
+pub(super) struct Maker {
+    op: TypeId,
+    /// The op's own description, not that of the arguments: it decides which of them exist.
+    spec: &'static OpSpec,
+    make: fn(&Asked<'_>, Option<&Stream>) -> Result<Option<Work>>,
+    /// Notes what a call needs on a GPU that is only described.
+    #[cfg(feature = "cuda")]
+    pub(super) note: fn(&DeviceInfo, &Asked<'_>) -> Result<()>,
+}
+
+impl Maker {
+    fn of<O: Op>() -> &'static Maker {
+        const {
+            &Maker {
+                op: TypeId::of::<O>(),
+                spec: &O::SPEC,
+                make: make::<O>,
+                #[cfg(feature = "cuda")]
+                note: super::survey::note::<O>,
+            }
+        }
+    }
+}
+
+/// A call that a plan is wanted for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub maker: &'static Maker,
+    pub args: &'a Args<'a>,
+    pub attrs: &'a Attrs,
+    pub select: &'a Select,
+}
+
+impl<'a> Asked<'a> {
+    pub fn of<O: Op>(args: &'a Args<'_>, attrs: &'a Attrs, select: &'a Select) -> Asked<'a> {
+        Asked { maker: Maker::of::<O>(), args, attrs, select }
+    }
+}
+
 /// A quick hash of everything a plan depends on. Plans with the same hash are compared.
-fn hash<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> u64 {
+fn hash(asked: &Asked<'_>) -> u64 {
+    let Asked { maker, args, attrs, select } = asked;
     let mut mix = Mix(0);
-    TypeId::of::<O>().hash(&mut mix);
+    maker.op.hash(&mut mix);
     for (index, view) in args.given() {
         let layout = view.layout();
         mix.add(((index << 16) | (layout.rank() << 8) | (view.address() % ALIGNMENT)) as u64);
@@ -166,9 +209,9 @@ struct Table {
 }
 
 impl Table {
-    fn find<O: Op>(&self, hash: u64, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Option<&Plan> {
-        let plan = self.by_hash.get(&hash)?.iter().find(|plan| plan.is_of::<O>(args, attrs, select))?;
-        // Read first: what many threads find at once stays in all their caches.
+    fn find(&self, hash: u64, asked: &Asked<'_>) -> Option<&Plan> {
+        let plan = self.by_hash.get(&hash)?.iter().find(|plan| plan.is_of(asked))?;
+        // Read before writing, so that a flag many threads check stays in all their caches.
         if !plan.0.found_again.load(Ordering::Relaxed) {
             plan.0.found_again.store(true, Ordering::Relaxed);
         }
@@ -206,7 +249,7 @@ impl Hasher for Identity {
         unreachable!("only hashes are hashed");
     }
     fn write_u64(&mut self, hash: u64) {
-        // The table takes the upper bits for something else than the lower.
+        // The table uses the upper bits for something other than the lower ones.
         self.0 = hash ^ hash >> 32;
     }
     fn finish(&self) -> u64 {
@@ -216,62 +259,44 @@ impl Hasher for Identity {
 
 static PLANS: LazyLock<RwLock<Table>> = LazyLock::new(Default::default);
 
-/// Forgets all plans, because what was chosen for them may change. Plans that callers hold stay as they are.
+/// Drops all cached plans, because kernel choices may change. Plans that callers hold are not affected.
 pub(super) fn forget() {
     PLANS.write().unwrap_or_else(|e| e.into_inner()).clear();
 }
 
 impl Plan {
     /// The plan of a call: the one made before, or a new one. A call on a stream of another device has none.
-    pub(super) fn find<O: Op>(
-        args: &Args<'_>,
-        attrs: &Attrs,
-        select: &Select,
-        stream: Option<&Stream>,
-    ) -> Result<Plan> {
-        let hash = hash::<O>(args, attrs, select);
+    pub(super) fn find(asked: &Asked<'_>, stream: Option<&Stream>) -> Result<Plan> {
+        let hash = hash(asked);
         #[cfg(feature = "cuda")]
-        if let Some(plan) = super::survey::plan::<O>(hash, args, attrs, select)? {
+        if let Some(plan) = super::survey::plan(hash, asked)? {
             return Ok(plan);
         }
         {
             let plans = PLANS.read().unwrap_or_else(|e| e.into_inner());
-            if let Some(plan) = plans.find::<O>(hash, args, attrs, select) {
+            if let Some(plan) = plans.find(hash, asked) {
                 return Ok(plan.clone());
             }
         }
-        let plan = Plan::new::<O>(args, attrs, select, stream)?;
+        let plan = Plan::of(asked, (asked.maker.make)(asked, stream)?);
         PLANS.write().unwrap_or_else(|e| e.into_inner()).insert(hash, plan.clone());
         Ok(plan)
     }
 
-    fn new<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select, stream: Option<&Stream>) -> Result<Plan> {
-        let problem = checked::<O>(args, attrs)?;
-        let device = args.device();
-        if let Some(stream) = stream {
-            check_stream(args, device, stream)?;
-        }
-        let work = match args.outputs_are_empty() {
-            true => None,
-            false => {
-                if device == Device::Cpu {
-                    crate::cpu::check_settings()?;
-                }
-                let info = device_info(device)?;
-                let (kernel, _) = select_kernel::<O>(&problem, info, select)?;
-                Some(prepare::<O>(problem, kernel, info, args)?)
-            }
-        };
-        let signature = Signature::of::<O>(args, attrs, select);
-        Ok(Plan(Arc::new(Inner { signature, work, device, found_again: AtomicBool::new(false) })))
+    fn of(asked: &Asked<'_>, work: Option<Work>) -> Plan {
+        let signature = Signature::of(asked);
+        Plan(Arc::new(Inner {
+            signature,
+            work,
+            device: asked.args.device(),
+            found_again: AtomicBool::new(false),
+        }))
     }
 
     /// A plan that does nothing.
     #[cfg(feature = "cuda")]
-    pub(super) fn empty<O: Op>(args: &Args<'_>, attrs: &Attrs, select: &Select) -> Plan {
-        let signature = Signature::of::<O>(args, attrs, select);
-        let found_again = AtomicBool::new(false);
-        Plan(Arc::new(Inner { signature, work: None, device: args.device(), found_again }))
+    pub(super) fn empty(asked: &Asked<'_>) -> Plan {
+        Plan::of(asked, None)
     }
 
     /// The kernel it launches; nothing if there is nothing to do.
@@ -285,8 +310,8 @@ impl Plan {
     }
 
     /// Whether it is the plan of such a call.
-    pub(super) fn is_of<O: Op>(&self, args: &Args<'_>, attrs: &Attrs, select: &Select) -> bool {
-        self.0.signature.is::<O>(args, attrs, select)
+    pub(super) fn is_of(&self, asked: &Asked<'_>) -> bool {
+        self.0.signature.is(asked)
     }
 
     /// Launches with other tensors of the same types, shapes, strides and alignment, and the plan's own options.
@@ -413,6 +438,25 @@ fn order(args: &Args<'_>, stream: &crate::cuda::Stream) -> Result<()> {
     Ok(())
 }
 
+/// What a call has to do; nothing if its outputs are empty.
+fn make<O: Op>(asked: &Asked<'_>, stream: Option<&Stream>) -> Result<Option<Work>> {
+    let args = asked.args;
+    let problem = checked::<O>(args, asked.attrs)?;
+    let device = args.device();
+    if let Some(stream) = stream {
+        check_stream(args, device, stream)?;
+    }
+    if args.outputs_are_empty() {
+        return Ok(None);
+    }
+    if device == Device::Cpu {
+        crate::cpu::check_settings()?;
+    }
+    let info = device_info(device)?;
+    let (kernel, _) = select_kernel::<O>(&problem, info, asked.select)?;
+    prepare::<O>(problem, kernel, info, args).map(Some)
+}
+
 /// The part of a plan that depends on the kernel's target.
 fn prepare<O: Op>(
     problem: O::Problem,
@@ -509,7 +553,7 @@ fn with_host_workspace<R>(bytes: usize, work: impl FnOnce(usize) -> Result<R>) -
     if bytes == 0 {
         return work(0);
     }
-    // A call inside another's finds none and makes its own.
+    // A nested call finds none and makes its own.
     let buffer = match KEPT.take().filter(|buffer| buffer.len() >= bytes) {
         Some(buffer) => buffer,
         None => HostBuffer::new(bytes)?,

@@ -140,11 +140,12 @@ fn a_plan_in_use_stays_however_many_others_are_made() {
     let mut call = |n: usize| {
         let (x, out) = (x.view().narrow(0, 0, n).unwrap(), out.view_mut().narrow(0, 0, n).unwrap());
         let args = Args::new(spec).input(0, x).output(1, out);
-        let hash = hash::<Relu>(&args, &attrs, &select);
-        if let Some(plan) = table.find::<Relu>(hash, &args, &attrs, &select) {
+        let asked = Asked::of::<Relu>(&args, &attrs, &select);
+        let hash = hash(&asked);
+        if let Some(plan) = table.find(hash, &asked) {
             return plan.clone();
         }
-        let plan = Plan::new::<Relu>(&args, &attrs, &select, None).unwrap();
+        let plan = Plan::of(&asked, make::<Relu>(&asked, None).unwrap());
         table.insert(hash, plan.clone());
         assert!(table.queue.len() <= MOST_PLANS);
         plan

@@ -89,8 +89,8 @@ pub(super) fn select_kernel<O: Op>(
     Err(unsupported(refusals.collect()))
 }
 
-/// A stable identity of a problem on one machine: its debug form, hashed. `any_batch`: for calls that allow results to
-/// depend on the rest of the batch.
+/// A stable identity of a problem on one machine: a hash of its debug form. `any_batch`: for calls that allow results
+/// to depend on the rest of the batch.
 pub(super) fn problem_key<P: fmt::Debug>(problem: &P, any_batch: bool) -> String {
     let hash = &blake3::hash(format!("{problem:?}").as_bytes()).to_hex()[..32];
     if any_batch { format!("{hash}, any batch") } else { hash.to_string() }
@@ -105,8 +105,8 @@ pub(super) fn checked<O: Op>(args: &Args<'_>, attrs: &Attrs) -> Result<O::Proble
     O::check(args, attrs)
 }
 
-/// The op's own description, by which arguments are judged, whatever they were made for; an error if they cannot be its
-/// arguments at all.
+/// The op's own description, by which arguments are checked, whatever they were made for; an error if they cannot be
+/// its arguments at all.
 pub(super) fn own_spec<O: Op>(args: &Args<'_>) -> Result<&'static OpSpec> {
     let spec = const { &O::SPEC };
     if spec.takes_the_same(args.spec()) {

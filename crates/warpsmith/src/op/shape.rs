@@ -13,7 +13,7 @@ pub enum Dim {
         name: &'static str,
         /// Factor.
         times: usize,
-        /// Divisor; what it leaves over is dropped.
+        /// Divisor; the remainder is dropped.
         over: usize,
         /// What is added last.
         plus: usize,
@@ -25,7 +25,7 @@ pub enum Dim {
         /// Divisor.
         over: usize,
     },
-    /// 1, for one that all share, or the size of this name, known from another dimension.
+    /// 1, shared by all, or the size of this name, known from another dimension.
     OneOr(&'static str),
 }
 

@@ -6,7 +6,7 @@ use crate::tensor::DType;
 use std::fmt;
 
 /// Most tensor arguments of one op.
-pub const MAX_ARGS: usize = 16;
+pub const MAX_ARGS: usize = 17;
 /// Most options of one op.
 pub const MAX_ATTRS: usize = 8;
 
@@ -26,12 +26,12 @@ pub struct OpSpec {
     pub derived: &'static [DerivedSize],
     /// The op that computes its gradients, if there is one.
     pub gradient: Option<Gradient>,
-    /// What becomes of its inputs under mixed precision.
+    /// What happens to its inputs under mixed precision.
     pub autocast: Autocast,
 }
 
 impl OpSpec {
-    /// A description of nothing, for what a description does not mention: no options, no gradient.
+    /// An empty description, for fields that a description does not mention: no options, no gradient.
     pub const EMPTY: OpSpec = OpSpec {
         name: "",
         summary: "",
@@ -43,9 +43,9 @@ impl OpSpec {
         autocast: Autocast::Unchanged,
     };
 
-    /// Whether arguments made for one description may be given to an op with the other: it has the same name and reads and
-    /// writes the same positions. Nothing else follows: shapes and types are judged by the op's own description. (Descriptions
-    /// of one op can have several addresses, so that those alone do not tell.)
+    /// Whether arguments made for one description may be given to an op with the other: it has the same name and reads
+    /// and writes the same positions. Nothing more: shapes and types are checked by the op's own description.
+    /// (Descriptions of one op can have several addresses, so comparing addresses is not enough.)
     pub(super) fn takes_the_same(&self, other: &OpSpec) -> bool {
         std::ptr::eq(self, other)
             || (self.name == other.name
@@ -59,7 +59,7 @@ impl OpSpec {
     }
 }
 
-/// What becomes of an op's floating-point inputs where a framework computes in mixed precision.
+/// What happens to an op's floating-point inputs where a framework computes in mixed precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Autocast {
     /// They stay as they are.
@@ -161,7 +161,8 @@ pub struct ArgSpec {
     pub optional: bool,
     /// Whether calls that give arguments by position have it after the other optional ones.
     pub late: bool,
-    /// The other optional argument exactly with which it is given; an output of this kind is implied by that input.
+    /// The other optional argument that it is given exactly together with; an output of this kind is implied by that
+    /// input.
     pub with: Option<usize>,
     /// The input with which the op leaves rows of this output unwritten: whoever allocates it for a call that has this input
     /// fills it with zeros first.
@@ -219,13 +220,13 @@ impl ArgSpec {
         self
     }
 
-    /// This output, of which rows may stay unwritten when argument `index` is given.
+    /// This output, some rows of which may stay unwritten when argument `index` is given.
     pub const fn zeroed_with(mut self, index: usize) -> Self {
         self.zeroed_with = Some(index);
         self
     }
 
-    /// This output, which may be the memory of input `index`.
+    /// This output, which may share memory with input `index`.
     pub const fn in_place_of(mut self, index: usize) -> Self {
         self.role = Role::Out { in_place_of: Some(index) };
         self
@@ -236,7 +237,7 @@ impl ArgSpec {
         !matches!(self.role, Role::In)
     }
 
-    /// Whether what it holds before the call counts.
+    /// Whether its contents before the call matter.
     pub const fn is_input(&self) -> bool {
         !matches!(self.role, Role::Out { .. })
     }
@@ -262,7 +263,7 @@ impl ArgSpec {
 pub enum AttrKind {
     /// A real number.
     Float(f64),
-    /// A real number that may be left open, for the op to choose. Every number, zero too, means itself.
+    /// A real number that may be left unset, for the op to choose. Every number, including zero, means itself.
     OptionalFloat,
     /// A whole number.
     Int(i64),

@@ -1,13 +1,14 @@
 //! Surveys: which device functions calls would need on a GPU that is only described.
 //!
-//! While a survey runs, calls of its thread compute nothing. Each is checked, a kernel is chosen for the described GPU, and the
-//! host half of the kernel says which functions it would launch. Tensors of the host stand for those of the GPU: their
-//! shapes, strides and alignment are looked at, never their contents. So a program can be run as it is, in memory that is
-//! never touched, to find what must be compiled for it.
+//! While a survey runs, calls of its thread compute nothing. Each is checked, a kernel is chosen for the described GPU,
+//! and the host half of the kernel says which functions it would launch. Tensors of the host stand for those of the
+//! GPU: their shapes, strides and alignment are read, never their contents. So a program can run unchanged, in memory
+//! that is never touched, to find what must be compiled for it.
 
 use super::kernel::{Launch, Target};
+use super::plan::Asked;
 use super::select::{checked, select_kernel};
-use super::{Args, Attrs, Op, Plan, Select};
+use super::{Op, Plan};
 use crate::cpu::Tier;
 use crate::cuda::Recorder;
 use crate::device::{DeviceInfo, Stream};
@@ -69,23 +70,18 @@ pub fn survey<R>(info: DeviceInfo, work: impl FnOnce() -> R) -> Result<(R, Vec<N
     Ok((result, found))
 }
 
-/// The plan of a call if a survey runs. It does nothing; what the call needs is noted.
-pub(super) fn plan<O: Op>(
-    hash: u64,
-    args: &Args<'_>,
-    attrs: &Attrs,
-    select: &Select,
-) -> Result<Option<Plan>> {
+/// The plan of a call during a survey. It does nothing; what the call needs is noted.
+pub(super) fn plan(hash: u64, asked: &Asked<'_>) -> Result<Option<Plan>> {
     let known = |survey: &Survey| {
         let same = survey.plans.get(&hash).into_iter().flatten();
-        (survey.info.clone(), same.into_iter().find(|plan| plan.is_of::<O>(args, attrs, select)).cloned())
+        (survey.info.clone(), same.into_iter().find(|plan| plan.is_of(asked)).cloned())
     };
     let plan = match RUNNING.with_borrow(|running| running.as_ref().map(known)) {
         None => return Ok(None),
         Some((_, Some(plan))) => return Ok(Some(plan)),
         Some((info, None)) => {
-            note::<O>(&info, args, attrs, select)?;
-            Plan::empty::<O>(args, attrs, select)
+            (asked.maker.note)(&info, asked)?;
+            Plan::empty(asked)
         }
     };
     RUNNING.with_borrow_mut(|running| {
@@ -97,12 +93,13 @@ pub(super) fn plan<O: Op>(
 }
 
 /// Notes the functions that a call needs.
-fn note<O: Op>(info: &DeviceInfo, args: &Args<'_>, attrs: &Attrs, select: &Select) -> Result<()> {
-    let problem = checked::<O>(args, attrs)?;
+pub(super) fn note<O: Op>(info: &DeviceInfo, asked: &Asked<'_>) -> Result<()> {
+    let args = asked.args;
+    let problem = checked::<O>(args, asked.attrs)?;
     if args.outputs_are_empty() {
         return Ok(());
     }
-    let (kernel, _) = select_kernel::<O>(&problem, info, select)?;
+    let (kernel, _) = select_kernel::<O>(&problem, info, asked.select)?;
     // Kernels of libraries are compiled by others.
     let Target::Cuda(cuda) = kernel.target else { return Ok(()) };
     let recorder = Recorder::imagined((0..args.spec().args.len()).map(|index| args.address(index)).collect());
@@ -138,7 +135,7 @@ mod tests {
         DeviceInfo::typical_gpu("90a".parse().unwrap(), None)
     }
 
-    /// What only the CPU computes is refused where tensors stand for those of a GPU.
+    /// Ops that only the CPU computes are refused where tensors represent those of a GPU.
     #[test]
     fn weights_of_16_bits_beside_f32_are_refused_for_a_gpu() {
         let tensor = |dtype| Tensor::zeros(&[8, 64], dtype, Device::Cpu).unwrap();

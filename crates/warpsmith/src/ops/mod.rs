@@ -7,6 +7,7 @@ pub mod attention;
 pub mod cast;
 mod column_sum;
 pub mod copy;
+pub mod cross_entropy;
 mod elementwise;
 pub mod embedding;
 pub mod gated_act;
@@ -14,6 +15,7 @@ pub mod kv_copy;
 pub mod kv_store;
 pub mod layer_norm;
 pub mod linear;
+pub mod linear_cross_entropy;
 pub mod linear_quant;
 pub mod merge_states;
 pub mod mul_add;
@@ -31,15 +33,17 @@ pub mod softmax;
 pub use activation::{Activation, ActivationBackward};
 pub use add_gelu::{AddGelu, AddGeluBackward};
 pub use argmax::Argmax;
-pub use attention::Attention;
+pub use attention::{Attention, AttentionBackward};
 pub use cast::Cast;
 pub use copy::{Copy, concat, concat_into};
+pub use cross_entropy::{CrossEntropy, CrossEntropyBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{Linear, LinearBackward, PackedWeight};
+pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyBackward};
 pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat, QuantPrecision};
 pub use merge_states::MergeStates;
 pub use mul_add::{MulAdd, MulAddBackward};
@@ -105,7 +109,12 @@ list![
     kv_copy::Forward,
     merge_states::Forward,
     attention::Forward,
+    attention::Backward,
     paged_attention::Forward,
+    cross_entropy::Forward,
+    cross_entropy::Backward,
+    linear_cross_entropy::Forward,
+    linear_cross_entropy::Backward,
 ];
 
 /// The op of a name: the library's own, or a registered one.
@@ -131,13 +140,19 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 #[path = "../../../cli/templates/op/mod.rs"]
 mod new_op;
 
+/// The same for `warpsmith new-op --rows`.
+#[cfg(test)]
+#[path = "../../../cli/templates/row-op/mod.rs"]
+#[allow(dead_code, reason = "nobody calls what it is a template of")]
+mod new_row_op;
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::lab::proof::Prepared;
     use crate::lab::{Case, Values};
 
-    /// From the smallest subnormal to the largest number, on whatever a kernel may do with them.
+    /// From the smallest subnormal to the largest number.
     #[test]
     fn every_type_of_every_op_has_a_case_of_all_exponents() {
         for op in PROVABLE {
@@ -151,21 +166,19 @@ mod tests {
 
     #[test]
     fn a_new_op_passes_its_cases() {
-        for (seed, case) in (0..).zip(new_op::Forward.cases()) {
+        passes_its_cases(&new_op::Forward);
+        passes_its_cases(&new_row_op::Forward);
+    }
+
+    fn passes_its_cases(op: &'static dyn AnyProvable) {
+        for (seed, case) in (0..).zip(op.cases()) {
             for device in devices() {
-                let kernels = crate::lab::proof::kernels_on(&new_op::Forward, device);
-                let mut prepared =
-                    Prepared::many(&new_op::Forward, &[(seed, case.clone())], &kernels, device).unwrap();
+                let kernels = crate::lab::proof::kernels_on(op, device);
+                let mut prepared = Prepared::many(op, &[(seed, case.clone())], &kernels, device).unwrap();
                 for kernel in &kernels {
                     let outcome = prepared[0].judge(kernel, &device.default_stream().unwrap()).unwrap();
                     let outcome = outcome.unwrap_or_else(|| panic!("{} runs every case", kernel.name));
-                    assert_eq!(
-                        outcome.failure,
-                        None,
-                        "{}: {}",
-                        kernel.name,
-                        case.name(new_op::Forward.spec())
-                    );
+                    assert_eq!(outcome.failure, None, "{}: {}", kernel.name, case.name(op.spec()));
                 }
             }
         }

@@ -26,8 +26,8 @@ fn added() -> RwLockReadGuard<'static, Vec<Added>> {
 /// process. Its gradient, if it has one, is registered first.
 ///
 /// # Errors
-/// [`Error::Argument`] about a name that is taken or no identifier, a kernel's name that is taken, an op without kernels, and
-/// a description that does not hold together.
+/// [`Error::Argument`] if the name is taken or not an identifier, a kernel's name is taken, the op has no kernels, or
+/// its description is inconsistent.
 pub fn register(op: &'static dyn AnyOp) -> Result<()> {
     add(Added {
         op,

@@ -25,7 +25,8 @@ fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
 impl RadixTree {
     /// Checks every invariant, in time linear in the size of the tree.
     ///
-    /// # Errors Names the first violated invariant.
+    /// # Errors
+    /// Names the first violated invariant.
     pub fn check(&self) -> Result<(), Broken> {
         let mut reached = vec![ROOT as u32];
         let mut next = 0;

@@ -19,8 +19,8 @@ impl RadixTree {
     /// Removes everything stored after `prefix`, in every sequence that begins with it; with an empty prefix,
     /// everything. The prefix itself stays. Returns the pages, which now belong to the caller.
     ///
-    /// # Errors If the prefix is not a number of whole pages, or something after it is pinned. The tree is unchanged
-    /// then.
+    /// # Errors
+    /// If the prefix is not a number of whole pages, or something after it is pinned. The tree is unchanged then.
     pub fn remove(&mut self, prefix: &[i32]) -> Result<Vec<i32>> {
         if !prefix.len().is_multiple_of(self.page_size()) {
             let expected = format!("whole pages of {} tokens", self.page_size());

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-/// The arrays of one tree as tensors, for the op `prefix_match`. A mirror knows the version of the tree it holds, so
-/// a tree can have any number of mirrors (such as one per GPU), each updated independently.
+/// The arrays of one tree as tensors, for the op `prefix_match`. A mirror knows the version of the tree it holds, so a
+/// tree can have any number of mirrors (such as one per GPU), each updated independently.
 #[derive(Debug)]
 pub struct Mirror {
     table: Tensor,
@@ -36,8 +36,9 @@ impl Mirror {
     /// Copies what has changed in the tree since the last update, in stream order; copies everything if an array has
     /// grown. Searches must be enqueued on the same stream, or wait for it.
     ///
-    /// # Errors If this is not the tree the mirror was made from, or if memory cannot be allocated or written. In the
-    /// latter case the mirror must not be searched until an update succeeds: parts of it may be newer than others.
+    /// # Errors
+    /// If this is not the tree the mirror was made from, or if memory cannot be allocated or written. In the latter
+    /// case the mirror must not be searched until an update succeeds: parts of it may be newer than others.
     pub fn update(&mut self, tree: &RadixTree, stream: &Stream) -> Result<()> {
         let (expected, got) = (self.version.tree(), tree.version().tree());
         if got != expected {

@@ -275,8 +275,9 @@ impl RadixTree {
     /// Stores a sequence of whole pages: `pages` holds the keys and values of `tokens`. The tree takes ownership of
     /// the pages whose tokens it did not hold yet; the others stay with the caller.
     ///
-    /// # Errors If there are not `page_size` tokens for every page, or a page to be taken is outside the pool, occurs
-    /// twice or is held by the tree already, or if there is no memory for them. The tree is unchanged then.
+    /// # Errors
+    /// If there are not `page_size` tokens for every page, or a page to be taken is outside the pool, occurs twice or
+    /// is held by the tree already, or if there is no memory for them. The tree is unchanged then.
     pub fn insert(&mut self, tokens: &[i32], pages: &[i32]) -> Result<Inserted> {
         if pages.len().checked_mul(self.page_size()) != Some(tokens.len()) {
             let expected = format!("{} tokens for each of {} pages", self.page_size(), pages.len());

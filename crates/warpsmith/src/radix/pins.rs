@@ -31,8 +31,9 @@ impl RadixTree {
     /// still hold the tokens of the query. Without a pin, [`RadixTree::lookup_pinned`] finds what is left. The time
     /// is linear in the edges of the path; tokens are not compared again.
     ///
-    /// # Errors If the version belongs to another tree, if the path has fewer tokens or they are not whole pages, or
-    /// if there are 2^32 pins already.
+    /// # Errors
+    /// If the version belongs to another tree, if the path has fewer tokens or they are not whole pages, or if there
+    /// are 2^32 pins already.
     pub fn pin_match(&mut self, version: Version, node: u32, tokens: usize) -> Result<Option<Pin>> {
         self.check_version(version)?;
         if !self.has_node_of(version, node) {

@@ -135,7 +135,7 @@ fn a_chain_of_thousands_neither_overflows_nor_slows() {
     let mut tree = tree(1);
     let tokens: Vec<i32> = (0..20_000).map(|i| i % 7).collect();
     let pages: Vec<i32> = (0..20_000).collect();
-    // Backwards, every insertion but the first only splits; forwards it would take time that grows with the square.
+    // Backwards, every insertion but the first only splits; forwards it would take quadratic time.
     tree.insert(&tokens, &pages).unwrap();
     for len in (1..tokens.len()).rev().step_by(2) {
         let (_, pin) = tree.lookup_pinned(&tokens[..len]).unwrap();
@@ -260,7 +260,7 @@ fn mirrors_of_one_tree_do_not_take_changes_from_each_other() {
         mirror.update(&tree, &Stream::Host).unwrap();
         same(mirror, &tree);
     }
-    // One that is left out for a while learns all it has missed.
+    // A mirror that was not updated for a while gets everything it missed.
     for i in 0..300 {
         tree.evict(1);
         tree.insert(&[i], &[i % 2]).unwrap();

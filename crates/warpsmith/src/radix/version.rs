@@ -44,7 +44,8 @@ impl RadixTree {
     /// The parts of the arrays that have changed since a version. An array whose length has changed counts as changed
     /// entirely.
     ///
-    /// # Errors If the version belongs to another tree.
+    /// # Errors
+    /// If the version belongs to another tree.
     pub fn changes_since(&self, version: Version) -> Result<Changes> {
         self.check_version(version)?;
         let slots = self.index.marks.since(version.change, self.index.table().len());

@@ -92,7 +92,7 @@ impl DType {
         }
     }
 
-    /// Names that other libraries have for it, which are understood too.
+    /// Names of it in other libraries, which are accepted too.
     pub const fn aliases(self) -> &'static [&'static str] {
         match self {
             DType::F32 => &["float32", "fp32"],

@@ -1,4 +1,4 @@
-//! Tensors in memory of others: a framework's, a capsule's, a file's.
+//! Tensors in foreign memory: a framework's, a capsule's, a file's.
 
 use super::storage::Storage;
 use super::{DType, Layout, Shape, Tensor};
@@ -28,9 +28,9 @@ pub struct Foreign {
 }
 
 impl Tensor {
-    /// A tensor in memory of somebody else. `deleter` is called exactly once, on any thread, after the last handle is gone and
-    /// the last work on any stream that uses the memory is done (or, with a stream of its owner's, ordered before whatever
-    /// that is given next).
+    /// A tensor in foreign memory. `deleter` is called exactly once, on any thread, after the last handle is gone and
+    /// the last work on any stream that uses the memory is done (or, with a stream of its owner's, ordered before
+    /// whatever that is given next).
     ///
     /// # Safety
     /// Until the deleter is called, the address must be good for reads of the layout's span (and writes, unless read-only), and
@@ -67,7 +67,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Reads a whole file into memory of its own: whatever becomes of the file afterwards, what was read stays.
+    /// Reads a whole file into its own memory: later changes of the file have no effect.
     ///
     /// # Errors
     /// If the file cannot be read, or there is no memory for it.
@@ -86,10 +86,10 @@ impl MappedFile {
     /// Maps a whole file. Nothing is read before it is used.
     ///
     /// # Safety
-    /// As long as this or one of its tensors lives, nobody may write to the file or shorten it, in this process or another.
-    /// Reading what was cut off ends the process (SIGBUS); what is written changes memory that others believe constant. To
-    /// replace the file under its name is no danger: the mapping keeps the old one. [`MappedFile::read`] has no such
-    /// condition, and [`MappedFile::check_length`] finds most mishaps before they end the process.
+    /// As long as this or one of its tensors lives, nobody may write to the file or shorten it, in this process or
+    /// another. Reading what was cut off ends the process (SIGBUS); what is written changes memory that others believe
+    /// constant. Replacing the file under its name is safe: the mapping keeps the old one. [`MappedFile::read`] has no
+    /// such condition, and [`MappedFile::check_length`] finds most problems before they end the process.
     ///
     /// # Errors
     /// If the file cannot be opened or mapped.
@@ -119,7 +119,7 @@ impl MappedFile {
         Ok(MappedFile { storage: Arc::new(storage), mapped: Some((path.into(), file)) })
     }
 
-    /// Whether the file is still as long as it was when it was mapped. To be asked before much of it is used: it costs a
+    /// Checks that the file is still as long as when it was mapped. Call it before using much of the file: it costs a
     /// system call.
     ///
     /// # Errors
@@ -153,12 +153,12 @@ impl MappedFile {
         unsafe { std::slice::from_raw_parts(self.storage.address() as *const u8, self.len()) }
     }
 
-    /// Gives the memory of what was read of a mapped file back to the system: what is used again is read from the file again.
-    /// For files of which other forms were made.
+    /// Returns the memory of a mapped file to the system: parts that are used again are read from the file again. For
+    /// files whose contents were converted.
     pub fn release(&self) {
         if self.mapped.is_some() {
-            // SAFETY: the mapping is a file's, private and never written: pages that are dropped come back as they were.
-            // It is a wish; without it everything works all the same.
+            // SAFETY: the mapping is a file's, private and never written: pages that are dropped come back as they
+            // were. It is a hint: everything works without it.
             unsafe {
                 libc::madvise(self.storage.address() as *mut libc::c_void, self.len(), libc::MADV_DONTNEED)
             };

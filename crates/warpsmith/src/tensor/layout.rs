@@ -49,7 +49,7 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// A shape with the distance, in elements, between neighbours of each dimension.
+/// A shape with the stride, in elements, of each dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
     shape: Shape,
@@ -108,7 +108,7 @@ impl Layout {
         &self.strides[..self.shape.len()]
     }
 
-    /// Distance of neighbours in the last dimension; one for scalars.
+    /// Stride of the last dimension; one for scalars.
     pub fn step(&self) -> isize {
         self.strides().last().copied().unwrap_or(1)
     }
@@ -206,8 +206,8 @@ impl Layout {
         Some((out.canonical(), offset))
     }
 
-    /// With the strides that mean nothing, those of dimensions of at most one index, as if contiguous: layouts of
-    /// the same elements are then equal.
+    /// Normalises meaningless strides, those of dimensions of at most one index, as if contiguous: layouts of the same
+    /// elements are then equal.
     fn canonical(self) -> Layout {
         let mut out = Layout::contiguous(self.shape);
         for d in (0..self.rank()).filter(|&d| self.shape[d] > 1) {

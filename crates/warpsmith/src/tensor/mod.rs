@@ -23,9 +23,9 @@ use storage::Storage;
 
 /// A tensor: a view of memory that it owns together with its clones.
 ///
-/// Cloning and taking parts ([`narrow`](Tensor::narrow), [`permute`](Tensor::permute), [`reshape`](Tensor::reshape)) share
-/// the memory and copy nothing. Reading needs no more than a handle. Writing needs the only one: as long as there are
-/// others, calls refuse the tensor as an output.
+/// Cloning and taking parts ([`narrow`](Tensor::narrow), [`permute`](Tensor::permute), [`reshape`](Tensor::reshape))
+/// share the memory and copy nothing. Any handle can read. Writing needs the only handle: while there are others, calls
+/// refuse the tensor as an output.
 ///
 /// ```
 /// use warpsmith::{DType, Device, Tensor, ops::Activation};
@@ -55,8 +55,7 @@ fn bytes_of<T: Element>(data: &[T]) -> &[u8] {
 }
 
 impl Tensor {
-    /// A tensor of the CPU that stands for one of this shape and has no memory of its own but one element, a zero, which is all
-    /// of its elements.
+    /// A CPU tensor of this shape that owns a single element, a zero, which all indices share.
     pub(crate) fn of_shape_alone(shape: &[usize], dtype: DType) -> Result<Tensor> {
         let one = Tensor::zeros(&[1], dtype, Device::Cpu)?;
         let layout = Layout::strided(Shape::new(shape)?, &vec![0; shape.len()])?;
@@ -89,7 +88,7 @@ impl Tensor {
         Ok(Tensor { storage, offset: 0, dtype, layout })
     }
 
-    /// A tensor of zeros. On the host its pages are not touched before they are used.
+    /// A tensor of zeros. On the host its pages are not touched until they are used.
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let mut tensor = Tensor::empty(shape, dtype, device)?;
         if device != Device::Cpu {
@@ -169,8 +168,8 @@ impl Tensor {
         if self.storage.is_read_only() {
             return Some(Refusal::ReadOnly);
         }
-        // `get_mut` and not the bare count: what other threads did with their handles has then happened before the write that
-        // follows, so that it cannot overtake their last reads.
+        // `get_mut` instead of the bare count: it synchronises with other threads that dropped their handles, so that
+        // the write that follows cannot overtake their last reads.
         match Arc::get_mut(&mut self.storage) {
             Some(_) => None,
             None => Some(Refusal::Shared(Arc::strong_count(&self.storage))),

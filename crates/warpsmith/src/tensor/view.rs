@@ -265,7 +265,7 @@ impl<'a> TensorViewMut<'a> {
         Some((half(0, at)?, half(at, rest)?))
     }
 
-    /// The same view for a shorter time, after which this one can be used again.
+    /// Reborrows the view for a shorter lifetime.
     pub fn reborrow(&mut self) -> TensorViewMut<'_> {
         TensorViewMut::new(self.view, self.refusal)
     }

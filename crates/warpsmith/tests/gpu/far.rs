@@ -44,7 +44,7 @@ fn pages_past_32_bits_are_stored_copied_and_read() {
     const PAGE: usize = 16;
     const HEADS: usize = 16;
     const KV_HEADS: usize = 8;
-    // More than a span of keys, so that they are shared out.
+    // More than a span of keys, so that they are divided.
     const KEYS: usize = 1500;
     let each = KEYS.div_ceil(PAGE);
     let page = PAGE * KV_HEADS * DIM;

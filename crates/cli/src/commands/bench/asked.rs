@@ -2,12 +2,15 @@
 
 use crate::commands::explain::imagine;
 use crate::inputs::{find_args, find_op, parse_attrs, parse_sizes, plan_case};
+use crate::kernels::{Variant, device_functions};
 use crate::select::parse_arrangement;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
+use warpsmith::jit;
 use warpsmith::lab::bench::{Bench, Ceilings, Measurement, Settings};
 use warpsmith::lab::{AnyProvable, Arrangement, Case};
 use warpsmith::op::Select;
+use warpsmith::op::survey::Needed;
 use warpsmith::{DType, Device, Error, Result};
 
 /// A line of standard input.
@@ -20,6 +23,8 @@ enum Request {
     Again,
     /// Compile what a case needs, so that timing it does not wait. Takes no memory and launches nothing.
     Compile(Asked),
+    /// Compile a device function, by its number, into the cache on disk.
+    Build { function: usize, defines: Vec<(String, String)>, arch: String },
 }
 
 /// A case, in the words of the command line.
@@ -90,6 +95,18 @@ fn respond(
             let call = imagine(op.spec(), &plan_case(op, &case)?, case.arrangement, device)?;
             let plan = op.prepare(&call, &case.attrs, &Select::default())?;
             return Ok(Answer::Compiled { compiled: plan.kernel().unwrap_or("nothing").into() });
+        }
+        Request::Build { function, defines, arch } => {
+            let known = device_functions();
+            let Some(kernel) = known.get(function).copied() else {
+                let expected = format!("the number of a device function, below {}", known.len());
+                return Err(Error::parse("function", expected, function.to_string()));
+            };
+            // Names live as long as the program. This one ends with its input.
+            let defines = defines.into_iter().map(|(name, value)| (&*name.leak(), value)).collect();
+            let variant = Variant::from(Needed { kernel, defines });
+            jit::get(&variant.request(arch.parse()?, jit::profile()))?;
+            return Ok(Answer::Compiled { compiled: kernel.function.into() });
         }
         Request::Time(asked) => {
             let (op, case) = asked.case()?;
@@ -162,8 +179,9 @@ mod tests {
             r#"{"do": "time", "op": "rms_norm", "dtype": "f32", "shape": []}"#,
             r#"{"do": "time", "op": "rms_norm", "dtype": "f32", "kv_lens": [3]}"#,
             "nonsense",
+            r#"{"do": "build", "function": 100000, "defines": [["ELEM", "f32"]], "arch": "sm_90a"}"#,
         ]);
-        assert_eq!(told.len(), 7);
+        assert_eq!(told.len(), 8);
         let error = |at: usize| told[at]["error"].as_str().unwrap();
         assert!(error(0).contains("again"), "{}", error(0));
         assert!(told[1]["compiled"].as_str().unwrap().starts_with("rms_norm_"), "{}", told[1]);
@@ -175,6 +193,7 @@ mod tests {
         assert!(error(4).contains("shape"), "{}", error(4));
         assert!(error(5).contains("kv_lens"), "{}", error(5));
         assert!(error(6).contains("request"), "{}", error(6));
+        assert!(error(7).contains("a device function"), "{}", error(7));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Row {
     milliseconds: Vec<f64>,
     /// How many times as fast as the row before.
     ratio: Option<f64>,
-    /// What it read from memory at least.
+    /// The least it read from memory.
     reads: Option<Reads>,
 }
 
@@ -37,7 +37,7 @@ impl Row {
         }
     }
 
-    /// With what it read from memory at least.
+    /// Adds the least it read from memory.
     pub fn reading(self, reads: Reads) -> Row {
         Row { reads: Some(reads), ..self }
     }
@@ -68,7 +68,7 @@ pub struct Report {
     pub bytes: usize,
     pub parameters: usize,
     pub device: Device,
-    /// CUDA graphs that were captured, and why no more were.
+    /// CUDA graphs that were captured, and why there are no more.
     pub graphs: usize,
     pub graph_failure: Option<String>,
     pub rows: Vec<Row>,

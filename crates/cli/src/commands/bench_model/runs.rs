@@ -21,7 +21,7 @@ pub struct Reads {
 }
 
 impl Requests {
-    /// As many of the same lengths, greedily.
+    /// Requests of equal lengths, decoded greedily.
     pub fn alike(count: usize, prompt: usize, tokens: usize) -> Requests {
         Requests { lengths: vec![[prompt, tokens]; count], temperature: 0.0 }
     }
@@ -37,7 +37,7 @@ impl Requests {
         self.lengths.iter().map(|[_, tokens]| tokens).sum()
     }
 
-    /// What must be read from memory however well it goes.
+    /// What must be read from memory in any case.
     pub fn reads(&self) -> Reads {
         // The token that a prompt gives sees it all; each further one sees one more.
         let keys = |[prompt, tokens]: [usize; 2]| tokens * prompt + tokens * tokens.saturating_sub(1) / 2;
@@ -98,7 +98,7 @@ fn request(prompt: Vec<i32>, tokens: usize, temperature: f32, seed: u64) -> Requ
     Request { prompt, params, ..Request::default() }
 }
 
-/// A step. A request that fails is an error: what it would have taken is not known.
+/// A step. A failed request is an error, because its time would mean nothing.
 fn step(engine: &mut Engine) -> Result<()> {
     for event in engine.step()? {
         if let EventKind::Finished { reason: FinishReason::Failed(why), .. } = event.kind {

@@ -1,16 +1,16 @@
-//! Lines that people type, with editing and history, or lines of a pipe.
+//! Lines typed with editing and history, or lines from a pipe.
 
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{BufRead, ErrorKind, IsTerminal};
 use warpsmith::{Error, Result};
 
-/// What came instead of a message, or with it.
+/// What was read: a message, or the reason there is none.
 pub enum Line {
     Text(String),
     /// Ctrl-C at the prompt.
     Interrupt,
-    /// A line that is no text.
+    /// A line that is not UTF-8.
     NotText,
     End,
 }
@@ -21,7 +21,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// A terminal if both ends are one.
+    /// A terminal if both standard input and output are.
     pub fn new() -> Result<Input> {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
             return Ok(Input::Pipe);
@@ -38,7 +38,7 @@ impl Input {
         match self {
             Input::Terminal(editor) => match editor.readline("> ") {
                 Ok(line) => {
-                    // One that cannot be kept can still be sent.
+                    // A line that history cannot keep can still be sent.
                     let _ = editor.add_history_entry(line.as_str());
                     Ok(Line::Text(line))
                 }

@@ -11,11 +11,11 @@ use std::process::ExitCode;
 use warpsmith_engine::text::Chat;
 use warpsmith_engine::{Engine, EngineOptions, Error, FinishReason, Request, Result};
 
-/// Talk to a language model in the terminal
+/// Chat with a language model in the terminal
 ///
-/// Each line is a message, and the answer is written as it comes. The model sees the whole conversation; what it has
-/// seen before is not computed again. A message that cannot be answered is forgotten. Lines can be edited, and earlier ones
-/// come back with the arrow keys. Ctrl-C stops an answer; twice in a row, it ends the chat.
+/// Each line is a message, and the answer is printed as it is generated. The model sees the whole conversation; earlier
+/// turns are not computed again. A message that cannot be answered is dropped. Lines can be edited, and the arrow keys
+/// recall earlier ones. Ctrl-C stops an answer; twice in a row, it ends the chat.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -23,10 +23,10 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// A message of the system before the conversation
+    /// A system message before the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Say after each answer how fast it was
+    /// Print the speed after each answer
     #[arg(long)]
     stats: bool,
 }
@@ -151,7 +151,7 @@ fn talk(args: &Args) -> Result<ExitCode> {
                         interrupted = true;
                         talk.push("assistant", &text);
                     }
-                    // The conversation goes on as if the message had not been sent.
+                    // The conversation continues as if the message had not been sent.
                     Reply::None(why) => {
                         talk.messages.pop();
                         eprintln!("error: {why}");
@@ -163,14 +163,14 @@ fn talk(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An answer, what there was of it when it was stopped, or why there is none.
+/// An answer, the part of it before it was stopped, or why there is none.
 enum Reply {
     Whole(String),
     Part(String),
     None(String),
 }
 
-/// The answer to a conversation, shown as it comes. An error ends the command.
+/// The answer to a conversation, shown as it is generated. An error ends the command.
 fn reply(engine: &mut Engine, talk: &Conversation, args: &Args) -> Result<Reply> {
     // The template may refuse a message.
     let prompt = match engine.encode_chat(&talk.chat()) {

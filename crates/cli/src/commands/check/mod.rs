@@ -6,14 +6,17 @@ mod sanitize;
 
 use self::part::Part;
 use self::random::Amount;
+use crate::ahead;
+use crate::inputs::parse_duration;
 use crate::kernels::progress_bar;
 use crate::select::{Selection, case_words, parse_arrangement, parse_values};
 use crate::table;
 use clap::ArgGroup;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::evidence::{self, CaseRecord, Machine, Record};
 use warpsmith::lab::proof::{BenchTensors, Drawn, Large, Outcome, Prepared};
@@ -31,10 +34,9 @@ const CASES_PER_THREAD: usize = 4;
 /// Every kernel that runs here is run on every case of its op: sizes, types, layouts and values. The error of each
 /// element against the f64 reference may be at most twice that of a naive computation in the same type. Nothing
 /// outside the outputs may change. A second run, and a run on a part of the batch, must give the same bits.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(after_help = EXAMPLES)]
 #[command(group(ArgGroup::new("described").args(["shape", "random"]).multiple(true)))]
-#[command(group(ArgGroup::new("distributed").args(["sanitizer", "random"]).multiple(true)))]
 #[command(group(ArgGroup::new("parted").args(["launch_only", "random"]).multiple(true)))]
 pub struct Args {
     #[command(flatten)]
@@ -64,18 +66,26 @@ pub struct Args {
     /// all cases of an op run
     #[arg(long, value_name = "TOOL", conflicts_with = "large")]
     sanitizer: Option<String>,
-    /// Distribute the work of --sanitizer or --random over this many processes: a single one does not keep a GPU busy
-    #[arg(long, value_name = "N", requires = "distributed", default_value = "1")]
-    jobs: NonZeroUsize,
+    /// Compile the code of an op's cases in this many processes before they are judged on a GPU [default: one per core];
+    /// distribute the work of --sanitizer or --random over them [default: 1]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// Only run each kernel once on each case, without a reference, as --sanitizer does
     #[arg(long, conflicts_with_all = ["record", "sanitizer", "json", "large"])]
     launch_only: bool,
     /// Only every N-th case, beginning with number I: `I/N`
     #[arg(long, value_parser = Part::parse, requires = "parted", hide = true)]
     part: Option<Part>,
-    /// Record the results in the evidence folder; those of --random in its random.md
+    /// Record the results in the evidence folder, each op when it is done; those of --random in its random.md
     #[arg(long)]
     record: bool,
+    /// Only kernels whose present code has not passed all cases in the evidence; with --sanitizer, each proven one under the tools that
+    /// have not seen it
+    #[arg(long, requires = "record", conflicts_with_all = ["shape", "dtype", "options", "with", "arrangement", "random"])]
+    stale: bool,
+    /// Begin nothing more after this time (60s, 8m, 2h): the same command goes on with what is left
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "stale")]
+    budget: Option<Duration>,
     /// The evidence folder [default: the repository's]
     #[arg(long, value_name = "DIR")]
     evidence: Option<PathBuf>,
@@ -93,6 +103,7 @@ Examples:
   warpsmith check --random 60s               a minute of random calls of all ops
   warpsmith check attention --random 2000 --seed 7 --dtype bf16
   warpsmith check --record --large           on a GPU: the evidence
+  warpsmith check --record --stale           of the kernels that have changed
   warpsmith check --sanitizer all --record   on a GPU, after the above
   warpsmith check attention --sanitizer racecheck --jobs 8";
 
@@ -120,30 +131,75 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.launch_only {
         return launch(args, device);
     }
-    let mut results = Vec::new();
+    let deadline = args.budget.map(|budget| Instant::now() + budget);
+    let known = known(args, device, folder.as_deref())?;
+    let (mut results, mut left, mut recorded) = (Vec::new(), Vec::new(), None);
     let mut broken = None;
     for op in args.select.ops()? {
-        if let Err(error) = check_op(args, op, device, &mut results) {
+        let kernels = kernels(args, op, device, known.as_ref());
+        if kernels.is_empty() {
+            continue;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            left.push(op.spec().name);
+            continue;
+        }
+        let first = results.len();
+        let checked = check_op(args, op, &kernels, device, deadline, &mut results);
+        if let (Ok(()), Some(folder)) = (&checked, &folder) {
+            recorded = record(args, device, &results[first..], folder)?.or(recorded);
+        }
+        if let Err(error) = checked {
             // Without the device nothing else can be checked, but results so far are still reported.
             broken = Some(error);
             break;
         }
     }
     report(args, &results);
+    if let Some(path) = recorded {
+        eprintln!("recorded in {}", path.display());
+    }
     if let Some(error) = broken {
         return Err(error);
+    }
+    if !left.is_empty() {
+        eprintln!("left to check: {}", left.join(", "));
+    }
+    if results.is_empty() && args.stale {
+        eprintln!("nothing was checked");
+        return Ok(ExitCode::SUCCESS);
     }
     if results.is_empty() {
         eprintln!("no kernel on {device} runs what was asked for");
         return Ok(ExitCode::FAILURE);
     }
-    if let Some(folder) = folder {
-        record(args, device, &results, &folder)?;
-    }
     Ok(match results.iter().all(|result| result.outcome.ok) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// With --stale, the device's record.
+fn known(args: &Args, device: Device, folder: Option<&Path>) -> Result<Option<Record>> {
+    let folder = folder.filter(|_| args.stale);
+    folder.map(|folder| Record::open(folder, Machine::of(device)?)).transpose()
+}
+
+/// The requested kernels of an op; with a record, those whose present code has not passed all cases in it.
+fn kernels(args: &Args, op: &dyn AnyProvable, device: Device, known: Option<&Record>) -> Vec<KernelInfo> {
+    let mut kernels = args.select.kernels(op, device);
+    if let Some(known) = known {
+        let hash = |kernel: &KernelInfo| warpsmith::lab::source_hash(kernel, op.spec().name);
+        kernels.retain(|kernel| known.passes(kernel.name, &hash(kernel)).is_err());
+    }
+    kernels
+}
+
+impl Args {
+    /// Processes over which the work of --sanitizer or --random is distributed: a single one does not keep a GPU busy.
+    fn processes(&self) -> usize {
+        self.jobs.map_or(1, NonZeroUsize::get)
+    }
 }
 
 /// Runs each kernel once on each case.
@@ -187,25 +243,28 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
 fn check_op(
     args: &Args,
     op: &'static dyn AnyProvable,
+    kernels: &[KernelInfo],
     device: Device,
+    deadline: Option<Instant>,
     results: &mut Vec<Judged>,
 ) -> Result<()> {
     let spec = op.spec();
-    let kernels = args.select.kernels(op, device);
-    if kernels.is_empty() {
-        return Ok(());
-    }
     let stream = device.default_stream()?;
     let cases = cases(args, op)?;
+    let calls = |kernel: &KernelInfo| {
+        let name = Some(kernel.name);
+        cases.iter().map(move |(_, case)| (op, case, name)).collect::<Vec<ahead::Call<'_>>>()
+    };
+    ahead::compile(device, &kernels.iter().flat_map(calls).collect::<Vec<_>>(), args.jobs, deadline);
     let bar = progress_bar(cases.len() + usize::from(args.large));
     bar.set_message(spec.name);
     let mut left = &cases[..];
     while !left.is_empty() {
         let (now, later) = left.split_at(fitting(op, left)?);
         left = later;
-        let mut prepared = Prepared::many(op, now, &kernels, device)?;
+        let mut prepared = Prepared::many(op, now, kernels, device)?;
         for ((seed, case), prepared) in now.iter().zip(&mut prepared) {
-            for kernel in &kernels {
+            for kernel in kernels {
                 if let Some(outcome) = prepared.judge(kernel, &stream)? {
                     let again = format!("{} --seed {}", case_words(spec, case).join(" "), seed);
                     results.push(result(op, kernel, case, outcome, device, &again));
@@ -215,7 +274,7 @@ fn check_op(
         }
     }
     if args.large {
-        check_large(op, device, &kernels, results, &bar)?;
+        check_large(op, device, kernels, results, &bar)?;
     }
     bar.finish_and_clear();
     Ok(())
@@ -362,7 +421,8 @@ fn is_full(args: &Args) -> bool {
     !args.select.is_partial() && args.arrangement.is_none() && args.random.is_none()
 }
 
-fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::Path) -> Result<()> {
+/// Adds the results of an op to the evidence; returns the file if it is another one now.
+fn record(args: &Args, device: Device, results: &[Judged], folder: &Path) -> Result<Option<PathBuf>> {
     let full = is_full(args);
     let mut record = Record::open(folder, Machine::of(device)?)?;
     let mut added = false;
@@ -381,8 +441,5 @@ fn record(args: &Args, device: Device, results: &[Judged], folder: &std::path::P
             );
         }
     }
-    if added {
-        eprintln!("recorded in {}", record.save(folder)?.display());
-    }
-    Ok(())
+    if added { record.save(folder).map(Some) } else { Ok(None) }
 }

@@ -19,8 +19,9 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use warpsmith::lab::AnyProvable;
+use warpsmith::lab::evidence::today;
 use warpsmith::lab::proof::Outcome;
 use warpsmith::lab::random::{Draw, Draws, Instructions, Pinned, Verdict, judge, launch, reduce};
 use warpsmith::op::KernelInfo;
@@ -31,9 +32,9 @@ const TOGETHER: usize = 16;
 /// Failures of a kernel that are shown, and those of them that are made smaller.
 const SHOWN: usize = 8;
 const REDUCED: usize = 3;
-/// Calls that making a failure smaller may take.
+/// The most calls spent on shrinking a failure.
 const ATTEMPTS: usize = 250;
-/// How often a run without a terminal says how far it is.
+/// How often a run without a terminal reports its progress.
 const PULSE: Duration = Duration::from_secs(60);
 /// Exit status of an interrupted run.
 const INTERRUPTED: u8 = 130;
@@ -49,23 +50,7 @@ extern "C" fn stop(signal: libc::c_int) {
 
 /// The seed of a run without one: today's date as a number, so that every day tries others.
 pub fn seed_of_the_day() -> u64 {
-    let days =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    date(days)
-}
-
-/// The date so many days after the beginning of 1970 as a number: 20261231.
-fn date(days: u64) -> u64 {
-    // Years begin in March, so that the day that some years have more is their last.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = 400 * era + year_of_era + u64::from(month <= 2);
-    10_000 * year + 100 * month + day
+    today().replace('-', "").parse().unwrap_or_default()
 }
 
 pub fn run(args: &Args, amount: Amount, device: Device, folder: Option<PathBuf>) -> Result<ExitCode> {
@@ -76,7 +61,7 @@ pub fn run(args: &Args, amount: Amount, device: Device, folder: Option<PathBuf>)
         eprintln!("seed {seed} on {device}");
     }
     let begun = Instant::now();
-    let tallies = match args.jobs.get() {
+    let tallies = match args.processes() {
         1 => Run::new(args, amount, device, seed).go()?,
         _ => jobs::run(args, amount, device, seed)?,
     };
@@ -163,7 +148,7 @@ impl<'a> Run<'a> {
                     break 'rounds;
                 }
             }
-            // Nothing that anybody runs: it would go on for ever.
+            // No kernel runs here: the loop would never end.
             let calls: usize = shares.iter().map(|share| share.tally.calls).sum();
             if calls == 0 && before > 1000 {
                 break;
@@ -173,7 +158,7 @@ impl<'a> Run<'a> {
         let tallies: Vec<Tally> = shares.into_iter().map(|share| share.tally).collect();
         match broken {
             Some(error) => {
-                // Without the device nothing else can be judged, but what was is still told.
+                // Without the device nothing else can be judged, but earlier results are still reported.
                 print(&tallies, self.args.json);
                 Err(error)
             }
@@ -296,19 +281,5 @@ impl<'a> Run<'a> {
     /// On standard error where standard output is read by a program.
     fn tell(&self, line: &str) {
         self.bar.suspend(|| if self.args.json { eprintln!("{line}") } else { println!("{line}") });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (days, expected) in
-            [(0, 19_700_101), (58, 19_700_228), (59, 19_700_301), (11_016, 20_000_229), (20_775, 20_261_118)]
-        {
-            assert_eq!(date(days), expected);
-        }
     }
 }

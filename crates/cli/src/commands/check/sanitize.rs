@@ -8,12 +8,11 @@ use crate::select::{arrangement_name, values_name};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Instant;
-use warpsmith::lab::evidence::{Machine, Record};
+use warpsmith::lab::evidence::{Machine, Record, SANITIZERS};
 use warpsmith::{Device, Error, Result};
 
 /// Exit status of a run in which the sanitizer found something.
 const SANITIZER_ERRORS: i32 = 99;
-const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 
 /// A tool's record has one verdict per kernel, which must stand for all its cases.
 pub fn refuse_partial_record(args: &Args) -> Result<()> {
@@ -73,7 +72,7 @@ fn watch(
         command
     };
     let failed = |e| Error::io(sanitizer, "starting", &e);
-    let parts: Vec<Part> = Part::all(args.jobs.get()).collect();
+    let parts: Vec<Part> = Part::all(args.processes()).collect();
     if let [whole] = parts[..] {
         return Ok(vec![command(whole).status().map_err(failed)?]);
     }
@@ -145,6 +144,9 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
         fix: "Install the CUDA toolkit".into(),
     };
     let sanitizer = warpsmith::jit::inspect::tool("compute-sanitizer").ok_or_else(missing)?;
+    if let (true, Some(folder)) = (args.stale, &folder) {
+        return stale(args, device, &sanitizer, &tools, folder);
+    }
     let random = args.random.map(|amount| (amount, args.seed.unwrap_or_else(seed_of_the_day)));
     let begun = Instant::now();
     let verdicts = verdicts(args, device, &sanitizer, &tools, random)?;
@@ -156,21 +158,54 @@ pub fn run(args: &Args, device: Device, tool: &str, folder: Option<PathBuf>) -> 
             eprintln!("recorded in {}", path.display());
         }
     } else if let Some(folder) = folder {
-        let mut record = Record::open(&folder, Machine::of(device)?)?;
-        for op in args.select.ops()? {
-            for kernel in args.select.kernels(op, device) {
-                let hash = warpsmith::lab::source_hash(&kernel, op.spec().name);
-                for (tool, clean) in &verdicts {
-                    if !record.add_sanitizer(kernel.name, &hash, tool, *clean) {
-                        eprintln!(
-                            "not recorded: {} has no evidence yet (`warpsmith check --record`)",
-                            kernel.name
-                        );
-                    }
+        eprintln!("recorded in {}", record(args, device, &verdicts, &folder)?.display());
+    }
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Adds the verdicts to the evidence of all requested kernels.
+fn record(args: &Args, device: Device, verdicts: &[(&str, bool)], folder: &Path) -> Result<PathBuf> {
+    let mut record = Record::open(folder, Machine::of(device)?)?;
+    for op in args.select.ops()? {
+        for kernel in args.select.kernels(op, device) {
+            let hash = warpsmith::lab::source_hash(&kernel, op.spec().name);
+            for (tool, clean) in verdicts {
+                if !record.add_sanitizer(kernel.name, &hash, tool, *clean) {
+                    eprintln!(
+                        "not recorded: {} has no evidence yet (`warpsmith check --record`)",
+                        kernel.name
+                    );
                 }
             }
         }
-        eprintln!("recorded in {}", record.save(&folder)?.display());
+    }
+    record.save(folder)
+}
+
+/// Runs each kernel under the tools that have not seen its present code, and records each verdict at once.
+fn stale(args: &Args, device: Device, sanitizer: &Path, tools: &[&str], folder: &Path) -> Result<ExitCode> {
+    let deadline = args.budget.map(|budget| Instant::now() + budget);
+    let known = Record::open(folder, Machine::of(device)?)?;
+    let (mut clean, mut left) = (true, Vec::new());
+    for op in args.select.ops()? {
+        for kernel in args.select.kernels(op, device) {
+            let hash = warpsmith::lab::source_hash(&kernel, op.spec().name);
+            let missing = known.missing_sanitizers(&kernel, &hash);
+            let one = Args { select: args.select.only(kernel.name), ..args.clone() };
+            for tool in missing.into_iter().filter(|tool| tools.contains(tool)) {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    left.push(format!("{} {tool}", kernel.name));
+                    continue;
+                }
+                eprintln!("{}", kernel.name);
+                let verdicts = verdicts(&one, device, sanitizer, &[tool], None)?;
+                clean &= matches!(verdicts[..], [(_, true)]);
+                record(&one, device, &verdicts, folder)?;
+            }
+        }
+    }
+    if !left.is_empty() {
+        eprintln!("left for the sanitizers: {}", left.join(", "));
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

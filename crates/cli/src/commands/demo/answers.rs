@@ -3,6 +3,7 @@
 use crate::model::{Answer, ModelArgs, answer, print};
 use serde_json::json;
 use std::path::Path;
+use warpsmith::Device;
 use warpsmith_engine::text::Chat;
 use warpsmith_engine::{Engine, EngineOptions, Error, Request, Result, SamplingParams};
 
@@ -18,8 +19,8 @@ const SYSTEM: &str = "You are a patient teacher who explains the world to curiou
 const QUESTIONS: [&str; 2] = ["Why is the sky blue?", "What do plants need to grow?"];
 
 /// Asks both questions and prints the answers with their times.
-pub fn show(path: &Path) -> Result<()> {
-    let mut engine = ModelArgs::of(path).open(EngineOptions::default())?;
+pub fn show(path: &Path, device: Option<Device>) -> Result<()> {
+    let mut engine = ModelArgs::of(path, device).open(EngineOptions::default())?;
     println!("{}", path.file_name().unwrap_or(path.as_os_str()).to_string_lossy());
     let [first, second] = QUESTIONS.map(|question| ask(&mut engine, question));
     let (first, second) = (first?, second?);

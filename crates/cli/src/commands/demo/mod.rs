@@ -18,9 +18,9 @@ use warpsmith::{DType, Device, Error, Result, cpu, ops};
 ///
 /// With --model, first asks the model two questions after the same long system prompt and shows what the prefix cache saves.
 ///
-/// Checks every kernel that runs here on some of its op's cases, times every op on a large case and on one of your
-/// size, and compares the times with what the machine can do. Takes under a minute, with --quick under fifteen seconds.
-/// `warpsmith check` and `warpsmith bench` do the same in full.
+/// Checks every kernel that runs here on some of its op's cases, times every op on a large case, and compares the times with
+/// what the machine can do. Takes under a minute, with --quick about fifteen seconds. `warpsmith check` and `warpsmith bench`
+/// do the same in full.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -36,15 +36,15 @@ pub struct Args {
     /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
     #[arg(long)]
     device: Option<Device>,
-    /// Your size: sequences in a batch
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    batch_size: u32,
-    /// Your size: tokens in a sequence
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-    seq_len: u32,
-    /// Your size: length of a row, for ops that work on rows
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
-    d_model: u32,
+    /// Also time a case of your size: sequences in a batch [default: 2]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: Option<u32>,
+    /// Also time a case of your size: tokens in a sequence [default: 1024]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    seq_len: Option<u32>,
+    /// Also time a case of your size: length of a row, for ops that work on rows [default: 256]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    d_model: Option<u32>,
 }
 
 const EXAMPLES: &str = "\
@@ -56,12 +56,14 @@ Examples:
 
 /// Cases a kernel is checked on.
 const CASES: usize = 24;
-const QUICK_CASES: usize = 8;
+const QUICK_CASES: usize = 3;
 
 /// Longest line.
 const WIDTH: usize = 100;
-/// Longest description of a case, indentation included.
-const CASE_WIDTH: usize = 59;
+/// Longest name of an op.
+const NAME_WIDTH: usize = 29;
+/// Longest description of a case: what is longer is cut.
+const CASE_WIDTH: usize = 28;
 
 pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
     match args.threads {
@@ -72,7 +74,7 @@ pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error
 
 fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
     if let Some(path) = &args.model {
-        answers::show(path)?;
+        answers::show(path, args.device)?;
     }
     let start = Instant::now();
     let device = args.device.unwrap_or_else(Device::best);
@@ -92,7 +94,8 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
     bar.inc(1);
     bar.suspend(|| {
         print(&format!("The limits here: {ceilings}."));
-        println!("\n{}\n{}", line("op and case", ["time", "rate", "of the limit"]), "-".repeat(WIDTH));
+        let headings = ["time", "rate", "of limit"].map(String::from);
+        println!("\n{}\n{}", line(["op", "case"], &headings, "checks"), "-".repeat(WIDTH));
     });
     let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
     for op in ops::PROVABLE {
@@ -101,10 +104,9 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         let (passed, failed) = check(*op, device, if args.quick { QUICK_CASES } else { CASES })?;
         checks += passed + failed.len();
         let verdict = match failed.len() {
-            0 => format!("{passed} checks passed"),
-            n => format!("{n} of {} checks FAILED", passed + n),
+            0 => format!("{passed} ok"),
+            n => format!("{n} FAIL"),
         };
-        bar.suspend(|| print(&format!("{} ({verdict}): {}", spec.name, spec.summary)));
         failures.extend(failed);
         for (number, case) in timed_cases(args, *op, device).iter().enumerate() {
             let measured = match Bench::new(*op, case, device, ceilings, settings) {
@@ -116,8 +118,9 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
             if number == 0 && measured.l2 == Cache::Cold && !args.quick {
                 shares.push(measured.percent_of_ceiling);
             }
-            let lines = lines(&measured.case, &measured.dtype, &numbers(&measured));
-            bar.suspend(|| println!("{}", lines.join("\n")));
+            let (name, verdict) = if number == 0 { (spec.name, &*verdict) } else { ("", "") };
+            let case = format!("{} {}", measured.dtype, measured.case);
+            bar.suspend(|| println!("{}", line([name, &case], &numbers(&measured), verdict)));
         }
         bar.inc(1);
     }
@@ -162,26 +165,25 @@ fn print(text: &str) {
     println!("{}", table::wrap(text, WIDTH, 4).join("\n"));
 }
 
-/// A description and three numbers.
-fn line(what: &str, [time, rate, share]: [&str; 3]) -> String {
-    format!("{what:<CASE_WIDTH$} {time:>12} {rate:>13} {share:>13}")
+/// The line of a timed case: what was timed, three numbers, and the verdict of the op's checks.
+fn line([name, case]: [&str; 2], [time, rate, share]: &[String; 3], verdict: &str) -> String {
+    let mut case = case.to_string();
+    if case.chars().count() > CASE_WIDTH {
+        case = case.chars().take(CASE_WIDTH - 3).chain("...".chars()).collect();
+    }
+    format!("{name:<NAME_WIDTH$} {case:<CASE_WIDTH$} {time:>9} {rate:>12} {share:>8} {verdict:>8}")
 }
 
 /// The time, the rate and the share of the limit.
 fn numbers(measured: &Measurement) -> [String; 3] {
+    // A part of what is read from memory may still be in a large cache.
     let share = match measured.l2 {
-        Cache::Warm => "in cache".into(),
-        Cache::Cold => format!("{:.0} %", measured.percent_of_ceiling),
+        Cache::Cold if measured.percent_of_ceiling <= 100.0 => {
+            format!("{:.0} %", measured.percent_of_ceiling)
+        }
+        _ => "in cache".into(),
     };
     [table::time(measured.median_ms), measured.bound.rate(measured.gbps, measured.tflops), share]
-}
-
-/// The lines of a timed case, with the numbers on the first.
-fn lines(case: &str, dtype: &str, numbers: &[String; 3]) -> Vec<String> {
-    let lines = table::wrap(&format!("{dtype} {case}"), CASE_WIDTH - 2, 2);
-    let mut lines: Vec<String> = lines.iter().map(|line| format!("  {line}")).collect();
-    lines[0] = line(&lines[0], numbers.each_ref().map(String::as_str));
-    lines
 }
 
 /// Checks every kernel on up to `most` cases, spread evenly over all of the op's. Returns the number of passes and a
@@ -209,7 +211,7 @@ fn check(op: &'static dyn AnyProvable, device: Device, most: usize) -> Result<(u
     Ok((passed, failures))
 }
 
-/// The largest case that fits the demo, and one of the user's size.
+/// The largest case that fits the demo, and one of the user's size if there is one.
 fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec<Case> {
     let limit = match args.quick {
         true => quick_bytes(device) / 4,
@@ -226,12 +228,16 @@ fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec
     while bytes(&large) > limit && large.sizes[0] > 1 {
         large.sizes[0] /= 2;
     }
+    if [args.batch_size, args.seq_len, args.d_model] == [None; 3] {
+        return vec![large];
+    }
     let mut own = Case { dtype: DType::F32, ..large.clone() };
-    let tokens = args.batch_size as usize * args.seq_len as usize;
+    let [batch, tokens, hidden] =
+        [args.batch_size.unwrap_or(2), args.seq_len.unwrap_or(1024), args.d_model.unwrap_or(256)];
     for (size, value) in op.spec().sizes.iter().zip(&mut own.sizes) {
         match size.name {
-            "num_tokens" => *value = tokens,
-            "hidden" => *value = args.d_model as usize,
+            "num_tokens" => *value = batch as usize * tokens as usize,
+            "hidden" => *value = hidden as usize,
             _ => {}
         }
     }
@@ -244,14 +250,13 @@ mod tests {
 
     #[test]
     fn no_line_is_longer_than_100_characters() {
-        let numbers = ["999.999 ms", "12345 TFLOP/s", "100 %"].map(String::from);
+        let numbers = ["999.9 ms", "1234 TFLOP/s", "in cache"].map(String::from);
         for op in ops::PROVABLE {
             for case in op.bench_cases().iter().chain(&op.cases()) {
-                for line in lines(&case.name(op.spec()), case.dtype.name(), &numbers) {
-                    assert!(line.chars().count() <= WIDTH, "{line}");
-                }
+                let line = line([op.spec().name, &case.name(op.spec())], &numbers, "288 ok");
+                assert!(line.chars().count() <= WIDTH, "{line}");
             }
         }
-        assert_eq!(line("", [""; 3]).chars().count(), WIDTH);
+        assert_eq!(line(["", ""], &["", "", ""].map(String::from), "").chars().count(), WIDTH - 1);
     }
 }

@@ -1,9 +1,13 @@
 //! Configurations as transformers writes them. Its classes decide what a key means and what holds without it; keys that have
 //! no effect there have none here. `tests.rs` lists them all.
 
+mod layers;
+mod rope;
+
+use super::super::names::Naming;
 use super::keys::{Keys, Setting};
-use super::{Config, Fp8Config, RopeConfig, RopeScaling, check_head_dim, known_family};
-use crate::error::{Error, Result};
+use super::{Config, Fp8Config, Int4Config, check_head_dim, known_family};
+use crate::error::Result;
 use serde_json::Value;
 use warpsmith::ops::linear::Activation;
 
@@ -21,18 +25,75 @@ const ACTIVATIONS: [(&str, Activation); 10] = [
     ("relu", Activation::Relu),
 ];
 
+/// What a class of transformers has for keys that are not there, and which of them it has.
+struct Class {
+    /// Elements of a head, whatever the other sizes are; `None` if these decide.
+    head_dim: Option<usize>,
+    /// Heads of keys and values; `None` for as many as there are of queries.
+    kv_heads: Option<usize>,
+    norm_eps: f64,
+    theta: f64,
+    tied: bool,
+    activation: (&'static str, Activation),
+    attention_bias: Bias,
+    /// Whether there is a key for the biases of feed-forward layers. Without it there are none.
+    has_mlp_bias: bool,
+}
+
+/// Whether attention has biases.
+enum Bias {
+    Always,
+    Never,
+    /// The key `attention_bias` decides.
+    Key,
+}
+
+impl Class {
+    /// That of a family other than GPT-2.
+    fn of(family: &str) -> Class {
+        let llama = Class {
+            head_dim: None,
+            kv_heads: None,
+            norm_eps: 1e-6,
+            theta: 10_000.0,
+            tied: false,
+            activation: ("hidden_act", Activation::Silu),
+            attention_bias: Bias::Key,
+            has_mlp_bias: false,
+        };
+        match family {
+            "qwen2" => Class { kv_heads: Some(32), attention_bias: Bias::Always, ..llama },
+            "qwen3" => Class { head_dim: Some(128), kv_heads: Some(32), ..llama },
+            "mistral" => Class { kv_heads: Some(8), attention_bias: Bias::Never, ..llama },
+            "gemma3_text" => Class {
+                head_dim: Some(256),
+                kv_heads: Some(4),
+                theta: 1e6,
+                tied: true,
+                activation: ("hidden_activation", Activation::GeluTanh),
+                ..llama
+            },
+            "phi3" => Class { norm_eps: 1e-5, attention_bias: Bias::Never, ..llama },
+            "smollm3" => Class { kv_heads: Some(4), theta: 2e6, tied: true, has_mlp_bias: true, ..llama },
+            "olmo2" => Class { norm_eps: 1e-5, ..llama },
+            _ => Class { has_mlp_bias: true, ..llama },
+        }
+    }
+}
+
 /// Family and head size, before anything else is asked for.
 fn family_and_head(keys: &Keys<'_>) -> Result<(String, usize)> {
-    let family = known_family(keys, "model_type")?;
+    let (family, _) = known_family(keys, "model_type", Naming::Transformers)?;
     let (hidden, heads) = match family.as_str() {
         "gpt2" => ("n_embd", "n_head"),
         _ => ("hidden_size", "num_attention_heads"),
     };
     let own = match family.as_str() {
         "gpt2" => None,
-        // The class has a size of its own, whatever the others are.
-        "qwen3" => Some(keys.size_or("head_dim", 128)?),
-        _ => keys.size_if_any("head_dim")?,
+        family => match (keys.size_if_any("head_dim")?, Class::of(family).head_dim) {
+            (None, default) => default,
+            (own, _) => own,
+        },
     };
     if let Some(head_dim) = own {
         check_head_dim(keys, "head_dim", head_dim)?;
@@ -63,15 +124,29 @@ pub fn read(json: &Value) -> Result<Config> {
     let (family, head_dim) = family_and_head(&keys)?;
     refuse_other_models(json, &keys)?;
     let quantization = Fp8Config::from_json(json)?;
+    let int4 = Int4Config::from_json(json)?;
     if family == "gpt2" {
+        if int4.is_some() {
+            let expected = "fp8, fbgemm_fp8 or compressed-tensors, because the model is a GPT-2";
+            return Err(keys.wrong("quantization_config", expected, "packed weights of 4 bits"));
+        }
         return gpt2(&keys, head_dim, quantization);
     }
+    let class = Class::of(&family);
     let (num_heads, num_layers) = (keys.size("num_attention_heads")?, keys.size("num_hidden_layers")?);
     // Without the key, not with null.
-    let without = if family == "qwen3" && json.get("num_key_value_heads").is_none() { 32 } else { num_heads };
-    refuse_windows(json, &keys, &family, num_layers)?;
+    let has_kv_heads = json.get("num_key_value_heads").is_some();
+    let without = class.kv_heads.filter(|_| !has_kv_heads).unwrap_or(num_heads);
     let max_positions = keys.size("max_position_embeddings")?;
-    Config {
+    let attention_bias = match class.attention_bias {
+        Bias::Always => true,
+        Bias::Never => false,
+        Bias::Key => keys.flag_or("attention_bias", false)?,
+    };
+    let (activation_key, usual) = class.activation;
+    let about = rope::About { family: &family, theta: class.theta, head_dim, max_positions };
+    let rope::Ropes { rope, local_rope, rotary_dim } = rope::read(json, &keys, &about)?;
+    let mut config = Config {
         vocab_size: keys.size("vocab_size")?,
         hidden_size: keys.size("hidden_size")?,
         intermediate_size: keys.size("intermediate_size")?,
@@ -80,18 +155,27 @@ pub fn read(json: &Value) -> Result<Config> {
         num_kv_heads: keys.size_or("num_key_value_heads", without)?,
         head_dim,
         max_positions,
-        norm_eps: keys.real_or("rms_norm_eps", 1e-6)? as f32,
-        rope: Some(rope(json, &keys, max_positions)?),
-        activation: activation(&keys, "hidden_act", Activation::Silu)?,
-        attention_bias: Some(keys.flag_or("attention_bias", false)?),
-        // Qwen3 has no such key.
-        mlp_bias: Some(family == "llama" && keys.flag_or("mlp_bias", false)?),
-        tied: Some(keys.flag_or("tie_word_embeddings", false)?),
+        norm_eps: keys.real_or("rms_norm_eps", class.norm_eps)? as f32,
+        rope: Some(rope),
+        local_rope,
+        rotary_dim,
+        layers: layers::read(json, &keys, &family, num_layers)?,
+        activation: activation(&keys, activation_key, usual)?,
+        attention_bias: Some(attention_bias),
+        mlp_bias: Some(class.has_mlp_bias && keys.flag_or("mlp_bias", false)?),
+        tied: Some(keys.flag_or("tie_word_embeddings", class.tied)?),
         quantization,
+        int4,
         architecture: family,
         ..Config::default()
+    };
+    if config.architecture == "gemma3_text" {
+        keys.must_be("use_bidirectional_attention", false)?;
+        config.score_divisor = Some(keys.real_or("query_pre_attn_scalar", 256.0)?);
+        config.embedding_scale = Some((config.hidden_size as f64).sqrt());
+        config.logit_softcap = keys.real_if_any("final_logit_softcapping")?;
     }
-    .checked("num_key_value_heads")
+    config.checked("num_key_value_heads")
 }
 
 fn gpt2(keys: &Keys<'_>, head_dim: usize, quantization: Option<Fp8Config>) -> Result<Config> {
@@ -165,87 +249,4 @@ fn refuse_other_models(json: &Value, keys: &Keys<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Layers that see only the last tokens are not implemented.
-fn refuse_windows(json: &Value, keys: &Keys<'_>, family: &str, num_layers: usize) -> Result<()> {
-    match json.get("layer_types") {
-        None | Some(Value::Null) => {}
-        Some(types) => {
-            let is_full = |kind: &Value| matches!(kind.as_str(), Some("full_attention" | "attention"));
-            let all =
-                types.as_array().is_some_and(|types| types.len() == num_layers && types.iter().all(is_full));
-            if !all {
-                let got = keys.find("layer_types").map_or_else(String::new, |found| found.to_string());
-                return Err(keys.wrong(
-                    "layer_types",
-                    format!("full_attention for {num_layers} layers"),
-                    got,
-                ));
-            }
-            return Ok(());
-        }
-    }
-    // What the class of Qwen3 has for keys that are not there. Null turns windows off.
-    let full_layers = if family == "qwen3" { keys.size_or("max_window_layers", 28)? } else { 0 };
-    let has_window = !matches!(json.get("sliding_window"), Some(Value::Null));
-    if keys.flag_or("use_sliding_window", false)? && has_window && full_layers < num_layers {
-        return Err(keys.wrong("use_sliding_window", "false: windows are not supported", true));
-    }
-    Ok(())
-}
-
-/// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before.
-fn rope(json: &Value, keys: &Keys<'_>, max_positions: usize) -> Result<RopeConfig> {
-    let mut nested = None;
-    for key in ["rope_scaling", "rope_parameters"] {
-        match json.get(key) {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(entries)) if nested.is_none() && !entries.is_empty() => {
-                nested = Some((key, entries))
-            }
-            Some(Value::Object(_)) => {}
-            Some(other) => return Err(Error::config(key, "an object", other)),
-        }
-    }
-    let get = |key: &str| nested.and_then(|(_, entries)| entries.get(key)).and_then(Setting::from_json);
-    let inner = keys_of(&nested.map_or(String::new(), |(key, _)| format!("{key}.")), &get);
-    if let Some((_, entries)) = nested {
-        // One for each kind of layer.
-        if let Some((key, value)) = entries.iter().find(|(_, value)| value.is_object()) {
-            return Err(inner.wrong(key, "one rotation for all layers", weights_shown(value)));
-        }
-    }
-    for keys in [&inner, keys] {
-        keys.must_be_one_of("partial_rotary_factor", &[1.0])?;
-    }
-    let theta = match inner.real_if_any("rope_theta")? {
-        Some(theta) => theta,
-        None => keys.real_or("rope_theta", 10_000.0)?,
-    };
-    let kind = match inner.text_if_any("rope_type")? {
-        Some(kind) => Some(kind),
-        None => inner.text_if_any("type")?,
-    };
-    let scaling = match kind.as_deref() {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear(inner.real("factor")?),
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: inner.real("factor")?,
-            low_freq_factor: inner.real("low_freq_factor")?,
-            high_freq_factor: inner.real("high_freq_factor")?,
-            original: match keys.real_if_any("original_max_position_embeddings")? {
-                Some(original) => original,
-                None => inner.real_or("original_max_position_embeddings", max_positions as f64)?,
-            },
-        },
-        Some(other) => {
-            return Err(inner.wrong("rope_type", "default, linear or llama3", Setting::Text(other.into())));
-        }
-    };
-    Ok(RopeConfig { theta, scaling })
-}
-
-fn weights_shown(value: &Value) -> String {
-    crate::weights::shown(&value.to_string())
 }

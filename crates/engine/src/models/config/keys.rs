@@ -105,6 +105,14 @@ impl Keys<'_> {
         Ok(self.size_if_any(key)?.unwrap_or(default))
     }
 
+    /// As [`Keys::size_or`], where zero is a size too.
+    pub fn size_or_zero(&self, key: &str, default: usize) -> Result<usize> {
+        match self.find(key) {
+            Some(Setting::Whole(0)) => Ok(0),
+            _ => self.size_or(key, default),
+        }
+    }
+
     pub fn size(&self, key: &str) -> Result<usize> {
         self.size_if_any(key)?.ok_or_else(|| self.missing(key))
     }
@@ -114,6 +122,14 @@ impl Keys<'_> {
         match found.number() {
             Some(n) if n.is_finite() && n > 0.0 => Ok(Some(n)),
             _ => Err(self.wrong(key, "a finite number above zero", found)),
+        }
+    }
+
+    /// A number where zero stands for none.
+    pub fn real_if_positive(&self, key: &str) -> Result<Option<f64>> {
+        match self.find(key) {
+            Some(found) if found.number() == Some(0.0) => Ok(None),
+            _ => self.real_if_any(key),
         }
     }
 

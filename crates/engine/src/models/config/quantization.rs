@@ -1,4 +1,5 @@
-//! Which forms of quantised checkpoints are read: 8-bit floating-point weights with scales. All others are refused by name.
+//! Which forms of quantised checkpoints are read: 8-bit floating-point weights with scales, and 4-bit integers as GPTQ and AWQ
+//! pack them. All others are refused by name.
 
 use super::keys::{Keys, Setting};
 use crate::error::{Error, Result};
@@ -11,31 +12,114 @@ pub struct Fp8Config {
     pub block: Option<[usize; 2]>,
 }
 
-const METHODS: &str = "fp8, fbgemm_fp8 or compressed-tensors";
+/// Weights of 4 bits, packed into words, with scales and zero points for groups of inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Int4Config {
+    /// How they are packed.
+    pub packing: Int4Packing,
+    /// Inputs that share a scale; `None` if all do.
+    pub group: Option<usize>,
+}
+
+/// How weights of 4 bits are packed into words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Int4Packing {
+    /// Eight inputs of an output to a word; stored zero points are less by one.
+    Gptq,
+    /// The same, with zero points as they are.
+    GptqV2,
+    /// Eight outputs of an input to a word, the even ones first.
+    Awq,
+}
+
+const METHODS: &str = "fp8, fbgemm_fp8, compressed-tensors, gptq or awq";
+
+/// `quantization_config` with its key, or the name that older compressed-tensors had for it.
+fn described(json: &Value) -> Result<Option<(&'static str, &serde_json::Map<String, Value>)>> {
+    let found = ["quantization_config", "compression_config"]
+        .into_iter()
+        .find_map(|key| Some((key, json.get(key).filter(|value| !value.is_null())?)));
+    match found {
+        None => Ok(None),
+        Some((key, Value::Object(entries))) => Ok(Some((key, entries))),
+        Some((key, value)) => Err(Error::config(key, "an object", value)),
+    }
+}
+
+impl Int4Config {
+    /// Reads `quantization_config`; `None` if the model is not quantised, or in another way.
+    pub(super) fn from_json(json: &Value) -> Result<Option<Int4Config>> {
+        let Some((key, entries)) = described(json)? else { return Ok(None) };
+        let get = |key: &str| entries.get(key).and_then(Setting::from_json);
+        let keys = Keys { prefix: format!("{key}."), get: &get };
+        let packing = match keys.text_if_any("quant_method")?.as_deref() {
+            Some("gptq") => {
+                keys.must_be("is_marlin_format", false)?;
+                keys.must_be("lm_head", false)?;
+                if let Some(found) = entries.get("dynamic").filter(|found| !is_empty(found)) {
+                    return Err(keys.wrong("dynamic", "nothing: all layers are packed alike", found));
+                }
+                let key =
+                    if entries.contains_key("checkpoint_format") { "checkpoint_format" } else { "format" };
+                only(&keys, key, &["gptq", "gptq_v2"])?;
+                match keys.text_if_any(key)?.as_deref() {
+                    Some("gptq_v2") => Int4Packing::GptqV2,
+                    _ => Int4Packing::Gptq,
+                }
+            }
+            Some("awq") => {
+                only(&keys, "version", &["gemm", "GEMM"])?;
+                keys.must_be("zero_point", true)?;
+                Int4Packing::Awq
+            }
+            _ => return Ok(None),
+        };
+        // The second name is AWQ's own.
+        let named = |names: [&'static str; 2]| {
+            names.into_iter().find(|name| entries.contains_key(*name)).unwrap_or(names[0])
+        };
+        let bits = named(["bits", "w_bit"]);
+        if keys.size_or(bits, 4)? != 4 {
+            return Err(keys.wrong(bits, "4", keys.size(bits)?));
+        }
+        let size = named(["group_size", "q_group_size"]);
+        let group = match keys.find(size) {
+            Some(Setting::Whole(-1)) => None,
+            _ => Some(keys.size_or(size, 128)?),
+        };
+        Ok(Some(Int4Config { packing, group }))
+    }
+}
+
+/// Whether there is nothing in a value.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(entries) => entries.is_empty(),
+        Value::Array(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
 
 impl Fp8Config {
     /// Reads `quantization_config`; `None` if the model is not quantised.
     pub(super) fn from_json(json: &Value) -> Result<Option<Fp8Config>> {
-        // The second is the name that older compressed-tensors had.
-        let found = ["quantization_config", "compression_config"]
-            .into_iter()
-            .find_map(|key| Some((key, json.get(key).filter(|value| !value.is_null())?)));
-        let Some((key, value)) = found else { return Ok(None) };
-        let Value::Object(entries) = value else { return Err(Error::config(key, "an object", value)) };
+        let Some((key, entries)) = described(json)? else { return Ok(None) };
         let get = |key: &str| entries.get(key).and_then(Setting::from_json);
         let keys = Keys { prefix: format!("{key}."), get: &get };
         let method = keys.text_if_any("quant_method")?;
         let block = match method.as_deref() {
             Some("fp8") => {
                 only(&keys, "fmt", &["e4m3", "float8_e4m3fn"])?;
-                match value.get("weight_block_size") {
+                match entries.get("weight_block_size") {
                     // What transformers takes for granted.
                     None => Some([128, 128]),
                     Some(size) => block(&keys, "weight_block_size", size)?,
                 }
             }
             Some("fbgemm_fp8") => None,
-            Some("compressed-tensors") => compressed(&keys, value)?,
+            Some("compressed-tensors") => compressed(&keys, entries)?,
+            Some("gptq" | "awq") => return Ok(None),
             other => {
                 let got =
                     other.map_or_else(|| "nothing".into(), |name| Setting::Text(name.into()).to_string());
@@ -74,7 +158,7 @@ fn block(keys: &Keys<'_>, key: &str, value: &Value) -> Result<Option<[usize; 2]>
 }
 
 /// Groups of compressed-tensors: each must have weights of 8 bits.
-fn compressed(keys: &Keys<'_>, config: &Value) -> Result<Option<[usize; 2]>> {
+fn compressed(keys: &Keys<'_>, config: &serde_json::Map<String, Value>) -> Result<Option<[usize; 2]>> {
     const FORMATS: [&str; 2] = ["float-quantized", "naive-quantized"];
     only(keys, "format", &FORMATS)?;
     for key in ["sparsity_config", "transform_config"] {

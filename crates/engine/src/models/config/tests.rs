@@ -1,9 +1,10 @@
 //! Every key of the supported families' configurations that changes what a model computes: used, or refused by name.
 
+mod families;
+mod gguf;
+
 use super::*;
 use serde_json::json;
-use std::collections::BTreeMap;
-use weights::{Array, Value as Gguf};
 
 fn llama() -> Value {
     json!({
@@ -11,13 +12,6 @@ fn llama() -> Value {
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     })
-}
-
-fn qwen3() -> Value {
-    let mut config = llama();
-    config["model_type"] = json!("qwen3");
-    config["head_dim"] = json!(32);
-    config
 }
 
 fn gpt2() -> Value {
@@ -98,8 +92,39 @@ fn common_keys() -> Vec<(&'static str, Value, Fate)> {
     ]
 }
 
-/// The keys of `LlamaConfig` and `Qwen3Config`.
+/// Packed weights of 4 bits, in all families but GPT-2.
+fn int4_keys() -> Vec<(&'static str, Value, Fate)> {
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true, "desc_act": false});
+    let awq =
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"});
+    let with = |config: &Value, key: &str, value: Value| {
+        let mut config = config.clone();
+        config[key] = value;
+        config
+    };
+    vec![
+        ("quantization_config", gptq.clone(), Used),
+        ("quantization_config", with(&gptq, "group_size", json!(-1)), Used),
+        ("quantization_config", with(&gptq, "group_size", json!(0)), Refused),
+        ("quantization_config", with(&gptq, "bits", json!(3)), Refused),
+        ("quantization_config", with(&gptq, "desc_act", json!(true)), Used),
+        ("quantization_config", with(&gptq, "checkpoint_format", json!("gptq_v2")), Used),
+        ("quantization_config", with(&gptq, "checkpoint_format", json!("marlin")), Refused),
+        ("quantization_config", with(&gptq, "is_marlin_format", json!(true)), Refused),
+        ("quantization_config", with(&gptq, "dynamic", json!({"-:.*mlp.*": {}})), Refused),
+        ("quantization_config", awq.clone(), Used),
+        ("quantization_config", with(&awq, "bits", json!(8)), Refused),
+        ("quantization_config", with(&awq, "version", json!("gemv")), Refused),
+        ("quantization_config", with(&awq, "zero_point", json!(false)), Refused),
+    ]
+}
+
+/// The keys that the classes of Llama and its relatives have, but for Gemma 3 and Phi-3.
 fn decoder_keys() -> Vec<(&'static str, Value, Fate)> {
+    [int4_keys(), own_decoder_keys()].concat()
+}
+
+fn own_decoder_keys() -> Vec<(&'static str, Value, Fate)> {
     let llama3 =
         json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
     vec![
@@ -123,10 +148,7 @@ fn decoder_keys() -> Vec<(&'static str, Value, Fate)> {
         ("max_position_embeddings", json!(100), Used),
         ("rms_norm_eps", json!(1e-3), Used),
         ("rms_norm_eps", json!(0), Refused),
-        ("tie_word_embeddings", json!(true), Used),
         ("tie_word_embeddings", json!("true"), Refused),
-        ("attention_bias", json!(true), Used),
-        ("attention_bias", json!(1), Refused),
         ("attention_dropout", json!(0.5), NoEffect),
         ("rope_theta", json!(1e6), Used),
         ("rope_theta", json!(0), Refused),
@@ -138,15 +160,46 @@ fn decoder_keys() -> Vec<(&'static str, Value, Fate)> {
         ("rope_scaling", json!("linear"), Refused),
         ("rope_scaling", llama3.clone(), Used),
         ("rope_parameters", llama3, Used),
+        ("rope_scaling", json!({"type": "yarn", "factor": 2.0}), Used),
+        ("rope_scaling", json!({"type": "yarn", "factor": 0.0}), Refused),
+        ("rope_scaling", json!({"type": "yarn", "beta_fast": "many"}), Refused),
+        (
+            "rope_scaling",
+            json!({"type": "longrope", "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16]}),
+            Used,
+        ),
+        (
+            "rope_scaling",
+            json!({"type": "longrope", "short_factor": vec![1.0; 15], "long_factor": vec![2.0; 16]}),
+            Refused,
+        ),
+        ("rope_scaling", json!({"type": "longrope", "short_factor": vec![1.0; 16]}), Refused),
         ("rope_parameters", json!({"rope_theta": 7.0}), Used),
         ("rope_parameters", json!({"full_attention": {"rope_theta": 7.0}}), Refused),
         ("rope_parameters", json!({"partial_rotary_factor": 0.5}), Refused),
         ("partial_rotary_factor", json!(0.5), Refused),
         ("partial_rotary_factor", json!(1.0), NoEffect),
+        ("layer_types", json!(["full_attention"]), Refused),
+        ("layer_types", json!(["full_attention", "linear_attention"]), Refused),
+    ]
+}
+
+/// What the classes of Llama, Qwen3 and OLMo 2 have beside.
+fn own_biases_and_tables() -> Vec<(&'static str, Value, Fate)> {
+    vec![
+        ("tie_word_embeddings", json!(true), Used),
+        ("attention_bias", json!(true), Used),
+        ("attention_bias", json!(1), Refused),
+    ]
+}
+
+/// Layers with windows, where a class has none.
+fn no_windows() -> Vec<(&'static str, Value, Fate)> {
+    vec![
+        ("use_sliding_window", json!(true), Refused),
         ("use_sliding_window", json!("yes"), Refused),
         ("layer_types", json!(["full_attention", "full_attention"]), NoEffect),
         ("layer_types", json!(["full_attention", "sliding_attention"]), Refused),
-        ("layer_types", json!(["full_attention"]), Refused),
     ]
 }
 
@@ -169,43 +222,15 @@ fn judge_keys(base: &Value, keys: Vec<(&'static str, Value, Fate)>) {
 
 #[test]
 fn keys_of_llama_are_used_or_refused() {
-    let own = [
-        ("mlp_bias", json!(true), Used),
-        ("pretraining_tp", json!(4), NoEffect),
-        ("use_sliding_window", json!(true), Refused),
-    ];
-    judge_keys(&llama(), [common_keys(), decoder_keys(), own.to_vec()].concat());
-}
-
-#[test]
-fn keys_of_qwen3_are_used_or_refused() {
-    let own = [
-        // Not one of its keys.
-        ("mlp_bias", json!(true), NoEffect),
-        // From layer 28 on, of which there are two.
-        ("use_sliding_window", json!(true), NoEffect),
-        ("sliding_window", json!(16), NoEffect),
-        ("max_window_layers", json!(1), NoEffect),
-    ];
-    judge_keys(&qwen3(), [common_keys(), decoder_keys(), own.to_vec()].concat());
-    let mut with_window = qwen3();
-    with_window["max_window_layers"] = json!(1);
-    judge_keys(&with_window, vec![("use_sliding_window", json!(true), Refused)]);
-    with_window["use_sliding_window"] = json!(true);
-    with_window["sliding_window"] = Value::Null;
-    assert_eq!(Config::from_json(&with_window).unwrap(), Config::from_json(&qwen3()).unwrap());
-    // What its class has without the keys.
-    let mut bare = qwen3();
-    bare.as_object_mut().unwrap().remove("head_dim");
-    assert_eq!(Config::from_json(&bare).unwrap().head_dim, 128);
-    bare["num_attention_heads"] = json!(64);
-    bare.as_object_mut().unwrap().remove("num_key_value_heads");
-    assert_eq!(Config::from_json(&bare).unwrap().num_kv_heads, 32);
+    let own = [("mlp_bias", json!(true), Used), ("pretraining_tp", json!(4), NoEffect)];
+    let all = [common_keys(), decoder_keys(), own_biases_and_tables(), no_windows(), own.to_vec()];
+    judge_keys(&llama(), all.concat());
 }
 
 #[test]
 fn keys_of_gpt2_are_used_or_refused() {
     let own = [
+        ("quantization_config", json!({"quant_method": "awq", "bits": 4}), Refused),
         ("n_embd", json!(128), Used),
         ("n_embd", json!(65), Refused),
         ("n_embd", json!(72), Refused),
@@ -240,21 +265,19 @@ fn keys_of_gpt2_are_used_or_refused() {
 
 #[test]
 fn other_rotations_and_methods_are_refused_by_name() {
-    for kind in ["dynamic", "yarn", "longrope", "proportional", "mrope", "ntk"] {
+    for kind in ["dynamic", "proportional", "mrope", "ntk"] {
         let mut config = llama();
         config["rope_scaling"] = json!({"rope_type": kind, "factor": 2.0});
         let told = Config::from_json(&config).unwrap_err().to_string();
         assert!(told.contains("`rope_scaling.rope_type`") && told.contains(kind), "{told}");
-        assert!(told.contains("default, linear or llama3"), "{told}");
+        assert!(told.contains("default, linear, llama3, yarn or longrope"), "{told}");
     }
     for method in [
         "aqlm",
         "auto-round",
-        "awq",
         "bitnet",
         "bitsandbytes",
         "eetq",
-        "gptq",
         "higgs",
         "hqq",
         "modelopt",
@@ -300,8 +323,14 @@ fn both_ways_to_write_rope_mean_the_same() {
 #[test]
 fn family_and_head_size_are_judged_before_anything_else() {
     for (json, told) in [
-        (json!({"model_type": "mamba", "head_dim": 7}), "llama, qwen3, gpt2, got \"mamba\""),
-        (json!({}), "`model_type`: expected a family that is supported: llama, qwen3, gpt2, got nothing"),
+        (
+            json!({"model_type": "mamba", "head_dim": 7}),
+            "llama, qwen2, qwen3, mistral, gemma3_text, phi3, smollm3, olmo2, gpt2, got \"mamba\"",
+        ),
+        (
+            json!({}),
+            "`model_type`: expected a family that is supported: llama, qwen2, qwen3, mistral, gemma3_text, phi3, smollm3, olmo2, gpt2, got nothing",
+        ),
         (json!([1, 2]), "`model_type`"),
         (
             json!({"model_type": "llama", "head_dim": 48}),
@@ -322,147 +351,4 @@ fn family_and_head_size_are_judged_before_anything_else() {
     // Nothing else is asked for then.
     let Value::Object(little) = json!({"model_type": "qwen3"}) else { unreachable!() };
     Config::judge(&Metadata::Config(little)).unwrap();
-}
-
-type GgufKeys = BTreeMap<String, Gguf>;
-
-fn gguf(family: &str) -> GgufKeys {
-    let epsilon = if family == "gpt2" { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
-    let own = [
-        ("embedding_length", Gguf::U32(64)),
-        ("attention.head_count", Gguf::U32(2)),
-        ("feed_forward_length", Gguf::U32(96)),
-        ("block_count", Gguf::U32(2)),
-        ("context_length", Gguf::U32(512)),
-    ];
-    let own = own.into_iter().map(|(key, value)| (format!("{family}.{key}"), value));
-    own.chain([
-        ("general.architecture".to_owned(), Gguf::String(family.into())),
-        (format!("{family}.attention.{epsilon}"), Gguf::F32(1e-5)),
-    ])
-    .collect()
-}
-
-fn read_gguf(keys: &GgufKeys) -> Result<Config> {
-    Config::from_gguf(&|key| keys.get(key).cloned(), 128)
-}
-
-#[test]
-fn keys_of_gguf_have_their_defaults() {
-    let config = read_gguf(&gguf("llama")).unwrap();
-    assert_eq!((config.num_kv_heads, config.head_dim, config.norm_eps), (2, 32, 1e-5));
-    assert_eq!(config.rope, Some(RopeConfig { theta: 10_000.0, scaling: RopeScaling::None }));
-    assert_eq!((config.attention_bias, config.mlp_bias, config.tied), (None, None, None));
-    let config = read_gguf(&gguf("gpt2")).unwrap();
-    assert_eq!((config.rope, config.attention_bias, config.mlp_bias), (None, Some(true), Some(true)));
-}
-
-#[test]
-fn keys_of_gguf_are_used_or_refused() {
-    let real = Gguf::F32;
-    let text = |text: &str| Gguf::String(text.into());
-    let of_all: Vec<(&str, Gguf, Fate)> = vec![
-        ("embedding_length", Gguf::U64(128), Used),
-        ("embedding_length", Gguf::U64(u64::MAX), Refused),
-        ("embedding_length", Gguf::I32(-64), Refused),
-        ("attention.head_count", Gguf::U32(1), Used),
-        ("attention.head_count", Gguf::Array(Array::U32(vec![2, 2])), Refused),
-        ("feed_forward_length", Gguf::U32(100), Used),
-        ("feed_forward_length", Gguf::Array(Array::U32(vec![96, 96])), Refused),
-        ("block_count", Gguf::U32(3), Used),
-        ("context_length", Gguf::U32(100), Used),
-        ("attention.head_count_kv", Gguf::U32(2), NoEffect),
-        ("attention.head_count_kv", Gguf::Array(Array::I32(vec![1, 1])), Refused),
-        ("attention.key_length", Gguf::U32(48), Refused),
-        ("attention.value_length", Gguf::U32(32), NoEffect),
-        ("attention.value_length", Gguf::U32(64), Refused),
-        ("attention.causal", Gguf::Bool(false), Refused),
-        ("attention.causal", Gguf::Bool(true), NoEffect),
-        ("attention.max_alibi_bias", real(8.0), Refused),
-        ("attention.clamp_kqv", real(8.0), Refused),
-        ("attention.scale", real(0.5), Refused),
-        ("attention.scale", real(0.0), NoEffect),
-        ("attention.sliding_window", Gguf::U32(16), Refused),
-        ("attn_logit_softcapping", real(30.0), Refused),
-        ("final_logit_softcapping", real(30.0), Refused),
-        ("logit_scale", real(0.5), Refused),
-        ("logit_scale", real(1.0), NoEffect),
-        ("residual_scale", real(0.5), Refused),
-        ("embedding_scale", real(0.5), Refused),
-        ("expert_count", Gguf::U32(8), Refused),
-        ("expert_count", Gguf::U32(0), NoEffect),
-        ("expert_used_count", Gguf::U32(2), Refused),
-        ("nextn_predict_layers", Gguf::U32(1), Refused),
-        ("use_parallel_residual", Gguf::Bool(true), Refused),
-        ("vocab_size", Gguf::U32(7), NoEffect),
-        ("pooling_type", Gguf::U32(1), NoEffect),
-        ("tensor_data_layout", text("Meta AI original pth"), NoEffect),
-    ];
-    let of_rope: Vec<(&str, Gguf, Fate)> = vec![
-        ("attention.head_count_kv", Gguf::U32(1), Used),
-        ("attention.key_length", Gguf::U32(64), Used),
-        ("attention.layer_norm_rms_epsilon", real(1e-3), Used),
-        ("attention.layer_norm_rms_epsilon", real(f32::NAN), Refused),
-        ("rope.freq_base", real(1e6), Used),
-        ("rope.freq_base", Gguf::F64(1e6), Used),
-        ("rope.freq_base", real(f32::NAN), Refused),
-        ("rope.freq_base", real(f32::INFINITY), Refused),
-        ("rope.freq_base", real(-1.0), Refused),
-        ("rope.freq_base", text("10000"), Refused),
-        ("rope.dimension_count", Gguf::U32(32), NoEffect),
-        ("rope.dimension_count", Gguf::U32(16), Refused),
-        ("rope.dimension_sections", Gguf::Array(Array::I32(vec![8, 8])), Refused),
-        // Linear, where no kind is given.
-        ("rope.scaling.factor", real(2.0), Used),
-        ("rope.scale_linear", real(2.0), Used),
-        ("rope.scaling.type", text("none"), NoEffect),
-        ("rope.scaling.type", text("yarn"), Refused),
-        ("rope.scaling.attn_factor", real(2.0), Refused),
-        ("rope.scaling.original_context_length", Gguf::U32(100), NoEffect),
-        ("rope.scaling.finetuned", Gguf::Bool(true), NoEffect),
-    ];
-    let of_gpt2 = vec![
-        ("attention.head_count_kv", Gguf::U32(1), Refused),
-        ("attention.key_length", Gguf::U32(64), Refused),
-        ("attention.layer_norm_epsilon", real(1e-3), Used),
-        ("attention.layer_norm_epsilon", real(0.0), Refused),
-    ];
-    for (family, own) in [("llama", &of_rope), ("qwen3", &of_rope), ("gpt2", &of_gpt2)] {
-        let plain = read_gguf(&gguf(family)).unwrap();
-        for (key, value, expected) in of_all.iter().chain(own) {
-            let mut keys = gguf(family);
-            keys.insert(format!("{family}.{key}"), value.clone());
-            let (fate, told) = match read_gguf(&keys) {
-                Ok(config) if config == plain => (NoEffect, String::new()),
-                Ok(_) => (Used, String::new()),
-                Err(error) => (Refused, error.to_string()),
-            };
-            assert_eq!(fate, *expected, "{family}.{key} = {value}: {told}");
-            assert!(fate != Refused || told.contains(&format!("`{family}.{key}")), "{key} = {value}: {told}");
-        }
-        for (key, value) in [("general.type", "adapter"), ("general.architecture", "mamba")] {
-            let mut keys = gguf(family);
-            keys.insert(key.into(), text(value));
-            let told = read_gguf(&keys).unwrap_err().to_string();
-            assert!(told.contains(&format!("`{key}`")) && told.contains(value), "{told}");
-        }
-    }
-}
-
-#[test]
-fn numbers_in_messages_are_those_of_the_file() {
-    let mut keys = gguf("llama");
-    keys.insert("llama.block_count".into(), Gguf::U64(u64::MAX));
-    let told = read_gguf(&keys).unwrap_err().to_string();
-    assert!(told.ends_with("got 18446744073709551615"), "{told}");
-    let mut config = llama();
-    config["num_hidden_layers"] = json!(u64::MAX);
-    let told = Config::from_json(&config).unwrap_err().to_string();
-    assert!(told.ends_with("got 18446744073709551615"), "{told}");
-    keys.insert("llama.block_count".into(), Gguf::I64(-1));
-    assert!(read_gguf(&keys).unwrap_err().to_string().ends_with("got -1"));
-    keys = gguf("llama");
-    keys.insert("llama.rope.freq_base".into(), Gguf::F32(f32::NAN));
-    let told = read_gguf(&keys).unwrap_err().to_string();
-    assert!(told.contains("`llama.rope.freq_base`") && told.ends_with("got NaN"), "{told}");
 }

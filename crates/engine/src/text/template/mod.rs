@@ -159,7 +159,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template without fuel is over.
+/// The limit that a template without fuel has exceeded.
 const OUT_OF_FUEL: &str = "number of instructions";
 
 /// Does work that is limited, on a thread with enough stack.

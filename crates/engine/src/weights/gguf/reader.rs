@@ -3,7 +3,7 @@
 use crate::weights::error::{Error, Result};
 use std::path::Path;
 
-/// Takes values from bytes, one after the other. Whatever is taken is compared with the bytes that are left first.
+/// Takes values from bytes, one after the other, after checking that enough bytes are left.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,

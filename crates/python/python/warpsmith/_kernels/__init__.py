@@ -1,4 +1,4 @@
-"""Kernels of users, as ops of PyTorch."""
+"""User kernels, as PyTorch ops."""
 
 from __future__ import annotations
 

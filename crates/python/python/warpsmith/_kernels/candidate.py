@@ -102,7 +102,7 @@ class Candidate:
         return _codegen.bound(self.op, self.op.variants[0], Arguments)
 
     def split(self, flat: Sequence[Any]) -> Arguments:
-        """Arguments that are in one row."""
+        """Flattened arguments."""
         variant = self.op.variants[0]
         first = len(variant.tensors)
         second = first + len(self.op.attrs)
@@ -168,7 +168,7 @@ class Candidate:
         before, device = overrides.find(self.op.name, problem), args.device.type
         replaced.append((device, problem, before))
         kernels: dict[str, Any] = {name: builtin(self.op.name, name) for name in self.runnable(args)}
-        # As callers get it: through PyTorch.
+        # As callers use it: through PyTorch.
         overrides.adopt(self.op.name, device, problem, self)
         kernels[self.name] = Overloads.raw(self.op.name)
         rounds = [
@@ -204,7 +204,7 @@ class Candidate:
         return found
 
     def remove(self) -> None:
-        """Takes it back: the op runs the library's kernels again."""
+        """Removes the kernel: the op runs the library's kernels again."""
         overrides.drop(lambda _, kernel: kernel is self)
         self.comparisons.clear()
         self._problems.clear()

@@ -1,4 +1,4 @@
-"""Whether a kernel computes what its reference does, writes nothing else, and gives the same bits again."""
+"""Checks that a kernel matches its reference, writes nothing else, and gives the same bits in each run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from warpsmith.errors import KernelError
 
 #: Bytes around outputs that must stay as they are.
 GUARD = 4096
-#: What guards and outputs hold before a kernel runs. Floating numbers of these bytes are NaN.
+#: The bytes of guards and outputs before a kernel runs. They are NaN in every floating-point type.
 POISON = 0xFF
-#: How far results may be from the reference in f64, as a share of what is typical for the elements around.
+#: How far results may be from the f64 reference, relative to the typical magnitude of nearby elements.
 PRECISION = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 RUNS = 3
-#: Elements of a row from which on the row is judged by what is typical for it, not for the whole output.
+#: From this length a row is judged by its own typical magnitude, not that of the whole output.
 ROW = 16
-#: How often the reference is asked how much its inputs' roundings matter.
+#: How often the effect of rounding the inputs is sampled.
 ROUNDINGS = 2
 
 
 def extent(like: torch.Tensor) -> int:
-    """Elements from the first to the last, those between them that belong to nothing included."""
+    """Elements from the first to the last, gaps included."""
     if like.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
@@ -111,7 +111,7 @@ class Checker:
     def expect(
         self, number: int, inputs: Sequence[Any], declared: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
-        """What the reference says of a case."""
+        """The reference results of a case."""
         expected = as_tuple(self.reference(*(widened(value) for value in inputs)))
         if [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in declared]:
             shapes = [", ".join(str(list(t.shape)) for t in tensors) for tensors in (expected, declared)]
@@ -124,12 +124,12 @@ class Checker:
         """Raises if an output is not what was expected."""
         shaken = [as_tuple(self.reference(*(rounded(v, seed) for v in inputs))) for seed in range(ROUNDINGS)]
         for at, (found, target) in enumerate(zip(outputs, expected, strict=True)):
-            # How much of an element is left to chance, as where numbers cancel: no kernel can be better than that.
+            # The error that rounding the inputs alone can cause, as where numbers cancel: no kernel can be better.
             moved = [(other[at].double() - target.double()).abs().nan_to_num(0.0) for other in shaken]
             self.compare(number, at, found, target, torch.stack(moved).amax(0))
 
     def runs(self, inputs: Sequence[Any], declared: tuple[torch.Tensor, ...]) -> list[list[tuple[Any, Any]]]:
-        """The outputs of several runs, with their guards; on several streams at once, if asked for."""
+        """The outputs of several runs, with their guards; on several streams at once if requested."""
         runs = [[poisoned(output) for output in declared] for _ in range(max(RUNS, self.streams))]
         device = declared[0].device
 
@@ -149,7 +149,7 @@ class Checker:
         return runs
 
     def check_guards(self, number: int, at: int, memory: torch.Tensor, found: torch.Tensor) -> None:
-        """Raises if something beside the output was written."""
+        """Raises if anything besides the output was written."""
         size = extent(found) * found.element_size()
         if extent(found) > found.numel():
             gaps = torch.ones(extent(found), dtype=torch.bool, device=found.device)
@@ -166,11 +166,11 @@ class Checker:
                 self.fail(number, f"it wrote outside output {at}: {distance} {bytes_} {where} it", at)
 
     def compare(self, number: int, at: int, found: torch.Tensor, expected: torch.Tensor, chance: torch.Tensor) -> None:
-        """Raises if an element is not what the reference says, up to rounding."""
+        """Raises if an element differs from the reference by more than rounding."""
         if found.is_floating_point():
             precision = PRECISION.get(found.dtype, 0.1) if self.precision is None else self.precision
             wide, target = found.double(), expected.double()
-            # Numbers that the type can hardly hold are as good as its smallest.
+            # Numbers below the type's smallest one count as that.
             least = torch.finfo(found.dtype).smallest_normal * torch.finfo(found.dtype).eps
             allowed = precision * torch.maximum(target.abs(), typical(target)) + 4 * chance + least
             right = (wide - target).abs() <= allowed

@@ -22,7 +22,7 @@ from warpsmith._torch.registration import PUBLIC, RAW
 
 #: What makes two calls the same problem: the tensors' types, shapes, strides, devices and alignment, options, switches.
 Problem = tuple[Any, ...]
-#: Addresses decide over nothing but their lowest bits.
+#: Only the lowest bits of addresses matter.
 ALIGNMENT = 16
 
 
@@ -58,7 +58,7 @@ class Override:
             library = Library(namespace, "IMPL")
             kernel = _codegen.bound(self.op, variant, self.run, raw=raw)
             with warnings.catch_warnings():
-                # PyTorch warns of kernels that take another's place, which is what this is for.
+                # PyTorch warns when a kernel replaces another, which is intended here.
                 warnings.simplefilter("ignore")
                 library.impl(variant.name, kernel, self.key, allow_override=True)
             self.libraries.append(library)
@@ -93,7 +93,7 @@ def find(op: str, problem: Problem) -> Adopted | None:
 
 
 def adopt(op: str, device: str, problem: Problem, kernel: Adopted) -> None:
-    """Has a kernel compute a problem's calls from now on."""
+    """Makes a kernel compute a problem's calls from now on."""
     with _lock:
         override = _overrides.setdefault((op, device), Override(all_ops()[op], KEYS[device]))
         override.table[problem] = kernel

@@ -36,7 +36,7 @@ class Launch:
 
 
 class Code(Protocol):
-    """Something that fills outputs."""
+    """Code that fills outputs."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class Code(Protocol):
 
 @dataclass(frozen=True)
 class Callback:
-    """A function of Python's: takes inputs, then outputs, which it writes."""
+    """A Python function that takes inputs, then outputs, which it writes."""
 
     body: Callable[..., Any]
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -81,7 +81,7 @@ class Cuda:
         self.native.launch(index, stream, grid, block, started.shared, args)
 
     def bits(self, at: int, value: Any) -> tuple[int, int]:
-        """An argument as the driver gets it: its bits, and how many bytes they are."""
+        """An argument as the driver gets it: its bits and its size in bytes."""
         if isinstance(value, torch.Tensor):
             return value.data_ptr(), 8
         if isinstance(value, bool):
@@ -129,7 +129,7 @@ def needed(name: str, launch: Callable[..., Launch] | None) -> Callable[..., Lau
 
 
 def architecture() -> str:
-    """That of the first GPU, or the usual one."""
+    """The architecture of the first GPU, or the default one."""
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         return f"{major}{minor}a" if major >= 9 else f"{major}{minor}"

@@ -1,4 +1,4 @@
-"""Gives a model of Hugging Face's our kernels, and takes them away again.
+"""Puts our kernels into a Hugging Face model, and removes them again.
 
 Modules are replaced one by one, in the model they are given: nothing changes for other models. The new modules hold
 the same parameters under the same names, so state dicts, optimisers and tied weights stay as they are.
@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from warpsmith._patch import layers, loss
 from warpsmith._patch.attention import NAME, register
 from warpsmith._patch.report import PatchReport
 from warpsmith._patch.swaps import FAMILIES, Left, replacement
@@ -19,7 +20,7 @@ from warpsmith.errors import UnsupportedError
 __all__ = ["PatchReport", "patch", "unpatch"]
 
 RECORD = "_warpsmith_patch"
-#: Attention of PyTorch's that ours stands for. Another one was chosen on purpose, and stays.
+#: PyTorch's attention implementations that ours replaces. Others were chosen on purpose, and stay.
 REPLACED_ATTENTION = ("eager", "sdpa")
 
 
@@ -27,15 +28,20 @@ REPLACED_ATTENTION = ("eager", "sdpa")
 class Record:
     """What unpatching needs."""
 
-    #: The modules that were replaced, by their place in the model.
+    #: The modules that were replaced, by their path in the model.
     originals: dict[str, nn.Module]
+    #: The classes of modules that got another, by their path.
+    classes: dict[str, type[nn.Module]]
     #: The attention before, if it was replaced.
     attention: str | None
     report: PatchReport
 
 
 def patch(model: nn.Module) -> PatchReport:
-    """Swaps norms, MLPs and attention of a Qwen3, Llama or GPT-2 model from transformers for ours, in place.
+    """Swaps norms, MLPs, rotary positions and attention of a model from transformers for ours, in place.
+
+    It knows Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, Phi-3, Gemma (1, 2 and 3) and GPT-2. In training, a call
+    with ``labels`` computes the loss without storing logits: its result has none.
 
     Returns a report of what was swapped and what was left, and why. Modules that are not exactly what their model's
     code made them (quantised, with adapters or hooks) are left. Patching twice changes nothing.
@@ -62,13 +68,39 @@ def patch(model: nn.Module) -> PatchReport:
             report.swapped[path] = (type(module).__name__, f"warpsmith {type(found).__name__}")
         elif isinstance(found, Left):
             report.left[path] = (type(module).__name__, found.why)
+    classes = recast(model, report)
     attention = swap_attention(model, report)
-    setattr(model, RECORD, Record(originals, attention, report))
+    setattr(model, RECORD, Record(originals, classes, attention, report))
     return report
 
 
+def recast(model: nn.Module, report: PatchReport) -> dict[str, type[nn.Module]]:
+    """Gives layers classes of ours, now that their parts were swapped; returns those before, by the layers' paths."""
+    before: dict[str, type[nn.Module]] = {}
+    for path, module in model.named_modules():
+        name = type(module).__name__
+        if name not in layers.FORWARDS:
+            continue
+        why = layers.why_left(module)
+        if why is not None:
+            report.left[path] = (name, why)
+            continue
+        before[path] = type(module)
+        module.__class__ = layers.derived(module.__class__)
+        report.swapped[path] = (name, f"warpsmith {type(module).__qualname__}")
+    if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        why = loss.why_left(model)
+        if why is None:
+            kind: Any = type(model)
+            before[""], model.__class__ = kind, loss.derived(kind)
+            report.swapped["loss"] = ("cross entropy of logits", "warpsmith.linear_cross_entropy in training")
+        else:
+            report.left["loss"] = ("cross entropy of logits", why)
+    return before
+
+
 def swap_attention(model: Any, report: PatchReport) -> str | None:
-    """Has the model compute attention by ours; returns what it had before."""
+    """Makes the model use our attention; returns the previous setting."""
     config = model.config
     before = str(config._attn_implementation)
     why = None
@@ -88,10 +120,12 @@ def swap_attention(model: Any, report: PatchReport) -> str | None:
 
 
 def unpatch(model: nn.Module) -> None:
-    """Undoes :func:`patch`: the modules of before are back, with the parameters of now."""
+    """Undoes :func:`patch`: restores the old modules, with the current parameters."""
     record: Record | None = getattr(model, RECORD, None)
     if record is None:
         return
+    for path, kind in record.classes.items():
+        model.get_submodule(path).__class__ = kind
     for path, original in record.originals.items():
         current = model.get_submodule(path)
         original._parameters.update(current._parameters)

@@ -1,4 +1,4 @@
-"""What became of a model's modules."""
+"""The outcome for each module of a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class PatchReport:
     """What was swapped and what was left."""
 
     model: str
-    #: By place in the model: what was there, and what is there now.
+    #: By path in the model: the old and the new module.
     swapped: dict[str, tuple[str, str]] = field(default_factory=dict)
-    #: By place in the model: what is there, and why it stayed.
+    #: By path in the model: the module, and why it stayed.
     left: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str, str]]:

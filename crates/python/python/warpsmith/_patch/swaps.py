@@ -1,4 +1,4 @@
-"""Which module takes the place of which."""
+"""Which module replaces which."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from warpsmith import ops
 from warpsmith.nn import GatedMLP, LayerNorm, RMSNorm
-from warpsmith.nn._linear import ACTIVATIONS, Activation, has_hooks, product
+from warpsmith.nn._linear import ACTIVATIONS, Activation, Gate, has_hooks, product
+from warpsmith.nn._support import fits
 
 #: transformers' names of activations, as the kernels have them.
-NAMES: dict[str, Activation] = {
+NAMES: dict[str, Gate] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -39,7 +41,7 @@ class PatchedRMSNorm(RMSNorm):
 
     @property
     def variance_epsilon(self) -> float | None:
-        """What is added to the mean square."""
+        """The term added to the mean square."""
         return self.eps
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
@@ -49,6 +51,39 @@ class PatchedRMSNorm(RMSNorm):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight.float()).to(x.dtype)
+
+
+class PatchedGemmaNorm(nn.Module):
+    """Gemma's RMS norm, whose factor is its weight and one.
+
+    The kernel computes it in f32, as transformers does: in 16 bits the sum would be rounded before it multiplies.
+    """
+
+    weight: nn.Parameter
+    eps: float
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        adopt(self, original)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        """The normalised rows; with ``residual``, that is added first, and the sum is returned too."""
+        if torch.compiler.is_compiling() or not fits("RMSNorm", x, residual):
+            total = x if residual is None else x + residual
+            wide = total.float()
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+            out = (wide * (1.0 + self.weight.float())).type_as(total)
+            return out if residual is None else (out, total)
+        factor = 1.0 + self.weight.float()
+        if residual is not None and x.dtype == residual.dtype == torch.float32:
+            return ops.rms_norm(x, factor, residual, eps=self.eps)
+        total = x if residual is None else x + residual
+        out = ops.rms_norm(total.float(), factor, eps=self.eps).to(total.dtype)
+        return out if residual is None else (out, total)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
 
 
 class PatchedLayerNorm(LayerNorm):
@@ -77,6 +112,32 @@ class FusedMLP(nn.Module):
         """The MLP's result."""
         hidden = conv1d(self.c_fc, x, self.activation)
         found: torch.Tensor = self.dropout(conv1d(self.c_proj, hidden))
+        return found
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"activation={self.activation}"
+
+
+class PackedMLP(nn.Module):
+    """Phi-3's MLP: gate and up are one layer."""
+
+    gate_up_proj: nn.Module
+    down_proj: nn.Module
+
+    def __init__(self, original: nn.Module, activation: Gate) -> None:
+        super().__init__()
+        self.activation = activation
+        adopt(self, original)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP's result."""
+        both = self.gate_up_proj(x)
+        if not fits("MLP", both):
+            gate, up = both.chunk(2, -1)
+            found: torch.Tensor = self.down_proj(up * ACTIVATIONS[self.activation](gate))
+            return found
+        found = self.down_proj(ops.gated_act(both, act=self.activation))
         return found
 
     def extra_repr(self) -> str:
@@ -116,9 +177,11 @@ def layer_norm(original: Any) -> nn.Module | Left:
 
 
 def gated_mlp(original: Any) -> nn.Module | Left:
-    activation = NAMES.get(original.config.hidden_act)
+    # Gemma's configs have another name for it.
+    name = getattr(original.config, "hidden_activation", None) or original.config.hidden_act
+    activation = NAMES.get(name)
     if activation is None:
-        return Left(f"no kernel has its activation {original.config.hidden_act}")
+        return Left(f"no kernel has its activation {name}")
     for name in ("gate_proj", "up_proj", "down_proj"):
         if type(getattr(original, name)) is not nn.Linear:
             return Left(f"its {name} is a {type(getattr(original, name)).__name__}")
@@ -127,6 +190,13 @@ def gated_mlp(original: Any) -> nn.Module | Left:
     mlp.activation = activation
     adopt(mlp, original)
     return mlp
+
+
+def packed_mlp(original: Any) -> nn.Module | Left:
+    activation = NAMES.get(original.config.hidden_act)
+    if activation is None:
+        return Left(f"no kernel has its activation {original.config.hidden_act}")
+    return PackedMLP(original, activation)
 
 
 def gpt2_mlp(original: Any) -> nn.Module | Left:
@@ -152,10 +222,32 @@ ACTIVATION_CLASSES: dict[str, Activation] = {
 
 Swap = Callable[[nn.Module], nn.Module | Left]
 
+
+def gemma_norm(original: nn.Module) -> nn.Module | Left:
+    return PatchedGemmaNorm(original)
+
+
+def family(name: str, **others: Swap) -> dict[str, Swap]:
+    """The modules of a family that differs from Llama in no more than ``others``."""
+    return {
+        f"{name}RMSNorm": rms_norm,
+        f"{name}MLP": gated_mlp,
+        **{f"{name}{kind}": swap for kind, swap in others.items()},
+    }
+
+
 #: By the model's type and the name of a module's class: what takes its place.
 FAMILIES: dict[str, dict[str, Swap]] = {
-    "qwen3": {"Qwen3RMSNorm": rms_norm, "Qwen3MLP": gated_mlp},
-    "llama": {"LlamaRMSNorm": rms_norm, "LlamaMLP": gated_mlp},
+    "qwen3": family("Qwen3"),
+    "qwen2": family("Qwen2"),
+    "llama": family("Llama"),
+    "mistral": family("Mistral"),
+    "smollm3": family("SmolLM3"),
+    "olmo2": family("Olmo2"),
+    "phi3": family("Phi3", MLP=packed_mlp),
+    "gemma": family("Gemma", RMSNorm=gemma_norm),
+    "gemma2": family("Gemma2", RMSNorm=gemma_norm),
+    "gemma3_text": family("Gemma3", RMSNorm=gemma_norm),
     "gpt2": {"LayerNorm": layer_norm, "GPT2MLP": gpt2_mlp},
 }
 
@@ -164,18 +256,18 @@ STAYS = {
     "Linear": "nothing follows it that could be fused",
     "Conv1D": "nothing follows it that could be fused",
     "Embedding": "PyTorch's does the same",
-    "LlamaRotaryEmbedding": "its tables are made once for all layers",
-    "Qwen3RotaryEmbedding": "its tables are made once for all layers",
 }
 
 
-def replacement(module: nn.Module, family: str) -> nn.Module | Left | None:
-    """What takes a module's place, or why it stays; ``None`` for modules that only hold others."""
+def replacement(module: nn.Module, model_type: str) -> nn.Module | Left | None:
+    """The replacement of a module, or why it stays; ``None`` for modules that only hold others."""
     name = type(module).__name__
-    if isinstance(module, (RMSNorm, LayerNorm, GatedMLP, FusedMLP)):
+    if isinstance(module, (RMSNorm, PatchedGemmaNorm, LayerNorm, GatedMLP, FusedMLP, PackedMLP)):
         return Left("it is ours already")
-    swap = FAMILIES[family].get(name)
+    swap = FAMILIES[model_type].get(name)
     if swap is None:
+        if name.endswith("RotaryEmbedding"):
+            return Left("its tables are made once for all layers")
         return Left(STAYS[name]) if name in STAYS else None
     if has_hooks(module) or hasattr(module, "_hf_hook"):
         return Left("it has hooks")

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from warpsmith import _codegen, _shapes
 from warpsmith._checks import native_error
 from warpsmith._spec import Gradient, Op, Source, Variant, all_ops
+from warpsmith._torch.composed import COMPOSED, Apply, apply, apply_at_level
 from warpsmith.errors import UnsupportedError
 
 Raw = Callable[..., Any]
@@ -57,7 +58,10 @@ transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 def call(op: Op, tensors: Sequence[Any], options: Sequence[Any], switches: Sequence[bool]) -> Any:
     """Calls an op with new outputs: the public one where a second derivative might be asked for, else the raw one."""
     if not torch.is_grad_enabled() and not transformed():
-        return Overloads.raw(op.name)(*tensors, *raw_options(op, options), *switches)
+        try:
+            return Overloads.raw(op.name)(*tensors, *raw_options(op, options), *switches)
+        except RuntimeError as error:
+            raise native_error(error) from None
     return call_public(op, op.variants[0], tensors, options, switches)
 
 
@@ -91,8 +95,9 @@ def function(op: Op, raw: Raw, *, bare: bool = False) -> type[torch.autograd.Fun
     attrs = len(op.attrs)
     rule = None if op.gradient is None else Rule(op, variant, op.gradient)
     if rule is not None:
-        assert not any(op.args[output].optional for output in variant.returned[:-1]), (
-            "those that may be missing are last"
+        last = max(at for at in rule.outputs.values() if at not in rule.not_differentiable)
+        assert not any(op.args[output].optional for output in variant.returned[:last]), (
+            "what may be missing comes after all that has a gradient, or is the last of that"
         )
 
     def backward(ctx: Any, *incoming: Any) -> Any:
@@ -112,8 +117,24 @@ def function(op: Op, raw: Raw, *, bare: bool = False) -> type[torch.autograd.Fun
 def quick(op: Op) -> Callable[..., Any]:
     """An op with its gradient, for callers who know that no transform of functorch is at work: PyTorch's own ``apply``
     looks for those, and takes longer than a small kernel."""
-    apply: Callable[..., Any] = _apply(function(op, Overloads.raw(op.name)._op, bare=True))
-    return apply
+    alone: Callable[..., Any] = _apply(function(op, Overloads.raw(op.name)._op, bare=True))
+    if op.name not in COMPOSED:
+        return alone
+    count = len(op.variants[0].tensors)
+
+    def run(*args: Any) -> Any:
+        found = of_parts(op, args[:count], args[count:])
+        return alone(*args) if found is None else found
+
+    return run
+
+
+def of_parts(op: Op, tensors: Sequence[Any], options: Sequence[Any], call: Apply = apply) -> Any:
+    """The result of a call whose gradient is that of several ops; ``None`` for all others."""
+    composed = COMPOSED.get(op.name)
+    if composed is None:
+        return None
+    return composed(call, tensors, {attr.name: option for attr, option in zip(op.attrs, options, strict=False)})
 
 
 def _apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -129,7 +150,13 @@ def forward(op: Op, variant: Variant, rule: Rule | None, raw: Raw, *, bare: bool
     tensors = _codegen.tensor_names(op, variant)
     options = [attr.name for attr in op.attrs]
     positions = [f"_{attr.name}[{attr.name}]" if attr.kind == "choice" else attr.name for attr in op.attrs]
-    body = [f"_results = _raw({', '.join([*tensors, *positions, *variant.wanted.values()])})"]
+    # What the gradient needs is computed whether or not it was asked for.
+    kept = () if rule is None else rule.computed_outputs
+    switches = ["True" if output in kept else switch for output, switch in variant.wanted.items()]
+    for at, (output, switch) in enumerate(variant.wanted.items()):
+        if rule is not None and output in rule.only_for:
+            switches[at] = f"{switch} or ctx.needs_input_grad[{rule.only_for[output]}]"
+    body = [f"_results = _raw({', '.join([*tensors, *positions, *switches])})"]
     if rule is not None:
         body.append(f"ctx.options = ({''.join(f'{name}, ' for name in options)})")
         if rule.needs_sizes:
@@ -147,8 +174,14 @@ def forward(op: Op, variant: Variant, rule: Rule | None, raw: Raw, *, bare: bool
         saved += [outputs[rule.outputs[arg]] for arg in rule.saved_outputs]
         body.append(f"ctx.save_for_backward({', '.join(saved)})")
         if rule.not_differentiable:
-            kept = ", ".join(outputs[at] for at in rule.not_differentiable)
-            body.append(f"ctx.mark_non_differentiable(*(tensor for tensor in ({kept},) if tensor is not None))")
+            constant = ", ".join(outputs[at] for at in rule.not_differentiable)
+            body.append(f"ctx.mark_non_differentiable(*(tensor for tensor in ({constant},) if tensor is not None))")
+        if rule.computed_outputs:
+            asked = [
+                f"{text} if {variant.wanted[output]} else None" if output in rule.computed_outputs else text
+                for output, text in zip(variant.returned, outputs, strict=True)
+            ]
+            body.append(f"_results = ({', '.join(asked)})")
     parameters = ", ".join(["ctx", *tensors, *options, *variant.wanted.values()])
     end = _codegen.unpack(op, variant, of_tuple=False) if bare else ["return _results"]
     return _codegen.make("forward", parameters, [*body, *end], names)
@@ -168,6 +201,7 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
         "_grad": torch.is_grad_enabled,
         "_transformed": transformed,
         "_raw": Overloads.raw(rule.backward.name)._op,
+        "_native_error": native_error,
     }
     names |= {f"_choice_{at}": positions for at, positions in choices(rule.backward.name)}
     saved = [f"_saved_{arg}" for arg in rule.saved_inputs] + [f"_kept_{arg}" for arg in rule.saved_outputs]
@@ -216,7 +250,10 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
         f"    return _general(ctx, {all_incoming})",
         f"({''.join(f'{name}, ' for name in saved)}) = ctx.saved_tensors" if saved else "",
         *(f"{name} = None if {name} is None else {name}.contiguous()" for name in incoming.values()),
-        f"_results = _raw({', '.join([*(value(sources[given.arg]) for given in form.tensors), *options, *switches])})",
+        "try:",
+        f"    _results = _raw({', '.join([*(value(sources[arg]) for arg in sources), *options, *switches])})",
+        "except RuntimeError as _error:",
+        "    raise _native_error(_error) from None",
         f"return ({', '.join([*found, *['None'] * rest])},)",
     ]
     parameters = ", ".join(["ctx", *(f"{name}=None" for name in incoming.values())])
@@ -244,6 +281,16 @@ class Rule:
         kept = {source.arg for source in sources if source.kind in ("output", "output_or_input")}
         self.saved_inputs = sorted(needed | {s.input for s in sources if s.kind == "output_or_input"})
         self.saved_outputs = sorted(kept)
+        #: Outputs that callers may leave out, but the gradient cannot do without.
+        self.computed_outputs = sorted({s.arg for s in sources if s.kind == "output"} & variant.wanted.keys())
+        #: Of those, the ones that the gradient of one input alone is made of: by output, that input's place. The
+        #: gradient's op says so by a result that is given exactly when it is given the output.
+        self.only_for: dict[int, int] = {}
+        for arg, (kind, result) in gradient.results.items():
+            given_with = self.backward.args[result].given_with if kind == "output" else None
+            made_of = None if given_with is None else gradient.inputs.get(given_with)
+            if made_of is not None and made_of.kind == "output" and made_of.arg in self.computed_outputs:
+                self.only_for[made_of.arg] = self.inputs[arg]
         arriving = {source.arg for source in sources if source.kind == "incoming"}
         arriving |= {arg for kind, arg in gradient.results.values() if kind == "incoming"}
         self.not_differentiable = [at for output, at in self.outputs.items() if output not in arriving]
@@ -354,6 +401,9 @@ def autograd_kernel(op: Op, variant: Variant) -> Callable[..., Any]:
         refuse_tangents(op, tensors)
         at_levels = transformed()
         if needs_gradient(tensors):
+            found = of_parts(op, tensors, options, apply_at_level if at_levels else apply)
+            if found is not None:
+                return found
             if differentiable is None or levelled is None:
                 raise UnsupportedError(f"{variant.name}: it works in place and has no gradient", op=op.name)
             if not at_levels:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from warpsmith import _codegen, _shapes
-from warpsmith._spec import Op, Variant
+from warpsmith._spec import Form, Op, Variant
 from warpsmith._torch.autograd import Overloads, as_tuple
 from warpsmith._torch.dtypes import BY_NAME, NAMES
 from warpsmith.errors import ArgumentError, UnsupportedError
@@ -106,8 +106,8 @@ class Batching:
         """All tensors that have rows with the further dimension first."""
         found = []
         for given, tensor, extra in zip(self.variant.tensors, first, batched, strict=True):
-            rows = any(form.leading == "rows" for form in self.op.args[given.arg].forms)
-            found.append(tensor if tensor is None or extra or not rows else tensor.expand(size, *tensor.shape))
+            alone = tensor is None or extra or has_no_rows(self.op.args[given.arg].forms, tensor.shape)
+            found.append(tensor if alone else tensor.expand(size, *tensor.shape))
         return found
 
     def one_by_one(
@@ -143,6 +143,16 @@ class Batching:
             else:
                 results.append(torch.empty((0, *known[0]), dtype=BY_NAME[known[1]], device=device))
         return results
+
+
+def has_no_rows(forms: Sequence[Form], shape: Sequence[int]) -> bool:
+    """Whether a shape is one of the forms without rows, such as that of one scale for all."""
+    return any(
+        form.leading != "rows"
+        and len(form.dims) == len(shape)
+        and all(dim.kind != "number" or dim.size == size for dim, size in zip(form.dims, shape, strict=True))
+        for form in forms
+    )
 
 
 def no_batched_gradients(op: Op) -> Callable[..., Any]:

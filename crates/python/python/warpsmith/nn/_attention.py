@@ -9,35 +9,73 @@ from torch import nn
 
 from warpsmith import ops
 from warpsmith._sdpa import attend
+from warpsmith.errors import ArgumentError
 
 
 class FlashAttention(nn.Module):
     """Attention in linear memory, of ``q`` ``[batch, q_len, heads, head_dim]`` over ``k`` and ``v``
     ``[batch, kv_len, kv_heads, head_dim]``.
 
-    It has no parameters. ``causal`` counts from the end: the last query sees all keys. ``dropout`` applies in training.
-    What the kernel cannot do, gradients among it, is left to PyTorch, see :func:`warpsmith.sdpa`.
+    It has no parameters. ``causal`` counts from the end: the last query sees all keys. ``window`` is how many keys
+    before its own position a query sees, ``None`` for all; ``softcap`` the limit that scores approach, 0 for none.
+    ``dropout`` applies in training. What the kernel cannot do, dropout among it, is left to PyTorch, see
+    :func:`warpsmith.sdpa`.
     """
 
-    def __init__(self, causal: bool = False, scale: float | None = None, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        window: int | None = None,
+        softcap: float = 0.0,
+    ) -> None:
         super().__init__()
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise refused("window", "None, or a number of keys of at least 1", window)
+        if not 0.0 <= softcap < float("inf"):
+            raise refused("softcap", "a limit of scores, or 0 for none", softcap)
         self.causal, self.scale, self.dropout = causal, scale, dropout
+        self.window, self.softcap = window, softcap
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[batch, q_len, heads, head_dim]``. ``mask``, boolean (keys that are seen) or added to scores, broadcasts
-        to ``[batch, heads, q_len, kv_len]``."""
-        dropout = self.dropout if self.training else 0.0
-        return attend(q, k, v, mask=mask, dropout=dropout, causal="end" if self.causal else "no", scale=self.scale)
+        to ``[batch, heads, q_len, kv_len]``. ``sinks``, ``[heads]`` in f32, are scores without a value."""
+        return attend(
+            q,
+            k,
+            v,
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+            causal="end" if self.causal else "no",
+            scale=self.scale,
+            window=self.window or 0,
+            softcap=self.softcap,
+            sinks=sinks,
+        )
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"causal={self.causal}, scale={self.scale}, dropout={self.dropout}"
+        shown = f"causal={self.causal}, scale={self.scale}, dropout={self.dropout}"
+        if self.window is not None:
+            shown += f", window={self.window}"
+        return f"{shown}, softcap={self.softcap}" if self.softcap else shown
+
+
+def refused(argument: str, expected: str, got: object) -> ArgumentError:
+    message = f"FlashAttention: argument `{argument}`: expected {expected}, got {got!r}"
+    return ArgumentError(message, op="FlashAttention", argument=argument, expected=expected, got=repr(got))
 
 
 class PagedAttention(nn.Module):
-    """Attention over a cache of keys and values in pages, for many requests of different lengths.
+    """Attention over a paged cache of keys and values, for many requests of different lengths.
 
     It owns the pages of one layer, ``k_pages`` and ``v_pages``, ``[num_pages, page_size, kv_heads, head_dim]``. They
     move with the module and are no part of its state dict. Who has which page is the caller's to decide.

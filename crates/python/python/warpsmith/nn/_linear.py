@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from warpsmith.nn._support import fits
 
 #: Names of activations. The product's kernel applies them.
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+
+#: Names of those that a gate can have.
+Gate = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 #: The activations in PyTorch's terms.
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -45,7 +48,7 @@ def product(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``residual + act(x @ weight.T + bias)``, in one kernel where there is one."""
-    if x.ndim > 0 and fits(x, weight, bias, residual):
+    if x.ndim > 0 and fits("linear", x, weight, bias, residual):
         return ops.linear(x, weight, bias, residual, act=act)
     out = ACTIVATIONS[act](F.linear(x, weight, bias))
     return out if residual is None else residual + out
@@ -100,21 +103,46 @@ class GatedMLP(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias, device, dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias, device, dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP's result."""
-        gate = run(self.gate_proj, x, self.activation)
-        return run(self.down_proj, gate * run(self.up_proj, x))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The MLP's result, with ``residual`` added last."""
+        return run(self.down_proj, gated(self.gate_proj, self.up_proj, x, self.activation), residual=residual)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return f"activation={self.activation}"
 
 
-def run(layer: nn.Module, x: torch.Tensor, act: Activation = "none") -> torch.Tensor:
-    """A layer and an activation: in one kernel if it is nothing but a linear layer."""
-    if type(layer) is nn.Linear and not has_hooks(layer):
-        return product(x, layer.weight, layer.bias, act=act)
-    return ACTIVATIONS[act](layer(x))
+def gated(gate: nn.Module, up: nn.Module, x: torch.Tensor, act: Activation) -> torch.Tensor:
+    """``act(gate(x)) * up(x)``."""
+    if trains(gate, up, x) and is_plain(gate) and is_plain(up) and act != "none":
+        weights, biases = (gate.weight, up.weight), (gate.bias, up.bias)
+        whole = gate.weight.shape == up.weight.shape and all(bias is None for bias in biases)
+        # To join the weights costs as much as a product of some rows; with many rows it saves two passes over the
+        # products' results, and the gate's product in the backward pass.
+        if whole and x.ndim > 0 and x.numel() >= x.shape[-1] * x.shape[-1] and fits("GatedMLP", x, *weights):
+            return ops.gated_act(ops.linear(x, torch.cat(weights)), act=act)
+    return run(gate, x, act) * run(up, x)
+
+
+def trains(gate: nn.Module, up: nn.Module, x: torch.Tensor) -> bool:
+    """Whether gradients will be asked for."""
+    needed = x.requires_grad or any(p.requires_grad for layer in (gate, up) for p in layer.parameters())
+    return torch.is_grad_enabled() and needed
+
+
+def run(
+    layer: nn.Module, x: torch.Tensor, act: Activation = "none", residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A layer, an activation and a sum: in one kernel if it is nothing but a linear layer."""
+    if is_plain(layer):
+        return product(x, layer.weight, layer.bias, act=act, residual=residual)
+    out = ACTIVATIONS[act](layer(x))
+    return out if residual is None else residual + out
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer is a linear layer and nothing else happens when it is called."""
+    return type(layer) is nn.Linear and not has_hooks(layer)
 
 
 def has_hooks(layer: nn.Module) -> bool:

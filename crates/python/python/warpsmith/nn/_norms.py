@@ -20,7 +20,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """The normalised rows; with ``residual``, also the sum."""
-        if not fits(x, self.weight, residual):
+        if not fits("RMSNorm", x, self.weight, residual):
             total = x if residual is None else x + residual
             out = super().forward(total)
             return out if residual is None else (out, total)
@@ -41,7 +41,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """The normalised rows; with ``residual``, also the sum."""
-        if not fits(x, self.weight, self.bias, residual):
+        if not fits("LayerNorm", x, self.weight, self.bias, residual):
             total = x if residual is None else x + residual
             out = super().forward(total)
             return out if residual is None else (out, total)

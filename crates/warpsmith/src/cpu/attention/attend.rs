@@ -1,4 +1,4 @@
-//! What the strategies have in common.
+//! What the strategies share.
 
 use super::band::Band;
 use super::cache::Block;
@@ -6,12 +6,14 @@ use super::work::Work;
 use crate::cpu::Simd;
 use crate::cpu::gemm::Blocks;
 
-/// Lets blocks of keys go past the bands of a job: one implementation for each [`Strategy`](super::memory::Strategy).
+/// Processes the bands of a job against blocks of keys: one implementation for each
+/// [`Strategy`](super::memory::Strategy).
 pub(super) trait Attend<'a> {
     /// Packs the queries of the bands as the strategy needs them.
     ///
     /// # Safety
-    /// The work must be laid out for the strategy; its memory be the caller's, and hold what the space says; the bands be the job's.
+    /// The work must be laid out for the strategy, the memory must belong to the caller and be as large as the space
+    /// says, and the bands must be those of the job.
     unsafe fn begin(work: &'a Work<'a>, blocks: &'a mut Blocks, bands: &[Band<'_>]) -> Self;
 
     /// Adds what the bands see of a block to their sums.

@@ -33,7 +33,7 @@ pub(crate) struct Pages {
 pub(super) struct Block<'a> {
     pub request: &'a Request,
     pub keys: Range<usize>,
-    /// How many keys after one that is packed is the one that is asked for.
+    /// How many keys ahead of the one being packed to prefetch.
     pub ahead: usize,
 }
 
@@ -50,14 +50,15 @@ pub(super) struct HeadBlock<'a> {
 }
 
 impl Cache {
-    /// Whether keys and values are copied before they are packed: where a page is cut by a tile, or a head is not dense.
+    /// Whether keys and values are copied before they are packed: needed where a tile crosses a page boundary or a head
+    /// is not dense.
     pub(super) fn is_gathered(&self) -> bool {
         let dense = self.k.dim == 1 && self.v.dim == 1;
         self.pages.is_some_and(|pages| !pages.size.is_multiple_of(Blocks::TILE) || !dense)
     }
 
-    /// Whether products use values where they are: heads are whole panels of f32, and one band needs them. More bands
-    /// would not find them in the first cache, where tokens a power of two apart compete for the same lines.
+    /// Whether products use values where they are: heads are whole panels of f32, and one band needs them. With more
+    /// bands they would not stay in L1, where tokens a power of two apart compete for the same lines.
     pub(super) fn multiplies_values_in_place(&self, blocks: &Blocks, head_dim: usize, bands: usize) -> bool {
         let panels = self.v.dim == 1 && head_dim.is_multiple_of(Blocks::PANEL);
         let f32 = self.dtype == DType::F32 && blocks.dtype() == DType::F32;
@@ -70,7 +71,7 @@ impl Cache {
         self.dtype == blocks.dtype() && steps && blocks.multiplies_direct(rows) && !self.is_gathered()
     }
 
-    /// Address of a key or value of a request, and how many from it on lie evenly in memory.
+    /// Address of a key or value of a request, and how many from there on are evenly spaced in memory.
     ///
     /// # Safety
     /// The key must exist, and its page in the table.
@@ -107,7 +108,7 @@ impl Cache {
         next.wrapping_sub(address) as isize
     }
 
-    /// The keys or values of a block from `key` on that lie evenly, but no more than `most`.
+    /// The evenly spaced keys or values of a block from `key` on, at most `most`.
     ///
     /// # Safety
     /// The key must be the block's.
@@ -121,7 +122,7 @@ impl Cache {
         Run { data: data as *const u8, token: heads.token, dim: heads.dim, at, ahead }
     }
 
-    /// Copies some keys or values of a block from `key` on, so that they lie evenly, and asks for later ones.
+    /// Copies some keys or values of a block from `key` on, so that they are evenly spaced, and prefetches later ones.
     ///
     /// # Safety
     /// The key must be the block's, and `to` hold [`Blocks::TILE`] heads.
@@ -158,7 +159,7 @@ impl Cache {
     }
 }
 
-/// Keys or values of a block that lie evenly in memory.
+/// Keys or values of a block that are evenly spaced in memory.
 pub(super) struct Run {
     pub data: *const u8,
     /// Distances in elements.

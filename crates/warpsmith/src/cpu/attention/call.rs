@@ -1,4 +1,4 @@
-//! One call, as the op's check found it to be right.
+//! One call that passed the op's check.
 
 use super::cache::Cache;
 use super::heads::{Grid, Heads, PerHead, Request};
@@ -34,10 +34,10 @@ pub(crate) struct Call<'a> {
     /// Zero for none.
     pub softcap: f32,
     pub scale: f32,
-    /// Rows of a job, at least `group`; zero for as many as are best.
+    /// Rows of a job, at least `group`; zero to choose the best number.
     pub block_rows: usize,
     /// Keys of a block: whole panels, at most [`KEYS`].
     pub block_keys: usize,
-    /// The keys that a query of a request sees, masks aside. Both ends ascend with the query.
+    /// The keys a query of a request sees, before masking. Both ends ascend with the query.
     pub keys: &'a (dyn Fn(usize, &Request) -> Range<usize> + Sync),
 }

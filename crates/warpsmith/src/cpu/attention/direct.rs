@@ -1,7 +1,8 @@
-//! Few rows of bf16 or f16 on tiles: keys and values are used from where they lie, all heads of some before those of the next.
+//! Few rows of bf16 or f16 on tiles: keys and values are used in place, all heads of some keys before those of the
+//! next.
 //!
-//! Keys are the left operand of their products, so that nothing is turned round but scores. Values become units of a right
-//! operand between the products of those before them: what was stored a moment ago cannot be loaded at once.
+//! Keys are the left operand of their products, so that only scores are transposed. Values are repacked into units of a
+//! right operand while earlier ones are multiplied, because a tile load stalls on data that was stored just before it.
 
 use super::attend::Attend;
 use super::band::Band;
@@ -16,7 +17,7 @@ use std::marker::PhantomData;
 
 const PANEL: usize = Blocks::PANEL;
 const TILE: usize = Blocks::TILE;
-/// Units of keys or values that are under way.
+/// Units of keys or values in flight.
 const RING: usize = 2;
 
 /// [`Strategy::Direct`](super::memory::Strategy::Direct).
@@ -35,7 +36,7 @@ fn pair(space: &Space) -> usize {
     TILE * space.panels * PANEL
 }
 
-/// Floats of what is under way.
+/// Floats of what is in flight.
 pub(super) fn staging(space: &Space) -> usize {
     RING * (PANEL * PANEL + pair(space))
 }
@@ -128,10 +129,10 @@ impl<T: CpuElement> Direct<'_, T> {
         unsafe { self.turn(bands, units, units.len() - 1) };
     }
 
-    /// Turns the scores of a unit to where they belong.
+    /// Transposes the scores of a unit into place.
     ///
     /// # Safety
-    /// The unit must have been multiplied, and no other since that takes its place.
+    /// The unit must have been multiplied, and its slot not reused since.
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn turn(&self, bands: &[Band<'_>], units: &Units<'_>, number: usize) {
         let (head, panel) = units.place(number);

@@ -27,7 +27,7 @@ pub(crate) struct Heads {
 
 impl Heads {
     /// Address of a head, whose elements take `size` bytes.
-    pub(super) fn at(&self, size: usize, [batch, token, head]: [usize; 3]) -> usize {
+    pub(crate) fn at(&self, size: usize, [batch, token, head]: [usize; 3]) -> usize {
         let offset = batch as isize * self.batch + token as isize * self.token + head as isize * self.head;
         self.data.wrapping_add_signed(offset * size as isize)
     }

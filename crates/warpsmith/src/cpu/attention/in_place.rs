@@ -1,4 +1,4 @@
-//! Few rows of f32: values are used from where they lie, and keys too where vectors can.
+//! Few rows of f32: values are used in place, and keys too where vectors allow it.
 
 use super::attend::Attend;
 use super::band::Band;

@@ -1,4 +1,4 @@
-//! Jobs: blocks of keys and values go past the rows of a job, band by band.
+//! Jobs: the rows of a job meet each block of keys and values, band by band.
 
 use super::attend::Attend;
 use super::band::Band;
@@ -31,7 +31,7 @@ pub(super) struct Compute<'a, T> {
     pub t: PhantomData<T>,
 }
 
-/// What the largest of some jobs takes.
+/// The size of the largest of some jobs.
 #[derive(Clone, Copy)]
 pub(super) struct Extent {
     /// Floats it works in.
@@ -102,7 +102,7 @@ pub(super) fn space_of(call: &Call<'_>, blocks: &Blocks, job: &Job) -> Space {
 }
 
 impl Work<'_> {
-    /// Lets all keys of the job go past its bands, by the strategy it was laid out for.
+    /// Processes all keys of the job with the strategy it was laid out for.
     ///
     /// # Safety
     /// The memory must be the caller's, and hold what the space says; the bands be the job's. `T` must be the call's type.
@@ -133,7 +133,7 @@ impl Work<'_> {
         }
     }
 
-    /// Lets all keys of the job go past its bands, block by block.
+    /// Processes all keys of the job, block by block.
     ///
     /// # Safety
     /// As for [`Attend::begin`].
@@ -148,7 +148,7 @@ impl Work<'_> {
         // SAFETY: passed on.
         let mut strategy = unsafe { W::begin(self, blocks, bands) };
         let seen = keys_of(call, &job.request, &job.queries);
-        // Many rows keep memory waiting for a whole block. For few, what is asked for should be near.
+        // With many rows there is a whole block of time to prefetch. With few, prefetch what comes soon.
         let ahead = if space.head_bands == 1 { Blocks::TILE / 2 } else { space.block_keys };
         for segment in job.segments.clone() {
             for band in bands.iter_mut() {

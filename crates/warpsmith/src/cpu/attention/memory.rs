@@ -1,4 +1,4 @@
-//! What a job works in: how it takes its blocks, how much memory that needs, and where everything lies in it.
+//! The working memory of a job: the strategy it uses, how much memory that needs, and where everything is in it.
 
 use super::call::Call;
 use super::plan::Job;
@@ -7,17 +7,18 @@ use crate::cpu::gemm::Blocks;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::scratch::{LINE, Plain};
 
-/// How a job takes blocks of keys and values. What the types and the layout of a call allow decides, and how many rows there are
-/// to share the work of packing.
+/// How a job processes blocks of keys and values. The choice depends on what types and layout allow, and on how many
+/// rows share the cost of packing.
 #[derive(Clone, Copy)]
 pub(super) enum Strategy {
-    /// A block is packed, and all bands go through it.
+    /// A block is packed, and all bands use it.
     Packed,
-    /// Values of f32 are used where they are, and keys too if so said. Each head is one band, as in all strategies for few rows.
+    /// f32 values are used in place, and keys too if the field says so. Each head is one band, as in all strategies for
+    /// few rows.
     InPlace { keys: bool },
     /// Few rows of bf16 or f16 on tiles, which use keys and values where they are.
     Direct,
-    /// f32 on tiles: a block is split, and all bands go through it.
+    /// f32 on tiles: a block is split, and all bands use it.
     Split,
     /// Few rows of f32 on tiles: keys and values are split where they are.
     Few,
@@ -60,7 +61,7 @@ pub(super) struct Space {
     pub steps: usize,
     /// How many bands have their scores at once.
     scored: usize,
-    /// Copies of some keys and values, where they are not packed from where they are.
+    /// Copies of some keys and values, where they are not packed in place.
     gathered: usize,
     /// What the strategy keeps of keys and values.
     pub staging: usize,
@@ -133,7 +134,7 @@ impl Space {
     }
 }
 
-/// Memory that is handed out from its beginning on.
+/// Memory handed out front to back.
 pub(super) struct Layout {
     pub next: *mut f32,
 }
@@ -149,7 +150,7 @@ impl Layout {
     /// The next `len` elements of another type, on cache lines of their own: [`floats_of`] floats.
     ///
     /// # Safety
-    /// The memory must have room, be initialised, and be nobody else's for as long as `'a`.
+    /// The memory must be large enough, initialised, and not used by anything else during `'a`.
     #[cfg(target_arch = "x86_64")]
     pub unsafe fn slice<'a, T: Plain>(&mut self, len: usize) -> &'a mut [T] {
         let Pieces { first, .. } = self.take(1, floats_of::<T>(len));
@@ -164,7 +165,7 @@ pub(super) const fn floats_of<T>(len: usize) -> usize {
     (len * size_of::<T>()).next_multiple_of(LINE) / size_of::<f32>()
 }
 
-/// Pieces of memory, all as long, one after the other.
+/// Pieces of memory of equal length, one after the other.
 #[derive(Clone, Copy)]
 pub(super) struct Pieces {
     first: *mut f32,
@@ -176,13 +177,13 @@ impl Pieces {
         self.first.wrapping_add(index * self.len)
     }
 
-    /// Pieces as long that begin elsewhere.
+    /// Pieces of the same length that start elsewhere.
     pub fn elsewhere(&self, first: *mut f32) -> Pieces {
         Pieces { first, len: self.len }
     }
 }
 
-/// Where everything is that a job works in. How much room each has, [`Space`] says.
+/// Where each part of a job's working memory is. [`Space`] has the sizes.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     /// The states of bands: of all segments so far, and of the present one.
@@ -203,8 +204,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Lays it out from `data` on, where [`Space::total`] floats have room. States that are merged later are left in `partial`,
-    /// where they are looked for then.
+    /// Lays it out from `data` on, which has room for [`Space::total`] floats. States that are merged later stay in
+    /// `partial`.
     pub fn new(space: &Space, data: *mut f32, partial: Option<*mut f32>) -> Memory {
         let mut layout = Layout { next: data };
         let total = layout.take(space.bands, space.state());

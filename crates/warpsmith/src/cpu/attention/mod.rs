@@ -1,18 +1,18 @@
-//! Attention on the CPU, one source for all tiers and for both the ops that attend.
+//! Attention on the CPU: one source for all tiers and for both attention ops.
 //!
 //! The queries that share a KV head, those of all its query heads, are cut into *jobs* of some hundred rows. A job
-//! walks through the keys in blocks of at most [`KEYS`]: each block is packed once for all its rows, which go through
-//! it in *bands* of as many rows as one product takes. Scores, exponentials and sums of a band stay in the first cache.
-//! Where keys lie, evenly or in pages, and in which type, matters for packing alone (`packed`). f32 goes to tiles where the
-//! machine has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few rows
-//! use keys and values from where they lie if they can (`in_place`, `direct`), with the same bits. A job has one of
-//! these strategies, and its memory is laid out for that (`memory`). In 16 bits the scores of rows that see one key are
+//! walks through the keys in blocks of at most [`KEYS`]. Each block is packed once and then used by all rows of the
+//! job, in *bands* of as many rows as one product takes. Scores, exponentials and sums of a band stay in L1. Whether
+//! keys are evenly spaced or in pages, and their type, matters only to packing (`packed`). f32 goes to tiles where the
+//! machine has them, split in three (`split`); a single token then too, so that it has the bits it has in a prompt. Few
+//! rows use keys and values in place where possible (`in_place`, `direct`), with the same bits. A job has one of these
+//! strategies, and its memory is laid out for that (`memory`). In 16 bits the scores of rows that see one key are
 //! computed again (`single`).
 //!
 //! # The order of sums
-//! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own, whose running maximum is
-//! raised block by block, and the segments are merged in ascending order. So segments can be computed by one thread after
-//! the other or by many at once, and a row's bits depend on its own keys alone.
+//! The context is cut at multiples of [`SEGMENT`] keys. Each segment has a softmax of its own with a running maximum,
+//! and segments are merged in ascending order. One thread can therefore compute the segments in turn, or several
+//! threads in parallel, and a row's bits depend on its own keys alone.
 
 mod attend;
 mod band;
@@ -49,7 +49,7 @@ use merge::Merge;
 use plan::{Cut, JOBS_PER_THREAD, Job, SPLIT_ROWS, add_jobs};
 use std::marker::PhantomData;
 
-/// Attends.
+/// Computes attention.
 ///
 /// # Safety
 /// The tensors must be as the call says, and hold the requests.
@@ -59,7 +59,7 @@ pub(crate) unsafe fn run(call: &Call<'_>, requests: &[Request]) {
     if is_small(call, requests) { with_threads(1, attend) } else { attend() }
 }
 
-/// Whether the calling thread alone takes less time than it takes to wake another: up to about ten microseconds.
+/// Whether the work is too small to wake another thread for: up to about ten microseconds.
 fn is_small(call: &Call<'_>, requests: &[Request]) -> bool {
     const MOST: usize = 1 << 18;
     let of_pair = 2 * call.num_kv_heads * call.group * call.head_dim;
@@ -97,7 +97,7 @@ unsafe fn attend(call: &Call<'_>, requests: &[Request]) {
 
 /// Computes jobs on all threads.
 fn compute(call: &Call<'_>, jobs: &[Job], extent: Extent, partials: Partials) {
-    // Split out here: inside, the closure would be compiled without the tier's instructions.
+    // A separate function: as an inner closure it would be compiled without the tier's instructions.
     parallel_for_with_scratch(jobs.len(), 1, extent.need(), |range, region| {
         let jobs = &jobs[range];
         with_float!(call.dtype, T => {

@@ -1,4 +1,4 @@
-//! How queries become rows, and a block of keys and values panels.
+//! Packs queries into rows, and a block of keys and values into panels.
 
 #[cfg(target_arch = "x86_64")]
 use super::band::Band;
@@ -56,8 +56,8 @@ impl Work<'_> {
         }
     }
 
-    /// Packs a block of some heads, and asks for what comes after it. Where rows are few, memory is the limit: all heads of some
-    /// tokens are packed before those of the next, as they lie in memory.
+    /// Packs a block of some heads, and prefetches what comes after it. Where rows are few, memory is the limit: all
+    /// heads of some tokens are packed before those of the next, as they lie in memory.
     ///
     /// # Safety
     /// The keys must be the request's, and the memory hold panels of as many heads.

@@ -1,4 +1,4 @@
-//! Any rows of any type: a block is packed once, and all bands go through it.
+//! Any rows of any type: a block is packed once, and all bands use it.
 
 use super::attend::Attend;
 use super::band::{Band, View};

@@ -1,4 +1,4 @@
-//! What there is to do: the jobs that requests are cut into.
+//! The plan: the jobs that requests are cut into.
 
 use super::call::{Call, SEGMENT};
 use super::heads::Request;
@@ -10,21 +10,21 @@ use std::ops::Range;
 
 /// The fewest rows of a job that pay for packing the keys.
 const LEAST_ROWS: usize = 256;
-/// Sums of a job that fit the second cache.
+/// Sums of a job that fit in L2.
 const JOB_SUMS: usize = 1 << 17;
 /// The same beside split queries, which take half as much again.
 const SPLIT_JOB_SUMS: usize = 1 << 16;
 /// Heads of at most this many rows are split over segments where there are few jobs.
 pub(super) const SPLIT_ROWS: usize = 64;
-/// Jobs for each thread that even out what the threads do.
+/// Jobs per thread, enough to balance the load.
 pub(super) const JOBS_PER_THREAD: usize = 4;
 
 /// Consecutive queries of all heads of some KV heads, and the segments to compute.
 #[derive(Clone)]
 pub(super) struct Job {
     pub request: Request,
-    /// One, unless there are so few rows that memory is the limit: a block of keys of all heads is then read in the order
-    /// in which it lies there.
+    /// One, unless there are so few rows that memory is the limit: then a block of keys of all heads is read in memory
+    /// order.
     pub kv_heads: Range<usize>,
     pub queries: Range<usize>,
     pub segments: Range<usize>,
@@ -51,8 +51,8 @@ impl Cut {
     }
 }
 
-/// Adds the jobs of all requests to `jobs`. Of those that a thread has for its own, the longest come first: so the last ones,
-/// which another thread may wait for, are short. `of_head` is room for the jobs of one KV head.
+/// Adds the jobs of all requests to `jobs`. Within a thread's share the longest come first, so that the last ones,
+/// which other threads may wait for, are short. `of_head` is room for the jobs of one KV head.
 pub(super) fn add_jobs(
     call: &Call<'_>,
     requests: &[Request],

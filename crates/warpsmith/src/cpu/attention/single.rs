@@ -1,7 +1,7 @@
 //! Rows that see one key.
 //!
-//! The score of that key is their log-sum-exp, whatever cancelled in its sum. Over more keys the errors of scores even out, and
-//! what is left is small beside the sum of exponentials.
+//! The score of that key is their log-sum-exp, so cancellation in its sum shows directly. Over more keys the errors of
+//! scores average out, and what is left is small beside the sum of exponentials.
 
 use super::band::{Band, View};
 use super::work::Work;

@@ -13,8 +13,8 @@ const LONGEST: usize = 256;
 /// Floats a band works in: scores, exponentials, and a row.
 pub(super) const BAND_SCRATCH: usize = KEYS / PANEL * ROWS * PANEL + ROWS * Blocks::ROW + LONGEST;
 
-/// Where the rows of a band stand in one softmax: the largest score so far, the sum of the exponentials of the scores
-/// less that, and the sums of the values weighted with them.
+/// Where the rows of a band stand in one softmax: the largest score so far, the sum of `exp(score - largest)`, and the
+/// sums of the values with these weights.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     pub(super) most: *mut f32,
@@ -55,7 +55,7 @@ impl State {
     }
 }
 
-/// What scores are taken less of: their largest, or zero if there is none, because minus infinity less itself is NaN.
+/// What is subtracted from scores: the largest, or zero if there is none, because minus infinity minus itself is NaN.
 #[inline(always)]
 pub(super) fn base(most: f32) -> f32 {
     if most == f32::NEG_INFINITY { 0.0 } else { most }

@@ -1,8 +1,8 @@
-//! Keys and values that are used from where they lie, in the order in which few rows use them.
+//! Keys and values used in place, in the order in which few rows use them.
 //!
-//! Memory is the limit there, and the processor follows many pages better than one. So all heads of some tokens are used before
-//! those of the next, and each product asks for what a later one needs, wherever that is: in another head, in another
-//! page, among the values, in the next block.
+//! Memory is the limit there, and the hardware prefetcher follows many pages better than one. So all heads of some
+//! tokens are used before those of the next, and each product prefetches what a later one needs, wherever that is: in
+//! another head, in another page, among the values, in the next block.
 
 use super::cache::{Block, Cache};
 use super::heads::Heads;
@@ -11,7 +11,7 @@ use crate::cpu::array;
 use crate::cpu::gemm::Blocks;
 use std::ops::Range;
 
-/// How many products later is needed what one asks for.
+/// How many products ahead each product prefetches.
 const AHEAD: usize = 2;
 
 /// The keys of a block that are seen, by [`Blocks::TILE`] of a head, in the order in which they are used.
@@ -30,7 +30,7 @@ pub(super) struct Tile {
     pub from: usize,
     pub count: usize,
     pub address: usize,
-    /// Bytes to what is to be asked for.
+    /// Distance in bytes to what is prefetched.
     pub ahead: isize,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Tiles<'a> {
         })
     }
 
-    /// The tile of `heads` at a key of a head, which asks for that of `later` at another.
+    /// The tile of `heads` at a key of a head, which prefetches that of `later` at another.
     ///
     /// # Safety
     /// The keys must exist.

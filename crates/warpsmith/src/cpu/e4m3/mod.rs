@@ -1,4 +1,4 @@
-//! bf16 to e4m3 in bulk, where there is a quicker way than by vectors of f32.
+//! bf16 to e4m3 in bulk, where that is faster than through vectors of f32.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -10,9 +10,9 @@ use super::runs::Runs;
 use super::simd::Simd;
 use super::tier::Tier;
 
-/// Converts the first of the elements of each run of bf16 to e4m3, as many as there is a quicker way for than by vectors of f32;
-/// tells how many. `scaled` has what is done to those of each run. With `stream` past the caches: then call [`Simd::fence`]
-/// before others read them.
+/// Converts the leading elements of each run of bf16 to e4m3, as many as the fast path takes, and returns their number.
+/// `scaled` has the scaling of each run. With `stream`, stores bypass the caches: call [`Simd::fence`] before others
+/// read them.
 ///
 /// # Safety
 /// Sources must be readable and results writable for all runs, and apart.

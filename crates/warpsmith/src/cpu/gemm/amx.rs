@@ -36,10 +36,10 @@ pub(super) struct Product {
     pub resume: bool,
 }
 
-/// Rows of the left operand that a product may ask for while it runs.
+/// Rows of the left operand that a product may prefetch while it runs.
 pub(super) const AHEAD: usize = 4;
 
-/// [`AHEAD`] rows that are needed next, `stride` bytes apart: as many bytes of each as the product has steps of 64.
+/// [`AHEAD`] rows that are needed next, `stride` bytes apart; of each, 64 bytes per step of the product.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Ahead {
     pub start: *const u8,
@@ -139,12 +139,12 @@ impl Tiles {
         }
     }
 
-    /// [`Tiles::multiply`] for a left operand that comes from far away and is used by few products: neither operand is kept in
-    /// the first cache, and rows that are needed next are asked for. Where it can, it calls `between` with the number of steps
-    /// under way every `at_once` steps: tiles multiply on while `between` computes with vectors.
+    /// [`Tiles::multiply`] for a left operand that comes from far away and is used by few products: neither operand is
+    /// kept in L1, and rows that are needed next are prefetched. Where possible it calls `between` every `at_once`
+    /// steps, with the number of steps in flight: tiles keep multiplying while `between` computes with vectors.
     ///
     /// # Safety
-    /// As for [`Tiles::multiply`]. What is asked for need not exist. `between` must not use tiles.
+    /// As for [`Tiles::multiply`]. What is prefetched need not exist. `between` must not use tiles.
     pub(super) unsafe fn stream(
         &mut self,
         unit: Unit,
@@ -185,12 +185,12 @@ impl Tiles {
 
 #[cfg(target_arch = "x86_64")]
 impl Tiles {
-    /// Multiplies full tiles of zeros, `rounds` times four, and returns the operations: what the unit can do at best.
+    /// Multiplies full tiles of zeros, `rounds` times four, and returns the number of operations: the peak of the unit.
     pub(super) fn spin(&mut self, rounds: usize) -> f64 {
         const OPERATIONS: usize = 2 * HALF * HALF * 2 * STEP;
         assert!(rounds > 0);
         self.configure_whole();
-        // SAFETY: `new` was promised the unit; tile registers only, which nothing else on this thread uses.
+        // SAFETY: the caller of `new` promised AMX; only tile registers are used, by nothing else on this thread.
         unsafe {
             asm!(
                 "tilezero tmm4",
@@ -273,8 +273,8 @@ macro_rules! kernel {
     };
 }
 
-/// The four kernels of one instruction. Left rows are used again by the next panel and should stay in the first cache;
-/// the panel streams past them, hence the hint `t1` on its loads.
+/// The four kernels of one instruction. Left rows are used again by the next panel and should stay in L1; the panel
+/// streams past them, hence the hint `t1` on its loads.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernels {
     ($dot:literal, $k22:ident, $k21:ident, $k12:ident, $k11:ident) => {
@@ -329,7 +329,7 @@ kernels!("tdpfp16ps", f16_2x2, f16_2x1, f16_1x2, f16_1x1);
 
 /// Zeros two by two tiles, or loads them where a sum goes on.
 ///
-/// The compiler knows no tile registers, so they keep from one of these functions to the next what is not changed here.
+/// The compiler does not use tile registers, so their contents survive from one of these functions to the next.
 ///
 /// # Safety
 /// As for the other kernels.
@@ -367,7 +367,7 @@ unsafe fn finish(p: &Product) {
     }
 }
 
-/// Some steps of two by two tiles that stream from the second cache, of panels of full width.
+/// Some steps of two by two tiles that stream from L2, of panels of full width.
 #[cfg(target_arch = "x86_64")]
 macro_rules! streamed {
     ($dot:literal, $name:ident) => {

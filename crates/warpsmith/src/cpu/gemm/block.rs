@@ -34,13 +34,13 @@ pub struct BlockProduct {
     pub rows: usize,
     /// A panel, or columns of units that lie `right_width` apart.
     pub right: *const u32,
-    /// [`Blocks::PANEL`]; something else only on tiles, or where a unit is an f32.
+    /// [`Blocks::PANEL`]; other values only on tiles, or where a unit is an f32.
     pub right_width: isize,
-    /// Units from a unit of the panel to the one that is asked for with it.
+    /// Units from a unit of the panel to the one prefetched with it.
     pub right_ahead: isize,
     /// Columns of the panel that count.
     pub cols: usize,
-    /// Units to multiply; a multiple of [`Blocks::STEP`], but where a unit is an f32.
+    /// Units to multiply; a multiple of [`Blocks::STEP`], except where a unit is an f32.
     pub units: usize,
     /// Rows of [`Blocks::PANEL`] sums.
     pub out: *mut f32,
@@ -68,7 +68,7 @@ impl Blocks {
     pub const TILE: usize = HALF;
     /// The usual [`BlockProduct::right_ahead`] of a panel.
     pub const PANEL_AHEAD: isize = vector::PANEL_AHEAD;
-    /// For more rows a matrix from memory should be packed: it is turned round again for every four of them.
+    /// For more rows, pack the matrix: in place it is transposed again for every four rows.
     const MOST_IN_PLACE: usize = 8;
     /// For more rows the sums of one panel are enough to keep the processor busy.
     const MOST_ACROSS: usize = 3;
@@ -113,13 +113,14 @@ impl Blocks {
         self.unit.packed_len(k).next_multiple_of(Self::STEP)
     }
 
-    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16, which is widened to f32 where
-    /// tiles do not multiply it. Of that a single token reads half the bytes, and splitting would take longer than reading.
+    /// Whether tiles multiply the elements in three parts ([`super::SplitBlocks`]): f32, but not f16 that is widened to
+    /// f32 where tiles cannot multiply it: a single token reads half as many bytes then, and splitting would take
+    /// longer than reading.
     pub fn splits(&self) -> bool {
         self.splits
     }
 
-    /// Whether so few rows can be multiplied on tiles with matrices that are used from where they lie.
+    /// Whether products of so few rows can use matrices in place on tiles.
     pub fn multiplies_direct(&self, rows: usize) -> bool {
         self.on_tiles() && rows <= HALF
     }
@@ -143,8 +144,8 @@ impl Blocks {
         unsafe { copy_rows(self.isa.tier(), self.unit, block, dst, Self::ROW, self.units(matrix.k)) }
     }
 
-    /// Packs all rows of a matrix as columns of panels, and asks for the matrix that is `ahead` bytes from it, which is
-    /// needed next.
+    /// Packs all rows of a matrix as columns of panels, and prefetches the matrix that is `ahead` bytes from it, which
+    /// is needed next.
     ///
     /// # Safety
     /// The matrix must be readable and `dst` hold all panels.
@@ -159,7 +160,7 @@ impl Blocks {
                     Columnwise { matrix, unit: self.unit, dst, width: PANEL, units, panel: *panel, ahead };
                 return copy_panels(self.isa.tier(), panels);
             }
-            // Rows are counted as if the first one made the first column of all.
+            // Rows are numbered as if the first one were the first column of the panels.
             let shift = -(columns.start as isize) * matrix.row_bytes();
             let rows = columns.start + matrix.rows;
             let side = Side::one(Matrix { data: matrix.data.wrapping_offset(shift), rows, ..*matrix });
@@ -176,18 +177,18 @@ impl Blocks {
         }
     }
 
-    /// Whether [`Self::multiply_in_place`] can be, and is worth it.
+    /// Whether [`Self::multiply_in_place`] is possible and pays.
     pub fn multiplies_in_place(&self, rows: usize) -> bool {
         self.isa.tier() == Tier::Avx512 && self.unit == Unit::F32 && rows <= Self::MOST_IN_PLACE
     }
 
-    /// The product of `rows` rows of a left operand with at most [`Blocks::TILE`] rows of an f32 matrix that are used where
-    /// they lie, with the bits it has if they are packed: sums in the first columns of rows of [`Blocks::PANEL`] at `out`.
-    /// Asks for the matrix that is `ahead` bytes from this one.
+    /// The product of `rows` rows of a left operand with at most [`Blocks::TILE`] rows of an f32 matrix that are used
+    /// in place, with the bits it has if they are packed: sums in the first columns of rows of [`Blocks::PANEL`] at
+    /// `out`. Prefetches the matrix that is `ahead` bytes from this one.
     ///
     /// # Safety
-    /// [`Self::multiplies_in_place`] must say so. The operands must be readable, the matrix have a row and neighbouring
-    /// elements in a row, and `out` hold the sums.
+    /// [`Self::multiplies_in_place`] must return true. The operands must be readable, the matrix have a row and
+    /// neighbouring elements in a row, and `out` hold the sums.
     pub unsafe fn multiply_in_place(
         &self,
         left: *const f32,
@@ -206,16 +207,16 @@ impl Blocks {
         let _ = (left, rows, matrix, ahead, out);
     }
 
-    /// Whether [`Self::multiply_across`] can be, and is worth it.
+    /// Whether [`Self::multiply_across`] is possible and pays.
     pub fn multiplies_across(&self, rows: usize) -> bool {
         self.isa.tier() == Tier::Avx512 && self.unit == Unit::F32 && rows <= Self::MOST_ACROSS
     }
 
-    /// [`Self::multiply`] of `panels` panels that lie side by side, whose sums are `apart` floats apart. Products of a sum wait
-    /// for one another; those of several panels do not.
+    /// [`Self::multiply`] of `panels` adjacent panels, whose sums are `apart` floats apart. The additions to one sum
+    /// depend on each other; those of several panels do not.
     ///
     /// # Safety
-    /// As for [`Self::multiply`], for each panel; [`Self::multiplies_across`] must say so.
+    /// As for [`Self::multiply`], for each panel; [`Self::multiplies_across`] must return true.
     pub unsafe fn multiply_across(&self, p: &BlockProduct, panels: usize, apart: usize) {
         #[cfg(target_arch = "x86_64")]
         for row in 0..p.rows {

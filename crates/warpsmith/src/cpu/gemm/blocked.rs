@@ -1,4 +1,4 @@
-//! Products on vectors: which part is computed when, and where its operands are at that time.
+//! Products on vectors: the order in which parts are computed, and where their operands are.
 
 use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
@@ -13,14 +13,14 @@ use crate::cpu::scratch::{self, Need, Region};
 use crate::cpu::{Tier, num_threads, parallel_for, parallel_for_with_scratch};
 use std::ops::Range;
 
-/// Panels of a strip, whose units of one block of k fill half of the second cache: the more there are, the fewer times the left
+/// Panels of a strip, whose units of one block of k fill half of L2: the more there are, the fewer times the left
 /// operand is copied.
 const WIDEST: usize = 16;
-/// Blocks of rows that a strip is multiplied with before it is packed for the next block of k. Their sums leave the second
-/// cache, and are asked for in time.
+/// Blocks of rows that a strip is multiplied with before it is packed for the next block of k. Their sums leave L2 and
+/// are prefetched again in time.
 const KEPT: usize = 80;
-/// Bytes of the right operand that are packed before they are used, per thread, where threads share them. The left operand
-/// is read once for each chunk, so chunks are larger than a second cache; tasks take parts of them that fit.
+/// Bytes of the right operand that are packed before they are used, per thread, where threads share them. The left
+/// operand is read once for each chunk, so chunks are larger than an L2; tasks take parts of them that fit.
 const CHUNK: usize = 4 << 20;
 /// Blocks of rows and panels of a task of packed panels.
 const LARGEST: (usize, usize) = (18, 16);
@@ -60,11 +60,11 @@ pub(super) unsafe fn unpacked<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &S
     unsafe { product.made_ready(&Source::Rows(w)) };
 }
 
-/// What panels of the right operand are made of before they are used.
+/// What panels of the right operand are made from.
 enum Source<'a> {
-    /// Rows, which are turned round.
+    /// Rows, to be transposed.
     Rows(&'a Side),
-    /// Panels of 16 bits, which are widened.
+    /// Panels of 16 bits, to be widened.
     Narrow(NarrowPanels),
 }
 
@@ -220,7 +220,7 @@ impl<E: Epilogue> Blocked<'_, E> {
                     for k in Depth::all(self.units(), depth) {
                         let to = Panels { data: space.strip, unit: self.unit, units: k.len, width: PANEL };
                         let from = if k.last { 0 } else { k.from + k.len };
-                        // Panels are read in order, which the processor sees by itself.
+                        // Panels are read in order, which the hardware prefetcher follows.
                         let upcoming = match source {
                             Source::Rows(side) => Some(Upcoming { side, panels: panels.clone(), from }),
                             Source::Narrow(_) => None,
@@ -319,7 +319,7 @@ impl<E: Epilogue> Blocked<'_, E> {
         }
     }
 
-    /// Where the units of the rows of a block begin, if they lie as the unit wants them.
+    /// Where the units of the rows of a block begin, if memory has them in the unit's layout.
     fn rows_of(&self, block: usize, k: Depth) -> impl ExactSizeIterator<Item = *const u8> {
         let matrix = &self.left.halves[0];
         let first = (block * self.block_len()).min(matrix.rows);

@@ -1,4 +1,4 @@
-//! Matrices whose columns are contiguous: as columns of panels, and turned round as rows.
+//! Matrices whose columns are contiguous: as columns of panels, and transposed as rows.
 
 use super::matrix::{Block, Matrix, Unit, copied_as};
 #[cfg(target_arch = "x86_64")]
@@ -121,7 +121,7 @@ pub(super) struct Columnwise<'a> {
     pub units: usize,
     /// Units from one panel to the next.
     pub panel: usize,
-    /// Bytes from an element to one that is needed soon.
+    /// Bytes from an element to the one to prefetch.
     pub ahead: isize,
 }
 
@@ -213,12 +213,12 @@ impl<T: CpuElement> Task for Interleave<'_, T> {
     }
 }
 
-/// Units that become columns before they are turned round.
+/// Units that become columns before they are transposed.
 #[cfg(target_arch = "x86_64")]
 const STAGE: usize = 64;
 
 /// [`copy_rows`](super::matrix::copy_rows) of a matrix whose columns are contiguous: 16 rows of 16 units at a time are
-/// turned round in registers. Asks for the rows that come [`PANEL`] later.
+/// transposed in registers. Prefetches the rows [`PANEL`] further on.
 ///
 /// # Safety
 /// As for that, with AVX-512.

@@ -1,8 +1,8 @@
-//! Few rows of bf16 or f16 times a matrix that is used from where it lies.
+//! Few rows of bf16 or f16 times a matrix that is used in place.
 //!
-//! Where rows of the matrix are multiplied with the few, they are the left operand, so that nothing is turned round but sums,
-//! whose bits are the same ([`super::amx`]). Where its columns are, pairs of rows become units just before they are needed.
-//! Both ask for what is needed later between their steps: all at once, it would wait for the buffers of the first cache.
+//! If the product is with the rows of the matrix, those are the left operand, so that only sums are transposed, whose
+//! bits are the same ([`super::amx`]). If it is with the columns, pairs of rows become units just before they are
+//! needed. Both prefetch between their steps: all prefetches at once would wait for L1 fill buffers.
 
 use super::amx::{Product, Shape};
 use super::block::Blocks;
@@ -19,7 +19,7 @@ pub(crate) struct Rows {
     /// Bytes from one row to the next.
     pub stride: isize,
     pub count: usize,
-    /// Bytes to those that are to be asked for.
+    /// Bytes to what is prefetched.
     pub ahead: isize,
 }
 
@@ -28,7 +28,7 @@ impl Rows {
         self.data.wrapping_offset(row as isize * self.stride)
     }
 
-    /// Asks for `bytes` bytes of a row that is needed later.
+    /// Prefetches `bytes` bytes of a row that is needed later.
     #[inline(always)]
     fn fetch(&self, row: usize, bytes: usize) {
         fetch_near(self.at(row).wrapping_offset(self.ahead), bytes);
@@ -42,7 +42,7 @@ pub(crate) struct DirectProduct {
     pub right: *const u32,
     pub cols: usize,
     pub steps: usize,
-    /// [`PANEL`] rows of as many sums, of which `cols` are written, for rows that there are.
+    /// [`PANEL`] rows of [`PANEL`] sums each; `cols` of each are written, for rows that exist.
     pub out: *mut f32,
 }
 
@@ -50,7 +50,7 @@ impl Blocks {
     /// Packs the rows of a matrix, at most [`HALF`], as columns of a right operand that is as wide as there are.
     ///
     /// # Safety
-    /// [`Self::multiplies_direct`] must say so, the matrix be readable, and `dst` hold the units.
+    /// [`Self::multiplies_direct`] must return true, the matrix be readable, and `dst` hold the units.
     pub(crate) unsafe fn pack_columns(&self, matrix: &Matrix, dst: *mut u32) {
         let units = self.units(matrix.k);
         let panels = Panels { data: dst, unit: self.unit, units, width: matrix.rows };
@@ -61,7 +61,7 @@ impl Blocks {
     /// Computes a product.
     ///
     /// # Safety
-    /// [`Self::multiplies_direct`] must say so, and the memory of `p` be as its fields say.
+    /// [`Self::multiplies_direct`] must return true, and the memory of `p` be as its fields say.
     pub(crate) unsafe fn multiply_direct(&mut self, p: &DirectProduct) {
         let shape = Shape { rows: p.left.map(|rows| rows.count), cols: [p.cols, 0] };
         // SAFETY: passed on.

@@ -1,7 +1,7 @@
-//! Very few rows of f32 on AVX-512: the weights are turned round in registers and multiplied there.
+//! Very few rows of f32 on AVX-512: the weights are transposed in registers and multiplied there.
 //!
-//! What is packed in the first cache is loaded and multiplied in turns, and memory idles in every second one. Here each
-//! block of 16 x 16 weights is loaded, transposed and used at once, so that the next loads are always under way.
+//! Packing into L1 alternates between loading and multiplying, and memory idles half of the time. Here each block of 16
+//! x 16 weights is loaded, transposed and used at once, so that loads are always in flight.
 
 use super::matrix::Matrix;
 use super::panel::avx512::transposed;
@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 /// The most rows that are worth it: more would be faster with weights that are transposed once for all. With more at once the
 /// compiler runs out of registers.
 pub(super) const MOST_ROWS: usize = 4;
-/// How many bytes ahead in its row a weight is asked for.
+/// How many bytes ahead in its row a weight is prefetched.
 const AHEAD: usize = 1024;
 
 /// Rows of f32, `stride` elements apart.
@@ -50,9 +50,9 @@ pub(super) unsafe fn multiply(x: Rows, w: &Side, panel: usize, out: *mut f32) {
     }
 }
 
-/// Multiplies rows with at most [`HALF`] others of as many elements, where those lie: rows of [`HALF`] sums at `out`, [`PANEL`]
-/// apart. They have the bits of [`multiply`]; those past the last of the others mean nothing. Asks for what lies `ahead`
-/// bytes from the others.
+/// Multiplies rows with at most [`HALF`] others of as many elements, in place: rows of [`HALF`] sums at `out`,
+/// [`PANEL`] apart. They have the bits of [`multiply`]; those past the last of the others mean nothing. Prefetches what
+/// is `ahead` bytes from the others.
 ///
 /// # Safety
 /// AVX-512 F and BW must be there, both operands readable, and `out` hold the sums.
@@ -73,7 +73,7 @@ pub(super) unsafe fn multiply_in_place(mut x: Rows, others: &Matrix, ahead: isiz
 struct Half {
     weights: [*const u8; HALF],
     bytes: usize,
-    /// Bytes from a weight to the one that is asked for with it: as long as more than [`AHEAD`] are left of its row, and then.
+    /// Bytes from a weight to the one prefetched with it: as long as more than [`AHEAD`] are left of its row, and then.
     ahead: [isize; 2],
 }
 
@@ -154,7 +154,7 @@ unsafe fn add_block<const R: usize>(sums: &mut [__m512; R], out: *mut f32, add: 
 pub(super) struct Across {
     pub row: *const f32,
     pub lines: *const f32,
-    /// Floats from one line to the next, and from a line to what is asked for with it.
+    /// Floats from one line to the next, and from a line to what is prefetched with it.
     pub width: isize,
     pub ahead: isize,
     /// Elements of the row: lines.
@@ -172,7 +172,7 @@ pub(super) struct Across {
 /// AVX-512 must be there, row and lines be readable, and `out` hold the sums.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn multiply_across(mut across: Across, mut panels: usize) {
-    // As many at once as the registers hold sums of, beside what is loaded.
+    // As many at once as there are registers for sums, beside those for loads.
     const MOST: usize = 4;
     while panels > 0 {
         let now = panels.min(MOST);

@@ -64,8 +64,8 @@ fn is_on_tiles(isa: Isa, unit: Unit) -> bool {
     isa.has_tiles() && unit != Unit::F32
 }
 
-/// The longest k over which f32 is multiplied on vectors although there are tiles. Those multiply 32 elements of k, be
-/// they zero or not, and their operands are split before.
+/// The longest k over which f32 is multiplied on vectors although there are tiles. Tiles always multiply 32 elements of
+/// k, padding included, and their operands must be split first.
 #[cfg(target_arch = "x86_64")]
 const SHORT: usize = 8;
 

@@ -1,4 +1,4 @@
-//! What becomes of a finished sum: the caller's last steps, on a tile that is still in the first cache.
+//! What happens to a finished sum: the caller's last steps, on a tile that is still in L1.
 
 use super::isa::Isa;
 use super::panel::{HALF, PANEL};
@@ -64,7 +64,7 @@ impl Tile {
 
 /// Turns sums into results and stores them.
 pub trait Epilogue: Sync {
-    /// Finishes a tile. Every element of the product comes in one tile, once, whatever its size: what is done to an
+    /// Finishes a tile. Every element of the product arrives exactly once, in a tile of any size: what is done to an
     /// element must depend on its sum, row and column alone.
     ///
     /// Implementations must be `#[inline(always)]`, and so must what they call with vectors.
@@ -73,12 +73,12 @@ pub trait Epilogue: Sync {
     /// What the implementation writes to must hold the tile's rows and columns.
     unsafe fn finish<S: Simd>(&self, s: S, tile: &Tile);
 
-    /// Told before the sums of a tile are made: a chance to ask for the memory that it will be written to.
+    /// Called before the sums of a tile are computed: a chance to prefetch the memory the results go to.
     fn expect(&self, rows: Range<usize>, cols: Range<usize>) {
         let _ = (rows, cols);
     }
 
-    /// Whether it computes so much that it should share the time of the products.
+    /// Whether it computes enough to be worth overlapping with the products.
     fn computes(&self) -> bool {
         false
     }
@@ -112,8 +112,8 @@ impl<T: CpuElement> Output<T> {
         Output { data: data.as_mut_ptr(), row_stride: n as isize, col_stride: 1 }
     }
 
-    /// Rounds and writes `count` lanes to `row` from `col` on; whole vectors past the caches if `stream` and their place allow
-    /// it, which [`Epilogue::end`] must then order.
+    /// Rounds and writes `count` lanes to `row` from `col` on; whole vectors bypass the caches if `stream` and their
+    /// alignment allow it, which [`Epilogue::end`] must then fence.
     ///
     /// # Safety
     /// The elements must be writable and `count <= S::N`.
@@ -159,7 +159,7 @@ impl<T: CpuElement> Output<T> {
         }
     }
 
-    /// Asks for the memory of some elements, which will be written.
+    /// Prefetches some elements for writing.
     pub fn claim(&self, rows: Range<usize>, cols: Range<usize>) {
         if self.col_stride == 1 {
             for row in rows {
@@ -197,7 +197,7 @@ impl<T: CpuElement> Epilogue for Output<T> {
 ///
 /// # Safety
 /// The tile must hold whole rows of [`PANEL`] sums.
-// Not inlined: every product calls it, and the epilogue is a lot of code.
+// Not inlined: every product calls it, and epilogues are large.
 #[inline(never)]
 pub(super) unsafe fn finish<E: Epilogue>(isa: Isa, tile: Tile, epilogue: &E) {
     struct Finish<'a, E>(Tile, &'a E);

@@ -56,7 +56,7 @@ impl Isa {
     /// The one matrix products use in the highest tier: the highest supported one not above [`env::CPU_MATRIX`].
     ///
     /// # Errors
-    /// If the variable is set to something else than such a name.
+    /// If the variable is set to anything but such a name.
     pub fn configured() -> Result<Isa> {
         match env::get(env::CPU_MATRIX) {
             None => Ok(Isa::supported()),
@@ -71,8 +71,8 @@ impl Isa {
         best.min(Isa::ALL[LIMIT.load(Ordering::Relaxed)])
     }
 
-    /// From now on matrix products of this process use none above `limit`: for tests, which prove all that a machine has.
-    /// Nobody may multiply meanwhile, and what was packed for other instructions can no longer be used.
+    /// Limits matrix products of this process to `limit`: for tests, which cover all sets of a machine. No product may
+    /// run meanwhile, and operands packed for other sets can no longer be used.
     #[cfg(any(test, feature = "lab"))]
     #[doc(hidden)]
     pub fn limit(limit: Isa) {
@@ -180,7 +180,7 @@ fn amx_int8_in_processor() -> bool {
 fn amx_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call only widens what this process may save of its registers.
+    // SAFETY: the call only adds to the register state that the process may save.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 

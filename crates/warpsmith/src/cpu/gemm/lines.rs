@@ -14,11 +14,11 @@ use super::vector::{self, LINE_UNITS, Start, add_block};
 use crate::cpu::parallel_for_with_scratch;
 use crate::cpu::scratch::Need;
 
-/// The most panels of a strip. What is read of a line is far longer than what is asked for ahead.
+/// The most panels of a strip. The run read of a line is far longer than the prefetch distance.
 const WIDEST: usize = 64;
-/// Lines at once: as many runs of memory as the processor follows.
+/// Lines at once: as many streams as the hardware prefetcher follows.
 const DEPTH: usize = 16;
-/// Panels ahead of the one that is multiplied is the one that is asked for.
+/// How many panels ahead of the one being multiplied to prefetch.
 const AHEAD: usize = 8;
 
 // Blocks of k are whole lines of units.

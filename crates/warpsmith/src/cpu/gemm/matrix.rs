@@ -108,7 +108,7 @@ impl Unit {
     }
 }
 
-/// The types to copy as: halves that stay as they are count as bf16, whichever they are.
+/// The types to copy as: 16-bit types that are only copied count as bf16.
 pub(super) fn copied_as(unit: Unit, from: DType) -> (Unit, DType) {
     if (unit, from) == (Unit::F16, DType::F16) { (Unit::Bf16, DType::BF16) } else { (unit, from) }
 }
@@ -223,7 +223,8 @@ impl<T: CpuElement, U: CpuElement> Task for From<'_, T, U> {
                     }
                 }
             } else {
-                // Along the columns, which are contiguous in a transposed matrix. AVX-512 has its own way with those.
+                // Along the columns, which are contiguous in a transposed matrix. AVX-512 has a path of its own for
+                // those.
                 for i in 0..len {
                     for r in 0..rows {
                         *dst.add(r * stride + i) = Self::convert(*src(r, i));

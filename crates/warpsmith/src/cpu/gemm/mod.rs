@@ -1,9 +1,9 @@
 //! Matrix products on the CPU: `x · Wᵀ` with the caller's last steps fused.
 //!
 //! `x` is `[m, k]`, the weights are `[n, k]`, or two such matrices in the gated form. [`run`] sums over k and hands
-//! every sum, still in the first cache, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats
-//! (whose values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, f16 on tiles
-//! where it has those for f16, everything else as f32, which AMX multiplies as sums of bf16.
+//! every sum, still in L1, to the caller's [`Epilogue`], which stores the result. bf16 and the 8-bit floats (whose
+//! values bf16 holds exactly) run on AMX tiles or AVX-512 dot products where the machine has them, f16 on tiles where
+//! it has those for f16, everything else as f32, which AMX multiplies as sums of bf16.
 //!
 //! # The order of sums
 //! A sum is one accumulator, to which k is added in ascending order, in steps that depend on the instruction set
@@ -19,9 +19,10 @@
 //!   rows of W straight from memory, so one row of `x` reads the weights once and moves nothing else. The finished tiles
 //!   are transposed in registers.
 //! - f32 on AMX does the same, but both operands are split into three bf16 terms first.
-//! - on vectors the weights are packed; for few rows panel by panel, in the first cache.
+//! - on vectors the weights are packed; for few rows panel by panel, in L1.
 //! - weights of 16 bits that are multiplied as f32 are packed as they are ([`narrow`]) and widened when they are read.
-//! - weights of f32 whose columns are contiguous are panels where they lie, if there are few rows, on tiles and on vectors.
+//! - weights of f32 whose columns are contiguous are used as panels in place, if there are few rows, on tiles and on
+//!   vectors.
 //!
 //! Panels are packed in strips by the thread that multiplies with them, or by all threads where there are few.
 
@@ -110,7 +111,7 @@ fn side_of(weights: &Weights<'_>) -> Option<Side> {
     }
 }
 
-/// Packs weights for products with `x` of type `x_dtype`; nothing if they are packed already.
+/// Packs weights for products with `x` of type `x_dtype`; does nothing if they are packed already.
 ///
 /// # Errors
 /// [`OutOfMemory`](crate::Error::OutOfMemory).

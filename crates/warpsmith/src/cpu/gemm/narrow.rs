@@ -1,8 +1,8 @@
 //! Packed weights of 16 bits that are multiplied as f32: they stay as they are, and are widened when they are read.
 //!
-//! Few rows take as long as reading the weights does, so half the bytes are half the time. A panel of them is `[k][32]`, as
-//! one of f32 is. Very few rows are multiplied with what was just loaded; for more, parts of panels become f32 in the cache
-//! first. Every f16 and bf16 is an f32, so sums have the bits that weights of f32 would give.
+//! With few rows, reading the weights takes all the time, so half the bytes take half the time. A panel of them is
+//! `[k][32]`, as one of f32 is. Very few rows are multiplied with what was just loaded; for more, parts of panels
+//! become f32 in the cache first. Every f16 and bf16 is an f32, so sums have the bits that weights of f32 would give.
 
 use super::epilogue::{Epilogue, Tile, end, finish};
 use super::isa::Isa;
@@ -50,12 +50,12 @@ impl NarrowPanels {
         self.data.wrapping_add((panel * self.k + k) * PANEL)
     }
 
-    /// Packs all panels of `side`, on all threads. Columns that are not there stay as they are.
+    /// Packs all panels of `side`, on all threads. Missing columns are not written.
     ///
     /// # Safety
     /// `data` must hold the panels, which nobody else uses, and the matrices must be readable, of this type.
     pub unsafe fn pack(&self, side: &Side) {
-        /// Elements of k whose place in the panel stays in the first cache.
+        /// Elements of k whose part of the panel stays in L1.
         const DEPTH: usize = 64;
         let grain = (1 << 12) / (self.k * HALF).max(1) + 1;
         parallel_for(2 * side.panels(), grain, |range| {
@@ -100,7 +100,7 @@ impl NarrowPanels {
     }
 }
 
-/// Elements on their way to f32.
+/// Elements being widened to f32.
 struct Widen<T> {
     from: *const T,
     count: usize,

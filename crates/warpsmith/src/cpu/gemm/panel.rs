@@ -51,7 +51,7 @@ impl Side {
         self.len().div_ceil(self.panel_len())
     }
 
-    /// Whether it is one matrix of f32, not empty, whose columns are contiguous: then a panel can be used from where it lies, but for the
+    /// Whether it is one non-empty f32 matrix with contiguous columns: then panels can be used in place, except for the
     /// last, which may have fewer columns.
     pub fn lies_in_columns(&self) -> bool {
         let matrix = &self.halves[0];
@@ -143,7 +143,7 @@ impl Panels {
         }
     }
 
-    /// Whether panels are best packed side by side: then memory is read in its order.
+    /// Whether panels are best packed side by side, so that memory is read in order.
     fn is_columnwise(&self, side: &Side) -> bool {
         let matrix = &side.halves[0];
         !side.gated && self.width == PANEL && matrix.row_stride == 1 && matrix.k_stride != 1
@@ -162,7 +162,7 @@ impl Panels {
         len: usize,
         dst: *mut u32,
     ) {
-        /// Units after one that is packed is the one that is asked for.
+        /// How many units ahead of the one being packed to prefetch.
         const AHEAD: usize = 8;
         let matrix = &side.halves[0];
         let (row, k) = (panels.start * PANEL, (from * self.unit.elements()).min(matrix.k));
@@ -268,7 +268,7 @@ impl Right {
     }
 }
 
-/// Turns a tile of sums, 32 rows of which `cols` columns count: `cols` rows of 32 at `dst`.
+/// Transposes a tile of sums, 32 rows of which `cols` columns count: `cols` rows of 32 at `dst`.
 ///
 /// # Safety
 /// `sums` must hold 32 rows of [`PANEL`], `dst` `cols` of them.
@@ -353,7 +353,7 @@ pub(super) mod avx512 {
         unsafe { transpose_parts(source, whole, units, dst, width, cols) };
     }
 
-    /// How far ahead rows are asked for: memory answers within the time it takes to transpose this many bytes.
+    /// Prefetch distance: transposing this many bytes takes as long as memory takes to answer.
     const AHEAD: usize = 512;
 
     /// [`transpose`] from unit `unit` on, where rows, columns or units may be missing.

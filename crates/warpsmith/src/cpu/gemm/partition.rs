@@ -7,9 +7,9 @@ use std::ops::Range;
 
 /// Into how many tasks to split `blocks` and `panels`, over `units` units of k.
 ///
-/// A task is no larger than `largest` blocks and panels, so that its panels and sums stay in the second cache. There are
-/// enough tasks, in a multiple of what the threads take at once, to keep the
-/// threads equally busy, unless they became too small to pay for their start.
+/// A task is no larger than `largest` blocks and panels, so that its panels and sums stay in L2. There are enough
+/// tasks, in a multiple of what the threads take at once, to keep the threads equally busy, unless they became too
+/// small to pay for their start.
 pub(super) fn grid(blocks: usize, panels: usize, units: usize, largest: (usize, usize)) -> (usize, usize) {
     const LEAST: usize = 1 << 10;
     let parts = 4 * num_threads();
@@ -37,13 +37,13 @@ pub(super) fn share(len: usize, index: usize, parts: usize) -> Range<usize> {
     index * len / parts..(index + 1) * len / parts
 }
 
-/// Into how many strips of at most `widest` to split `panels`: as many for each thread as for the others, if there are enough.
+/// Into how many strips of at most `widest` to split `panels`: the same number for each thread, if there are enough.
 pub(super) fn strips(panels: usize, widest: usize) -> usize {
     panels.div_ceil(widest).next_multiple_of(num_threads()).min(panels)
 }
 
-/// Units of k in a block on vectors, at most. A product of fewer would be short beside what it takes to begin and end it; the
-/// more there are, the more the additions round.
+/// Units of k in a block on vectors, at most. With fewer, starting and finishing a product would dominate; with more,
+/// additions round more.
 const BLOCK: usize = 512;
 
 /// Units of k that are summed before they are added to the sum of those before, on vectors: all, or a part of about the same size
@@ -96,8 +96,9 @@ impl Part {
 
 /// Whether the weights are the left operand.
 ///
-/// Rows are best left where they are if they are contiguous. If both are, or neither, it is a matter of turning round: the
-/// right operand, once for each row of the left, or the sums, once for each unit of k. Both in blocks of 16 x 16 units.
+/// The left operand is used in place if its rows are contiguous. If both have contiguous rows, or neither, the cost of
+/// transposing decides: of the right operand, once for each row of the left, or of the sums, once for each unit of k,
+/// both in blocks of 16 x 16 units.
 pub(super) fn is_swapped(x: &Side, w: &Side) -> bool {
     let contiguous = |side: &Side| side.halves.iter().all(|m| m.k_stride == 1);
     match (contiguous(x), contiguous(w)) {

@@ -1,4 +1,4 @@
-//! How fast the processor multiplies when it does nothing else: the ceiling of products whose operands are near.
+//! How fast the processor multiplies when it does nothing else: the ceiling of products whose operands are in cache.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx::Tiles;
@@ -37,10 +37,10 @@ pub fn bf16_rate(isa: Isa, threads: usize, time: Duration) -> f64 {
     }
 }
 
-/// TFLOP/s of `work`, which returns its operations: the best of the loops that fit into `time`, so that others on the
-/// machine show as little as possible.
+/// TFLOP/s of `work`, which returns its operations: the best of the loops that fit into `time`, so that other load on
+/// the machine shows as little as possible.
 fn rate(threads: usize, time: Duration, work: impl Fn() -> f64 + Sync) -> f64 {
-    // Shares for each thread, so that one that comes late does not hold up the loop.
+    // Shares per thread, so that a thread that starts late does not hold up the loop.
     let shares = 8 * threads;
     let operations = shares as f64 * work();
     let mut best = f64::INFINITY;

@@ -1,4 +1,4 @@
-//! From tiles of sums to the epilogue: which rows and columns a tile is, and how far it is finished.
+//! From tiles of sums to the epilogue: which rows and columns a tile holds, and how much of it is finished.
 
 use super::epilogue::{self, Epilogue, Tile};
 use super::isa::Isa;
@@ -51,7 +51,7 @@ impl<E: Epilogue> Results<'_, E> {
         if self.swapped { self.epilogue.expect(right, left) } else { self.epilogue.expect(left, right) }
     }
 
-    /// A tile of sums on its way to the epilogue; `turned` has room for it the other way round.
+    /// A tile of sums on its way to the epilogue; `turned` has room for its transpose.
     ///
     /// # Safety
     /// `sums` must hold the tile.

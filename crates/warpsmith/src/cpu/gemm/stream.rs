@@ -12,11 +12,11 @@ use super::vector::{self, LEFT_STRIDE, Start, add_block};
 use crate::cpu::scratch::{self, Need};
 use crate::cpu::{Tier, parallel_for_with_scratch};
 
-/// Units of a panel that are packed at once for few rows: the first cache holds them beside what they are made from.
+/// Units of a panel that are packed at once for few rows: L1 holds them beside what they are made from.
 const STREAM_BLOCK: usize = 128;
 
-/// The product of few rows on vectors: each panel is packed in the first cache and used once, so that the weights are
-/// read once and nothing else is moved.
+/// The product of few rows on vectors: each panel is packed in L1 and used once, so that the weights are read once and
+/// nothing else goes to memory.
 ///
 /// # Safety
 /// As for [`super::run`]; at most one block of rows.
@@ -84,7 +84,7 @@ pub(super) unsafe fn run<E: Epilogue>(isa: Isa, unit: Unit, x: &Side, w: &Side, 
     unsafe { with_left(isa, unit, x, multiply) };
 }
 
-/// Whether weights are used from where they are, without a panel.
+/// Whether weights are used in place, without a panel.
 #[cfg(target_arch = "x86_64")]
 fn is_dot(isa: Isa, unit: Unit, x: &Side, w: &Side) -> bool {
     let in_place = w.halves.iter().all(|matrix| matrix.is_units(unit));

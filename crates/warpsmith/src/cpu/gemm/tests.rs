@@ -226,7 +226,7 @@ fn a_rows_bits_do_not_depend_on_the_batch() {
     check_batch_invariance::<F8E4M3>(48, 545);
 }
 
-/// Weights whose columns are contiguous, as in a gradient: few rows use them from where they lie, many do not.
+/// Weights whose columns are contiguous, as in a gradient: few rows use them in place, many do not.
 #[test]
 fn few_rows_of_weights_in_columns_have_the_bits_of_many() {
     const M: usize = 40;

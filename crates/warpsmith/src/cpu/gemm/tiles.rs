@@ -1,9 +1,9 @@
-//! Products on AMX tiles: a strip of the right operand stays in the second cache while the left one streams past it.
+//! Products on AMX tiles: a strip of the right operand stays in L2 while the left one streams past it.
 //!
-//! Tiles of the left operand are loaded from the matrix itself wherever its rows lie as the unit wants them, and each
-//! product asks for rows of the block after it. A strip is packed by the thread that uses it, so that it never leaves
-//! that thread's cache; where there are too few strips for the threads, all of them pack together and share the blocks
-//! of the left operand out instead.
+//! Tiles of the left operand are loaded from the matrix itself where its rows have the unit's layout, and each product
+//! prefetches rows of the next block. A strip is packed by the thread that uses it, so that it never leaves that
+//! thread's cache; where there are too few strips for the threads, all of them pack together and divide the blocks of
+//! the left operand among themselves instead.
 
 use super::amx::{self, Ahead, Shape, Tiles};
 use super::epilogue::{Epilogue, end};
@@ -17,25 +17,25 @@ use crate::cpu::scratch::{self, LINE, Need, Region};
 use crate::cpu::{num_threads, parallel_for_with_scratch};
 use std::ops::Range;
 
-/// Units of all panels of a strip: 1 MiB, half of a second cache.
+/// Units of all panels of a strip: 1 MiB, half of an L2.
 const STRIP: usize = 1 << 13;
 /// Panels of a strip that make it worth reading the left operand again for the next one.
 const FULL: usize = 8;
 /// Units of k in a block where the left operand is copied.
 const COPIED_DEPTH: usize = 512;
-/// Up to how many panels use rows from where they are even if they do not start on cache lines: each row of a tile is then
-/// two loads, and a copy costs as much as a few of them.
+/// Up to how many panels use rows in place even if they do not start on cache lines: each row of a tile is then two
+/// loads, and a copy costs as much as a few of them.
 const FEW: usize = 4;
 /// Tiles whose sums are kept while k is cut: 1 MiB.
 const KEPT: usize = 1 << 8;
-/// Bytes of a left operand that all threads may as well read in full; or half as many as the right one has.
+/// Left operands up to this many bytes, or up to half the bytes of the right one, are read in full by every thread.
 const SMALL: usize = 1 << 20;
 /// Bytes of the right operand that are packed before they are used, per thread, where threads share them.
 const CHUNK: usize = 4 << 20;
-/// Steps that tiles are given before vectors have their turn. Every turn costs some fifty cycles: what only stores had better be
-/// done at once.
+/// Steps that tiles run before vectors get a turn. Every turn costs some fifty cycles, so an epilogue that only stores
+/// runs in one go.
 const AT_ONCE: usize = 8;
-/// Rows of the next block that a product asks for.
+/// Rows of the next block that a product prefetches.
 const AHEAD: usize = amx::AHEAD;
 
 /// The product with packed weights, whose panels are `packed`.
@@ -109,7 +109,7 @@ struct Workspace {
     tail: *mut u32,
     /// A tile, transposed.
     turned: *mut f32,
-    /// A block of rows, where they cannot be used from where they are.
+    /// A block of rows, where they cannot be used in place.
     copy: *mut u32,
     /// The panels of a strip that is packed by its thread.
     strip: *mut u32,
@@ -172,7 +172,7 @@ impl<E: Epilogue> Tiled<'_, E> {
         let (blocks, panels, threads) = (self.left.panels(), right.panels(), num_threads());
         let depth = self.depth(panels);
         let largest = (STRIP / depth).clamp(1, panels);
-        // Two for each thread, if they stay full, so that one that is slowed by others does less.
+        // Two per thread, if they stay full, so that a thread that is slowed down does less.
         let across = panels.div_ceil(largest).max((2 * threads).min(panels / FULL));
         let across = across.next_multiple_of(threads).min(panels);
         let cuts = self.units() > depth;
@@ -240,7 +240,7 @@ impl<E: Epilogue> Tiled<'_, E> {
     /// The panels must be packed; the workspace must hold the sums of the part.
     unsafe fn sweep(&self, tiles: &mut Tiles, right: &Right, part: &Part, k: Depth, space: &Workspace) {
         let whole = k.from == 0 && k.last;
-        // A tile is finished while the next one is multiplied: what was stored a moment ago cannot be loaded at once.
+        // A tile is finished while the next one is multiplied: loading data right after it was stored stalls.
         let mut pending = Unfinished::default();
         let at_once = if self.results.epilogue.computes() { AT_ONCE } else { usize::MAX };
         for block in part.blocks.clone() {
@@ -268,7 +268,7 @@ impl<E: Epilogue> Tiled<'_, E> {
         unsafe { self.results.finish(&mut pending, 1, 1) };
     }
 
-    /// The rows of a block that its predecessor's product with panel `index` asks for.
+    /// The rows of a block that the product of the block before with panel `index` prefetches.
     fn ahead(&self, block: usize, index: usize, k: Depth) -> Option<Ahead> {
         let row = index * AHEAD;
         if row >= PANEL || !self.left.halves[0].is_units(self.unit) {
@@ -279,7 +279,7 @@ impl<E: Epilogue> Tiled<'_, E> {
         Some(Ahead { start, stride: matrix.row_bytes() })
     }
 
-    /// Brings units of a block of the left operand where the kernels want them.
+    /// Puts units of a block of the left operand where the kernels need them.
     ///
     /// # Safety
     /// The block must be inside the left operand; the workspace must be this thread's.

@@ -20,9 +20,9 @@ pub(super) struct Product {
     pub units: usize,
     pub left: *const u32,
     pub right: *const u32,
-    /// Units from one unit of the panel to the next: [`PANEL`], but for columns that are used from where they lie.
+    /// Units from one unit of the panel to the next: [`PANEL`], except for columns that are used in place.
     pub right_width: isize,
-    /// Units from a unit of the panel to the one that is asked for with it: [`PANEL_AHEAD`], but for such columns.
+    /// Units from a unit of the panel to the one prefetched with it: [`PANEL_AHEAD`], except for such columns.
     pub right_ahead: isize,
     pub out: *mut f32,
     pub start: Start,
@@ -36,7 +36,7 @@ pub(super) enum Start {
     Zero,
     /// What is at `out`, the sum over the units before of the same block.
     Resume,
-    /// Nothing, and in the end they are added to what is at `out`, the sum of the blocks before.
+    /// Zero, and in the end they are added to what is at `out`, the sum of the blocks before.
     Add,
 }
 
@@ -65,17 +65,16 @@ pub(super) unsafe fn add_block(sums: *mut f32, block: *const f32, rows: usize) {
 
 /// Units of a cache line.
 pub(super) const LINE_UNITS: usize = LINE / size_of::<u32>();
-/// Rows that a product may ask for while it runs.
+/// Rows that a product may prefetch while it runs.
 pub(super) const AHEAD: usize = 4;
 
-/// How far ahead in a panel, which comes from the second cache, a product asks for it: more than the processor looks ahead by
-/// itself.
+/// How far ahead a product prefetches a panel, which comes from L2: further than the hardware prefetcher.
 pub(super) const PANEL_AHEAD: isize = 16 * PANEL as isize;
 
-/// What is needed after a product: with every line of its rows it asks for a line of each.
+/// What is needed after a product: with every line of its rows it prefetches a line of each.
 #[derive(Copy, Clone)]
 pub(super) struct Ahead {
-    /// Wanted in the second cache.
+    /// Wanted in L2.
     pub rows: [*const u8; AHEAD],
     /// Wanted in the first.
     pub sums: *const f32,
@@ -91,7 +90,7 @@ impl Ahead {
     }
 }
 
-/// Rows that a kernel of this instruction set takes at once.
+/// Rows that a kernel of this instruction set computes at once.
 pub(super) const fn block_rows(isa: Isa) -> usize {
     match isa.tier() {
         Tier::Avx512 => 14,
@@ -103,7 +102,7 @@ pub(super) const fn block_rows(isa: Isa) -> usize {
 ///
 /// # Safety
 /// The memory of `product` must be as its fields say; `isa` must be supported and have the unit's instructions.
-// Never inline: callers in several codegen units would each get a copy of all tiers, half a megabyte.
+// Never inlined: callers in several codegen units would each get a copy of all tiers, half a megabyte.
 #[inline(never)]
 pub(super) unsafe fn multiply(isa: Isa, unit: Unit, product: Product) {
     match unit {

@@ -1,6 +1,6 @@
-//! Activations in pieces: a polynomial for each of 32 parts of the range where inputs mostly are, its coefficients looked
-//! up in registers. That takes half the instructions of [`super::math`] and [`super::math16`], which have the rest, and all
-//! of it on tiers that would look up in memory. NaN and infinities as there.
+//! Activations in pieces: a polynomial for each of 32 parts of the range where inputs mostly are, its coefficients
+//! looked up in registers. That takes half the instructions of [`super::math`] and [`super::math16`], which cover the
+//! rest of the range, and all of it on tiers whose table look-ups would go to memory. NaN and infinities as there.
 
 mod fit;
 

@@ -49,8 +49,8 @@ fn first(n: usize) -> __mmask16 {
     !(u32::MAX.wrapping_shl(n as u32)) as __mmask16
 }
 
-/// The conversion of AVX512_BF16. Spelt out, because a function compiled for that feature is not inlined into one that
-/// is not, and the tier is for machines without it too.
+/// The conversion of AVX512_BF16. Written as assembly, because a function compiled for that feature is not inlined into
+/// one that is not, and the tier includes machines without it.
 ///
 /// # Safety
 /// The machine must have AVX512_BF16.
@@ -91,7 +91,7 @@ unsafe fn native_bf16_pair(low: __m512, high: __m512) -> __m512i {
     both
 }
 
-/// Nothing, at a place the compiler does not move: what the vectors hold is computed before, what uses them after.
+/// An empty barrier that the compiler does not move code across: the vectors are computed before it and used after it.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pinned(mut a: __m512, mut b: __m512) -> [__m512; 2] {
@@ -102,8 +102,8 @@ fn pinned(mut a: __m512, mut b: __m512) -> [__m512; 2] {
     [a, b]
 }
 
-/// The upper half of each lane of `low`, below that of `high`. One instruction both shifts and blends; spelt out, because
-/// compilers make a permutation of it that takes three times as long.
+/// The upper half of each lane of `low`, below that of `high`. One instruction both shifts and blends. Written as
+/// assembly, because compilers turn it into a permutation that takes three times as long.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn upper_halves(low: __m512i, mut high: __m512i) -> __m512i {
@@ -121,7 +121,7 @@ fn upper_halves(low: __m512i, mut high: __m512i) -> __m512i {
     high
 }
 
-/// The bits in which `a` or `b` differs from `c`. Spelt out, because compilers take it apart.
+/// The bits in which `a` or `b` differs from `c`. Written as assembly, because compilers split it.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn differing_bits(mut a: __m512i, b: __m512i, c: __m512i) -> __m512i {

@@ -39,8 +39,8 @@ pub const TABLE: usize = 32;
 /// Pairs of pairs, where there are any.
 pub type Four<S> = <<S as Simd>::Pair as Simd>::Pair;
 
-/// `f(i)` at each place `i` of an array. That of the standard library is a call in large functions, and then compiled without
-/// the tier's instructions.
+/// An array of `f(i)` for each index `i`. The standard library's `from_fn` is not inlined into large functions, and
+/// then compiled without the tier's instructions.
 #[inline(always)]
 pub(crate) fn array<T, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
     const { assert!(!std::mem::needs_drop::<T>(), "what was made so far is not dropped if `f` panics") };

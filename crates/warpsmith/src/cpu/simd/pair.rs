@@ -22,7 +22,7 @@ macro_rules! both {
     )*};
 }
 
-/// Methods on values that results are waited for: the same for both halves, and kept side by side.
+/// Methods on values with long latency: the same for both halves, and kept side by side.
 macro_rules! in_step {
     ($(fn $name:ident($($arg:ident),*);)*) => {$(
         #[inline(always)]

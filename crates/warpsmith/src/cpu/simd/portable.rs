@@ -1,7 +1,7 @@
 //! Plain Rust on arrays of 8, for every target; the compiler vectorises it with what the target always has.
 //!
-//! Where that is not what the machine has, as on x86-64, operations are calls: kernels made of copies of them would be most
-//! of the library's code and of the time to build it, for processors of more than ten years ago.
+//! Where that is not what the machine has, as on x86-64, operations are calls: inlined copies of them would make up
+//! most of the library's code and build time, for processors more than ten years old.
 
 use super::Simd;
 use crate::cpu::array;

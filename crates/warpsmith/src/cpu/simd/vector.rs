@@ -1,11 +1,11 @@
-//! What can be done with vectors, and what follows from it.
+//! Vector operations, and those derived from them.
 
 use super::{MAX_LANES, TABLE, fp8};
 use crate::cpu::tier::Tier;
 
 const SIGN: i32 = i32::MIN;
 
-/// Vectors of `N` lanes and what can be done with them.
+/// Vectors of `N` lanes and their operations.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// `N` lanes of `f32`.
     type V: Copy;
@@ -32,7 +32,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     // ---- f32: memory ----
 
-    /// Reads `N` values. Any alignment is fine; below, any that the pointer's type may have.
+    /// Reads `N` values. Any alignment is fine; below, the alignment of the pointer's type.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -65,9 +65,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Orders streamed stores before what follows.
     fn fence(self);
 
-    /// Both vectors, computed here: neither earlier nor later than what is computed in step before and after. Compilers
-    /// save registers by finishing one chain of operations before they begin the next, and the processor then waits
-    /// for each result of the one chain.
+    /// Both vectors, computed at this point: neither moved before nor after the neighbouring steps. Compilers save
+    /// registers by finishing one chain of operations before they begin the next, and the processor then waits for each
+    /// result of the one chain.
     #[inline(always)]
     fn in_step(self, a: Self::V, b: Self::V) -> [Self::V; 2] {
         [a, b]
@@ -189,10 +189,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn select(self, m: Self::M, a: Self::V, b: Self::V) -> Self::V;
     /// Whether any lane says yes.
     fn any(self, m: Self::M) -> bool;
-    /// Lanes `2i` and `2i + 1` in each other's place.
+    /// Swaps lanes `2i` and `2i + 1`.
     fn swap_pairs(self, v: Self::V) -> Self::V;
 
-    /// The entry that the lowest bits of each lane number.
+    /// The table entry at the index in the lowest bits of each lane.
     #[inline(always)]
     fn look_up(self, table: &[f32; TABLE], index: Self::I) -> Self::V {
         let (mut bits, mut entries) = ([0f32; MAX_LANES], [0f32; MAX_LANES]);
@@ -372,8 +372,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.ior(low, self.iand(self.iadd(self.bits_of(high), half), self.isplat(-0x1_0000)))
     }
 
-    /// Reads `N` bf16 values into any order of lanes, the same for every address: for sums and elementwise work, which
-    /// do not ask.
+    /// Reads `N` bf16 values into an unspecified order of lanes, the same for every address: for sums and elementwise
+    /// work, where order does not matter.
     ///
     /// # Safety
     /// `p..p + N` must be readable.
@@ -469,7 +469,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         unsafe { fp8::store_pair(self, p, v, zipped, stream) }
     }
 
-    /// Brings the lanes of a vector into the order of [`Simd::load_bf16_unordered`].
+    /// Permutes the lanes of a vector into the order of [`Simd::load_bf16_unordered`].
     #[inline(always)]
     fn to_bf16_unordered(self, v: Self::V) -> Self::V {
         v
@@ -485,7 +485,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// down, zero of either sign. NaN stays NaN.
     #[inline(always)]
     fn fraction(self, v: Self::V) -> Self::V {
-        // Minus infinity less itself would be NaN.
+        // Minus infinity minus itself would be NaN.
         let v = self.max(self.splat(-200.0), v);
         let whole = self.floor(v);
         let part = self.sub(v, whole);

@@ -23,7 +23,7 @@ impl Baseline {
         Ok(Baseline::of(&lines::<Measurement>(path)?))
     }
 
-    /// From measurements. Of several kernels for one case, the fastest counts.
+    /// From measurements. If several kernels ran a case, the fastest counts.
     pub fn of(measurements: &[Measurement]) -> Baseline {
         let mut baseline = Baseline::default();
         for m in measurements {
@@ -69,6 +69,12 @@ pub struct Peer {
     pub peer: String,
     /// Milliseconds of one call.
     pub ms: f64,
+    /// The library and its version.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// Not to be compared with, but with the time that was kept of the same peer.
+    #[serde(default)]
+    pub calibration: bool,
 }
 
 /// Timings of other libraries.
@@ -81,9 +87,15 @@ impl Peers {
         lines(path).map(Peers)
     }
 
+    /// From rows.
+    pub fn of_rows(rows: Vec<Peer>) -> Peers {
+        Peers(rows)
+    }
+
     /// The names of all peers.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.0.iter().map(|peer| peer.peer.clone()).collect();
+        let mut names: Vec<String> =
+            self.0.iter().filter(|peer| !peer.calibration).map(|peer| peer.peer.clone()).collect();
         names.sort();
         names.dedup();
         names
@@ -91,10 +103,24 @@ impl Peers {
 
     /// The times of every peer on a case; `device` as `cpu` or `cuda:0`.
     pub fn of(&self, op: &str, case: &str, dtype: &str, device: &str) -> BTreeMap<String, f64> {
+        self.on(op, case, dtype, device).map(|p| (p.peer.clone(), p.ms)).collect()
+    }
+
+    /// The rows of a case.
+    pub fn on(&self, op: &str, case: &str, dtype: &str, device: &str) -> impl Iterator<Item = &Peer> {
+        let same = move |p: &&Peer| [&*p.op, &*p.case, &*p.dtype] == [op, case, dtype] && !p.calibration;
+        self.on_device(device).filter(same)
+    }
+
+    /// The rows that tell whether the machine is as fast as it was.
+    pub fn calibration(&self, device: &str) -> impl Iterator<Item = &Peer> {
+        self.on_device(device).filter(|peer| peer.calibration)
+    }
+
+    fn on_device(&self, device: &str) -> impl Iterator<Item = &Peer> {
         let kind = |device: &str| device.split(':').next().unwrap_or_default().to_string();
-        let same =
-            |p: &&Peer| [&*p.op, &*p.case, &*p.dtype] == [op, case, dtype] && kind(&p.device) == kind(device);
-        self.0.iter().filter(same).map(|p| (p.peer.clone(), p.ms)).collect()
+        let wanted = kind(device);
+        self.0.iter().filter(move |peer| kind(&peer.device) == wanted)
     }
 }
 
@@ -180,9 +206,14 @@ mod tests {
             device: device.into(),
             peer: name.into(),
             ms,
+            version: None,
+            calibration: false,
         };
-        let peers =
-            Peers(vec![peer("torch", "cuda", 1.0), peer("flash", "cuda:0", 2.0), peer("torch", "cpu", 3.0)]);
+        let peers = Peers::of_rows(vec![
+            peer("torch", "cuda", 1.0),
+            peer("flash", "cuda:0", 2.0),
+            peer("torch", "cpu", 3.0),
+        ]);
         assert_eq!(peers.names(), ["flash", "torch"]);
         assert_eq!(peers.of("op", "n=1", "f32", "cuda:1").len(), 2);
         assert_eq!(peers.of("op", "n=1", "f32", "cpu")["torch"], 3.0);

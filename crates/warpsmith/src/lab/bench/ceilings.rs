@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Sweeps of each kind that are timed for a ceiling, and with each case again.
+/// Sweeps of each kind that are timed for a ceiling, and again with each case.
 const FIRST_SWEEPS: usize = 7;
 pub(super) const MORE_SWEEPS: usize = 2;
 
@@ -91,7 +91,7 @@ impl Ceilings {
                 let measured = [gemm::f32_rate(isa, threads, time), gemm::bf16_rate(isa, threads, time)];
                 *fastest = std::array::from_fn(|i| fastest[i].max(measured[i]));
                 let [f32_tflops, half_tflops] = fastest.map(Some);
-                // There are no units for the narrower ones: they are multiplied as the next wider type.
+                // Without units for the narrower types, they are multiplied as the next wider type.
                 let ceilings = Ceilings {
                     f32_tflops,
                     tf32_tflops: f32_tflops,
@@ -133,8 +133,8 @@ impl Ceilings {
         }
     }
 
-    /// The least milliseconds in which this can be done, and what takes them. `written` of the bytes are written; what is
-    /// only read, or only written, is moved at the rate of that where it was measured.
+    /// The least milliseconds in which this can be done, and what takes them. `written` of the bytes are written; bytes
+    /// that are only read, or only written, move at that rate where it was measured.
     pub fn limit_ms(&self, cost: &Cost, written: f64) -> (f64, Bound) {
         let one_way = |rate: Option<f64>| rate.unwrap_or(self.copy_gbps);
         let (read, write) = (one_way(self.read_gbps), one_way(self.write_gbps));
@@ -206,7 +206,7 @@ mod tests {
         let reading = Ceilings { read_gbps: Some(200.0), ..ceilings };
         assert_eq!(reading.limit_ms(&Cost::moving(1e8, 0.0), 0.0), (0.5, Bound::Memory));
         assert_eq!(reading.limit_ms(&Cost::moving(1e8, 0.0), 5e7), (1.0, Bound::Memory));
-        // What was not measured limits nothing.
+        // Rates that were not measured do not limit.
         assert_eq!(ceilings.limit_ms(&Cost::multiplying(1e8, 4e9, Products::Fp8), 0.0), (1.0, Bound::Memory));
     }
 

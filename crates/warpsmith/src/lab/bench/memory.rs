@@ -53,7 +53,7 @@ const SAMPLE_SECONDS: f64 = 1e-4;
 /// that fit the caches stay there from one sweep to the next.
 pub(super) fn rates(bytes: usize, runs: usize) -> Result<Rates> {
     static FASTEST: Mutex<BTreeMap<usize, Rates>> = Mutex::new(BTreeMap::new());
-    /// Those of the last size: much memory takes longer to get than to sweep.
+    /// Kept from the last size: large memory takes longer to allocate than to sweep.
     static BUFFERS: Mutex<Option<Buffers>> = Mutex::new(None);
     let mut held = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
     let buffers = match held.take() {
@@ -106,7 +106,7 @@ impl Buffers {
                 }
                 rates.read = rates.read.max(self.rate(Sweep::Read, runs));
             });
-            // One core is faster than several only where there is too little to share out.
+            // One core is faster than several only for small sizes.
             if self.bytes > cpu::l2_bytes() {
                 break;
             }
@@ -204,7 +204,7 @@ mod tests {
         );
         let second = rates(3 << 20, 2).unwrap();
         assert!(second.copy >= first.copy && second.read >= first.read && second.write >= first.write);
-        // Too little for a vector, and nothing at all.
+        // Less than a vector, and nothing at all.
         assert!(rates(20, 1).unwrap().copy > 0.0 && rates(0, 1).unwrap().copy > 0.0);
     }
 

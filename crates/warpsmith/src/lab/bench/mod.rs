@@ -99,7 +99,7 @@ impl Settings {
 }
 
 /// Whether the tensors of a call were in the cache when it began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
     /// The same small tensors in every call.
@@ -195,7 +195,7 @@ pub struct Bench {
     cache: Cache,
     /// Of all tensors.
     bytes: usize,
-    /// Of the outputs, if nothing is changed only in part.
+    /// Bytes of the outputs, unless one is changed only in part.
     written: Option<usize>,
 }
 
@@ -241,6 +241,11 @@ impl Bench {
     /// Copies of the tensors that calls rotate over.
     pub fn sets(&self) -> usize {
         self.sets.len()
+    }
+
+    /// The ceilings that limits come from.
+    pub fn ceilings(&self) -> Ceilings {
+        self.ceilings
     }
 
     /// Bytes of all tensors of one copy.
@@ -301,8 +306,9 @@ impl Bench {
         })
     }
 
-    /// The one of several rounds with the median time; of an even number the slower of the two in the middle. None of none.
-    /// Its limit is the median of theirs, but on the CPU the lowest: there the limit is the fastest that was seen.
+    /// The measurement with the median time over several rounds; of an even number the slower of the two in the middle;
+    /// none without rounds. Its limit is the median of the limits, but on the CPU the lowest: there the limit is the
+    /// fastest seen.
     pub fn median(&self, mut rounds: Vec<Measurement>) -> Option<Measurement> {
         let middle = rounds.len() / 2;
         rounds.sort_by(|a, b| a.limit_ms.total_cmp(&b.limit_ms));
@@ -389,7 +395,7 @@ fn written(spec: &OpSpec, plan: &[Option<ArgPlan>]) -> Option<usize> {
     bytes.sum()
 }
 
-/// State of the cache for a case of this many bytes, and the copies of its tensors that takes.
+/// State of the cache for a case of this many bytes, and the number of copies of its tensors this requires.
 fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usize) {
     match info.device {
         Device::Cpu if bytes < info.cache_bytes * info.units / 2 => (Cache::Warm, 1),

@@ -1,4 +1,4 @@
-//! Host time of a call: what a program pays for each one, however little work it is.
+//! Host time of a call: its cost to the program, however little work it does.
 
 use crate::device::{Device, Stream};
 use crate::error::Result;
@@ -14,7 +14,7 @@ const BATCH: usize = 100;
 const BATCHES: usize = 60;
 const WARM_UP: usize = 5;
 
-/// Host time of one repeated call without a graph, into memory that is there.
+/// Host time of one repeated call without a graph, into existing memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostTime {
     /// The op.

@@ -129,7 +129,7 @@ pub(super) fn rate(
     Ok(Some(per_round * rounds * blocks as f64 / (samples.quantile(0.5) * 1e9)))
 }
 
-/// A launch of a kernel that does next to nothing, by the driver alone: what no call can be cheaper than.
+/// A launch of a nearly empty kernel, by the driver alone: the lower bound of any call.
 pub(super) fn empty_launch(
     context: &'static Context,
     overlaps: bool,

@@ -3,6 +3,7 @@
 use crate::cpu;
 use crate::device::Device;
 use crate::error::Result;
+use crate::op::KernelInfo;
 use serde::{Deserialize, Serialize};
 
 /// The highest clocks of a GPU, in MHz.
@@ -70,6 +71,15 @@ impl Machine {
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => Err(crate::device::no_cuda_feature()),
+        }
+    }
+
+    /// Whether it runs kernels of this kind.
+    pub fn runs(&self, kernel: &KernelInfo) -> bool {
+        match (&self.cpu, kernel.tier) {
+            (None, tier) => tier.is_none(),
+            (Some(cpu), Some(tier)) => cpu.tier.parse().is_ok_and(|best: cpu::Tier| tier <= best),
+            (Some(_), None) => false,
         }
     }
 

@@ -3,16 +3,25 @@
 //! One file per device in a folder of the repository. `warpsmith check --record` and `warpsmith bench --record`
 //! write it; tests on machines without a GPU read it.
 
+mod age;
+mod date;
 mod machine;
+mod peers;
+mod picture;
+mod readme;
 mod report;
 mod sweep;
 mod tables;
 mod text;
 
+pub use age::{Age, SANITIZERS};
+pub use date::today;
 pub use machine::{Clocks, Cpu, Machine};
-pub use report::{EARLIER, PresentCode, Problem, Row, rows, unproven};
+pub use peers::PeerTime;
+pub use readme::{pages, readme};
+pub use report::{PresentCode, Problem, Row, legend, rows, unproven};
 pub use sweep::{Sweep, read_sweeps};
-pub use tables::{embed, overview, page, page_name};
+pub use tables::{overview, page, page_name};
 
 use crate::error::{Error, Result};
 use crate::lab::bench::{Bound, Cache, Ceilings, HostTime, Measurement};
@@ -22,7 +31,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Version of the files' format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The file in the folder that names kernels without evidence, one `kernel-name: reason` per line.
 pub const UNPROVEN: &str = "unproven.txt";
 
@@ -55,7 +64,7 @@ impl CaseRecord {
     }
 }
 
-/// What is known about one kernel.
+/// The results of one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelRecord {
     /// Its op.
@@ -67,9 +76,12 @@ pub struct KernelRecord {
     /// The verdict of each compute-sanitizer tool over all cases: `clean` or `errors`.
     #[serde(default)]
     pub sanitizer: BTreeMap<String, String>,
+    /// The day of the last full run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
 }
 
-/// One case timed on one kernel, with the peers of the same run.
+/// One case timed on one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     /// The op.
@@ -97,14 +109,17 @@ pub struct Timing {
     pub bound: Bound,
     /// State of the cache.
     pub l2: Cache,
-    /// Milliseconds of other libraries in the same run.
-    #[serde(default)]
-    pub peers: BTreeMap<String, f64>,
+    /// The day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
+    /// If the peers were timed in an earlier run: the time of one of them in this run over that in the earlier one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<f64>,
 }
 
 impl Timing {
-    /// From a measurement and the peers of the same run.
-    pub fn new(m: &Measurement, peers: BTreeMap<String, f64>) -> Self {
+    /// From a measurement of today and the calibration of its run.
+    pub fn new(m: &Measurement, calibration: Option<f64>) -> Self {
         Timing {
             op: m.op.clone(),
             kernel: m.kernel.clone(),
@@ -118,14 +133,9 @@ impl Timing {
             limit_ms: significant(m.limit_ms, 4),
             bound: m.bound,
             l2: m.l2,
-            peers: peers.into_iter().map(|(name, ms)| (name, significant(ms, 4))).collect(),
+            date: Some(today()),
+            calibration,
         }
-    }
-
-    /// The fastest peer.
-    pub fn best_peer(&self) -> Option<(&str, f64)> {
-        let fastest = self.peers.iter().min_by(|a, b| a.1.total_cmp(b.1));
-        fastest.map(|(name, ms)| (name.as_str(), *ms))
     }
 }
 
@@ -141,7 +151,7 @@ pub struct TestRecord {
 }
 
 impl TestRecord {
-    /// From the text of the test's file and what became of it, with this version of the library.
+    /// From the text of the test's file and its result, with this version of the library.
     pub fn new(source: &str, ok: bool) -> TestRecord {
         let source_hash = blake3::hash(source.as_bytes()).to_hex().to_string();
         TestRecord { source_hash, version: env!("CARGO_PKG_VERSION").into(), ok }
@@ -161,6 +171,9 @@ pub struct Record {
     pub kernels: BTreeMap<String, KernelRecord>,
     /// Sorted by op, kernel, case and dtype.
     pub timings: Vec<Timing>,
+    /// Other libraries, sorted by op, case, dtype, state of the cache and name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerTime>,
     /// Host time of single calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_times: Vec<HostTime>,
@@ -181,6 +194,7 @@ impl Record {
             ceilings: None,
             kernels: BTreeMap::new(),
             timings: Vec::new(),
+            peers: Vec::new(),
             host_times: Vec::new(),
             sweeps: Vec::new(),
             tests: BTreeMap::new(),
@@ -219,10 +233,14 @@ impl Record {
                 source_hash: source_hash.into(),
                 cases: Vec::new(),
                 sanitizer: BTreeMap::new(),
+                date: None,
             };
             self.kernels.insert(kernel.into(), record);
         }
         let record = self.kernels.get_mut(kernel).expect("inserted above");
+        if full {
+            record.date = Some(today());
+        }
         let key = |case: &CaseRecord| (case.case.clone(), case.dtype.clone());
         let mut merged: BTreeMap<_, _> =
             record.cases.drain(..).filter(|case| case.ok || !full).map(|case| (key(&case), case)).collect();
@@ -249,21 +267,13 @@ impl Record {
         }
     }
 
-    /// Adds what became of a test. Those of the same file that had another text are dropped, as they may be gone.
+    /// Adds the result of a test. Results of the same file with another text are dropped, as those tests may be gone.
     pub fn add_test(&mut self, name: &str, test: TestRecord) {
         let file = |name: &str| name.split("::").next().unwrap_or_default().to_string();
         let changed =
             |old: &TestRecord| (&old.source_hash, &old.version) != (&test.source_hash, &test.version);
         self.tests.retain(|other, old| file(other) != file(name) || !changed(old));
         self.tests.insert(name.into(), test);
-    }
-
-    /// Whether a case was timed on some kernel with its present source.
-    pub fn has_timing(&self, code: &PresentCode, op: &str, case: &str, dtype: &str) -> bool {
-        self.timings.iter().any(|timing| {
-            (&*timing.op, &*timing.case, &*timing.dtype) == (op, case, dtype)
-                && code.is(&timing.kernel, &timing.source_hash)
-        })
     }
 
     /// Sets the ceilings of the run that the added timings come from.
@@ -295,6 +305,15 @@ impl Record {
 
     /// Whether the record proves this code of a kernel; if not, why not.
     pub fn proves(&self, kernel: &str, source_hash: &str) -> std::result::Result<(), String> {
+        let record = self.passes(kernel, source_hash)?;
+        match record.sanitizer.iter().find(|(_, verdict)| *verdict != "clean") {
+            Some((tool, _)) => Err(format!("has errors under {tool} on {}", self.machine.device)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is known of this code of a kernel if it passed all cases, whatever sanitizers say; if not, why not.
+    pub fn passes(&self, kernel: &str, source_hash: &str) -> std::result::Result<&KernelRecord, String> {
         let Some(record) = self.kernels.get(kernel) else {
             return Err(format!("has no evidence on {}", self.machine.device));
         };
@@ -307,10 +326,7 @@ impl Record {
         if let Some(case) = record.cases.iter().find(|case| !case.ok) {
             return Err(format!("failed [{} {}] on {}", case.case, case.dtype, self.machine.device));
         }
-        match record.sanitizer.iter().find(|(_, verdict)| *verdict != "clean") {
-            Some((tool, _)) => Err(format!("has errors under {tool} on {}", self.machine.device)),
-            None => Ok(()),
-        }
+        Ok(record)
     }
 
     /// Writes the record to a temporary file in the folder and renames it into place; returns the path.
@@ -358,9 +374,13 @@ pub fn load(folder: &Path) -> Result<Vec<Record>> {
 fn read(path: &Path) -> Result<Record> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, "reading", &e))?;
     let broken = |what: String| Error::Io { path: path.into(), what };
-    let record: Record = serde_json::from_slice(&bytes).map_err(|e| broken(e.to_string()))?;
+    let mut record: Record = serde_json::from_slice(&bytes).map_err(|e| broken(e.to_string()))?;
     match record.format {
         FORMAT => Ok(record),
+        1 => {
+            record.keep_peers_of_format_1(&bytes).map_err(|e| broken(e.to_string()))?;
+            Ok(Record { format: FORMAT, ..record })
+        }
         other => Err(broken(format!("format {other} is not {FORMAT}, the one this version reads"))),
     }
 }
@@ -402,7 +422,8 @@ mod tests {
             limit_ms: 1.0,
             bound: Bound::Memory,
             l2: Cache::Cold,
-            peers: BTreeMap::from([("torch".into(), 3.0), ("flash".into(), 2.0)]),
+            date: None,
+            calibration: None,
         }
     }
 
@@ -450,7 +471,9 @@ mod tests {
         assert_eq!(record.kernels["k"].cases, [case("a", true), case("b", true)]);
         assert_eq!(record.proves("k", "h"), Ok(()));
         record.add_sanitizer("k", "h", "racecheck", false);
-        assert!(record.proves("k", "h").unwrap_err().contains("racecheck"));
+        assert!(
+            record.proves("k", "h").unwrap_err().contains("racecheck") && record.passes("k", "h").is_ok()
+        );
         record.add_cases("op", "empty", "h", vec![], true);
         assert!(record.proves("empty", "h").is_err());
     }
@@ -462,7 +485,6 @@ mod tests {
             record.add_timing(t);
         }
         assert_eq!(record.timings.iter().map(|t| t.ms).collect::<Vec<_>>(), [2.0, 3.0]);
-        assert_eq!(record.timings[0].best_peer(), Some(("flash", 2.0)));
         record.add_timing(timing("k", "new", "b", 4.0));
         let times: Vec<_> = record.timings.iter().map(|t| (t.source_hash.as_str(), t.ms)).collect();
         assert_eq!(times, [("h", 2.0), ("new", 4.0)]);
@@ -497,8 +519,8 @@ mod tests {
         let opened = Record::open(folder.path(), today.clone()).unwrap();
         assert_eq!((opened.machine, opened.kernels), (today, record.kernels));
         let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
-        assert!(load(folder.path()).unwrap_err().to_string().contains("format 2"));
+        std::fs::write(&path, text.replace("\"format\": 2", "\"format\": 3")).unwrap();
+        assert!(load(folder.path()).unwrap_err().to_string().contains("format 3"));
         assert!(folder.path().read_dir().unwrap().count() == 1, "nothing is left aside");
     }
 

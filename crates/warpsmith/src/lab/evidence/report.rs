@@ -1,4 +1,4 @@
-//! What the evidence amounts to: a row per case and timing for programs, and the kernels that have none.
+//! Summaries of the evidence: a row per case and timing for programs, and the kernels without evidence.
 
 use super::{Record, Sweep, Timing, UNPROVEN};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ pub struct Row {
     pub error: Option<f64>,
     /// Median milliseconds of a timing.
     pub ms: Option<f64>,
-    /// The fastest peer in the same run.
+    /// The fastest peer.
     pub peer: Option<String>,
     /// Its milliseconds.
     pub peer_ms: Option<f64>,
@@ -57,14 +57,27 @@ impl PresentCode {
         self.0.get(kernel).is_some_and(|now| now == source_hash)
     }
 
+    /// The hash of a kernel as it is now.
+    pub(super) fn hash(&self, kernel: &str) -> Option<&str> {
+        self.0.get(kernel).map(String::as_str)
+    }
+
     /// Whether a timing was taken with the present code of its kernel.
     pub fn is_of(&self, timing: &Timing) -> bool {
         self.is(&timing.kernel, &timing.source_hash)
     }
 
-    /// The mark of a timing: nothing, or a dagger if its kernel has changed since.
-    pub fn mark(&self, timing: &Timing) -> &'static str {
-        if self.is_of(timing) { "" } else { " †" }
+    /// The marks of timings that are shown as one number: a dagger if a kernel has changed since, a double dagger if the
+    /// machine was not as fast as when the peers were timed.
+    pub fn marks(&self, timings: &[&Timing]) -> &'static str {
+        let (earlier, off) =
+            (timings.iter().any(|timing| !self.is_of(timing)), timings.iter().any(|timing| timing.is_off()));
+        match (earlier, off) {
+            (false, false) => "",
+            (true, false) => " †",
+            (false, true) => " ‡",
+            (true, true) => " †‡",
+        }
     }
 
     /// The mark of a sweep: nothing, or a dagger if a kernel that ran in it has changed since.
@@ -84,8 +97,17 @@ impl Default for PresentCode {
     }
 }
 
-/// What the dagger means.
-pub const EARLIER: &str = "† with an earlier version of the kernel";
+/// What the marks mean.
+const LEGEND: [(char, &str); 2] = [
+    ('†', "with an earlier version of the kernel"),
+    ('‡', "calibration off: a peer took more or less than when it was timed for the comparison, by over 2 %"),
+];
+
+/// A paragraph on the marks that a text has, if it has any.
+pub fn legend(text: &str) -> String {
+    let found = LEGEND.iter().filter(|(mark, _)| text.contains(*mark));
+    found.map(|(mark, meaning)| format!("\n{mark} {meaning}\n")).collect()
+}
 
 /// Everything recorded, device by device: the cases, then the timings.
 pub fn rows(records: &[Record]) -> Vec<Row> {
@@ -114,7 +136,7 @@ pub fn rows(records: &[Record]) -> Vec<Row> {
         rows.extend(record.timings.iter().map(|t| {
             let checked = record.kernels.get(&t.kernel).filter(|k| k.source_hash == t.source_hash);
             let errors = checked.into_iter().flat_map(|k| k.cases.iter().filter_map(|case| case.error));
-            let peer = t.best_peer();
+            let peer = record.best_peer(t);
             Row {
                 op: t.op.clone(),
                 kernel: t.kernel.clone(),
@@ -123,8 +145,8 @@ pub fn rows(records: &[Record]) -> Vec<Row> {
                 ok: checked.is_some_and(|k| !k.cases.is_empty() && k.cases.iter().all(|case| case.ok)),
                 error: errors.reduce(f64::max),
                 ms: Some(t.ms),
-                peer: peer.map(|(name, _)| name.to_string()),
-                peer_ms: peer.map(|(_, ms)| ms),
+                peer: peer.map(|peer| peer.peer.clone()),
+                peer_ms: peer.map(|peer| peer.ms),
                 limit_ms: Some(t.limit_ms),
                 gpu: record.machine.device.clone(),
                 source_hash: t.source_hash.clone(),
@@ -203,7 +225,7 @@ fn judge(kernels: &[(&str, &str)], records: &[Record], excuses: &str) -> Vec<Pro
 pub(super) mod tests {
     use super::*;
     use crate::lab::bench::{Bound, Cache};
-    use crate::lab::evidence::{CaseRecord, Cpu, Machine};
+    use crate::lab::evidence::{CaseRecord, Cpu, Machine, PeerTime};
 
     pub(in super::super) fn record(kernel: &str, hash: &str, ok: bool) -> Record {
         let mut record = Record::new(Machine { device: "GPU".into(), ..Machine::default() });
@@ -227,8 +249,16 @@ pub(super) mod tests {
             limit_ms,
             bound: Bound::Memory,
             l2: Cache::Cold,
-            peers: BTreeMap::from([("torch".to_string(), 3.0 * limit_ms)]),
+            date: None,
+            calibration: None,
         }
+    }
+
+    /// A peer on the work of a timing.
+    pub(in super::super) fn peer(timing: &Timing, peer: &str, ms: f64) -> PeerTime {
+        let Timing { op, case, dtype, l2, .. } = timing.clone();
+        let (peer, version, date) = (peer.into(), "torch 9".into(), "2026-11-18".into());
+        PeerTime { op, case, dtype, l2, peer, version, date, ms }
     }
 
     #[test]

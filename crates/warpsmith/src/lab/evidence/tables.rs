@@ -1,106 +1,96 @@
-//! The evidence as Markdown: the README's table with one line per op, and a page for each device with every timing and
-//! every proof.
+//! The evidence as Markdown: a table with one line per op, and a page for each device with every timing and every proof.
 
-use super::{EARLIER, PresentCode, Record, Sweep, Timing, stem};
+use super::{PresentCode, Record, Sweep, Timing, legend, stem};
 use crate::lab::bench::{Bound, Cache};
 use crate::op::OpSpec;
 use crate::ops;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-const BEGIN: &str = "<!-- evidence:begin -->";
-const END: &str = "<!-- evidence:end -->";
-
-/// A document with the text between its evidence markers replaced; `None` if it has no markers.
-pub fn embed(document: &str, table: &str) -> Option<String> {
-    let start = document.find(BEGIN)? + BEGIN.len();
-    let end = start + document[start..].find(END)?;
-    Some(format!("{}\n{}\n{}", &document[..start], table.trim_end(), &document[end..]))
-}
-
-/// The README's table: for each op what it computes, and for each device that was timed its speed-up over the fastest
-/// peer.
+/// For each op what it computes, and for each device that was timed its speed-up over the fastest peer; then the sweeps.
 pub fn overview(records: &[Record]) -> String {
     let specs: Vec<&OpSpec> = ops::PROVABLE.iter().map(|op| op.spec()).collect();
     overview_of(&specs, records, &PresentCode::new())
 }
 
 fn overview_of(specs: &[&OpSpec], records: &[Record], present: &PresentCode) -> String {
-    // GPUs first.
-    let mut timed: Vec<&Record> = records.iter().filter(|record| !record.timings.is_empty()).collect();
-    timed.sort_by_key(|record| !record.machine.is_gpu());
+    let timed = timed(records);
     let mut out = String::from("| op | what it computes |");
     for record in &timed {
         let _ = write!(out, " {} |", record.machine.device);
     }
     let _ = writeln!(out, "\n|---|---|{}", "---:|".repeat(timed.len()));
-    let mut marked = false;
     for spec in specs {
         let _ = write!(out, "| `{}` | {} |", spec.name, spec.summary);
         for record in &timed {
             let timings: Vec<&Timing> =
                 fastest(record).into_iter().filter(|timing| timing.op == spec.name).collect();
-            let mark = if timings.iter().any(|timing| !present.is_of(timing)) { " †" } else { "" };
-            marked |= !mark.is_empty();
-            let _ = write!(out, " {}{mark} |", speed_up(&timings));
+            let _ = write!(out, " {}{} |", speed_up(record, &timings), present.marks(&timings));
         }
         out.push('\n');
     }
-    marked |= sweep_overview(&timed, present, &mut out);
-    if marked {
-        let _ = writeln!(out, "\n{EARLIER}");
-    }
-    out
+    sweep_overview(&timed, present, &mut out);
+    let marks = legend(&out);
+    out + &marks
 }
 
-/// Writes a line for every family that was swept; whether an earlier version of a kernel was.
-fn sweep_overview(records: &[&Record], present: &PresentCode, out: &mut String) -> bool {
+/// The devices that were timed, GPUs first.
+pub(super) fn timed(records: &[Record]) -> Vec<&Record> {
+    let mut timed: Vec<&Record> = records.iter().filter(|record| !record.timings.is_empty()).collect();
+    timed.sort_by_key(|record| !record.machine.is_gpu());
+    timed
+}
+
+/// Writes a line for every family that was swept.
+fn sweep_overview(records: &[&Record], present: &PresentCode, out: &mut String) {
     let swept: Vec<&&Record> = records.iter().filter(|record| !record.sweeps.is_empty()).collect();
     if swept.is_empty() {
-        return false;
+        return;
     }
     let keys: BTreeSet<[&str; 2]> =
         swept.iter().flat_map(|record| &record.sweeps).map(|sweep| [&*sweep.family, &*sweep.types]).collect();
     let _ = write!(
         out,
-        "\nRandom shapes and options ([`bench/sweep.py`](docs/measuring.md#random-shapes)), geometric mean:\n\n\
+        "\nRandom shapes and options ([`bench/sweep.py`](../docs/measuring.md#random-shapes)), geometric mean:\n\n\
          | family | types |"
     );
     for record in &swept {
         let _ = write!(out, " {} |", record.machine.device);
     }
     let _ = writeln!(out, "\n|---|---|{}", "---:|".repeat(swept.len()));
-    let mut marked = false;
     for [family, types] in keys {
         let _ = write!(out, "| {family} | {types} |");
         for record in &swept {
             let found = record.sweeps.iter().find(|sweep| sweep.family == family && sweep.types == types);
             let text = found.map_or("-".into(), |sweep| sweep.text() + present.sweep_mark(sweep));
-            marked |= found.is_some_and(|sweep| !present.sweep_mark(sweep).is_empty());
             let _ = write!(out, " {text} |");
         }
         out.push('\n');
     }
-    marked
+}
+
+/// The speed-ups over the fastest peer in ascending order.
+pub(super) fn speed_ups(record: &Record, timings: &[&Timing]) -> Vec<f64> {
+    let ratios = timings.iter().filter_map(|timing| Some(record.best_peer(timing)?.ms / timing.ms));
+    let mut ratios: Vec<f64> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios
+}
+
+/// The median of ascending numbers, of which there is one at least.
+pub(super) fn median(ascending: &[f64]) -> f64 {
+    let (lower, upper) = ((ascending.len() - 1) / 2, ascending.len() / 2);
+    (ascending[lower] + ascending[upper]) / 2.0
 }
 
 /// The median speed-up over the fastest peer, with the range over all cases.
-fn speed_up(timings: &[&Timing]) -> String {
-    let ratios = timings.iter().filter_map(|timing| Some(timing.best_peer()?.1 / timing.ms));
-    let mut ratios: Vec<f64> = ratios.collect();
-    ratios.sort_by(f64::total_cmp);
+pub(super) fn speed_up(record: &Record, timings: &[&Timing]) -> String {
+    let ratios = speed_ups(record, timings);
     match (timings, &ratios[..]) {
         ([], _) => "-".into(),
         (_, []) => "no peer".into(),
         (_, [only]) => format!("{only:.2}x"),
-        (_, [least, .., most]) => {
-            let middle = ratios.len() / 2;
-            let median = match ratios.len() % 2 {
-                1 => ratios[middle],
-                _ => (ratios[middle - 1] + ratios[middle]) / 2.0,
-            };
-            format!("{median:.2}x ({least:.2} to {most:.2})")
-        }
+        (_, [least, .., most]) => format!("{:.2}x ({least:.2} to {most:.2})", median(&ratios)),
     }
 }
 
@@ -123,13 +113,11 @@ fn page_of(record: &Record, present: &PresentCode) -> String {
         facts(record).join(" · ")
     );
     host_table(record, &mut out);
-    let mut marked = sweep_table(record, present, &mut out);
-    marked |= timing_table(record, present, &mut out);
-    marked |= proof_table(record, present, &mut out);
-    if marked {
-        let _ = writeln!(out, "\n{EARLIER}");
-    }
-    out
+    sweep_table(record, present, &mut out);
+    timing_table(record, present, &mut out);
+    proof_table(record, present, &mut out);
+    let marks = legend(&out);
+    out + &marks
 }
 
 /// The machine, its software, and its ceilings.
@@ -162,19 +150,17 @@ fn host_table(record: &Record, out: &mut String) {
     }
 }
 
-/// Writes the summaries of sweeps; whether an earlier version of a kernel was swept.
-fn sweep_table(record: &Record, present: &PresentCode, out: &mut String) -> bool {
+/// Writes the summaries of sweeps.
+fn sweep_table(record: &Record, present: &PresentCode, out: &mut String) {
     if record.sweeps.is_empty() {
-        return false;
+        return;
     }
     let _ = writeln!(out, "\n## Random shapes\n");
     let _ = writeln!(out, "| family | types | cases | speed-up, geometric mean | worst case | seeds |");
     let _ = writeln!(out, "|---|---|---:|---:|---|---|");
-    let mut marked = false;
     for sweep in &record.sweeps {
         let Sweep { family, types, compared, .. } = sweep;
         let mark = present.sweep_mark(sweep);
-        marked |= !mark.is_empty();
         let alone = match sweep.without_peer {
             0 => String::new(),
             some => format!(" and {some} without a peer"),
@@ -185,14 +171,13 @@ fn sweep_table(record: &Record, present: &PresentCode, out: &mut String) -> bool
         let _ =
             writeln!(out, "| {family} | {types} | {compared}{alone} | {text}{mark} | {worst} | {seeds} |");
     }
-    marked
 }
 
-/// Writes the timings; whether one is of an earlier version of its kernel.
-fn timing_table(record: &Record, present: &PresentCode, out: &mut String) -> bool {
+/// Writes the timings.
+fn timing_table(record: &Record, present: &PresentCode, out: &mut String) {
     let timings = fastest(record);
     if timings.is_empty() {
-        return false;
+        return;
     }
     let _ = writeln!(out, "\n## Timings\n");
     let _ = writeln!(
@@ -201,37 +186,33 @@ fn timing_table(record: &Record, present: &PresentCode, out: &mut String) -> boo
     );
     let _ = writeln!(out, "|---|---|---|---|---:|---:|---:|---|---:|");
     for t in &timings {
-        let (peer, gain) = match t.best_peer() {
-            Some((name, ms)) => (format!("{name}, {}", time(ms)), format!("{:.2}x", ms / t.ms)),
+        let (peer, gain) = match record.best_peer(t) {
+            Some(best) => (format!("{}, {}", best.peer, time(best.ms)), format!("{:.2}x", best.ms / t.ms)),
             None => ("-".into(), "-".into()),
         };
         let Timing { op, case, dtype, kernel, .. } = t;
         let rate = t.bound.rate(t.gbps, t.tflops);
         let share = 100.0 * t.limit_ms / t.ms;
         let cached = if t.l2 == Cache::Warm { " (in cache)" } else { "" };
-        let (time, mark) = (time(t.ms), present.mark(t));
+        let (time, mark) = (time(t.ms), present.marks(&[t]));
         let _ = writeln!(
             out,
             "| {op} | {case} | {dtype} | {kernel} | {time}{mark} | {rate} | {share:.0} %{cached} | {peer} | {gain} |"
         );
     }
-    timings.iter().any(|timing| !present.is_of(timing))
 }
 
-/// Writes what was checked; whether some of it is of an earlier version of its kernel.
-fn proof_table(record: &Record, present: &PresentCode, out: &mut String) -> bool {
+/// Writes what was checked.
+fn proof_table(record: &Record, present: &PresentCode, out: &mut String) {
     if record.kernels.is_empty() {
-        return false;
+        return;
     }
     let _ = writeln!(out, "\n## Checks\n\n| op | kernel | cases passed | largest error | sanitizer |");
     let _ = writeln!(out, "|---|---|---:|---:|---|");
     let mut kernels: Vec<_> = record.kernels.iter().collect();
     kernels.sort_by_key(|(_, kernel)| rank(&kernel.op));
-    let mut marked = false;
     for (name, kernel) in kernels {
-        let current = present.is(name, &kernel.source_hash);
-        let mark = if current { "" } else { " †" };
-        marked |= !current;
+        let mark = if present.is(name, &kernel.source_hash) { "" } else { " †" };
         let passed = kernel.cases.iter().filter(|case| case.ok).count();
         let worst = kernel.cases.iter().filter_map(|case| case.worst).fold(0.0, f64::max);
         let tools = kernel.sanitizer.iter().map(|(tool, verdict)| format!("{tool} {verdict}"));
@@ -241,7 +222,6 @@ fn proof_table(record: &Record, present: &PresentCode, out: &mut String) -> bool
         let _ =
             writeln!(out, "| {} | {name} | {passed} of {cases}{mark} | {worst:.2} | {tools} |", kernel.op);
     }
-    marked
 }
 
 /// The lowest and highest copy rates that memory-bound timings are limited by, if they differ by more than one percent.
@@ -254,18 +234,18 @@ fn copy_range(timings: &[&Timing]) -> Option<String> {
     (high > 1.01 * low).then(|| format!("{} to {}", rate(low), rate(high)))
 }
 
-fn time(ms: f64) -> String {
+pub(super) fn time(ms: f64) -> String {
     if ms < 1.0 { format!("{:.1} us", ms * 1e3) } else { format!("{ms:.2} ms") }
 }
 
-/// The place of an op in the list of ops.
+/// The position of an op in the list of ops.
 fn rank(op: &str) -> usize {
     ops::PROVABLE.iter().position(|known| known.spec().name == op).unwrap_or(usize::MAX)
 }
 
 /// The fastest kernel of each case. Ops are in the order of their list; within one, bf16 comes first and larger cases come
 /// later.
-fn fastest(record: &Record) -> Vec<&Timing> {
+pub(super) fn fastest(record: &Record) -> Vec<&Timing> {
     let mut fastest: BTreeMap<[&str; 3], &Timing> = BTreeMap::new();
     for t in &record.timings {
         let best = fastest.entry([&t.op, &t.case, &t.dtype]).or_insert(t);
@@ -283,7 +263,7 @@ fn fastest(record: &Record) -> Vec<&Timing> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::tests::{record, timing};
+    use super::super::report::tests::{peer, record, timing};
     use super::super::sweep::tests::sweep;
     use super::*;
     use crate::lab::bench::Ceilings;
@@ -305,27 +285,35 @@ mod tests {
         for (case, dtype, peer_ms) in
             [("n=1", "f32", 1.0), ("n=2", "bf16", 3.0), ("n=3", "bf16", 5.0), ("n=4", "bf16", 4.0)]
         {
-            let peers = BTreeMap::from([("torch".to_string(), peer_ms), ("slow".to_string(), 99.0)]);
-            gpu.add_timing(Timing { ms: 2.0, peers, ..timing("rms_norm", case, dtype, 1.0) });
+            let timing = Timing { ms: 2.0, ..timing("rms_norm", case, dtype, 1.0) };
+            gpu.keep_peer(peer(&timing, "torch", peer_ms));
+            gpu.keep_peer(peer(&timing, "slow", 99.0));
+            gpu.add_timing(timing);
         }
         // A slower kernel of the same case does not count.
         gpu.add_timing(Timing { kernel: "slow".into(), ms: 200.0, ..timing("rms_norm", "n=1", "f32", 1.0) });
-        gpu.add_timing(Timing { peers: BTreeMap::new(), ..timing("softmax", "n=1", "bf16", 1.0) });
+        gpu.add_timing(timing("softmax", "n=1", "bf16", 1.0));
         let mut cpu = Record::new(Machine {
             device: "CPU".into(),
             cpu: Some(Cpu { threads: 2, tier: "avx2".into() }),
             ..Machine::default()
         });
-        cpu.add_timing(Timing { source_hash: "old".into(), ..timing("cast", "n=1", "bf16", 1.0) });
+        let old = Timing { source_hash: "old".into(), ..timing("cast", "n=1", "bf16", 1.0) };
+        cpu.keep_peer(peer(&old, "torch", 3.0));
+        cpu.add_timing(Timing { calibration: Some(0.9), ..old });
         let untimed = Record::new(Machine { device: "idle".into(), ..Machine::default() });
         let text = overview_of(&specs, &[cpu, untimed, gpu], &present(&[("k", "h"), ("slow", "h")]));
         let expected = format!(
             "| op | what it computes | GPU 9 | CPU |\n|---|---|---:|---:|\n\
              | `rms_norm` | {} | 1.75x (0.50 to 2.50) | - |\n\
              | `softmax` | {} | no peer | - |\n\
-             | `cast` | {} | - | 1.50x † |\n\
-             | `linear` | {} | - | - |\n\n{EARLIER}\n",
-            specs[0].summary, specs[1].summary, specs[2].summary, specs[3].summary
+             | `cast` | {} | - | 1.50x †‡ |\n\
+             | `linear` | {} | - | - |\n{}",
+            specs[0].summary,
+            specs[1].summary,
+            specs[2].summary,
+            specs[3].summary,
+            legend("†‡")
         );
         assert_eq!(text, expected);
     }
@@ -340,7 +328,9 @@ mod tests {
             ("rms_norm", "n=2", "bf16", 2.0),
             ("rms_norm", "n=1", "bf16", 0.001),
         ] {
-            record.add_timing(timing(op, case, dtype, limit));
+            let timing = timing(op, case, dtype, limit);
+            record.keep_peer(peer(&timing, "torch", 3.0 * limit));
+            record.add_timing(timing);
         }
         record.add_timing(Timing { kernel: "l".into(), ms: 99.0, ..timing("rms_norm", "n=2", "bf16", 2.0) });
         let text = page_of(&record, &present(&[("k", "h"), ("l", "h")]));
@@ -356,7 +346,7 @@ mod tests {
                 "| layer_norm | n=1 | f32 | k | 1.00 ms | 100 GB/s | 50 % | torch, 1.50 ms | 1.50x |",
             ]
         );
-        assert!(!text.contains("## Checks") && !text.contains(EARLIER), "{text}");
+        assert!(!text.contains("## Checks") && !text.contains('†'), "{text}");
         assert_eq!(page_name(&record), "gpu-9.md");
     }
 
@@ -396,7 +386,7 @@ mod tests {
         let text = page_of(&record, &present(&[("k", "h"), ("l", "new")]));
         assert!(text.contains("| 2.00 ms | 100 GB/s | 50 % |"), "{text}");
         assert!(text.contains("| 1.25 ms † | 100 GB/s | 80 % |"), "{text}");
-        assert!(text.ends_with(&format!("|\n\n{EARLIER}\n")), "{text}");
+        assert!(text.ends_with(&format!("|\n{}", legend("†"))), "{text}");
         assert!(
             text.contains("in the latest run; each row is limited by its own run's, copy 125 GB/s to 200")
         );
@@ -412,14 +402,5 @@ mod tests {
         };
         assert_eq!(row("1"), "| rms_norm | a | 1 of 1 | 0.50 | memcheck clean |");
         assert_eq!(row("2"), "| rms_norm | a | 1 of 1 † | 0.50 | memcheck clean |");
-    }
-
-    #[test]
-    fn only_the_text_between_the_markers_is_replaced() {
-        let document = format!("head\n{BEGIN}\nold\n{END}\ntail\n");
-        let updated = embed(&document, "new\n").unwrap();
-        assert_eq!(updated, format!("head\n{BEGIN}\nnew\n{END}\ntail\n"));
-        assert_eq!(embed(&updated, "new\n").unwrap(), updated);
-        assert_eq!(embed("no markers", "new"), None);
     }
 }

@@ -79,7 +79,7 @@ pub fn compare(expected: Expectation<'_>, out: &[f64]) -> Result<Error, Mismatch
     compare_within(expected, out, Allowance::default())
 }
 
-/// What is allowed besides the tolerance.
+/// What else is allowed besides the tolerance.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Allowance<'a> {
     /// An error of each element.

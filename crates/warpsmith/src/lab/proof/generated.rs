@@ -17,8 +17,8 @@ impl<'a> Generated<'a> {
 
     /// The values of argument `index`, rounded to its dtype.
     ///
-    /// # Panics If the generator returns another number of values than the plan has elements, which is a bug in the
-    /// op.
+    /// # Panics
+    /// If the generator returns another number of values than the plan has elements, which is a bug in the op.
     pub fn values(&mut self, generator: Generator, index: usize, plan: &ArgPlan) -> Vec<f64> {
         let known = self.made.iter().position(|(made_by, _)| std::ptr::fn_addr_eq(*made_by, generator));
         let known = known.unwrap_or_else(|| {

@@ -30,7 +30,8 @@ pub struct Large {
 impl Large {
     /// Allocates and fills the case.
     ///
-    /// # Errors [`Error::Unavailable`] if the op has no batch dimension to grow, or the device has too little memory.
+    /// # Errors
+    /// [`Error::Unavailable`] if the op has no batch dimension to grow, or the device has too little memory.
     pub fn new(op: &'static dyn AnyProvable, device: Device) -> Result<Large> {
         let unavailable = |why: String| Error::Unavailable {
             what: format!("{}: a case past 2^31 elements", op.spec().name),

@@ -1,4 +1,4 @@
-//! Proof: running kernels over their op's cases and judging every property the contract promises.
+//! Proof: runs kernels over their op's cases and checks every property the contract promises.
 
 mod bench_tensors;
 mod compare;
@@ -12,6 +12,7 @@ use compare::{Allowance, compare_within};
 pub use compare::{Error as Deviation, Expectation, Mismatch, compare};
 pub use large::Large;
 pub use tensors::{Tensors, arrange};
+pub(crate) use values::draw;
 
 use crate::cpu::Tier;
 use crate::cpu::gemm::Isa;
@@ -113,8 +114,9 @@ pub struct Prepared {
 impl Prepared {
     /// Draws the inputs of a case. The reference is evaluated when a kernel is first judged.
     ///
-    /// # Errors What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined only for
-    /// valid calls.
+    /// # Errors
+    /// What [`AnyProvable::check`] says about a case that is no valid call: a reference is defined only for valid
+    /// calls.
     pub fn new(op: &'static dyn AnyProvable, case: &Case, device: Device, seed: u64) -> Result<Prepared> {
         let drawn = Drawn::new(op, case, device, seed)?;
         Ok(Prepared { drawn, expected: OnceLock::new(), probed: OnceLock::new(), flushed: OnceLock::new() })

@@ -4,7 +4,7 @@ use crate::lab::{ArgPlan, Fill, Values};
 use crate::tensor::Random;
 
 /// Random values of argument `index` in a case of this seed, rounded to the argument's dtype.
-pub(super) fn draw(plan: &ArgPlan, values: Values, index: usize, seed: u64) -> Vec<f64> {
+pub(crate) fn draw(plan: &ArgPlan, values: Values, index: usize, seed: u64) -> Vec<f64> {
     let mut rng = Random::new(seed.wrapping_mul(31) + index as u64);
     if let Fill::Distinct(bound) = plan.fill {
         let numbers = rng.distinct(plan.shape.iter().product(), bound);

@@ -7,7 +7,7 @@ use crate::lab::{AnyProvable, Arrangement, Case, Values};
 use crate::op::{AttrKind, Role, Value};
 use crate::tensor::{DType, Random};
 
-/// What is not left to chance.
+/// Fixed properties of all draws.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pinned {
     /// The element type.
@@ -21,8 +21,8 @@ pub struct Pinned {
 /// The random calls of an op.
 ///
 /// A draw begins with one of the op's own cases, which have options and arguments that go together, and changes some of
-/// its sizes, options, optional arguments, layout and values. Options get values that other cases have, or near them.
-/// What an op demands beyond its description, [`constrain`](crate::lab::Provable::constrain) puts right.
+/// its sizes, options, optional arguments, layout and values. Options get values of other cases, or values near them.
+/// [`constrain`](crate::lab::Provable::constrain) enforces what an op requires beyond its description.
 pub struct Draws {
     op: &'static dyn AnyProvable,
     cases: Vec<Case>,
@@ -68,7 +68,7 @@ impl Draws {
         });
         let mut rng = Random::new(Random::new(seed ^ op).bits().wrapping_add(number));
         let mut case = self.any(&mut rng).clone();
-        // What only chosen cases need, and no command line says.
+        // Features that only chosen cases need, and no command line can express.
         (case.gpu_only, case.selective) = (false, false);
         case.kv_lens.clear();
         if let Some(dtype) =

@@ -26,11 +26,11 @@ pub struct Draw {
     pub seed: u64,
 }
 
-/// What came of a draw.
+/// The outcome of a draw.
 pub enum Verdict {
     /// The op does not take it.
     Refused(Error),
-    /// What each kernel made of it that supports it.
+    /// The outcome of each kernel that supports it.
     Judged(Vec<(KernelInfo, Outcome)>),
 }
 

@@ -1,4 +1,4 @@
-//! Making a failing case smaller.
+//! Shrinks a failing case.
 
 use crate::lab::{AnyProvable, Arrangement, Case, Values};
 use crate::op::Attrs;
@@ -63,7 +63,7 @@ fn simpler(op: &dyn AnyProvable, case: &Case) -> Vec<Case> {
         }
     }
     all.iter_mut().for_each(|candidate| op.constrain(candidate));
-    // What a constraint made larger again is no progress.
+    // If a constraint made it larger again, it is no progress.
     let grows = |candidate: &Case| candidate.sizes.iter().zip(&case.sizes).any(|(now, before)| now > before);
     all.retain(|candidate| candidate != case && !grows(candidate));
     all

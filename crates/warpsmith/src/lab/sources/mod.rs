@@ -1,4 +1,4 @@
-//! Hashes of what kernels are made of, by which evidence says what code it is about.
+//! Hashes of the code of kernels, by which evidence names the code it is about.
 //!
 //! A CUDA kernel is its device code with the headers it includes. The CPU kernels of an op are the files of its folder and
 //! those they reach in `cpu` and in other ops, without comments, tests, the lab and the other backend: a change of any of
@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 // The sources of `cpu` and `ops` by their path in `src`, from `build.rs`.
 include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// Identifies what a kernel of an op is made of: changes whenever its source, its headers or its parameters do.
+/// Identifies the code of a kernel of an op: changes whenever its source, its headers or its parameters do.
 pub fn source_hash(kernel: &KernelInfo, op: &str) -> String {
     if kernel.is_cuda() { kernel.identity() } else { cpu_hash(op) }
 }
@@ -66,7 +66,8 @@ mod tests {
     #[test]
     fn changed_code_is_seen_by_the_ops_that_reach_it() {
         let gemm = touched("cpu/gemm/tiles.rs", with_code);
-        assert_eq!(gemm, ["attention", "linear", "linear_quant", "paged_attention"]);
+        let reached = ["attention", "linear", "linear_cross_entropy", "linear_quant", "paged_attention"];
+        assert_eq!(gemm, reached);
         assert_eq!(touched("ops/norm/cpu.rs", with_code), ["layer_norm", "rms_norm"]);
         assert_eq!(touched("ops/softmax/cpu.rs", with_code), ["softmax"]);
         assert_eq!(touched("ops/rope/rotation.rs", with_code), ["kv_store", "qkv_store", "rope"]);
@@ -92,7 +93,7 @@ mod tests {
         assert_eq!(touched("cpu/mod.rs", |text| text.to_string() + "\npub mod another;\n"), nobody);
     }
 
-    /// They are in no hash, so they must have nothing that a kernel is made of.
+    /// They are in no hash, so they must contain no kernel code.
     #[test]
     fn the_list_of_cpu_parts_is_only_a_list() {
         let (_, text) = SOURCES.iter().find(|(name, _)| *name == "cpu/mod.rs").unwrap();

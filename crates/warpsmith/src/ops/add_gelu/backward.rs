@@ -17,12 +17,13 @@ pub struct Problem {
     pub(super) num_rows: usize,
     /// Leading dimensions of x, dout, dx (and x again).
     pub(super) rows: Space<4>,
-    /// Distance of neighbours in a row of x, dout, dx, bias, dbias.
+    /// Stride along a row of x, dout, dx, bias, dbias.
     pub(super) steps: [isize; 5],
     pub(super) has_dbias: bool,
     /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
     pub(super) vector_rows: bool,
-    /// x, dout and dx are one run of elements each: how many elements after a multiple of 16 bytes all of them begin.
+    /// Set if x, dout and dx are one run of elements each: how many elements past a multiple of 16 bytes they all
+    /// begin.
     pub(super) run: Option<usize>,
 }
 
@@ -125,7 +126,7 @@ impl<'a> Call<'a, Backward> {
         Ok((dx, dbias))
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(
         self,
         dx: impl Into<TensorViewMut<'b>>,

@@ -11,7 +11,7 @@ use crate::ops::elementwise::function::{Function, with_function};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 #[derive(Clone, Copy)]

@@ -36,13 +36,13 @@ pub(super) const FORWARD: Kernel<Problem> =
 // ---- backward ----
 
 pub(super) const THREADS: usize = 256;
-/// Units a thread loads before it computes: of rows, or of the one run that they are.
+/// Units a thread loads before it computes: of rows, or of the single run that all rows form.
 pub(super) const ITEMS: usize = 2;
 /// Blocks of a multiprocessor: enough loads in flight, few enough partial sums.
 pub(super) const BLOCKS_PER_UNIT: usize = 4;
 /// Columns of a thread where they cannot be loaded as vectors; the device half says the same.
 const COLUMNS: usize = 4;
-/// Rows of a group at least: what a thread loads at once. The partial sums of fewer would cost more than the rows.
+/// The fewest rows of a group: what a thread loads at once. With fewer, partial sums would cost more than the rows.
 const ROWS_OF_GROUP: usize = ITEMS;
 
 kernel_params! {
@@ -55,7 +55,7 @@ kernel_params! {
     }
 }
 
-/// What becomes of the rows of sums that are left: `SUMS` of the device code.
+/// What happens to the rows of sums that are left: `SUMS` of the device code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sums {
     /// They are not needed.
@@ -110,7 +110,7 @@ static BACKWARD_DEVICE: CudaKernel = CudaKernel {
     },
 };
 
-/// How rows and columns are shared out that are not one run.
+/// How rows and columns are divided that are not one run.
 struct Tiling {
     lanes_log2: u32,
     column_tiles: usize,
@@ -164,7 +164,7 @@ impl Tiling {
     }
 }
 
-/// How a call is shared out.
+/// How a call is divided.
 enum Plan {
     Run(Run),
     Rows(Tiling),

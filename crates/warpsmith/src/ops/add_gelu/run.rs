@@ -21,7 +21,7 @@ kernel_params! {
         hidden: u32, num_threads: u32, shift: u32,
         /// Of the first unit's first element.
         first_column: u32,
-        /// Those that blocks leave as they lie.
+        /// Those that blocks leave without adding them up.
         num_sums: u32,
         is_narrow: i32,
     }
@@ -50,7 +50,7 @@ pub(super) static DEVICE: CudaKernel = CudaKernel {
     },
 };
 
-/// How the units of a run, 16 bytes each, are shared out.
+/// How the units of a run, 16 bytes each, are divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     /// Elements of the first unit before the run.
@@ -64,7 +64,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// `None` if the tensors are no runs, or if their rows are shared out better.
+    /// `None` if the tensors are no runs, or if their rows are divided better.
     pub fn new(p: &Problem, info: &DeviceInfo) -> Option<Run> {
         let shift = p.run.filter(|_| p.num_rows > 0)?;
         let unit = 16 / p.dtype.size();
@@ -73,7 +73,7 @@ impl Run {
             return None;
         }
         let units = (shift + p.num_rows * p.hidden).div_ceil(unit);
-        // Units after which columns come again.
+        // The period in units after which columns repeat.
         let period = p.hidden >> p.hidden.trailing_zeros().min(unit.ilog2());
         let wanted = units.div_ceil(ITEMS).min(info.units * BLOCKS_PER_UNIT * THREADS);
         let threads = if units <= period { units } else { (wanted / period).max(1) * period };

@@ -9,10 +9,10 @@ use crate::op::Launch;
 use crate::tensor::DType;
 use std::marker::PhantomData;
 
-/// Rows are gone through in pieces of this many elements, which threads share out.
+/// Rows are processed in pieces of this many elements, which are divided among threads.
 const PIECE: usize = 1 << 14;
 
-/// The largest of a piece. Zeroed, it stands for a piece of NaN.
+/// The largest element of a piece. All zeros means that the piece is all NaN.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Best {
@@ -25,7 +25,7 @@ struct Best {
 // SAFETY: plain numbers without padding.
 unsafe impl Plain for Best {}
 
-/// The places of the pieces' results, for all threads.
+/// The results of the pieces, for all threads.
 struct Slots(*mut Best);
 
 // SAFETY: each piece is written by one thread.
@@ -76,7 +76,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     Ok(())
 }
 
-/// The first of the largest of `count` elements `step` apart, and its value; none if all are NaN.
+/// The first of the largest among `count` elements `step` apart, and its value; none if all are NaN.
 struct Largest<T> {
     x: *const T,
     step: isize,
@@ -101,7 +101,7 @@ impl<T: CpuElement> Task for Largest<T> {
             }
             return best;
         }
-        // Four vectors in lock-step: comparisons wait for one another.
+        // Four vectors in lock-step: each comparison depends on the one before.
         let wide = s.pair().pair();
         let mut most = wide.splat(f32::NEG_INFINITY);
         for_vectors::<crate::cpu::simd::Four<S>>(

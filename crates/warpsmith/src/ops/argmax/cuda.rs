@@ -1,8 +1,8 @@
 //! `argmax` on CUDA devices: host half.
 //!
-//! Each block finds the largest of a piece of a row; where rows have several pieces, a second launch joins them. An
-//! element and its place are one number whose order is that of the results (see `kernel.cu`), so neither the pieces nor
-//! the order of comparisons shows in the result.
+//! Each block finds the largest element of a piece of a row; where rows have several pieces, a second launch combines
+//! them. A value and its index are packed into one number that orders as the results do (see `kernel.cu`), so neither
+//! the pieces nor the order of comparisons affects the result.
 
 use super::{OUT, Problem, X};
 use crate::cuda::LaunchConfig;
@@ -17,9 +17,9 @@ use crate::tensor::DType;
 
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Bytes that a block reads at least, where there are more.
+/// The fewest bytes a block reads, where there are enough.
 const PIECE_BYTES: usize = THREADS * 16 * 4;
-/// Blocks on a multiprocessor that are enough to keep its memory busy.
+/// Blocks per multiprocessor that keep memory busy.
 const FULL_BLOCKS: usize = 4;
 
 kernel_params! {

@@ -1,7 +1,7 @@
-//! `argmax`: the place of the largest element of each row.
+//! `argmax`: the index of the largest element of each row.
 //!
 //! - Shapes: `x` is `[..., n]` with at least one column, `out` is `[...]`; any strides.
-//! - Types: f32, f16 or bf16 for `x`; i32 or i64 for `out`: the option `to` says which where nobody gives it.
+//! - Types: f32, f16 or bf16 for `x`; i32 or i64 for `out`: the option `to` chooses where no `out` is given.
 //! - Of equal elements the one with the lowest index is taken; zeros of either sign are equal.
 //! - NaN is never taken, unless a row has nothing else: then the result is 0.
 //! - The result of a row depends on that row alone. An empty `out` is left alone.
@@ -38,7 +38,7 @@ pub struct Problem {
     n: usize,
     /// Where rows of x and elements of out are (each twice), in elements.
     rows: Space<4>,
-    /// Elements from neighbour to neighbour of a row.
+    /// Stride in elements along a row.
     step: isize,
     /// Rows are dense, 16-byte aligned and a multiple of 16 bytes long.
     vector: bool,
@@ -48,7 +48,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let sizes = Matcher::of(args, attrs)?;
     let (x, out) = (args.at(X), args.at(OUT));
     let n = sizes.size("n");
-    // A number of columns that out's type can count.
+    // Requires a number of columns that the type of `out` can count.
     let most = if out.dtype() == DType::I32 { i32::MAX as usize } else { u32::MAX as usize };
     if n == 0 || n > most {
         let expected = format!("from 1 to {most} columns, for an index of type {}", out.dtype());
@@ -76,7 +76,7 @@ unsafe impl Op for Forward {
 
     const SPEC: OpSpec = OpSpec {
         name: "argmax",
-        summary: "The place of the largest element of each row",
+        summary: "Index of the largest element of each row",
         args: &[
             ArgSpec::input("x", shape![.., n], DTypeRule::FLOAT, ""),
             ArgSpec::output(
@@ -136,7 +136,7 @@ impl OneOutput for Forward {
 }
 
 impl<'a> Call<'a, Forward> {
-    /// The places of the largest elements of the rows of `x`.
+    /// The indices of the largest elements of the rows of `x`.
     pub fn new(x: impl Into<TensorView<'a>>) -> Self {
         Call::start().input(X, x)
     }

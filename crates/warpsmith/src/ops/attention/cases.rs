@@ -51,7 +51,7 @@ impl Provable for Forward {
         }
         let q = by_batch(&[batch, q_len, num_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
         let k = by_batch(&[batch, kv_len, num_kv_heads, head_dim], case.dtype, Fill::Exponent(case.dtype));
-        // Which of their kinds and shapes a case gets, so that all are reached.
+        // Which kind and shape of mask and bias a case gets, so that all are reached.
         let mask_dtype = if case.dtype == DType::F16 { DType::U8 } else { DType::Bool };
         let bias_dtype = if kv_len % 2 == 1 { DType::F32 } else { case.dtype };
         let mask = match q_len % 3 {
@@ -141,7 +141,7 @@ impl Provable for Forward {
             }
             if dtype == DType::BF16 {
                 for (head_dim, block_q, block_kv) in
-                    [(128, 192, 80), (128, 128, 128), (128, 128, 64), (192, 128, 64)]
+                    [(80, 64, 32), (128, 192, 80), (128, 128, 128), (128, 128, 64), (192, 128, 64)]
                 {
                     cases.push(blocks(causal([1, 300, 300, 2, 2, head_dim]), block_q, block_kv));
                 }
@@ -176,7 +176,7 @@ impl Provable for Forward {
             cases.push(case([2, 20, 70, 4, 2, 64]).give(SINKS).give(LSE));
             cases.push(causal([1, 40, 9, 4, 2, 64]).give(SINKS).give(LSE));
             for q_len in [2, 3, 4, 65, 66, 67] {
-                // So few keys that some rows see none.
+                // So few keys that some rows see no key.
                 cases.push(case([2, q_len, 2, 2, 2, 32]).give(MASK).give(LSE));
                 cases.push(case([2, q_len, 70, 2, 2, 32]).give(MASK));
                 cases.push(case([2, q_len, 70 + q_len % 2, 2, 2, 32]).give(BIAS));

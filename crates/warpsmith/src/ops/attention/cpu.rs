@@ -1,4 +1,4 @@
-//! `attention` on the CPU: the call in the words of [`crate::cpu::attention`], which does the work.
+//! `attention` on the CPU: translates the call for [`crate::cpu::attention`], which does the work.
 
 use super::problem::{self, BLOCKS_Q, Problem};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
@@ -6,7 +6,7 @@ use crate::cpu::attention::{self, Cache, Call, Grid, Heads, PerHead, Request};
 use crate::cpu::scratch::{self, List, Need};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
-use crate::op::Launch;
+use crate::op::{Args, Launch};
 
 /// Keys of a block: whole panels.
 const BLOCKS_KV: [usize; 4] = [32, 64, 96, attention::KEYS];
@@ -24,7 +24,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let count = p.packed.map_or(p.batch, |packed| packed.requests);
     scratch::with(Need::of::<Request>(count), |mut region| {
         let mut requests = region.list(count);
-        add_requests(launch, &mut requests)?;
+        add_requests(p, launch.args, [Q_STARTS, KV_STARTS], &mut requests)?;
         // SAFETY: the requests are those of the call.
         unsafe { attend(launch, &requests) };
         Ok(())
@@ -81,34 +81,39 @@ unsafe fn attend(launch: &Launch<'_, Problem>, requests: &[Request]) {
     unsafe { attention::run(&call, requests) };
 }
 
-/// Adds the requests, found to be in bounds.
-fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_, Request>) -> Result<()> {
-    let p = launch.problem;
+/// Adds the requests, found to be in bounds. `starts` are the positions of the starts of queries and of keys.
+pub(super) fn add_requests(
+    p: &Problem,
+    args: &Args<'_>,
+    starts: [usize; 2],
+    requests: &mut List<'_, Request>,
+) -> Result<()> {
     let Some(packed) = p.packed else {
         let request =
             |batch| Request { batch, first_query: 0, q_len: p.q_len, first_key: 0, kv_len: p.kv_len };
         requests.extend((0..p.batch).map(request));
         return Ok(());
     };
-    // Start `r` of the queries or keys, of which there are `len`, after one at `least`.
+    // Start `r` of the queries or keys, from `least` to `len`.
     let start = |index: usize, step: isize, r: usize, least: usize, len: usize| -> Result<usize> {
-        // SAFETY: `check` bound the tensor to one more start than there are requests, this far apart.
-        let start = unsafe { *(launch.args.address(index) as *const i32).offset(r as isize * step) };
+        // SAFETY: `check` required one more start than there are requests, this far apart.
+        let start = unsafe { *(args.address(index) as *const i32).offset(r as isize * step) };
         usize::try_from(start).ok().filter(|start| (least..=len).contains(start)).ok_or_else(|| {
-            let spec = launch.args.spec();
+            let spec = args.spec();
             let expected = format!("starts that ascend from 0 to {len} at most");
             Error::argument(spec.name, spec.args[index].name, expected, format!("{start} at index {r}"))
         })
     };
-    let mut first_query = start(Q_STARTS, packed.q_step, 0, 0, p.q_len)?;
+    let [q_starts, kv_starts] = starts;
+    let mut first_query = start(q_starts, packed.q_step, 0, 0, p.q_len)?;
     for r in 1..=packed.requests {
-        let end = start(Q_STARTS, packed.q_step, r, first_query, p.q_len)?;
+        let end = start(q_starts, packed.q_step, r, first_query, p.q_len)?;
         requests.push(Request { batch: 0, first_query, q_len: end - first_query, first_key: 0, kv_len: 0 });
         first_query = end;
     }
-    let mut first_key = start(KV_STARTS, packed.kv_step, 0, 0, p.kv_len)?;
+    let mut first_key = start(kv_starts, packed.kv_step, 0, 0, p.kv_len)?;
     for (r, request) in requests.iter_mut().enumerate() {
-        let end = start(KV_STARTS, packed.kv_step, r + 1, first_key, p.kv_len)?;
+        let end = start(kv_starts, packed.kv_step, r + 1, first_key, p.kv_len)?;
         (request.first_key, request.kv_len) = (first_key, end - first_key);
         first_key = end;
     }

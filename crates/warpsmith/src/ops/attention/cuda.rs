@@ -1,7 +1,7 @@
 //! `attention` on CUDA devices: what its kernels share on the host, and those that are not for one architecture alone:
 //! `generic`, `sm80` and `sm80_f32`.
 
-use super::problem::{Grid, HEAD_DIMS, Heads, Problem};
+use super::problem::{Grid, HEAD_DIMS, Heads, Problem, Rows};
 use super::{BIAS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SINKS, V};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::flag;
@@ -13,12 +13,12 @@ use crate::ops::FLOATS;
 use crate::tensor::DType;
 
 kernel_params! {
-    /// Distances in elements between neighbours of q, k, v or out.
+    /// Strides in elements of q, k, v or out.
     pub(in crate::ops) struct HeadStrides { batch: i64, token: i64, head: i64, dim: i64 }
 }
 
 kernel_params! {
-    /// Distances in elements between neighbours of mask or bias; zero along what is shared.
+    /// Strides in elements of mask or bias; zero along what is shared.
     pub(in crate::ops) struct GridStrides { batch: i64, head: i64, query: i64, key: i64 }
 }
 
@@ -53,33 +53,42 @@ impl From<Option<Grid>> for GridStrides {
     }
 }
 
+impl From<Rows> for GridStrides {
+    fn from(rows: Rows) -> Self {
+        let [batch, head, query] = [rows.batch, rows.head, rows.query].map(|n| n as i64);
+        GridStrides { batch, head, query, key: 0 }
+    }
+}
+
 impl AttentionParams {
     /// The parameters of a call, whose rows are cut into tiles of `tile_rows`.
     pub(in crate::ops) fn new(p: &Problem, args: &Args<'_>, tile_rows: usize) -> Self {
-        let at = |index: usize| args.address(index) as u64;
+        let addresses = [Q, K, V, Q_STARTS, KV_STARTS, MASK, BIAS, SINKS, OUT, LSE];
+        let tiles = (p.q_len * p.group()).div_ceil(tile_rows);
+        Self::at(p, addresses.map(|index| args.address(index) as u64), tiles)
+    }
+
+    /// The same for tensors at these addresses, in the order of the fields, and so many tiles.
+    pub(super) fn at(p: &Problem, addresses: [u64; 10], tiles: usize) -> Self {
+        let [q, k, v, q_starts, kv_starts, mask, bias, sinks, out, lse] = addresses;
         AttentionParams {
-            q: at(Q),
-            k: at(K),
-            v: at(V),
-            q_starts: at(Q_STARTS),
-            kv_starts: at(KV_STARTS),
-            mask: at(MASK),
-            bias: at(BIAS),
-            sinks: at(SINKS),
-            out: at(OUT),
-            lse: at(LSE),
+            q,
+            k,
+            v,
+            q_starts,
+            kv_starts,
+            mask,
+            bias,
+            sinks,
+            out,
+            lse,
             q_at: p.q.into(),
             k_at: p.k.into(),
             v_at: p.v.into(),
             out_at: p.out.into(),
             mask_at: p.mask.into(),
             bias_at: p.bias.map(|bias| bias.grid).into(),
-            lse_at: GridStrides {
-                batch: p.lse.batch as i64,
-                head: p.lse.head as i64,
-                query: p.lse.query as i64,
-                key: 0,
-            },
+            lse_at: p.lse.into(),
             q_starts_step: p.packed.map_or(0, |packed| packed.q_step as i64),
             kv_starts_step: p.packed.map_or(0, |packed| packed.kv_step as i64),
             sinks_step: p.sinks.unwrap_or(0) as i64,
@@ -88,7 +97,7 @@ impl AttentionParams {
             kv_len: p.kv_len as i32,
             num_kv_heads: p.num_kv_heads as i32,
             group: p.group() as i32,
-            tiles: (p.q_len * p.group()).div_ceil(tile_rows) as i32,
+            tiles: tiles as i32,
             causal: p.causal.into(),
             window: p.window.min(i32::MAX as usize / 2) as i32,
             scale: p.scale(),
@@ -111,10 +120,10 @@ impl Scores {
         Scores { softcap: p.softcap_bits != 0, mask: p.mask.is_some(), bias: p.bias.map(|bias| bias.dtype) }
     }
 
-    const PLAIN: Scores = Scores { softcap: false, mask: false, bias: None };
+    pub(super) const PLAIN: Scores = Scores { softcap: false, mask: false, bias: None };
 
     /// A few that together have each value of each define.
-    fn covering(dtype: DType) -> [Scores; 3] {
+    pub(super) fn covering(dtype: DType) -> [Scores; 3] {
         [
             Self::PLAIN,
             Scores { softcap: true, mask: true, bias: Some(DType::F32) },
@@ -122,7 +131,7 @@ impl Scores {
         ]
     }
 
-    fn defines(&self, dtype: DType, head_dim: usize) -> Defines {
+    pub(super) fn defines(&self, dtype: DType, head_dim: usize) -> Defines {
         vec![
             ("T", dtype.name().into()),
             ("HEAD_DIM", head_dim.to_string()),
@@ -134,7 +143,7 @@ impl Scores {
     }
 }
 
-/// Rows and tokens are counted in 32 bits, with room for a tile past the end.
+/// Rows and tokens are counted in 32 bits, with headroom for a tile past the end.
 pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let most = 1 << 30;
     let rows = p.q_len.saturating_mul(p.group().max(1));
@@ -155,7 +164,7 @@ pub(super) fn vectors(p: &Problem) -> std::result::Result<(), String> {
     }
 }
 
-/// The blocks that tiles of `tile_rows` rows need; where requests are packed, as many as they may need.
+/// The number of blocks for tiles of `tile_rows` rows; for packed requests, the most they may need.
 fn blocks(p: &Problem, tile_rows: usize) -> Result<u32> {
     let rows = p.q_len * p.group();
     let tiles = match p.packed {

@@ -1,23 +1,23 @@
 //! `attention`: `out = softmax(scale * q · kᵀ) · v` for each head, without ever holding the scores of a whole row.
 //!
-//! - Shapes: `q` and `out` are `[batch, q_len, num_heads, head_dim]`; `k` and `v` are
-//!   `[batch, kv_len, num_kv_heads, head_dim]`; any strides, so heads may come before tokens in memory. `num_heads` is a
-//!   multiple of `num_kv_heads`: neighbouring query heads share a KV head. `head_dim` is 32, 64, 80, 96, 128, 160,
-//!   192 or 256. All other sizes may be zero.
-//! - Requests of different lengths: with `q_starts` and `kv_starts`, both i32 `[requests + 1]`, `batch` is 1, and request
-//!   `r` is the tokens from `starts[r]` to below `starts[r + 1]` of the packed tensors. Either side of a request may be
-//!   empty. Rows of no request (padding, before the first start or after the last) are not written; `run` gives zeros there.
-//!   Starts that descend or leave the tensor are an error on the CPU, found before anything is written; on a device, where
-//!   no value can be looked at in time, each start is moved into the tensor and each end to its start or after it, and where
-//!   requests then overlap, rows may be those of either or not be written.
+//! - Shapes: `q` and `out` are `[batch, q_len, num_heads, head_dim]`; `k` and `v` are `[batch, kv_len, num_kv_heads,
+//!   head_dim]`; any strides, so heads may come before tokens in memory. `num_heads` is a multiple of `num_kv_heads`:
+//!   neighbouring query heads share a KV head. `head_dim` is 32, 64, 80, 96, 128, 160, 192 or 256. All other sizes may
+//!   be zero.
+//! - Requests of different lengths: with `q_starts` and `kv_starts`, both i32 `[requests + 1]`, `batch` is 1, and
+//!   request `r` is the tokens from `starts[r]` to below `starts[r + 1]` of the packed tensors. Either side of a
+//!   request may be empty. Rows of no request (padding, before the first start or after the last) are not written;
+//!   `run` gives zeros there. Starts that descend or leave the tensor are an error on the CPU, found before anything is
+//!   written. A GPU cannot inspect values in time: it clamps each start to the tensor and each end to be no less than
+//!   its start, and where requests then overlap, rows may belong to either or not be written.
 //! - Types: f32, f16 or bf16, the same for `q`, `k`, `v` and `out`; `lse` and `sinks` are f32.
 //! - The score of query `i` and key `j` is `scale * q[i] · k[j]`, with `scale` `1 / sqrt(head_dim)` unless given; with a
 //!   `softcap` above zero it becomes `softcap * tanh(score / softcap)`; then `bias` is added. `bias`, in f32 or the type
 //!   of `q`, and `mask`, in bool or u8, are `[batch or 1, num_heads or 1, q_len, kv_len]`, and not for packed requests.
-//! - Query `i` is at position `p = i + kv_len - q_len` among the keys: the last query belongs to the last key. With `causal`
-//!   it sees keys up to `p`; with a `window` above zero it does not see keys before `p - window`, so that many and its
-//!   own; with `mask` it sees only keys whose element is not zero. A score of minus infinity, as from such a bias, hides a
-//!   key too.
+//! - Query `i` is at position `p = i + kv_len - q_len` among the keys: the last query belongs to the last key. With
+//!   `causal` it sees keys up to `p`; with a `window` above zero it sees no keys before `p - window`, that is, `window`
+//!   keys and its own; with `mask` it sees only keys whose element is not zero. A score of minus infinity, as from such
+//!   a bias, hides a key too.
 //! - `sinks`, `[num_heads]`, holds a score for each head that takes part in the softmax and has no value: it only makes the
 //!   probabilities smaller.
 //! - `lse`, `[batch, num_heads, q_len]`, is the natural logarithm of the sum of the exponentials of a row's scores,
@@ -27,20 +27,22 @@
 //!   it before they multiply `v`, but not before they are added up. The result is rounded once.
 //! - Range: where scores are above `2^28` in magnitude, or values above `2^80`, CUDA kernels of 16-bit types may overflow on the
 //!   way and give NaN. Exponentials below `2^-126` of a row's largest count as zero.
-//! - NaN and infinities give what the formula gives. What `k` holds for a key that a row does not see never reaches it;
-//!   `v` must be finite there, or the row may become NaN.
+//! - NaN and infinities give what the formula gives. A row is never affected by `k` of a key that it does not see; `v`
+//!   must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
-//!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call. CUDA
-//!   devices make two differences, both for 16-bit requests that are not packed and have neither mask nor bias: with up to
-//!   32 rows of a KV head, a query having a row for each head that shares it, they are added up in other blocks than with
-//!   more; and those in f16 whose queries see all keys, without `causal` and `window`, in others with more than 1024 keys.
-//! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and `block_kv`, 32,
-//!   64, 80, 96 or 128, how many keys; zero, as if nothing was said, lets the kernel choose. Kernels whose blocks have another
-//!   size refuse the call. The number of rows does not change bits; that of the keys does, but not for heads of 128 in
-//!   bf16 on Hopper. (There it may in rows with a weight more than `2^32` times that of their first key, if they have others
-//!   below `2^-94` of it.)
+//!   alone: not on the batch, nor on other requests, nor on how many of the queries before it are part of the call.
+//!   There are two exceptions on CUDA devices, both for 16-bit requests that are not packed and have neither mask nor
+//!   bias. Requests with up to 32 rows per KV head (a query has a row for each head that shares it) use different
+//!   blocks from larger ones; and in f16, requests whose queries see all keys (neither `causal` nor `window`) use
+//!   different blocks with more than 1024 keys.
+//! - Blocks: `block_q`, 16, 64, 128, 192 or 256, is how many rows of queries a kernel works on at a time, and
+//!   `block_kv`, 32, 64, 80, 96 or 128, how many keys; zero, the default, lets the kernel choose. Kernels whose blocks
+//!   have another size refuse the call. The number of rows does not change bits. The number of keys does, except for
+//!   heads of 128 in bf16 on Hopper. (Even there it may, in rows with a weight more than `2^32` times that of their
+//!   first key and others below `2^-94` of it.)
 //! - Memory is linear in the lengths.
 
+mod backward;
 #[cfg(feature = "lab")]
 pub(in crate::ops) mod cases;
 mod cpu;
@@ -56,14 +58,16 @@ mod split;
 #[cfg(test)]
 mod tests;
 
+pub use backward::{AttentionBackward, Backward};
 pub use problem::Problem;
 
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Kernel, Op, OpSpec, Products,
-    SizeSpec, shape,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, Gradient, Kernel, Op, OpSpec,
+    Products, SizeSpec, shape,
 };
 use crate::tensor::{DType, Tensor, TensorView, TensorViewMut};
 
@@ -172,6 +176,31 @@ const SPEC: OpSpec = OpSpec {
         SizeSpec { name: "num_kv_heads", default: 8, doc: "number of KV heads" },
         SizeSpec { name: "head_dim", default: 128, doc: "elements of a head" },
     ],
+    gradient: Some(Gradient {
+        op: "attention_backward",
+        inputs: &[
+            (backward::Q, Source::Input(Q)),
+            (backward::K, Source::Input(K)),
+            (backward::V, Source::Input(V)),
+            (backward::OUT, Source::Output(OUT)),
+            (backward::LSE, Source::Output(LSE)),
+            (backward::DOUT, Source::Incoming(OUT)),
+            (backward::Q_STARTS, Source::Input(Q_STARTS)),
+            (backward::KV_STARTS, Source::Input(KV_STARTS)),
+            (backward::MASK, Source::Input(MASK)),
+            (backward::BIAS, Source::Input(BIAS)),
+            (backward::SINKS, Source::Input(SINKS)),
+            (backward::DLSE, Source::Incoming(LSE)),
+        ],
+        results: &[
+            (Q, InputGradient::Output(backward::DQ)),
+            (K, InputGradient::Output(backward::DK)),
+            (V, InputGradient::Output(backward::DV)),
+            (BIAS, InputGradient::Output(backward::DBIAS)),
+            (SINKS, InputGradient::Output(backward::DSINKS)),
+        ],
+        ..Gradient::EMPTY
+    }),
     autocast: Autocast::Low,
     ..OpSpec::EMPTY
 };
@@ -209,7 +238,7 @@ unsafe impl Op for Forward {
     }
 }
 
-/// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a row's bits must not
+/// Preferred first. Conditions and ranks may depend on anything but lengths and batch, since a row's bits must not
 /// depend on those.
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
@@ -327,7 +356,7 @@ impl<'a> Call<'a, Forward> {
         Ok((out, lse))
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,
@@ -335,7 +364,7 @@ impl<'a> Call<'a, Forward> {
         self.launch([(OUT, out.into())], stream)
     }
 
-    /// Runs on `stream` into memory of the caller's, with the logarithms of the sums of exponentials.
+    /// Runs on `stream` into the caller's memory, with the logarithms of the sums of exponentials.
     pub fn run_into_with_lse<'b>(
         self,
         out: impl Into<TensorViewMut<'b>>,

@@ -70,7 +70,7 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
     let none = R::of(f64::NEG_INFINITY);
     let most = scores.iter().fold(none, |most, &(_, score)| most.max_nan(score));
     if most.f64() == f64::NEG_INFINITY {
-        // Zeros, but values that are not finite may show where only the scores hide them.
+        // Zeros; but non-finite values may show where only the scores hide them.
         for &key in scores.iter().map(|(key, _)| key) {
             for (o, &v) in out.iter_mut().zip(&v.data[row(key)..][..d]) {
                 *o = (*o + R::zero() * v).or(R::zero());

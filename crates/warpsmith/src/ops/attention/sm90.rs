@@ -24,7 +24,7 @@ use tile::{LEAST_KEYS, LONG_HEAD, SHORT_HEAD, THIRD_KEYS, Tile};
 pub(in crate::ops) const WARP_ROWS: usize = 16;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 pub(in crate::ops) const CHUNK: usize = 64;
-/// Limits beyond this lose digits on the way through the exponential.
+/// Softcaps beyond this lose digits in the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 
 kernel_params! {
@@ -32,12 +32,12 @@ kernel_params! {
         q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, out_map: TensorMap,
         attention: AttentionParams,
         tiles: u32, m_tiles: u32, head_group: u32,
-        /// What scores are multiplied with on the way into a power of two, and on the way into the softcap.
+        /// The factors of scores before the power of two, and before the softcap.
         scale_log2: f32, softcap_in: f32,
     }
 }
 
-/// Everything about a launch that is compiled in.
+/// The compile-time part of a launch.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Config {
     pub dtype: DType,
@@ -85,7 +85,7 @@ impl Config {
             flag("HAS_SINKS", self.sinks),
             flag("HAS_LSE", self.lse),
             flag("VARLEN", self.packed),
-            // What `attention.cuh` asks for besides.
+            // Further defines that `attention.cuh` needs.
             flag("HAS_MASK", false),
             flag("HAS_BIAS", false),
         ];
@@ -143,7 +143,7 @@ pub(in crate::ops) fn factors(scale: f32, softcap: f32) -> [f32; 2] {
     }
 }
 
-/// Whether the kernel can work with the type and the options, whatever the tensors are.
+/// Whether the kernel supports the type and the options, whatever the tensors are.
 pub(in crate::ops) fn supports_options(
     info: &DeviceInfo,
     dtype: DType,
@@ -246,7 +246,7 @@ unsafe fn run(launch: &Launch<'_, Problem>) -> Result<()> {
             Some(packed) => p.q_len / tile.rows() + packed.requests,
             None => m_tiles * p.batch,
         };
-    // Blocks count a round ahead.
+    // Block indices run up to one round past the end.
     let limit = i32::MAX as usize;
     if tiles > limit {
         return Err(Error::Launch {

@@ -1,7 +1,7 @@
 //! `attention` of few queries over many keys, on CUDA devices: host half.
 //!
-//! A block for each row would leave most of the device idle. The kernel of `paged_attention` shares the keys of a request
-//! out over as many blocks as there are, and merges; here it is told that they do not lie in pages.
+//! A block for each row would leave most of the device idle. The kernel of `paged_attention` splits the keys of a
+//! request over all blocks and merges the results; here it is told that keys are not in pages.
 
 use super::cuda::{addressable, vectors};
 use super::problem::{Heads, Problem};
@@ -14,11 +14,11 @@ use crate::ops::paged_attention::plan::{FEW_ROWS, Plan};
 use crate::ops::paged_attention::problem::MOST_KEYS;
 use crate::tensor::DType;
 
-/// Keys are planned for as if they lay in pages of this size.
+/// The planner treats keys as if they were in pages of this size.
 const PAGE: usize = 16;
 
-/// Tensor cores, and keys shared out over blocks. Chosen by the sizes of one request: so the bits of a row do not depend
-/// on how many there are.
+/// Tensor cores, with keys split over blocks. Chosen by the sizes of one request, so that the bits of a row do not
+/// depend on the number of requests.
 pub(super) const SPLIT: Kernel<Problem> =
     Kernel::cuda("attention_split", &SM80_DEVICE, |launch: &Launch<'_, Problem>| {
         let paged = paged(launch.problem);
@@ -34,7 +34,7 @@ pub(super) const SPLIT: Kernel<Problem> =
     .when(supports)
     .configured(|p, info| Plan::new(&paged(p), info).to_string());
 
-/// No tensor cores, any type and strides, and keys shared out over blocks.
+/// No tensor cores, any type and strides, with keys split over blocks.
 pub(super) const SPLIT_GENERIC: Kernel<Problem> =
     Kernel::cuda("attention_split_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
         // SAFETY: the addresses are those of the checked tensors, whose sizes and strides the problem has.
@@ -45,7 +45,7 @@ pub(super) const SPLIT_GENERIC: Kernel<Problem> =
     .when(|p, _| supports_rows(p, ROWS_ALONE))
     .configured(|p, info| cuda::generic_config(&paged(p), info));
 
-/// Rows of a KV head up to which a block a row is better than tiles of 16 of which some are empty.
+/// The most rows of a KV head for which a block per row beats tiles of 16 that are partly empty.
 const ROWS_ALONE: usize = 8;
 
 fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
@@ -58,7 +58,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     Plan::new(&paged, info).fits(&paged, info)
 }
 
-/// Whether a request has at most so many rows of a KV head, and nothing else that is not for keys that are shared out.
+/// Whether a request has at most this many rows per KV head, and uses no option that split keys do not support.
 fn supports_rows(p: &Problem, most: usize) -> std::result::Result<(), String> {
     if p.mask.is_some() || p.bias.is_some() {
         return Err("it knows no mask and no bias".into());

@@ -1,4 +1,5 @@
-//! What the cases cannot show: that a row's bits are its own however it is called, and what bad starts and blocks get.
+//! What the cases cannot show: that a row has the same bits however it is called, and how bad starts and blocks are
+//! handled.
 
 mod bits;
 mod starts;
@@ -123,7 +124,7 @@ fn bytes_of(
     Attention::new(&q, &k, &v).causal().kernel(kernel).run().unwrap().view().to_bytes().unwrap()
 }
 
-/// What one token's number `i` of `q`, `k` or `v` becomes.
+/// Replaces element `i` of a token of `q`, `k` or `v`.
 type Change = (usize, fn(usize, f32) -> f32);
 
 /// Numbers that tiles cannot multiply, in single elements and in whole heads.

@@ -11,9 +11,9 @@ use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
-/// Most elements of a row that are worked on in one go. Several of these are side by side.
+/// The most elements of a row processed in one go. Several of these are processed side by side.
 const BLOCK: usize = 8192;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -165,7 +165,7 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
     // SAFETY: passed on.
     unsafe {
         match scaling {
-            Scaling::None => with(
+            Scaling::None if Types::<T, U>::UNORDERED => with(
                 s,
                 &runs,
                 stream,
@@ -173,7 +173,8 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
                 #[inline(always)]
                 |_, v| v,
             ),
-            Scaling::Multiply => with(
+            // Without a scale by one: memory takes the time, and a loop of its own for each pair of types much code.
+            Scaling::None | Scaling::Multiply => with(
                 s,
                 &runs,
                 stream,
@@ -199,7 +200,7 @@ unsafe fn convert_dense<S: Simd, T: CpuElement, U: CpuElement>(
 struct Types<T, U>(PhantomData<(T, U)>);
 
 impl<T: CpuElement, U: CpuElement> Types<T, U> {
-    /// bf16 to e4m3, which has a loop of its own.
+    /// bf16 to e4m3 has a loop of its own.
     const TO_E4M3: bool = matches!((T::DTYPE, U::DTYPE), (DType::BF16, DType::F8E4M3));
     /// Whether [`Runs::map_unordered`] can be used.
     const UNORDERED: bool = Self::TO_E4M3 || matches!((T::DTYPE, U::DTYPE), (DType::F8E4M3, DType::BF16));

@@ -13,9 +13,9 @@ use crate::tensor::DType;
 const SOURCE: Source = Source { name: "cast", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Groups of a thread, where there are enough for all multiprocessors. Many threads of one group each are fastest where
-/// that is all there is to load and results are as wide, two groups where they are wider; others take more, at most 64
-/// bytes to be loaded at once.
+/// Groups of a thread, where there are enough for all multiprocessors. Many threads with one group each are fastest if
+/// inputs and results are equally wide, two groups if results are wider; otherwise more, at most 64 bytes of loads at
+/// once.
 fn most_items(from: DType, to: DType, scaling: Scaling) -> usize {
     match scaling {
         Scaling::None if from.size() == to.size() => 1,
@@ -76,7 +76,7 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     Kernel::cuda(name, &DEVICE, run).configured(|p, info| Tiling::new(p, info).to_string())
 }
 
-/// How the work is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+/// How the work is divided among threads. Every element is computed on its own, so none of this affects the bits.
 struct Tiling {
     lanes: usize,
     items: usize,

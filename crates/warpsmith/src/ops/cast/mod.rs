@@ -3,8 +3,8 @@
 //!
 //! - Shapes: `x` and `out` are `[..., hidden]`; `scale` is f32, `[1]` for one scale or the leading shape `[...]` for
 //!   one a row; any strides.
-//! - Types: f32, f16, bf16, f8e4m3 and f8e5m2, any to any. The type of `out` decides; the option `to` says which one
-//!   to allocate where nobody gives `out`.
+//! - Types: f32, f16, bf16, f8e4m3 and f8e5m2, any to any. The type of `out` decides; the option `to` says which one to
+//!   allocate where no `out` is given.
 //! - Rounding: to nearest, ties to even. Product and quotient are formed in f32, correctly rounded, and then rounded
 //!   to the type of `out`. Values too large for f16 and bf16 become infinity; the 8-bit floats saturate: what is too
 //!   large for them, infinity too, becomes their largest finite value with its sign.
@@ -58,11 +58,11 @@ pub struct Problem {
     scaling: Scaling,
     num_scales: usize,
     num_rows: usize,
-    /// Length of a row: of everything that all tensors have in one run, or of `hidden` with a scale a row.
+    /// Length of a row: everything that is one run in all tensors, or `hidden` with one scale per row.
     num_cols: usize,
     /// Starts of the rows in x, out, scale (twice).
     rows: Space<4>,
-    /// Distance of neighbours in a row of x and out.
+    /// Stride along a row of x and out.
     steps: [isize; 2],
     /// Rows are dense and aligned for accesses of [`access_bytes`].
     vector_rows: bool,
@@ -249,7 +249,7 @@ impl<'a> Call<'a, Forward> {
         Ok(out)
     }
 
-    /// Runs on `stream` into memory of the caller's, whose type is the one cast to.
+    /// Runs on `stream` into the caller's memory, whose type is the one cast to.
     pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,

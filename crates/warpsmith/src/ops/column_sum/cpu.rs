@@ -9,10 +9,10 @@ use std::ops::Range;
 /// Rows are summed in at most this many groups, whose borders depend on the number of rows alone: the order of
 /// additions, and so the bits, do not depend on the number of threads.
 const MAX_GROUPS: usize = 64;
-/// Additions a thread makes at least: fewer are not worth waking one.
+/// Additions a thread makes at least: fewer do not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
-/// Columns that are added at a time: their sums stay in the first cache.
+/// Columns that are added at a time: their sums stay in L1.
 const AT_ONCE: usize = 1024;
 
 /// Rows of a group.

@@ -12,7 +12,7 @@ use crate::tensor::DType;
 
 /// Most gradients of one launch.
 const MAX_SUMS: usize = 2;
-/// Threads that share a column. Few groups are added at once by few of them, and blocks that are small start sooner.
+/// Threads that share a column. Few threads suffice for few groups, and small blocks start sooner.
 const ROWS: [usize; 2] = [8, 32];
 const FEW_GROUPS: usize = 64;
 

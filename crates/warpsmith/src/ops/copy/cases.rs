@@ -42,7 +42,7 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
     for dtype in DType::ALL {
         for order in 0..2 {
             let case = Case::new(spec, dtype).attr(ORDER, f64::from(order));
-            // Empty, one element, one short of and one past vectors and tiles.
+            // Empty, one element, one less and one more than vectors and tiles.
             for sizes in [
                 [0, 4, 8],
                 [2, 0, 3],

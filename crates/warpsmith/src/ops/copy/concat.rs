@@ -32,7 +32,7 @@ pub fn concat(parts: &[TensorView<'_>], dim: usize) -> Result<Tensor> {
     Ok(out)
 }
 
-/// As [`concat`], on `stream` into memory of the caller's. Nothing is written if the parts do not fit it.
+/// As [`concat`], on `stream` into the caller's memory. Nothing is written if the parts do not fit it.
 pub fn concat_into<'b>(
     parts: &[TensorView<'_>],
     dim: usize,

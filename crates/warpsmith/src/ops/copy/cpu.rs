@@ -6,9 +6,10 @@ use crate::error::Result;
 use crate::op::Launch;
 use std::ops::Range;
 
-/// Bytes a thread copies at least: less is not worth waking one.
+/// The fewest bytes a thread copies: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 16;
-/// Lines and columns of a square of a plane: a cache line of the smallest elements, and few enough pages to be remembered.
+/// Lines and columns of a square tile of a plane: a cache line of the smallest elements, and few enough pages for the
+/// TLB.
 const TILE: usize = 64;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -16,7 +17,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let stream = should_stream(p.elements().saturating_mul(p.size));
     match p.part {
         Part::Runs => {
-            // Long runs are shared out in pieces.
+            // Long runs are divided in pieces.
             let bytes = p.len * p.size;
             let pieces = bytes.div_ceil(GRAIN).max(1);
             parallel_for(p.starts.len() * pieces, GRAIN.div_ceil(bytes.max(1)), |range| {
@@ -106,7 +107,8 @@ impl Elements<'_> {
         }
     }
 
-    /// A tile is read along the lines of `out` and so across those of `x`: its cache lines stay until all of each is used.
+    /// A tile is read along the lines of `out`, which is across those of `x`: its cache lines stay until they are used
+    /// up.
     fn tiles<T: Copy>(self) {
         let p = self.launch.problem;
         let (down, across) = (p.lines.div_ceil(TILE), p.len.div_ceil(TILE));

@@ -12,9 +12,9 @@ use crate::op::{Kernel, Launch};
 const SOURCE: Source = Source { name: "copy", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Accesses a thread has in flight where there is enough to do for all multiprocessors.
+/// Accesses a thread has in flight where there is enough work for all multiprocessors.
 const ITEMS: usize = 2;
-/// Blocks on a multiprocessor that count as enough.
+/// Blocks per multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 /// Fewest threads for a line, so that neighbouring threads touch whole sectors.
 const MIN_LANES: usize = 8;
@@ -68,7 +68,7 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     })
 }
 
-/// How the work is shared out over threads.
+/// How the work is divided among threads.
 struct Tiling {
     planes: bool,
     lanes: usize,

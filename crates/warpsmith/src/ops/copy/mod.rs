@@ -1,9 +1,9 @@
 //! `copy`: `out = x`, from any strides to any others; with the option `order` swapped, `out` is `x` with its last two
-//! dimensions in each other's place. [`concat`] joins tensors along a dimension with it.
+//! dimensions exchanged. [`concat`] joins tensors along a dimension with it.
 //!
 //! - Shapes: `x` and `out` have the same shape, of any rank; swapped, `x` is `[..., rows, cols]` and `out` is
 //!   `[..., cols, rows]`. Any strides, repeated elements of `x` (stride 0) included.
-//! - Types: any, the same for both. Elements are moved as they are: every bit, also of NaN.
+//! - Types: any, the same for both. Elements are copied bit for bit, NaN included.
 //! - `out` may not share memory with `x`. An empty tensor is left alone.
 
 #[cfg(feature = "lab")]
@@ -35,7 +35,7 @@ const SWAPPED: usize = 1;
 /// The most bytes one access moves.
 const WIDEST: usize = 16;
 
-/// What is moved together. In all of them, `out` is written in the order of its memory.
+/// What is moved together. `out` is always written in memory order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Part {
     /// Lines of neighbouring elements on both sides.
@@ -79,7 +79,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     if attrs.choice(ORDER) == SWAPPED {
         swapped.swap(rank - 2, rank - 1);
     }
-    // In which order elements are copied does not matter: that of out's memory makes the longest runs.
+    // The order of copying does not matter: memory order of `out` gives the longest runs.
     let seen = x.layout().permute(&swapped);
     let strides = out.layout().strides();
     let mut order: Vec<usize> = (0..rank).filter(|&d| out.shape()[d] != 1).collect();
@@ -213,7 +213,7 @@ impl<'a> Call<'a, Forward> {
         Call::start().input(X, x)
     }
 
-    /// With the last two dimensions in each other's place.
+    /// With the last two dimensions swapped.
     pub fn swapped(self) -> Self {
         self.choice(ORDER, SWAPPED as u8)
     }

@@ -12,7 +12,7 @@ fn patterns(shape: &[usize], dtype: DType, device: Device) -> Tensor {
     Tensor::from_bytes(&bytes, shape, dtype, device).unwrap()
 }
 
-/// What is in the first tensor in every order of dimensions arrives in an `out` of every order of dimensions.
+/// Every order of dimensions of `x` to every order of dimensions of `out`.
 #[test]
 fn every_bit_arrives_from_any_order_in_any_order() {
     let orders: [[usize; 3]; 4] = [[0, 1, 2], [2, 1, 0], [0, 2, 1], [1, 2, 0]];

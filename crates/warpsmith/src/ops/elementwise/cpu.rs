@@ -11,7 +11,7 @@ use crate::tensor::DType;
 use blocks::{Cut, Form, Part, Pass};
 use std::marker::PhantomData;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 /// What is computed for each element: `I` inputs to `O` outputs, on vectors. `T` is the type in memory: expressions
@@ -22,10 +22,10 @@ pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
     /// Whether the first two inputs may be the even and odd elements of one tensor; the code for that is only made
     /// where it can be needed.
     const PAIRS: bool = false;
-    /// Whether results are approximations, for which it does not matter how halfway cases are rounded.
+    /// Whether results are approximations, so that the rounding of halfway cases does not matter.
     const NEAR: bool = false;
-    /// Whether the last input often is the same for all rows, as a bias is. It is then read once for blocks side by side. Not
-    /// with pairs.
+    /// Whether the last input is often the same for all rows, like a bias: then it is read once for blocks side by
+    /// side. Not with pairs.
     const SHARES: bool = false;
 
     /// Implementations must be `#[inline(always)]`.
@@ -35,7 +35,7 @@ pub(in crate::ops) trait Expression<const I: usize, const O: usize>:
 /// Evaluates `expression` over `grid`; `addresses` are those of the inputs, then of the outputs.
 ///
 /// # Safety
-/// The tensors must lie at the addresses as `grid` describes, and outputs overlap inputs only element for element.
+/// The tensors must be at the addresses as `grid` describes, and outputs may overlap inputs only element for element.
 pub(in crate::ops) unsafe fn run<const I: usize, const O: usize>(
     grid: &Grid,
     tier: Tier,
@@ -91,8 +91,8 @@ struct Columns<'a, T, E, const I: usize, const O: usize, const PAIRED: bool> {
 impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const PAIRED: bool>
     Columns<'_, T, E, I, O, PAIRED>
 {
-    /// Reads the inputs at column `i` of a block that begins at `from`, but the last if it is `common`. Pairs come apart in
-    /// order, so what is beside them is in order too.
+    /// Reads the inputs at column `i` of a block that begins at `from`, but the last if it is `common`. Pairs are
+    /// separated in order, so the inputs beside them are in order too.
     ///
     /// # Safety
     /// A vector of columns must be readable.

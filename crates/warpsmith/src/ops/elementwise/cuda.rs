@@ -13,9 +13,9 @@ use crate::tensor::MAX_RANK;
 
 /// Threads of a block; the device half says the same.
 const THREADS: usize = 256;
-/// Bytes of a row from which on unaligned pieces are worth it: those at its ends are moved element by element.
+/// Bytes of a row from which unaligned pieces pay: those at its ends are moved element by element.
 const LEAST_UNALIGNED: usize = 256;
-/// Blocks a multiprocessor should get at least before threads take several units.
+/// The fewest blocks per multiprocessor before threads take several units.
 const BLOCKS_PER_UNIT: usize = 5;
 
 kernel_params! {
@@ -78,8 +78,8 @@ impl Signature {
         }
     }
 
-    /// Whether four units a thread are faster where that gives nearly every multiprocessor one block, so that all run at
-    /// once: the memory then has all that is asked of it from the start.
+    /// Whether four units a thread are faster where that gives nearly every multiprocessor one block, so that all run
+    /// at once: memory then has all requests from the start.
     const fn fills_one_round(self, unit: Unit, paired: bool, flat: bool, shared: bool) -> bool {
         let one_result = self.outputs == 1 && !matches!(unit, Unit::Unaligned);
         one_result && !paired && (shared || (flat && self.inputs == 3))
@@ -100,7 +100,7 @@ enum Unit {
 impl Unit {
     const ALL: [Unit; 3] = [Unit::Element, Unit::Aligned, Unit::Unaligned];
 
-    /// A vector that is repeated may have its elements anywhere: it is small.
+    /// A repeated vector may have any stride: it is small.
     fn new(grid: &Grid, signature: Signature) -> Unit {
         let vector = signature.shared.then_some(signature.inputs - 1);
         let dense = grid.steps.iter().enumerate().all(|(t, &step)| step == 1 || Some(t) == vector);
@@ -166,7 +166,7 @@ impl Mode {
     }
 }
 
-/// How a call is shared out.
+/// How a call is divided.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     mode: Mode,
@@ -228,7 +228,7 @@ impl Plan {
     }
 }
 
-/// The configuration of a call, for people.
+/// The configuration of a call, as text.
 pub(in crate::ops) fn describe(grid: &Grid, signature: Signature, info: &DeviceInfo) -> String {
     let Plan { mode, column_tiles, blocks, .. } = Plan::new(grid, signature, info);
     let run = match mode {

@@ -43,8 +43,8 @@ impl Kind {
     }
 }
 
-/// A function on vectors, as accurate as results rounded to `T` can show. Derivatives have zeros, near which little
-/// would be left of rough ones; bf16 is the one type with few enough numbers near them.
+/// A function on vectors, as accurate as results rounded to `T` can show. Derivatives have zeros, near which rough ones
+/// would have no digits left; only bf16 has few enough numbers there.
 pub(in crate::ops) trait Function: Copy + Send + Sync + 'static {
     fn value<S: Simd, T: CpuElement>(s: S, x: S::V) -> S::V;
     /// [`Function::value`] where inputs may be of any size: never in pieces, which are slower where many inputs lie outside

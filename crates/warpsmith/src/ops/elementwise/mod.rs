@@ -2,9 +2,9 @@
 //! of the inputs.
 //!
 //! An op says which tensors take part ([`Grid::new`]) and gives the expression, once as an [`cpu::Expression`] and once
-//! as a lambda in its `kernel.cu`; the engine finds the cheapest way through memory. No result depends on where its
-//! element lies, so dimensions are reordered and merged freely: tensors that are all transposed in the same way are as
-//! good as contiguous ones. A vector that every row shares (a bias) is a tensor whose leading strides are zero.
+//! as a lambda in its `kernel.cu`; the engine finds the cheapest way through memory. No result depends on the position
+//! of its element, so dimensions are reordered and merged freely: tensors that are all transposed in the same way are
+//! as good as contiguous ones. A vector that every row shares (a bias) is a tensor whose leading strides are zero.
 
 #[cfg(feature = "lab")]
 pub(super) mod cases;
@@ -52,7 +52,7 @@ pub(super) struct Grid {
     pub num_rows: usize,
     /// The innermost dimension.
     pub columns: usize,
-    /// Distance of neighbouring columns in each stream.
+    /// Strides of columns in each stream.
     pub steps: [isize; MAX_STREAMS],
     /// The first two inputs, and the first two outputs if there are two, are the even and odd elements of one tensor.
     pub paired: bool,

@@ -26,7 +26,7 @@ pub struct Problem {
     pub(super) rows: Space<4>,
     /// Elements from one row of dweight to the next.
     pub(super) weight_pitch: isize,
-    /// Elements from neighbour to neighbour of a row of dout and of dweight.
+    /// Stride in elements along a row of dout and of dweight.
     pub(super) steps: [isize; 2],
 }
 

@@ -70,7 +70,7 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS {
         let case = Case::new(spec, dtype);
-        // Empty, one element, one short of and one past vectors and blocks.
+        // Empty, one element, one less and one more than vectors and blocks.
         for sizes in [
             [0, 5, 8],
             [3, 5, 0],

@@ -13,7 +13,7 @@ use crate::tensor::{DType, Space};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Bytes a thread moves at least: less is not worth waking one.
+/// The fewest bytes a thread moves: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 /// Reads the ids, all of which must be rows of a table of `vocab`.

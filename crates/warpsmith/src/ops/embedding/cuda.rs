@@ -14,9 +14,9 @@ use crate::tensor::DType;
 
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Accesses a thread has in flight where there is enough to do for all multiprocessors.
+/// Accesses a thread has in flight where there is enough work for all multiprocessors.
 const ITEMS: usize = 2;
-/// Blocks on a multiprocessor that count as enough.
+/// Blocks per multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 /// Fewest threads for a row, so that neighbouring threads touch whole sectors.
 const MIN_LANES: usize = 8;
@@ -118,11 +118,11 @@ fn backward_grid(p: &backward::Problem) -> [usize; 2] {
     [p.vocab.div_ceil(BLOCK_ROWS), p.hidden.div_ceil(BLOCK_COLUMNS)]
 }
 
-/// How the rows of the result are shared out over threads.
+/// How the rows of the result are divided among threads.
 struct Tiling {
     lanes: usize,
     items: usize,
-    /// Blocks a row is shared out over.
+    /// Blocks a row is divided among.
     tiles: usize,
     blocks: usize,
 }

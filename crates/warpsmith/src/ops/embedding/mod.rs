@@ -1,12 +1,12 @@
-//! `embedding`: `out[..., :] = weight[ids[...], :]`, rows of a table by their numbers.
+//! `embedding`: looks up rows of a table by id, `out[..., :] = weight[ids[...], :]`.
 //!
 //! - Shapes: `weight` is `[vocab, hidden]`, `ids` is `[...]`, of any rank, `out` is `[..., hidden]`; any strides.
 //! - Types: f32, f16 or bf16 for `weight` and `out`, whose elements are moved as they are; i64 or i32 for `ids`.
-//! - An id that is no row of `weight` (negative, or `vocab` and above) is an error on the CPU, found before anything is
-//!   written. On a device, where no value can be looked at in time, it gives zeros.
+//! - An id outside the table (negative, or `vocab` and above) is an error on the CPU, found before anything is written.
+//!   On a GPU, which cannot inspect values in time, it gives zeros.
 //! - An empty `out` is left alone.
 //!
-//! `embedding_backward` adds the rows of `dout` up into `dweight`: row `v` is the sum, in f32 and in the order of the ids,
+//! `embedding_backward` sums the rows of `dout` into `dweight`: row `v` is the sum, in f32 and in the order of the ids,
 //! of the rows whose id is `v`, rounded once; zeros where there are none. The bits depend on nothing else. Ids out of
 //! range are an error on the CPU and add nothing on a device.
 
@@ -51,7 +51,7 @@ pub struct Problem {
     rows: Space<4>,
     /// Elements from one row of weight to the next.
     weight_pitch: isize,
-    /// Elements from neighbour to neighbour of a row of weight and of out.
+    /// Stride in elements along a row of weight and of out.
     steps: [isize; 2],
     /// Bytes that can be moved at once: all rows are dense, start at and consist of multiples, or it is an element.
     width: usize,
@@ -95,7 +95,7 @@ unsafe impl Op for Forward {
 
     const SPEC: OpSpec = OpSpec {
         name: "embedding",
-        summary: "Rows of a table by their numbers",
+        summary: "Rows of a table, looked up by id",
         args: &[
             ArgSpec::input("weight", shape![vocab, hidden], DTypeRule::FLOAT, "the table"),
             ArgSpec::input("ids", shape![..], DTypeRule::INDEX, "rows of weight"),
@@ -123,7 +123,7 @@ unsafe impl Op for Forward {
         KERNELS
     }
 
-    /// Rows that several ids name are read once at least.
+    /// The fewest bytes: a row with several ids is read once.
     fn cost(p: &Problem) -> Cost {
         let read = p.num_ids.min(p.vocab);
         let elements = (read + p.num_ids) as f64 * p.hidden as f64;

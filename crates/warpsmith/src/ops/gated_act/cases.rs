@@ -50,7 +50,7 @@ fn plan(case: &Case, packed: &[bool]) -> Vec<Option<ArgPlan>> {
         .collect()
 }
 
-/// Both layouts in every case, the functions in turn.
+/// Both layouts in every case, with alternating functions.
 fn cases(spec: &OpSpec) -> Vec<Case> {
     every_path(spec, |case| {
         let all = (0..2 * KINDS.len()).map(|i| (i / 2, i % 2));

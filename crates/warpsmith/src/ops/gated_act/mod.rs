@@ -195,7 +195,7 @@ impl<'a> Call<'a, Forward> {
         Ok(out)
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,

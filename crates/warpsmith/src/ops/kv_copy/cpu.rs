@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::op::Launch;
 use std::ops::Range;
 
-/// Bytes a thread copies at least: less is not worth waking one.
+/// The fewest bytes a thread copies: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 16;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

@@ -13,9 +13,9 @@ use crate::tensor::DType;
 const SOURCE: Source = Source { name: "kv_copy", code: include_str!("kernel.cu") };
 /// Threads of a block, as in the device code.
 const THREADS: usize = 256;
-/// Accesses a thread has in flight where there is enough to do for all multiprocessors.
+/// Accesses a thread has in flight where there is enough work for all multiprocessors.
 const ITEMS: usize = 2;
-/// Blocks on a multiprocessor that count as enough.
+/// Blocks per multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 /// Fewest threads for a run, so that neighbouring threads touch whole sectors.
 const MIN_LANES: usize = 8;
@@ -34,7 +34,7 @@ kernel_params! {
         /// Bytes of an element.
         size: i32,
         lane_bits: i32, wide_pairs: i32,
-        /// Whether the copied pages are too many for L2, and how many blocks ask for theirs ahead: see `l2.cuh`.
+        /// Whether the copied pages exceed L2, and how many blocks prefetch theirs: see `l2.cuh`.
         is_large: i32, blocks_ahead: i32,
         runs: Rows,
     }
@@ -68,11 +68,11 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     })
 }
 
-/// How the work is shared out over threads.
+/// How the work is divided among threads.
 struct Tiling {
     lanes: usize,
     items: usize,
-    /// Blocks a run is shared out over.
+    /// Blocks a run is divided among.
     tiles: usize,
     blocks: usize,
 }
@@ -121,7 +121,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
         lane_bits: tiling.lanes.trailing_zeros() as i32,
         wide_pairs: (p.pair_dtype == DType::I64) as i32,
         is_large: large,
-        // Few, as of a large tensor, even if all pages fit L2: each asks for its pair as well.
+        // Few, as for a large tensor, even if all pages fit in L2: each prefetches its pair as well.
         blocks_ahead: blocks_ahead(launch.info, 1, THREADS * tiling.items * p.width),
         runs: Rows::new(&p.runs),
     };

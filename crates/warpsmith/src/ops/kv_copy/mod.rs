@@ -6,8 +6,8 @@
 //!   layers, keys and values by turns in each page, and heads before slots.
 //! - Types: any for `cache`, whose elements are moved as they are; i64 or i32 for `pairs`.
 //! - A pair with -1 in it is skipped, so that a captured call can serve fewer pairs; so is a page onto itself.
-//! - Any other page out of range is an error on the CPU, found before anything is written. On a device, where no value
-//!   can be looked at in time, the pair is skipped.
+//! - Any other page out of range is an error on the CPU, found before anything is written. On a GPU, which cannot
+//!   inspect values in time, the pair is skipped.
 //! - A page may be the source of several pairs. One that is a destination must occur in no other pair: on the CPU this is
 //!   an error, found before anything is written; on a device each element of such a page, and of what is copied from it,
 //!   is one that some pair copies there or that was there before.
@@ -47,7 +47,7 @@ pub struct Problem {
     size: usize,
     /// Elements from one page to the next.
     page_stride: isize,
-    /// Starts of the runs of neighbouring elements that all pages consist of, layers included (four times).
+    /// Starts of the contiguous runs that every page consists of, layers included (four times).
     runs: Space<4>,
     /// Elements of a run.
     run: usize,
@@ -65,7 +65,7 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     let sizes = Matcher::of(args, attrs)?;
     let (pairs, cache) = (args.at(PAIRS), args.at(CACHE));
 
-    // In which order a page's elements are copied does not matter: the order of memory makes the longest runs.
+    // The order of copying within a page does not matter: memory order gives the longest runs.
     let layout = cache.layout();
     let page = sizes.leading_rank();
     let mut order: Vec<usize> = (0..layout.rank()).filter(|&d| d != page).collect();

@@ -8,7 +8,7 @@ use crate::ops::rope::cases::make_rotatable;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
 use crate::tensor::DType;
 
-/// The option that is the type of what a case makes; calls say it with their tensors.
+/// The option for the type of the caches of a case; calls give it with their tensors.
 const TO: usize = 4;
 
 impl Provable for Forward {
@@ -131,8 +131,9 @@ const TABLE_ROWS: usize = 50;
 /// Positions of a case without tables.
 const LARGEST_POSITION: usize = 131_072;
 
-/// For `kv_store` and `qkv_store`: makes heads that can be rotated, slots for all tokens, scales for all heads or one, and
-/// leaves out what has no use. The sizes are the length of a head, KV heads, the size of a page, pages and scales.
+/// For `kv_store` and `qkv_store`: makes heads that can be rotated, slots for all tokens, scales for all heads or one,
+/// and drops options without effect. The sizes are the length of a head, KV heads, the size of a page, pages and
+/// scales.
 pub(in crate::ops) fn constrain_store(
     case: &mut Case,
     [head_dim, heads, page_size, pages, num_scales]: [usize; 5],

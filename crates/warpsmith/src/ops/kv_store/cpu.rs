@@ -14,7 +14,7 @@ use crate::tensor::{DType, F8E4M3, F8E5M2};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -33,7 +33,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     })
 }
 
-/// [`run`] with slots that were found to be right; `differ` if no two tokens are stored at the same.
+/// [`run`] with validated slots; `differ` if no two tokens have the same slot.
 fn run_checked(launch: &Launch<'_, Problem>, slots: &[i64], differ: bool) -> Result<()> {
     let p = launch.problem;
     if let (Some(rotation), Some((dtype, stride))) = (p.rotation, p.positions) {
@@ -70,7 +70,7 @@ fn wide_len(p: &Problem) -> usize {
     if p.from == p.to { 0 } else { p.num_heads * p.head_dim }
 }
 
-/// Whether no two tokens are stored at the same slot; `sorted` is room for all of them.
+/// Whether all slots differ; `sorted` is scratch for all of them.
 fn all_differ(slots: &[i64], sorted: &mut [i64]) -> bool {
     let increase = |slots: &[i64]| slots.windows(2).all(|two| two[0] < two[1] || two[1] == -1);
     if increase(slots) && !slots.contains(&-1) {
@@ -104,7 +104,7 @@ impl<T: CpuElement> Task for Store<'_, T> {
         let mut row = p.rotation.map(|rotation| Row::new(region, &rotation));
         let run = p.num_heads * p.head_dim;
         let wide = region.slice::<f32>(wide_len(p));
-        // A head of the cache whose elements are apart, before it is put there.
+        // A head of the cache with strided elements, before it is scattered.
         let dense = region.slice::<T>(p.head_dim).as_mut_ptr().cast::<u8>();
         for token in self.tokens {
             let Ok(slot) = usize::try_from(self.slots[token]) else { continue };

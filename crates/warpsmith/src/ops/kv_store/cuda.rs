@@ -17,7 +17,7 @@ const SOURCE: Source = Source { name: "kv_store", code: include_str!("kernel.cu"
 /// Tokens of a thread that casts, where there are enough for all multiprocessors. Threads that only copy are fastest with
 /// one each.
 const ITEMS: usize = 4;
-/// Blocks on a multiprocessor that count as enough.
+/// Blocks per multiprocessor that count as enough.
 const FULL_BLOCKS: usize = 4;
 
 kernel_params! {
@@ -145,7 +145,7 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
     })
 }
 
-/// How heads that are not rotated are shared out over threads.
+/// How heads that are not rotated are divided among threads.
 #[derive(Clone, Copy)]
 struct Plain {
     heads: usize,
@@ -169,7 +169,7 @@ impl Plain {
     }
 }
 
-/// How the work is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+/// How the work is divided among threads. Every element is computed on its own, so none of this affects the bits.
 struct Tiling {
     sides: [Plain; 2],
     rotated: Option<Shape>,

@@ -5,8 +5,8 @@
 //!   `[num_pages, page_size, num_kv_heads, head_dim]`, changed in place. Any strides: `k` and `v` may lie in a packed
 //!   projection, pages may have heads before slots, and the two caches may take turns page by page.
 //! - Token `i` goes to slot `slots[i] % page_size` of page `slots[i] / page_size`. A token whose slot is -1 is skipped.
-//! - Any other slot out of range is an error on the CPU, found before anything is written. On a device, where no value can
-//!   be looked at in time, the token is skipped.
+//! - Any other slot out of range is an error on the CPU, found before anything is written. On a GPU, which cannot
+//!   inspect values in time, the token is skipped.
 //! - No two tokens should have the same slot. If some have, the CPU stores the last of them; on a device each element
 //!   stored there is that of one of them.
 //! - Types: f32, f16 or bf16 for `k` and `v`; the same or f8e4m3 or f8e5m2 for the caches; i64 or i32 for `slots` and
@@ -15,9 +15,9 @@
 //!   outside the tables is an error on the CPU, and the nearest row is used on a device. On a device at most 512 elements
 //!   of a head can be rotated.
 //! - With 8-bit caches, `k_scale` and `v_scale` may be given: one scale for all heads, `[1]`, or one for each,
-//!   `[num_kv_heads]`. What is stored is divided by them: `stored = round(x / scale)`, saturating as in `cast`.
-//! - Rounding: rotation and quotient are formed in f32, and the result is rounded once. What is neither rotated nor cast
-//!   keeps its bits.
+//!   `[num_kv_heads]`. Stored values are divided by them: `stored = round(x / scale)`, saturating as in `cast`.
+//! - Rounding: rotation and quotient are formed in f32, and the result is rounded once. Values that are neither rotated
+//!   nor cast keep their bits.
 //! - An empty cache is left alone.
 
 #[cfg(feature = "lab")]

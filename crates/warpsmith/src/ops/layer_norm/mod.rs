@@ -163,7 +163,7 @@ impl<'a> Call<'a, Forward> {
         Ok((out, sum))
     }
 
-    /// Adds `residual` first; writes the normalised rows and the sum into memory of the caller's.
+    /// Adds `residual` first; writes the normalised rows and the sum into the caller's memory.
     pub fn run_add_into<'b>(
         self,
         residual: impl Into<TensorView<'a>>,

@@ -23,11 +23,11 @@ const PIECE: usize = 16;
 const SECTOR: usize = 32;
 const CACHE_LINE: usize = 128;
 const LONG: usize = 1024;
-/// The most rows of `x` for which threads load `w` where it is: its copy would take longer than the product. The product has
-/// the same bits either way.
+/// The most rows of `x` for which threads load `w` in place: copying it would take longer than the product. The product
+/// has the same bits either way.
 const DIRECT_ROWS: usize = 64;
-/// Bytes of a line from which on a small `w`, of up to so many bytes, is copied all the same: threads take about 900 cycles
-/// for every 128 bytes of a line, one after the other, where the copy engine takes 200.
+/// A `w` of up to so many bytes is copied all the same if its lines have at least so many bytes: threads take about 900
+/// cycles for every 128 bytes of a line, in sequence, where the copy engine takes 200.
 const LONG_LINE: usize = 3072;
 const SMALL: usize = 16 << 20;
 /// Copies start at multiples of this many bytes.
@@ -48,7 +48,7 @@ kernel_params! {
     }
 }
 
-pub(super) static DEVICE: CudaKernel = CudaKernel {
+pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "linear_align", code: include_str!("align.cu") },
     prelude: AlignParams::prelude,
     function: "linear_align",
@@ -98,8 +98,7 @@ impl Lines {
         Lines::of(p, p.w_starts, p.w, [batch, p.weight_rows()], p.gate != Gate::None)
     }
 
-    /// Nothing here may look at the number of rows of `x` in a way that lets the kernel take some and not others: rows must
-    /// have the same bits whatever their number.
+    /// The number of rows of `x` must not decide which kernel runs: rows must have the same bits whatever their number.
     fn of(
         p: &Problem,
         starts: Order,
@@ -133,7 +132,7 @@ impl Lines {
         (lines.units() < i32::MAX as usize).then_some(lines)
     }
 
-    /// Whether aligned pieces of lines are read, not elements.
+    /// Whether lines are read in aligned pieces instead of elements.
     fn dense(&self) -> bool {
         self.step == 1 && self.size > 1
     }
@@ -174,7 +173,7 @@ impl Lines {
         }
     }
 
-    /// Whether the copies are the same, whatever the product takes them for.
+    /// Whether the copies are identical, whichever operand they are for.
     fn copies_alike(&self, other: &Lines) -> bool {
         *self == Lines { order: self.order, ..*other }
     }
@@ -197,7 +196,7 @@ impl Lines {
     }
 }
 
-/// Whether rows of `w` start anywhere and are loaded where they are.
+/// Whether rows of `w` start at any alignment and are loaded in place.
 fn loads_directly(p: &Problem) -> bool {
     Lines::of_unaligned_w(p).is_some_and(|w| {
         let in_order = (w.lines <= 1 || w.line_stride > 0) && (w.batch <= 1 || w.batch_stride > 0);
@@ -207,9 +206,9 @@ fn loads_directly(p: &Problem) -> bool {
 }
 
 /// The product with copies in place of the operands that must be copied.
-pub(super) fn aligned(p: &Problem) -> Problem {
+pub(in crate::ops) fn aligned(p: &Problem) -> Problem {
     let mut aligned = *p;
-    // The copy engine does not mind how long lines are.
+    // The copy engine takes lines of any length.
     (aligned.x_order, aligned.w_order) = (p.x_starts, p.w_starts);
     if let Some(x) = Lines::of_x(p) {
         (aligned.x, aligned.x_order) = (x.strides(), x.order);
@@ -226,11 +225,11 @@ pub(super) fn aligned(p: &Problem) -> Problem {
 }
 
 /// Bytes of the copies that [`aligned`] asks for.
-pub(super) fn bytes(p: &Problem) -> usize {
+pub(in crate::ops) fn bytes(p: &Problem) -> usize {
     [Lines::of_x(p), Lines::of_w(p)].iter().flatten().map(Lines::bytes).sum()
 }
 
-/// What is copied, for people; empty if nothing is.
+/// What is copied, as text; empty if nothing is.
 pub(super) fn describe(p: &Problem) -> &'static str {
     match (Lines::of_x(p), Lines::of_w(p)) {
         (None, None) => "",
@@ -240,7 +239,7 @@ pub(super) fn describe(p: &Problem) -> &'static str {
     }
 }
 
-/// A copy that is made: where of, of what, and where.
+/// A copy to make: the operand, its source and its destination.
 struct Copy {
     from: usize,
     lines: Lines,
@@ -252,7 +251,7 @@ struct Copy {
 /// # Safety
 /// The parts must hold the tensors of their products, and `workspace` must have [`bytes`] for each, until the work on the
 /// stream is done.
-pub(super) unsafe fn run<P>(
+pub(in crate::ops) unsafe fn run<P>(
     launch: &Launch<'_, P>,
     products: impl IntoIterator<Item = (Problem, Part)>,
     workspace: usize,
@@ -294,7 +293,7 @@ pub(super) unsafe fn run<P>(
 /// As [`run`].
 unsafe fn record<P>(launch: &Launch<'_, P>, copies: &[&Copy], dense: bool) -> Result<()> {
     let matrix = |copy: &Copy| copy.lines.matrix(copy.from, copy.to);
-    // What is no matrix has no blocks.
+    // Missing matrices have no blocks.
     let mut matrices = [AlignedMatrix { first_block: u32::MAX, ..matrix(copies[0]) }; MOST];
     let mut blocks = 0;
     for (slot, copy) in matrices.iter_mut().zip(copies) {

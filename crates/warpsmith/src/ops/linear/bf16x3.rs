@@ -23,7 +23,7 @@ struct Tile {
     /// Elements of K in a stage: in small tiles more, because they have fewer products between barriers.
     step: usize,
     stages: usize,
-    /// Blocks that a multiprocessor has registers for.
+    /// Blocks per multiprocessor that registers allow.
     resident: usize,
     /// The time of a sum, in hundredths of that in the largest tile: small tiles split their elements more often.
     cost: usize,
@@ -35,7 +35,7 @@ const SQUARE: [Tile; 3] = [
     Tile { m: 64, n: 64, step: 32, stages: 3, resident: 3, cost: 125 },
     Tile { m: 32, n: 32, step: 64, stages: 3, resident: 3, cost: 200 },
 ];
-/// For few rows, where time goes into reading `w`: more stages keep more of it under way.
+/// For few rows, where reading `w` takes the time: more stages keep more loads in flight.
 const FLAT: [Tile; 4] = [flat(8, 64), flat(8, 32), flat(16, 64), flat(16, 32)];
 
 const fn flat(m: usize, n: usize) -> Tile {

@@ -162,7 +162,7 @@ impl Provable for Forward {
         let act = |case: Case, act: Activation| case.attr(ACT, act as u8 as f64);
         let mut cases = Vec::new();
         for m in [1usize, 8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 16384] {
-            // The whole grid would take minutes: every other layer for every other size.
+            // The whole grid would take minutes, so this is every other layer for every other size.
             let layers =
                 LAYERS.iter().skip(usize::from(m > 16 && m.ilog2() % 2 == 1)).step_by(1 + usize::from(m > 1));
             cases.extend(layers.map(|&[n, k]| bf16([m, n, k])));

@@ -133,8 +133,8 @@ impl Epilogue {
         ]
     }
 
-    /// A few of all epilogues of `dtype` that together have each value of each define: all of them would be
-    /// thousands. What is not among them is compiled when it is first asked for.
+    /// A covering set of the epilogues of `dtype`, with each value of each define: all combinations would be thousands.
+    /// Others are compiled at first use.
     pub(in crate::ops) fn covering(dtype: DType) -> Vec<Self> {
         let plain = Epilogue::plain(dtype);
         let mut all = vec![plain, Epilogue { bias: true, ..plain }, Epilogue { residual: true, ..plain }];
@@ -160,7 +160,7 @@ impl Epilogue {
     }
 }
 
-/// Rows, columns and K are counted in 32 bits, with room for a tile past the end.
+/// Rows, columns and K are counted in 32 bits, with headroom for a tile past the end.
 pub(in crate::ops) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let most = 1 << 30;
     for (name, size) in [("m", p.m), ("n", p.n), ("k", p.k), ("batch", p.batch)] {
@@ -337,7 +337,7 @@ pub(in crate::ops) fn sm80_supports(p: &Problem, _: &DeviceInfo) -> std::result:
 pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, part: &Part) -> Result<()> {
     let tile = sm80_tiling(p, launch.info);
     let mode = |order: Order, scattered: bool| match load_mode(order) {
-        // Elements of four bytes cannot be transposed on the way to the registers.
+        // Elements of four bytes cannot be transposed while they are loaded to registers.
         2 if scattered || p.x_dtype.size() != 2 => 0,
         mode => mode,
     };

@@ -16,8 +16,8 @@ use crate::ops::FLOATS;
 const THREADS: usize = 256;
 /// Scratch memory starts at multiples of this many bytes.
 const SCRATCH_UNIT: usize = 256;
-/// The most scratch memory, but for rounding. Products with more rows go in bands, of a multiple of so many: L2 then keeps
-/// many of the sums until they are added.
+/// The most scratch memory, before rounding up. Products with more rows are computed in bands of a multiple of so many
+/// rows: L2 then keeps many of the sums until they are added.
 const MOST_BYTES: usize = 64 << 20;
 const BAND_UNIT: usize = 256;
 
@@ -49,7 +49,7 @@ pub(super) static DEVICE: CudaKernel = CudaKernel {
     },
 };
 
-/// An epilogue of sums, whatever they are sums of.
+/// The defines of the epilogue alone, without the product.
 fn of_sums(epilogue: Epilogue) -> Epilogue {
     Epilogue { x: epilogue.out, w: epilogue.out, ..epilogue }
 }
@@ -97,7 +97,7 @@ impl Parts {
         })
     }
 
-    /// The product that most of the time goes into, which is the problem itself if there are no parts.
+    /// The product that takes most of the time, which is the problem itself if there are no parts.
     pub fn longest(p: &Problem) -> Problem {
         Parts::of(p).map_or(*p, |parts| {
             let band = Problem { m: parts.rows, ..plain(p) };
@@ -163,7 +163,7 @@ impl Parts {
         scratch: usize,
     ) -> Result<()> {
         let sums = plain(p);
-        // Gate and up of neighbours need not be neighbours.
+        // The gate and up of adjacent columns need not be adjacent.
         let unit = if p.gate == Gate::None { split::ROW_UNIT } else { 1 };
         let per_row = p.n.div_ceil(unit);
         let units = p.batch * p.m * per_row;

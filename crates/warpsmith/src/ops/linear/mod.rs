@@ -1,64 +1,68 @@
-//! `linear`: `out = residual + scale * act(x · wᵀ + bias)`; each part but the product may be left out.
+//! `linear`: `out = residual + scale * act(x · wᵀ + bias)`; everything but the product is optional.
 //!
 //! With a gate, `w` has two rows for each column of the result: `out = residual + scale * (act(g) * u)`, where
 //! `g = x · w_gᵀ + bias_g` and `u = x · w_uᵀ + bias_u` are never written. The option `gate` says how the rows are
 //! stored: `halves`, all gate rows and then all up rows; or `interleaved`, gate rows at even and up rows at odd places.
 //! `bias` has an element for each row of `w`, in the same order.
 //!
-//! - Shapes: `x` is `[..., k]`; `w` is `[n, k]` (`[2 * n, k]` with a gate), or one such matrix for each leading index of
-//!   `x` but the last (`x` `[b, m, k]`, `w` `[b, n, k]`); `out` and `residual` are `[..., n]`. Any strides, so
+//! - Shapes: `x` is `[..., k]`; `w` is `[n, k]` (`[2 * n, k]` with a gate), or one such matrix for each leading index
+//!   of `x` except the last (`x` `[b, m, k]`, `w` `[b, n, k]`); `out` and `residual` are `[..., n]`. Any strides, so
 //!   transposed views too. Any size may be zero: with `k = 0` the sums are zero.
 //! - `act`: none, gelu, gelu_tanh, silu or relu, as `activation` defines them.
-//! - Types: `x` and `w` are both f32, both f16, both bf16, or each one of f8e4m3 and f8e5m2. On the CPU `w` may also be f16 or
-//!   bf16 where `x` is f32: the result has the bits that the same `w` in f32 gives, and half of its bytes are read. `out` is
-//!   f32, f16 or bf16, whatever the inputs are; bias and residual have its type. The option `to` says which type to allocate where nobody
-//!   gives `out`; by default that of `x`, and bf16 for 8-bit inputs.
+//! - Types: `x` and `w` are both f32, both f16, both bf16, or each one of f8e4m3 and f8e5m2. On the CPU `w` may also be
+//!   f16 or bf16 where `x` is f32: the result has the same bits as with `w` in f32, and half as many bytes are read.
+//!   `out` is f32, f16 or bf16, whatever the inputs are; bias and residual have its type. The option `to` says which
+//!   type to allocate where nobody gives `out`; by default that of `x`, and bf16 for 8-bit inputs.
 //! - 8-bit inputs may have scales, in f32: `x_scale` and `w_scale`, with `scaling=tensor` of shape `[1]`; with
 //!   `scaling=row` one for each row of `x` and of `w`; with `scaling=block` one for 128 elements of a row of `x`
 //!   (`[..., ceil(k / 128)]`) and one for 128 x 128 elements of `w` (`[ceil(n / 128), ceil(k / 128)]`). Scales by block
 //!   multiply the sum over their block, the others the whole sum.
-//! - Precision: products are exact or rounded to f32, sums are in f32, and so are scales, bias, activation, factor
-//!   and residual; the result is rounded once. `precision=tf32` allows f32 inputs to be cut to the 10 bits of mantissa
-//!   of TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a
-//!   time, each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For
-//!   16-bit results without a residual, the activation itself is as coarse as such a type allows.
-//! - On GPUs of sm_80, sm_90 and sm_100 f32 is multiplied as three numbers of bf16 whose sum it is: six products, smallest
-//!   first, those of every 16 elements of K added by the tensor cores and their sums in f32. Sums that are not finite are
-//!   computed again as f32, and so are sums below 2^-60 of rows with elements below 2^-100. In larger sums, what elements have
-//!   below 2^-133 is lost.
-//! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all added
-//!   in f32. What those leave out is below the precision of f32, and sums are more exact than those of plain f32.
-//! - On vectors of a CPU sums of more than 512 elements are made in blocks, which are added in order. They follow from K alone.
-//! - On CPUs whose instructions for products of bf16 (AMX, AVX512-BF16) take elements below 2^-126 for zero, so do the kernels
-//!   that use them. With f32 on AMX that holds for terms and their products, in sums that are so much larger that it is below
-//!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as f32.
+//! - Precision: products are exact or rounded to f32, sums are in f32, and so are scales, bias, activation, factor and
+//!   residual; the result is rounded once. `precision=tf32` allows f32 inputs to be cut to the 10 bits of mantissa of
+//!   TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a time,
+//!   each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For 16-bit
+//!   results without a residual, the activation itself is only as accurate as that type needs.
+//! - On GPUs of sm_80, sm_90 and sm_100 f32 is multiplied as three numbers of bf16 whose sum it is: six products,
+//!   smallest first, those of every 16 elements of K added by the tensor cores and their sums in f32. Sums that are not
+//!   finite are computed again as f32, and so are sums below 2^-60 of rows with elements below 2^-100. In larger sums,
+//!   bits of elements below 2^-133 are lost.
+//! - On CPUs with AMX f32 and f16 are multiplied as three numbers of bf16 each, whose sum they are: six products, all
+//!   added in f32. The omitted products are below the precision of f32, and sums are more exact than those of plain
+//!   f32.
+//! - With CPU vector instructions, sums of more than 512 elements are computed in blocks that are added in order. The
+//!   blocks follow from K alone.
+//! - The bf16 instructions of CPUs (AMX, AVX512-BF16) take elements below 2^-126 for zero, and so do the kernels that
+//!   use them. With f32 on AMX this applies to terms and their products, in sums so much larger that the loss is below
+//!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as
+//!   f32.
 //! - On GPUs of sm_90, and in f32 at full precision also of sm_80 and sm_100, long sums with few columns are computed in parts
 //!   along K, which are added in order, in f32. The parts follow from the rows of `w`, K and the types alone.
+//! - On CUDA devices, where results have 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
 //! - NaN and infinities give what the formula gives. `out` may be `residual`, in place.
 //! - A row of the result has the same bits whatever the other rows are and however many there are.
 //!
 //! `linear_backward` computes the gradients of `x`, `w` and `bias`, where `x` and `w` have the same type.
 
 #[cfg(feature = "cuda")]
-mod align;
+pub(in crate::ops) mod align;
 mod backward;
 #[cfg(feature = "cuda")]
-mod bf16x3;
+pub(in crate::ops) mod bf16x3;
 #[cfg(feature = "lab")]
 mod cases;
-mod cpu;
+pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(in crate::ops) mod cuda;
 #[cfg(feature = "cuda")]
 mod finish;
 mod packed;
-mod problem;
+pub(in crate::ops) mod problem;
 #[cfg(feature = "lab")]
 mod reference;
 #[cfg(feature = "cuda")]
-mod sm90;
+pub(in crate::ops) mod sm90;
 #[cfg(feature = "cuda")]
 mod split;
 #[cfg(test)]
@@ -320,7 +324,7 @@ unsafe impl Op for Forward {
     }
 }
 
-/// Preferred first. A row's bits must not depend on the number of rows, so conditions and ranks may look at everything
+/// Preferred first. A row's bits must not depend on the number of rows, so conditions and ranks may depend on anything
 /// but `m`, unless two kernels give the same bits.
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]

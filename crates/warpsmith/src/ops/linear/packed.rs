@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::op::{Call, survey};
 use crate::tensor::{DType, Tensor, TensorView};
 
-/// A weight of `linear` that was rearranged for the processor: calls with it need not do so again, which counts most where
+/// A weight of `linear` that was repacked for the processor: calls with it do not repack it, which matters most where
 /// `x` has few rows. Results have the same bits as without.
 ///
 /// It keeps the tensor too, for kernels that take it as it is: those of other tiers, scales by block, gradients; unless
@@ -28,7 +28,7 @@ pub struct PackedWeight {
     tensor: Tensor,
     gate: Gate,
     packed: Option<PackedWeights>,
-    /// Whether the tensor is the weight, and not only as large.
+    /// Whether the tensor holds the weight, and not only its shape.
     has_tensor: bool,
 }
 
@@ -73,7 +73,7 @@ impl PackedWeight {
         let view = w.view();
         let strides = view.layout().strides();
         let packed = match w.device() {
-            // There, the tensor stands for one of a GPU.
+            // In a survey, the tensor represents one on a GPU.
             Device::Cpu if survey::is_running() => None,
             Device::Cpu => {
                 let weight = Weight { data: view.address(), dtype, n, k, row: strides[0], col: strides[1] };
@@ -114,7 +114,7 @@ impl PackedWeight {
     pub(super) fn matching(&self, isa: Isa, p: &Problem) -> Result<Option<&PackedWeights>> {
         let packed = self.packed.as_ref();
         let matching = packed.filter(|packed| {
-            // Sizes too: a caller may have given another tensor in its place.
+            // Sizes too: the caller may have passed a different tensor.
             let sizes = (packed.n(), packed.k(), self.tensor.dtype()) == (p.n, p.k, p.w_dtype);
             sizes && packed.isa() == isa && self.gate == p.gate && packed.fits(p.x_dtype)
         });

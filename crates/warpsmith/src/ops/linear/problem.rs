@@ -1,4 +1,4 @@
-//! The checked call of `linear`: sizes, strides and types, and where each tensor of it lies.
+//! The checked call of `linear`: sizes, strides and types, and the addresses of its tensors.
 
 use super::{
     ACT, Activation, BIAS, GATE, Gate, OUT, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling,
@@ -20,7 +20,7 @@ pub(super) const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 pub(super) const WEIGHTS: [(DType, &[DType]); 3] =
     [(DType::F32, &FLOATS), (DType::F8E4M3, &FP8), (DType::F8E5M2, &FP8)];
 
-/// Distances in elements between neighbours of one matrix of a batch.
+/// Strides in elements of one matrix of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(in crate::ops) struct Strides {
     /// From one matrix of the batch to the next.
@@ -31,8 +31,8 @@ pub(in crate::ops) struct Strides {
     pub col: isize,
 }
 
-/// Along which dimension a matrix can be moved in pieces of 16 bytes: neighbours touch, the dimension's size is a
-/// multiple of 16 bytes, and everything else is that far apart.
+/// The dimension along which a matrix can be moved in pieces of 16 bytes: its elements are contiguous, its size is a
+/// multiple of 16 bytes, and so are all other strides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::ops) enum Order {
     /// Along neither.
@@ -98,9 +98,9 @@ pub struct Problem {
     pub(in crate::ops) scale_bits: u32,
     /// Nothing that was given to the device before can still write `w`.
     pub(in crate::ops) constant_w: bool,
-    /// `w` is a copy that the launch before this one writes: it is not worth bringing closer before.
+    /// `w` is a copy that the launch before this one writes: it cannot be prefetched.
     pub(in crate::ops) copied_w: bool,
-    /// Rows of `w` start anywhere, and the kernel loads them all the same.
+    /// Rows of `w` start at any alignment, and the kernel loads them all the same.
     pub(in crate::ops) direct_w: bool,
 }
 
@@ -160,7 +160,7 @@ impl Problem {
         })
     }
 
-    /// How a kernel without tensor cores multiplies the inputs, for people.
+    /// How a kernel without tensor cores multiplies the inputs, as text.
     pub(in crate::ops) fn arithmetic(&self) -> String {
         match self.x_dtype {
             DType::F32 if self.w_dtype != DType::F32 => {
@@ -196,7 +196,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     sizes.all()?;
     let (n, k) = (sizes.size("n"), sizes.size("k"));
     let (x_dtype, w_dtype, out_dtype) = (x.dtype(), w.dtype(), out.dtype());
-    // In a survey, tensors of the CPU stand for those of a GPU.
+    // In a survey, CPU tensors represent those of a GPU.
     if x_dtype.size() != w_dtype.size() && (x.device() != Device::Cpu || survey::is_running()) {
         let expected = format!("dtype {x_dtype}, that of x, because only the CPU mixes them");
         return Err(Error::argument(op, "w", expected, w_dtype.name()));
@@ -275,7 +275,7 @@ fn check_scales(args: &Args<'_>, scaling: Scaling) -> Result<Dequant> {
             let expected = format!("nothing, because scales are for 8-bit inputs and x is {}", of.dtype());
             return Err(Error::argument(op, name, expected, "a tensor"));
         }
-        // One matrix has scales for one, several have scales for each.
+        // One matrix has one set of scales, several have one each.
         let rank = match scaling {
             Scaling::Tensor => 1,
             Scaling::Row => of.layout().rank() - 1,
@@ -297,7 +297,7 @@ struct Batches {
     strides: [Strides; 6],
 }
 
-/// Leading dimensions merged as far as all tensors allow: the last into the rows of one product (unless each has its
+/// Merges leading dimensions as far as all tensors allow: the last into the rows of one product (unless each has its
 /// own weight), the one before into the batch, the rest into the outer space.
 fn collapse(args: &Args<'_>, leading: &[usize], shared: bool) -> Batches {
     // Strides over the leading dimensions; zero where a tensor does not have them.
@@ -308,7 +308,7 @@ fn collapse(args: &Args<'_>, leading: &[usize], shared: bool) -> Batches {
         let strides = view.layout().strides();
         let last = strides.last().copied().unwrap_or(0);
         match index {
-            // Its rows are no leading dimension of the others.
+            // Its rows are not a leading dimension of the others.
             W => {
                 inner[operand].row = strides[strides.len() - 2];
                 inner[operand].col = last;
@@ -412,7 +412,7 @@ fn order_of_matrix(size: usize, strides: &Strides, [rows, cols]: [usize; 2], lin
 
 /// A matrix of a plain product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Matrix {
+pub(in crate::ops) struct Matrix {
     pub row: isize,
     pub col: isize,
     /// Whether it starts on a boundary of 16 bytes.
@@ -420,7 +420,33 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// With rows and columns in each other's place.
+    /// A tensor's last dimension as columns, and all before it as rows, which must be the same distance apart.
+    pub fn of_rows(op: &'static str, name: &str, view: &TensorView<'_>) -> Result<Matrix> {
+        let (shape, strides) = (view.shape(), view.layout().strides());
+        let leading = shape.len() - 1;
+        let mut row = None;
+        let mut reach = 1;
+        for d in (0..leading).rev().filter(|&d| shape[d] != 1) {
+            match row {
+                None => row = Some(strides[d]),
+                Some(row) if strides[d] == row * reach => {}
+                Some(_) => {
+                    let expected = "rows that are the same distance apart over all leading dimensions";
+                    return Err(Error::argument(op, name, expected, format!("{:?}", view.layout())));
+                }
+            }
+            reach *= shape[d] as isize;
+        }
+        Ok(Matrix { row: row.unwrap_or(0), col: view.layout().step(), aligned: view.is_aligned(16) })
+    }
+
+    /// A tensor of two dimensions.
+    pub fn of_weight(view: &TensorView<'_>) -> Matrix {
+        let strides = view.layout().strides();
+        Matrix { row: strides[0], col: strides[1], aligned: view.is_aligned(16) }
+    }
+
+    /// With rows and columns swapped.
     pub fn transposed(self) -> Self {
         Matrix { row: self.col, col: self.row, ..self }
     }
@@ -428,7 +454,7 @@ impl Matrix {
 
 impl Problem {
     /// The plain product of `x` `[m, k]` and `w` `[n, k]`, all of one type.
-    pub(super) fn product(
+    pub(in crate::ops) fn product(
         dtype: DType,
         tf32: bool,
         [m, n, k]: [usize; 3],
@@ -478,9 +504,31 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// This plain product, with results in f32.
+    pub(in crate::ops) fn into_f32(self) -> Problem {
+        let out_order = match self.out_order {
+            // What is whole in narrow elements is so in wide ones.
+            Order::Any => Order::Any,
+            _ => order_of_matrix(DType::F32.size(), &self.out, [self.m, self.n], Lines::Whole),
+        };
+        Problem { out_dtype: DType::F32, out_order, ..self }
+    }
+
+    /// This plain product, added to what its results are.
+    pub(in crate::ops) fn adding(self) -> Problem {
+        Problem { has_residual: true, residual: self.out, residual_order: self.out_order, ..self }
+    }
+}
+
 impl Part {
+    /// The same, with results that are added to.
+    pub(in crate::ops) fn adding(self) -> Part {
+        Part { residual: self.out, ..self }
+    }
+
     /// The tensors of a plain product.
-    pub(super) fn product(x: usize, w: usize, out: usize) -> Part {
+    pub(in crate::ops) fn product(x: usize, w: usize, out: usize) -> Part {
         Part { x, w, out, residual: 0, x_scale: 0, w_scale: 0, bias: 0 }
     }
 }

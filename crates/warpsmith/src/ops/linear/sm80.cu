@@ -20,6 +20,10 @@ constexpr int kThreads = 256, kTileN = 128, kStages = 4, kStepBytes = 64;
 constexpr int kSize = (int)sizeof(X_T), kStep = kStepBytes / kSize, kPiece = 16 / kSize;
 constexpr int kWarpRows = TILE_M / 2, kFragments = kWarpRows / 16, kBlocks = 4;
 constexpr int kStageBytes = (TILE_M + kTileN) * kStepBytes;
+// Tensor cores truncate as they add, so long sums drift towards zero. Results of 32 bits would show it: the sums of so many
+// steps are added up apart.
+constexpr bool kInBlocks = kSize == 2 && sizeof(OUT_T) == 4;
+constexpr int kBlockSteps = 32;
 
 extern __shared__ __align__(128) u8 shared[];
 
@@ -91,13 +95,16 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_sm80(const LinearP
     WStage::load(stage + TILE_M * kStepBytes, w, p.w_row, p.w_col, w_rows, step * kStep, p.k, w_row);
   };
 
-  float sums[kFragments][kBlocks][4];
+  float sums[kFragments][kBlocks][4], totals[kFragments][kBlocks][4];
+  auto each_sum = [&](auto change) {
 #pragma unroll
-  for (int i = 0; i < kFragments; ++i)
+    for (int i = 0; i < kFragments; ++i)
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j)
+      for (int j = 0; j < kBlocks; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) change(sums[i][j][e], totals[i][j][e]);
+  };
+  each_sum([](float& sum, float& total) { sum = total = 0.0f; });
 
   const int steps = (p.k + kStep - 1) / kStep;
 #pragma unroll
@@ -125,7 +132,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_sm80(const LinearP
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) multiply(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], X_T());
     }
+    if (kInBlocks && step % kBlockSteps == kBlockSteps - 1)
+      each_sum([](float& sum, float& total) { total += sum, sum = 0.0f; });
   }
+  if (kInBlocks) each_sum([](float& sum, float& total) { sum += total; });
 
   // A thread has rows lane / 4 and 8 more of a fragment, and columns 2 (lane % 4) and the next of a block.
 #pragma unroll

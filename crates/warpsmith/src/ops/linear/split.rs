@@ -18,7 +18,7 @@ pub(super) const ROW_UNIT: usize = 4;
 
 /// When a product is split.
 struct Rule {
-    /// The tiles from which on a device has enough to do.
+    /// The number of tiles that keeps a device busy.
     enough_tiles: usize,
     /// The shortest sum of which a part saves more time than a further launch takes.
     long: usize,
@@ -36,8 +36,9 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Of the product of `linear`, of which only columns, K and types matter: a row must have the same bits in any batch. So
-    /// many rows, which have tiles enough, are split too, and what they pay for the sums bounds the length of parts.
+    /// For the product of `linear`, where only columns, K and types count: a row must have the same bits in any batch.
+    /// So products with many rows, which have enough tiles, are split too, and their cost for the sums bounds the
+    /// length of parts.
     pub fn of_product(product: &Problem) -> Option<Split> {
         let size = product.x_dtype.size();
         let columns = product.weight_rows();
@@ -46,7 +47,7 @@ impl Split {
             1 => return None,
             // Six products of bf16 for each of f32 take so long that writing and reading a sum is a fourteenth of its time.
             _ if is_slow(product) => Rule { enough_tiles: 64, long: 3072, shortest: 1024 },
-            // With few columns `x` is what there is to read: the sums of parts are at most a fifth of it.
+            // With few columns, reading `x` takes the time: the sums of parts are at most a fifth of it.
             _ => {
                 Rule { enough_tiles: 128, long: (16 << 10) / size, shortest: (40 * columns).max(4096) / size }
             }
@@ -54,7 +55,7 @@ impl Split {
         Split::of(product, columns.div_ceil(TILE), rule)
     }
 
-    /// Of the gradient of `x`. The number of its rows must not matter here either.
+    /// For the gradient of `x`. The number of its rows must not matter here either.
     pub fn of_dx(product: &Problem) -> Option<Split> {
         // What writing and reading the sums costs a product with many rows, by estimate a twentieth to a fourteenth of its
         // time, which is half of that of a call. With few columns it gains as much, because tiles can be larger.
@@ -62,7 +63,7 @@ impl Split {
         Split::of(product, product.n.div_ceil(TILE), Rule::of_gradient(product, shortest))
     }
 
-    /// Of the gradient of `w`, which has no rows of a batch. Only small ones are split, so that its sums are few.
+    /// For the gradient of `w`, which has no batch rows. Only small ones are split, so that there are few sums.
     pub fn of_dw(product: &Problem) -> Option<Split> {
         let tiles = product.m.div_ceil(TILE) * product.n.div_ceil(TILE);
         Split::of(product, tiles, Rule::of_gradient(product, 512))
@@ -181,7 +182,7 @@ mod tests {
         assert_eq!(forward(DType::F8E4M3, false, 64, 65536), None);
     }
 
-    /// They have tiles enough, or sums so short that a further launch takes longer than the parts save.
+    /// They have enough tiles, or sums so short that another launch takes longer than the parts save.
     #[cfg(feature = "lab")]
     #[test]
     fn no_product_that_is_timed_is_split() {

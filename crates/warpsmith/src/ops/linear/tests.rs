@@ -231,7 +231,7 @@ fn a_weight_packed_with_another_gate_is_taken_as_it_is() {
     assert_eq!(call.run().unwrap().to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
 }
 
-/// What was packed has the shape of its own weight: with another in its place it would be read past its end.
+/// The packed form has the shape of its own weight: with a different tensor it would be read past its end.
 #[test]
 fn another_weight_in_the_place_of_a_packed_one_is_taken_as_it_is() {
     let (x, small) = (tensor(&[3, 64], DType::F32), tensor(&[2, 64], DType::F32));

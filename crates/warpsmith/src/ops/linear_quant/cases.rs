@@ -138,6 +138,11 @@ fn weight(case: &Case, seed: u64) -> Vec<Vec<f64>> {
         QuantFormat::Q4_K => (&[0, 2], 15.0 * 63.0),
         QuantFormat::Q5_K => (&[0, 2], 31.0 * 63.0),
         QuantFormat::Q6_K => (&[208], 32.0 * 128.0),
+        QuantFormat::Q2_K => (&[80, 82], 3.0 * 15.0),
+        QuantFormat::Q3_K => (&[108], 4.0 * 32.0),
+        QuantFormat::IQ4_NL => (&[0], 127.0),
+        QuantFormat::IQ4_XS => (&[0], 127.0 * 32.0),
+        QuantFormat::MXFP4 => (&[], 12.0),
     };
     for block in weight.chunks_mut(format.block_bytes()) {
         for &place in places {
@@ -150,6 +155,14 @@ fn weight(case: &Case, seed: u64) -> Vec<Vec<f64>> {
             };
             let bytes = f16::from_f64(scale).to_le_bytes();
             (block[place], block[place + 1]) = (bytes[0].into(), bytes[1].into());
+        }
+        if format == QuantFormat::MXFP4 {
+            // Of weights of about one, and for special ones also the smallest: subnormal in f32.
+            block[0] = match (case.values, random.below(6)) {
+                (Values::Special, 0) => 0.0,
+                (Values::Exponents, octaves) => 125.0 - 4.0 * octaves as f64,
+                (_, less) => 125.0 - (less / 2) as f64,
+            };
         }
     }
     vec![Vec::new(), weight, Vec::new(), Vec::new(), Vec::new()]

@@ -1,9 +1,9 @@
 //! `linear_quant` on the CPU.
 //!
-//! First the rows of `x` are quantised (in full precision widened to f32), in groups of rows that are multiplied at once: up
-//! to eight, or 16 on AMX. Then threads share out strips of columns: a strip's panels of weights are multiplied with the
-//! groups, and the sums finished while they are in the first cache. A weight that was not packed beforehand is packed strip
-//! by strip. In full precision the panels of a strip are expanded to f32 first.
+//! First the rows of `x` are quantised (in full precision widened to f32), in groups of rows that are multiplied at
+//! once: up to eight, or 16 on AMX. Then strips of columns are divided among threads: a strip's panels of weights are
+//! multiplied with the groups, and the sums finished while they are in L1. A weight that was not packed beforehand is
+//! packed strip by strip. In full precision the panels of a strip are expanded to f32 first.
 
 use super::finish::{Finish, STRIP, ask_for_memory};
 use super::format::GROUP;
@@ -26,7 +26,7 @@ unsafe impl Plain for Record {}
 
 /// Panels of a strip, without a gate.
 const PANELS: usize = STRIP / ROWS;
-/// Groups of rows that a packed strip is multiplied with before the next: their records stay in the second cache.
+/// Groups of rows that a packed strip is multiplied with before the next: their records stay in L2.
 const CHUNK: usize = 8;
 /// The same for groups of [`WIDE`] rows, for which strips are unpacked: the more of them, the less often.
 const WIDE_CHUNK: usize = 16;
@@ -34,11 +34,11 @@ const WIDE_CHUNK: usize = 16;
 const QUANTIZE_GRAIN: usize = 1 << 14;
 const GRAIN: usize = 1 << 15;
 
-/// How the rows of `x` are divided into groups that are multiplied at once. It shows in no bit of the result.
+/// How the rows of `x` are divided into groups that are multiplied at once. It does not affect the bits of the result.
 #[derive(Clone, Copy)]
 struct Groups {
     m: usize,
-    /// Rows of the groups, but for what is left: that is in groups of eight, four, two and one.
+    /// Rows of the groups; the rest is in groups of eight, four, two and one.
     most: usize,
 }
 
@@ -271,7 +271,7 @@ impl Strip<'_> {
         for rows in groups {
             let products = cols.len().div_ceil(ROWS) * self.panels.halves();
             self.for_panels(cols, |panel, half, index| {
-                // A share of the rows with each product: the processor asks for few lines at a time.
+                // A share of the rows with each product: the processor has few prefetches in flight at a time.
                 let share = |index: usize| rows.start + index * WIDE / products;
                 ask_for_memory(self.launch, share(index)..share(index + 1), cols);
                 let product = WideProduct {
@@ -343,7 +343,7 @@ impl Strip<'_> {
     }
 }
 
-/// What multiplies in a tier, for people.
+/// The instructions that multiply in a tier, as text.
 pub(super) fn config(tier: crate::cpu::Tier, p: &Problem) -> String {
     if p.precision == QuantPrecision::Full {
         return "activations in f32".into();

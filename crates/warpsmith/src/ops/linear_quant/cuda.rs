@@ -64,8 +64,12 @@ static MULTIPLY: CudaKernel = CudaKernel {
     overlaps: true,
     variants: || {
         let flags = [(false, false), (false, true), (true, false), (true, true)];
-        let of = |format| flags.map(|(aligned, gated)| defines(format, aligned, gated));
-        QuantFormat::ALL.into_iter().flat_map(of).collect()
+        let all = QuantFormat::ALL
+            .into_iter()
+            .flat_map(|format| flags.map(|(aligned, gated)| (format, aligned, gated)));
+        // Blocks of an odd number of bytes are never on even addresses alone.
+        let exist = all.filter(|(format, aligned, _)| !aligned || format.block_bytes().is_multiple_of(2));
+        exist.map(|(format, aligned, gated)| defines(format, aligned, gated)).collect()
     },
 };
 

@@ -23,7 +23,7 @@ pub(super) struct Finish<'a> {
     pub ups: &'a mut [[f32; STRIP]],
 }
 
-/// Asks for the memory that some results will be written to, and for the residual.
+/// Prefetches the memory of some results for writing, and the residual.
 pub(super) fn ask_for_memory(launch: &Launch<'_, Problem>, rows: Range<usize>, cols: &Range<usize>) {
     let p = launch.problem;
     let size = p.out_dtype.size();
@@ -45,7 +45,7 @@ pub(super) fn ask_for_memory(launch: &Launch<'_, Problem>, rows: Range<usize>, c
 impl Task for Finish<'_> {
     type Out = ();
 
-    // A step after the other, in place: together they would be compiled for each type and each function.
+    // One step after the other, in place: fused, they would be compiled for each combination of type and function.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let p = self.launch.problem;

@@ -30,23 +30,37 @@ pub enum QuantFormat {
     Q4_K,
     Q5_K,
     Q6_K,
+    Q2_K,
+    Q3_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
 }
 use QuantFormat::*;
 
-/// 32 weights: weight `i` is `scales[i / 16] * (quants[i] - zero point) + min`.
+/// The numbers that the nibbles of the IQ4 formats stand for, plus 128.
+const IQ4: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+/// The numbers that the nibbles of MXFP4 stand for, twice, plus 12.
+const FP4: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// 32 weights: weight `i` is `scales[i / 16] * (quants[i] - zero point) + mins[i / 16]`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Group {
     pub quants: [u8; GROUP],
     pub scales: [f32; 2],
-    pub min: f32,
+    pub mins: [f32; 2],
 }
 
 impl QuantFormat {
     /// Every format.
-    pub const ALL: [QuantFormat; 8] = [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K];
+    pub const ALL: [QuantFormat; 13] =
+        [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4];
 
     /// Their names, in the same order.
-    pub(super) const NAMES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"];
+    pub(super) const NAMES: &[&str] = &[
+        "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q2_k", "q3_k", "iq4_nl", "iq4_xs",
+        "mxfp4",
+    ];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
@@ -56,7 +70,7 @@ impl QuantFormat {
     /// Weights of a block.
     pub const fn block_len(self) -> usize {
         match self {
-            Q4_K | Q5_K | Q6_K => SUPER_BLOCK,
+            Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_XS => SUPER_BLOCK,
             _ => GROUP,
         }
     }
@@ -65,13 +79,17 @@ impl QuantFormat {
     pub const fn block_bytes(self) -> usize {
         match self {
             Q8_0 => 34,
-            Q4_0 => 18,
+            Q4_0 | IQ4_NL => 18,
             Q4_1 => 20,
             Q5_0 => 22,
             Q5_1 => 24,
             Q4_K => 144,
             Q5_K => 176,
             Q6_K => MAX_BLOCK_BYTES,
+            Q2_K => 84,
+            Q3_K => 110,
+            IQ4_XS => 136,
+            MXFP4 => 17,
         }
     }
 
@@ -94,11 +112,13 @@ impl QuantFormat {
     /// What is subtracted from the unsigned quants; formats with a minimum have none.
     pub(super) const fn zero_point(self) -> i32 {
         match self {
-            Q8_0 => 128,
+            Q8_0 | IQ4_NL | IQ4_XS => 128,
             Q4_0 => 8,
             Q5_0 => 16,
             Q6_K => 32,
-            Q4_1 | Q5_1 | Q4_K | Q5_K => 0,
+            Q3_K => 4,
+            MXFP4 => 12,
+            Q4_1 | Q5_1 | Q4_K | Q5_K | Q2_K => 0,
         }
     }
 
@@ -135,8 +155,37 @@ impl QuantFormat {
                 let scales = &block[192..208];
                 let quants = array(|i| low[i] >> (g / 2 * 4) & 15 | (high[i] >> (2 * g) & 3) << 4);
                 let scale = |at: usize| half(208) * f32::from(scales[2 * part + at] as i8);
-                Group { quants, scales: [scale(0), scale(1)], min: 0.0 }
+                Group { quants, scales: [scale(0), scale(1)], mins: [0.0; 2] }
             }
+            Q2_K => {
+                let low = first::<GROUP>(&block[16 + part / 4 * 32..]);
+                let pair = |at: usize| block[2 * part + at];
+                // Products of 11 and 4 bits: exact.
+                let scale = |at: usize| half(80) * f32::from(pair(at) & 15);
+                let min = |at: usize| -(half(82) * f32::from(pair(at) >> 4));
+                let quants = array(|i| low[i] >> (part % 4 * 2) & 3);
+                Group { quants, scales: [scale(0), scale(1)], mins: [min(0), min(1)] }
+            }
+            Q3_K => {
+                let high = first::<GROUP>(block);
+                let low = first::<GROUP>(&block[32 + part / 4 * 32..]);
+                let s = &block[96..108];
+                let scale = |at: usize| {
+                    let j = 2 * part + at;
+                    let six = s[j % 8] >> (j / 8 * 4) & 15 | (s[8 + j % 4] >> (j / 4 * 2) & 3) << 4;
+                    half(108) * f32::from(six as i8 - 32)
+                };
+                let quants = array(|i| low[i] >> (part % 4 * 2) & 3 | (high[i] >> part & 1) << 2);
+                Group { quants, scales: [scale(0), scale(1)], mins: [0.0; 2] }
+            }
+            IQ4_NL => group(half(0), 0.0, nibbles(&block[2..]).map(|n| IQ4[usize::from(n)])),
+            IQ4_XS => {
+                let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * part) & 3;
+                let six = block[4 + part / 2] >> (part % 2 * 4) & 15 | (high as u8) << 4;
+                let quants = nibbles(&block[8 + 16 * part..]).map(|n| IQ4[usize::from(n)]);
+                group(half(0) * f32::from(six as i8 - 32), 0.0, quants)
+            }
+            MXFP4 => group(half_power(block[0]), 0.0, nibbles(&block[1..]).map(|n| FP4[usize::from(n)])),
         }
     }
 
@@ -152,11 +201,11 @@ impl QuantFormat {
         let blocks = bytes.chunks_exact(self.block_bytes()).zip(weights.chunks_exact_mut(self.block_len()));
         for (block, weights) in blocks {
             for (part, weights) in weights.chunks_exact_mut(GROUP).enumerate() {
-                let Group { quants, scales, min } = self.decode(block, part);
+                let Group { quants, scales, mins } = self.decode(block, part);
                 for (i, (weight, quant)) in weights.iter_mut().zip(quants).enumerate() {
                     let product = scales[i / 16] * (i32::from(quant) - self.zero_point()) as f32;
                     // A sum with zero would lose the sign of a product that is zero.
-                    *weight = if self.zero_point() == 0 { product + min } else { product };
+                    *weight = if self.zero_point() == 0 { product + mins[i / 16] } else { product };
                 }
             }
         }
@@ -166,7 +215,16 @@ impl QuantFormat {
 
 /// 32 weights with one scale.
 fn group(scale: f32, min: f32, quants: [u8; GROUP]) -> Group {
-    Group { quants, scales: [scale; 2], min }
+    Group { quants, scales: [scale; 2], mins: [min; 2] }
+}
+
+/// `2^(exponent - 128)`: half the scale that the exponent of MXFP4 stands for, because its numbers are doubled. The first
+/// two are subnormal.
+fn half_power(exponent: u8) -> f32 {
+    f32::from_bits(match exponent {
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => u32::from(exponent - 1) << 23,
+    })
 }
 
 /// The first bytes of a part of a block: checked once, so that loops over them become vectors.

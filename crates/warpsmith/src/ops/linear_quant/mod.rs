@@ -1,11 +1,11 @@
-//! `linear_quant`: `out = residual + scale * act(x · wᵀ + bias)` with a weight in the blocks of a GGUF file; each part but
-//! the product may be left out.
+//! `linear_quant`: `out = residual + scale * act(x · wᵀ + bias)` with a weight in the blocks of a GGUF file; everything
+//! but the product is optional.
 //!
 //! - Shapes: `x` is `[..., k]`; `w` holds the bytes of `n` rows (`2 * n` with a gate), each of `k` weights in blocks of the
 //!   option `format`, so `k` must be a multiple of the block's 32 or 256 weights; `out` and `residual` are `[..., n]`. Any
 //!   strides. Gates and `bias` are as for `linear`.
-//! - Types: f32, f16 or bf16 for `x`, u8 for `w`; f32, f16 or bf16 for `out`, that of `x` where nobody gives it; bias and
-//!   residual have the type of `out`.
+//! - Types: f32, f16 or bf16 for `x`, u8 for `w`; f32, f16 or bf16 for `out`, by default that of `x`; bias and residual
+//!   have the type of `out`.
 //! - Activations are rounded to eight bits, on every device: by up to 1/254 of the largest of 32 neighbours, which is far more
 //!   than other ops round. Of each 32 neighbours of a row of `x`, with `most` the largest magnitude: `scale_x = most / 127` and
 //!   `q = round(x * (127 / most))`, in f32, ties to even. 32 that are all below 2^-100 count as zero; NaN or infinity among
@@ -13,8 +13,8 @@
 //! - With `precision=full` activations are not rounded: weights become f32, products are added in f32, those of 32 neighbours
 //!   first, and NaN and infinities give what the formula gives. That is several times slower. CUDA kernels do not have it.
 //! - Weights are `scale_w * (quant - zero) + min` as the format says, with `scale_w` and `min` exact in f32. The products of
-//!   quants over 32 of K (over 16 for q6_k, which has a scale for each 16) are added exactly, in integers; times
-//!   `scale_x * scale_w` they are added in f32, and so is `min` times the sum of the activations. Then follow bias, activation,
+//!   quants over 32 of K (over 16 for q2_k, q3_k and q6_k, which have a scale for each 16) are added exactly, in integers;
+//!   times `scale_x * scale_w` they are added in f32, and so is `min` times the sum of the activations. Then follow bias, activation,
 //!   factor and residual in f32, and the result is rounded once.
 //! - The sums of a row have the same bits whatever the other rows are, however many there are, and on every tier of the
 //!   CPU: see `tiles`. On a GPU they are added in another order.
@@ -64,7 +64,7 @@ const SCALE: usize = 3;
 const TO: usize = 4;
 const PRECISION: usize = 5;
 
-/// What activations are multiplied as.
+/// The form in which activations are multiplied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum QuantPrecision {
     /// Rounded to eight bits, with a scale for each 32.

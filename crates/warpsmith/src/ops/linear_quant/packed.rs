@@ -11,8 +11,8 @@ use crate::op::{Call, survey};
 use crate::ops::linear::Gate;
 use crate::tensor::{DType, Tensor, TensorView};
 
-/// A quantised weight that was rearranged for the processor: calls with it need not do so again. Results have the same
-/// bits as without.
+/// A quantised weight that was repacked for the processor: calls with it do not repack it. Results have the same bits
+/// as without.
 ///
 /// It keeps the tensor too, unless [`PackedQuantWeight::without_tensor`] drops it. On a GPU, whose kernels need no other layout,
 /// it is only the tensor.
@@ -31,7 +31,7 @@ pub struct PackedQuantWeight {
     gate: Gate,
     /// Panels; empty on a GPU.
     packed: Buffer,
-    /// Whether the tensor is the weight, and not only as large.
+    /// Whether the tensor holds the weight, and not only its shape.
     has_tensor: bool,
 }
 

@@ -77,7 +77,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         residual_step: residual.map(|residual| residual.layout().step()),
         bias_step: args.get(BIAS).map(|bias| bias.layout().step()),
         w_strides: [strides[0], strides[1]],
-        w_aligned: w.is_aligned(2) && strides[0] % 2 == 0 && strides[1] == 1,
+        w_aligned: w.is_aligned(2) && strides[0] % 2 == 0 && strides[1] == 1 && format.block_bytes() % 2 == 0,
         activation: Activation::ALL[attrs.choice(ACT)].kind(),
         gate,
         scale_bits: (scale as f32).to_bits(),

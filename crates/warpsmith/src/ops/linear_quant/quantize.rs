@@ -130,7 +130,7 @@ fn record<S: Simd>(s: S, x: &[f32; GROUP], format: QuantFormat) -> Record {
         // Zeros, or NaN if there is one or infinity among the activations.
         let scale = if most < LEAST { 0.0 } else { f32::NAN };
         let total = if format.zero_point() == 0 { scale.to_bits() as i32 } else { 0 };
-        return Record { quants: [0; 8], scale, offsets: [total, 0] };
+        return Record { quants: [0; 8], scale, offsets: [total; 2] };
     }
     let (scale, inverse) = (most / MOST_QUANT, s.splat(MOST_QUANT / most));
     let (mut quants, mut sums) = ([0u8; GROUP], [0f32; 2]);
@@ -144,6 +144,7 @@ fn record<S: Simd>(s: S, x: &[f32; GROUP], format: QuantFormat) -> Record {
         }
     }
     let offsets = match format.zero_point() {
+        0 if tiles::has_halves(format) => sums.map(|sum| (sum * scale).to_bits() as i32),
         0 => [((sums[0] + sums[1]) * scale).to_bits() as i32, 0],
         zero if tiles::has_halves(format) => [-zero * sums[0] as i32, -zero * sums[1] as i32],
         zero => [-zero * (sums[0] + sums[1]) as i32, 0],

@@ -61,6 +61,10 @@ fn quantize<R: Real>(x: &[R]) -> (f32, Vec<i64>) {
     (most / 127.0, x.iter().map(|v| (v * (127.0 / most)).round_ties_even() as i64).collect())
 }
 
+/// The numbers of the nibbles of the IQ4 formats, and of MXFP4, twice.
+const IQ4: [i64; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const FP4: [i64; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// A weight: scale * quant + min.
 struct Weight {
     scale: f64,
@@ -108,6 +112,28 @@ fn decode<R: Real>(row: &[R], format: QuantFormat) -> Vec<Weight> {
                     let high = (b[128 + 32 * h + l] >> (2 * g) & 3) as i64;
                     (f16_at(208) * (b[192 + i / 16] as i8) as f64, low + 16 * high - 32, 0.0)
                 }
+                QuantFormat::Q2_K => {
+                    let (h, s, l) = (i / 128, i % 128 / 32, i % 32);
+                    let pair = b[i / 16] as i64;
+                    let quant = (b[16 + 32 * h + l] >> (2 * s) & 3) as i64;
+                    (f16_at(80) * (pair & 15) as f64, quant, -f16_at(82) * (pair >> 4) as f64)
+                }
+                QuantFormat::Q3_K => {
+                    let (h, s, l, j) = (i / 128, i % 128 / 32, i % 32, i / 16);
+                    let six = (b[96 + j % 8] >> (4 * (j / 8)) & 15) as i64
+                        + 16 * (b[104 + j % 4] >> (2 * (j / 4)) & 3) as i64;
+                    let quant =
+                        (b[32 + 32 * h + l] >> (2 * s) & 3) as i64 + 4 * (b[l] >> (i / 32) & 1) as i64;
+                    (f16_at(108) * (six - 32) as f64, quant - 4, 0.0)
+                }
+                QuantFormat::IQ4_NL => (f16_at(0), IQ4[nibble(2, i) as usize], 0.0),
+                QuantFormat::IQ4_XS => {
+                    let j = i / 32;
+                    let high = (u16::from_le_bytes([b[2], b[3]]) >> (2 * j) & 3) as i64;
+                    let six = (b[4 + j / 2] >> (4 * (j % 2)) & 15) as i64 + 16 * high;
+                    (f16_at(0) * (six - 32) as f64, IQ4[nibble(8 + 16 * j, i % 32) as usize], 0.0)
+                }
+                QuantFormat::MXFP4 => (2f64.powi(b[0] as i32 - 128), FP4[nibble(1, i) as usize], 0.0),
             };
             weights.push(Weight { scale, quant, min });
         }

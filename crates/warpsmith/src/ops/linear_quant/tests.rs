@@ -10,13 +10,20 @@ fn weight(format: QuantFormat, rows: usize, k: usize, seed: u64) -> Tensor {
     let mut data: Vec<u8> = (0..rows * bytes).map(|_| random.below(256) as u8).collect();
     let places: &[usize] = match format {
         QuantFormat::Q6_K => &[208],
+        QuantFormat::Q2_K => &[80, 82],
+        QuantFormat::Q3_K => &[108],
         QuantFormat::Q8_0 | QuantFormat::Q4_0 | QuantFormat::Q5_0 => &[0],
+        QuantFormat::IQ4_NL | QuantFormat::IQ4_XS => &[0],
+        QuantFormat::MXFP4 => &[],
         _ => &[0, 2],
     };
     for block in data.chunks_mut(format.block_bytes()) {
         for &place in places {
             let scale = f16::from_f64(random.normal() / 64.0);
             block[place..place + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+        if format == QuantFormat::MXFP4 {
+            block[0] = 118 + random.below(6) as u8;
         }
     }
     Tensor::from_slice(&data, &[rows, bytes], Device::Cpu).unwrap()
@@ -111,7 +118,12 @@ fn single_weights_are_those_of_the_dequantised_row() {
         let mut data = weight(format, n, k, 1).to_vec::<u8>().unwrap();
         // A subnormal scale, and a negative one with the lowest quants.
         let block = format.block_bytes();
-        let place = if format == QuantFormat::Q6_K { 208 } else { 0 };
+        let place = match format {
+            QuantFormat::Q6_K => 208,
+            QuantFormat::Q2_K => 80,
+            QuantFormat::Q3_K => 108,
+            _ => 0,
+        };
         data[place..place + 2].copy_from_slice(&[0x03, 0x00]);
         let second = format.row_bytes(k).unwrap();
         data[second..second + block].fill(0x80);
@@ -131,7 +143,7 @@ fn single_weights_are_those_of_the_dequantised_row() {
     }
 }
 
-/// What was packed has the shape of its own weight: with another in its place it would be read past its end.
+/// The packed form has the shape of its own weight: with a different tensor it would be read past its end.
 #[test]
 fn another_weight_in_the_place_of_a_packed_one_is_taken_as_it_is() {
     let (format, k) = (QuantFormat::Q8_0, 64);

@@ -14,7 +14,7 @@ use crate::op::Launch;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread reads at least: less is not worth waking one.
+/// The fewest elements a thread reads: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -39,8 +39,8 @@ struct Merge<'a, T> {
     t: PhantomData<T>,
 }
 
-/// Weights of the parts of as many rows as a vector has lanes: exponentials of one row alone are a chain of operations that
-/// nothing else could run beside.
+/// Weights of the parts of as many rows as a vector has lanes: exponentials of a single row would be one chain of
+/// dependent operations.
 struct Weights<'a> {
     /// For each part the lse of each row; minus infinity if the row does not have the part.
     lses: &'a mut [f32],

@@ -15,7 +15,7 @@ const SOURCE: Source = Source { name: "merge_states", code: include_str!("kernel
 const THREADS: usize = 256;
 /// Pieces of a row that a thread takes at once, and parts it loads at once: enough loads in flight of either.
 const NARROW: [usize; 2] = [1, 4];
-/// The same for so few parts that a single piece would leave a thread too little to do.
+/// The same for few parts, where a single piece would give a thread too little work.
 const WIDE: [usize; 2] = [2, 2];
 
 kernel_params! {
@@ -71,7 +71,7 @@ pub(super) const fn kernel(name: &'static str) -> Kernel<Problem> {
         })
 }
 
-/// How a row is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+/// How a row is divided among threads. Every element is computed on its own, so none of this affects the bits.
 struct Tiling {
     form: [usize; 2],
     lanes: usize,

@@ -1,16 +1,17 @@
-//! `merge_states`: combines attention outputs over parts of the context into that over all of it, by the logarithms of
-//! their sums of exponentials: with `w[p] = exp(lses[p])`, `out = sum(w[p] outs[p]) / sum(w[p])`, `lse = ln(sum(w[p]))`.
+//! `merge_states`: combines attention outputs over parts of the context into the output over all of it, using the
+//! logarithms of their sums of exponentials: with `w[p] = exp(lses[p])`, `out = sum(w[p] outs[p]) / sum(w[p])`, `lse =
+//! ln(sum(w[p]))`.
 //!
 //! - Shapes: `outs` is `[num_parts, num_tokens, num_heads, head_dim]`, `lses` is `[num_parts, num_tokens, num_heads]`, `counts` is
 //!   `[num_tokens]`, `out` is `[num_tokens, num_heads, head_dim]`, `lse` is `[num_tokens, num_heads]`; any strides.
 //! - Types: f32, f16 or bf16 for `outs`, any of them for `out`: its type decides, and the option `to` says which one to
 //!   allocate where nobody gives `out`. f32 for `lses` and `lse`, natural logarithms. i32 for `counts`.
-//! - Empty parts: one whose lse is minus infinity has no weight, and nothing of its output is used, be it NaN. If all
+//! - Empty parts: one whose lse is minus infinity has no weight, and its output is not used, even if it is NaN. If all
 //!   parts are empty, or there are none, the result is zero and its lse minus infinity.
-//! - With `counts`, only the first `counts[t]` parts of token `t` exist. A count below zero or above `num_parts` is taken as
-//!   the nearest of these, on every device.
-//! - Arithmetic is f32: weights relative to the largest, added in the order of the parts, and the quotient rounded once.
-//!   So the bits of a token depend on nothing but its own parts.
+//! - With `counts`, only the first `counts[t]` parts of token `t` exist. Counts are clamped to `0..=num_parts` on every
+//!   device.
+//! - Arithmetic is f32: weights relative to the largest, added in the order of the parts, and the quotient rounded
+//!   once. So the bits of a token depend only on its own parts.
 //! - An lse of NaN or plus infinity makes the token's head NaN. NaN and infinity in a part that has weight reach the
 //!   result as the formula says.
 
@@ -103,7 +104,7 @@ unsafe impl Op for Forward {
 
     const SPEC: OpSpec = OpSpec {
         name: "merge_states",
-        summary: "Attention over a context from that over its parts",
+        summary: "Combines attention over parts of a context into attention over all of it",
         args: &[
             ArgSpec::input("outs", shape![num_parts, num_tokens, num_heads, head_dim], DTypeRule::FLOAT, ""),
             ArgSpec::input(
@@ -199,7 +200,7 @@ impl<'a> Call<'a, Forward> {
         Ok((out, lse))
     }
 
-    /// Runs on `stream` into memory of the caller's; the lse is computed if there is a place for it.
+    /// Runs on `stream` into the caller's memory; the lse is computed if there is a place for it.
     pub fn run_into<'b>(
         self,
         out: impl Into<TensorViewMut<'b>>,

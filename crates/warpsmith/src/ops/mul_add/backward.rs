@@ -119,7 +119,7 @@ impl<'a> Call<'a, Backward> {
         Ok((da, db))
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(
         self,
         da: impl Into<TensorViewMut<'b>>,
@@ -132,7 +132,7 @@ impl<'a> Call<'a, Backward> {
         self.launch([(DA, da.into()), (DB, db.into())], stream)
     }
 
-    /// Computes the gradient of `a` alone, into memory of the caller's.
+    /// Computes the gradient of `a` alone, into the caller's memory.
     pub fn run_da_into<'b>(self, da: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,
@@ -140,7 +140,7 @@ impl<'a> Call<'a, Backward> {
         self.launch([(DA, da.into())], stream)
     }
 
-    /// Computes the gradient of `b` alone, into memory of the caller's.
+    /// Computes the gradient of `b` alone, into the caller's memory.
     pub fn run_db_into<'b>(self, db: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,

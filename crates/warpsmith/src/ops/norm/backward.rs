@@ -25,7 +25,7 @@ pub struct Problem {
     pub(super) num_rows: usize,
     /// Leading dimensions of x, dout, dx, dsum (dsum repeats x when absent).
     pub(super) rows: Space<4>,
-    /// Distance of neighbours in a row of x, dout, dx, dsum, weight, dweight, dbias.
+    /// Stride along a row of x, dout, dx, dsum, weight, dweight, dbias.
     pub(super) steps: [isize; 7],
     /// The mean was subtracted: layer_norm.
     pub(super) center: bool,

@@ -55,7 +55,7 @@ pub(in crate::ops) fn cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {
 const LONG_ROWS: &[&[usize]] =
     &[&[3, 5717], &[2, 8193], &[70, 9243], &[2, 16384], &[40, 19_200], &[3, 32_768], &[2, 40_001]];
 
-/// Rows that are dense and begin anywhere.
+/// Dense rows at any alignment.
 const SHIFTED: [Arrangement; 2] = [Arrangement::PaddedRows, Arrangement::Misaligned];
 
 pub(in crate::ops) fn bench_cases(spec: &OpSpec, vectors: &[usize]) -> Vec<Case> {

@@ -15,7 +15,7 @@ use crate::op::{Kernel, Launch};
 use crate::ops::column_sum::{self, cpu::groups, cpu::rows_per_group};
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 pub(in crate::ops) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -55,7 +55,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        // Four sums at once: additions wait for one another.
+        // Four sums at once: each addition depends on the one before.
         let s = s.pair().pair();
         // SAFETY: `check` bound all shapes to these sizes and strides, so every row lies in its tensor; threads get
         // disjoint rows; outputs overlap inputs only element for element, and each is read before it is written.
@@ -72,7 +72,7 @@ impl<T: CpuElement> Forward<'_, T> {
     /// The rows, each stored while the next is summed: memory is read and written at the same time.
     ///
     /// # Safety
-    /// The rows must lie in their tensors, and be nobody else's.
+    /// The rows must be inside their tensors and used by nothing else.
     #[inline(always)]
     unsafe fn rows<S: Simd, const ADD: bool>(&mut self, s: S) {
         let p = self.launch.problem;
@@ -82,9 +82,9 @@ impl<T: CpuElement> Forward<'_, T> {
         let [x_step, out_step, residual_step, sum_step, weight_step, bias_step] = p.steps;
         let region = &mut self.region;
         let mut vectors = DenseRows::<T>::new(region, p.hidden, &[weight_step, bias_step]);
-        // For a row and the next.
+        // Buffers for a row and the next.
         let mut scratch = [0, 1].map(|_| DenseRows::<T>::new(region, p.hidden, &p.steps[..4]));
-        // A row with its residual added, which the next takes the place of element by element.
+        // A row with its residual added; the next row replaces it element by element.
         let held = region.slice(if ADD { p.hidden } else { 0 }).as_mut_ptr();
         let want_stream = self.stream;
         // SAFETY: passed on.
@@ -154,7 +154,7 @@ impl<T: CpuElement> Forward<'_, T> {
     }
 }
 
-/// What a row is made of, and where its sum with the residual goes.
+/// The inputs of a row, and where its sum with the residual goes.
 #[derive(Clone, Copy)]
 struct Row<T, const ADD: bool> {
     x: *const T,
@@ -184,7 +184,7 @@ impl<T: CpuElement, const ADD: bool> Row<T, ADD> {
             } else {
                 T::store_partial(s, self.held.add(i), sum, count);
             }
-            // Rounded once: what was rounded before is near itself.
+            // Rounding again changes nothing.
             let sum = self.load(s, i, count);
             put_near_at(s, self.sum, i, count, sum, self.stream);
             sum
@@ -201,7 +201,7 @@ impl<T: CpuElement, const ADD: bool> Row<T, ADD> {
         unsafe { load_unordered_at(s, if ADD { self.held.cast_const() } else { self.x }, i, count) }
     }
 
-    /// Takes the row and sums it; `before` each of its vectors something else is done.
+    /// Reads the row and sums it; calls `before` ahead of each vector.
     ///
     /// # Safety
     /// The row must exist.
@@ -251,7 +251,7 @@ struct Affine<T> {
     bias: *const T,
 }
 
-/// What turns elements of a row into results.
+/// The factors that turn elements of a row into results.
 struct Normal<S: Simd> {
     mean: S::V,
     scale: S::V,
@@ -308,13 +308,13 @@ struct Sums {
 const PART: usize = 64;
 
 impl Sums {
-    /// What distances are best from, judged by the first elements of a row of `n`: zero, unless most are on one side of it. Other
-    /// numbers make longer sums. They have few digits: narrow elements have few too, and sums would round distances with
-    /// more of them always in the same direction.
+    /// The best reference point for distances, judged by the first elements of a row of `n`: zero, unless most are on
+    /// one side of it. It has few digits, like narrow elements: distances from a number with more digits would always
+    /// be rounded in the same direction.
     #[inline(always)]
     fn shift<S: Simd>(s: S, n: usize, load: impl Fn(usize, usize) -> S::V) -> f32 {
         const FEW_DIGITS: u32 = 0xffff_0000;
-        /// Fewer would often mislead, on narrow vectors too.
+        /// Fewer would often mislead.
         const FIRST: usize = 64;
         let (mut sums, mut sizes) = (s.zero(), s.zero());
         let count = n.min(FIRST.max(S::N));
@@ -381,7 +381,8 @@ impl Sums {
         (mean, rest as f32)
     }
 
-    /// The mean, and what of the sum of squares is its distance from `shift` and what the elements' from it.
+    /// The mean, and the two parts of the sum of squares: from the distance of the mean to `shift`, and of the elements
+    /// to the mean.
     #[inline(always)]
     fn about_mean(self, n: usize) -> (f32, f64, f64) {
         let off = self.distances / n as f64;

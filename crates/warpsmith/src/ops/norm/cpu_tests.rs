@@ -1,4 +1,4 @@
-//! The sums of rows against f64, where one pass does and where it does not.
+//! The sums of rows against f64, where one pass is enough and where it is not.
 
 use super::*;
 use half::bf16;
@@ -49,7 +49,7 @@ fn moments_survive_large_means_misleading_beginnings_and_long_rows() {
     check("short", &wave(3).collect::<Vec<_>>(), [1e-6; 2]);
     check("plain", &wave(4096).collect::<Vec<_>>(), [1e-6; 2]);
     check("a large mean", &wave(4099).map(|x| x + 100.0).collect::<Vec<_>>(), [1e-5; 2]);
-    // The first elements tell the wrong number, and the second pass makes it good.
+    // The first elements mislead, and the second pass corrects it.
     let misled = wave(70_001).enumerate().map(|(i, x)| if i < 64 { 1e4 + x } else { x });
     check("misled", &misled.collect::<Vec<_>>(), [1e-6, 1e-4]);
     // Elements on a grid, and a beginning that misleads a little: distances must not all be rounded in one direction.

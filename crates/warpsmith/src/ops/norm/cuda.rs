@@ -17,9 +17,9 @@ use crate::tensor::DType;
 const SOURCE: Source = Source { name: "norm", code: include_str!("kernel.cu") };
 const ANY_ARCH: Arch = Arch::new(6, 0, false);
 
-/// Forward: one row in registers, twice with a residual. With one reduction a row, more threads with fewer chunks
-/// each are faster; with two, the fewer warps there are to join the better, but for the rows that eight warps hold. With a
-/// mean to subtract, blocks of 1024 threads have too few registers.
+/// Forward: one row in registers, twice with a residual. With one reduction per row, more threads with fewer chunks
+/// each are faster; with two, fewer warps are better, except for rows that eight warps hold. With a mean to subtract,
+/// blocks of 1024 threads have too few registers.
 const fn table(center: bool) -> RowTable {
     match center {
         false => ONE_REDUCTION,
@@ -37,7 +37,7 @@ kernel_params! {
     }
 }
 
-/// The choices of the forward pass that are compiled in, besides tiling and type.
+/// The compile-time choices of the forward pass besides tiling and type.
 #[derive(Clone, Copy)]
 struct Features {
     vector: u8,
@@ -46,7 +46,7 @@ struct Features {
     prefetch: bool,
     /// Of dense rows in shared memory.
     stages: usize,
-    /// Neighbours of weight or bias are apart, those of rows are not.
+    /// Weight or bias are strided, rows are dense.
     apart: bool,
 }
 
@@ -99,8 +99,8 @@ fn row_variants(center: bool) -> Vec<Defines> {
     found
 }
 
-/// Whether weight and bias are loaded with the row instead of when they are needed: that saves a trip to L2 where there
-/// are not enough other rows to hide it. Where there are, the registers are better spent on them.
+/// Whether weight and bias are loaded with the row instead of when they are needed: that saves an L2 round trip where
+/// there are not enough other rows to hide it. Where there are, registers are better spent on those.
 fn prefetches(p: &Problem, tiling: &RowTiling, units: usize) -> bool {
     can_prefetch(tiling, vector_level(p))
         && p.num_rows.div_ceil(tiling.block_rows()) <= BLOCKS_THAT_HIDE * units
@@ -117,7 +117,7 @@ fn can_prefetch(tiling: &RowTiling, vector: u8) -> bool {
 const BLOCKS_THAT_HIDE: usize = 4;
 
 /// The tiling of a kernel that goes over a row several times: the threads of the one that keeps it in registers, so
-/// that both add in the same order and give the same bits. A warp whose upper half has nothing adds like half a warp.
+/// that both add in the same order and give the same bits. A warp whose upper half is empty adds like half a warp.
 pub(super) fn long_tiling(hidden: usize, dtype: DType, table: RowTable) -> RowTiling {
     let longest = table.last().expect("a table has rows").0;
     let lanes = RowTiling::new(hidden, dtype, table).map_or(longest, |t| t.lanes.max(32));
@@ -139,7 +139,7 @@ pub(super) const fn device(
     CudaKernel { source, prelude, function, min_arch: ANY_ARCH, fast_math: false, overlaps: true, variants }
 }
 
-/// A kernel that keeps rows in registers. On the oldest GPUs the compiler spills; the others serve those.
+/// A kernel that keeps rows in registers. The compiler spills on the oldest GPUs, which use the other kernels.
 const fn in_registers(device: CudaKernel) -> CudaKernel {
     CudaKernel { min_arch: Arch::new(7, 0, false), ..device }
 }
@@ -236,7 +236,7 @@ fn has_room(tiling: &RowTiling, vector: u8, residual: bool) -> bool {
     vector < DENSE || !residual || !largest
 }
 
-/// Columns are counted in `int`, with room for a step past the end, and rows in 32 bits.
+/// Columns are counted in `int`, with headroom for a step past the end, and rows in 32 bits.
 pub(super) fn addressable(hidden: usize, num_rows: usize) -> std::result::Result<(), String> {
     match (hidden <= 1 << 30, num_rows < 1 << 31) {
         (true, true) => Ok(()),

@@ -28,7 +28,7 @@ pub struct Problem {
     num_rows: usize,
     /// Leading dimensions of x, out, residual, sum (the last two repeat x and out when absent).
     rows: Space<4>,
-    /// Distance of neighbours in a row of x, out, residual, sum, weight, bias.
+    /// Stride along a row of x, out, residual, sum, weight, bias.
     steps: [isize; 6],
     /// Subtract the mean: layer_norm.
     center: bool,

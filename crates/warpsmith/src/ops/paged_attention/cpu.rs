@@ -1,4 +1,4 @@
-//! `paged_attention` on the CPU: the call in the words of [`crate::cpu::attention`], which does the work.
+//! `paged_attention` on the CPU: translates the call for [`crate::cpu::attention`], which does the work.
 //!
 //! Prefixes that requests share are read as part of each.
 
@@ -14,7 +14,7 @@ pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     scratch::with(Need::of::<Request>(count), |mut region| {
         let mut requests = region.list(count);
         add_requests(launch, &mut requests)?;
-        // SAFETY: all numbers have been judged.
+        // SAFETY: all numbers have been checked.
         unsafe { attend(launch, &requests) };
         Ok(())
     })

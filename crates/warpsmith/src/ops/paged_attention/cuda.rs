@@ -21,10 +21,10 @@ use crate::tensor::DType;
 
 /// Threads of a block of the generic kernel.
 const GENERIC_THREADS: u32 = 128;
-/// Rows for each multiprocessor up to which they are few: keys are shared out, and a block merges one row.
+/// Rows for each multiprocessor up to which they are few: keys are divided, and a block merges one row.
 const FEW_BLOCKS: usize = 8;
 
-/// Where the keys of a request lie.
+/// Where the keys of a request are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops) enum Keys {
     /// In pages.
@@ -59,15 +59,15 @@ kernel_params! {
         /// Keys that the table can hold.
         max_keys: i32,
         requests: i32, num_tokens: i32, num_heads: i32, num_kv_heads: i32, group: i32,
-        /// Of every request; negative where `q_starts` says it.
+        /// Of every request; negative where `q_starts` has them.
         queries: i32,
-        /// Requests with fewer or more queries are the work of another launch.
+        /// Another launch handles requests with fewer or more queries.
         min_queries: i32, max_queries: i32,
         /// Ranges of keys whose states are kept for the merge; zero where a block has all keys of its rows.
         ranges: i32,
-        /// Keys of such a range, and keys that a block takes at once.
+        /// Keys of such a range, and keys that a block processes at once.
         range_keys: i32, piece_keys: i32,
-        /// Blocks that run at once, if the lengths shall decide whether requests are cut; else zero.
+        /// Blocks that run at once, if lengths are to decide whether requests are split; else zero.
         slots: i32,
         causal: i32, window: i32,
         /// Levels of shared prefixes: `requests` are the groups of level `level`, or, at the last, the requests.
@@ -284,8 +284,8 @@ fn merge_config(p: &Problem, info: &DeviceInfo, one_row: bool, ranges: usize) ->
     let row = p.head_dim * size_of::<f32>();
     let (blocks, threads, shared) = if one_row {
         const THREADS: usize = 256;
-        // With so much shared memory no multiprocessor holds two: otherwise the blocks, which come while the kernel before
-        // still runs, gather where there is room.
+        // With so much shared memory no multiprocessor holds two blocks: otherwise the blocks, which start while the
+        // kernel before still runs, would pile up where there is room.
         let most = info.shared_per_block / 2 + 1024;
         let states = ranges.next_multiple_of(SEGMENTS).min(THREADS) * (row + 16) + THREADS / SEGMENTS * 20;
         (rows, THREADS, if rows <= info.units { most } else { states.min(most) })
@@ -493,20 +493,20 @@ pub(in crate::ops) unsafe fn run<P>(
     Ok(())
 }
 
-/// Ranges of keys that the generic kernel shares out over blocks, and their length: spans, or segments, where rows are too
-/// few to keep the device busy. The merge is not for the oldest devices.
+/// Ranges of keys that the generic kernel divides among blocks, and their length: spans, or segments, where rows are
+/// too few to keep the device busy. The merge does not run on the oldest devices.
 fn generic_ranges(p: &Problem, info: &DeviceInfo) -> Option<(usize, usize)> {
     let (rows, enough) = (p.num_tokens * p.num_heads, FEW_BLOCKS * info.units);
     if rows >= enough || info.arch.is_none_or(|arch| arch < MERGE.min_arch) {
         return None;
     }
     let ranges = |keys: usize| p.max_keys().div_ceil(keys);
-    // Blocks of one or two waves do not end together.
+    // Blocks of one or two waves do not finish together.
     let keys = if rows * ranges(SPAN) < 4 * enough { SEGMENT } else { SPAN };
     (ranges(keys) > 1 && states(p, ranges(keys)) <= MOST_WORKSPACE).then(|| (ranges(keys), keys))
 }
 
-/// Launches the generic kernel, and the merge if keys are shared out, on the workspace of the call.
+/// Launches the generic kernel, and the merge if keys are divided, on the workspace of the call.
 ///
 /// # Safety
 /// The tensors of `of_all` must be as `p` says, and the workspace as large as `generic_workspace` says.

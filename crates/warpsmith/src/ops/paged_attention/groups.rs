@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Bytes that a multiprocessor reads in a microsecond of prefixes that other requests have brought to the cache.
 const READ: f64 = 82e3;
-/// Microseconds that sharing takes beside reading: the launches and merges of the first level, and of each further one.
+/// The overhead of sharing in microseconds: the launches and merges of the first level, and of each further one.
 const SHARING: f64 = 32.0;
 const LEVEL: f64 = 10.0;
 
@@ -46,7 +46,7 @@ impl SharedPrefixes {
         // Whole pages alone: the rest of a page is written by one request, and not for the others.
         let of_request = |r: usize| &pages[r][..pages[r].len().min(cached[r] / page_size)];
         let mut levels: Vec<Vec<(Range<usize>, usize)>> = Vec::new();
-        // Neighbours that have so many pages in common, and the level that what they share beyond belongs to.
+        // Neighbours with this many pages in common, and the level of what they share beyond those.
         let mut open = vec![(0..pages.len(), 0, 0)];
         while let Some((range, depth, level)) = open.pop() {
             if level == MOST_LEVELS {
@@ -82,10 +82,10 @@ impl SharedPrefixes {
         SharedPrefixes { levels: if groups.is_empty() { Vec::new() } else { vec![groups] } }
     }
 
-    /// Leaves out what takes longer than it saves: where prefixes are short or groups small, every request reads its own keys
-    /// sooner than launches for groups and merges end. The op itself knows the shapes alone, and takes tables to be
-    /// full; here the lengths are known. `k_pages` are those of the call. On the CPU nothing is left: it does not read
-    /// prefixes once for all.
+    /// Drops groups that cost more than they save: where prefixes are short or groups small, every request reading its
+    /// own keys is faster than launches for groups and merges. The op itself knows the shapes alone, and takes tables
+    /// to be full; here the lengths are known. `k_pages` are those of the call. On the CPU nothing is left, because it
+    /// never reads a prefix once for several requests.
     ///
     /// ```
     /// use warpsmith::{DType, Device, Tensor, ops::paged_attention::SharedPrefixes};
@@ -171,7 +171,7 @@ impl SharedPrefixes {
     }
 }
 
-/// Starts and lengths of the groups of a level, with those between them that share nothing.
+/// Starts and lengths of the groups of a level, including the requests between them that share nothing.
 fn row(groups: &[(Range<usize>, usize)]) -> (Vec<i32>, Vec<i32>) {
     let (mut starts, mut lens) = (vec![groups[0].0.start as i32], Vec::new());
     for (run, len) in groups {

@@ -1,5 +1,5 @@
 //! `paged_attention`: attention of new tokens over a cache of keys and values that lies in pages, for many requests of
-//! different lengths in one call: prompts, parts of prompts after what is cached already, and single tokens.
+//! different lengths in one call: prompts, chunks of prompts after cached tokens, and single tokens.
 //!
 //! - Shapes: `q` and `out` are `[num_tokens, num_heads, head_dim]`: the queries of all requests, one request after the
 //!   other. `k_pages` and `v_pages` are `[num_pages, page_size, num_kv_heads, head_dim]` with any strides: heads before or
@@ -7,13 +7,14 @@
 //!   `num_kv_heads`: neighbouring query heads share a KV head. `head_dim` is 32, 64, 80, 96, 128, 160, 192 or 256,
 //!   `page_size` from 1 to 256.
 //! - Requests: with `q_starts`, i32 `[requests + 1]`, request `r` has the queries from token `q_starts[r]` to below
-//!   `q_starts[r + 1]`; without it all requests have the same number, one each when decoding. Rows of no request (before
-//!   the first start, after the last) are not written; `run` gives zeros there. `kv_lens`, i32 `[requests]`, counts the keys of a request in the
-//!   cache, those of its new tokens among them; key `j` is slot `j % page_size` of page
-//!   `page_table[r][j / page_size]`. `page_table`, i32 `[requests, max_pages]`, may be wider than needed: what lies past
-//!   a request's keys is not looked at.
-//! - Types: f32, f16 or bf16 for `q` and `out`, the same or f8e4m3 or f8e5m2 for the cache; `lse`, `sinks`, `k_scale` and
-//!   `v_scale` are f32. The scales, `[1]` or `[num_kv_heads]`, are factors of what an 8-bit cache holds, 1 if left out.
+//!   `q_starts[r + 1]`; without it all requests have the same number, one each when decoding. Rows of no request
+//!   (before the first start, after the last) are not written; `run` gives zeros there. `kv_lens`, i32 `[requests]`,
+//!   counts the keys of a request in the cache, those of its new tokens among them; key `j` is slot `j % page_size` of
+//!   page `page_table[r][j / page_size]`. `page_table`, i32 `[requests, max_pages]`, may be wider than needed: entries
+//!   past a request's keys are not read.
+//! - Types: f32, f16 or bf16 for `q` and `out`, the same or f8e4m3 or f8e5m2 for the cache; `lse`, `sinks`, `k_scale`
+//!   and `v_scale` are f32. The scales, `[1]` or `[num_kv_heads]`, multiply the contents of an 8-bit cache, and are 1
+//!   if left out.
 //! - The score of a query and a key is `scale * q · k`, with `scale` `1 / sqrt(head_dim)` unless given; with a `softcap`
 //!   above zero it becomes `softcap * tanh(score / softcap)`.
 //! - Query `i` of `n` is at position `p = kv_len - n + i`. It sees keys up to `p`, or all of them if not `causal`; with a
@@ -27,33 +28,33 @@
 //!   infinity without sinks.
 //! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials may be rounded
 //!   to 16 bits before they multiply values, but not before they are added up. The result is rounded once.
-//! - NaN and infinities give what the formula gives. Slots that no key of a request uses are never read, whatever they
-//!   hold. A key that a row does not see, but another row of its request does, never reaches it either; its value must
-//!   be finite, or the row may become NaN.
+//! - NaN and infinities give what the formula gives. Slots that no key of a request uses are never read. A key that a
+//!   row does not see, but another row of its request does, does not affect it either; its value must be finite, or the
+//!   row may become NaN.
 //! - Wrong numbers: on the CPU a page that does not exist, lengths below zero or longer than the table, and starts that
-//!   descend or leave `q` are errors, found before anything is written. On a device, where no value can be looked at in
-//!   time, a page that does not exist holds no keys, lengths are moved to what the table can hold, each start is moved
-//!   into `q` and each end to its start or after it, and where requests then overlap, rows may be those of either or not be
-//!   written; nothing outside the tensors is touched.
+//!   descend or leave `q` are errors, found before anything is written. On a GPU, which cannot inspect values in time,
+//!   a page that does not exist holds no keys, lengths are clamped to what the table can hold, each start is clamped to
+//!   `q` and each end to be no less than its start, and where requests then overlap, rows may belong to either or not
+//!   be written; nothing outside the tensors is touched.
 //! - Shared prefixes (cascade): `group_starts`, i32 `[levels, groups + 1]`, and `prefix_lens`, i32 `[levels, groups]`,
-//!   say which requests begin with the same pages, and change nothing but time: kernels may read the first
-//!   `prefix_lens[l][g]` keys of the requests from `group_starts[l][g]` to below `group_starts[l][g + 1]` once for all of
-//!   them, through the first one's row of the page table, and merge with what is each request's own. All those rows must
-//!   begin with the same pages, and all queries come after these keys. Levels make a tree: a group lies within one of the
-//!   level before, or outside all of them, and its prefix counts from key 0 as that one's does; requests may be in no group,
-//!   and groups may be empty. Whether it is done is decided by the shapes: where the most that can be saved, if tables are
-//!   full, would not pay for the launches, every request reads its own keys, unless the caller says `always_share`. On
-//!   Hopper, requests that may have more than 32 rows of a KV head read their own keys too: their products take longer than
-//!   reading. So leave `q_starts` out where all have the same number of queries. Where tables are not full,
-//!   [`SharedPrefixes::that_pay`] knows the lengths, and leaves out what would take longer than it saves.
-//!   Prefixes that are not shared after all, or starts that descend, are errors on the CPU, and on a device give wrong rows
-//!   but touch nothing outside the tensors. Not to be had with a `window`.
-//! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its own
-//!   request alone: not on other requests, nor on how many of the queries before it are part of the call, nor on prefixes
-//!   that are shared. Hopper makes one difference: requests of up to 32 rows of a KV head, a query having a row for each
-//!   head that shares it, are added up in other ranges than those of more; with `always_share` all are added up in the
-//!   ranges of the first.
-//! - Shapes alone decide over launches and memory: a captured graph stays good when lengths and tables change.
+//!   say which requests begin with the same pages. They affect only the time: kernels may read the first
+//!   `prefix_lens[l][g]` keys of the requests from `group_starts[l][g]` to below `group_starts[l][g + 1]` once for all
+//!   of them, through the first one's row of the page table, and merge with the rest of each request. All those rows
+//!   must begin with the same pages, and all queries come after these keys. Levels make a tree: a group lies within one
+//!   of the level before, or outside all of them, and its prefix counts from key 0 as that one's does; requests may be
+//!   in no group, and groups may be empty. Shapes decide whether prefixes are shared: where even full tables would not
+//!   save enough to pay for the launches, every request reads its own keys, unless the caller sets `always_share`. On
+//!   Hopper, requests that may have more than 32 rows per KV head read their own keys too, because their products take
+//!   longer than reading. So omit `q_starts` where all have the same number of queries. Where tables are not full,
+//!   [`SharedPrefixes::that_pay`] takes the lengths and drops groups that cost more than they save. Prefixes that are
+//!   not really shared, or starts that descend, are errors on the CPU; on a GPU they give wrong rows but touch nothing
+//!   outside the tensors. Not available with a `window`.
+//! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its
+//!   own request alone: not on other requests, nor on how many of the queries before it are part of the call, nor on
+//!   prefixes that are shared. There is one exception on Hopper: requests of up to 32 rows per KV head (a query has a
+//!   row for each head that shares it) use other ranges than larger ones; with `always_share` all use the ranges of the
+//!   former.
+//! - Launches and memory depend on shapes alone: a captured graph stays valid when lengths and tables change.
 
 #[cfg(feature = "lab")]
 mod cases;
@@ -106,7 +107,7 @@ const ALWAYS_SHARE: usize = 4;
 
 const SPEC: OpSpec = OpSpec {
     name: "paged_attention",
-    summary: "Attention over a cache of keys and values in pages, for many requests",
+    summary: "Attention over a paged cache of keys and values, for many requests",
     args: &[
         ArgSpec::input("q", shape![num_tokens, num_heads, head_dim], DTypeRule::FLOAT, ""),
         ArgSpec::input(
@@ -292,8 +293,9 @@ impl<'a> Call<'a, Forward> {
         self.input(K_SCALE, k_scale).input(V_SCALE, v_scale)
     }
 
-    /// Cascade: requests that begin with the same pages have them read once for a group. The groups of each level, as the
-    /// module's text says; [`SharedPrefixes`] finds them. See [`Self::always_share`] for when it is done.
+    /// Cascade: pages that requests of a group begin with are read once for the group. The groups of each level are
+    /// described in the module's documentation; [`SharedPrefixes`] finds them. See [`Self::always_share`] for when it
+    /// is done.
     pub fn cascade(
         self,
         group_starts: impl Into<TensorView<'a>>,
@@ -349,7 +351,7 @@ impl<'a> Call<'a, Forward> {
         Ok((out, lse))
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(self, out: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,
@@ -357,7 +359,7 @@ impl<'a> Call<'a, Forward> {
         self.launch([(OUT, out.into())], stream)
     }
 
-    /// Runs on `stream` into memory of the caller's, with the logarithms of the sums of exponentials.
+    /// Runs on `stream` into the caller's memory, with the logarithms of the sums of exponentials.
     pub fn run_into_with_lse<'b>(
         self,
         out: impl Into<TensorViewMut<'b>>,

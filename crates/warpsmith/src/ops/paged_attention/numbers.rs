@@ -1,4 +1,4 @@
-//! The whole numbers of a call on the CPU, where they can be judged before anything is written.
+//! The integer arguments of a call on the CPU, where they can be checked before anything is written.
 
 use super::problem::Shared;
 use super::{GROUP_STARTS, KV_LENS, PAGE_TABLE, PREFIX_LENS, Problem, Q_STARTS};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::op::Launch;
 use std::ops::Range;
 
-/// Reads and judges all numbers, before anything is written, and adds the requests to `requests`.
+/// Reads and checks all numbers before anything is written, and adds the requests to `requests`.
 pub(super) fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_, Request>) -> Result<()> {
     let p = launch.problem;
     let numbers = Numbers { launch };
@@ -57,7 +57,7 @@ pub(super) fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_,
     })
 }
 
-/// The whole numbers of a call.
+/// The integer arguments of a call.
 struct Numbers<'a> {
     launch: &'a Launch<'a, Problem>,
 }
@@ -73,9 +73,10 @@ impl Numbers<'_> {
         Err(Error::argument(self.launch.args.spec().name, arg, expected, got))
     }
 
-    /// Prefixes are read as part of each request here, but what is said of them must be true.
+    /// Prefixes are read as part of each request here, but must really be shared.
     ///
-    /// `known` are the keys of each request that the levels so far have, zero at first; `before` is room for as many.
+    /// `known` holds the keys of each request that earlier levels cover, zero at first; `before` is scratch of the same
+    /// length.
     fn judge_groups(
         &self,
         requests: &[Request],

@@ -1,153 +1,49 @@
-//! How the tensor-core kernel shares out the work of a call: blocks, launches and scratch memory, as pure functions of
-//! the problem and the device.
+//! How the tensor-core kernel divides the work of a call: blocks, launches and scratch memory, as pure functions of the
+//! problem and the device.
+
+mod shape;
+#[cfg(test)]
+pub(super) mod tests;
 
 use super::Problem;
 use super::problem::Shared;
 use crate::device::DeviceInfo;
-use crate::tensor::DType;
+pub(super) use shape::UNIT_KEYS;
+use shape::{EIGHT, STATIC_SHARED, WARPS};
+pub(in crate::ops) use shape::{Load, Shape};
 use std::fmt;
 
-/// Keys whose states are folded first, keys of a span, and keys a block takes in at once, as in the device code.
+/// Keys whose states are folded first, keys of a span, and keys a block processes at once, as in the device code.
 pub(super) const SEGMENT: usize = 128;
 pub(super) const SPAN: usize = 1024;
 pub(super) const SEGMENTS: usize = SPAN / SEGMENT;
 pub(super) const ROUND: usize = 512;
-/// Rows from which on a request's keys are not shared out over the warps of a block.
+/// Rows from which a request's keys are not divided among the warps of a block.
 pub(in crate::ops) const FEW_ROWS: usize = 32;
-/// Keys or values of a warp's unit.
-pub(super) const UNIT_KEYS: usize = 16;
-/// Rows of a tile of a warp, and rows that half a tile has.
-pub(super) const TILE_ROWS: usize = 16;
-const EIGHT: usize = 8;
-/// Warps of a block that share the keys of few rows.
-const WARPS: usize = 4;
-/// Blocks for each that runs at once: more than one evens out their lengths, too many have nothing to do.
+/// Blocks per resident block: more than one balances their lengths, too many have no work.
 const WAVES: usize = 4;
-/// Most spans of a piece that has not all: some of many requests may be shorter than they can be.
+/// The most spans of a piece that is not a whole request: some of many requests may be short.
 const MOST_SPANS: usize = 4;
-/// Keys up to which the lengths of requests are taken not to differ by much.
+/// Keys up to which requests are assumed to have similar lengths.
 const EVEN: usize = 4096;
-/// Longest heads whose kernel may let the lengths decide whether requests stay whole, as in the device code.
+/// The longest heads whose kernel may let lengths decide whether requests stay whole, as in the device code.
 const DECIDING_HEAD: usize = 128;
-/// Shared memory that every block has besides: where pages are, and numbers of pieces; and how much more there is of it with
-/// pages that are not multiples of 16 keys.
-const STATIC_SHARED: usize = 6 << 10;
+/// Further shared memory of a block with pages that are not multiples of 16 keys.
 const PLACES_OF_KEYS: usize = 13 << 10;
-/// More scratch memory than this is not asked for, without shared prefixes and with them.
+/// The most scratch memory, without shared prefixes and with them.
 pub(super) const MOST_WORKSPACE: usize = 256 << 20;
 const MOST_SHARED_WORKSPACE: usize = 1 << 30;
-/// Bytes of what the lengths decided, with which states stay at multiples of 16.
+/// Bytes of the decision about lengths, padded to keep states at multiples of 16.
 const DECISION: usize = 16;
 
-/// What blocks are made for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::ops) enum Load {
-    /// Few rows: four warps share the keys.
-    Few,
-    /// At most eight rows, the same.
-    Eight,
-    /// At most eight rows, and a block for each multiprocessor: eight warps share the keys.
-    EightAlone,
-    /// Few rows, and few keys of many requests: one warp a block, and many blocks.
-    FewAndShort,
-    /// Many rows: warps have different ones.
-    Many,
-}
-
-impl Load {
-    pub const ALL: [Load; 5] = [Load::Few, Load::Eight, Load::EightAlone, Load::FewAndShort, Load::Many];
-}
-
-/// How a block is made up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::ops) struct Shape {
-    /// Rows of a warp.
-    pub warp_rows: usize,
-    /// Warps with different rows.
-    pub row_warps: usize,
-    /// Groups of warps with different keys.
-    pub key_warps: usize,
-    /// Units in a group's ring.
-    pub ring: usize,
-    /// Keys of a step.
-    pub step: usize,
-    /// Blocks a multiprocessor should hold.
-    pub blocks: usize,
-}
-
-impl Shape {
-    /// For blocks with at most so many bytes of shared memory.
-    pub fn new(head_dim: usize, cache: DType, load: Load, shared: usize) -> Shape {
-        let long = head_dim > 128;
-        let blocks = if long { 1 } else { 2 };
-        // Enough on the way to keep the memory busy.
-        let narrow = cache.size() == 1;
-        let rings: &[usize] = match (load, head_dim * cache.size()) {
-            (Load::Many, _) => &[4, 2],
-            (_, ..=128) if narrow => &[5],
-            (_, ..=128) => &[8],
-            (Load::FewAndShort, ..=256) => &[6],
-            (_, ..=256) => &[if narrow && head_dim > 160 { 6 } else { 5 }, 4],
-            _ => &[4, 3],
-        };
-        // Long heads leave few registers for scores.
-        let step = match head_dim {
-            161.. => 16,
-            128 => 32,
-            _ => 64,
-        };
-        let shape = |ring| {
-            let few = Shape { warp_rows: TILE_ROWS, row_warps: 1, key_warps: WARPS, ring, step, blocks };
-            match load {
-                Load::Few => few,
-                Load::Eight => Shape { warp_rows: EIGHT, ..few },
-                Load::EightAlone => Shape { warp_rows: EIGHT, key_warps: 8, blocks: 1, ..few },
-                Load::FewAndShort => Shape { key_warps: 1, blocks: 3 * blocks, ..few },
-                Load::Many => Shape { row_warps: if long { 2 } else { 4 }, key_warps: 1, ..few },
-            }
-        };
-        let fits = |ring: &&usize| shape(**ring).shared(head_dim, cache, 2) + STATIC_SHARED <= shared;
-        shape(*rings.iter().find(fits).unwrap_or(&rings[rings.len() - 1]))
-    }
-
-    /// The same for rows that have two segments of keys at most: a warp for each, and only what so many keys need. No bit
-    /// depends on it.
-    pub fn of_few_keys(self, keys: usize) -> Shape {
-        let step = self.step.min(keys.next_power_of_two().max(UNIT_KEYS));
-        let units = 2 * keys.div_ceil(UNIT_KEYS).max(1);
-        let (key_warps, blocks) = if keys <= SEGMENT { (1, 3 * self.blocks) } else { (2, 2 * self.blocks) };
-        Shape { key_warps, ring: self.ring.min(units + 1), step, blocks, ..self }
-    }
-
-    fn rows(&self) -> usize {
-        self.warp_rows * self.row_warps
-    }
-
-    pub fn threads(&self) -> usize {
-        32 * self.row_warps * self.key_warps
-    }
-
-    /// Bytes of shared memory, with room for the sums of some levels.
-    fn shared(&self, head_dim: usize, cache: DType, levels: usize) -> usize {
-        let row = |bytes: usize| 16 * if bytes.is_multiple_of(128) { bytes / 16 } else { (bytes / 16) | 1 };
-        let rows = TILE_ROWS * self.row_warps;
-        let keys = if cache.size() == 1 { rows.max(32) } else { rows };
-        let unit = keys.min(self.step) * row(head_dim * cache.size());
-        let queries = if head_dim > 128 { rows * row(2 * head_dim) } else { 0 };
-        // The sums of all rows, and of each, in four threads, the largest score and the sum of weights.
-        let level = self.rows() * (head_dim + 8) * size_of::<f32>();
-        queries + self.key_warps * self.ring * unit + levels * level
-    }
-}
-
-/// How keys are shared out over blocks.
+/// How keys are divided among blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::ops) enum Extent {
-    /// A block takes a round, and leaves the states of its segments.
+    /// A block processes a round, and stores the states of its segments.
     Round,
-    /// A block takes so many spans, and leaves their states.
+    /// A block processes so many spans, and stores their states.
     Spans(usize),
-    /// A block takes all keys of its rows.
+    /// A block processes all keys of its rows.
     All,
 }
 
@@ -186,7 +82,7 @@ pub(super) fn states(p: &Problem, ranges: usize) -> usize {
 pub(in crate::ops) struct Part {
     pub shape: Shape,
     pub extent: Extent,
-    /// Most pieces of work there can be.
+    /// The most pieces of work there can be.
     pub pieces: usize,
     /// Groups of the level, or requests.
     pub requests: usize,
@@ -214,8 +110,8 @@ impl Part {
         let part = Part::spans(p, info, load, tiles);
         let whole = part.pieces / p.max_keys().div_ceil(SPAN).max(1);
         // Blocks with all keys of their rows are the best if there are enough to even out their lengths; many rows take
-        // long enough to do without that, and lengths that differ by little have nothing to even out. Half the blocks that
-        // run at once keep the memory busy, but not with narrow caches, which are as much work for half the bytes.
+        // long enough not to need that, and similar lengths need no balancing. Half the blocks that run at once keep
+        // the memory busy, but not with narrow caches, which are as much work for half the bytes.
         let busy = |pieces: usize| pieces >= 3 * part.slots / 4;
         let few = if p.cache_dtype.size() == 1 { part.slots } else { part.slots / 2 };
         let enough = match load {
@@ -238,7 +134,7 @@ impl Part {
         } else if p.max_keys() <= SPAN {
             (Extent::All, whole)
         } else {
-            // So that blocks end together, and of those numbers the one with fewest blocks.
+            // So that blocks finish together, with the fewest blocks.
             let most = if p.requests == 1 { 2 * MOST_SPANS } else { MOST_SPANS };
             let time = |&spans: &usize| pieces_of(spans).div_ceil(part.slots) * spans;
             let spans = (1..=most).rev().min_by_key(time).unwrap_or(1);
@@ -249,7 +145,7 @@ impl Part {
             }
         };
         let [min_queries, max_queries] = queries;
-        // How long requests are, and which of them, the device alone knows.
+        // Only the device knows how long each request is.
         let can_decide = p.head_dim <= DECIDING_HEAD && !p.full;
         let lengths_decide = can_decide && matches!(extent, Extent::Spans(_)) && 2 * whole >= part.slots;
         let part = Part { extent, pieces, min_queries, max_queries, lengths_decide, ..part };
@@ -303,8 +199,8 @@ impl Part {
         states(p, self.ranges(p, levels)) + if self.lengths_decide { DECISION } else { 0 }
     }
 
-    /// Blocks of the launch. With all keys of their rows there are none without work, and those that wait are given to
-    /// multiprocessors as they become free.
+    /// Blocks of the launch. If blocks have all keys of their rows, none is without work, and waiting blocks go to
+    /// multiprocessors as these become free.
     pub fn blocks(&self) -> usize {
         let waves = if self.extent == Extent::All { 4 * WAVES } else { WAVES };
         self.pieces.min(waves * self.slots)
@@ -398,11 +294,11 @@ impl Plan {
                 Part { requests, level, min_queries, max_queries, ..part }
             };
             if requests == 1 && !own {
-                // It is taken to have all requests; if it has not, its tiles are not full.
+                // It is assumed to cover all requests; if it does not, its tiles are not full.
                 let [few, many] = [Load::Few, Load::Many].map(|load| part(load, 0, p.num_tokens));
                 return vec![if few.microseconds() < many.microseconds() { few } else { many }];
             }
-            // What is not shared is short, it is hoped.
+            // The unshared part is assumed to be short.
             let short = own && requests * p.num_kv_heads >= 2 * info.units;
             let of_few = if short { Load::FewAndShort } else { Load::Few };
             match if own { p.queries } else { None } {
@@ -416,8 +312,8 @@ impl Plan {
         (pays && plan.workspace(p) <= MOST_SHARED_WORKSPACE).then_some(plan)
     }
 
-    /// Whether to read prefixes once for each group. Their lengths are not known here: it is judged as if tables were full
-    /// and nearly all of them shared, and must be well worth it then.
+    /// Whether to read prefixes once for each group. Their lengths are not known here: the estimate assumes full tables
+    /// that are nearly all shared, and the gain must then be clear.
     fn pays(&self, p: &Problem, shared: &Shared, info: &DeviceInfo) -> bool {
         // Of a multiprocessor, in a microsecond: bytes from memory, and from the cache, where a prefix is if requests read
         // it each for itself; and operations of the best kernel there is for many rows.
@@ -432,13 +328,13 @@ impl Plan {
         let read = |tables: usize, rate: f64| tables as f64 * table / (units * rate);
         let products = 4.0 * (p.num_tokens * p.num_heads * p.head_dim) as f64 * p.max_keys() as f64;
         let apart = read(p.requests, CACHE).max(products / (units * OPERATIONS));
-        // Groups of the mean size decide which of a level's launches has the work.
+        // The mean size of groups decides which launch of a level has the work.
         let tokens = p.num_tokens / shared.groups;
         let level = |level: usize| {
             let part = self.parts.iter().find(|part| part.level == level && tokens <= part.max_queries);
             part.map_or(0.0, Part::microseconds)
         };
-        // Levels share the keys out among them; groups of a level lie two or more in one of that before.
+        // Keys are divided among levels; each group contains two or more groups of the next level.
         let longest = (0..shared.levels).map(level).fold(0.0, f64::max);
         let groups = (shared.groups >> (shared.levels - 1)).max(1);
         let together = longest.max(read(groups, MEMORY)) + shared.levels as f64 * LEVEL + OWN;
@@ -459,167 +355,6 @@ impl Plan {
         match self.levels {
             0 => self.parts.iter().map(|part| part.workspace(p, 0)).sum(),
             levels => self.parts[0].workspace(p, levels),
-        }
-    }
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::super::problem::check;
-    use super::super::{
-        ALWAYS_SHARE, GROUP_STARTS, K_PAGES, KV_LENS, OUT, PAGE_TABLE, PREFIX_LENS, Q, SPEC, V_PAGES,
-    };
-    use super::*;
-    use crate::cpu::Tier;
-    use crate::device::Device;
-    use crate::op::{Args, Attrs, Value};
-    use crate::tensor::Tensor;
-
-    /// Requests of `queries` tokens with room for `keys`, 32 heads and 8 KV heads.
-    pub(in super::super) fn problem(
-        [requests, queries, keys]: [usize; 3],
-        [levels, groups]: [usize; 2],
-        always_share: bool,
-    ) -> Problem {
-        let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::Cpu).unwrap();
-        let q = zeros(&[requests * queries, 32, 128], DType::BF16);
-        let mut out = zeros(&[requests * queries, 32, 128], DType::BF16);
-        let pages = zeros(&[1, 16, 8, 128], DType::BF16);
-        let ints = |shape: &[usize]| zeros(shape, DType::I32);
-        let (table, lens) = (ints(&[requests, keys.div_ceil(16)]), ints(&[requests]));
-        let (starts, prefixes) = (ints(&[levels, groups + 1]), ints(&[levels, groups]));
-        let args = Args::new(const { &SPEC }).input(Q, q.view()).input(K_PAGES, pages.view());
-        let args = args.input(V_PAGES, pages.view()).input(PAGE_TABLE, table.view());
-        let args = args.input(KV_LENS, lens.view()).input(GROUP_STARTS, starts.view());
-        let args = args.input(PREFIX_LENS, prefixes.view()).output(OUT, out.view_mut());
-        let attrs = Attrs::defaults(&SPEC).with(ALWAYS_SHARE, Value::Bool(always_share));
-        check(&args, &attrs).unwrap()
-    }
-
-    /// The plan for 132 multiprocessors.
-    fn plan(sizes: [usize; 3], groups: [usize; 2], always_share: bool) -> Plan {
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        Plan::new(&problem(sizes, groups, always_share), &info)
-    }
-
-    #[test]
-    fn prefixes_are_shared_where_it_pays() {
-        let levels = |sizes, groups| plan(sizes, groups, false).levels;
-        assert_eq!(levels([64, 1, 8320], [1, 1]), 1, "much is read again and again");
-        assert_eq!(levels([16, 1, 8192], [1, 1]), 1);
-        assert_eq!(levels([64, 1, 8320], [2, 16]), 2);
-        assert_eq!(levels([4, 1, 131_072], [1, 1]), 1);
-        assert_eq!(levels([16, 1, 2176], [1, 1]), 0, "launches take longer than reading");
-        assert_eq!(levels([64, 1, 8320], [1, 64]), 0, "every request is a group");
-        assert_eq!(levels([32, 20, 8320], [1, 1]), 0, "products take longer than reading");
-        assert_eq!(levels([1 << 14, 1, 8192], [1, 1]), 0, "the states would take gigabytes");
-        for none in [[0, 1], [1, 0]] {
-            assert_eq!(plan([64, 1, 8320], none, true).levels, 0);
-        }
-    }
-
-    #[test]
-    fn keys_are_shared_out_where_blocks_are_few() {
-        let extent = |sizes| plan(sizes, [0, 1], false).parts[0].extent;
-        assert_eq!(extent([1, 1, 8192]), Extent::Round);
-        assert_eq!(extent([4, 1, 8192]), Extent::Spans(1));
-        assert_eq!(extent([1, 1, 98_304]), Extent::Spans(3), "one wave of blocks");
-        assert_eq!(extent([1, 1, 131_072]), Extent::Spans(4));
-        assert_eq!(extent([1, 1, 147_456]), Extent::Spans(5));
-        assert_eq!(extent([16, 1, 4096]), Extent::All, "short enough to do without a merge");
-        assert_eq!(extent([16, 1, 16_384]), Extent::Spans(4), "lengths may differ");
-        assert_eq!(extent([256, 1, 131_072]), Extent::All, "enough to even out lengths");
-    }
-
-    #[test]
-    fn lengths_decide_where_blocks_with_all_keys_could_be_as_fast() {
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        let part = |sizes, full| {
-            let part = Plan::new(&Problem { full, ..problem(sizes, [0, 1], false) }, &info).parts[0];
-            (part.extent, part.lengths_decide)
-        };
-        assert_eq!(part([64, 1, 8320], false), (Extent::Spans(3), true));
-        assert_eq!(
-            part([64, 1, 8320], true),
-            (Extent::All, false),
-            "two waves of nine spans, or six of three"
-        );
-        assert_eq!(part([40, 1, 8320], false), (Extent::Spans(1), true));
-        assert_eq!(part([40, 1, 8320], true), (Extent::Spans(1), false), "the second wave is short");
-        assert_eq!(part([4, 1, 8192], false), (Extent::Spans(1), false), "too few blocks");
-        assert_eq!(part([16, 1, 4096], false), (Extent::All, false));
-        let long = Problem { head_dim: 256, ..problem([64, 1, 8320], [0, 1], false) };
-        assert!(!Plan::new(&long, &info).parts[0].lengths_decide, "long heads have no room for it");
-    }
-
-    #[test]
-    fn warps_follow_from_rows_and_blocks() {
-        let shape = |sizes| {
-            let Shape { warp_rows, key_warps, .. } = plan(sizes, [0, 1], false).parts[0].shape;
-            [warp_rows, key_warps]
-        };
-        assert_eq!(shape([64, 1, 4096]), [8, 4]);
-        assert_eq!(shape([16, 1, 4096]), [8, 8], "a block a multiprocessor");
-        assert_eq!(shape([32, 1, 4096]), [8, 4], "more than that");
-        assert_eq!(shape([16, 1, 512]), [8, 4], "few keys");
-        assert_eq!(shape([64, 2, 4096]), [8, 4]);
-        assert_eq!(shape([64, 3, 4096]), [16, 4], "twelve rows");
-    }
-
-    #[test]
-    fn few_keys_take_a_warp_for_each_segment_and_what_they_need() {
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        for full in [false, true] {
-            let shape = |keys| {
-                let p = Problem { full, ..problem([2, 1, keys], [0, 1], false) };
-                let shape = Plan::new(&p, &info).parts[0].shape;
-                [shape.key_warps, shape.step, shape.ring]
-            };
-            assert_eq!(shape(16), [1, 16, 3], "a unit of keys and one of values");
-            assert_eq!(shape(32), [1, 32, 5]);
-            assert_eq!(shape(128), [1, 32, 5], "what longer requests have");
-            assert_eq!(shape(144), [2, 32, 5]);
-            assert_eq!(shape(272), [4, 32, 5]);
-        }
-    }
-
-    #[test]
-    fn sixteen_rows_of_long_heads_are_halved_where_warps_are_idle() {
-        let info = DeviceInfo { units: 132, shared_per_block: 227 << 10, ..DeviceInfo::cpu(Tier::Portable) };
-        let rows = |head_dim, queries, keys| {
-            let p = Problem { head_dim, ..problem([1, queries, keys], [0, 1], false) };
-            Plan::new(&p, &info).parts[0].shape.warp_rows
-        };
-        assert_eq!(rows(256, 4, 2048), 8);
-        assert_eq!(rows(128, 4, 2048), 16, "not so long");
-        assert_eq!(rows(256, 4, 8192), 16, "all warps have keys");
-        assert_eq!(rows(256, 5, 2048), 8, "three warps");
-    }
-
-    #[test]
-    fn every_number_of_queries_has_one_launch() {
-        for (sizes, groups) in [
-            ([64, 1, 8320], [1, 1]),
-            ([64, 3, 8320], [2, 16]),
-            ([32, 20, 8320], [3, 4]),
-            ([2, 1, 100], [1, 1]),
-            ([3, 1, 100], [1, 2]),
-        ] {
-            let plan = plan(sizes, groups, true);
-            assert_eq!(plan.levels, groups[0]);
-            for level in 0..=plan.levels {
-                let all = 1..=sizes[0] * sizes[1];
-                for queries in if level < plan.levels { all } else { sizes[1]..=sizes[1] } {
-                    let takes = |part: &&Part| {
-                        part.level == level && (part.min_queries..=part.max_queries).contains(&queries)
-                    };
-                    assert_eq!(
-                        plan.parts.iter().filter(takes).count(),
-                        1,
-                        "{queries} at level {level}: {plan}"
-                    );
-                }
-            }
         }
     }
 }

@@ -16,7 +16,7 @@ pub(super) const NARROW: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 pub(super) const LARGEST_PAGE: usize = 256;
 /// Groups within groups.
 pub(super) const MOST_LEVELS: usize = 8;
-/// More keys than this are no request's.
+/// No request has more keys than this.
 pub(in crate::ops) const MOST_KEYS: usize = 1 << 30;
 
 /// Levels of groups of requests that begin with the same pages.
@@ -47,15 +47,15 @@ pub struct Problem {
     pub(in crate::ops) num_pages: usize,
     pub(in crate::ops) page_size: usize,
     pub(in crate::ops) max_pages: usize,
-    /// Distances of neighbouring tokens, heads and elements.
+    /// Strides of tokens, heads and elements.
     pub(in crate::ops) q: [isize; 3],
-    /// Distances of neighbouring pages, slots, heads and elements.
+    /// Strides of pages, slots, heads and elements.
     pub(in crate::ops) k: [isize; 4],
     pub(in crate::ops) v: [isize; 4],
     pub(in crate::ops) out: [isize; 3],
-    /// Distances of neighbouring tokens and heads.
+    /// Strides of tokens and heads.
     pub(in crate::ops) lse: Option<[isize; 2]>,
-    /// Distances of neighbouring requests and pages.
+    /// Strides of requests and pages.
     pub(in crate::ops) page_table: [isize; 2],
     pub(in crate::ops) kv_lens_step: isize,
     pub(in crate::ops) q_starts_step: isize,
@@ -64,7 +64,7 @@ pub struct Problem {
     pub(in crate::ops) v_scale_step: isize,
     pub(in crate::ops) sinks_step: isize,
     pub(in crate::ops) shared: Option<Shared>,
-    /// Share prefixes even where it is not thought to pay.
+    /// Share prefixes even where it is not expected to pay.
     pub(in crate::ops) always_share: bool,
     pub(in crate::ops) causal: bool,
     /// Keys before its own position that a query sees; zero for all.
@@ -122,7 +122,7 @@ impl Problem {
     }
 }
 
-/// Whether the heads of a tensor can be moved in pieces of 16 bytes.
+/// Whether the heads of a tensor can be moved in 16-byte pieces.
 fn has_vectors(view: &TensorView<'_>) -> bool {
     let (layout, size) = (view.layout(), view.dtype().size());
     let apart = layout.shape().iter().zip(layout.strides()).rev().skip(1);
@@ -227,7 +227,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         shared,
         always_share: attrs.bool(ALWAYS_SHARE),
         causal: attrs.bool(CAUSAL),
-        // Wider than any request is as wide as the widest.
+        // A window wider than any request is treated as the widest request.
         window: (window as usize).min(MOST_KEYS),
         softcap_bits: (softcap as f32).to_bits(),
         scale_bits: (scale as f32).to_bits(),

@@ -1,8 +1,8 @@
 //! `paged_attention` on Hopper: host half. The device half is `sm90.cu`.
 //!
-//! Requests with many queries have the tensor cores to themselves; those with few, where the cache's bandwidth decides,
-//! are left to the kernel of `cuda.rs`. With many queries the products of a prefix take longer than reading it, so it is not
-//! read once for all of a group, unless the caller insists: then all requests are left to that kernel.
+//! This kernel takes requests with many queries; those with few, which are limited by bandwidth, are left to the kernel
+//! of `cuda.rs`. With many queries the products of a prefix take longer than reading it, so a prefix is not read once
+//! per group unless the caller insists; then all requests are left to that kernel.
 
 use super::cuda::{self, MERGE, SM80_DEVICE, addressable};
 use super::plan::{FEW_ROWS, Plan};
@@ -27,9 +27,9 @@ kernel_params! {
         num_pages: i32,
         /// Keys that the table can hold.
         max_keys: i32,
-        /// Of every request; negative where `q_starts` says it.
+        /// Of every request; negative where `q_starts` has them.
         queries: i32,
-        /// Requests with fewer are the work of another launch.
+        /// Another launch handles requests with fewer.
         min_queries: i32,
     }
 }
@@ -218,14 +218,15 @@ fn tile_of(p: &Problem, units: usize) -> Tile {
     kind.over_pages(|tile| match p.queries {
         Some(queries) => plan(&deal(p, queries, p.requests, tile, units)).longest as f64,
         None => {
-            // Where most requests have few queries, which are not for this kernel, the others are taken to be one.
+            // Where most requests have few queries, which are not for this kernel, the estimate assumes one other
+            // request.
             let requests = if p.num_tokens > few(p) * p.requests { p.requests } else { 1 };
             deal(p, p.num_tokens.div_ceil(requests.max(1)), requests, tile, units).rounds()
         }
     })
 }
 
-/// How the tiles of `requests` with the same number of queries are dealt out, if each fills its table.
+/// How the tiles of `requests` with the same number of queries are distributed, if each fills its table.
 fn deal(p: &Problem, queries: usize, requests: usize, tile: &Tile, units: usize) -> Deal {
     Deal {
         q_len: queries,

@@ -6,7 +6,7 @@ use crate::cpu::{CpuElement, parallel_for};
 use crate::error::Result;
 use crate::op::Launch;
 
-/// Slots a thread works on at least.
+/// The fewest elements a thread works on.
 const GRAIN: usize = 1 << 12;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

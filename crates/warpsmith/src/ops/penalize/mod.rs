@@ -3,10 +3,10 @@
 //! - Shapes: `logits` is `[rows, columns]`, changed in part; `ids`, `counts` and `bias` are `[rows, slots]`; `repetition`,
 //!   `presence` and `frequency` are `[rows]`. Any strides.
 //! - Types: f32, f16 or bf16 for `logits`; i32 for `ids` and `counts`; f32 for the rest. Computed in f32, rounded once.
-//! - For each slot with an id that is a column: `l = logits[row, id]`; if `counts` is 0 or more, which says that the token
-//!   occurred in the prompt or so many times in the output, `l = l / repetition` where `l` is positive and
-//!   `l * repetition` elsewhere; if it is 1 or more, `l = l - (frequency * count + presence)`; then `l = l + bias`. What is
-//!   left out changes nothing.
+//! - For each slot with an id that is a column: `l = logits[row, id]`; if `counts` is 0 or more (the token occurred in
+//!   the prompt, or that many times in the output), `l = l / repetition` where `l` is positive and `l * repetition`
+//!   elsewhere; if it is 1 or more, `l = l - (frequency * count + presence)`; then `l = l + bias`. Missing arguments
+//!   change nothing.
 //! - Other ids, such as -1, are skipped, so that rows may have lists of different lengths.
 //! - The ids of a row must differ. If some are the same, each of them is applied to the logit as it was or as another of
 //!   them left it.

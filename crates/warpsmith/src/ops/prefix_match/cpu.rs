@@ -1,4 +1,4 @@
-//! `prefix_match` on the CPU: the search of the tree itself, sequences shared out over the threads.
+//! `prefix_match` on the CPU: the search of the tree itself, with sequences divided among threads.
 
 use super::{EDGE_PAGES, EDGE_TOKENS, MATCHED, NODES, PAGES, Problem, STARTS, TABLE, TOKENS};
 use crate::cpu::parallel_for;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::op::{Args, Launch};
 use crate::radix::flat::Flat;
 
-/// Tokens a thread compares at least: less is not worth waking one.
+/// The fewest tokens a thread compares: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 12;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

@@ -11,14 +11,14 @@
 //!   whose edge it ends, 0 (the root) where nothing matched.
 //! - `pages[b]` begins with the pages of the match, as many as the `max_pages` columns hold; what is left is -1.
 //!
-//! Bad input: starts that are not in order or outside `tokens` are an error on the CPU, found before anything is written; on
-//! a device, where no value can be looked at in time, they are moved inside, and a sequence that ends before it begins is
-//! empty. A slot of the table that points outside the arrays matches nothing. Whatever the arrays hold, what is matched
-//! has the sequence's tokens, and a search ends after as many steps as the sequence has pages.
+//! Bad input: starts that are not in order or outside `tokens` are an error on the CPU, found before anything is
+//! written. A GPU cannot inspect values in time: it clamps them, and a sequence that ends before it begins is empty. A
+//! slot of the table that points outside the arrays matches nothing. Whatever the arrays hold, what is matched has the
+//! sequence's tokens, and a search ends after as many steps as the sequence has pages.
 //!
-//! The answer is about the tree as it was when it was copied, whose [`Version`] comes with it. Nodes and pages are the
-//! tree's to give to others until they are pinned: [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match) does
-//! that, and notices where it is too late.
+//! The answer is about the tree as it was when it was copied, whose [`Version`] comes with it. The tree may give nodes
+//! and pages to others until they are pinned: [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match) does that,
+//! and detects if it is too late.
 
 #[cfg(feature = "lab")]
 mod cases;
@@ -54,7 +54,7 @@ const SEED: usize = 1;
 /// Most slots, and most tokens of a page.
 const LIMIT: usize = 1 << 30;
 
-/// What is known of how the inputs lie in memory.
+/// What is known about the memory layout of the inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Memory {
     /// Elements may be apart.
@@ -200,7 +200,7 @@ unsafe impl Op for Forward {
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
     cuda::KERNEL,
-    // Nothing to gain from vectors: the time goes into waiting for memory and the C library's comparison.
+    // Vectors would gain nothing: the time goes into memory latency and the C library's comparison.
     Kernel::cpu("prefix_match_portable", Tier::Portable, cpu::run),
 ];
 
@@ -248,7 +248,7 @@ impl<'a> Call<'a, Forward> {
         call.int(SEED, tree.seed())
     }
 
-    /// Columns of `pages`: the first so many pages of a match are reported. 256 if not set.
+    /// Columns of `pages`, which is the most pages reported for a match. 256 if not set.
     pub fn max_pages(self, count: usize) -> Self {
         self.int(MAX_PAGES, count)
     }
@@ -265,10 +265,10 @@ impl<'a> Call<'a, Forward> {
         Ok(Matches { matched, nodes, pages, version })
     }
 
-    /// Runs on `stream` into memory of the caller's. `pages` must have the columns that [`Self::max_pages`] says. Returns
+    /// Runs on `stream` into the caller's memory. `pages` must have the columns that [`Self::max_pages`] says. Returns
     /// the state of the tree that the answer will be about, for
-    /// [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match). A graph that replays the call finds what the mirror
-    /// holds by then: it is about the [`Mirror::version`] at the time of the replay.
+    /// [`RadixTree::pin_match`](crate::radix::RadixTree::pin_match). A graph that replays the call finds what the
+    /// mirror holds by then: it is about the [`Mirror::version`] at the time of the replay.
     pub fn run_into<'b>(
         self,
         matched: impl Into<TensorViewMut<'b>>,

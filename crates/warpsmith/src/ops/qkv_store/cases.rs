@@ -8,7 +8,7 @@ use crate::ops::kv_store::cases::constrain_store;
 use crate::ops::rope::{LAYOUT, ROTARY_DIM, SCALE, THETA};
 use crate::tensor::DType;
 
-/// The option that is the type of what a case makes; calls say it with their tensors.
+/// The option for the type of the caches of a case; calls give it with their tensors.
 const TO: usize = 5;
 
 impl Provable for Forward {

@@ -12,7 +12,7 @@ use crate::ops::rope::cpu::{Factors, Head, Row};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 14;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {

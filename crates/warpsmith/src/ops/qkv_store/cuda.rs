@@ -139,7 +139,7 @@ pub(super) const KERNEL: Kernel<Problem> = Kernel::cuda("qkv_store_cuda", &DEVIC
         }
     });
 
-/// Blocks that share the heads of a token. Every head is computed alone, so nothing of this shows in the bits.
+/// Blocks that share the heads of a token. Every head is computed on its own, so none of this affects the bits.
 fn head_blocks(p: &Problem, info: &DeviceInfo) -> usize {
     (FULL_BLOCKS * info.units).div_ceil(p.num_tokens.max(1)).clamp(1, p.heads().div_ceil(WARPS).max(1))
 }

@@ -1,4 +1,4 @@
-//! `qkv_store`: makes the heads of a packed projection ready for attention over pages, in one pass. Queries and keys are
+//! `qkv_store`: prepares the heads of a packed projection for paged attention, in one pass. Queries and keys are
 //! normalised and rotated; queries stay where they are, keys and values go to their slots in a paged cache.
 //!
 //! - Shapes: `qkv` is `[num_tokens, heads, head_dim]`: the heads of queries, then `num_kv_heads` of keys and as many of
@@ -10,14 +10,14 @@
 //! - Queries are changed in place. Keys and values of token `i` go to slot `slots[i] % page_size` of page
 //!   `slots[i] / page_size`; in `qkv` they stay as they are. A token whose slot is -1 is not stored; its queries are
 //!   changed all the same.
-//! - Any other slot out of range is an error on the CPU, found before anything is written. On a device, where no value can
-//!   be looked at in time, the token is not stored.
+//! - Any other slot out of range is an error on the CPU, found before anything is written. On a GPU, which cannot
+//!   inspect values in time, the token is not stored.
 //! - No two tokens should have the same slot. If some have, each element stored there is that of one of them.
 //! - Types: f32, f16 or bf16 for `qkv` and the weights; the same or f8e4m3 or f8e5m2 for the caches; i64 or i32 for `slots`
 //!   and `positions`; f32 for the rest.
 //! - With 8-bit caches, `k_scale` and `v_scale` may be given: one scale for all heads, `[1]`, or one for each,
-//!   `[num_kv_heads]`. What is stored is divided by them, as in `kv_store`: `stored = round(x / scale)`, saturating as in
-//!   `cast`.
+//!   `[num_kv_heads]`. Stored values are divided by them, as in `kv_store`: `stored = round(x / scale)`, saturating as
+//!   in `cast`.
 //! - Rounding: norm, rotation and quotient are computed in f32, and the result is rounded once. Values, and heads that are
 //!   neither normalised nor rotated, keep their bits, unless they are cast.
 //! - NaN and infinity reach the elements that the formulas say.

@@ -153,7 +153,7 @@ impl<'a> Call<'a, Forward> {
         Ok((out, sum))
     }
 
-    /// Adds `residual` first; writes the normalised rows and the sum into memory of the caller's.
+    /// Adds `residual` first; writes the normalised rows and the sum into the caller's memory.
     pub fn run_add_into<'b>(
         self,
         residual: impl Into<TensorView<'a>>,
@@ -165,5 +165,18 @@ impl<'a> Call<'a, Forward> {
         'a: 'b,
     {
         self.input(RESIDUAL, residual).launch([(OUT, out.into()), (SUM, sum.into())], stream)
+    }
+
+    /// Adds `x` to `sum` in place, and writes the normalised rows of that to `out`.
+    pub fn run_add_to<'b>(
+        self,
+        sum: impl Into<TensorViewMut<'b>>,
+        out: impl Into<TensorViewMut<'b>>,
+        stream: &Stream,
+    ) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch_in_place_with((RESIDUAL, SUM, sum.into()), [(OUT, out.into())], stream)
     }
 }

@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::f64::consts::TAU;
 use std::rc::Rc;
 
-/// [`frequency`] of every pair. A model asks for the same few at each layer and step, and powers are slow, so each thread keeps
-/// those of its last calls.
+/// [`frequency`] of every pair. A model asks for the same few at each layer and step, and powers are slow, so each
+/// thread caches those of its last calls.
 pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Result<Rc<Vec<u64>>> {
     /// Models have one rotation, or one for local and one for global layers.
     const KEPT: usize = 4;
@@ -38,7 +38,7 @@ pub fn frequencies(rotary_dim: usize, theta: f64, scale: f64) -> Result<Rc<Vec<u
 /// `scale * theta^(-2 pair / rotary_dim)` radians, in units of 2^-64 turns, without whole turns.
 pub fn frequency(pair: usize, rotary_dim: usize, theta: f64, scale: f64) -> u64 {
     let turns = scale * theta.powf(-2.0 * pair as f64 / rotary_dim as f64) / TAU;
-    // The product may round up to 2^64: a whole turn, which is none.
+    // The product may round up to 2^64: a whole turn, which equals zero.
     ((turns - turns.floor()) * 2f64.powi(64)) as u128 as u64
 }
 

@@ -84,7 +84,7 @@ impl<'a> Call<'a, Backward> {
         Ok(dx)
     }
 
-    /// Runs on `stream` into memory of the caller's.
+    /// Runs on `stream` into the caller's memory.
     pub fn run_into<'b>(self, dx: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
     where
         'a: 'b,

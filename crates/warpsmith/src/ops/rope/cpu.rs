@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 15;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -77,7 +77,7 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
         let copied = if in_place { rotary_dim } else { p.head_dim };
         let mut scratch = DenseRows::<T>::new(&mut self.region, p.head_dim, &p.steps);
         let [x_step, out_step] = p.steps;
-        // Several tokens side by side, head by head; what is gathered and scattered takes turns.
+        // Several tokens side by side, head by head; strided tokens go one at a time.
         let (side, reach) = side_by_side(self.stream && p.steps == [1, 1]);
         let mut rows = [0; SIDE_BY_SIDE].map(|_| Row::new(&mut self.region, &p.rotation));
         let heads_ahead = reach.div_ceil((p.head_dim * size_of::<T>()).max(1));
@@ -87,7 +87,7 @@ impl<T: CpuElement> Task for Rotate<'_, T> {
         unsafe {
             for first in self.tokens.clone().step_by(side) {
                 let rows = &mut rows[..side.min(self.tokens.end - first)];
-                // Where x and out begin, and the x that is next in line.
+                // Where x and out begin, and the x to process next.
                 let mut starts = [[0; 3]; SIDE_BY_SIDE];
                 for (k, row) in rows.iter_mut().enumerate() {
                     let [x_at, out_at, position_at, _] = p.tokens.offsets(first + k);
@@ -261,8 +261,8 @@ impl<'a> Row<'a> {
 }
 
 impl Row<'_> {
-    /// Brings the factors into the order in which elements of `T` are loaded. To be called once they are filled in, with
-    /// the token that heads will be rotated with.
+    /// Puts the factors into the order in which elements of `T` are loaded. Call it once they are filled in, with the
+    /// token that heads will be rotated with.
     #[inline(always)]
     pub fn arrange<S: Simd, T: CpuElement>(&mut self, s: S) {
         if T::DTYPE != DType::BF16 {
@@ -312,8 +312,8 @@ impl<T: CpuElement> Task for Head<'_, T> {
     }
 }
 
-/// Rotates the head at `x` into `out`, past the caches if `stream` and it is aligned for that. What is not rotated is left to
-/// the caller. The head at `ahead`, any address, is asked for.
+/// Rotates the head at `x` into `out`, bypassing the caches if `stream` and the alignment allow it. The rest of the
+/// head is left to the caller. The head at `ahead`, any address, is prefetched.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable for the elements that `row` rotates, the two apart or the same. `row` must be

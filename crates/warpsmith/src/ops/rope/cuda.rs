@@ -17,8 +17,8 @@ const SOURCE: Source = Source { name: "rope", code: include_str!("kernel.cu") };
 pub(in crate::ops) const THREADS: usize = 256;
 /// Frequencies that travel with the parameters. Heads with more pairs take several launches.
 pub(in crate::ops) const MAX_PAIRS: usize = 256;
-/// Blocks on a multiprocessor from which on each thread takes several tokens: before, more blocks count more than
-/// more loads in flight.
+/// Blocks per multiprocessor from which each thread takes several tokens: below, more blocks matter more than more
+/// loads in flight.
 const FULL_BLOCKS: usize = 8;
 /// Tokens a thread takes then.
 pub(in crate::ops) const ITEMS: usize = 2;
@@ -132,7 +132,7 @@ pub(in crate::ops) struct Heads {
     pub piece: usize,
     /// Elements between heads, and between elements of a head.
     pub strides: [isize; 2],
-    /// Whether what is not rotated is where it belongs.
+    /// Whether the unrotated part is in place already.
     pub in_place: bool,
 }
 
@@ -149,7 +149,7 @@ impl Heads {
     }
 }
 
-/// How the work is shared out over threads. Every element is computed alone, so nothing of this shows in the bits.
+/// How the work is divided among threads. Every element is computed on its own, so none of this affects the bits.
 pub(in crate::ops) struct Shape {
     heads: Heads,
     /// Elements of a piece.
@@ -172,7 +172,7 @@ impl Shape {
         let at_once = power(heads.num_heads).min(THREADS / lanes);
         let blocks = heads.num_tokens.div_ceil(THREADS / (lanes * at_once));
         let items = if blocks >= FULL_BLOCKS * ITEMS * info.units { ITEMS } else { 1 };
-        // A block that takes heads in turn waits for memory each time: with few tokens there are blocks to spare.
+        // A block that processes heads in turn waits for memory each time; with few tokens there are enough blocks.
         let turns = heads.num_heads.div_ceil(at_once).max(1);
         let head_tiles = (SPARE_BLOCKS * info.units / blocks.max(1)).clamp(1, turns);
         let [lane_bits, head_bits] = [lanes, at_once].map(usize::trailing_zeros);

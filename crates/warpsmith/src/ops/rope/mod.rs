@@ -6,12 +6,12 @@
 //! - Types: f32, f16 or bf16 for `x` and `out`; i64 or i32 for `positions`, which may be negative.
 //! - The first `rotary_dim` elements of a head are rotated (all of them if it is zero), the rest pass through. Pair
 //!   `i` is elements `i` and `i + rotary_dim / 2` in the layout `half`, `2 i` and `2 i + 1` in `interleaved`.
-//! - The angle is `position * scale * theta^(-2 i / rotary_dim)`. It is reduced to a fraction of a turn in 64-bit
-//!   fixed point before anything is rounded to f32: sine and cosine are good to two units in the last place at any
+//! - The angle is `position * scale * theta^(-2 i / rotary_dim)`. It is reduced to a fraction of a turn in 64-bit fixed
+//!   point before anything is rounded to f32: sine and cosine are accurate to two units in the last place at any
 //!   position a model can have, not only at small ones.
 //! - Tables: with `cos` and `sin`, both f32 `[max_pos, rotary_dim / 2]`, row `position` gives cosine and sine instead,
-//!   and `theta` and `scale` are not used. A position outside the tables is an error on the CPU, found before
-//!   anything is written; on a device, where no value can be looked at in time, the nearest row is used.
+//!   and `theta` and `scale` are not used. A position outside the tables is an error on the CPU, found before anything
+//!   is written; on a GPU, which cannot inspect values in time, the nearest row is used.
 //! - Rounding: products are formed in f32, the result is rounded once.
 //! - NaN and infinity reach both elements of their pair as the formula says.
 //! - `out` may be `x`, in place. An empty tensor is left alone.
@@ -90,9 +90,9 @@ pub struct Problem {
     rotation: Rotation,
     /// Leading dimensions and tokens of x, out, positions (twice).
     tokens: Space<4>,
-    /// Distance of neighbouring heads in x and out.
+    /// Strides of heads in x and out.
     head_strides: [isize; 2],
-    /// Distance of neighbouring elements of a head in x and out.
+    /// Strides of elements of a head in x and out.
     steps: [isize; 2],
     /// Heads, their halves and what is not rotated can all be moved in 16-byte pieces.
     vector_rows: bool,

@@ -34,8 +34,7 @@ impl Bits {
     }
 }
 
-/// Judges the options that are numbers. An op that rotates has them at the positions they have in `rope`, under names of
-/// its own.
+/// Checks the numeric options. An op that rotates has them at the same positions as `rope`, under its own names.
 pub(in crate::ops) fn check_numbers(sizes: &Matcher<'_>, args: &Args<'_>, attrs: &Attrs) -> Result<()> {
     let name = |index: usize| args.spec().attrs[index].name;
     let (theta, scale) = (attrs.float(THETA), attrs.float(SCALE));
@@ -44,7 +43,7 @@ pub(in crate::ops) fn check_numbers(sizes: &Matcher<'_>, args: &Args<'_>, attrs:
 }
 
 impl Rotation {
-    /// Judges the options and the tables, which are the arguments `cos` and `sin`. `empty`: there is nothing to rotate.
+    /// Checks the options and the tables, which are the arguments `cos` and `sin`. `empty`: there is nothing to rotate.
     pub fn check(
         sizes: &mut Matcher<'_>,
         args: &Args<'_>,
@@ -95,7 +94,7 @@ impl Rotation {
         self.tables.map_or(0, |t| 2 * t.max_pos.min(num_tokens) * self.pairs() * size_of::<f32>())
     }
 
-    /// Positions are rows of the tables: all of them are looked at before anything is written.
+    /// Positions are rows of the tables: all of them are checked before anything is written.
     pub fn check_positions(&self, op: &'static str, positions: impl Iterator<Item = i64>) -> Result<()> {
         let Some(Tables { max_pos, .. }) = self.tables else { return Ok(()) };
         for (token, position) in positions.enumerate() {

@@ -1,4 +1,4 @@
-//! Weights and noise, operation by operation: what `kernel.cu` does too, and `reference.rs` once more.
+//! Weights and noise, operation by operation, exactly as in `kernel.cu` and `reference.rs`.
 
 use crate::cpu::Simd;
 
@@ -68,7 +68,7 @@ pub(super) fn exponential(bits: u32) -> f32 {
     if bits < 1 << 30 {
         return -ln_1p(-((bits | 1) as f32 * SCALE));
     }
-    // Not one less a number, which would be rounded, but what is left of it.
+    // The remainder is computed directly: one minus a number would be rounded.
     let x = (!bits | 1) as f32 * SCALE;
     // The exponent of x over 1/sqrt(2), so that 1 + f is from there to sqrt(2).
     let over = x.to_bits().wrapping_sub(0x3f35_04f3) as i32 >> 23;

@@ -43,7 +43,7 @@ impl Provable for Forward {
         for dtype in FLOATS {
             let bare = Case::new(&Self::SPEC, dtype);
             let full = PARAMETERS.into_iter().fold(bare.clone().give(LOGPROB), Case::give);
-            // Empty, one column, sizes one short of and one past vectors and blocks.
+            // Empty, one column, sizes one less and one more than vectors and blocks.
             for sizes in [[0, 8], [1, 1], [16, 7], [33, 64], [16, 257], [20, 1023], [16, 4099]] {
                 cases.push(full.clone().sizes(&sizes));
                 cases.push(bare.clone().sizes(&sizes));

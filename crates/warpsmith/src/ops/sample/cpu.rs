@@ -1,4 +1,4 @@
-//! `sample` on the CPU, one source for all tiers. Threads share out rows.
+//! `sample` on the CPU, one source for all tiers. Rows are divided among threads.
 
 use super::arithmetic::{COLD, LEAST, Noise, ordered, target, weights, whole};
 use super::{LOGITS, LOGPROB, MIN_P, POSITION, Problem, RAW, SEED, TEMPERATURE, TOKEN, TOP_K, TOP_P};
@@ -105,7 +105,7 @@ impl Task for Row<'_, '_> {
         };
         call.put(TOKEN, token as i32);
         if p.step(LOGPROB).is_some() {
-            // The tokens are drawn: there is room.
+            // There is room for all tokens.
             let most = match p.raw {
                 Some(strides) => call.widen(s, RAW, strides, logits),
                 None => most,
@@ -152,7 +152,7 @@ unsafe fn widen<S: Simd, T: CpuElement>(s: S, x: *const T, step: isize, count: u
     s.reduce_max(most)
 }
 
-/// The first place of a value.
+/// The first index of a value.
 #[inline(always)]
 fn first_of<S: Simd>(s: S, x: &[f32], value: f32) -> u32 {
     let wanted = s.splat(value);

@@ -15,12 +15,12 @@
 //!   4. with `top_p` below 1: those whose logit is at least the largest `c` such that the weights of logits from `c` on
 //!      are at least `top_p` of the weights of those that remain. Weights are added as whole multiples of 2^-40.
 //!
-//!   So tokens with equal logits stay or go together, and no order of summation shows.
+//! So tokens with equal logits stay or go together, and the order of summation has no effect.
 //! - Of the tokens that remain the one with the largest `e[j] / noise[j]` is drawn, the lowest of equal ones. `noise[j]`
 //!   is exponentially distributed and depends on the row's `seed` and `position` and on `j` alone: this draws each token
 //!   with its probability (it is the argmax of logits with Gumbel noise). So a row's token depends on nothing but the row.
-//! - Weights and noise are defined operation by operation (see `arithmetic`), with roundings that every device has: the
-//!   token is the same on each of them, for the same logits.
+//! - Weights and noise are defined operation by operation (see `arithmetic`), with roundings that all devices share:
+//!   the token is the same on each of them, for the same logits.
 //! - `logprob` is that of the drawn token in the softmax of `raw`, or of `logits` where `raw` is left out, before
 //!   temperature and cuts: give the logits of the model as `raw` if `logits` were changed by penalties. It is computed in
 //!   f32, and not bit for bit the same on every device.
@@ -119,7 +119,7 @@ unsafe impl Op for Forward {
 
     const SPEC: OpSpec = OpSpec {
         name: "sample",
-        summary: "A token for each row of logits, and its log-probability",
+        summary: "One token drawn for each row of logits, with its log-probability",
         args: &[
             ArgSpec::input("logits", shape![rows, columns], DTypeRule::FLOAT, ""),
             ArgSpec::input("seed", shape![rows], DTypeRule::OneOf(&[DType::I64]), "of the row's noise"),
@@ -239,7 +239,7 @@ impl<'a> Call<'a, Forward> {
         Ok((token, logprob))
     }
 
-    /// Runs on `stream` into memory of the caller's; log-probabilities are computed if there is a place for them.
+    /// Runs on `stream` into the caller's memory; log-probabilities are computed if there is a place for them.
     pub fn run_into<'b>(
         self,
         token: impl Into<TensorViewMut<'b>>,

@@ -94,7 +94,7 @@ fn cases(spec: &OpSpec) -> Vec<Case> {
     cases
 }
 
-/// Rows that are dense and begin anywhere.
+/// Dense rows at any alignment.
 const SHIFTED: [Arrangement; 2] = [Arrangement::PaddedRows, Arrangement::Misaligned];
 
 fn bench_cases(spec: &OpSpec) -> Vec<Case> {

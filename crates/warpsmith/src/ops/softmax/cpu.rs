@@ -19,17 +19,17 @@ use crate::tensor::DType;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Elements a thread works on at least: less is not worth waking one.
+/// The fewest elements a thread works on: less does not pay for waking a thread.
 const GRAIN: usize = 1 << 14;
 
-/// How many bytes ahead of its loads a row is brought from the second cache into the first.
+/// How many bytes ahead of its loads a row is brought from L2 into the first.
 const NEXT: usize = 1024;
 
-/// Rows are gone through in pieces of this many elements, which stay in L1.
+/// Rows are processed in pieces of this many elements, which stay in L1.
 const PIECE: usize = 4096;
 
-/// Vectors whose products the gradient adds before the sum goes to a total in f64: all of a row is off by what its sum is, and the
-/// longer a sum, the more each addition rounds.
+/// Vectors whose products the gradient adds before the sum goes to a total in f64: an error in the sum affects the
+/// whole row, and the longer a sum, the more each addition rounds.
 const PART: usize = 16;
 
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
@@ -55,8 +55,8 @@ fn forward_need(p: &Problem) -> Need {
     rows.plus(rows).and::<f32>(kept_powers(p)).and::<Piece>(pieces).and::<f32>(pieces)
 }
 
-/// How many exponentials of a row are kept: all if a quarter of L2 holds them, the rest of it being for the row itself and for
-/// what comes next, else none.
+/// How many exponentials of a row are kept: all if they fit in a quarter of L2 (the rest is for the row itself and for
+/// the next), else none.
 fn kept_powers(p: &Problem) -> usize {
     if p.hidden * size_of::<f32>() <= l2_bytes() / 4 { p.hidden } else { 0 }
 }
@@ -79,7 +79,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         let p = self.launch.problem;
         let args = self.launch.args;
         let at = |index: usize, offset: usize| (args.address(index) as *mut T).wrapping_add(offset);
-        // For a row and the one before it, which is stored meanwhile.
+        // Buffers for a row and the one before it, which is stored meanwhile.
         let region = &mut self.region;
         let mut scratch = [0, 1].map(|_| DenseRows::<T>::new(region, p.hidden, &p.steps[..2]));
         // Those of the next row take their place one by one: rows of usual length then leave room in L1.
@@ -88,7 +88,7 @@ impl<T: CpuElement> Task for Forward<'_, T> {
         let pieces = region.slice::<Piece>(p.hidden.div_ceil(PIECE));
         let scale = Scale::new(s, p.scale());
         let factors = region.slice::<f32>(pieces.len());
-        // Where the row before belongs, and what is left to do for it.
+        // Where the row before goes, and what remains to be done for it.
         let mut before: Option<(usize, Pending<T>)> = None;
         let last = self.rows.end.wrapping_sub(1);
         for row in self.rows {
@@ -185,10 +185,10 @@ impl<S: Simd> Scale<S> {
     }
 }
 
-/// What exponentials are relative to.
+/// The pivot that exponentials are relative to.
 #[derive(Clone, Copy)]
 enum Pivot {
-    /// The largest element of each piece: what is near it has an exponent that is hardly rounded.
+    /// The largest element of each piece: exponents of elements near it are hardly rounded.
     Pieces,
     /// For narrow results: any element of the row, unless others are so much larger that their exponentials overflow.
     Guess(f32),
@@ -197,7 +197,7 @@ enum Pivot {
 }
 
 impl Pivot {
-    /// What to try first for a row of `n` elements: to look for the largest is a pass over all of them.
+    /// The pivot to try first for a row of `n` elements: finding the largest takes a pass over all of them.
     ///
     /// # Safety
     /// `x` must be readable for `n` elements.
@@ -210,11 +210,11 @@ impl Pivot {
         }
     }
 
-    /// Whether exponentials that have this sum are good.
+    /// Whether exponentials with this sum are usable.
     #[inline(always)]
     fn serves(self, sum: f32) -> bool {
         const MOST: f32 = (1u128 << 100) as f32;
-        // NaN does not either: a guess that is infinite makes one, and so does what was passed over.
+        // NaN is not usable either: an infinite guess gives one, and so does a NaN that `max` skipped.
         !matches!(self, Pivot::Guess(_)) || sum <= MOST
     }
 }
@@ -260,8 +260,8 @@ impl<S: Simd> Powers<S> {
     }
 }
 
-/// The largest of `sign x` over `n` elements, at least the lowest finite number: a pivot of `-inf` would turn parts
-/// of a row that are all `-inf` into NaN. NaN is passed over; it returns with the sum.
+/// The largest of `sign x` over `n` elements, at least the lowest finite number: a pivot of `-inf` would turn parts of
+/// a row that are all `-inf` into NaN. NaN is skipped here; it shows in the sum.
 ///
 /// # Safety
 /// `x` must be readable for `n` elements.
@@ -305,7 +305,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// What turns the piece's exponentials into those relative to `pivot`, which is no smaller.
+    /// The factor from the piece's exponentials to those relative to `pivot`, which is no smaller.
     #[inline(always)]
     fn factor<S: Simd>(&self, s: S, pivot: f32, scale: &Scale<S>) -> f32 {
         if self.pivot == pivot {
@@ -319,8 +319,8 @@ impl Piece {
     }
 }
 
-/// A row whose exponentials stay in cache until it is stored, which is done while those of the next row are computed: so
-/// memory has something to do meanwhile. Each element is read from memory once, and each exponential computed once.
+/// A row whose exponentials stay in cache until it is stored, which is done while those of the next row are computed:
+/// so memory is busy meanwhile. Each element is read from memory once, and each exponential computed once.
 #[derive(Clone, Copy)]
 struct Pending<T> {
     /// The exponentials; may be `out`.

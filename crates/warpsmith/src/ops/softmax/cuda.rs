@@ -35,8 +35,8 @@ fn backward_table(dtype: DType) -> RowTable {
     }
 }
 
-/// Backward, rows that the blocks of a cluster share. Where the table above has rows as long, it has as many threads
-/// and chunks: both kernels give the same bits.
+/// Backward, rows that the blocks of a cluster share. For lengths that are in the table above too, threads and chunks
+/// are the same, so that both kernels give the same bits.
 fn split_table(dtype: DType) -> RowTable {
     match dtype.size() {
         4 => &[(512, 2), (512, 4), (512, 8), (2048, 4), (4096, 4), (4096, 8)],
@@ -306,7 +306,7 @@ fn vector_level(p: &Problem) -> u8 {
     row_kind(p).row_level(p.hidden, p.dtype)
 }
 
-/// Columns are counted in `int`, with room for a step past the end.
+/// Columns are counted in `int`, with headroom for a step past the end.
 fn addressable(p: &Problem) -> std::result::Result<(), String> {
     if p.hidden <= 1 << 30 {
         Ok(())
@@ -315,8 +315,8 @@ fn addressable(p: &Problem) -> std::result::Result<(), String> {
     }
 }
 
-/// How many chunks of each thread of the kernel for long rows fit shared memory, beside the little the kernel and
-/// the system use. Changes where data waits, never the result.
+/// How many chunks of each thread of the kernel for long rows fit shared memory, beside the little the kernel and the
+/// system use. Changes where data is kept, never the result.
 fn cached_chunks(p: &Problem, info: &DeviceInfo) -> usize {
     const RESERVED: usize = 2048;
     let room = info.shared_per_block.saturating_sub(RESERVED) / (LONG.lanes * 16);

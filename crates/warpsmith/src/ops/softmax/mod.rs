@@ -4,7 +4,7 @@
 //! - Types: f32, f16 or bf16, the same for both. Everything is computed in f32; the result is rounded once.
 //! - Differences to the largest element are taken before they are scaled, which loses nothing however large the
 //!   elements are, as long as the differences themselves are numbers in f32.
-//! - NaN or `+inf` (after scaling) anywhere in a row makes the row NaN, and so does a row of `-inf` alone; any other
+//! - NaN or `+inf` (after scaling) anywhere in a row makes the row NaN, and so does a row that is all `-inf`; any other
 //!   `-inf` gives zero.
 //! - `scale` must be finite; it may be negative or zero. `out` may be `x`, in place. An empty tensor is left alone.
 //!
@@ -50,7 +50,7 @@ pub struct Problem {
     num_rows: usize,
     /// Leading dimensions of the op's tensors, in the order of its arguments; the last repeats.
     rows: Space<4>,
-    /// Distance of neighbours in a row of each tensor, in the same order.
+    /// Stride along a row of each tensor, in the same order.
     steps: [isize; 4],
     /// All rows are dense, 16-byte aligned and multiples of 16 bytes long.
     vector_rows: bool,

@@ -14,9 +14,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// From here on a buffer is mapped by itself.
 ///
-/// Kernels that go through many rows at once, as attention through tokens of a page each, spend up to a tenth of their time
-/// on looking up addresses of small pages; and memory the allocator gives must be zeroed at once, by one thread, where
-/// a mapping is zeroed by whoever touches it first.
+/// Kernels that go through many rows at once, as attention does with a page per token, spend up to a tenth of their
+/// time on TLB misses with small pages; and memory the allocator gives must be zeroed at once, by one thread, where a
+/// mapping is zeroed by whoever touches it first.
 const MAPPED_FROM: usize = 2 * HUGE_PAGE;
 
 /// Owned memory, zeros at first.
@@ -62,8 +62,8 @@ impl Drop for HostBuffer {
     }
 }
 
-/// An empty list with room for `count` elements; [`Error::OutOfMemory`] if there is not so much memory. For lists whose length
-/// follows from what a caller gives.
+/// An empty list with room for `count` elements; [`Error::OutOfMemory`] if it cannot be allocated. For lists whose
+/// length follows from what a caller gives.
 pub(crate) fn room_for<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     let reserved = list.try_reserve_exact(count);
@@ -93,7 +93,7 @@ fn layout(len: usize) -> Option<Layout> {
     Layout::from_size_align(len, ALIGNMENT).ok()
 }
 
-/// Zeros that start on a huge page; nothing if the system has not so much.
+/// Zeros that start on a huge page; `None` if the system cannot provide them.
 fn map(len: usize) -> Option<NonNull<u8>> {
     // Room to start later: systems map to the end of a small page.
     let room = len.checked_add(HUGE_PAGE)?;
@@ -112,7 +112,7 @@ fn map(len: usize) -> Option<NonNull<u8>> {
     unsafe {
         unmap(first, before);
         unmap(end, first.wrapping_add(room.next_multiple_of(page_size())) as usize - end as usize);
-        // A wish: without huge pages everything works all the same.
+        // A hint: everything works without huge pages.
         libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
     }
     NonNull::new(start)

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::Mutex;
 
-/// Gives foreign memory back to its owner.
+/// Returns foreign memory to its owner.
 pub(crate) type Deleter = Box<dyn FnOnce() + Send>;
 
 /// Bytes on a device, shared by the tensors that are views of them.
@@ -25,9 +25,9 @@ pub(crate) struct Storage {
 }
 
 enum Memory {
-    /// Held for its memory alone.
+    /// Held only for its memory.
     Host(#[allow(dead_code)] HostBuffer),
-    /// Of the host and somebody else, who is told when it is no longer used.
+    /// Foreign host memory, whose owner is told when it is no longer used.
     Foreign(Mutex<Option<Deleter>>),
     #[cfg(feature = "cuda")]
     Cuda(Arc<Allocation>),
@@ -52,8 +52,8 @@ impl Storage {
         Ok(Storage { memory, address, len: bytes, read_only: false, constant: false })
     }
 
-    /// Memory of somebody else, who is told by `deleter`, exactly once, when no work uses it any more. On a GPU, `home` is
-    /// the stream in whose order its owner makes and frees it.
+    /// Foreign memory. `deleter` is called exactly once, when no work uses it any more. On a GPU, `home` is the stream
+    /// in whose order its owner makes and frees it.
     ///
     /// # Safety
     /// `address` must be `len` bytes of `device`'s memory until the deleter is called, written by nobody else unless
@@ -151,13 +151,13 @@ impl Storage {
         self.allocation()?.last_stream()
     }
 
-    /// Before work that uses the memory is given to `stream`: makes it wait for what must come first.
+    /// Called before work that uses the memory is enqueued on `stream`: makes the stream wait for what must come first.
     #[cfg(feature = "cuda")]
     pub fn order(&self, stream: &crate::cuda::Stream, access: Access, capture: Capture) -> Result<()> {
         self.allocation().map_or(Ok(()), |memory| memory.order_and_keep(stream, access, capture))
     }
 
-    /// After it was, whether or not all of it could be.
+    /// Called after the work was enqueued, even if only part of it could be.
     #[cfg(feature = "cuda")]
     pub fn note(&self, stream: &crate::cuda::Stream, access: Access) {
         if let Some(memory) = self.allocation() {

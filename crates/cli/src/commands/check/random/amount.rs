@@ -1,5 +1,6 @@
 //! How much a random check does.
 
+use crate::inputs::parse_duration;
 use std::time::{Duration, Instant};
 use warpsmith::{Error, Result};
 
@@ -15,14 +16,8 @@ pub enum Amount {
 impl Amount {
     /// Reads `2000`, `60s`, `10m` or `2h`.
     pub fn parse(text: &str) -> Result<Amount> {
-        let unit = |unit: char| text.strip_suffix(unit).and_then(|number| number.parse::<u32>().ok());
-        let seconds = unit('s').or(unit('m').and_then(|minutes| minutes.checked_mul(60)));
-        let seconds = seconds.or(unit('h').and_then(|hours| hours.checked_mul(3600)));
-        let amount = match (text.parse(), seconds) {
-            (Ok(calls), _) => Some(Amount::Calls(calls)),
-            (_, Some(seconds)) => Some(Amount::Time(Duration::from_secs(seconds.into()))),
-            _ => None,
-        };
+        let calls = text.parse().ok().map(Amount::Calls);
+        let amount = calls.or_else(|| parse_duration(text).ok().map(Amount::Time));
         let some = |amount: &Amount| *amount != Amount::Calls(0) && *amount != Amount::Time(Duration::ZERO);
         let expected = "a number of calls, or a time such as 60s, 10m or 2h";
         amount.filter(some).ok_or_else(|| Error::parse("random", expected, text))

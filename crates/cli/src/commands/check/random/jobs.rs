@@ -16,7 +16,7 @@ pub fn run(args: &Args, amount: Amount, device: Device, seed: u64) -> Result<Vec
         command.stdout(Stdio::piped()).spawn().map_err(|e| Error::io(&program, "starting", &e))
     };
     // Start all before waiting for the first.
-    let children = Part::all(args.jobs.get()).map(start).collect::<Result<Vec<_>>>()?;
+    let children = Part::all(args.processes()).map(start).collect::<Result<Vec<_>>>()?;
     let mut total: Vec<Tally> = Vec::new();
     for child in children {
         let output = child.wait_with_output().map_err(|e| Error::io(&program, "waiting for", &e))?;
@@ -37,7 +37,7 @@ fn read(output: &Output) -> Result<Vec<Tally>> {
             .map_err(|e| Error::parse("a process's counts", "a JSON object", e.to_string()))
     };
     let tallies: Vec<Tally> = text.lines().map(tally).collect::<Result<_>>()?;
-    // What it wrote is all it has to say, unless it did not get that far.
+    // Its output says it all, unless it ended before.
     if output.status.code().is_none() || tallies.is_empty() {
         return Err(Error::parse("a process of the check", "its counts", output.status.to_string()));
     }

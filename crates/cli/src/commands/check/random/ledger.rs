@@ -1,11 +1,11 @@
 //! The ledger of long random checks.
 
+use super::Args;
 use super::tally::Tally;
-use super::{Args, seed_of_the_day};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use warpsmith::lab::evidence::Machine;
+use warpsmith::lab::evidence::{Machine, today};
 use warpsmith::{Device, Error, Result};
 
 const FILE: &str = "random.md";
@@ -36,8 +36,7 @@ pub fn add(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => HEADING.into(),
         Err(error) => return Err(Error::io(&path, "reading", &error)),
     };
-    let day = seed_of_the_day();
-    let date = format!("{:04}-{:02}-{:02}", day / 10_000, day / 100 % 100, day % 100);
+    let date = today();
     let (name, what) = (Machine::of(device)?.device, what(args)?);
     let Tally { calls, refused, failures, .. } = total;
     let (seconds, code) = (time.as_secs(), code(args, device)?);

@@ -1,4 +1,4 @@
-//! A band: the rows that go through one product together, and their softmax.
+//! A band: the rows that one matrix product computes together, and their softmax.
 
 mod results;
 mod softmax;
@@ -29,7 +29,7 @@ pub(super) struct Band<'a> {
     scale: f32,
     /// Factor of the values.
     value_scale: f32,
-    /// The keys that each row sees, masks aside.
+    /// The keys each row sees, before masking.
     seen: [(usize, usize); ROWS],
     /// The keys that some row sees.
     keys: Range<usize>,
@@ -41,7 +41,7 @@ pub(super) struct Band<'a> {
 }
 
 impl<'a> Band<'a> {
-    /// Band `index` of a job, which has seen nothing yet.
+    /// Band `index` of a job, with nothing accumulated yet.
     ///
     /// # Safety
     /// The memory must be the caller's, and hold what the space says.
@@ -87,7 +87,7 @@ impl<'a> Band<'a> {
         self.rows
     }
 
-    /// Whether a row sees a key, masks aside.
+    /// Whether a row sees a key, before masking.
     #[cfg(target_arch = "x86_64")]
     pub fn sees(&self, r: usize, key: usize) -> bool {
         (self.seen[r].0..self.seen[r].1).contains(&key)
@@ -104,7 +104,8 @@ impl<'a> Band<'a> {
         (end.wrapping_sub(key) == 1).then(|| view.score(r, key)).flatten().map(|score| (key, score))
     }
 
-    /// The rows from `r` on whose queries follow each other: head and query of the first, and how many.
+    /// The run of rows from `r` on whose queries are consecutive: head and query of the first row, and the number of
+    /// rows.
     #[cfg(target_arch = "x86_64")]
     pub fn run(&self, r: usize) -> (usize, usize, usize) {
         let (head, query) = self.place(r);
@@ -146,7 +147,7 @@ impl<'a> Band<'a> {
         self.has_sums
     }
 
-    /// There are such sums now.
+    /// Marks the sums as present.
     pub fn note_sums(&mut self) {
         self.has_sums = true;
     }

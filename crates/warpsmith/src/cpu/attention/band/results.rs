@@ -5,7 +5,7 @@ use crate::cpu::attention::state::{LANES, State, base};
 use crate::cpu::prefetch::claim;
 use crate::cpu::{CpuElement, Simd, math};
 
-/// Rows of results whose memory is asked for ahead.
+/// Result rows that are prefetched ahead.
 const CLAIMED: usize = 2;
 
 /// `e^x` of one number.
@@ -100,7 +100,7 @@ impl Band<'_> {
                     scale *= kept;
                     sum = sum * kept + exp(s, sink - base(most));
                 }
-                // Where there are no values, a sum that is NaN must show nevertheless.
+                // With no value columns, a NaN sum must still show.
                 let factor = s.splat(match (empty, sum) {
                     (true, 0.0) => 0.0,
                     (true, sum) => 1.0 / sum,

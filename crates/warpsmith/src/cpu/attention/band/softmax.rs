@@ -1,4 +1,4 @@
-//! From scores to exponentials, and the scaling of what was summed before.
+//! Turns scores into exponentials and rescales the running sums.
 
 use super::{Band, PANEL};
 use crate::cpu::attention::heads::Grid;
@@ -23,7 +23,7 @@ pub(in crate::cpu::attention) struct View {
     panels: Range<usize>,
     /// Where the scores are.
     scratch: *mut f32,
-    /// Whether nothing but a factor changes scores, which the exponential includes.
+    /// Whether scores are only scaled; the exponential folds the factor in.
     plain: bool,
     factor: f32,
 }
@@ -61,11 +61,11 @@ impl View {
     }
 }
 
-/// How the maxima of a band's rows grew with a block of keys.
+/// How much a block of keys raised the row maxima of a band.
 pub(in crate::cpu::attention) struct Growth {
-    /// Factors of what was summed before; their logarithms at first.
+    /// Factors for the running sums; logarithms of them at first.
     scales: [f32; ROWS],
-    /// What scores are taken less of.
+    /// What is subtracted from scores.
     bases: [f32; ROWS],
 }
 
@@ -91,7 +91,7 @@ impl Growth {
     }
 }
 
-/// The exponential of scores times `factor`, less `base`.
+/// `exp(score * factor - base)`.
 #[inline(always)]
 fn exponential<S: Simd>(s: S, scores: S::V, factor: S::V, base: S::V) -> S::V {
     let x = s.sub(s.mul(scores, factor), base);
@@ -115,7 +115,7 @@ impl Band<'_> {
         View { first, panels, scratch, plain, factor: if plain { self.scale } else { 1.0 } }
     }
 
-    /// Turns the scores of a block into exponentials, and scales what was summed before if some maximum grew.
+    /// Turns the scores of a block into exponentials, and rescales the running sums if a maximum grew.
     ///
     /// # Safety
     /// The scores must be there, the tensors be as the call says. `narrow` only if `T` is bf16 or f16: then they are stored as `T`.
@@ -185,7 +185,7 @@ impl Band<'_> {
                         x = s.select(s.lt(index, s.splat(to as f32)), x, lowest);
                         s.store(at, x);
                     }
-                    // In this order NaN does not count: it shows in the sums.
+                    // This operand order ignores NaN, which shows in the sums.
                     most = s.max(x, most);
                 }
             }
@@ -197,7 +197,7 @@ impl Band<'_> {
         }
     }
 
-    /// Scales what a row summed before.
+    /// Rescales the running sums of a row.
     ///
     /// # Safety
     /// The states must be memory of the caller's.

@@ -1,7 +1,7 @@
-//! Few rows of f32 on tiles: all heads of some keys are split and used at once, in the order in which they lie in memory.
+//! Few rows of f32 on tiles: all heads of some keys are split and used at once, in memory order.
 //!
-//! Keys are the left operand of their products, so that nothing is turned round but scores. Each piece is split one ahead of the
-//! products: what was stored a moment ago cannot be loaded at once.
+//! Keys are the left operand of their products, so that only scores are transposed. Splitting runs one piece ahead of
+//! the products, because loading data right after it was stored stalls.
 
 use super::left_out::{LeftOut, add_values, is_left_out};
 use super::softmax::Softmax;
@@ -41,14 +41,14 @@ pub(in crate::cpu::attention) struct Few<'a> {
     rows: *mut f32,
 }
 
-/// Where what is under way is.
+/// Where the pieces in flight are.
 #[derive(Clone, Copy)]
 struct Rings {
     /// Steps of split keys or values.
     steps: Pieces,
     /// Scores by key.
     turned: Pieces,
-    /// Keys or values that cannot be split from where they are, as f32.
+    /// Keys or values that cannot be split in place, as f32.
     staged: Pieces,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Attend<'a> for Few<'a> {
                 }
                 *sizes = split_block(panel, call.head_dim, memory.queries.at(head));
             }
-            // What is past a head that is not whole panels long stays zero.
+            // The padding of a head that is not a whole number of panels stays zero.
             std::ptr::write_bytes(panel, 0, RING * Rings::STAGED);
             Few { work, blocks, tiles: SplitBlocks::new(), rings, queries, left_out, rows }
         }

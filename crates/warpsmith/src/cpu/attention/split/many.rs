@@ -1,4 +1,4 @@
-//! Many rows of f32 on tiles: a block is packed and split, and all bands go through it.
+//! Many rows of f32 on tiles: a block is packed and split, and all bands use it.
 
 use super::left_out::{LeftOut, add_values, is_left_out};
 use super::softmax::Softmax;

@@ -1,4 +1,4 @@
-//! Keys and values that few rows cannot split from where they lie.
+//! Keys and values that few rows cannot split in place.
 
 use crate::cpu::attention::cache::Run;
 use crate::cpu::attention::heads::Heads;

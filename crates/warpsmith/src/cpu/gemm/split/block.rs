@@ -37,7 +37,7 @@ pub(crate) struct SplitBlock {
 }
 
 impl SplitBlock {
-    /// How often a product calls what is to be done between its parts.
+    /// How often a product calls `between`.
     pub const fn calls(steps: usize) -> usize {
         steps * CALLS
     }
@@ -130,15 +130,15 @@ impl Turned {
 #[derive(Copy, Clone)]
 pub(crate) struct Piece {
     pub data: *const f32,
-    /// Distance of neighbouring rows.
+    /// Strides of rows.
     pub row: isize,
     pub count: usize,
-    /// Bytes from a row to what is to be asked for.
+    /// Bytes from a row to what is prefetched.
     pub ahead: isize,
 }
 
 impl Piece {
-    /// At most 32 rows that lie evenly, as two pieces.
+    /// At most 32 evenly spaced rows, as two pieces.
     pub fn two(data: *const f32, row: isize, count: usize) -> [Piece; 2] {
         [0, HALF].map(|first| {
             let data = data.wrapping_offset(first as isize * row);
@@ -350,7 +350,8 @@ impl ValueSplitter {
 
 /// The lower halves of all lanes, which are the even row of a pair.
 const EVEN: __mmask32 = 0x5555_5555;
-/// The least and the first too large upper half of a row's largest number that tiles multiply.
+/// The range of the upper half of a row's largest number that tiles multiply: the least, and the first that is too
+/// large.
 const LEAST: u32 = *VALUES.start() << 7;
 const MOST: u32 = (*VALUES.end() + 1) << 7;
 

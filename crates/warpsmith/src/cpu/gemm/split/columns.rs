@@ -1,8 +1,8 @@
 //! Few rows of f32 on tiles, times weights whose columns are contiguous: `dz · w`, the gradient of a linear layer's input.
 //!
-//! A line of such weights is one element of k of all outputs, and a panel has 128 bytes of it. So that memory is not read in
-//! such small pieces, a thread takes a wide strip of panels one step of k at a time: it goes along 32 lines at once.
-//! Columns are split from where they lie: nothing is packed.
+//! A line of such weights is one element of k of all outputs, and a panel has 128 bytes of it. So that memory is not
+//! read in such small pieces, a thread takes a wide strip of panels one step of k at a time: it goes along 32 lines at
+//! once. Columns are split in place: nothing is packed.
 
 use super::few::{RING, XTerms, panel_magnitudes, with_left_rows};
 use super::operand::SplitProduct;
@@ -20,9 +20,9 @@ use crate::cpu::scratch::{Need, Region};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// The most panels of a strip. What is read of a line is far longer than what is asked for ahead.
+/// The most panels of a strip. The run read of a line is far longer than the prefetch distance.
 const WIDEST: usize = 64;
-/// Panels ahead of the one that is split is the one that is asked for.
+/// How many panels ahead of the one being split to prefetch.
 const AHEAD: usize = 8;
 
 /// The product with `w`, the right operand.
@@ -97,8 +97,8 @@ impl Strip<'_> {
         self.w.k().div_ceil(STEP)
     }
 
-    /// Bytes from a step of a panel to the one that is asked for with it: further along the lines, on the lines that follow, or
-    /// in the next strip.
+    /// Bytes from a step of a panel to the one prefetched with it: further along the lines, on the lines that follow,
+    /// or in the next strip.
     fn ahead(&self, index: usize, step: usize) -> isize {
         let (width, matrix) = (self.panels.len(), &self.w.halves[0]);
         let (panel, lines) = match index + AHEAD {

@@ -1,4 +1,4 @@
-//! Few rows of f32 on tiles: the weights are read once, split in the first cache and used at once.
+//! Few rows of f32 on tiles: the weights are read once, split in L1 and used at once.
 
 use super::narrow::NarrowWeights;
 use super::operand::{Operand, STAGE, SplitProduct, split_panel};
@@ -20,9 +20,9 @@ use crate::tensor::DType;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Steps of weights in the first cache: what was stored a moment ago cannot be loaded at once.
+/// Steps of weights in L1: loading data right after it was stored stalls.
 pub(super) const RING: usize = 2;
-/// How many bytes ahead in its row a weight is asked for.
+/// How many bytes ahead in its row a weight is prefetched.
 const AHEAD: usize = 1024;
 /// The same in a panel, whose rows are 32 columns.
 pub(super) const PANEL_AHEAD: isize = 8 << 10;
@@ -94,8 +94,8 @@ pub(super) unsafe fn with_left_rows(x: &Side, f: impl FnOnce(XTerms, &Magnitudes
 
 /// The split rows of `x`, which all threads read.
 ///
-/// Up to 16 rows are tiles of 16 pairs of k for each row, or of each row, and nothing between them, so that the first
-/// cache holds them.
+/// Up to 16 rows are tiles of 16 pairs of k for each row, or of each row, and nothing between them, so that L1 holds
+/// them.
 #[derive(Copy, Clone)]
 pub(super) struct XTerms {
     data: *mut u8,
@@ -138,7 +138,7 @@ impl XTerms {
         if self.is_narrow() { self.loose } else { self.step(step) }
     }
 
-    /// Brings a step from its place to where it is used.
+    /// Copies a step from where it was split to where it is used.
     ///
     /// # Safety
     /// The step must have been split.
@@ -223,7 +223,7 @@ impl XTerms {
     }
 }
 
-/// Calls `f` with room for the steps of all rows, and for a step of f32.
+/// Calls `f` with memory for the steps of all rows, and for a step of f32.
 fn with_rows(x: &Side, swapped: bool, f: impl FnOnce(XTerms, *mut f32)) {
     let mut terms =
         XTerms { data: std::ptr::null_mut(), loose: std::ptr::null_mut(), rows: x.len(), swapped };
@@ -250,12 +250,12 @@ unsafe fn split_rows(rows: *const f32, count: usize, len: usize, dst: *mut u8, s
     }
 }
 
-/// Weights that are split step by step, piece by piece: 16 rows, or a panel. More rows than 16 are more pages than the
-/// processor asks for ahead by itself.
+/// Weights that are split step by step, piece by piece: 16 rows, or a panel. More than 16 rows are more pages than the
+/// hardware prefetcher follows.
 pub(super) trait Stream: Sync {
     /// Pieces in a block of 32.
     const PIECES: usize;
-    /// What is seen of a piece: the largest magnitudes of one row after another, or of two halves.
+    /// The largest magnitudes of a piece: of its rows in turn, or of two halves.
     const SEEN: usize;
 
     /// Splits a step of a piece.

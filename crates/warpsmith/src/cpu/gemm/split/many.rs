@@ -28,9 +28,9 @@ const WIDEST: usize = 16;
 const STRIP: usize = 1 << 7;
 /// The fewest and most steps in a block of k.
 const DEPTHS: (usize, usize) = (8, 32);
-/// Tiles whose sums are kept while k is cut. They leave the second cache, and are asked for in time.
+/// Tiles whose sums are kept while k is cut. They leave L2 and are prefetched again in time.
 const KEPT: usize = 1 << 10;
-/// How a product is shared out.
+/// How a product is divided.
 struct Plan {
     /// Tasks along the blocks and along the panels.
     grid: (usize, usize),
@@ -62,7 +62,7 @@ impl Plan {
     }
 }
 
-/// How large the tasks of a product are at most.
+/// The largest tasks of a product.
 #[derive(Copy, Clone)]
 struct Extent {
     /// Steps in a block of k.
@@ -79,7 +79,7 @@ struct Workspace<'a> {
     left: [*mut u8; 2],
     /// The split panels of a task.
     strip: *mut u8,
-    /// Rows that cannot be split from where they are.
+    /// Rows that cannot be split in place.
     rows: *mut f32,
     /// A part of a panel, before it is split.
     stage: *mut f32,
@@ -230,7 +230,7 @@ impl<E: Epilogue> SplitProduct<'_, E> {
             }
             let mut next = self.splitter(part.blocks.start, part, k, space, 0);
             next.advance(usize::MAX, &mut space.left_seen[0]);
-            // A tile is finished while the next one is multiplied: what was stored a moment ago cannot be loaded at once.
+            // A tile is finished while the next one is multiplied: loading data right after it was stored stalls.
             let mut pending = Unfinished::default();
             for (number, block) in part.blocks.clone().enumerate() {
                 let left = space.left[number % 2];
@@ -289,7 +289,7 @@ impl<E: Epilogue> SplitProduct<'_, E> {
         Form { tall, wide: paired || columns > HALF, swapped: self.results.swapped }
     }
 
-    /// What splits a block of rows; nothing, if it is not in the part. The rows before must have been split.
+    /// The splitter of a block of rows; `None` if the block is not in the part. The rows before must have been split.
     ///
     /// # Safety
     /// The workspace must be this thread's.

@@ -61,7 +61,7 @@ pub(super) unsafe fn unpacked<E: Epilogue>(x: &Side, w: &Side, epilogue: &E) {
     unsafe { if few { few::unpacked(&product) } else { product.run() } }
 }
 
-/// Whether rows are split from where they are.
+/// Whether rows are split in place.
 fn is_direct(side: &Side) -> bool {
     side.halves.iter().all(|m| m.is_units(Unit::F32))
 }

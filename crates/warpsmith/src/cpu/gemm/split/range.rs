@@ -1,10 +1,11 @@
 //! What tiles multiply: rows of which none of the six products of terms leaves the range of f32. Infinities, NaN and very large
 //! or small numbers do.
 //!
-//! Tiles know no subnormals: they take terms below 2^-126 for zero, and so the products of terms. How much a sum may lack
-//! follows from the largest numbers of its two rows. A sum that is so small that this could show is not used ([`may_lack`]):
-//! like those of rows that leave the range it is made by vectors. So a sum is as exact as one of f32 whatever its
-//! factors are, and rows with tiny numbers, such as those that gelu makes, are multiplied by tiles where sums are not tiny too.
+//! Tiles know no subnormals: they take terms below 2^-126 for zero, and so the products of terms. How much a sum may
+//! lose follows from the largest numbers of its two rows. A sum so small that the loss could show is not used
+//! ([`may_lack`]): vectors compute it, as they do for rows out of range. So a sum is as exact as one of f32 whatever
+//! its factors are, and rows with tiny numbers, such as those that gelu makes, are multiplied by tiles where sums are
+//! not tiny too.
 
 use crate::cpu::array;
 use crate::cpu::gemm::panel::{HALF, PANEL};
@@ -15,23 +16,23 @@ use std::ops::RangeInclusive;
 /// Sums of two exponents (of f32, with its bias) whose products tiles make: each product is below 2^122, so that none of the
 /// six overflows, and the largest above 2^-80, so that what is flushed to zero is 2^-46 of it.
 const EXPONENTS: RangeInclusive<i32> = 254 - 80..=254 + 120;
-/// Exponents of a row's largest number. The parts of smaller numbers would be flushed; a number that is taken for zero is, times
-/// larger ones, too much to lack for scores of attention, which are not looked at one by one.
+/// Exponents of a row's largest number. The parts of smaller numbers would be flushed; a number flushed to zero, times
+/// a large one, is too large an error for attention scores, which are not checked one by one.
 const LARGEST: RangeInclusive<u32> = 127 - 96..=127 + 80;
 /// Exponents of the largest number of a row that tiles multiply with numbers up to one, and add up a thousand times.
 pub(super) const VALUES: RangeInclusive<u32> = 127 - 80..=127 + 100;
-/// What a sum lacks at most for each element of k and a largest factor of one: each of six products may be taken for zero, and so
-/// may three terms of each factor, times a number up to one and a bit. That is 12.1 times 2^-126.
+/// What a sum loses at most for each element of k and a largest factor of one: each of six products may be taken for
+/// zero, and so may three terms of each factor, times a number up to one and a bit. That is 12.1 times 2^-126.
 const LACK: f32 = 16.0 * f32::MIN_POSITIVE;
-/// How many times as large as what it lacks a sum must be. A unit in the last place of f32 is then four times that.
+/// How many times as large as its loss a sum must be. A unit in the last place of f32 is then four times that.
 const ENOUGH: f32 = (1u32 << 26) as f32;
-/// Stands for an exponent that fits to none.
+/// An exponent that matches no other.
 const NEVER: i32 = 1 << 16;
 
 /// The largest magnitudes of 32 rows, as bits.
 pub(super) type Magnitudes = [u32; PANEL];
 
-/// The exponent of a row's largest magnitude. That of a row of zeros fits to all that others fit to.
+/// The exponent of a row's largest magnitude. That of a row of zeros matches whatever the others match.
 fn exponent(largest: u32) -> i32 {
     match largest >> 23 {
         _ if largest == 0 => 127,
@@ -98,7 +99,8 @@ pub(super) fn fits(left: u32, right: u32) -> bool {
     EXPONENTS.contains(&(exponent(left) + exponent(right)))
 }
 
-/// Sums of tiles over so many elements of k below this lack too much, if the largest factors have these magnitudes.
+/// The bound below which sums of tiles over so many elements of k lose too much, if the largest factors have these
+/// magnitudes.
 fn least(k: usize, left: u32, right: u32) -> f32 {
     if left == 0 || right == 0 {
         return 0.0;
@@ -111,7 +113,7 @@ pub(super) fn is_unfit(k: usize, left: u32, right: u32, sum: f32) -> bool {
     !fits(left, right) || sum.abs() < least(k, left, right)
 }
 
-/// Whether some of a tile of sums, [`PANEL`] apart, over `k` elements of rows that fit lack too much.
+/// Whether some of a tile of sums, [`PANEL`] apart, over `k` elements of rows that match lose too much.
 ///
 /// # Safety
 /// Sums of rows that are not zero must be readable, and 32 of each.

@@ -1,5 +1,5 @@
-//! Sums that tiles cannot make, because products of their terms leave the range of f32, or make too coarsely, because they are
-//! tiny ([`super::range`]): vectors make them.
+//! Sums that vectors must recompute: tiles cannot compute them because products of their terms leave the range of f32,
+//! or too coarsely because they are tiny ([`super::range`]).
 
 use super::operand::Operand;
 use super::range::{Exponents, Magnitudes, is_unfit, may_lack};
@@ -67,8 +67,8 @@ impl Recompute {
         let out = self.out;
         if !self.is_clean {
             self.is_clean = true;
-            // Rows that do not exist are multiplied with the others: what is left there could be subnormal, which is slow.
-            // SAFETY: the memory is this thread's, and holds the rows.
+            // Missing rows are multiplied too: leftovers there could be subnormal, which is slow. SAFETY: the memory is
+            // this thread's, and holds the rows.
             unsafe { std::ptr::write_bytes(rows, 0, Self::ROWS) };
         }
         let (isa, unit) = (Isa::Avx512, Unit::F32);

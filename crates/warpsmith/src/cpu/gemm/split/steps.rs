@@ -9,7 +9,7 @@ use super::terms::STEP_BYTES;
 use crate::cpu::gemm::panel::PANEL;
 use std::arch::asm;
 
-/// Which tiles of the grid are there, and which operand is left.
+/// Which tiles of the grid are used, and which operand is left.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 pub(super) struct Form {
     /// Whether both tiles of the left operand count, or only the first.

@@ -122,9 +122,9 @@ pub(in crate::cpu::gemm) unsafe fn split_vectors(
     }
 }
 
-/// Splits `len <= 32` elements of 16 columns, which lie side by side and their elements `width` apart, into the right tiles of
-/// half `g` of the step at `dst`; what is past them becomes zero. Columns are the lanes of `largest`. With each vector it asks for
-/// what lies `ahead` bytes from it.
+/// Splits `len <= 32` elements of 16 columns, which lie side by side and their elements `width` apart, into the right
+/// tiles of half `g` of the step at `dst`; what is past them becomes zero. Columns are the lanes of `largest`. With
+/// each vector it prefetches what is `ahead` bytes from it.
 ///
 /// # Safety
 /// The elements must be readable and `dst` hold a step, on a cache line.

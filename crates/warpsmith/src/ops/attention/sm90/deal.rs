@@ -1,11 +1,11 @@
-//! In which order the tiles of `attention` are dealt out to the blocks.
+//! The order in which the tiles of `attention` are distributed to the blocks.
 
 use super::Problem;
 use super::tile::Tile;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
-/// What decides how evenly the tiles of a call are dealt out to `units` blocks.
+/// What determines how evenly the tiles of a call are distributed to `units` blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::ops) struct Deal {
     pub q_len: usize,
@@ -37,14 +37,14 @@ impl Deal {
         self.q_len.div_ceil(self.rows)
     }
 
-    /// Blocks of keys that tile `m` sees, and one for the work that every tile is.
+    /// Blocks of keys that tile `m` sees, plus one for the fixed work per tile.
     pub fn cost(&self, m: usize) -> usize {
         let rows = if self.causal { ((m + 1) * self.rows).min(self.q_len) } else { self.q_len };
         (rows + self.kv_len).saturating_sub(self.q_len).min(self.kv_len).div_ceil(self.keys) + 1
     }
 
-    /// The work of the block that gets most of it, if heads are dealt out in groups of `group`: as the device does, the
-    /// longest tiles of a group first, to the blocks forwards and backwards in turn.
+    /// The work of the busiest block, if heads are distributed in groups of `group` as the device does it: the longest
+    /// tiles of a group first, to the blocks in alternating order.
     fn longest(&self, group: usize) -> usize {
         let mut loads = vec![0; self.units];
         let mut dealt = 0;
@@ -62,7 +62,7 @@ impl Deal {
         loads.into_iter().max().unwrap_or(0)
     }
 
-    /// Tiles of the block that gets most of them.
+    /// Tiles of the block that has most.
     pub fn rounds(&self) -> f64 {
         (self.heads * self.m_tiles()).div_ceil(self.units) as f64
     }
@@ -73,17 +73,17 @@ impl Deal {
     }
 }
 
-/// Tiles beyond which they are dealt out evenly enough in any order.
+/// The number of tiles from which any order is even enough.
 const MANY_TILES: usize = 1 << 14;
-/// What a smaller group, whose keys and values are in L2 at the same time, is worth.
+/// The gain from a smaller group, whose keys and values are in L2 at the same time.
 const LOCALITY: f64 = 0.02;
 
-/// How a call is dealt out.
+/// How a call is distributed.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Plan {
-    /// Heads whose tiles are dealt out together.
+    /// Heads whose tiles are distributed together.
     pub head_group: usize,
-    /// The work of the block that gets most of it.
+    /// The work of the busiest block.
     pub longest: usize,
 }
 
@@ -91,8 +91,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Few heads are dealt out together, so that the blocks that work on one head at the same time find its keys and values in
-/// L2; but if tiles differ in length, enough for all blocks to get about the same.
+/// Few heads are distributed together, so that the blocks that work on one head at the same time find its keys and
+/// values in L2; but if tiles differ in length, enough for all blocks to get about the same.
 pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     let (heads, units, m_tiles) = (deal.heads, deal.units, deal.m_tiles());
     if heads * m_tiles == 0 {
@@ -110,7 +110,8 @@ pub(in crate::ops) fn plan(deal: &Deal) -> Plan {
     if let Some(&plan) = known.get(deal) {
         return plan;
     }
-    // Parts of the number of blocks, and what has as many tiles as some rounds: so that rounds and groups end together.
+    // Divisors of the number of blocks, and groups whose tiles fill whole rounds: so that rounds and groups end
+    // together.
     let round = units / common_divisor(units, m_tiles);
     let parts = (1..=12).map(|part| (units * part).div_ceil(12));
     let mut groups: Vec<usize> = parts.chain((round..=units).step_by(round)).collect();

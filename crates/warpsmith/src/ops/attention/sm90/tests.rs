@@ -1,4 +1,4 @@
-//! Tiles and how they are dealt out.
+//! Tiles and how they are distributed.
 
 use super::Tile;
 use super::deal::{Deal, plan};
@@ -90,7 +90,7 @@ fn keys_of_a_block_in_f16_do_not_depend_on_more_than_a_row_sees() {
 fn a_call_in_bf16_gets_the_fastest_tile() {
     let [all, causal] = [&[][..], &[(CAUSAL, 1.0)]].map(|options| problem(5, 7, options).unwrap());
     let tile = |p, sizes| long_head(p, DType::BF16, sizes);
-    // As measured: blocks of more keys, unless larger tiles are dealt out more evenly.
+    // As measured: blocks of more keys, unless larger tiles are distributed more evenly.
     for sizes in [[32, 512, 512], [16, 1024, 1024], [8, 512, 8192], [1, 512, 512], [2, 8192, 8192]] {
         assert_eq!(tile(causal, sizes), (128, 128), "{sizes:?}");
     }

@@ -1,4 +1,4 @@
-//! How many queries and keys a block of `attention` on Hopper works on at a time.
+//! Tile sizes of `attention` on Hopper: how many queries and keys a block works on at a time.
 
 use super::CHUNK;
 use super::deal::{Deal, plan};
@@ -13,7 +13,7 @@ const WARPGROUP: usize = 128;
 pub(super) const SHORT_HEAD: usize = 64;
 pub(super) const LONG_HEAD: usize = 128;
 pub(super) const THIRD_KEYS: usize = 80;
-/// Keys of a block, where the caller wants few.
+/// Keys of a block, where the caller asks for few.
 pub(super) const LEAST_KEYS: usize = 64;
 /// Keys of a call in f16 up to which larger blocks are better for a long head, if all its rows see all of them.
 const FEW_KEYS: usize = 1024;
@@ -29,7 +29,7 @@ pub(in crate::ops) struct Tile {
 }
 
 impl Tile {
-    /// The one with two warpgroups, for keys one after the other, of which it has most, or in pages.
+    /// The tile with two warpgroups: with the most keys if they are contiguous, or for pages.
     pub(super) fn of(head_dim: usize, paged: bool) -> Tile {
         let tile = Tile { consumers: 2, keys: 128, stages: 2, q_stages: 2, out_whole: true };
         match head_dim {
@@ -42,7 +42,7 @@ impl Tile {
         }
     }
 
-    /// For a call, of what it may want.
+    /// The tiles a call may choose from.
     pub(super) fn of_call(p: &Problem, units: usize) -> Tile {
         let kind = Kind::of(p);
         let wanted = |tile: &Tile| p.block_q == 0 || p.block_q == tile.rows();
@@ -61,8 +61,8 @@ impl Tile {
         }
     }
 
-    /// Keys that a block may have. If a row's bits depend on them, and it sees only some of the keys, nothing may depend on
-    /// how many there are: it has the same bits in a call with those behind it.
+    /// Numbers of keys a block may have. If a row's bits depend on that and it sees only part of the keys, the choice
+    /// must not depend on how many there are: the row has the same bits in a call with more keys after it.
     fn keys_of(p: &Problem) -> Vec<usize> {
         let kind = Kind::of(p);
         let some = p.causal || p.window > 0;
@@ -87,7 +87,7 @@ impl Tile {
         p.admits(&rows, &keys)
     }
 
-    /// With blocks of so many keys, and one more of them in memory if they are smaller.
+    /// With blocks of so many keys, and one more stage in shared memory if they are small.
     pub(super) fn with_keys(self, keys: usize) -> Tile {
         Tile { keys, stages: if keys < self.keys { 3 } else { self.stages }, ..self }
     }
@@ -116,12 +116,12 @@ impl Tile {
         operands + results + barriers + 32 * self.q_stages + raised
     }
 
-    /// Keys that blocks and pages of some size are both made of: the copy engine brings as many at once.
+    /// A number of keys that divides both blocks and pages: the copy engine moves that many at once.
     pub fn page_rows(&self, page_size: usize) -> usize {
         page_size.min(1 << self.keys.trailing_zeros())
     }
 
-    /// What numbers of pages that do not exist take besides.
+    /// Extra registers for page numbers that do not exist.
     pub fn paged_bytes(&self) -> usize {
         4 * self.stages
     }
@@ -150,14 +150,14 @@ impl Kind {
         self.dtype == DType::BF16 && self.head_dim == LONG_HEAD && !self.paged
     }
 
-    /// Keys that blocks have by themselves.
+    /// The default number of keys of a block.
     fn keys(&self) -> Vec<usize> {
         let third = (self.head_dim == LONG_HEAD).then_some(THIRD_KEYS);
         [self.tile().keys].into_iter().chain(third).collect()
     }
 
-    /// Whether three warpgroups can share the registers of a block: a softcap takes those of a third, and so it does where pages
-    /// may not exist.
+    /// Whether three warpgroups can share the registers of a block: a softcap needs those of the third, and so do pages
+    /// that may not exist.
     fn can_be_wide(&self, keys: usize) -> bool {
         match self.head_dim {
             SHORT_HEAD => !self.softcap,
@@ -183,7 +183,7 @@ impl Kind {
         tile.keys as f64 / 128.0 * small * if tile.consumers == 3 { wide } else { 1.0 }
     }
 
-    /// The tile with which the block that gets most of the `work`, in blocks of keys, takes least time.
+    /// The tile that minimises the time of the block with the most `work`, in blocks of keys.
     fn fastest(&self, tiles: impl Iterator<Item = Tile>, work: impl Fn(&Tile) -> f64) -> Tile {
         let times = tiles.map(|tile| (work(&tile) * self.time(&tile), tile));
         times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(self.tile(), |(_, tile)| tile)

@@ -62,7 +62,7 @@ impl Setting {
         Tensors::random(sizes, self.dim, self.dtype, self.device)
     }
 
-    /// A tensor of its own of what a view has.
+    /// A new tensor with the contents of a view.
     pub(super) fn copy(&self, view: TensorView<'_>) -> Tensor {
         Tensor::from_bytes(&view.to_bytes().unwrap(), view.shape(), self.dtype, self.device).unwrap()
     }
@@ -80,7 +80,7 @@ fn is_hopper(device: Device) -> bool {
 
 #[test]
 fn chunks_of_queries_have_the_bits_of_the_whole() {
-    // From where to where, counted from the end; the last ones for kernels of few queries.
+    // Ranges counted from the end; the last ones are for kernels of few queries.
     const CHUNKS: [[usize; 2]; 12] = [
         [300, 299],
         [300, 230],

@@ -1,4 +1,4 @@
-//! Where packed requests begin: starts that are wrong, and neighbours that hold anything.
+//! Where packed requests begin: wrong starts, and arbitrary values next to requests.
 
 use super::bits::Setting;
 use super::*;

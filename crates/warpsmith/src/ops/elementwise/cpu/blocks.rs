@@ -101,7 +101,7 @@ pub(super) struct Pass<'a, T> {
     pub from: &'a [[*const T; MAX_STREAMS]],
     /// And in each output.
     pub to: &'a [[*mut T; MAX_STREAMS]],
-    /// Where the elements begin that are to be asked for ahead.
+    /// Where the elements to prefetch begin.
     pub ahead: &'a [[*const T; MAX_STREAMS]],
     pub columns: Range<usize>,
     /// Whether the last input is the same for all blocks.
@@ -110,7 +110,7 @@ pub(super) struct Pass<'a, T> {
     pub stream: bool,
 }
 
-/// What a tier works in: columns of one step, and the alignment in bytes of results that go past the caches.
+/// What a tier needs: columns of one step, and the alignment in bytes of streamed results.
 struct Step<T>(PhantomData<T>);
 
 impl<T: CpuElement> Task for Step<T> {
@@ -156,7 +156,7 @@ pub(super) unsafe fn walk<T: CpuElement>(
     let dense = steps.iter().all(|&step| step == 1);
     let (most, reach) = side_by_side(part.stream && dense);
     let mut scratch = DenseRows::<T>::new(&mut part.region, part.cut.columns, steps);
-    // What is left of a row is worked on in copies of a whole vector: one body for both halves the code.
+    // The tail of a row is processed in copies of a whole vector: one body for both cases halves the code.
     let mut ends = [[T::from_f32(0.0); MAX_LANES]; MAX_STREAMS];
     let end = |t: usize| t * MAX_LANES;
     let mut unit = part.units.start;
@@ -173,7 +173,7 @@ pub(super) unsafe fn walk<T: CpuElement>(
             let (mut ahead, mut stream) = (from, part.stream);
             let tail = n % lanes;
             let whole = n - tail;
-            // What is asked for are elements of this block as long as there are any, then the next block's.
+            // Prefetches elements of this block while there are any, then those of the next.
             let near = n.saturating_sub(reach / size_of::<T>()) / lanes * lanes;
             for k in 0..blocks {
                 for t in 0..inputs {

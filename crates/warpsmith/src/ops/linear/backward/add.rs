@@ -1,4 +1,4 @@
-//! Adding what the parts of sums left in scratch memory: one launch for all sums of a call.
+//! Adds the partial sums in scratch memory: one launch for all sums of a call.
 
 use super::super::Problem;
 use super::super::problem::{Order, Part};
@@ -13,7 +13,7 @@ use crate::op::Launch;
 use crate::ops::FLOATS;
 use crate::tensor::DType;
 
-/// Sums of a call: those of both products, and of the columns of `dz`.
+/// Sums of a call: of both products, and of the columns of `dz`.
 const MOST: usize = 3;
 /// Columns of a thread, as in the device code, its threads, and those of them that have different columns where the others
 /// have further parts.
@@ -65,7 +65,7 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// That of the parts of a product, at `scratch`.
+    /// The sum of the parts of a product, at `scratch`.
     pub fn of(split: &Split, product: &Problem, part: &Part, scratch: usize) -> Sum {
         Sum {
             parts: scratch,
@@ -119,7 +119,7 @@ impl Sum {
 /// The memory of the sums must hold what they say, until the work on the stream is done.
 pub(super) unsafe fn run<P>(launch: &Launch<'_, P>, dtype: DType, sums: &[Sum]) -> Result<()> {
     let Some(first) = sums.first() else { return Ok(()) };
-    // What is no sum has no blocks.
+    // Missing sums have no blocks.
     let mut params = AddParams { sums: [first.params(u32::MAX); MOST] };
     let mut blocks = 0;
     for (slot, sum) in params.sums.iter_mut().zip(sums) {

@@ -50,8 +50,8 @@ impl<T: CpuElement> Task for Strips<'_, T> {
                 |_| s.splat(1.0),
             ),
             Some(kind) => with_function!(kind, F in Gelu GeluTanh Silu Relu => {
-                // As exact as f32, whatever `T` is: a sum of many shows errors that rounding hides in each. Beside the products
-                // it takes no time.
+                // In full f32 accuracy whatever `T` is: a sum of many shows errors that rounding hides in each term.
+                // Compared with the products it takes no time.
                 self.go(s, #[inline(always)] |z| F::derivative::<S, f32>(s, z))
             }),
         }

@@ -1,5 +1,5 @@
-//! `linear_backward` on CUDA devices: one pass over `dout`, then the products with the kernels of `linear`, then what is left
-//! to add of sums that were computed in parts.
+//! `linear_backward` on CUDA devices: one pass over `dout`, then the products with the kernels of `linear`, then the
+//! addition of partial sums.
 
 use super::super::Problem;
 use super::super::align;
@@ -67,7 +67,7 @@ fn pass_defines(dtype: DType, kind: Option<Kind>, [dz, dbias]: [bool; 2], vector
     ]
 }
 
-/// How the rows of dout are shared out, from their number alone: the order of the sums follows from it.
+/// How the rows of dout are divided, from their number alone: the order of the sums follows from it.
 struct Blocks {
     rows: usize,
     count: usize,
@@ -100,7 +100,7 @@ fn has_outer(p: &BackwardProblem) -> bool {
     p.dw.as_ref().is_some_and(outer::takes)
 }
 
-/// Whether `dout` is gone over before the products: the gradient of `w` for few rows sums its columns too.
+/// Whether a pass over `dout` precedes the products: the gradient of `w` for few rows sums its columns too.
 fn has_pass(p: &BackwardProblem) -> bool {
     p.stores_dz || p.has_dbias && !has_outer(p)
 }
@@ -131,7 +131,7 @@ fn workspace(p: &BackwardProblem, _: &DeviceInfo) -> usize {
     Scratch::of(p).end
 }
 
-/// Whether rows of `dout` and `z` can be moved in pieces of 16 bytes, and those of `dz` too.
+/// Whether rows of `dout` and `z` can be moved in 16-byte pieces, and those of `dz` too.
 fn is_vector(p: &BackwardProblem) -> bool {
     let whole = |elements: usize| (elements * p.dtype.size()).is_multiple_of(16);
     let dense = |matrix: &Matrix| {

@@ -3,11 +3,11 @@
 //! With `z = x · wᵀ + bias` and `out = scale * act(z)`: `dz = dout * scale * act'(z)`, `dx = dz · w`, `dw = dzᵀ · x`, and
 //! `dbias` is the sum of `dz` over all rows.
 //!
-//! - Shapes: `x` and `dx` are `[..., k]`, `w` and `dw` are `[n, k]`, `dout` and `z` are `[..., n]`, `dbias` is `[n]`; any
-//!   strides within a matrix, but rows must be the same distance apart over all leading dimensions. Each gradient is
-//!   optional; one at least must be asked for. `z` is needed, and looked at, only with an activation.
-//! - Types: f32, f16 or bf16, the same for all. `dz` is computed in f32 and rounded to that type before the products, whose
-//!   sums are in f32; `dbias` adds what was not yet rounded. `precision` is that of `linear`, which also says where
+//! - Shapes: `x` and `dx` are `[..., k]`, `w` and `dw` are `[n, k]`, `dout` and `z` are `[..., n]`, `dbias` is `[n]`;
+//!   any strides within a matrix, but rows must be the same distance apart over all leading dimensions. Each gradient
+//!   is optional, but at least one must be asked for. `z` is needed, and read, only with an activation.
+//! - Types: f32, f16 or bf16, the same for all. `dz` is computed in f32 and rounded to that type before the products,
+//!   whose sums are in f32; `dbias` adds the unrounded values. `precision` is that of `linear`, which also says where
 //!   products take subnormal numbers of bf16 for zero.
 //! - A gate is undone by `gated_act_backward`, whose result is the `dout` of this op. The gradient of a residual is `dout`.
 //! - A row of `dx` has the same bits whatever the other rows are.
@@ -74,7 +74,7 @@ impl BackwardProblem {
         if self.stores_dz { self.lines * self.n * self.dtype.size() } else { 0 }
     }
 
-    /// Whether `dout` must be gone over before the products.
+    /// Whether a pass over `dout` must precede the products.
     fn has_pass(&self) -> bool {
         self.stores_dz || self.has_dbias
     }
@@ -113,14 +113,10 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
 
     let (lines, n, k) = (sizes.leading_count(), sizes.size("n"), sizes.size("k"));
     let matrix = |index: usize| match args.get(index) {
-        Some(view) => rows_of(SPEC.args[index].name, view),
+        Some(view) => Matrix::of_rows(op, SPEC.args[index].name, view),
         None => Ok(Matrix { row: 0, col: 0, aligned: false }),
     };
-    let of_weight = |index: usize| {
-        let view = args.at(index);
-        let strides = view.layout().strides();
-        Matrix { row: strides[0], col: strides[1], aligned: view.is_aligned(16) }
-    };
+    let of_weight = |index: usize| Matrix::of_weight(args.at(index));
     let (dout, z, tf32) = (matrix(DOUT)?, matrix(Z)?, precision == Precision::Tf32);
     let has_products = args.get(DX).is_some() || args.get(DW).is_some();
     let stores_dz = has_products && (activation != Activation::None || scale != 1.0);
@@ -154,26 +150,6 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
         dx,
         dw,
     })
-}
-
-/// The rows of a tensor over all leading dimensions, which must be the same distance apart.
-fn rows_of(name: &str, view: &TensorView<'_>) -> Result<Matrix> {
-    let (shape, strides) = (view.shape(), view.layout().strides());
-    let leading = shape.len() - 1;
-    let mut row = None;
-    let mut reach = 1;
-    for d in (0..leading).rev().filter(|&d| shape[d] != 1) {
-        match row {
-            None => row = Some(strides[d]),
-            Some(row) if strides[d] == row * reach => {}
-            Some(_) => {
-                let expected = "rows that are the same distance apart over all leading dimensions";
-                return Err(Error::argument(SPEC.name, name, expected, format!("{:?}", view.layout())));
-            }
-        }
-        reach *= shape[d] as isize;
-    }
-    Ok(Matrix { row: row.unwrap_or(0), col: view.layout().step(), aligned: view.is_aligned(16) })
 }
 
 const SPEC: OpSpec = OpSpec {

@@ -1,4 +1,5 @@
-//! The gradient of `w` for few rows of `x`: without tensor cores, because it takes no longer than writing the result.
+//! The gradient of `w` for few rows of `x`: without tensor cores, because writing the result takes longer than
+//! computing it.
 
 use super::super::Problem;
 use super::super::problem::Part;
@@ -61,7 +62,7 @@ fn across(product: &Problem) -> usize {
     (product.n.div_ceil(unit(product)) + 1).div_ceil(THREADS)
 }
 
-/// Whether it computes `product`, a gradient of `w`. Its rows must be dense.
+/// Whether this kernel computes `product`, a gradient of `w`, whose rows must be dense.
 pub(super) fn takes(product: &Problem) -> bool {
     let dense = product.n <= 1 || product.out.col == 1;
     (1..=most_lines(product.out_dtype)).contains(&product.k)

@@ -1,5 +1,5 @@
-//! Products whose operands have a scale for every block of K: their sums are scaled block by block, so the general matrix
-//! product does not do.
+//! Products whose operands have a scale for every block of K: their sums are scaled block by block, which the general
+//! matrix product cannot do.
 
 use super::*;
 use crate::cpu::array;
@@ -103,7 +103,7 @@ impl<'a> Work<'a> {
             let (half, column) = (slot / PANEL, slot % PANEL);
             let to = self.w[slot * self.padded..].as_mut_ptr();
             if column >= columns {
-                // What an earlier panel left there may be NaN; its sums are not used, but they cost time.
+                // Leftovers of an earlier panel may be NaN; sums with them are not used, but cost time.
                 self.w[slot * self.padded..][..self.padded].fill(0.0);
                 continue;
             }

@@ -1,5 +1,9 @@
-use super::super::problem::Matrix;
+use super::super::problem::{Dequant, Matrix};
+use super::config::STAGE_ROW;
+use super::tile::{Cluster, EXCHANGED, Schedule, TILES};
+use super::variants::variants;
 use super::*;
+use crate::ops::elementwise::function::Kind;
 
 const UNITS: usize = 132;
 
@@ -11,7 +15,7 @@ fn problem(dtype: DType, [m, n, k]: [usize; 3]) -> Problem {
     Problem { out_dtype: if dtype.size() == 1 { DType::BF16 } else { dtype }, bias_step: 1, ..product }
 }
 
-/// What the device code asserts when it is compiled.
+/// The device code's static asserts.
 fn assert_compiles(p: &Problem, config: &Config) {
     let Tile { schedule, m, n, x_rows, pieces, blocks_per_unit, exchanged, .. } = config.tile;
     let (tile, size) = (config.tile, p.x_dtype.size());
@@ -189,7 +193,7 @@ fn tiles_follow_the_shape() {
     assert_eq!(choice([64, 10240, 8192]), "tiles of 64 x 80, one consumer, 11 stages");
     // K is no whole number of larger stages.
     assert_eq!(choice([16, 1024, 3008]), "tiles of 16 x 16, one consumer, 24 stages");
-    // It ends inside of a piece, which is filled with zeros anyhow.
+    // It ends inside a piece, which is filled with zeros anyway.
     assert_eq!(choice([3, 440, 4632]), "tiles of 8 x 16, one consumer, 17 stages of 512 bytes of K");
     // There would be too many of them.
     assert!(choice([3, 440, 72]).ends_with("one consumer, 24 stages"));

@@ -1,11 +1,11 @@
 //! Which tile a problem gets.
 //!
-//! Every tile sums an element over K in the same order into one accumulator: the choice, which looks at M too, shows in
-//! the time and never in the bits of a row.
+//! Every tile sums an element over K in the same order into one accumulator: the choice, which depends on M too,
+//! affects the time but never the bits of a row.
 
 use super::super::problem::{Dequant, Order, SCALE_BLOCK};
 use super::super::{Gate, Problem};
-use super::{LONG_K, STAGE_ROW};
+use super::config::{LONG_K, STAGE_ROW};
 use crate::ops::elementwise::function::Kind;
 
 /// How the consumers of a block share the tiles.
@@ -24,9 +24,9 @@ pub(super) enum Schedule {
 pub(super) enum Cluster {
     /// None do.
     None,
-    /// So many, one below the other: they share `w`.
+    /// So many blocks along M, which share `w`.
     M(usize),
-    /// So many, side by side: they share `x`.
+    /// So many blocks along N, which share `x`.
     N(usize),
 }
 
@@ -43,7 +43,8 @@ pub(super) struct Tile {
     pub pieces: usize,
     pub cluster: Cluster,
     pub blocks_per_unit: usize,
-    /// Whether `w` is the first operand of the products, whose rows the consumers share out in blocks of 64, and not `x`.
+    /// Whether `w` is the first operand of the products, whose rows the consumers divide in blocks of 64, instead of
+    /// `x`.
     pub exchanged: bool,
 }
 
@@ -51,74 +52,67 @@ const fn tile(schedule: Schedule, m: usize, n: usize, cluster: Cluster) -> Tile 
     Tile { schedule, m, n, x_rows: m, pieces: 1, cluster, blocks_per_unit: 1, exchanged: false }
 }
 
-const fn exchanged(schedule: Schedule, m: usize, n: usize) -> Tile {
-    Tile { exchanged: true, ..tile(schedule, m, n, Cluster::None) }
+/// Expands heights, widths and clusters to tiles, in their order.
+const fn tiles<const N: usize>(
+    groups: &[(Schedule, &[usize], &[usize], Cluster)],
+    exchanged: bool,
+) -> [Tile; N] {
+    let (mut all, mut len, mut g) = ([tile(Single, 64, 64, Cluster::None); N], 0, 0);
+    while g < groups.len() {
+        let (schedule, heights, widths, cluster) = groups[g];
+        let mut i = 0;
+        while i < heights.len() * widths.len() {
+            let (m, n) = (heights[i / widths.len()], widths[i % widths.len()]);
+            all[len] = Tile { exchanged, ..tile(schedule, m, n, cluster) };
+            (len, i) = (len + 1, i + 1);
+        }
+        g += 1;
+    }
+    assert!(len == N);
+    all
 }
 
 use Schedule::{Cooperative, PingPong, Single};
 
-/// The tiles for M > 64. Of those that cost the same the first is taken.
-pub(super) const TILES: [Tile; 34] = [
-    tile(PingPong, 128, 128, Cluster::None),
-    tile(Cooperative, 128, 256, Cluster::None),
-    tile(Cooperative, 256, 128, Cluster::None),
-    tile(Cooperative, 128, 208, Cluster::None),
-    tile(Cooperative, 128, 192, Cluster::None),
-    tile(Cooperative, 128, 160, Cluster::None),
-    tile(Cooperative, 128, 144, Cluster::None),
-    tile(Cooperative, 128, 128, Cluster::None),
-    tile(Cooperative, 128, 96, Cluster::None),
-    tile(Cooperative, 128, 80, Cluster::None),
-    tile(Cooperative, 128, 64, Cluster::None),
-    tile(PingPong, 128, 112, Cluster::None),
-    tile(PingPong, 128, 96, Cluster::None),
-    tile(PingPong, 64, 256, Cluster::None),
-    tile(PingPong, 64, 224, Cluster::None),
-    tile(PingPong, 64, 192, Cluster::None),
-    tile(PingPong, 64, 128, Cluster::None),
-    tile(Single, 64, 128, Cluster::None),
-    tile(Single, 64, 96, Cluster::None),
-    tile(Single, 64, 64, Cluster::None),
-    tile(Single, 64, 48, Cluster::None),
-    tile(Single, 64, 32, Cluster::None),
-    tile(PingPong, 128, 128, Cluster::N(2)),
-    tile(Cooperative, 128, 256, Cluster::M(2)),
-    tile(Cooperative, 256, 128, Cluster::N(2)),
-    tile(Cooperative, 128, 224, Cluster::M(2)),
-    tile(Cooperative, 128, 192, Cluster::M(2)),
-    tile(Cooperative, 128, 128, Cluster::N(4)),
-    tile(PingPong, 128, 96, Cluster::M(2)),
-    tile(PingPong, 64, 256, Cluster::M(2)),
-    tile(PingPong, 64, 192, Cluster::M(2)),
-    tile(Single, 64, 128, Cluster::M(2)),
-    tile(Single, 64, 96, Cluster::M(2)),
-    tile(Single, 64, 64, Cluster::M(2)),
-];
+/// The tiles for M > 64. Of those that cost the same the first is taken. More widths give multiprocessors more equal shares
+/// of the columns; 64 rows are for small M; clusters save loads where the result is large.
+pub(super) const TILES: [Tile; 34] = tiles(
+    &[
+        (PingPong, &[128], &[128], Cluster::None),
+        (Cooperative, &[128], &[256], Cluster::None),
+        (Cooperative, &[256], &[128], Cluster::None),
+        (Cooperative, &[128], &[208, 192, 160, 144, 128, 96, 80, 64], Cluster::None),
+        (PingPong, &[128], &[112, 96], Cluster::None),
+        (PingPong, &[64], &[256, 224, 192, 128], Cluster::None),
+        (Single, &[64], &[128, 96, 64, 48, 32], Cluster::None),
+        (PingPong, &[128], &[128], Cluster::N(2)),
+        (Cooperative, &[128], &[256], Cluster::M(2)),
+        (Cooperative, &[256], &[128], Cluster::N(2)),
+        (Cooperative, &[128], &[224, 192], Cluster::M(2)),
+        (Cooperative, &[128], &[128], Cluster::N(4)),
+        (PingPong, &[128], &[96], Cluster::M(2)),
+        (PingPong, &[64], &[256, 192], Cluster::M(2)),
+        (Single, &[64], &[128, 96, 64], Cluster::M(2)),
+    ],
+    false,
+);
 
 /// Further tiles for M > 64 and 16-bit types, with any multiple of 8 rows of `x`: where M is no multiple of 64 or 128, a
 /// few of these waste less of the last round. Which heights are worth compiling was chosen by the estimate over many M.
-pub(super) const EXCHANGED: [Tile; 14] = [
-    exchanged(Cooperative, 136, 256),
-    exchanged(Cooperative, 96, 256),
-    exchanged(Cooperative, 112, 256),
-    exchanged(Cooperative, 120, 256),
-    exchanged(Cooperative, 184, 256),
-    exchanged(PingPong, 136, 128),
-    exchanged(PingPong, 152, 128),
-    exchanged(PingPong, 168, 128),
-    exchanged(Cooperative, 72, 128),
-    exchanged(Cooperative, 112, 128),
-    exchanged(Cooperative, 136, 128),
-    exchanged(Cooperative, 152, 128),
-    exchanged(Cooperative, 200, 128),
-    exchanged(Cooperative, 216, 128),
-];
+pub(super) const EXCHANGED: [Tile; 14] = tiles(
+    &[
+        (Cooperative, &[136, 96, 112, 120, 184], &[256], Cluster::None),
+        (PingPong, &[136, 152, 168], &[128], Cluster::None),
+        (Cooperative, &[72, 112, 136, 152, 200, 216], &[128], Cluster::None),
+    ],
+    true,
+);
 
 /// The most rows of `x` for which [`EXCHANGED`] tiles are considered: with more, the last round matters less than what the
 /// estimate may err.
 const EXCHANGED_ROWS: usize = 2048;
 
-/// The one of the covering set with scales for blocks of K, whose partial sums need registers of their own.
+/// The tile of the covering set for scales by blocks of K, whose partial sums need registers of their own.
 pub(super) const BLOCKS: Tile = tile(Cooperative, 128, 64, Cluster::None);
 
 /// Columns of the tiles for M <= 64, whose time is that of reading `w`: multiprocessors must get equal shares of it.
@@ -127,8 +121,8 @@ pub(super) const SKINNY: [usize; 8] = [128, 112, 96, 80, 64, 48, 32, 16];
 /// The most rows of `w` in a tile of which two blocks of a multiprocessor have registers for what their threads load.
 pub(super) const DIRECT_PAIR: usize = 96;
 
-// What the estimate of a tile's cycles knows of the device. Fitted to the times of all tiles on some fifty shapes, so that
-// the choice is near the best; no figure is exact by itself.
+// The device model behind the estimate of a tile's cycles. Fitted to the times of all tiles on some fifty shapes, so
+// that the choice is near the best; no figure is exact by itself.
 
 /// Cycles of the products of a stage over those of tensor cores that never wait.
 const PRODUCTS: f64 = 1.15;
@@ -193,7 +187,8 @@ impl Tile {
         if !p.direct_w {
             return Tile::skinny(rows, n, pieces, many);
         }
-        // Threads wait for what they load of `w`; those of a second block load meanwhile, if there are registers for both.
+        // Threads wait for their loads of `w`; a second block's threads load meanwhile, if there are registers for
+        // both.
         let two = many && n <= DIRECT_PAIR && rows <= 16;
         Tile { blocks_per_unit: 1 + two as usize, ..Tile::skinny(rows, n, pieces, false) }
     }
@@ -253,7 +248,7 @@ impl Tile {
         tiles.min(self.resident(units)) * self.cluster_blocks()
     }
 
-    /// Tiles of the block that has the most.
+    /// Tiles of the block with the most.
     pub(super) fn rounds(self, p: &Problem, units: usize) -> usize {
         let tiles = self.grid(p).iter().product::<usize>() * p.batch;
         tiles.div_ceil(tiles.min(self.resident(units)).max(1))
@@ -272,7 +267,7 @@ impl Tile {
                 return band;
             }
         }
-        // A few more at once spare a second band.
+        // A few more at once save a second band.
         if rows <= MOST + MOST / 2 { rows } else { MOST }
     }
 
@@ -310,8 +305,8 @@ impl Tile {
         (along, others)
     }
 
-    /// Tiles of the block that has the most to do. Blocks take tiles in turn, those that count for less after the others,
-    /// so that who has a whole one more may have one of those too.
+    /// Tiles of the block that has the most to do. Blocks take tiles in turn, partial ones last, so that a block with
+    /// one more whole tile may get a partial one too.
     fn longest(self, p: &Problem, resident: usize, rounds: f64) -> f64 {
         let (counted, others) = self.operand_tiles(p);
         let along = counted.ceil();
@@ -334,7 +329,8 @@ impl Tile {
         // Two blocks of a multiprocessor take as long together as one after the other.
         let resident = self.resident(units).div_ceil(self.blocks_per_unit);
         let rounds = along * (others * p.batch) as f64 / resident as f64;
-        // A stage takes as long as its products, its way from memory and L2, or its ways into and out of shared memory.
+        // A stage takes as long as its products, its transfer from memory and L2, or its transfers into and out of
+        // shared memory, whichever is longest.
         let products = PRODUCTS * m * n / 32.0;
         let bytes = (x_rows / self.cluster_n() as f64 + n / self.cluster_m() as f64) * STAGE_ROW as f64;
         let operands = ((p.m * p.batch + p.weight_rows()) * p.k * p.x_dtype.size()) as f64;
@@ -342,7 +338,7 @@ impl Tile {
         let loads =
             bytes / if ragged(p) { LOADED_RAGGED } else { LOADED } + operands / MEMORY / stages_in_all;
         let direct = if p.direct_w { (DIRECT + DIRECT_ROW * n) / self.blocks_per_unit as f64 } else { 0.0 };
-        // Every 64 rows read both operands by themselves.
+        // Each group of 64 rows reads both operands itself.
         let shared = x_rows + n + a / 64.0 * (64.0 + b);
         let main = stages * products.max(loads).max(shared).max(direct);
         let results = if self.exchanged { self.m } else { self.columns(p.gate) };
@@ -352,7 +348,7 @@ impl Tile {
             Some(_) => EPILOGUE + ACTIVATION,
         };
         let epilogue = step * elements + EPILOGUE_START;
-        // Multiprocessors that wait for the last round of many leave the others their share of the power.
+        // Multiprocessors that idle in the last of many rounds leave power to the others.
         let waves = rounds + (self.longest(p, resident, rounds) - rounds).max(0.0) * (8.0 / rounds).min(1.0);
         let cycles = START
             + match self.schedule {

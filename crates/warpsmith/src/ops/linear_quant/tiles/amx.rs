@@ -1,9 +1,8 @@
 //! Products with AMX: 16 rows of `x` times 16 rows of the weight. Tiles make the integers; vectors scale and add them, in
 //! the order of all tiers.
 //!
-//! While tiles are in use, only one of the two vector multipliers is. Conversions use the multiplier too, but additions do
-//! not: so sums of integers begin with the bits of a float that is large enough for its last place to be one, which a
-//! subtraction takes away.
+//! While tiles are in use, only one of the two vector multipliers is. Conversions use the multiplier too, but additions
+//! do not: so sums of integers start from the bits of a float whose last place is one, which a subtraction removes.
 
 use super::wide::{Steps, WIDE, WideProduct, WideRecord};
 use super::{AHEAD, ROWS, Shape};
@@ -73,7 +72,8 @@ pub(super) unsafe fn sums<S: Shape>(p: &WideProduct) {
                 if (DELAY..steps + DELAY).contains(&step) {
                     let step = step - DELAY;
                     let scales = p.panel.add(step * S::STEP_BYTES + S::STEP_QUANTS);
-                    add::<S>(&mut sums, slot(dots, step), scales.cast(), &*p.x.add(step / S::IN_TILE));
+                    let (x, half) = (&*p.x.add(step / S::IN_TILE), step % S::IN_TILE);
+                    add::<S>(&mut sums, slot(dots, step), scales.cast(), x, half);
                 }
             }
         };
@@ -102,7 +102,13 @@ fn slot(dots: *mut f32, step: usize) -> *mut f32 {
 /// There must be integers, scales and minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn add<S: Shape>(sums: &mut [__m512; WIDE], dots: *const f32, scales: *const f32, x: &WideRecord) {
+unsafe fn add<S: Shape>(
+    sums: &mut [__m512; WIDE],
+    dots: *const f32,
+    scales: *const f32,
+    x: &WideRecord,
+    half: usize,
+) {
     let large = _mm512_set1_ps(LARGE);
     // SAFETY: passed on.
     unsafe {
@@ -113,7 +119,7 @@ unsafe fn add<S: Shape>(sums: &mut [__m512; WIDE], dots: *const f32, scales: *co
             let factor = _mm512_mul_ps(_mm512_set1_ps(x.scales[r]), scale);
             *sum = _mm512_fmadd_ps(dot, factor, *sum);
             if S::MIN {
-                *sum = _mm512_fmadd_ps(_mm512_set1_ps(x.totals[r]), min, *sum);
+                *sum = _mm512_fmadd_ps(_mm512_set1_ps(x.totals[half][r]), min, *sum);
             }
         }
     }
@@ -149,13 +155,13 @@ pub(super) unsafe fn widen<S: Shape>(zero_point: i32, panel: *const u8, num_tile
                     _mm512_store_si512(place(line), _mm512_sub_epi8(bytes, zero));
                 }
             }
-            for i in 0..1 + (S::MIN || S::HALVES) as usize {
+            for i in 0..S::NUMBERS {
                 let at = from.add(S::QUANTS + i * S::SCALES);
                 let numbers = match S::F16 {
                     true => _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())),
                     false => _mm512_loadu_ps(at.cast()),
                 };
-                let offset = if S::HALVES { i * S::STEP_BYTES } else { i * 64 };
+                let offset = i % S::PARTS * S::STEP_BYTES + i / S::PARTS * 64;
                 _mm512_store_ps(to.add(S::STEP_QUANTS + offset).cast(), numbers);
             }
         }

@@ -26,8 +26,8 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
                         quants[g] = bytes;
                     }
                 }
-                let mut scales = [_mm256_setzero_ps(); 2];
-                for (i, scale) in scales.iter_mut().enumerate().take(1 + (S::MIN || S::HALVES) as usize) {
+                let mut scales = [_mm256_setzero_ps(); 4];
+                for (i, scale) in scales.iter_mut().enumerate().take(S::NUMBERS) {
                     let at = tile.add(S::QUANTS + i * S::SCALES + side * S::SCALES / 2);
                     *scale = match S::F16 {
                         true => _mm256_cvtph_ps(_mm_loadu_si128(at.cast())),
@@ -54,7 +54,7 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_tile<S: Shape>(quants: &[__m256i; 8], scales: &[__m256; 2], x: &Record, mut sum: __m256) -> __m256 {
+fn add_tile<S: Shape>(quants: &[__m256i; 8], scales: &[__m256; 4], x: &Record, mut sum: __m256) -> __m256 {
     let scale = _mm256_set1_ps(x.scale);
     let offset = |i: usize| if S::MIN { 0 } else { x.offsets[i] };
     let mut dots = [_mm256_set1_epi32(offset(0)), _mm256_set1_epi32(offset(1))];
@@ -63,14 +63,15 @@ fn add_tile<S: Shape>(quants: &[__m256i; 8], scales: &[__m256; 2], x: &Record, m
         let dot = fours::<S>(quants[g], _mm256_set1_epi32(x.quants[g]));
         dots[half] = _mm256_add_epi32(dots[half], dot);
     }
-    for half in 0..1 + S::HALVES as usize {
+    for half in 0..S::PARTS {
         let factor = _mm256_mul_ps(scale, scales[half]);
         sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[half]), factor, sum);
+        if S::MIN {
+            let total = _mm256_set1_ps(f32::from_bits(x.offsets[half] as u32));
+            sum = _mm256_fmadd_ps(total, scales[S::PARTS + half], sum);
+        }
     }
-    match S::MIN {
-        true => _mm256_fmadd_ps(_mm256_set1_ps(f32::from_bits(x.offsets[0] as u32)), scales[1], sum),
-        false => sum,
-    }
+    sum
 }
 
 /// The dot products of four unsigned with four signed bytes, in each lane.

@@ -59,7 +59,10 @@ fn expand_tile<S: Shape>(tile: &[u8], zero: i32, to: &mut [[f32; ROWS]; GROUP]) 
         }
     };
     let scales: [[f32; ROWS]; 2] = array(|half| array(|row| number(half * S::HALVES as usize, row)));
-    let mins: [f32; ROWS] = array(|row| if S::MIN { number(1, row) } else { 0.0 });
+    let min = |half: usize, row: usize| {
+        if S::MIN { number(S::PARTS + half * S::HALVES as usize, row) } else { 0.0 }
+    };
+    let mins: [[f32; ROWS]; 2] = array(|half| array(|row| min(half, row)));
     for (k, to) in to.iter_mut().enumerate() {
         let (at, shift) = if S::NIBBLES { (k % 16, k / 16 * 4) } else { (k, 0) };
         let mask = if S::NIBBLES { 15 } else { 255 };
@@ -68,7 +71,7 @@ fn expand_tile<S: Shape>(tile: &[u8], zero: i32, to: &mut [[f32; ROWS]; GROUP]) 
             let quant = i32::from(quants[4 * row] >> shift & mask) - zero;
             let product = scales[k / 16][row] * quant as f32;
             // A sum with zero would lose the sign of a product that is zero.
-            *weight = if S::MIN { product + mins[row] } else { product };
+            *weight = if S::MIN { product + mins[k / 16][row] } else { product };
         }
     }
 }

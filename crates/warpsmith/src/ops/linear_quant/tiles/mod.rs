@@ -7,8 +7,8 @@
 //!
 //! What a row of the result is, bit for bit, on every tier and for any number of rows: `sum = 0`, then for each 32 of K,
 //! with the exact integer `dot` of the quants less their zero point, `sum = fma(dot, scale_x * scale_w, sum)`; for formats
-//! whose halves have scales of their own, one such step for each half; for formats with a minimum then
-//! `sum = fma(total_x, min_w, sum)`, where `total_x` is the sum of the 32 activations.
+//! with a minimum then `sum = fma(total_x, min_w, sum)`, where `total_x` is the sum of the 32 activations. For formats whose
+//! halves have scales of their own, this is done for each half.
 
 /// Runs `$body` with `$shape` as the shape of a format's tiles.
 macro_rules! with_shape {
@@ -22,7 +22,7 @@ macro_rules! with_shape {
                 type $shape = Tile<true, true, true, false>;
                 $body
             }
-            QuantFormat::Q5_0 | QuantFormat::Q8_0 => {
+            QuantFormat::Q5_0 | QuantFormat::Q8_0 | QuantFormat::IQ4_NL => {
                 type $shape = Tile<false, true, false, false>;
                 $body
             }
@@ -40,6 +40,18 @@ macro_rules! with_shape {
             }
             QuantFormat::Q6_K => {
                 type $shape = Tile<false, false, false, true>;
+                $body
+            }
+            QuantFormat::Q2_K => {
+                type $shape = Tile<true, false, true, true>;
+                $body
+            }
+            QuantFormat::Q3_K => {
+                type $shape = Tile<true, false, false, true>;
+                $body
+            }
+            QuantFormat::IQ4_XS | QuantFormat::MXFP4 => {
+                type $shape = Tile<false, false, false, false>;
                 $body
             }
         }
@@ -64,10 +76,10 @@ use crate::cpu::gemm::Isa;
 
 /// Rows of the weight in a tile.
 pub(super) const ROWS: usize = 16;
-/// The most rows of `x` that are multiplied at once, but by AMX.
+/// The most rows of `x` that are multiplied at once, except by AMX.
 pub(super) const MOST: usize = 8;
 
-/// How many bytes ahead of its loads a panel is asked for: the processor's own prefetchers stop at the end of a page.
+/// How many bytes ahead of its loads a panel is prefetched: hardware prefetchers stop at the end of a page.
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 2048;
 
@@ -78,8 +90,8 @@ pub(super) struct Record {
     /// Signed bytes, in fours.
     pub quants: [i32; 8],
     pub scale: f32,
-    /// For weights with a minimum: the bits of the sum of the activations, in f32, and nothing. For others: minus the zero
-    /// point times the sums of the quants, over all 32; or over each half, where these have scales of their own.
+    /// For weights with a minimum: the bits of the sum of the activations, in f32. For others: minus the zero point times
+    /// the sum of the quants. Over all 32, and nothing; or over each half, where these have scales of their own.
     pub offsets: [i32; 2],
 }
 
@@ -97,8 +109,7 @@ pub(super) enum Instructions {
 }
 
 impl Instructions {
-    /// The best for `m` rows of `x` that a kernel of `tier` may use. A tier above what the machine has stands for the best
-    /// it has.
+    /// The best for `m` rows of `x` that a kernel of `tier` may use. For a tier above the machine's, the best it has.
     pub fn of_tier(tier: Tier, m: usize) -> Instructions {
         #[cfg(target_arch = "x86_64")]
         return match tier.min(Tier::supported()) {
@@ -134,17 +145,21 @@ pub(super) trait Shape {
     const F16: bool;
     /// There are minima; then the zero point is zero.
     const MIN: bool;
-    /// Two scales for each row: of k 0 to 15 and of k 16 to 31.
+    /// Two scales for each row, and two minima: of k 0 to 15 and of k 16 to 31.
     const HALVES: bool;
 
     /// Bytes of the quants.
     const QUANTS: usize = if Self::NIBBLES { 256 } else { 512 };
     /// Bytes of one scale of each row.
     const SCALES: usize = if Self::F16 { 32 } else { 64 };
-    /// Bytes of a tile: quants, scales, and minima or second scales.
-    const BYTES: usize = Self::QUANTS + Self::SCALES * (1 + Self::MIN as usize + Self::HALVES as usize);
-    /// Whether quants have more than seven bits.
-    const WIDE: bool = !Self::NIBBLES && Self::F16 && !Self::MIN;
+    /// Scales of a row, and as many minima if there are any.
+    const PARTS: usize = 1 + Self::HALVES as usize;
+    /// Numbers that a row has beside its quants: scales, then minima.
+    const NUMBERS: usize = Self::PARTS * (1 + Self::MIN as usize);
+    /// Bytes of a tile.
+    const BYTES: usize = Self::QUANTS + Self::SCALES * Self::NUMBERS;
+    /// Whether quants may have more than seven bits.
+    const WIDE: bool = !Self::NIBBLES && !Self::MIN && !Self::HALVES;
 }
 
 /// The shape with these properties.
@@ -166,7 +181,7 @@ pub(super) fn tile_bytes(format: QuantFormat) -> usize {
 
 /// Whether the halves of 32 weights have scales of their own.
 pub(super) fn has_halves(format: QuantFormat) -> bool {
-    format == QuantFormat::Q6_K
+    with_shape!(format, S => S::HALVES)
 }
 
 /// A panel of weights, and rows of `x` to multiply it with.
@@ -204,7 +219,7 @@ impl Product {
         // SAFETY: passed on.
         unsafe {
             match instructions {
-                Instructions::Portable => with_shape!(self.format, S => rows!(portable, S)),
+                Instructions::Portable => with_shape!(self.format, S => portable::sums::<S>(&self)),
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => with_shape!(self.format, S => rows!(avx2, S)),
                 #[cfg(target_arch = "x86_64")]

@@ -84,9 +84,8 @@ fn put<S: Shape>(group: &Group, lane: usize, tile: &mut [u8]) {
             *place = if S::NIBBLES { quant | group.quants[4 * four + i + 16] << 4 } else { quant };
         }
     }
-    let second = if S::MIN { group.min } else { group.scales[1] };
-    let numbers = [group.scales[0], second];
-    for (number, rest) in numbers.into_iter().zip(rest.chunks_exact_mut(S::SCALES)) {
+    let numbers = group.scales[..S::PARTS].iter().chain(&group.mins[..S::PARTS]).copied();
+    for (number, rest) in numbers.zip(rest.chunks_exact_mut(S::SCALES)) {
         match S::F16 {
             // It came from f16.
             true => rest[2 * lane..][..2].copy_from_slice(&f16::from_f32(number).to_ne_bytes()),

@@ -1,15 +1,18 @@
 //! Products in plain Rust.
 
-use super::{Product, ROWS, Shape};
+use super::{MOST, Product, ROWS, Shape};
 use crate::cpu::array;
 use half::f16;
 
-/// The sums of `R` rows of `x`.
+/// The sums of all rows of `x`, one function for any number of them: unrolled for each number, these took the compiler longer
+/// than any other part of the library.
 ///
 /// # Safety
 /// As [`Product::run`].
-pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
-    let mut sums = [[0f32; ROWS]; R];
+#[inline(never)]
+pub(super) unsafe fn sums<S: Shape>(p: &Product) {
+    let mut room = [[0f32; ROWS]; MOST];
+    let sums = &mut room[..p.rows];
     for b in 0..p.num_tiles {
         // SAFETY: tile `b` is in the panel.
         let tile = unsafe { std::slice::from_raw_parts(p.panel.add(b * S::BYTES), S::BYTES) };
@@ -33,7 +36,7 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
         };
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: there is a record of each row for each tile.
-            let x = unsafe { &*p.x.add(b * R + r) };
+            let x = unsafe { &*p.x.add(b * p.rows + r) };
             let signed: [[i8; 4]; 8] = x.quants.map(|four| four.to_ne_bytes().map(|byte| byte as i8));
             for (row, sum) in sums.iter_mut().enumerate() {
                 let mut dots = if S::MIN { [0; 2] } else { x.offsets };
@@ -43,11 +46,12 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
                         dots[half] += i32::from(quants[g][row][i]) * i32::from(signed[g][i]);
                     }
                 }
-                for half in 0..1 + S::HALVES as usize {
+                for half in 0..S::PARTS {
                     *sum = (dots[half] as f32).mul_add(x.scale * number(half, row), *sum);
-                }
-                if S::MIN {
-                    *sum = f32::from_bits(x.offsets[0] as u32).mul_add(number(1, row), *sum);
+                    if S::MIN {
+                        let total = f32::from_bits(x.offsets[half] as u32);
+                        *sum = total.mul_add(number(S::PARTS + half, row), *sum);
+                    }
                 }
             }
         }

@@ -30,8 +30,8 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
                     quants[g] = bytes;
                 }
             }
-            let mut scales = [_mm512_setzero_ps(); 2];
-            for (i, scale) in scales.iter_mut().enumerate().take(1 + (S::MIN || S::HALVES) as usize) {
+            let mut scales = [_mm512_setzero_ps(); 4];
+            for (i, scale) in scales.iter_mut().enumerate().take(S::NUMBERS) {
                 let at = tile.add(S::QUANTS + i * S::SCALES);
                 *scale = match S::F16 {
                     true => _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())),
@@ -50,13 +50,13 @@ pub(super) unsafe fn sums<S: Shape, const R: usize>(p: &Product) {
                 let half = if S::HALVES { g / 4 } else { 0 };
                 dots[half] = _mm512_dpbusd_epi32(dots[half], quants[g], _mm512_set1_epi32(x.quants[g]));
             }
-            for half in 0..1 + S::HALVES as usize {
+            for half in 0..S::PARTS {
                 let factor = _mm512_mul_ps(scale, scales[half]);
                 *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[half]), factor, *sum);
-            }
-            if S::MIN {
-                let total = _mm512_set1_ps(f32::from_bits(x.offsets[0] as u32));
-                *sum = _mm512_fmadd_ps(total, scales[1], *sum);
+                if S::MIN {
+                    let total = _mm512_set1_ps(f32::from_bits(x.offsets[half] as u32));
+                    *sum = _mm512_fmadd_ps(total, scales[S::PARTS + half], *sum);
+                }
             }
         }
     }

@@ -19,9 +19,8 @@ pub(in crate::ops::linear_quant) struct WideRecord {
     /// Signed bytes.
     pub quants: [[u8; 32]; WIDE],
     pub scales: [f32; WIDE],
-    /// Sums of the activations.
-    pub totals: [f32; WIDE],
-    unused: [f32; WIDE],
+    /// Sums of the activations, of all 32 or of each half.
+    pub totals: [[f32; WIDE]; 2],
 }
 
 impl WideRecord {
@@ -33,7 +32,9 @@ impl WideRecord {
         }
         self.scales[row] = record.scale;
         // Meant for formats with a minimum, and read for no others.
-        self.totals[row] = f32::from_bits(record.offsets[0] as u32);
+        for (totals, bits) in self.totals.iter_mut().zip(record.offsets) {
+            totals[row] = f32::from_bits(bits as u32);
+        }
     }
 }
 
@@ -99,8 +100,8 @@ pub(in crate::ops::linear_quant) struct Multiplier {
 
 impl Multiplier {
     /// # Safety
-    /// The machine must have [`super::Instructions::Amx`], and nothing else may use its tiles on this thread as long as
-    /// this one lives.
+    /// The machine must have [`super::Instructions::Amx`], and nothing else may use its tiles on this thread while this
+    /// value is alive.
     pub unsafe fn new(format: QuantFormat) -> Multiplier {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: passed on.

@@ -21,9 +21,9 @@ const fn table(dtype: DType) -> RowTable {
     }
 }
 
-/// Rows that the blocks of a cluster share. Where the table above has rows as long, it has as many threads
-/// and chunks: both kernels give the same bits. A warp has as much to do for a row whether its lanes have one chunk or
-/// three, so steps are small enough for lanes to have most of theirs.
+/// Rows that the blocks of a cluster share. For lengths that are in the table above too, threads and chunks are the
+/// same, so that both kernels give the same bits. A warp has as much to do for a row whether its lanes have one chunk
+/// or three, so steps are small enough for lanes to have most of theirs.
 const fn split_table(dtype: DType) -> RowTable {
     match dtype.size() {
         4 => &[(512, 2), (512, 4), (512, 6), (1024, 4), (1024, 6), (2048, 4)],
@@ -53,7 +53,7 @@ fn row_kind(p: &Problem) -> RowKind {
     RowKind::new(&p.steps[..4], p.vector_rows)
 }
 
-/// Whether the weight is gathered, because it is not what rows are.
+/// Whether the weight is gathered, because rows are dense and it is not.
 fn is_apart(p: &Problem) -> bool {
     match row_kind(p) {
         RowKind::Aligned => !p.vector_weight,
@@ -79,8 +79,8 @@ fn stages(tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
     stages_of(tiling, vector, wanted, info)
 }
 
-/// The same for aligned rows of a block: with two rows on their way and one in use, reads and writes get in each other's way.
-/// Only the longest of 16-bit types, whose means take a block long, are better with them.
+/// The same for aligned rows of a block: with two rows in flight and one in use, reads and writes interfere. Only the
+/// longest rows of 16-bit types, whose means take a block long, gain from it.
 fn row_stages(p: &Problem, tiling: &RowTiling, vector: u8, info: &DeviceInfo) -> usize {
     let waits_long = p.center && p.dtype.size() == 2 && tiling.lanes == 512;
     match is_unaligned(vector) || tiling.items == 1 || waits_long {
@@ -89,7 +89,7 @@ fn row_stages(p: &Problem, tiling: &RowTiling, vector: u8, info: &DeviceInfo) ->
     }
 }
 
-/// As many as are wanted and find room.
+/// As many as wanted, if they fit.
 fn stages_of(tiling: &RowTiling, vector: u8, wanted: usize, info: &DeviceInfo) -> usize {
     let asynchronous = info.arch.is_some_and(|arch| arch.major >= 8) && [1, 2].contains(&vector);
     let room = (info.shared_per_block / blocks_at_once(tiling)).saturating_sub(RESERVED);
@@ -111,7 +111,7 @@ fn is_unaligned(vector: u8) -> bool {
 /// Shared memory of a block that the rest of the kernel needs.
 const RESERVED: usize = 1024;
 
-/// How the kernels share out rows, and how they move them.
+/// How the kernels divide rows, and how they move them.
 #[derive(Clone, Copy)]
 struct Tiling {
     /// Of one block.
@@ -147,7 +147,7 @@ impl Tiling {
         defines
     }
 
-    /// Groups of threads that share out the rows: as many as run at once, so that each leaves one partial sum.
+    /// Groups of threads that the rows are divided among: as many as run at once, so that each leaves one partial sum.
     fn groups(&self, num_rows: usize, info: &DeviceInfo) -> usize {
         // Clusters live within a group of multiprocessors, of which there are 16 or a few more.
         let units = if self.split == 1 { info.units } else { (info.units / 16 * 16).max(1) };
@@ -156,7 +156,7 @@ impl Tiling {
     }
 
     /// Shared memory of a block: stages, and so much that no more blocks share a multiprocessor than the number of
-    /// groups counts on. Where one had more than its share, the others would wait for it.
+    /// groups counts on. A multiprocessor with more than its share would make the others wait.
     fn shared_bytes(&self, groups: usize, info: &DeviceInfo) -> usize {
         let staged = self.stages * stage_bytes(&self.block, self.vector);
         let blocks = blocks_at_once(&self.block);
@@ -168,7 +168,8 @@ impl Tiling {
     }
 }
 
-/// Of a multiprocessor. More do not find registers for a row's elements and sums: `kThreadsAtOnce` of the device code.
+/// Of a multiprocessor. The most threads that have registers for a row's elements and sums: `kThreadsAtOnce` in the
+/// device code.
 fn threads_at_once(block: &RowTiling) -> usize {
     if block.items.is_multiple_of(3) { 384 } else { 512 }
 }
@@ -277,7 +278,7 @@ pub(in crate::ops) const fn row(name: &'static str, center: bool) -> Kernel<Prob
     Kernel::cuda(name, if center { &LAYER_ROW } else { &RMS_ROW }, run_row)
         .when(|p, info| {
             let (kind, vector) = (row_kind(p), row_kind(p).row_level(p.hidden, p.dtype));
-            // Rows that begin anywhere are better shared out over more blocks.
+            // Rows that begin anywhere are better divided among more blocks.
             let shared = is_unaligned(vector) && has_clusters(info);
             let is_staged = |t: &RowTiling| !is_unaligned(vector) || stages(t, vector, info) > 0;
             let room =
@@ -381,7 +382,7 @@ fn run(launch: &Launch<'_, Problem>, tiling: &Tiling) -> Result<()> {
     if p.num_sums() == 0 {
         return Ok(());
     }
-    // Both sums of layer_norm are formed if either is wanted; a null target is passed over.
+    // Both sums of layer_norm are formed if either is wanted; a null target is skipped.
     let target = |index: usize, step| (launch.args.address(index), step);
     let targets = [target(DWEIGHT, p.steps[5]), target(DBIAS, p.steps[6])];
     // SAFETY: as above; the workspace holds the partial sums of `num_partials` gradients.

@@ -1,0 +1,45 @@
+"""Calls in PyTorch's counter of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import warpsmith
+import warpsmith.flops
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def counted(call: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        result = call(*tensors)
+        if result.requires_grad:
+            result.sum().backward()
+    total: int = counter.get_total_flops()
+    return total
+
+
+def test_weights_in_blocks() -> None:
+    assert counted(lambda x: warpsmith.linear_quant(x, torch.zeros(6, 68, dtype=torch.uint8)), torch.randn(3, 64)) == (
+        2 * 3 * 64 * 6
+    )
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_calls_count_as_pytorchs(needs: bool) -> None:
+    x, w = torch.randn(2, 5, 24, requires_grad=needs), torch.randn(16, 24, requires_grad=needs)
+    assert counted(warpsmith.linear, x, w) == counted(F.linear, x, w) > 0
+    targets = torch.randint(0, 16, (2, 5))
+    # The gradients of a head are computed with its logits.
+    loss = counted(lambda x, w: warpsmith.linear_cross_entropy(x, w, targets), x, w)
+    assert loss == counted(F.linear, x, w)
+    # What is recomputed by neither: a product with an activation, and one with a gate.
+    assert counted(lambda x, w: warpsmith.linear(x, w, act="gelu"), x, w) == counted(F.linear, x, w)
+    assert counted(lambda x, w: warpsmith.linear(x, w, act="silu", gate="halves"), x, w) == counted(F.linear, x, w)
+    shape: tuple[Any, ...] = (2, 4, 8, 32)
+    q, k, v = (torch.randn(*shape, requires_grad=needs) for _ in range(3))
+    theirs = 4 * 2 * 4 * 8 * 8 * 32
+    assert counted(warpsmith.sdpa, q, k, v) == (theirs * 7 // 2 if needs else theirs)

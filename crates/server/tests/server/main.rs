@@ -1,0 +1,10 @@
+//! The server as clients see it, on the CPU, with a small random model.
+
+mod embeddings;
+mod formats;
+mod harness;
+mod life;
+mod malformed;
+mod page;
+mod safety;
+mod streams;
