@@ -137,6 +137,7 @@ fn rule(rule: &SizeRule) -> Json {
         SizeRule::Divided { size, option, by } => {
             json!({"kind": "divided", "size": size, "option": option, "by": by})
         }
+        SizeRule::Else { size, or } => json!({"kind": "else", "size": size, "or": or}),
     }
 }
 

@@ -19,11 +19,14 @@ use warpsmith::op::Select;
 use warpsmith::ops;
 
 /// Ops that multiply matrices, and choose among instructions within the highest tier.
-const WITH_PRODUCTS: [&str; 7] = [
+const WITH_PRODUCTS: [&str; 10] = [
     "linear",
     "linear_backward",
     "linear_quant",
     "linear_cross_entropy",
+    "grouped_linear",
+    "grouped_linear_backward",
+    "moe_ffn",
     "attention",
     "attention_backward",
     "paged_attention",

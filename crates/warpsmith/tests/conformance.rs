@@ -54,11 +54,14 @@ fn prove(op: &'static dyn AnyProvable, device: Device) {
 /// The kernels that run on `device`. Ops that multiply matrices choose among instructions within the highest tier, which
 /// is then judged with each of them.
 fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)> {
-    const OPS: [&str; 7] = [
+    const OPS: [&str; 10] = [
         "linear",
         "linear_backward",
         "linear_quant",
         "linear_cross_entropy",
+        "grouped_linear",
+        "grouped_linear_backward",
+        "moe_ffn",
         "attention",
         "attention_backward",
         "paged_attention",

@@ -120,6 +120,8 @@ class Sizes:
         derived = self.op.derived.get(name)
         if derived is None:
             return None
+        if derived.kind == "else":
+            return self.sizes[derived.size] if derived.size in self.sizes else self.lookup(derived.other)
         value = self.options[derived.option]
         if derived.kind == "option":
             return value

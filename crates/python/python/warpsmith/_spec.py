@@ -89,12 +89,13 @@ class Attr:
 
 @dataclass(frozen=True)
 class Derived:
-    """A size in the shapes that an option decides."""
+    """A size in the shapes that an option, or an optional argument, decides."""
 
-    kind: Literal["option", "option_or", "divided"]
-    option: int
+    kind: Literal["option", "option_or", "divided", "else"]
+    option: int = -1
     size: str = ""
     by: tuple[int, ...] = ()
+    other: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ def _dtype_rule(raw: dict[str, Any]) -> DTypeRule:
 
 
 def _derived(raw: dict[str, Any]) -> Derived:
-    return Derived(raw["kind"], raw["option"], raw.get("size", ""), tuple(raw.get("by", ())))
+    option, size, by = raw.get("option", -1), raw.get("size", ""), tuple(raw.get("by", ()))
+    return Derived(raw["kind"], option, size, by, raw.get("or", ""))
 
 
 def _gradient(raw: dict[str, Any]) -> Gradient:

@@ -225,6 +225,10 @@ impl<'c> Matcher<'c> {
             SizeRule::Divided { size, option, by } => {
                 Ok(self.lookup(size)?.map(|size| size / by[self.attrs.choice(option)]))
             }
+            SizeRule::Else { size, or } => match self.get(size) {
+                None => self.lookup(or),
+                known => Ok(known),
+            },
         }
     }
 

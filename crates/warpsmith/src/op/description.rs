@@ -23,7 +23,10 @@ pub fn check(spec: &'static OpSpec) -> Result<()> {
     for derived in spec.derived {
         let (SizeRule::Option { option, .. }
         | SizeRule::OptionOr { option, .. }
-        | SizeRule::Divided { option, .. }) = derived.rule;
+        | SizeRule::Divided { option, .. }) = derived.rule
+        else {
+            continue;
+        };
         let known = option < spec.attrs.len();
         require(spec, derived.name, known, "the position of an option", || option.to_string())?;
     }

@@ -294,7 +294,7 @@ pub struct SizeSpec {
     pub doc: &'static str,
 }
 
-/// A size in the arguments' shapes that an option decides.
+/// A size in the arguments' shapes that an option, or an optional argument, decides.
 pub struct DerivedSize {
     /// Its name in the shapes.
     pub name: &'static str,
@@ -302,7 +302,7 @@ pub struct DerivedSize {
     pub rule: SizeRule,
 }
 
-/// How an option decides a size.
+/// How a size is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeRule {
     /// The value of an option that is a whole number.
@@ -327,6 +327,14 @@ pub enum SizeRule {
         option: usize,
         /// The divisors.
         by: &'static [usize],
+    },
+    /// A size that only an optional argument has, or another one where it is not given. The argument must come before those
+    /// whose shapes need it.
+    Else {
+        /// The size of the optional argument.
+        size: &'static str,
+        /// The other size.
+        or: &'static str,
     },
 }
 

@@ -11,6 +11,8 @@ pub mod cross_entropy;
 mod elementwise;
 pub mod embedding;
 pub mod gated_act;
+mod grouped;
+pub mod grouped_linear;
 pub mod kv_copy;
 pub mod kv_store;
 pub mod layer_norm;
@@ -18,6 +20,7 @@ pub mod linear;
 pub mod linear_cross_entropy;
 pub mod linear_quant;
 pub mod merge_states;
+pub mod moe_ffn;
 pub mod mul_add;
 mod norm;
 pub mod paged_attention;
@@ -39,6 +42,7 @@ pub use copy::{Copy, concat, concat_into};
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated_act::{GatedAct, GatedActBackward};
+pub use grouped_linear::{GroupedLinear, GroupedLinearBackward};
 pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
@@ -46,6 +50,7 @@ pub use linear::{Linear, LinearBackward, PackedWeight};
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyBackward};
 pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat, QuantPrecision};
 pub use merge_states::MergeStates;
+pub use moe_ffn::MoeFfn;
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
 pub use penalize::Penalize;
@@ -100,6 +105,9 @@ list![
     linear::Forward,
     linear::Backward,
     linear_quant::Forward,
+    grouped_linear::Forward,
+    grouped_linear::Backward,
+    moe_ffn::Forward,
     argmax::Forward,
     sample::Forward,
     penalize::Forward,

@@ -66,7 +66,15 @@ mod tests {
     #[test]
     fn changed_code_is_seen_by_the_ops_that_reach_it() {
         let gemm = touched("cpu/gemm/tiles.rs", with_code);
-        let reached = ["attention", "linear", "linear_cross_entropy", "linear_quant", "paged_attention"];
+        let reached = [
+            "attention",
+            "grouped_linear",
+            "linear",
+            "linear_cross_entropy",
+            "linear_quant",
+            "moe_ffn",
+            "paged_attention",
+        ];
         assert_eq!(gemm, reached);
         assert_eq!(touched("ops/norm/cpu.rs", with_code), ["layer_norm", "rms_norm"]);
         assert_eq!(touched("ops/softmax/cpu.rs", with_code), ["softmax"]);

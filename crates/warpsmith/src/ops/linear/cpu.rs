@@ -53,8 +53,10 @@ pub(in crate::ops) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, pack
     if p.dequant != Dequant::Blocks {
         let isa = Isa::of_tier(tier);
         for batch in 0..p.batch {
+            let part = part_of_batch(p, part, batch);
+            let weights = packed.map_or_else(|| weights_of(p, &part, 0..p.n), Weights::Packed);
             // SAFETY: passed on.
-            unsafe { multiply_matrix(p, &part_of_batch(p, part, batch), isa, packed) };
+            unsafe { multiply_matrix(p, &part, 0..p.n, isa, weights) };
         }
         return;
     }
@@ -62,6 +64,23 @@ pub(in crate::ops) unsafe fn multiply(p: &Problem, part: &Part, tier: Tier, pack
     parallel_for_with_scratch(panels, 1, Panels::need(p), |panels, region| {
         dispatch(tier, Panels { p, part, panels, region });
     });
+}
+
+/// Computes some columns of one matrix, with the bits they have if all are computed.
+///
+/// # Safety
+/// As [`multiply`], for these columns; `p` must have a batch of one and no scales.
+pub(in crate::ops) unsafe fn multiply_columns(p: &Problem, part: &Part, columns: Range<usize>, tier: Tier) {
+    debug_assert!(p.batch == 1 && p.dequant == Dequant::None && columns.end <= p.n);
+    let weights = weights_of(p, part, columns.clone());
+    // SAFETY: passed on.
+    unsafe { multiply_matrix(p, part, columns, Isa::of_tier(tier), weights) };
+}
+
+/// The rows of `w` that give some columns.
+fn weights_of(p: &Problem, part: &Part, columns: Range<usize>) -> Weights<'static> {
+    let weight = Weight { data: part.w, dtype: p.w_dtype, n: p.n, k: p.k, row: p.w.row, col: p.w.col };
+    weight.columns(p.gate, columns)
 }
 
 /// A matrix of weights in memory.
@@ -78,14 +97,21 @@ pub(super) struct Weight {
 impl Weight {
     /// As the engine takes it.
     pub fn matrices(&self, gate: Gate) -> Weights<'static> {
-        let rows = |first: usize, row_stride: isize| Matrix {
-            data: self.data.wrapping_add_signed(first as isize * self.row * self.dtype.size() as isize)
-                as *const u8,
-            dtype: self.dtype,
-            rows: self.n,
-            k: self.k,
-            row_stride,
-            k_stride: self.col,
+        self.columns(gate, 0..self.n)
+    }
+
+    /// The rows that give some columns of the result, as the engine takes them.
+    fn columns(&self, gate: Gate, columns: Range<usize>) -> Weights<'static> {
+        let rows = |first: usize, row_stride: isize| {
+            let skipped = first as isize * self.row + columns.start as isize * row_stride;
+            Matrix {
+                data: self.data.wrapping_add_signed(skipped * self.dtype.size() as isize) as *const u8,
+                dtype: self.dtype,
+                rows: columns.len(),
+                k: self.k,
+                row_stride,
+                k_stride: self.col,
+            }
         };
         match gate {
             Gate::None => Weights::Plain(rows(0, self.row)),
@@ -95,13 +121,11 @@ impl Weight {
     }
 }
 
-/// Computes one matrix of a batch with the engine.
+/// Computes columns of one matrix of a batch with the engine; `weights` has those alone.
 ///
 /// # Safety
 /// As [`multiply`].
-unsafe fn multiply_matrix(p: &Problem, part: &Part, isa: Isa, packed: Option<&PackedWeights>) {
-    let weight = Weight { data: part.w, dtype: p.w_dtype, n: p.n, k: p.k, row: p.w.row, col: p.w.col };
-    let weights = packed.map_or_else(|| weight.matrices(p.gate), Weights::Packed);
+unsafe fn multiply_matrix(p: &Problem, part: &Part, columns: Range<usize>, isa: Isa, weights: Weights<'_>) {
     let x = Matrix {
         data: part.x as *const u8,
         dtype: p.x_dtype,
@@ -110,10 +134,10 @@ unsafe fn multiply_matrix(p: &Problem, part: &Part, isa: Isa, packed: Option<&Pa
         row_stride: p.x.row,
         k_stride: p.x.col,
     };
-    scratch::with(Finish::need(p), |region| {
+    scratch::with(Finish::need(p, columns.len()), |region| {
         // SAFETY: `check` bound all shapes to these sizes and strides; `out` overlaps `residual` only element for element,
         // and each is read before it is written.
-        unsafe { gemm::run(&Gemm { x, weights, isa }, &Finish::new(p, part, region)) }
+        unsafe { gemm::run(&Gemm { x, weights, isa }, &Finish::new(p, part, columns, region)) }
     });
 }
 
@@ -133,34 +157,42 @@ struct Finish<'a> {
 
 impl<'a> Finish<'a> {
     /// How many values of bias, of scales of `w`, and of scales of `x` there are; of the first two for each half.
-    fn sizes(p: &Problem) -> ([usize; 2], [usize; 2], usize) {
+    fn sizes(p: &Problem, columns: usize) -> ([usize; 2], [usize; 2], usize) {
         let scaled = p.dequant == Dequant::Whole;
-        let halves =
-            |given: bool| [if given { p.n } else { 0 }, if given && p.gate != Gate::None { p.n } else { 0 }];
+        let of = |given: bool| if given { columns } else { 0 };
+        let halves = |given: bool| [of(given), of(given && p.gate != Gate::None)];
         (halves(p.has_bias), halves(scaled), if scaled { p.m } else { 0 })
     }
 
     /// Scratch for [`Finish::new`].
-    fn need(p: &Problem) -> Need {
-        let (bias, w_scales, x_scales) = Self::sizes(p);
+    fn need(p: &Problem, columns: usize) -> Need {
+        let (bias, w_scales, x_scales) = Self::sizes(p, columns);
         let columns = bias.into_iter().chain(w_scales);
         columns.fold(Need::of::<f32>(x_scales), |need, len| need.and::<f32>(len))
     }
 
+    /// The last steps of some columns, which the engine counts from zero.
+    ///
     /// # Safety
     /// `part` must hold the tensors of `p`.
-    unsafe fn new(p: &'a Problem, part: &Part, mut region: Region<'a>) -> Self {
-        let (bias, w_scales, x_scales) = Self::sizes(p);
-        let row = |half: usize, j: usize| (if half == 0 { p.gate_row(j) } else { p.up_row(j) }) as isize;
+    unsafe fn new(p: &'a Problem, part: &Part, columns: Range<usize>, mut region: Region<'a>) -> Self {
+        let (bias, w_scales, x_scales) = Self::sizes(p, columns.len());
+        let row = |half: usize, j: usize| {
+            let column = columns.start + j;
+            (if half == 0 { p.gate_row(column) } else { p.up_row(column) }) as isize
+        };
+        let skip = |base: usize, strides: &Strides| {
+            base.wrapping_add_signed(columns.start as isize * strides.col * p.out_dtype.size() as isize)
+        };
         // SAFETY: `check` bound bias and scales to the rows of `w`, and the scales of `x` to its rows.
         unsafe {
-            let bias_at = |half, j| value_at(part.bias, row(half, j) * p.bias_step, p.out_dtype);
+            let bias_at = |half, j| value_at(part.bias, row(half, j) * p.bias_step, p.bias_dtype);
             let scale_at = |half, j| value_at(part.w_scale, row(half, j) * p.w_scale.row, DType::F32);
             let x_scale_at = |i: usize| value_at(part.x_scale, i as isize * p.x_scale.row, DType::F32);
             Finish {
                 p,
-                out: part.out,
-                residual: part.residual,
+                out: skip(part.out, &p.out),
+                residual: skip(part.residual, &p.residual),
                 bias: [0, 1].map(|half| values(&mut region, bias[half], |j| bias_at(half, j))),
                 w_scales: [0, 1].map(|half| values(&mut region, w_scales[half], |j| scale_at(half, j))),
                 x_scales: values(&mut region, x_scales, x_scale_at),

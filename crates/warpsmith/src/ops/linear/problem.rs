@@ -17,7 +17,7 @@ pub(in crate::ops) const SCALE_BLOCK: usize = 128;
 pub(super) const INPUTS: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
 pub(super) const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 /// The types of `w` beside those of `x`, where it need not have the same.
-pub(super) const WEIGHTS: [(DType, &[DType]); 3] =
+pub(in crate::ops) const WEIGHTS: [(DType, &[DType]); 3] =
     [(DType::F32, &FLOATS), (DType::F8E4M3, &FP8), (DType::F8E5M2, &FP8)];
 
 /// Strides in elements of one matrix of a batch.
@@ -59,7 +59,7 @@ pub(in crate::ops) enum Dequant {
 pub struct Problem {
     pub(in crate::ops) x_dtype: DType,
     pub(in crate::ops) w_dtype: DType,
-    /// Also the type of bias and residual.
+    /// Also the type of the residual.
     pub(in crate::ops) out_dtype: DType,
     pub(in crate::ops) batch: usize,
     pub(in crate::ops) m: usize,
@@ -74,6 +74,8 @@ pub struct Problem {
     /// Strides of a scale's row and block of K; zero where it has but one.
     pub(in crate::ops) x_scale: Strides,
     pub(in crate::ops) w_scale: Strides,
+    /// The type of the result, but for products with results in f32 that are made of narrow ones.
+    pub(in crate::ops) bias_dtype: DType,
     pub(in crate::ops) bias_step: isize,
     /// Leading dimensions that no single stride describes, of [`OPERANDS`]; almost always a single point.
     pub(in crate::ops) outer: Space<6>,
@@ -227,6 +229,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         residual: residual_strides,
         x_scale,
         w_scale,
+        bias_dtype: out_dtype,
         bias_step: args.get(BIAS).map_or(0, |bias| bias.layout().step()),
         outer,
         x_order: order(X, 0, [m, k], Lines::Whole),
@@ -481,6 +484,7 @@ impl Problem {
             residual: Strides::default(),
             x_scale: Strides::default(),
             w_scale: Strides::default(),
+            bias_dtype: dtype,
             bias_step: 0,
             outer: Space { rank: 1, sizes: [1; MAX_RANK], strides: [[0; MAX_RANK]; 6] },
             x_order: order(x, [m, k]),

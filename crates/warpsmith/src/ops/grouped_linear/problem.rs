@@ -1,0 +1,88 @@
+//! The checked call of `grouped_linear`.
+
+use super::{ACT, BIAS, COUNTS, GATE, INDEX, OUT, RESIDUAL, ROW_SCALE, SCALE, SPEC, W, X};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::op::{Args, Attrs, Matcher, survey};
+use crate::ops::grouped::Matrices;
+use crate::ops::linear::problem::{Matrix, Problem as Product, Strides};
+use crate::ops::linear::{Activation, Gate};
+use crate::tensor::{DType, TensorView};
+
+/// Numbers of a tensor with one dimension.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Numbers {
+    pub dtype: DType,
+    pub step: isize,
+}
+
+impl Numbers {
+    pub fn of(view: &TensorView<'_>) -> Numbers {
+        Numbers { dtype: view.dtype(), step: view.layout().step() }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    /// The product of the rows of `x` with one matrix, and what follows it, but for the scale of rows; its `m` means nothing.
+    pub(super) product: Product,
+    pub(super) rows: usize,
+    pub(super) x_rows: usize,
+    pub(super) groups: usize,
+    pub(super) w: Matrices,
+    /// Strides from group to group and along a row.
+    pub(super) bias: Option<[isize; 2]>,
+    pub(super) counts_step: isize,
+    pub(super) index: Option<Numbers>,
+    pub(super) row_scale: Option<Numbers>,
+}
+
+pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = SPEC.name;
+    let gate = Gate::ALL[attrs.choice(GATE)];
+    let mut sizes = Matcher::new(args, attrs);
+    sizes.arg(X)?;
+    sizes.arg(W)?;
+    let (x, w, out) = (args.at(X), args.at(W), args.at(OUT));
+    if gate != Gate::None && sizes.size("w_rows") % 2 != 0 {
+        let expected = "an even number of rows, because of the gate";
+        return Err(Error::argument(op, "w", expected, format!("{:?}", w.shape())));
+    }
+    sizes.all()?;
+    // In a survey, CPU tensors represent those of a GPU.
+    if x.dtype() != w.dtype() && (x.device() != Device::Cpu || survey::is_running()) {
+        let expected = format!("dtype {}, that of x, because only the CPU mixes them", x.dtype());
+        return Err(Error::argument(op, "w", expected, w.dtype().name()));
+    }
+    let scale = attrs.float(SCALE);
+    sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
+    let (n, k) = (sizes.size("n"), sizes.size("k"));
+    let matrices = Matrices::of(w);
+    let row = Matrix { row: matrices.row, col: matrices.col, aligned: false };
+    let bias = args.get(BIAS).map(|bias| [bias.layout().strides()[0], bias.layout().strides()[1]]);
+    let residual = args.get(RESIDUAL).map(Matrix::of_weight);
+    let product =
+        Product::product(x.dtype(), false, [1, n, k], [Matrix::of_weight(x), row, Matrix::of_weight(out)]);
+    Ok(Problem {
+        product: Product {
+            w_dtype: w.dtype(),
+            gate,
+            activation: Activation::ALL[attrs.choice(ACT)].kind(),
+            scale_bits: (scale as f32).to_bits(),
+            has_bias: bias.is_some(),
+            bias_step: bias.map_or(0, |[_, step]| step),
+            has_residual: residual.is_some(),
+            residual: residual.map_or(Strides::default(), |m| Strides { batch: 0, row: m.row, col: m.col }),
+            ..product
+        },
+        rows: sizes.size("rows"),
+        x_rows: sizes.size("x_rows"),
+        groups: sizes.size("groups"),
+        w: matrices,
+        bias,
+        counts_step: args.at(COUNTS).layout().step(),
+        index: args.get(INDEX).map(Numbers::of),
+        row_scale: args.get(ROW_SCALE).map(Numbers::of),
+    })
+}

@@ -1,0 +1,157 @@
+//! The checked call of `moe_ffn`, and the products it consists of.
+
+use super::{ACT, B1, B2, GATE, IDS, OUT, RESIDUAL, ROUTING, SCALE, SHARED_W1, SHARED_W2, SPEC, W1, W2, X};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::op::{Args, Attrs, Matcher, survey};
+use crate::ops::elementwise::function::Kind;
+use crate::ops::grouped::Matrices;
+use crate::ops::linear::problem::{Matrix, Problem as Product};
+use crate::ops::linear::{Activation, Gate};
+use crate::tensor::{DType, Space};
+
+/// Tensors with a row for each token, in the order of [`Problem::space`].
+pub(super) const ROWS: [usize; 5] = [X, IDS, ROUTING, RESIDUAL, OUT];
+pub(super) const ROW_X: usize = 0;
+pub(super) const ROW_IDS: usize = 1;
+pub(super) const ROW_ROUTING: usize = 2;
+pub(super) const ROW_RESIDUAL: usize = 3;
+pub(super) const ROW_OUT: usize = 4;
+
+/// Bytes of what is between the products, at most, unless a token alone has more.
+const PART_BYTES: usize = 1 << 28;
+
+/// A checked call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    pub(super) dtype: DType,
+    pub(super) w_dtype: DType,
+    pub(super) id_dtype: DType,
+    pub(super) weight_dtype: DType,
+    pub(super) tokens: usize,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    pub(super) hidden: usize,
+    pub(super) ffn: usize,
+    /// Of the shared expert.
+    pub(super) shared_ffn: Option<usize>,
+    pub(super) activation: Option<Kind>,
+    pub(super) gate: Gate,
+    pub(super) scale_bits: u32,
+    /// The tokens in the tensors of [`ROWS`]; that of an absent residual is the result.
+    pub(super) space: Space<5>,
+    /// Strides along their rows.
+    pub(super) steps: [isize; 5],
+    pub(super) w1: Matrices,
+    pub(super) w2: Matrices,
+    pub(super) shared_w1: Matrices,
+    pub(super) shared_w2: Matrices,
+    /// Strides from expert to expert and along a row.
+    pub(super) b1: Option<[isize; 2]>,
+    pub(super) b2: Option<[isize; 2]>,
+    pub(super) has_residual: bool,
+}
+
+impl Problem {
+    /// Rows of a first matrix that makes `ffn` results.
+    pub(super) fn rows_of(&self, ffn: usize) -> usize {
+        if self.gate == Gate::None { ffn } else { 2 * ffn }
+    }
+
+    /// The factor of the sum.
+    pub(super) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+
+    /// How kernels multiply, as text.
+    pub(super) fn arithmetic(&self) -> String {
+        self.second(self.w2, self.ffn, None).arithmetic()
+    }
+
+    /// Bytes that a token takes between the products.
+    fn token_bytes(&self) -> usize {
+        let row = |ffn: usize| {
+            let narrow = (self.hidden + ffn).saturating_mul(self.dtype.size());
+            narrow.saturating_add(self.hidden.saturating_mul(size_of::<f32>()))
+        };
+        self.top_k.saturating_mul(row(self.ffn)).saturating_add(self.shared_ffn.map_or(0, row))
+    }
+
+    /// The most tokens that are computed together.
+    pub(super) fn part_tokens(&self) -> usize {
+        let most = (PART_BYTES / self.token_bytes().max(1)).max(1);
+        // Parts of the same size: the fewer tokens an expert has, the less its weights are used.
+        self.tokens.div_ceil(self.tokens.div_ceil(most).max(1)).max(1)
+    }
+
+    /// The first product of any number of dense rows, with a matrix of this kind.
+    pub(super) fn first(&self, w: Matrices, ffn: usize, bias: Option<[isize; 2]>) -> Product {
+        let product = self.product(w, [ffn, self.hidden], bias);
+        Product { gate: self.gate, activation: self.activation, ..product }
+    }
+
+    /// The second product, whose results are in f32.
+    pub(super) fn second(&self, w: Matrices, ffn: usize, bias: Option<[isize; 2]>) -> Product {
+        self.product(w, [self.hidden, ffn], bias).into_f32()
+    }
+
+    fn product(&self, w: Matrices, [n, k]: [usize; 2], bias: Option<[isize; 2]>) -> Product {
+        let dense = |columns: usize| Matrix { row: columns as isize, col: 1, aligned: true };
+        let w = Matrix { row: w.row, col: w.col, aligned: false };
+        let product = Product::product(self.dtype, false, [1, n, k], [dense(k), w, dense(n)]);
+        let (has_bias, bias_step) = (bias.is_some(), bias.map_or(0, |[_, step]| step));
+        Product { w_dtype: self.w_dtype, has_bias, bias_step, ..product }
+    }
+}
+
+pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
+    let op = SPEC.name;
+    let gate = Gate::ALL[attrs.choice(GATE)];
+    let mut sizes = Matcher::new(args, attrs);
+    for (index, rows) in [(X, ""), (W1, "rows"), (SHARED_W1, "shared_rows")] {
+        sizes.arg(index)?;
+        let odd = sizes.get(rows).is_some_and(|rows| rows % 2 != 0);
+        if gate != Gate::None && odd {
+            let expected = "an even number of rows, because of the gate";
+            let got = format!("{:?}", args.at(index).shape());
+            return Err(Error::argument(op, SPEC.args[index].name, expected, got));
+        }
+    }
+    sizes.all()?;
+    let (x, w1, out) = (args.at(X), args.at(W1), args.at(OUT));
+    // In a survey, CPU tensors represent those of a GPU.
+    if x.dtype() != w1.dtype() && (x.device() != Device::Cpu || survey::is_running()) {
+        let expected = format!("dtype {}, that of x, because only the CPU mixes them", x.dtype());
+        return Err(Error::argument(op, "w1", expected, w1.dtype().name()));
+    }
+    let scale = attrs.float(SCALE);
+    sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
+    let rows = ROWS.map(|index| args.get(index).unwrap_or(out).layout());
+    let matrices = |index: usize| args.get(index).map_or_else(Matrices::default, Matrices::of);
+    let bias =
+        |index: usize| args.get(index).map(|bias| [bias.layout().strides()[0], bias.layout().strides()[1]]);
+    Ok(Problem {
+        dtype: x.dtype(),
+        w_dtype: w1.dtype(),
+        id_dtype: args.at(IDS).dtype(),
+        weight_dtype: args.at(ROUTING).dtype(),
+        tokens: sizes.leading_count(),
+        experts: sizes.size("experts"),
+        top_k: sizes.size("top_k"),
+        hidden: sizes.size("hidden"),
+        ffn: sizes.size("ffn"),
+        shared_ffn: args.get(SHARED_W1).map(|_| sizes.size("shared_ffn")),
+        activation: Activation::ALL[attrs.choice(ACT)].kind(),
+        gate,
+        scale_bits: (scale as f32).to_bits(),
+        space: Space::new(sizes.leading_rank(), rows),
+        steps: rows.map(|layout| layout.step()),
+        w1: matrices(W1),
+        w2: matrices(W2),
+        shared_w1: matrices(SHARED_W1),
+        shared_w2: matrices(SHARED_W2),
+        b1: bias(B1),
+        b2: bias(B2),
+        has_residual: args.get(RESIDUAL).is_some(),
+    })
+}
