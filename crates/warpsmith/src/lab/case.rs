@@ -125,7 +125,7 @@ pub struct Case {
     pub values: Values,
     /// Compute in place, if the op allows it.
     pub in_place: bool,
-    /// Timed only on GPUs, because it would take minutes on a CPU.
+    /// Judged and timed only on GPUs: a CPU would take minutes to time it, or has no branch that it alone reaches.
     pub gpu_only: bool,
     /// Uses a feature that only some kernels have, and on some devices none.
     pub selective: bool,
@@ -182,7 +182,7 @@ impl Case {
         self.optional &= !(1 << index);
     }
 
-    /// Timed only on GPUs.
+    /// Judged and timed only on GPUs.
     pub fn gpu_only(mut self) -> Self {
         self.gpu_only = true;
         self

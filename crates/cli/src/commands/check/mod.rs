@@ -212,7 +212,7 @@ fn launch(args: &Args, device: Device) -> Result<ExitCode> {
             continue;
         }
         let stream = device.default_stream()?;
-        let mut cases = cases(args, op)?;
+        let mut cases = cases(args, op, device)?;
         if let Some(part) = args.part {
             cases = part.of(cases);
         }
@@ -250,7 +250,7 @@ fn check_op(
 ) -> Result<()> {
     let spec = op.spec();
     let stream = device.default_stream()?;
-    let cases = cases(args, op)?;
+    let cases = cases(args, op, device)?;
     let calls = |kernel: &KernelInfo| {
         let name = Some(kernel.name);
         cases.iter().map(move |(_, case)| (op, case, name)).collect::<Vec<ahead::Call<'_>>>()
@@ -323,7 +323,7 @@ fn again(op: &dyn AnyProvable, kernel: Option<&KernelInfo>, device: Device, word
 }
 
 /// The requested cases, each with its seed: the given one, or its number among them.
-fn cases(args: &Args, op: &'static dyn AnyProvable) -> Result<Vec<(u64, Case)>> {
+fn cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Result<Vec<(u64, Case)>> {
     let asked_for = (0..).zip(args.select.cases(op, op.cases())?);
     let mut cases: Vec<(u64, Case)> =
         asked_for.map(|(number, case)| (args.seed.unwrap_or(number), case)).collect();
@@ -333,7 +333,10 @@ fn cases(args: &Args, op: &'static dyn AnyProvable) -> Result<Vec<(u64, Case)>> 
             case.values = args.values.unwrap_or(case.values);
             case.in_place |= args.in_place;
         }
-    } else if let Some(arrangement) = args.arrangement {
+        return Ok(cases);
+    }
+    cases.retain(|(_, case)| !case.gpu_only || device != Device::Cpu);
+    if let Some(arrangement) = args.arrangement {
         cases.retain(|(_, case)| case.arrangement == arrangement);
     }
     Ok(cases)

@@ -107,17 +107,18 @@ impl Provable for Forward {
             cases.push(mixed([5, 40, 600, 2, 1, 128, 16]).attr(CAUSAL, 0.0));
             if dtype != DType::F32 {
                 // Tiles enough for the largest: of requests that are all alike, and of one with many queries among others.
-                cases.push(case([10, 150, 300, 8, 4, 128, 16]).give(LSE));
+                cases.push(case([10, 150, 300, 8, 4, 128, 16]).give(LSE).gpu_only());
                 cases.push(case([12, 150, 200, 6, 3, 64, 32]));
-                cases.push(mixed([16, 170, 200, 36, 36, 128, 64]).give(SINKS).attr(WINDOW, 90.0));
+                let mixed = mixed([16, 170, 200, 36, 36, 128, 64]);
+                cases.push(mixed.give(SINKS).attr(WINDOW, 90.0).gpu_only());
             }
             if dtype == DType::BF16 {
                 // Room for so many keys that requests are cut, if they are as long as that.
-                cases.push(case([18, 1, 4200, 16, 8, 32, 16]).give(LSE));
+                cases.push(case([18, 1, 4200, 16, 8, 32, 16]).give(LSE).gpu_only());
                 cases.push(mixed([34, 1, 4200, 8, 4, 32, 16]));
                 // Blocks of three spans; and eight warps, alone on a multiprocessor.
-                cases.push(case([8, 1, 8320, 16, 8, 128, 16]));
-                cases.push(case([16, 1, 1100, 16, 8, 128, 16]).give(LSE));
+                cases.push(case([8, 1, 8320, 16, 8, 128, 16]).gpu_only());
+                cases.push(case([16, 1, 1100, 16, 8, 128, 16]).give(LSE).gpu_only());
             }
             if dtype != DType::F32 {
                 // Several blocks of keys, many rows: every length of heads, with pages longer than a block.
@@ -154,7 +155,7 @@ impl Provable for Forward {
             cases.push(sharing([9, 65, 700, 4, 2, 80, 16], 300).give(Q_STARTS));
             if dtype == DType::BF16 {
                 // Many requests with few keys of their own: a warp each.
-                cases.push(sharing([64, 1, 1200, 16, 8, 128, 16], 1024));
+                cases.push(sharing([64, 1, 1200, 16, 8, 128, 16], 1024).gpu_only());
             }
             let narrow = |case: Case| case.give(K_SCALE).give(V_SCALE);
             cases.push(narrow(case([3, 1, 600, 8, 2, 128, 16])).give(LSE));
