@@ -13,6 +13,7 @@ the keys, and `variants.safetensors` the tensors and the logits of some of the t
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -36,6 +39,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -101,6 +106,20 @@ VARIANTS = {
             }
         },
         "amplified": {"rope_parameters": {**YARN, "attention_factor": 1.5}},
+    },
+    "qwen3_moe": {
+        "not_normalized": {"norm_topk_prob": False},
+        "one": {"num_experts_per_tok": 1},
+        "all": {"num_experts_per_tok": 6},
+        "dense_layer": {"mlp_only_layers": [1]},
+        "every_second": {"decoder_sparse_step": 2},
+        "windows": {"use_sliding_window": True, "sliding_window": 7},
+        "biases": {"attention_bias": True},
+    },
+    "mixtral": {
+        "window": {"sliding_window": 9},
+        "one": {"num_experts_per_tok": 1},
+        "gelu": {"hidden_act": "gelu"},
     },
     "gemma3_text": {
         "biases": {"attention_bias": True},
@@ -201,6 +220,24 @@ def models():
         MistralConfig(rms_norm_eps=1e-5, rope_parameters=default, sliding_window=12, **sizes, **common),
     )
     yield (
+        "qwen3_moe",
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            norm_topk_prob=True,
+            rope_parameters=default,
+            **sizes,
+            **common,
+        ),
+    )
+    yield (
+        "mixtral",
+        MixtralForCausalLM,
+        MixtralConfig(num_local_experts=4, num_experts_per_tok=2, rope_parameters=default, **sizes, **common),
+    )
+    yield (
         "gemma3_text",
         Gemma3ForCausalLM,
         Gemma3TextConfig(
@@ -255,6 +292,25 @@ def randomise(model):
             parameter.copy_(values.bfloat16().float())
 
 
+def as_saved(model):
+    """The tensors of a model under the names that its checkpoints have: one for each expert."""
+    block, names = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if model.config.model_type == "mixtral":
+        block, names = "block_sparse_moe", ("w1", "w3", "w2")
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        stacked = re.fullmatch(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)_proj", name)
+        if stacked is None:
+            tensors[name.replace(".mlp.", f".{block}.")] = tensor
+            continue
+        layer, which = stacked.groups()
+        for expert, matrix in enumerate(tensor):
+            parts = matrix.chunk(2) if which == "gate_up" else (matrix,)
+            for part, rows in zip(names[:2] if which == "gate_up" else names[2:], parts, strict=True):
+                tensors[f"{layer}.{block}.experts.{expert}.{part}.weight"] = rows
+    return tensors
+
+
 def write_variants(name, family, config, base, ids, out):
     tensors = {}
     for variant, keys in VARIANTS[name].items():
@@ -262,8 +318,9 @@ def write_variants(name, family, config, base, ids, out):
         model = family._from_config(changed, attn_implementation="eager").eval().float()
         randomise(model)
         known = base.state_dict()
-        more = {k: v for k, v in model.state_dict().items() if k not in known}
-        model.load_state_dict({**known, **more})
+        own = model.state_dict()
+        more = {k: v for k, v in own.items() if k not in known}
+        model.load_state_dict({**{k: v for k, v in known.items() if k in own}, **more})
         with torch.no_grad():
             tensors[f"{variant}.logits"] = model(ids[None]).logits[0, ::STEP].float().contiguous()
         tensors.update({f"{variant}.{k}": v.bfloat16().contiguous() for k, v in more.items()})
@@ -292,7 +349,7 @@ def main(folder):
         expected = {"ids": ids.int(), "logits": logits.contiguous(), "greedy": greedy.int()}
         save_file(expected, out / "expected.safetensors")
         tied = "lm_head.weight" if config.tie_word_embeddings else None
-        tensors = {k: v.bfloat16().contiguous() for k, v in model.state_dict().items() if k != tied}
+        tensors = {k: v.bfloat16().contiguous() for k, v in as_saved(model).items() if k != tied}
         save_file(tensors, out / "model.safetensors")
         settings = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
         (out / "config.json").write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")

@@ -5,10 +5,10 @@ import math
 import gguf
 import numpy as np
 
-# Mistral is a Llama there.
-NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
+# Mistral and Mixtral are Llamas there.
+NAMES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 # Families whose rows of queries and keys are stored so that the pairs that rope rotates are neighbours.
-PERMUTED = ("llama", "mistral", "smollm3")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3")
 
 TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -29,6 +29,7 @@ TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
 
 
@@ -74,12 +75,26 @@ def write_keys(writer, config):
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config.vocab_size)
+    if family in ("qwen3_moe", "mixtral"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "phi3":
         original = config.original_max_position_embeddings
         scale = config.max_position_embeddings / original
         writer.add_rope_scaling_orig_ctx_len(original)
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         writer.add_sliding_window(0)
+
+
+def stacked(name, tensor):
+    """The tensors of all experts of a layer: the rows of gates are a tensor of their own."""
+    layer = name.split(".")[2]
+    if name.endswith("experts.down_proj"):
+        return {f"blk.{layer}.ffn_down_exps.weight": tensor}
+    gate, up = tensor.chunk(2, dim=1)
+    return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
 
 
 def write_divisors(writer, model):
@@ -96,6 +111,12 @@ def write_divisors(writer, model):
         writer.add_tensor("rope_freqs.weight", (plain / frequencies).astype(np.float32))
 
 
+def write_matrix(writer, name, values):
+    bf16 = gguf.GGMLQuantizationType.BF16
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    writer.add_tensor(name, gguf.quants.quantize(values, bf16), raw_dtype=bf16)
+
+
 def write_gguf(model, path):
     config = model.config
     family = config.model_type
@@ -103,6 +124,10 @@ def write_gguf(model, path):
     write_keys(writer, config)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if ".experts." in name:
+            for target, matrices in stacked(name, tensor).items():
+                write_matrix(writer, target, matrices.numpy())
             continue
         values = tensor.numpy()
         if family in PERMUTED and "q_proj" in name:
@@ -116,8 +141,7 @@ def write_gguf(model, path):
         if values.ndim == 1:
             writer.add_tensor(target, values)
         else:
-            bf16 = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(target, gguf.quants.quantize(values, bf16), raw_dtype=bf16)
+            write_matrix(writer, target, values)
     write_divisors(writer, model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -12,7 +12,7 @@ use warpsmith_engine::{Engine, EngineOptions, Error, OpenOptions, Result, needed
 
 /// The help of `--random`.
 pub const RANDOM: &str = "Random weights instead of a file: a config.json, a folder with one, or the name of a model that \
-is known [possible names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, llama-3.2-1b, llama-3.1-8b]";
+is known [possible names: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, llama-3.2-1b, llama-3.1-8b]";
 
 /// The weights of a model.
 pub enum Source {

@@ -15,6 +15,14 @@ NAMES = ("qwen3", "llama", "gpt2")
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "mistral": {"sliding_window": 4},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
     "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
     "phi3": {"partial_rotary_factor": 0.5, "resid_pdrop": 0.0},

@@ -19,7 +19,7 @@ use warpsmith::op::Select;
 use warpsmith::ops;
 
 /// Ops that multiply matrices, and choose among instructions within the highest tier.
-const WITH_PRODUCTS: [&str; 10] = [
+const WITH_PRODUCTS: [&str; 11] = [
     "linear",
     "linear_backward",
     "linear_quant",
@@ -27,6 +27,7 @@ const WITH_PRODUCTS: [&str; 10] = [
     "grouped_linear",
     "grouped_linear_backward",
     "moe_ffn",
+    "moe_ffn_backward",
     "attention",
     "attention_backward",
     "paged_attention",

@@ -55,7 +55,7 @@ fn prove(op: &'static dyn AnyProvable, device: Device) {
 /// The kernels that run on `device`. Ops that multiply matrices choose among instructions within the highest tier, which
 /// is then judged with each of them.
 fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<KernelInfo>)> {
-    const OPS: [&str; 10] = [
+    const OPS: [&str; 11] = [
         "linear",
         "linear_backward",
         "linear_quant",
@@ -63,6 +63,7 @@ fn choices(op: &dyn AnyProvable, device: Device) -> Vec<(Option<Isa>, Vec<Kernel
         "grouped_linear",
         "grouped_linear_backward",
         "moe_ffn",
+        "moe_ffn_backward",
         "attention",
         "attention_backward",
         "paged_attention",

@@ -1,6 +1,7 @@
 //! The configuration of a model: sizes and options, from `config.json` or from the keys of a GGUF file. A key that
 //! would change the result is used, or refused by name.
 
+mod experts;
 mod gguf;
 mod json;
 mod keys;
@@ -9,6 +10,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub use experts::ExpertsConfig;
 pub use quantization::{Fp8Config, Int4Config, Int4Packing};
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -51,6 +53,8 @@ pub struct Config {
     pub rotary_dim: Option<usize>,
     /// What differs between layers, one for each; nothing does if there are none.
     pub layers: Vec<LayerConfig>,
+    /// The experts of the feed-forward layers, if these have some.
+    pub experts: Option<ExpertsConfig>,
     /// The function in the feed-forward layers.
     pub activation: Activation,
     /// Whether queries, keys, values and the product after attention have biases; `None` if the file has those that it needs.
@@ -93,6 +97,7 @@ impl Default for Config {
             local_rope: None,
             rotary_dim: None,
             layers: Vec::new(),
+            experts: None,
             activation: Activation::Silu,
             attention_bias: None,
             mlp_bias: None,

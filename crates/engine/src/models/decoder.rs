@@ -1,6 +1,7 @@
 //! What Llama and its relatives have in common: layers of attention with rotated queries and keys and of a gated
 //! feed-forward layer, with RMS norms. A family says in what [`Form`].
 
+use super::experts::{Experts, Routing};
 use super::layers::{Attention, Buffer, Norm, Rotaries, Selection, Sum, Table};
 use super::names::{Loader, Part};
 use super::products::{GatedMlp, Projection};
@@ -64,6 +65,7 @@ struct Rooms {
     qkv: Buffer,
     attended: Buffer,
     inner: Buffer,
+    routing: Option<Routing>,
     /// What attention or the feed-forward layer adds, where it is normalised first.
     added: Option<Buffer>,
 }
@@ -75,10 +77,16 @@ struct Layer {
     out: Projection,
     attention_out_norm: Option<Norm>,
     mlp_norm: Option<Norm>,
-    mlp: GatedMlp,
+    mlp: FeedForward,
     mlp_out_norm: Option<Norm>,
     /// Of what attention adds, and of what the feed-forward layer adds.
     sums: [Sum; 2],
+}
+
+/// The second half of a layer.
+enum FeedForward {
+    Gated(Box<GatedMlp>),
+    Experts(Box<Experts>),
 }
 
 impl Decoder {
@@ -101,6 +109,7 @@ impl Decoder {
                 qkv: buffer(queries + 2 * config.num_kv_heads * config.head_dim)?,
                 attended: buffer(queries)?,
                 inner: buffer(config.intermediate_size)?,
+                routing: config.experts.as_ref().map(|experts| Routing::new(loader, experts)).transpose()?,
                 added: match form.norms {
                     NormPlaces::Before => None,
                     NormPlaces::After | NormPlaces::Around => Some(buffer(config.hidden_size)?),
@@ -196,7 +205,7 @@ impl Layer {
             out: Projection::load(loader, &[(Part::AttentionOut, hidden)], layer, queries)?,
             attention_out_norm: norm_at(Part::AttentionOutNorm, NormPlaces::After)?,
             mlp_norm: norm_at(Part::MlpNorm, NormPlaces::Before)?,
-            mlp: GatedMlp::load(loader, layer, config, form.has_joined_matrices)?,
+            mlp: FeedForward::load(config, loader, layer, form)?,
             mlp_out_norm: norm_at(Part::MlpOutNorm, NormPlaces::After)?,
             sums: Default::default(),
         })
@@ -235,15 +244,32 @@ impl Layer {
             }
         }
         let read = if self.mlp_norm.is_some() { normed.as_view() } else { x.as_view() };
-        let inner = rooms.inner.write(tokens)?;
-        match (&mut self.mlp_out_norm, &mut added) {
-            (Some(norm), Some(added)) => {
-                self.mlp.forward(read, inner, added.reborrow(), stream)?;
+        match (&mut self.mlp, &mut self.mlp_out_norm, &mut added) {
+            (FeedForward::Gated(mlp), Some(norm), Some(added)) => {
+                mlp.forward(read, rooms.inner.write(tokens)?, added.reborrow(), stream)?;
                 norm.in_place(added.reborrow(), stream)?;
                 self.sums[1].add_to(added.as_view(), x, normed, stream)
             }
-            _ => self.mlp.add_to(normed.as_view(), inner, x, stream),
+            (FeedForward::Gated(mlp), ..) => {
+                mlp.add_to(normed.as_view(), rooms.inner.write(tokens)?, x, stream)
+            }
+            (FeedForward::Experts(experts), ..) => {
+                let routing = rooms.routing.as_mut().expect("a model with experts has room for routing");
+                experts.add_to(normed.as_view(), routing, x, stream)
+            }
         }
+    }
+}
+
+impl FeedForward {
+    fn load(config: &Config, loader: &Loader<'_>, layer: usize, form: Form) -> Result<FeedForward> {
+        Ok(match config.experts.as_ref().filter(|experts| experts.are_in(layer)) {
+            Some(experts) => FeedForward::Experts(Box::new(Experts::load(loader, layer, config, experts)?)),
+            None => {
+                let mlp = GatedMlp::load(loader, layer, config, form.has_joined_matrices)?;
+                FeedForward::Gated(Box::new(mlp))
+            }
+        })
     }
 }
 

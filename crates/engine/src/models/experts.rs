@@ -80,7 +80,7 @@ impl Experts {
     ) -> Result<()> {
         let tokens = x.shape()[0];
         let mut logits = routing.logits.write(tokens)?;
-        self.router.forward(x.reborrow(), logits.reborrow(), stream)?;
+        self.router.forward(x.clone(), logits.reborrow(), stream)?;
         let (mut weights, mut ids) = (routing.weights.write(tokens)?, routing.ids.write(tokens)?);
         let route = MoeRoute::new(logits.as_view(), self.used).normalize(self.normalize);
         route.keep_plan(&mut self.route_plan).run_into(weights.reborrow(), ids.reborrow(), stream)?;

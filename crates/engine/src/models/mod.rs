@@ -6,18 +6,21 @@
 
 pub(crate) mod config;
 mod decoder;
+mod experts;
 mod gemma3;
 mod gpt2;
 mod int4;
 pub mod layers;
 mod llama;
 mod mistral;
+mod mixtral;
 pub mod names;
 mod olmo2;
 mod phi3;
 pub mod products;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod random;
 mod rotation;
 mod scaled;
@@ -27,7 +30,7 @@ mod source;
 mod tests;
 
 pub use config::{
-    Config, Fp8Config, Int4Config, Int4Packing, LayerConfig, RopeConfig, RopeScaling, Rotation,
+    Config, ExpertsConfig, Fp8Config, Int4Config, Int4Packing, LayerConfig, RopeConfig, RopeScaling, Rotation,
 };
 pub use names::LoadOptions;
 pub use random::RandomWeights;
@@ -73,12 +76,14 @@ pub trait Model: Send {
 /// Makes a model of a family from its weights.
 type Load = fn(&Config, &Loader<'_>) -> Result<Box<dyn Model>>;
 
-/// The families, one line each, under their names in `config.json` and in GGUF, where Mistral is a Llama.
+/// The families, one line each, under their names in `config.json` and in GGUF, where Mistral and Mixtral are Llamas.
 static FAMILIES: &[(&str, &str, Load)] = &[
     ("llama", "llama", llama::load),
     ("qwen2", "qwen2", qwen2::load),
     ("qwen3", "qwen3", qwen3::load),
+    ("qwen3_moe", "qwen3moe", qwen3_moe::load),
     ("mistral", "", mistral::load),
+    ("mixtral", "", mixtral::load),
     ("gemma3_text", "gemma3", gemma3::load),
     ("phi3", "phi3", phi3::load),
     ("smollm3", "smollm3", smollm3::load),

@@ -264,6 +264,7 @@ pub enum Part {
     GateUp,
     Down,
     MlpOutNorm,
+    Router,
 }
 
 impl Part {
@@ -301,6 +302,7 @@ impl Part {
             Part::Up => ["blk.{}.ffn_up", "model.layers.{}.mlp.up_proj", "transformer.h.{}.mlp.c_fc"],
             Part::Down => ["blk.{}.ffn_down", "model.layers.{}.mlp.down_proj", "transformer.h.{}.mlp.c_proj"],
             Part::MlpOutNorm => ["blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm", "-"],
+            Part::Router => ["blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate", "-"],
         }
     }
 
@@ -364,7 +366,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A tensor of the CPU, on the device.
-    fn place(&self, tensor: &Tensor) -> Result<Tensor> {
+    pub(super) fn place(&self, tensor: &Tensor) -> Result<Tensor> {
         let there = match survey::is_running() {
             // Memory that is aligned as on a device, and never touched.
             true => Tensor::empty_on(tensor.shape(), tensor.dtype(), &self.stream)?,
@@ -398,9 +400,16 @@ impl<'a> Loader<'a> {
             Naming::Transformers if self.is_gemma() && part == Part::MlpNorm => {
                 "model.layers.{}.pre_feedforward_layernorm"
             }
+            Naming::Transformers if self.config.architecture == "mixtral" && part == Part::Router => {
+                "model.layers.{}.block_sparse_moe.gate"
+            }
             Naming::Transformers => llama,
         };
-        let name = name.replace("{}", &layer.to_string()) + suffix;
+        self.present(name.replace("{}", &layer.to_string()) + suffix)
+    }
+
+    /// A name as the file has it.
+    pub(super) fn present(&self, name: String) -> String {
         // Checkpoints of a bare model lack the name of the wrapper that added the head.
         match name.split_once('.') {
             Some(("model" | "transformer", bare))
@@ -428,7 +437,7 @@ impl<'a> Loader<'a> {
 
     /// The type in which a matrix is kept: the model's, or that of the file where products widen it as they read it, which
     /// changes no bit of theirs.
-    fn matrix_dtype(&self, name: &str) -> DType {
+    pub(super) fn matrix_dtype(&self, name: &str) -> DType {
         let widens = self.device() == Device::Cpu && !survey::is_running() && self.dtype() == DType::F32;
         match self.source.stored_dtype(name) {
             Some(stored @ (DType::F16 | DType::BF16)) if widens => stored,
@@ -593,7 +602,7 @@ impl<'a> Loader<'a> {
     /// GGUF stores the rows of queries and keys of Llama and SmolLM3 so that the pairs that rope rotates are neighbours.
     fn has_interleaved_rows(&self, part: Part) -> bool {
         self.source.naming() == Naming::Gguf
-            && ["llama", "smollm3"].contains(&self.config.architecture.as_str())
+            && ["llama", "mixtral", "smollm3"].contains(&self.config.architecture.as_str())
             && matches!(part, Part::Query | Part::Key)
     }
 

@@ -26,17 +26,14 @@ pub struct RandomWeights {
 }
 
 impl RandomWeights {
-    /// Weights for a model of the form of Llama or Qwen3. With `tied`, the head is the embedding table.
+    /// Weights for a model of the form of Llama, Qwen3 or Qwen3-MoE. With `tied`, the head is the embedding table.
     ///
     /// # Errors
     /// If the family is another, or the model too large for any memory.
     pub fn new(config: &Config, tied: bool, seed: u64) -> Result<RandomWeights> {
-        if !["llama", "qwen3"].contains(&config.architecture.as_str()) {
-            return Err(Error::config(
-                "architecture",
-                "llama or qwen3, for random weights",
-                &config.architecture,
-            ));
+        if !["llama", "qwen3", "qwen3_moe"].contains(&config.architecture.as_str()) {
+            let expected = "llama, qwen3 or qwen3_moe, for random weights";
+            return Err(Error::config("architecture", expected, &config.architecture));
         }
         let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
         let width = |key: &str, heads: usize| {
@@ -48,7 +45,13 @@ impl RandomWeights {
         let mut shapes = BTreeMap::new();
         // Of any type, and as many again for where matrices begin.
         const MOST: usize = isize::MAX as usize / 16;
-        let layer = [queries, keys, keys, queries, inner, inner, inner]
+        // Of all experts together, or of the one feed-forward layer.
+        let (experts, most_inner) = match &config.experts {
+            Some(experts) => (experts.count, experts.count.checked_mul(experts.intermediate_size)),
+            None => (0, Some(0)),
+        };
+        let most_inner = most_inner.map(|all| all.max(inner)).unwrap_or(usize::MAX);
+        let layer = [queries, keys, keys, queries, experts, most_inner, most_inner, most_inner]
             .iter()
             .try_fold(hidden, |sum, rows| sum.checked_add(rows.checked_mul(hidden)?));
         let all = layer.and_then(|layer| layer.checked_mul(config.num_layers)).and_then(|layers| {
@@ -83,12 +86,27 @@ impl RandomWeights {
             add(Part::Value, layer, &[keys, hidden]);
             add(Part::AttentionOut, layer, &[hidden, queries]);
             add(Part::MlpNorm, layer, &[hidden]);
-            add(Part::Gate, layer, &[inner, hidden]);
-            add(Part::Up, layer, &[inner, hidden]);
-            add(Part::Down, layer, &[hidden, inner]);
-            if config.architecture == "qwen3" {
+            match config.experts.as_ref().filter(|experts| experts.are_in(layer)) {
+                Some(experts) => add(Part::Router, layer, &[experts.count, hidden]),
+                None => {
+                    add(Part::Gate, layer, &[inner, hidden]);
+                    add(Part::Up, layer, &[inner, hidden]);
+                    add(Part::Down, layer, &[hidden, inner]);
+                }
+            }
+            if config.architecture != "llama" {
                 add(Part::QueryNorm, layer, &[config.head_dim]);
                 add(Part::KeyNorm, layer, &[config.head_dim]);
+            }
+        }
+        if let Some(experts) = &config.experts {
+            let inner = experts.intermediate_size;
+            let parts = [("gate", [inner, hidden]), ("up", [inner, hidden]), ("down", [hidden, inner])];
+            for layer in (0..config.num_layers).filter(|layer| experts.are_in(*layer)) {
+                for expert in 0..experts.count {
+                    let name = |part| format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight");
+                    shapes.extend(parts.map(|(part, shape)| (name(part), shape.to_vec())));
+                }
             }
         }
         Ok(RandomWeights { shapes, seed, pool: RefCell::new(None) })
@@ -100,8 +118,8 @@ impl RandomWeights {
     }
 
     /// The names of [`config`](Self::config).
-    pub const KNOWN: [&str; 6] =
-        ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "llama-3.2-1b", "llama-3.1-8b"];
+    pub const KNOWN: [&str; 7] =
+        ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.2-1b", "llama-3.1-8b"];
 
     /// The `config.json` of a model whose sizes are known here.
     pub fn config(name: &str) -> Option<Value> {
@@ -128,6 +146,13 @@ impl RandomWeights {
             "qwen3-1.7b" => qwen3(2048, 6144, 28, 16, true),
             "qwen3-4b" => qwen3(2560, 9728, 36, 32, true),
             "qwen3-8b" => qwen3(4096, 12288, 36, 32, false),
+            "qwen3-30b-a3b" => json!({
+                "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+                "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+                "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+                "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+                "tie_word_embeddings": false,
+            }),
             "llama-3.2-1b" => llama(2048, 8192, 16, 64, 32.0, true),
             "llama-3.1-8b" => llama(4096, 14336, 32, 128, 8.0, false),
             _ => return None,
@@ -209,7 +234,7 @@ mod tests {
     #[test]
     fn known_models_have_as_many_parameters_as_they_should() {
         for (name, millions) in
-            RandomWeights::KNOWN.into_iter().zip([596.0, 1720.6, 4022.5, 8190.7, 1235.8, 8030.3])
+            RandomWeights::KNOWN.into_iter().zip([596.0, 1720.6, 4022.5, 8190.7, 30532.1, 1235.8, 8030.3])
         {
             let json = RandomWeights::config(name).unwrap();
             let tied = json["tie_word_embeddings"].as_bool().unwrap();

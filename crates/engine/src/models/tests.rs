@@ -21,10 +21,22 @@ const PAGE_SIZE: usize = 8;
 /// differences of up to 2.7e-6 were seen, and a key that is ignored makes one of at least 1e-4.
 const F32_LIMIT: f32 = 4e-6;
 /// The folders of the fixtures, one for each family.
-const FAMILIES: [&str; 9] =
-    ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"];
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "gpt2",
+];
 /// Those that are there as GGUF too.
-const IN_GGUF: [&str; 7] = ["llama", "qwen2", "mistral", "gemma3_text", "phi3", "smollm3", "olmo2"];
+const IN_GGUF: [&str; 9] =
+    ["llama", "qwen2", "qwen3_moe", "mistral", "mixtral", "gemma3_text", "phi3", "smollm3", "olmo2"];
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
@@ -171,7 +183,16 @@ impl WeightSource for With<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        [WeightSource::names(self.0), WeightSource::names(&self.1)].concat()
+        // A layer whose feed-forward layer is added is no mixture of experts.
+        let is_replaced = |name: &String| {
+            let layer = name
+                .split(".mlp.")
+                .next()
+                .filter(|_| name.contains(".mlp.gate.") || name.contains(".experts."));
+            layer.is_some_and(|layer| self.1.contains_key(&format!("{layer}.mlp.gate_proj.weight")))
+        };
+        let own = WeightSource::names(self.0).into_iter().filter(|name| !is_replaced(name));
+        own.chain(WeightSource::names(&self.1)).collect()
     }
 
     fn stored_dtype(&self, name: &str) -> Option<DType> {

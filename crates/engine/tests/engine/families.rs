@@ -8,8 +8,19 @@ use warpsmith::tensor::Random;
 use warpsmith_engine::models::{self, Config, LoadOptions, Model, load};
 use warpsmith_engine::{Cascade, EngineOptions, Request, SamplingParams};
 
-pub(crate) const FAMILIES: [&str; 9] =
-    ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"];
+pub(crate) const FAMILIES: [&str; 11] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "gpt2",
+];
 
 pub(crate) fn model(family: &str) -> Box<dyn Model> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);

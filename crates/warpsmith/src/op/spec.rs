@@ -6,9 +6,9 @@ use crate::tensor::DType;
 use std::fmt;
 
 /// Most tensor arguments of one op.
-pub const MAX_ARGS: usize = 17;
+pub const MAX_ARGS: usize = 18;
 /// Most options of one op.
-pub const MAX_ATTRS: usize = 8;
+pub const MAX_ATTRS: usize = 10;
 
 /// The static description of an op.
 pub struct OpSpec {
@@ -285,6 +285,7 @@ pub struct AttrSpec {
 }
 
 /// One named size of a case.
+#[derive(Clone, Copy)]
 pub struct SizeSpec {
     /// Its name.
     pub name: &'static str,

@@ -21,6 +21,8 @@ pub mod linear_cross_entropy;
 pub mod linear_quant;
 pub mod merge_states;
 pub mod moe_ffn;
+pub mod moe_losses;
+pub mod moe_route;
 pub mod mul_add;
 mod norm;
 pub mod paged_attention;
@@ -50,7 +52,9 @@ pub use linear::{Linear, LinearBackward, PackedWeight};
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyBackward};
 pub use linear_quant::{LinearQuant, PackedQuantWeight, QuantFormat, QuantPrecision};
 pub use merge_states::MergeStates;
-pub use moe_ffn::MoeFfn;
+pub use moe_ffn::{MoeFfn, MoeFfnBackward};
+pub use moe_losses::{MoeLosses, MoeLossesBackward};
+pub use moe_route::{MoeRoute, MoeRouteBackward};
 pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
 pub use penalize::Penalize;
@@ -108,6 +112,7 @@ list![
     grouped_linear::Forward,
     grouped_linear::Backward,
     moe_ffn::Forward,
+    moe_ffn::Backward,
     argmax::Forward,
     sample::Forward,
     penalize::Forward,
@@ -123,6 +128,10 @@ list![
     cross_entropy::Backward,
     linear_cross_entropy::Forward,
     linear_cross_entropy::Backward,
+    moe_route::Forward,
+    moe_route::Backward,
+    moe_losses::Forward,
+    moe_losses::Backward,
 ];
 
 /// The op of a name: the library's own, or a registered one.

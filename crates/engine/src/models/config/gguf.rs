@@ -3,13 +3,18 @@
 
 use super::super::names::Naming;
 use super::keys::{Keys, Setting};
-use super::{Config, LayerConfig, RopeConfig, RopeScaling, Rotation, check_head_dim, known_family};
+use super::{
+    Config, ExpertsConfig, LayerConfig, RopeConfig, RopeScaling, Rotation, check_head_dim, known_family,
+};
 use crate::error::Result;
 use crate::weights;
 use warpsmith::ops::linear::Activation;
 
 /// Looks up a key of the file.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<weights::Value> + 'a;
+
+/// Experts of a layer; zero is none.
+const EXPERT_COUNT: &str = "expert_count";
 
 /// What the file says of its model before anything else is asked for.
 struct Judged {
@@ -23,7 +28,12 @@ struct Judged {
 fn judged(get: &Lookup<'_>) -> Result<Judged> {
     let all = |key: &str| get(key).as_ref().map(Setting::from_gguf);
     let keys = Keys { prefix: String::new(), get: &all };
-    let (family, name) = known_family(&keys, "general.architecture", Naming::Gguf)?;
+    let (mut family, name) = known_family(&keys, "general.architecture", Naming::Gguf)?;
+    // Files have one name for Llama and Mixtral.
+    let experts = all(&format!("{name}.{EXPERT_COUNT}"));
+    if family == "llama" && experts.is_some_and(|count| !matches!(count, Setting::Whole(0))) {
+        family = "mixtral".into();
+    }
     let head_dim = head_dim(get, &name)?;
     Ok(Judged { family, name, head_dim })
 }
@@ -84,10 +94,12 @@ pub fn read(get: &Lookup<'_>, vocab_size: usize) -> Result<Config> {
     let (hidden_size, num_layers) = (keys.size("embedding_length")?, keys.size("block_count")?);
     let rotary_dim = if learned_positions { None } else { rotary_dim(&keys, &family, head_dim)? };
     let layers = layers(&keys, &family, num_layers)?;
+    let intermediate_size = keys.size("feed_forward_length")?;
     let mut config = Config {
         vocab_size,
         hidden_size,
-        intermediate_size: keys.size("feed_forward_length")?,
+        intermediate_size,
+        experts: experts(&keys, &family, intermediate_size)?,
         num_layers,
         num_heads,
         num_kv_heads: keys.size_or("attention.head_count_kv", num_heads)?,
@@ -120,9 +132,16 @@ fn refuse_what_is_not_implemented(keys: &Keys<'_>, family: &str, head_dim: usize
     keys.must_be("attention.causal", true)?;
     keys.must_be("use_parallel_residual", false)?;
     keys.must_be_one_of("attention.value_length", &[head_dim as f64])?;
+    if !["qwen3_moe", "mixtral"].contains(&family) {
+        keys.must_be_one_of(EXPERT_COUNT, &[0.0])?;
+        keys.must_be_one_of("expert_used_count", &[0.0])?;
+    }
     for key in [
-        "expert_count",
-        "expert_used_count",
+        "expert_shared_count",
+        "expert_shared_feed_forward_length",
+        "leading_dense_block_count",
+        "expert_group_count",
+        "expert_group_used_count",
         "attn_logit_softcapping",
         "attention.max_alibi_bias",
         "attention.clamp_kqv",
@@ -137,10 +156,27 @@ fn refuse_what_is_not_implemented(keys: &Keys<'_>, family: &str, head_dim: usize
             keys.must_be_one_of("attention.sliding_window", &[0.0])?;
         }
     }
-    for key in ["logit_scale", "residual_scale", "embedding_scale"] {
+    for key in ["logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"] {
         keys.must_be_one_of(key, &[0.0, 1.0])?;
     }
     Ok(())
+}
+
+/// The experts of a family that has some. Their weights are probabilities, divided by the sum of those that are used.
+fn experts(keys: &Keys<'_>, family: &str, feed_forward: usize) -> Result<Option<ExpertsConfig>> {
+    let intermediate_size = match family {
+        "qwen3_moe" => keys.size("expert_feed_forward_length")?,
+        "mixtral" => feed_forward,
+        _ => return Ok(None),
+    };
+    // Softmax is 1.
+    keys.must_be_one_of("expert_gating_func", &[0.0, 1.0])?;
+    keys.must_be("expert_weights_norm", true)?;
+    let (count, used) = (keys.size(EXPERT_COUNT)?, keys.size("expert_used_count")?);
+    if used > count {
+        return Err(keys.wrong("expert_used_count", format!("at most the {count} experts"), used));
+    }
+    Ok(Some(ExpertsConfig { count, used, intermediate_size, normalize: true, dense_layers: Vec::new() }))
 }
 
 /// The elements of a head that are rotated, if not all are.

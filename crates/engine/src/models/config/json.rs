@@ -1,6 +1,7 @@
 //! Configurations as transformers writes them. Its classes decide what a key means and what holds without it; keys that have
 //! no effect there have none here. `tests.rs` lists them all.
 
+mod experts;
 mod layers;
 mod rope;
 
@@ -64,6 +65,10 @@ impl Class {
         match family {
             "qwen2" => Class { kv_heads: Some(32), attention_bias: Bias::Always, ..llama },
             "qwen3" => Class { head_dim: Some(128), kv_heads: Some(32), ..llama },
+            "qwen3_moe" => Class { kv_heads: Some(4), ..llama },
+            "mixtral" => {
+                Class { kv_heads: Some(8), norm_eps: 1e-5, theta: 1e6, attention_bias: Bias::Never, ..llama }
+            }
             "mistral" => Class { kv_heads: Some(8), attention_bias: Bias::Never, ..llama },
             "gemma3_text" => Class {
                 head_dim: Some(256),
@@ -146,10 +151,11 @@ pub fn read(json: &Value) -> Result<Config> {
     let (activation_key, usual) = class.activation;
     let about = rope::About { family: &family, theta: class.theta, head_dim, max_positions };
     let rope::Ropes { rope, local_rope, rotary_dim } = rope::read(json, &keys, &about)?;
+    let intermediate_size = keys.size("intermediate_size")?;
     let mut config = Config {
         vocab_size: keys.size("vocab_size")?,
         hidden_size: keys.size("hidden_size")?,
-        intermediate_size: keys.size("intermediate_size")?,
+        intermediate_size,
         num_layers,
         num_heads,
         num_kv_heads: keys.size_or("num_key_value_heads", without)?,
@@ -160,6 +166,7 @@ pub fn read(json: &Value) -> Result<Config> {
         local_rope,
         rotary_dim,
         layers: layers::read(json, &keys, &family, num_layers)?,
+        experts: experts::read(json, &keys, &family, num_layers, intermediate_size)?,
         activation: activation(&keys, activation_key, usual)?,
         attention_bias: Some(attention_bias),
         mlp_bias: Some(class.has_mlp_bias && keys.flag_or("mlp_bias", false)?),

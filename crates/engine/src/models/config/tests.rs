@@ -325,11 +325,11 @@ fn family_and_head_size_are_judged_before_anything_else() {
     for (json, told) in [
         (
             json!({"model_type": "mamba", "head_dim": 7}),
-            "llama, qwen2, qwen3, mistral, gemma3_text, phi3, smollm3, olmo2, gpt2, got \"mamba\"",
+            "llama, qwen2, qwen3, qwen3_moe, mistral, mixtral, gemma3_text, phi3, smollm3, olmo2, gpt2, got \"mamba\"",
         ),
         (
             json!({}),
-            "`model_type`: expected a family that is supported: llama, qwen2, qwen3, mistral, gemma3_text, phi3, smollm3, olmo2, gpt2, got nothing",
+            "`model_type`: expected a family that is supported: llama, qwen2, qwen3, qwen3_moe, mistral, mixtral, gemma3_text, phi3, smollm3, olmo2, gpt2, got nothing",
         ),
         (json!([1, 2]), "`model_type`"),
         (

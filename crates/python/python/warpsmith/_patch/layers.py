@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from warpsmith import ops
+from warpsmith._patch import experts
 from warpsmith._patch.attention import NAME
 from warpsmith._patch.attention import forward as attend
 from warpsmith._patch.swaps import PatchedGemmaNorm
@@ -124,15 +125,20 @@ SOFTCAPPED = ("Gemma2Attention",)
 
 #: By the name of a layer's class: how its derived class runs.
 FORWARDS = {
-    **{f"{name}DecoderLayer": pre_norm for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Gemma")},
+    **{
+        f"{name}DecoderLayer": pre_norm
+        for name in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Gemma")
+    },
     "Phi3DecoderLayer": pre_norm_with_dropout,
     **{
         f"{name}Attention": self_attention
         for name in (
-            *("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"),
-            *("Gemma", "Gemma2", "Gemma3", "Olmo2", "Phi3"),
+            *("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe"),
+            *("SmolLM3", "Gemma", "Gemma2", "Gemma3", "Olmo2", "Phi3"),
         )
     },
+    **{f"{name}TopKRouter": experts.router for name in ("Mixtral", "Qwen3Moe")},
+    **{f"{name}Experts": experts.experts for name in ("Mixtral", "Qwen3Moe")},
 }
 
 
@@ -153,7 +159,10 @@ def __getattr__(name: str) -> Any:
     of = name.removeprefix(PREFIX)
     if of == name or of not in FORWARDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    family = of.removesuffix("DecoderLayer").removesuffix("Attention").lower()
+    family = of
+    for part in ("DecoderLayer", "Attention", "TopKRouter", "Experts"):
+        family = family.removesuffix(part)
+    family = family.replace("Moe", "_moe").lower()
     return derived(getattr(import_module(f"transformers.models.{family}.modeling_{family}"), of))
 
 
@@ -161,6 +170,8 @@ def why_left(module: Any) -> str | None:
     """Why a layer keeps its class; ``None`` if it can be changed."""
     if "forward" in vars(module):
         return "its forward was replaced"
+    if hasattr(module, "act_fn") and type(module.act_fn).__name__ not in experts.ACTIVATIONS:
+        return f"no kernel has its activation {type(module.act_fn).__name__}"
     if hasattr(module, "post_attention_layernorm"):
         norm = module.post_attention_layernorm
         return None if isinstance(norm, (RMSNorm, PatchedGemmaNorm)) else "its norm is not ours"

@@ -33,12 +33,19 @@ def derived(base: Any) -> type[nn.Module]:
         labels, targets = kwargs.pop("labels"), kwargs.pop("shift_labels", None)
         kwargs.pop("logits_to_keep", None)
         kwargs.pop("return_dict", None)
+        balanced = has_experts(base) and kwargs.get("output_router_logits")
+        if has_experts(base) and balanced is None:
+            balanced = kwargs["output_router_logits"] = self.config.output_router_logits
         outputs = self.base_model(*args, **kwargs)
         if targets is None:
             # Each place is to name the token after it.
             targets = F.pad(labels, (0, 1), value=kwargs.get("ignore_index", IGNORED))[..., 1:]
         hidden = outputs.last_hidden_state
         loss = loss_of(self, hidden, targets.to(hidden.device), kwargs)
+        if balanced:
+            aux = balance(self, base, outputs.router_logits, kwargs.get("attention_mask"))
+            loss = loss + self.router_aux_loss_coef * aux
+            return output(loss=loss, aux_loss=aux, **{name: outputs[name] for name in outputs if name != LAST})
         # The same fields as the base model's result, but for the last hidden state.
         return output(loss=loss, logits=None, **{name: outputs[name] for name in outputs if name != LAST})
 
@@ -76,9 +83,23 @@ def loss_of(model: Any, hidden: torch.Tensor, targets: torch.Tensor, kwargs: dic
     return loss if items is None else loss / items
 
 
+def has_experts(base: type[nn.Module]) -> bool:
+    """Whether models of a class are mixtures of experts."""
+    return base.__name__ in ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
+
+
+def balance(model: Any, base: Any, logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> torch.Tensor:
+    """The loss that evens out the loads of experts, as transformers computes it over all layers."""
+    function = import_module(base.__module__).load_balancing_loss_func
+    found: torch.Tensor = function(logits, model.num_experts, model.num_experts_per_tok, mask)
+    return found
+
+
 def output_class(base: type[nn.Module]) -> Any:
     """What the model's forward returns."""
     outputs = import_module("transformers.modeling_outputs")
+    if has_experts(base):
+        return outputs.MoeCausalLMOutputWithPast
     crossed = base.__name__ == "GPT2LMHeadModel"
     return outputs.CausalLMOutputWithCrossAttentions if crossed else outputs.CausalLMOutputWithPast
 

@@ -239,9 +239,11 @@ def family(name: str, **others: Swap) -> dict[str, Swap]:
 #: By the model's type and the name of a module's class: what takes its place.
 FAMILIES: dict[str, dict[str, Swap]] = {
     "qwen3": family("Qwen3"),
+    "qwen3_moe": family("Qwen3Moe"),
     "qwen2": family("Qwen2"),
     "llama": family("Llama"),
     "mistral": family("Mistral"),
+    "mixtral": family("Mixtral"),
     "smollm3": family("SmolLM3"),
     "olmo2": family("Olmo2"),
     "phi3": family("Phi3", MLP=packed_mlp),

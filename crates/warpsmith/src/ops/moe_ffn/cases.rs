@@ -14,7 +14,7 @@ impl Provable for Forward {
     }
 
     fn plan(case: &Case) -> Vec<Option<ArgPlan>> {
-        plan(case, case.attrs.choice(GATE) != 0)
+        plan(case, case.attrs.choice(GATE) != 0, |index| case.gives(index))
     }
 
     fn constrain(case: &mut Case) {
@@ -109,10 +109,10 @@ impl Provable for Forward {
     }
 }
 
-/// The tensors of a case, in the order of the arguments of `moe_ffn`.
-pub(super) fn plan(case: &Case, gated: bool) -> Vec<Option<ArgPlan>> {
+/// The tensors of a case, in the order of the arguments of `moe_ffn`, of which `gives` says which are given.
+pub(super) fn plan(case: &Case, gated: bool, gives: impl Fn(usize) -> bool) -> Vec<Option<ArgPlan>> {
     let [tokens, experts, top_k, hidden, ffn, shared] = case.sizes[..] else { unreachable!("six sizes") };
-    let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| case.gives(index));
+    let given = |index: usize, plan: Option<ArgPlan>| plan.filter(|_| gives(index));
     let filled = |plan: Option<ArgPlan>, fill: Fill| plan.map(|plan| ArgPlan { fill, ..plan });
     let rows = |ffn: usize| if gated { 2 * ffn } else { ffn };
     let shared_of = |shape: [usize; 2], fill: Fill| filled(ArgPlan::shared(&shape, case.dtype), fill);
@@ -142,7 +142,7 @@ pub(super) fn plan(case: &Case, gated: bool) -> Vec<Option<ArgPlan>> {
 
 /// Ids by the seed: as a router gives them (what is timed too), with repetitions, all of one expert, of few experts. Some are
 /// dropped, of those of a router only where values are special.
-fn draw_routing(case: &Case, seed: u64) -> Vec<Vec<f64>> {
+pub(super) fn ids(case: &Case, seed: u64) -> Vec<f64> {
     let (tokens, experts, top_k) = (case.sizes[0], case.sizes[1], case.sizes[2]);
     let mut rng = Random::new(seed.wrapping_mul(31) + IDS as u64);
     let (kind, favourite) = (seed % 4, rng.below(experts.max(1) as u64) as f64);
@@ -161,8 +161,12 @@ fn draw_routing(case: &Case, seed: u64) -> Vec<Vec<f64>> {
             }
         }));
     }
+    ids
+}
+
+fn draw_routing(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let mut all = vec![Vec::new(); SPEC.args.len()];
-    all[IDS] = ids;
+    all[IDS] = ids(case, seed);
     all
 }
 

@@ -20,7 +20,10 @@
 //! - NaN and infinities give what the formula gives: a weight of zero does not hide them, a dropped slot does.
 //! - Bits: a token's result depends on its own row, ids and weights alone, not on the other tokens nor on who is sent where.
 //! - Memory: tokens are computed in parts, so that what is between the products stays below a fixed size.
+//!
+//! `moe_ffn_backward` computes the gradients of all inputs, where the weights have the type of `x`.
 
+mod backward;
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
@@ -30,17 +33,20 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use backward::{Backward, BackwardProblem, MoeFfnBackward};
 pub use problem::Problem;
 
 use super::linear::problem::WEIGHTS;
 use super::linear::{Activation, Gate};
 use crate::cpu::Tier;
+use crate::device::Stream;
 use crate::error::Result;
+use crate::op::gradient::{InputGradient, Source};
 use crate::op::{
-    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, DerivedSize, Kernel,
+    ArgSpec, Args, AttrKind, AttrSpec, Attrs, Autocast, Call, Cost, DTypeRule, DerivedSize, Gradient, Kernel,
     OneOutput, Op, OpSpec, Products, SizeRule, SizeSpec, shape,
 };
-use crate::tensor::{DType, TensorView};
+use crate::tensor::{DType, TensorView, TensorViewMut};
 
 const X: usize = 0;
 const W1: usize = 1;
@@ -119,7 +125,33 @@ const SPEC: OpSpec = OpSpec {
             rule: SizeRule::Divided { size: "shared_rows", option: GATE, by: ROWS },
         },
     ],
-    gradient: None,
+    gradient: Some(Gradient {
+        op: "moe_ffn_backward",
+        inputs: &[
+            (backward::X, Source::Input(X)),
+            (backward::W1, Source::Input(W1)),
+            (backward::W2, Source::Input(W2)),
+            (backward::IDS, Source::Input(IDS)),
+            (backward::ROUTING, Source::Input(ROUTING)),
+            (backward::DOUT, Source::Incoming(OUT)),
+            (backward::B1, Source::Input(B1)),
+            (backward::SHARED_W1, Source::Input(SHARED_W1)),
+            (backward::SHARED_W2, Source::Input(SHARED_W2)),
+            (backward::B2, Source::Input(B2)),
+        ],
+        results: &[
+            (X, InputGradient::Output(backward::DX)),
+            (W1, InputGradient::Output(backward::DW1)),
+            (W2, InputGradient::Output(backward::DW2)),
+            (ROUTING, InputGradient::Output(backward::DROUTING)),
+            (B1, InputGradient::Output(backward::DB1)),
+            (B2, InputGradient::Output(backward::DB2)),
+            (SHARED_W1, InputGradient::Output(backward::DSHARED_W1)),
+            (SHARED_W2, InputGradient::Output(backward::DSHARED_W2)),
+            (RESIDUAL, InputGradient::Incoming(OUT)),
+        ],
+        ..Gradient::EMPTY
+    }),
     autocast: Autocast::Low,
 };
 
@@ -228,5 +260,13 @@ impl<'a> Call<'a, Forward> {
     /// Adds a tensor to the result.
     pub fn residual(self, residual: impl Into<TensorView<'a>>) -> Self {
         self.input(RESIDUAL, residual)
+    }
+
+    /// Runs on `stream` and adds to `residual` in place.
+    pub fn add_to<'b>(self, residual: impl Into<TensorViewMut<'b>>, stream: &Stream) -> Result<()>
+    where
+        'a: 'b,
+    {
+        self.launch_in_place(RESIDUAL, OUT, residual.into(), stream)
     }
 }

@@ -1,6 +1,6 @@
 //! The checked call of `moe_ffn`, and the products it consists of.
 
-use super::{ACT, B1, B2, GATE, IDS, OUT, RESIDUAL, ROUTING, SCALE, SHARED_W1, SHARED_W2, SPEC, W1, W2, X};
+use super::{ACT, B1, B2, GATE, IDS, OUT, RESIDUAL, ROUTING, SCALE, SHARED_W1, SHARED_W2, W1, W2, X};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher, survey};
@@ -11,7 +11,6 @@ use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Space};
 
 /// Tensors with a row for each token, in the order of [`Problem::space`].
-pub(super) const ROWS: [usize; 5] = [X, IDS, ROUTING, RESIDUAL, OUT];
 pub(super) const ROW_X: usize = 0;
 pub(super) const ROW_IDS: usize = 1;
 pub(super) const ROW_ROUTING: usize = 2;
@@ -38,7 +37,7 @@ pub struct Problem {
     pub(super) activation: Option<Kind>,
     pub(super) gate: Gate,
     pub(super) scale_bits: u32,
-    /// The tokens in the tensors of [`ROWS`]; that of an absent residual is the result.
+    /// The tokens in the tensors with a row for each; one that is absent counts as `x`.
     pub(super) space: Space<5>,
     /// Strides along their rows.
     pub(super) steps: [isize; 5],
@@ -95,7 +94,7 @@ impl Problem {
         self.product(w, [self.hidden, ffn], bias).into_f32()
     }
 
-    fn product(&self, w: Matrices, [n, k]: [usize; 2], bias: Option<[isize; 2]>) -> Product {
+    pub(super) fn product(&self, w: Matrices, [n, k]: [usize; 2], bias: Option<[isize; 2]>) -> Product {
         let dense = |columns: usize| Matrix { row: columns as isize, col: 1, aligned: true };
         let w = Matrix { row: w.row, col: w.col, aligned: false };
         let product = Product::product(self.dtype, false, [1, n, k], [dense(k), w, dense(n)]);
@@ -104,54 +103,99 @@ impl Problem {
     }
 }
 
+/// Where the tensors of a call are among its arguments.
+pub(super) struct Positions {
+    pub x: usize,
+    pub w1: usize,
+    pub w2: usize,
+    pub ids: usize,
+    pub routing: usize,
+    pub b1: usize,
+    pub b2: usize,
+    pub shared_w1: usize,
+    pub shared_w2: usize,
+    /// Tensors like `x`, the first of which may be absent.
+    pub residual: usize,
+    pub out: usize,
+}
+
+const FORWARD: Positions = Positions {
+    x: X,
+    w1: W1,
+    w2: W2,
+    ids: IDS,
+    routing: ROUTING,
+    b1: B1,
+    b2: B2,
+    shared_w1: SHARED_W1,
+    shared_w2: SHARED_W2,
+    residual: RESIDUAL,
+    out: OUT,
+};
+
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
-    let op = SPEC.name;
-    let gate = Gate::ALL[attrs.choice(GATE)];
+    let options = [attrs.choice(ACT), attrs.choice(GATE)];
+    check_at(args, attrs, &FORWARD, options, attrs.float(SCALE)).map(|(problem, _)| problem)
+}
+
+/// The problem of a call with these tensors, and its sizes. `options` are activation and gate.
+pub(super) fn check_at<'c>(
+    args: &'c Args<'c>,
+    attrs: &'c Attrs,
+    at: &Positions,
+    [activation, gate]: [usize; 2],
+    scale: f64,
+) -> Result<(Problem, Matcher<'c>)> {
+    let (op, gate) = (args.spec().name, Gate::ALL[gate]);
     let mut sizes = Matcher::new(args, attrs);
-    for (index, rows) in [(X, ""), (W1, "rows"), (SHARED_W1, "shared_rows")] {
+    for (index, rows) in [(at.x, ""), (at.w1, "rows"), (at.shared_w1, "shared_rows")] {
         sizes.arg(index)?;
         let odd = sizes.get(rows).is_some_and(|rows| rows % 2 != 0);
         if gate != Gate::None && odd {
             let expected = "an even number of rows, because of the gate";
             let got = format!("{:?}", args.at(index).shape());
-            return Err(Error::argument(op, SPEC.args[index].name, expected, got));
+            return Err(Error::argument(op, args.spec().args[index].name, expected, got));
         }
     }
     sizes.all()?;
-    let (x, w1, out) = (args.at(X), args.at(W1), args.at(OUT));
+    let (x, w1) = (args.at(at.x), args.at(at.w1));
     // In a survey, CPU tensors represent those of a GPU.
     if x.dtype() != w1.dtype() && (x.device() != Device::Cpu || survey::is_running()) {
         let expected = format!("dtype {}, that of x, because only the CPU mixes them", x.dtype());
         return Err(Error::argument(op, "w1", expected, w1.dtype().name()));
     }
-    let scale = attrs.float(SCALE);
     sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
-    let rows = ROWS.map(|index| args.get(index).unwrap_or(out).layout());
+    let rows = [at.x, at.ids, at.routing, at.residual, at.out];
+    let rows = rows.map(|index| args.get(index).unwrap_or(x).layout());
     let matrices = |index: usize| args.get(index).map_or_else(Matrices::default, Matrices::of);
-    let bias =
-        |index: usize| args.get(index).map(|bias| [bias.layout().strides()[0], bias.layout().strides()[1]]);
-    Ok(Problem {
+    let problem = Problem {
         dtype: x.dtype(),
         w_dtype: w1.dtype(),
-        id_dtype: args.at(IDS).dtype(),
-        weight_dtype: args.at(ROUTING).dtype(),
+        id_dtype: args.at(at.ids).dtype(),
+        weight_dtype: args.at(at.routing).dtype(),
         tokens: sizes.leading_count(),
         experts: sizes.size("experts"),
         top_k: sizes.size("top_k"),
         hidden: sizes.size("hidden"),
         ffn: sizes.size("ffn"),
-        shared_ffn: args.get(SHARED_W1).map(|_| sizes.size("shared_ffn")),
-        activation: Activation::ALL[attrs.choice(ACT)].kind(),
+        shared_ffn: args.get(at.shared_w1).map(|_| sizes.size("shared_ffn")),
+        activation: Activation::ALL[activation].kind(),
         gate,
         scale_bits: (scale as f32).to_bits(),
         space: Space::new(sizes.leading_rank(), rows),
         steps: rows.map(|layout| layout.step()),
-        w1: matrices(W1),
-        w2: matrices(W2),
-        shared_w1: matrices(SHARED_W1),
-        shared_w2: matrices(SHARED_W2),
-        b1: bias(B1),
-        b2: bias(B2),
-        has_residual: args.get(RESIDUAL).is_some(),
-    })
+        w1: matrices(at.w1),
+        w2: matrices(at.w2),
+        shared_w1: matrices(at.shared_w1),
+        shared_w2: matrices(at.shared_w2),
+        b1: bias(args, at.b1),
+        b2: bias(args, at.b2),
+        has_residual: args.get(at.residual).is_some(),
+    };
+    Ok((problem, sizes))
+}
+
+/// The strides of the biases of experts, if they are given.
+pub(super) fn bias(args: &Args<'_>, index: usize) -> Option<[isize; 2]> {
+    args.get(index).map(|bias| [bias.layout().strides()[0], bias.layout().strides()[1]])
 }

@@ -1,13 +1,13 @@
-//! Weights and noise, operation by operation, exactly as in `kernel.cu` and `reference.rs`.
+//! Weights and noise, operation by operation, exactly as in `kernel.cu` and `reference.rs`. `moe_route` chooses with the same.
 
 use crate::cpu::Simd;
 
 /// Below this a temperature takes the largest logit.
-pub(super) const COLD: f32 = 1e-5;
+pub(in crate::ops) const COLD: f32 = 1e-5;
 /// Weights are counted in multiples of its inverse.
-pub(super) const UNIT: f32 = (1u64 << 40) as f32;
+pub(in crate::ops) const UNIT: f32 = (1u64 << 40) as f32;
 /// The least weight of a token that can be drawn.
-pub(super) const LEAST: f32 = 1.0 / UNIT;
+pub(in crate::ops) const LEAST: f32 = 1.0 / UNIT;
 /// Exponents below this give weights far below [`LEAST`].
 const LOWEST: f32 = -60.0;
 
@@ -21,7 +21,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// `exp(t)` of `t` that are not positive; below [`LEAST`] anything.
 #[inline(always)]
-pub(super) fn weights<S: Simd>(s: S, t: S::V) -> S::V {
+pub(in crate::ops) fn weights<S: Simd>(s: S, t: S::V) -> S::V {
     let y = s.mul(t, s.splat(std::f32::consts::LOG2_E));
     let y = s.max(y, s.splat(LOWEST));
     let n = s.round(y);
@@ -35,7 +35,7 @@ pub(super) fn weights<S: Simd>(s: S, t: S::V) -> S::V {
 
 /// The noise of a row's tokens: a counter-based generator.
 #[derive(Clone, Copy)]
-pub(super) struct Noise {
+pub(in crate::ops) struct Noise {
     stream: u64,
 }
 
@@ -48,8 +48,13 @@ impl Noise {
     /// Minus the logarithm of a number uniform between 0 and 1.
     #[inline(always)]
     pub fn of(self, token: u32) -> f32 {
-        let next = self.stream.wrapping_add((u64::from(token) + 1).wrapping_mul(GOLDEN));
-        exponential((mix(next) >> 32) as u32)
+        exponential((self.bits(token) >> 32) as u32)
+    }
+
+    /// 64 random bits.
+    #[inline(always)]
+    pub fn bits(self, token: u32) -> u64 {
+        mix(self.stream.wrapping_add((u64::from(token) + 1).wrapping_mul(GOLDEN)))
     }
 }
 
@@ -63,7 +68,7 @@ fn mix(mut z: u64) -> u64 {
 
 /// `-ln(1 - (2 bits/2 + 1) / 2^32)`: accurate relative to itself at both ends, and never zero.
 #[inline(always)]
-pub(super) fn exponential(bits: u32) -> f32 {
+pub(in crate::ops) fn exponential(bits: u32) -> f32 {
     const SCALE: f32 = 1.0 / (1u64 << 32) as f32;
     if bits < 1 << 30 {
         return -ln_1p(-((bits | 1) as f32 * SCALE));
@@ -87,19 +92,19 @@ fn ln_1p(f: f32) -> f32 {
 
 /// Bits whose unsigned order is that of numbers.
 #[inline(always)]
-pub(super) fn ordered(x: f32) -> u32 {
+pub(in crate::ops) fn ordered(x: f32) -> u32 {
     let bits = x.to_bits();
     bits ^ ((bits as i32 >> 31) as u32 | 1 << 31)
 }
 
 /// A weight as a whole number.
 #[inline(always)]
-pub(super) fn whole(weight: f32) -> u64 {
+pub(in crate::ops) fn whole(weight: f32) -> u64 {
     (weight * UNIT) as u64
 }
 
 /// The weight that the most likely tokens of a total must have together.
 #[inline(always)]
-pub(super) fn target(top_p: f32, total: u64) -> u64 {
+pub(in crate::ops) fn target(top_p: f32, total: u64) -> u64 {
     ((f64::from(top_p) * total as f64) as u64).max(1)
 }

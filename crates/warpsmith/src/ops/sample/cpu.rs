@@ -120,7 +120,13 @@ impl Task for Row<'_, '_> {
 /// # Safety
 /// The elements must exist.
 #[inline(always)]
-unsafe fn widen<S: Simd, T: CpuElement>(s: S, x: *const T, step: isize, count: usize, to: &mut [f32]) -> f32 {
+pub(in crate::ops) unsafe fn widen<S: Simd, T: CpuElement>(
+    s: S,
+    x: *const T,
+    step: isize,
+    count: usize,
+    to: &mut [f32],
+) -> f32 {
     let (low, high) = (s.splat(f32::NEG_INFINITY), s.splat(f32::MAX));
     to[count..].fill(f32::NEG_INFINITY);
     let dense = step == 1;

@@ -25,10 +25,10 @@
 //!   temperature and cuts: give the logits of the model as `raw` if `logits` were changed by penalties. It is computed in
 //!   f32, and not bit for bit the same on every device.
 
-mod arithmetic;
+pub(in crate::ops) mod arithmetic;
 #[cfg(feature = "lab")]
 mod cases;
-mod cpu;
+pub(in crate::ops) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "lab")]

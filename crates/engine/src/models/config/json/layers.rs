@@ -20,7 +20,13 @@ pub fn read(json: &Value, keys: &Keys<'_>, family: &str, num_layers: usize) -> R
             let is_used = keys.flag_or("use_sliding_window", false)?;
             (window.filter(|_| is_used), Box::new(move |layer| layer >= first))
         }
+        "qwen3_moe" => {
+            let window = window(json, keys, Some(4096))?;
+            let is_used = keys.flag_or("use_sliding_window", false)?;
+            (window.filter(|_| is_used), Box::new(|_| true))
+        }
         "mistral" => (window(json, keys, Some(4096))?, Box::new(|_| true)),
+        "mixtral" => (window(json, keys, None)?, Box::new(|_| true)),
         "phi3" => (window(json, keys, None)?, Box::new(|_| true)),
         "smollm3" => {
             let (is_used, rotates) = (keys.flag_or("use_sliding_window", false)?, rotates.clone());

@@ -94,6 +94,81 @@ fn keys_of_mistral_are_used_or_refused() {
 }
 
 #[test]
+fn keys_of_mixtures_of_experts_are_used_or_refused() {
+    let common = [
+        ("mlp_bias", json!(true), NoEffect),
+        ("tie_word_embeddings", json!(true), Used),
+        ("num_local_experts", json!(12), Used),
+        ("num_local_experts", json!(0), Refused),
+        ("num_experts", json!(12), Used),
+        ("num_experts_per_tok", json!(1), Used),
+        ("num_experts_per_tok", json!(200), Refused),
+        ("num_experts_per_tok", json!("all"), Refused),
+        // For training.
+        ("router_aux_loss_coef", json!(0.5), NoEffect),
+        ("output_router_logits", json!(true), NoEffect),
+        ("router_jitter_noise", json!(0.5), NoEffect),
+        ("max_window_layers", json!(1), NoEffect),
+        ("sliding_window", json!(1), Refused),
+        ("layer_types", json!(["full_attention", "full_attention"]), NoEffect),
+        ("layer_types", json!(["full_attention", "sliding_attention"]), Refused),
+    ];
+    let of_qwen3 = [
+        ("attention_bias", json!(true), Used),
+        ("moe_intermediate_size", json!(768), NoEffect),
+        ("moe_intermediate_size", json!(100), Used),
+        ("norm_topk_prob", json!(false), NoEffect),
+        ("norm_topk_prob", json!(true), Used),
+        ("norm_topk_prob", json!(1), Refused),
+        ("decoder_sparse_step", json!(1), NoEffect),
+        ("decoder_sparse_step", json!(2), Used),
+        ("decoder_sparse_step", json!(0), Refused),
+        ("mlp_only_layers", json!([]), NoEffect),
+        ("mlp_only_layers", json!([1]), Used),
+        ("mlp_only_layers", json!([7]), NoEffect),
+        ("mlp_only_layers", json!(1), Refused),
+        ("mlp_only_layers", json!([-1]), Refused),
+        ("use_sliding_window", json!(true), Used),
+        ("sliding_window", json!(16), NoEffect),
+    ];
+    let of_mixtral = [
+        ("attention_bias", json!(true), NoEffect),
+        ("moe_intermediate_size", json!(100), NoEffect),
+        ("norm_topk_prob", json!(false), NoEffect),
+        ("mlp_only_layers", json!([1]), NoEffect),
+        ("use_sliding_window", json!(true), NoEffect),
+        ("sliding_window", json!(16), Used),
+        ("sliding_window", Value::Null, NoEffect),
+    ];
+    for (family, own) in [("qwen3_moe", &of_qwen3[..]), ("mixtral", &of_mixtral)] {
+        let all = [common_keys(), decoder_keys(), common.to_vec(), own.to_vec()];
+        judge_keys(&relative(family), all.concat());
+    }
+    let experts = |config: &Value| Config::from_json(config).unwrap().experts.unwrap();
+    let expected = |count, used, intermediate_size, normalize| ExpertsConfig {
+        count,
+        used,
+        intermediate_size,
+        normalize,
+        dense_layers: Vec::new(),
+    };
+    // What the classes have without the keys.
+    assert_eq!(experts(&relative("qwen3_moe")), expected(128, 8, 768, false));
+    assert_eq!(experts(&relative("mixtral")), expected(8, 2, 96, true));
+    let mut mixed = relative("qwen3_moe");
+    mixed["num_hidden_layers"] = json!(6);
+    mixed["decoder_sparse_step"] = json!(2);
+    mixed["mlp_only_layers"] = json!([3, 9]);
+    assert_eq!(experts(&mixed).dense_layers, [0, 2, 3, 4]);
+    let mut bare = relative("mixtral");
+    for key in ["rope_theta", "rms_norm_eps"] {
+        bare.as_object_mut().unwrap().remove(key);
+    }
+    let bare = Config::from_json(&bare).unwrap();
+    assert_eq!((bare.rope.unwrap().theta, bare.norm_eps), (1e6, 1e-5));
+}
+
+#[test]
 fn keys_of_smollm3_are_used_or_refused() {
     let own = [
         ("mlp_bias", json!(true), Used),

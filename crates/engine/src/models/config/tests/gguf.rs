@@ -177,7 +177,9 @@ fn keys_of_gguf_are_used_or_refused() {
         ("gpt2", &of_gpt2),
     ] {
         let plain = read_gguf(&gguf(family)).unwrap();
-        let is_own = |key: &str| own.iter().any(|(own, ..)| *own == key);
+        // A Llama with experts is a Mixtral.
+        let is_own =
+            |key: &str| own.iter().any(|(own, ..)| *own == key) || (family, key) == ("llama", "expert_count");
         for (key, value, expected) in of_all.iter().filter(|(key, ..)| !is_own(key)).chain(own) {
             let mut keys = gguf(family);
             keys.insert(format!("{family}.{key}"), value.clone());
@@ -196,6 +198,45 @@ fn keys_of_gguf_are_used_or_refused() {
             assert!(told.contains(&format!("`{key}`")) && told.contains(value), "{told}");
         }
     }
+}
+
+#[test]
+fn experts_of_gguf_make_another_family() {
+    let with = |family: &str, more: &[(&str, Gguf)]| {
+        let mut keys = gguf(family);
+        keys.extend(more.iter().map(|(key, value)| (format!("{family}.{key}"), value.clone())));
+        read_gguf(&keys)
+    };
+    let counts = [("expert_count", Gguf::U32(8)), ("expert_used_count", Gguf::U32(2))];
+    let mixtral = with("llama", &counts).unwrap();
+    let experts = mixtral.experts.clone().unwrap();
+    assert_eq!((mixtral.architecture.as_str(), experts.count, experts.used), ("mixtral", 8, 2));
+    assert_eq!((experts.intermediate_size, experts.normalize), (96, true));
+    let own = ("expert_feed_forward_length", Gguf::U32(40));
+    let qwen3 = with("qwen3moe", &[&counts[..], std::slice::from_ref(&own)].concat()).unwrap();
+    assert_eq!(qwen3.experts, Some(ExpertsConfig { intermediate_size: 40, ..experts }));
+    for (key, value) in [
+        ("expert_count", Gguf::U32(1)),
+        ("expert_used_count", Gguf::U32(9)),
+        ("expert_gating_func", Gguf::U32(2)),
+        ("expert_weights_norm", Gguf::Bool(false)),
+        ("expert_weights_scale", Gguf::F32(2.5)),
+        ("expert_shared_count", Gguf::U32(1)),
+        ("expert_shared_feed_forward_length", Gguf::U32(64)),
+        ("leading_dense_block_count", Gguf::U32(1)),
+        ("expert_group_count", Gguf::U32(4)),
+    ] {
+        let told = with("llama", &[&counts[..], &[(key, value)]].concat()).unwrap_err().to_string();
+        assert!(told.contains("`llama.expert") || told.contains(&format!("`llama.{key}`")), "{key}: {told}");
+    }
+    for missing in ["expert_count", "expert_used_count", "expert_feed_forward_length"] {
+        let keys: Vec<_> = counts.iter().chain([&own]).filter(|(key, _)| *key != missing).cloned().collect();
+        let told = with("qwen3moe", &keys).unwrap_err().to_string();
+        assert!(told.contains(&format!("`qwen3moe.{missing}`")), "{told}");
+    }
+    // Zero is none.
+    let none = with("llama", &[("expert_count", Gguf::U32(0))]).unwrap();
+    assert_eq!((none.architecture.as_str(), none.experts), ("llama", None));
 }
 
 #[test]
