@@ -41,7 +41,9 @@ def test_results_and_gradients_are_those_of_the_loop(options: dict[str, Any], sh
     expected.backward(upstream)
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-3, atol=1e-5)
     for (name, one), other in zip(moe.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+        torch.testing.assert_close(
+            one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}"
+        )
 
 
 @torch.no_grad()

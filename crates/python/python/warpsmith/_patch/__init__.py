@@ -40,8 +40,8 @@ class Record:
 def patch(model: nn.Module) -> PatchReport:
     """Swaps norms, MLPs, rotary positions and attention of a model from transformers for ours, in place.
 
-    It knows Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3, OLMo 2, Phi-3, Gemma (1, 2 and 3) and GPT-2. In training, a call
-    with ``labels`` computes the loss without storing logits: its result has none.
+    It knows Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3, OLMo 2, Phi-3, Gemma (1, 2 and 3) and GPT-2.
+    In training, a call with ``labels`` computes the loss without storing logits: its result has none.
 
     Returns a report of what was swapped and what was left, and why. Modules that are not exactly what their model's
     code made them (quantised, with adapters or hooks) are left. Patching twice changes nothing.

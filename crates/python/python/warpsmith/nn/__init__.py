@@ -8,6 +8,21 @@ from __future__ import annotations
 
 from warpsmith.nn._attention import FlashAttention, PagedAttention
 from warpsmith.nn._linear import FusedLinear, GatedMLP
+from warpsmith.nn._moe import MoE
 from warpsmith.nn._norms import LayerNorm, RMSNorm
+from warpsmith.nn._router import ExpertGating, LoadBalancer, MoERouter, RouterLosses, Routing
 
-__all__ = ["FlashAttention", "FusedLinear", "GatedMLP", "LayerNorm", "PagedAttention", "RMSNorm"]
+__all__ = [
+    "ExpertGating",
+    "FlashAttention",
+    "FusedLinear",
+    "GatedMLP",
+    "LayerNorm",
+    "LoadBalancer",
+    "MoE",
+    "MoERouter",
+    "PagedAttention",
+    "RMSNorm",
+    "RouterLosses",
+    "Routing",
+]

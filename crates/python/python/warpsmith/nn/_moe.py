@@ -16,8 +16,8 @@ from warpsmith.nn._support import fits
 class MoE(nn.Module):
     """A router and the experts that it chooses from: the gated MLP of a decoder, many times over.
 
-    ``out[t] = sum over the experts e of token t of weight[t, e] * down[e](activation(gate[e](x[t])) * up[e](x[t]))``, in one
-    call for all experts. ``shared_size`` adds an expert that every token goes through. The router is a
+    ``out[t] = sum over the experts e of token t of weight[t, e] * down[e](activation(gate[e](x[t])) * up[e](x[t]))``,
+    in one call for all experts. ``shared_size`` adds an expert that every token goes through. The router is a
     :class:`MoERouter` with the further options, or the one that is given. Slots that it drops for lack of capacity
     contribute nothing.
 
