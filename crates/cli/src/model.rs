@@ -11,7 +11,7 @@ use warpsmith_engine::hub::{Hub, ModelName};
 use warpsmith_engine::models::names::Watched;
 use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{
-    Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
+    AdapterPath, Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
     TokenLogprob, Usage,
 };
 
@@ -56,6 +56,10 @@ pub struct ModelArgs {
     /// Do not launch a step before the tokens of the step ahead of it are known: slower, with the same tokens
     #[arg(long, alias = "disable-overlap-schedule")]
     no_overlap: bool,
+    /// A LoRA adapter: a folder as PEFT writes it, under a name [default: the folder's]. In `serve` it can be repeated, and
+    /// requests name one as their model
+    #[arg(long, value_name = "[NAME=]FOLDER", value_parser = parse_adapter, aliases = ["lora-modules", "lora-paths"])]
+    lora: Vec<AdapterPath>,
 }
 
 /// The types that models are computed in.
@@ -74,6 +78,21 @@ pub fn at_least_one() -> RangedU64ValueParser<usize> {
 fn parse_part(text: &str) -> std::result::Result<f64, String> {
     let part: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if part > 0.0 && part <= 1.0 { Ok(part) } else { Err("expected a number above 0 and at most 1".into()) }
+}
+
+/// A folder, or a name and a folder.
+fn parse_adapter(text: &str) -> std::result::Result<AdapterPath, String> {
+    let (name, path) = match text.split_once('=') {
+        Some((name, path)) => (name.to_owned(), PathBuf::from(path)),
+        None => {
+            let path = PathBuf::from(text);
+            (path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(), path)
+        }
+    };
+    match name.is_empty() || path.as_os_str().is_empty() {
+        true => Err("expected a folder, or a name, `=` and a folder".into()),
+        false => Ok(AdapterPath { name, path }),
+    }
 }
 
 /// The type of keys and values.
@@ -174,6 +193,23 @@ impl ModelArgs {
         }
     }
 
+    /// The names of the adapters.
+    pub fn adapters(&self) -> Vec<String> {
+        self.lora.iter().map(|adapter| adapter.name.clone()).collect()
+    }
+
+    /// The adapter of a command whose answers all have the same, if it has one.
+    ///
+    /// # Errors
+    /// If there are several.
+    pub fn adapter(&self) -> Result<Option<String>> {
+        match &self.lora[..] {
+            [] => Ok(None),
+            [adapter] => Ok(Some(adapter.name.clone())),
+            several => Err(warpsmith::Error::parse("lora", "one adapter", several.len().to_string()).into()),
+        }
+    }
+
     /// Where the model runs.
     pub fn device(&self) -> Device {
         self.options(EngineOptions::default()).device()
@@ -217,6 +253,7 @@ impl ModelArgs {
         OpenOptions {
             device: Some(self.device.unwrap_or_else(Device::best)),
             mem_fraction_static: self.mem_fraction_static,
+            adapters: self.lora.clone(),
             ..self.weights.options(engine)
         }
     }

@@ -22,6 +22,8 @@ pub struct Batch {
     pub shared: Option<Shared>,
     /// The rows whose logits are wanted, `[rows]`; `None` for all.
     pub logit_rows: Option<Tensor>,
+    /// The tokens that have an adapter.
+    pub adapted: Vec<Adapted>,
     /// The stream that the pass runs on.
     pub(crate) stream: Stream,
 }
@@ -34,6 +36,17 @@ pub struct Shared {
     pub prefix_lens: Tensor,
     /// Whether groups are used even if that is not expected to be faster.
     pub always: bool,
+}
+
+/// Neighbouring tokens with the same adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adapted {
+    /// The adapter's number.
+    pub adapter: usize,
+    /// The first of the tokens.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
 }
 
 impl Batch {
@@ -54,7 +67,7 @@ impl Batch {
 }
 
 /// One sequence's share of a batch, as plain numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk<'a> {
     /// The new tokens.
     pub tokens: &'a [i32],
@@ -64,6 +77,8 @@ pub struct Chunk<'a> {
     pub pages: &'a [i32],
     /// Whether the logits of the last token are wanted.
     pub wants_logits: bool,
+    /// The number of the sequence's adapter.
+    pub adapter: Option<usize>,
 }
 
 /// Numbers for several tensors, one after the other, so that they reach the device in one copy.
@@ -136,10 +151,28 @@ impl Batch {
             kv_lens,
             q_starts: (!one_each).then_some(q_starts),
             shared: None,
+            adapted: adapted(chunks),
             logit_rows: (!all_wanted).then_some(logit_rows),
             stream: stream.clone(),
         })
     }
+}
+
+/// The tokens of chunks with adapters. Neighbours with the same are together.
+fn adapted(chunks: &[Chunk<'_>]) -> Vec<Adapted> {
+    let mut all: Vec<Adapted> = Vec::new();
+    let mut first = 0;
+    for chunk in chunks {
+        let count = chunk.tokens.len();
+        if let Some(adapter) = chunk.adapter {
+            match all.last_mut().filter(|last| last.adapter == adapter && last.first + last.count == first) {
+                Some(last) => last.count += count,
+                None => all.push(Adapted { adapter, first, count }),
+            }
+        }
+        first += count;
+    }
+    all
 }
 
 /// Where the key and the value of a token are stored.

@@ -12,7 +12,7 @@ use crate::models::Model;
 use crate::models::layers::Buffer;
 use crate::output::Output;
 use crate::pages::Pages;
-use crate::request::{Event, EventKind, FinishReason, Request, RequestId, SamplingParams, Usage};
+use crate::request::{Event, EventKind, FinishReason, Request, RequestId, Salt, SamplingParams, Usage};
 use crate::sampler::{self, Choice};
 use crate::scheduler::{Limits, Scheduler};
 use crate::sequence::{Key, Sequence};
@@ -63,6 +63,15 @@ pub struct Engine {
     pending: Vec<Event>,
     next_request: u64,
     stats: Stats,
+    /// By their numbers.
+    adapters: Vec<AdapterKey>,
+}
+
+/// An adapter as requests name it.
+struct AdapterKey {
+    name: String,
+    /// Makes the salts of its prefixes: those of the same tokens without it are others.
+    salt: Salt,
 }
 
 impl Engine {
@@ -104,6 +113,7 @@ impl Engine {
             pending: Vec::new(),
             next_request: 0,
             stats: Stats::default(),
+            adapters: Vec::new(),
         })
     }
 
@@ -161,6 +171,34 @@ impl Engine {
         self.scheduler.started()
     }
 
+    /// Tells the engine which adapters its model was loaded with.
+    pub(crate) fn with_adapters(mut self, names: impl Iterator<Item = String>) -> Engine {
+        self.adapters = names.map(|name| AdapterKey { name, salt: random_salt() }).collect();
+        self
+    }
+
+    /// The names of the adapters that requests can ask for.
+    pub fn adapters(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.adapters.iter().map(|adapter| adapter.name.as_str())
+    }
+
+    /// The number of an adapter.
+    fn adapter(&self, name: &str) -> Result<usize> {
+        self.adapters.iter().position(|adapter| adapter.name == name).ok_or_else(|| {
+            let names: Vec<&str> = self.adapters().collect();
+            let expected = if names.is_empty() { "none, as none is loaded".into() } else { names.join(", ") };
+            Error::request("adapter", expected, format!("`{name}`"))
+        })
+    }
+
+    /// The salt of prefixes that are computed with an adapter. Adapters' own salts are random numbers that nobody is told, so no
+    /// choice of a salt meets them. The first half of a salt stays: callers may mark there whose it is.
+    fn salt_with(&self, salt: Option<Salt>, adapter: Option<usize>) -> Option<Salt> {
+        let Some(adapter) = adapter else { return salt };
+        let own = self.adapters[adapter].salt;
+        Some(salt.map_or(own, |salt| std::array::from_fn(|i| salt[i] ^ own[i])))
+    }
+
     /// The number of tokens that exist.
     pub fn vocab_size(&self) -> usize {
         self.options.vocab_size.unwrap_or(self.model.config().vocab_size)
@@ -171,7 +209,9 @@ impl Engine {
     /// # Errors
     /// If an option is out of range, or the request can never fit.
     pub fn add_request(&mut self, request: Request) -> Result<RequestId> {
-        let Request { prompt, params, priority, deadline, grammar, salt } = request;
+        let Request { prompt, params, priority, deadline, grammar, salt, adapter } = request;
+        let adapter = adapter.map(|name| self.adapter(&name)).transpose()?;
+        let salt = self.salt_with(salt, adapter);
         params.validate(self.vocab_size())?;
         if self.tokenizer.is_none() && !params.stop.is_empty() {
             return Err(Error::request(
@@ -193,7 +233,7 @@ impl Engine {
         let has_forks = params.n > 1;
         let key = Key { priority, request: id, index: 0 };
         self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks });
-        self.scheduler.add(Sequence { salt, ..Sequence::new(key, prompt, max_len) });
+        self.scheduler.add(Sequence { salt, adapter, ..Sequence::new(key, prompt, max_len) });
         Ok(id)
     }
 
@@ -390,6 +430,13 @@ impl Engine {
         }
         Ok(true)
     }
+}
+
+/// A new salt each time, the first half of which is zero.
+fn random_salt() -> Salt {
+    let mut salt = Salt::default();
+    salt[16..].chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&random_seed().to_le_bytes()));
+    salt
 }
 
 /// A new seed each time.

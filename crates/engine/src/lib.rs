@@ -1,5 +1,6 @@
 //! Runs language models on the kernels of warpsmith: weights, text, models, scheduling.
 
+mod adapters;
 mod batch;
 mod constraint;
 mod decode;
@@ -22,7 +23,8 @@ mod survey;
 pub mod text;
 pub mod weights;
 
-pub use batch::{Batch, Chunk, Shared};
+pub use adapters::{Adapter, AdapterPath};
+pub use batch::{Adapted, Batch, Chunk, Shared};
 pub use constraint::{Constraint, Grammar, SharedGrammar};
 pub use engine::{Engine, Pooling, SequenceView, View};
 pub use error::{Error, Result};

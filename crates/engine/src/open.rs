@@ -1,5 +1,6 @@
 //! From a path to an engine, and from text to a prompt.
 
+use crate::adapters::{Adapter, AdapterPath};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
@@ -32,6 +33,8 @@ pub struct OpenOptions {
     pub mem_fraction_static: Option<f64>,
     /// Tokens of a page, from 1 to 256; 16 on the CPU, 64 on a GPU.
     pub page_size: Option<usize>,
+    /// LoRA adapters that requests can ask for by name. Decode steps are not captured in graphs then.
+    pub adapters: Vec<AdapterPath>,
     /// The engine's options. Its pages, type and device follow from those above.
     pub engine: EngineOptions,
 }
@@ -57,6 +60,9 @@ impl OpenOptions {
             dtype: self.dtype(),
             kv_dtype: self.kv_dtype,
             device: self.device(),
+            // Which tokens have which adapter differs from step to step.
+            fixed_decode: self.engine.fixed_decode && self.adapters.is_empty(),
+            cuda_graphs: self.engine.cuda_graphs && self.adapters.is_empty(),
             ..self.engine.clone()
         }
     }
@@ -123,11 +129,13 @@ impl Engine {
             max_positions: options.max_positions,
             reserve_tokens: if device == Device::Cpu { 0 } else { options.engine.max_batch_tokens },
         };
+        let adapters = open_adapters(&options.adapters)?;
         let before = device.memory()?.free;
-        let model = models::load(config, weights, load)?;
+        let model = models::load_adapted(config, weights, load, &adapters)?;
         let num_pages = num_pages(model.config(), &options, kv_dtype, (before, fraction))?;
         let engine = EngineOptions { num_pages, ..engine };
-        Engine::new(model, engine)
+        let names = adapters.iter().map(|adapter| adapter.name().to_owned());
+        Ok(Engine::new(model, engine)?.with_adapters(names))
     }
 
     /// Encodes a text as a prompt, with the start token that the model expects. Names of control tokens in it are text.
@@ -151,6 +159,18 @@ impl Engine {
         };
         Ok(tokenizer.encode_chat(template, chat)?.ids.into_iter().map(|id| id as i32).collect())
     }
+}
+
+/// Opens adapters, each under a name of its own.
+fn open_adapters(paths: &[AdapterPath]) -> Result<Vec<Adapter>> {
+    let mut adapters: Vec<Adapter> = Vec::with_capacity(paths.len());
+    for AdapterPath { name, path } in paths {
+        if name.is_empty() || adapters.iter().any(|adapter| adapter.name() == name) {
+            return Err(Error::settings("adapters", "a name of its own for each", format!("`{name}`")));
+        }
+        adapters.push(Adapter::open(name, path)?);
+    }
+    Ok(adapters)
 }
 
 fn has_tokenizer(checkpoint: &Checkpoint) -> bool {

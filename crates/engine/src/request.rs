@@ -29,6 +29,8 @@ pub struct Request {
     pub grammar: Option<SharedGrammar>,
     /// Requests share cached prefixes only with those of the same salt.
     pub salt: Option<Salt>,
+    /// The name of the adapter that it is computed with; `None` for the model as it is.
+    pub adapter: Option<String>,
 }
 
 /// Separates the prefix caches of tenants: what one of them has asked is not found, and cannot be timed, by another.

@@ -293,6 +293,7 @@ impl Scheduler {
         let mut sequence = Sequence::new(key, leader.tokens[..leader.prompt_len].to_vec(), leader.max_len);
         sequence.tokens.push(token);
         (sequence.cached_tokens, sequence.salt) = (leader.cached_tokens, leader.salt);
+        sequence.adapter = leader.adapter;
         if self.running.len() >= self.limits.max_running {
             self.waiting.insert(key, sequence);
             return Ok(());

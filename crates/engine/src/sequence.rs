@@ -37,6 +37,8 @@ pub struct Sequence {
     pub preemptions: usize,
     /// It shares cached prefixes with sequences of the same salt.
     pub salt: Option<Salt>,
+    /// The number of its adapter.
+    pub adapter: Option<usize>,
 }
 
 impl Sequence {
@@ -53,6 +55,7 @@ impl Sequence {
             cached_tokens: None,
             preemptions: 0,
             salt: None,
+            adapter: None,
         }
     }
 

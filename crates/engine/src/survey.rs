@@ -112,6 +112,7 @@ impl Passes {
             start,
             pages: &pages[..(start + count).div_ceil(self.engine.page_size)],
             wants_logits: true,
+            adapter: None,
         };
         let chunks: Vec<Chunk<'_>> = sequences.iter().map(chunk).collect();
         let batch = Batch::new(&chunks, self.engine.page_size, &Stream::Host)?;

@@ -112,6 +112,7 @@ type Embeddings = Result<Vec<Vec<f32>>, EmbedFailure>;
 struct Embed {
     inputs: Vec<Vec<i32>>,
     pooling: Pooling,
+    adapter: Option<String>,
     deadline: Option<Instant>,
     /// Those of the first inputs.
     vectors: Vec<Vec<f32>>,
@@ -327,13 +328,14 @@ impl Bridge {
         &self,
         inputs: Vec<Vec<i32>>,
         pooling: Pooling,
+        adapter: Option<String>,
         deadline: Option<Instant>,
     ) -> Result<oneshot::Receiver<Embeddings>, Refusal> {
         self.check(1)?;
         self.shared.submitted.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let place = Place::new(&self.shared);
-        let embed = Embed { inputs, pooling, deadline, vectors: Vec::new(), answer, place };
+        let embed = Embed { inputs, pooling, adapter, deadline, vectors: Vec::new(), answer, place };
         match self.commands.send(Command::Embed(embed)) {
             Ok(()) => Ok(answered),
             Err(_) => Err(Refusal::State(self.state())),

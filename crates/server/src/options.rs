@@ -8,6 +8,8 @@ use warpsmith_engine::Pooling;
 pub struct ServerOptions {
     /// The names under which requests ask for the model; the first is the one that is told.
     pub served_names: Vec<String>,
+    /// The adapters that the engine has. Requests name one as their model.
+    pub adapters: Vec<String>,
     /// Keys that are accepted; everybody is served if there is none.
     pub api_keys: Vec<String>,
     /// How reasoning is found in the text of the model.
@@ -102,6 +104,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             served_names: vec!["default".into()],
+            adapters: Vec::new(),
             api_keys: Vec::new(),
             reasoning: Parser::Auto,
             tools: Parser::Auto,

@@ -84,7 +84,7 @@ impl App {
     /// # Errors
     /// If not.
     pub fn check_model(&self, name: &str) -> Result<()> {
-        if self.options.served_names.iter().any(|served| served == name) {
+        if self.options.served_names.iter().chain(&self.options.adapters).any(|served| served == name) {
             return Ok(());
         }
         let told =
@@ -134,9 +134,10 @@ impl App {
         &self,
         inputs: Vec<Vec<i32>>,
         pooling: Pooling,
+        adapter: Option<String>,
         arrived: Instant,
     ) -> Result<oneshot::Receiver<Result<Vec<Vec<f32>>, EmbedFailure>>> {
-        self.bridge.embed(inputs, pooling, self.deadline(arrived)).map_err(refused)
+        self.bridge.embed(inputs, pooling, adapter, self.deadline(arrived)).map_err(refused)
     }
 
     /// Whether so many outputs could be taken now.

@@ -51,6 +51,7 @@ Examples:
   warpsmith generate \"Why is the sky blue?\" --model Qwen/Qwen3-0.6B
   warpsmith generate \"Why is the sky blue?\" --model unsloth/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
   warpsmith generate --file letter.txt --system \"Summarise.\" --model model.gguf --threads 4
+  warpsmith generate \"A haiku\" --model model.gguf --lora adapters/poems
   git diff | warpsmith generate - --system \"Describe this change.\" --model model.gguf
   warpsmith generate \"A name for a cat?\" --model model.gguf --outputs 3 --temperature 1
   WARPSMITH_MODEL=model.gguf warpsmith generate \"Name three colours.\" --json";
@@ -96,6 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn generate(args: &Args) -> Result<ExitCode> {
     let text = args.prompt()?;
+    let adapter = args.model.adapter()?;
     let mut engine = args.model.open(EngineOptions::default())?;
     let prompt = if args.raw || engine.template().is_none() {
         engine.encode(&text)?
@@ -106,7 +108,7 @@ fn generate(args: &Args) -> Result<ExitCode> {
     };
     let n = usize::from(args.outputs);
     let params = SamplingParams { logprobs: args.logprobs, n, ..args.sampling.params() };
-    let request = Request { prompt: prompt.clone(), params, ..Request::default() };
+    let request = Request { prompt: prompt.clone(), params, adapter, ..Request::default() };
     // A single output is shown as it is generated; several would mix.
     let show = |text: &str| if args.json || n > 1 { Ok(()) } else { print(text) };
     let answers = answers(&mut engine, request, |_, text| show(text), || false)?;

@@ -155,6 +155,7 @@ impl Inputs {
                 kv_lens: column(Column::KvLens, DType::I32)?,
                 q_starts: None,
                 shared,
+                adapted: Vec::new(),
                 logit_rows: None,
                 stream: stream.clone(),
             },

@@ -37,6 +37,7 @@ impl Engine {
                 start: share.start,
                 pages: &sequence.held.pages,
                 wants_logits: share.reaches_end,
+                adapter: sequence.adapter,
             }
         };
         let chunks: Vec<Chunk<'_>> = plan.shares.iter().map(chunk).collect();

@@ -57,14 +57,20 @@ impl Engine {
     ///
     /// # Errors
     /// If the tokens can never be embedded, or the pass fails.
-    pub fn embed(&mut self, tokens: &[i32], pooling: Pooling) -> Result<Option<Vec<f32>>> {
+    pub fn embed(
+        &mut self,
+        tokens: &[i32],
+        pooling: Pooling,
+        adapter: Option<&str>,
+    ) -> Result<Option<Vec<f32>>> {
         let most = self.longest_input();
         if tokens.is_empty() || tokens.len() > most {
             return Err(Error::request("input", format!("1 to {most} tokens"), tokens.len()));
         }
         self.check_exist("input", tokens)?;
+        let adapter = adapter.map(|name| self.adapter(name)).transpose()?;
         let Some(held) = self.scheduler.lend(tokens.len()) else { return Ok(None) };
-        let sums = self.pool(tokens, pooling, &held.pages);
+        let sums = self.pool(tokens, pooling, &held.pages, adapter);
         self.scheduler.take_back(held)?;
         match sums {
             Ok(sums) => Ok(Some(of_length_one(&sums)?)),
@@ -76,13 +82,20 @@ impl Engine {
     }
 
     /// The pooled hidden states times any factor, which has no effect on the direction.
-    fn pool(&mut self, tokens: &[i32], pooling: Pooling, pages: &[i32]) -> Result<Vec<f64>> {
+    fn pool(
+        &mut self,
+        tokens: &[i32],
+        pooling: Pooling,
+        pages: &[i32],
+        adapter: Option<usize>,
+    ) -> Result<Vec<f64>> {
         let mut sums = vec![0f64; self.model.config().hidden_size];
         let mut start = 0;
         // Chunks as in steps: the memory of the model is large enough for them, and graphs have its addresses.
         for chunk in tokens.chunks(self.options.max_chunk) {
             let ends = start + chunk.len() == tokens.len();
-            let chunk = Chunk { tokens: chunk, start, pages, wants_logits: ends || pooling == Pooling::Mean };
+            let wants_logits = ends || pooling == Pooling::Mean;
+            let chunk = Chunk { tokens: chunk, start, pages, wants_logits, adapter };
             let mut batch = Batch::new(&[chunk], self.options.page_size, &self.stream)?;
             if pooling == Pooling::Mean {
                 batch.logit_rows = None;

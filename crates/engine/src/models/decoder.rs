@@ -147,7 +147,7 @@ impl Model for Decoder {
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
         self.norm.forward(last, normed.reborrow(), stream)?;
         let mut logits = logits;
-        self.head.forward(normed.as_view(), logits.reborrow(), stream)?;
+        self.head.forward(normed.as_view(), logits.reborrow(), batch)?;
         match self.config.logit_softcap {
             Some(cap) => cap_logits(logits, cap as f32, stream),
             None => Ok(()),
@@ -224,11 +224,11 @@ impl Layer {
         let (mut qkv, mut attended) = (rooms.qkv.write(tokens)?, rooms.attended.write(tokens)?);
         let mut added = rooms.added.as_mut().map(|added| added.write(tokens)).transpose()?;
         let read = normed_or_same(&mut self.attention_norm, &x, &mut normed, stream)?;
-        self.qkv.forward(read, qkv.reborrow(), stream)?;
+        self.qkv.forward(read, qkv.reborrow(), batch)?;
         self.attention.forward(qkv, attended.reborrow(), batch, pages, stream)?;
         match (&mut self.attention_out_norm, &mut added) {
             (Some(norm), Some(added)) => {
-                self.out.forward(attended.as_view(), added.reborrow(), stream)?;
+                self.out.forward(attended.as_view(), added.reborrow(), batch)?;
                 norm.in_place(added.reborrow(), stream)?;
                 // The next norm adds it, where there is one.
                 match &mut self.mlp_norm {
@@ -239,23 +239,23 @@ impl Layer {
                 }
             }
             _ => {
-                self.out.add_to(attended.as_view(), x.reborrow(), stream)?;
+                self.out.add_to(attended.as_view(), x.reborrow(), batch)?;
                 normed_or_same(&mut self.mlp_norm, &x, &mut normed, stream)?;
             }
         }
         let read = if self.mlp_norm.is_some() { normed.as_view() } else { x.as_view() };
         match (&mut self.mlp, &mut self.mlp_out_norm, &mut added) {
             (FeedForward::Gated(mlp), Some(norm), Some(added)) => {
-                mlp.forward(read, rooms.inner.write(tokens)?, added.reborrow(), stream)?;
+                mlp.forward(read, rooms.inner.write(tokens)?, added.reborrow(), batch)?;
                 norm.in_place(added.reborrow(), stream)?;
                 self.sums[1].add_to(added.as_view(), x, normed, stream)
             }
             (FeedForward::Gated(mlp), ..) => {
-                mlp.add_to(normed.as_view(), rooms.inner.write(tokens)?, x, stream)
+                mlp.add_to(normed.as_view(), rooms.inner.write(tokens)?, x, batch)
             }
             (FeedForward::Experts(experts), ..) => {
                 let routing = rooms.routing.as_mut().expect("a model with experts has room for routing");
-                experts.add_to(normed.as_view(), routing, x, stream)
+                experts.add_to(normed.as_view(), routing, x, batch)
             }
         }
     }

@@ -4,6 +4,7 @@ use super::config::{Config, ExpertsConfig};
 use super::layers::Buffer;
 use super::names::{Loader, Naming, Part};
 use super::products::Projection;
+use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
@@ -76,11 +77,11 @@ impl Experts {
         x: TensorView<'_>,
         routing: &mut Routing,
         residual: TensorViewMut<'_>,
-        stream: &Stream,
+        batch: &Batch,
     ) -> Result<()> {
-        let tokens = x.shape()[0];
+        let (tokens, stream) = (x.shape()[0], batch.stream());
         let mut logits = routing.logits.write(tokens)?;
-        self.router.forward(x.clone(), logits.reborrow(), stream)?;
+        self.router.forward(x.clone(), logits.reborrow(), batch)?;
         let (mut weights, mut ids) = (routing.weights.write(tokens)?, routing.ids.write(tokens)?);
         let route = MoeRoute::new(logits.as_view(), self.used).normalize(self.normalize);
         route.keep_plan(&mut self.route_plan).run_into(weights.reborrow(), ids.reborrow(), stream)?;

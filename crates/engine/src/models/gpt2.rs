@@ -119,7 +119,7 @@ impl Model for Gpt2 {
         let last = self.selection.forward(self.x.read(batch.num_tokens()), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;
         self.norm.forward(last, normed.reborrow(), stream)?;
-        self.head.forward(normed.as_view(), logits, stream)
+        self.head.forward(normed.as_view(), logits, batch)
     }
 
     fn hidden(&mut self, batch: &Batch, kv: &mut KvCache, rows: TensorViewMut<'_>) -> Result<()> {
@@ -155,12 +155,12 @@ impl Layer {
     ) -> Result<()> {
         let tokens = batch.num_tokens();
         let (mut qkv, mut attended) = (rooms.qkv.write(tokens)?, rooms.attended.write(tokens)?);
-        self.qkv.forward(rooms.normed.read(tokens), qkv.reborrow(), stream)?;
+        self.qkv.forward(rooms.normed.read(tokens), qkv.reborrow(), batch)?;
         self.attention.forward(qkv, attended.reborrow(), batch, pages, stream)?;
-        self.out.add_to(attended.as_view(), x.reborrow(), stream)?;
+        self.out.add_to(attended.as_view(), x.reborrow(), batch)?;
         let (mut normed, mut inner) = (rooms.normed.write(tokens)?, rooms.inner.write(tokens)?);
         self.mlp_norm.forward(x.as_view(), normed.reborrow(), stream)?;
-        self.up.forward(normed.as_view(), inner.reborrow(), stream)?;
-        self.down.add_to(inner.as_view(), x, stream)
+        self.up.forward(normed.as_view(), inner.reborrow(), batch)?;
+        self.down.add_to(inner.as_view(), x, batch)
     }
 }

@@ -12,6 +12,7 @@ mod gpt2;
 mod int4;
 pub mod layers;
 mod llama;
+mod lora;
 mod mistral;
 mod mixtral;
 pub mod names;
@@ -36,6 +37,7 @@ pub use names::LoadOptions;
 pub use random::RandomWeights;
 pub use source::open;
 
+use crate::adapters::Adapter;
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
@@ -117,6 +119,19 @@ fn family_names(naming: Naming) -> String {
 /// If there is no such family, or a tensor is missing, has another shape than the configuration asks for, or is one that the
 /// model does not read: then the file holds another model than the configuration describes.
 pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -> Result<Box<dyn Model>> {
+    load_adapted(config, weights, options, &[])
+}
+
+/// As [`load`], with adapters that tokens of a batch may have.
+///
+/// # Errors
+/// As [`load`], and if an adapter is not one of this model.
+pub fn load_adapted(
+    config: &Config,
+    weights: &dyn WeightSource,
+    options: LoadOptions,
+    adapters: &[Adapter],
+) -> Result<Box<dyn Model>> {
     let Some((.., load)) = FAMILIES.iter().find(|(name, ..)| *name == config.architecture) else {
         let names = family_names(Naming::Transformers);
         return Err(Error::config("architecture", names, &config.architecture));
@@ -134,8 +149,10 @@ pub fn load(config: &Config, weights: &dyn WeightSource, options: LoadOptions) -
     }
     let unpacked = config.int4.map(|int4| int4::Unpacked::new(weights, int4));
     let weights = unpacked.as_ref().map_or(weights, |unpacked| unpacked as &dyn WeightSource);
-    let loader = Loader::new(weights, &config, options)?;
+    let loader = Loader { adapters, ..Loader::new(weights, &config, options)? };
+    loader.refuse_other_adapters()?;
     let model = load(&config, &loader)?;
     loader.refuse_unread()?;
+    adapters.iter().try_for_each(|adapter| adapter.refuse_unused(&config.architecture))?;
     Ok(model)
 }

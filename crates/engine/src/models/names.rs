@@ -4,6 +4,7 @@
 //! order of the rows of queries and keys that GGUF changes for Llama. Layers see one form.
 
 use super::config::Config;
+use crate::adapters::Adapter;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -345,6 +346,7 @@ pub struct Loader<'a> {
     pub(super) source: &'a dyn WeightSource,
     pub(super) config: Config,
     pub(super) options: LoadOptions,
+    pub(super) adapters: &'a [Adapter],
     stream: Stream,
     /// The names of the tensors that were read.
     pub(super) read: RefCell<HashSet<String>>,
@@ -357,7 +359,7 @@ impl<'a> Loader<'a> {
         options: LoadOptions,
     ) -> Result<Loader<'a>> {
         let stream = Stream::new(options.device)?;
-        Ok(Loader { source, config: config.clone(), options, stream, read: RefCell::default() })
+        Ok(Loader { source, config: config.clone(), options, adapters: &[], stream, read: RefCell::default() })
     }
 
     /// The stream that everything it returns is made on. Passes on the same stream need not be ordered with it.
@@ -393,8 +395,46 @@ impl<'a> Loader<'a> {
 
     /// The name of a part in the file; `layer` matters for parts of layers only.
     fn name(&self, part: Part, layer: usize, suffix: &str) -> String {
+        let name = self.name_in(self.source.naming(), part);
+        self.present(name.replace("{}", &layer.to_string()) + suffix)
+    }
+
+    /// The name of a part's module in transformers, which adapters are for; `None` if there is no such part.
+    pub(super) fn module(&self, part: Part, layer: usize) -> Option<String> {
+        let name = self.name_in(Naming::Transformers, part);
+        (name != "-").then(|| name.replace("{}", &layer.to_string()))
+    }
+
+    /// Refuses adapters of modules that no part of the model is.
+    pub(super) fn refuse_other_adapters(&self) -> Result<()> {
+        let parts = [
+            Part::Query,
+            Part::Key,
+            Part::Value,
+            Part::QueryKeyValue,
+            Part::AttentionOut,
+            Part::Gate,
+            Part::Up,
+            Part::GateUp,
+            Part::Down,
+        ];
+        let layers = 0..self.config.num_layers;
+        let modules = layers.flat_map(|layer| parts.iter().filter_map(move |&part| self.module(part, layer)));
+        let known: HashSet<String> = modules.collect();
+        let architecture = &self.config.architecture;
+        self.adapters.iter().try_for_each(|adapter| adapter.refuse_other(architecture, |module| known.contains(module)))
+    }
+
+    /// Whether an adapter adapts a part.
+    pub(super) fn is_adapted(&self, part: Part, layer: usize) -> bool {
+        let module = self.module(part, layer);
+        module.is_some_and(|module| self.adapters.iter().any(|adapter| adapter.adapts(&module)))
+    }
+
+    /// The name of a part, with `{}` for its layer.
+    fn name_in(&self, naming: Naming, part: Part) -> &'static str {
         let [gguf, llama, gpt2] = part.names();
-        let name = match self.source.naming() {
+        match naming {
             Naming::Gguf => gguf,
             Naming::Transformers if self.config.architecture == "gpt2" => gpt2,
             Naming::Transformers if self.is_gemma() && part == Part::MlpNorm => {
@@ -404,8 +444,7 @@ impl<'a> Loader<'a> {
                 "model.layers.{}.block_sparse_moe.gate"
             }
             Naming::Transformers => llama,
-        };
-        self.present(name.replace("{}", &layer.to_string()) + suffix)
+        }
     }
 
     /// A name as the file has it.

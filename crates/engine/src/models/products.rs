@@ -1,22 +1,24 @@
 //! Products with matrices of weights, and the layers that are made of them.
 
 use super::config::Config;
+use super::lora::Lora;
 use super::names::{Loader, Matrix, Part, stacked};
+use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::{Plan, survey};
 use warpsmith::ops::linear::{Activation, Gate};
-use warpsmith::ops::{GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
+use warpsmith::ops::{self, Copy, GatedAct, Linear, LinearQuant, PackedQuantWeight, PackedWeight};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// A matrix in the layout that its products take.
-enum Packed {
+pub(super) enum Packed {
     Plain(PackedWeight),
     Blocks(PackedQuantWeight),
 }
 
 impl Packed {
     /// For products with activations of type `x_dtype`. On the CPU the packed form is all that is kept.
-    fn new(matrix: Matrix, gate: Gate, x_dtype: DType) -> Result<Packed> {
+    pub(super) fn new(matrix: Matrix, gate: Gate, x_dtype: DType) -> Result<Packed> {
         Ok(match matrix {
             Matrix::Plain(mut matrix) => {
                 // Products on a GPU then load it while the kernel before them still runs. A survey asks what they need there.
@@ -48,6 +50,30 @@ macro_rules! product {
     };
 }
 
+impl Packed {
+    /// Writes the product to `out`.
+    pub(super) fn run_into(
+        &self,
+        x: TensorView<'_>,
+        out: TensorViewMut<'_>,
+        plan: &mut Option<Plan>,
+        stream: &Stream,
+    ) -> Result<()> {
+        product!(self, x, call => Ok(call.keep_plan(plan).run_into(out, stream)?))
+    }
+
+    /// Adds the product to `residual`.
+    pub(super) fn add_to(
+        &self,
+        x: TensorView<'_>,
+        residual: TensorViewMut<'_>,
+        plan: &mut Option<Plan>,
+        stream: &Stream,
+    ) -> Result<()> {
+        product!(self, x, call => Ok(call.keep_plan(plan).add_to(residual, stream)?))
+    }
+}
+
 /// Some columns of a projection.
 struct Columns {
     weight: Packed,
@@ -61,6 +87,7 @@ pub struct Projection {
     /// Neighbours that are stored in the same way are one product.
     columns: Vec<Columns>,
     activation: Activation,
+    lora: Option<Lora>,
 }
 
 impl Projection {
@@ -93,7 +120,8 @@ impl Projection {
             });
         }
         loader.release();
-        Ok(Projection { columns, activation: Activation::None })
+        let lora = Lora::load(loader, parts, layer, input)?;
+        Ok(Projection { columns, activation: Activation::None, lora })
     }
 
     /// The product that gives logits.
@@ -103,7 +131,7 @@ impl Projection {
         let weight = Packed::new(matrix, Gate::None, loader.dtype())?;
         let columns = vec![Columns { weight, bias: None, count, plan: None }];
         loader.release();
-        Ok(Projection { columns, activation: Activation::None })
+        Ok(Projection { columns, activation: Activation::None, lora: None })
     }
 
     /// Applies a function to the result.
@@ -112,12 +140,29 @@ impl Projection {
     }
 
     /// Writes the product to `out`.
-    pub fn forward(&mut self, x: TensorView<'_>, mut out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
-        let mut first = 0;
+    pub fn forward(&mut self, x: TensorView<'_>, out: TensorViewMut<'_>, batch: &Batch) -> Result<()> {
+        if self.lora.is_none() || self.activation == Activation::None {
+            return self.activated(self.activation, x, out, batch);
+        }
+        // Adapters add to what the function is applied to.
+        let mut sums = Tensor::empty_on(out.shape(), out.as_view().dtype(), batch.stream())?;
+        self.activated(Activation::None, x, sums.view_mut(), batch)?;
+        apply(self.activation, &sums, out, batch.stream())
+    }
+
+    /// The products with their adapters, and a function of them.
+    fn activated(
+        &mut self,
+        activation: Activation,
+        x: TensorView<'_>,
+        mut out: TensorViewMut<'_>,
+        batch: &Batch,
+    ) -> Result<()> {
+        let (mut first, stream) = (0, batch.stream());
         for columns in &mut self.columns {
             let out = out.reborrow().narrow(1, first, columns.count).expect("a place for all columns");
             product!(&columns.weight, x, call => {
-                let mut call = call.activation(self.activation);
+                let mut call = call.activation(activation);
                 if let Some(bias) = &columns.bias {
                     call = call.bias(bias);
                 }
@@ -125,7 +170,10 @@ impl Projection {
             });
             first += columns.count;
         }
-        Ok(())
+        match &mut self.lora {
+            Some(lora) => lora.add_to(x, out, batch),
+            None => Ok(()),
+        }
     }
 
     /// Adds the product to `residual`.
@@ -133,9 +181,9 @@ impl Projection {
         &mut self,
         x: TensorView<'_>,
         mut residual: TensorViewMut<'_>,
-        stream: &Stream,
+        batch: &Batch,
     ) -> Result<()> {
-        let mut first = 0;
+        let (mut first, stream) = (0, batch.stream());
         for columns in &mut self.columns {
             let part = residual.reborrow().narrow(1, first, columns.count).expect("a place for all columns");
             product!(&columns.weight, x, call => {
@@ -147,8 +195,23 @@ impl Projection {
             });
             first += columns.count;
         }
-        Ok(())
+        match &mut self.lora {
+            Some(lora) => lora.add_to(x, residual, batch),
+            None => Ok(()),
+        }
     }
+}
+
+/// Writes a function of `x` to `out`.
+fn apply(function: Activation, x: &Tensor, out: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+    let call = match function {
+        Activation::None => return Ok(Copy::new(x).run_into(out, stream)?),
+        Activation::Relu => ops::Activation::relu(x),
+        Activation::Gelu => ops::Activation::gelu(x),
+        Activation::GeluTanh => ops::Activation::gelu_tanh(x),
+        Activation::Silu => ops::Activation::silu(x),
+    };
+    Ok(call.run_into(out, stream)?)
 }
 
 /// One bias for all parts, with zeros for those that have none.
@@ -182,7 +245,7 @@ pub struct GatedMlp {
 enum GateUp {
     /// One product with its activation.
     Fused { weight: Box<Packed>, bias: Option<Tensor>, plan: Option<Plan> },
-    /// The two matrices are stored differently: their products first, then the activation.
+    /// The two matrices are stored differently, or adapted: their products first, then the activation.
     Apart(Projection, Option<Plan>),
 }
 
@@ -191,6 +254,12 @@ impl GatedMlp {
     pub fn load(loader: &Loader<'_>, layer: usize, config: &Config, is_one: bool) -> Result<GatedMlp> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let down = |loader| Projection::load(loader, &[(Part::Down, hidden)], layer, inner);
+        let is_adapted = [Part::Gate, Part::Up, Part::GateUp].iter().any(|&part| loader.is_adapted(part, layer));
+        if is_one && is_adapted {
+            let projection = Projection::load(loader, &[(Part::GateUp, 2 * inner)], layer, hidden)?;
+            let gate_up = GateUp::Apart(projection, None);
+            return Ok(GatedMlp { activation: config.activation, gate_up, down: down(loader)? });
+        }
         if is_one {
             let both = loader.matrix(Part::GateUp, layer, 2 * inner, hidden)?;
             let bias = loader.bias(Part::GateUp, layer, 2 * inner)?;
@@ -200,7 +269,7 @@ impl GatedMlp {
         }
         let matrix = |part| loader.matrix(part, layer, inner, hidden);
         let (gate, up) = (matrix(Part::Gate)?, matrix(Part::Up)?);
-        let gate_up = match gate.is_stored_like(&up) {
+        let gate_up = match gate.is_stored_like(&up) && !is_adapted {
             true => {
                 let both = Matrix::joined(vec![gate, up], loader.stream())?;
                 let bias = |part| loader.bias(part, layer, inner);
@@ -223,10 +292,10 @@ impl GatedMlp {
         x: TensorView<'_>,
         mut inner: TensorViewMut<'_>,
         residual: TensorViewMut<'_>,
-        stream: &Stream,
+        batch: &Batch,
     ) -> Result<()> {
-        self.first_half(x, inner.reborrow(), stream)?;
-        self.down.add_to(inner.as_view(), residual, stream)
+        self.first_half(x, inner.reborrow(), batch)?;
+        self.down.add_to(inner.as_view(), residual, batch)
     }
 
     /// Writes the layer's result to `out`. `inner` is room for the activations between the two halves.
@@ -235,14 +304,15 @@ impl GatedMlp {
         x: TensorView<'_>,
         mut inner: TensorViewMut<'_>,
         out: TensorViewMut<'_>,
-        stream: &Stream,
+        batch: &Batch,
     ) -> Result<()> {
-        self.first_half(x, inner.reborrow(), stream)?;
-        self.down.forward(inner.as_view(), out, stream)
+        self.first_half(x, inner.reborrow(), batch)?;
+        self.down.forward(inner.as_view(), out, batch)
     }
 
     /// The activations between the two halves.
-    fn first_half(&mut self, x: TensorView<'_>, mut inner: TensorViewMut<'_>, stream: &Stream) -> Result<()> {
+    fn first_half(&mut self, x: TensorView<'_>, mut inner: TensorViewMut<'_>, batch: &Batch) -> Result<()> {
+        let stream = batch.stream();
         match &mut self.gate_up {
             GateUp::Fused { weight, bias, plan } => product!(&**weight, x, call => {
                 let mut call = call.activation(self.activation);
@@ -254,7 +324,7 @@ impl GatedMlp {
             GateUp::Apart(projection, plan) => {
                 let (rows, width) = (x.shape()[0], 2 * inner.shape()[1]);
                 let mut both = Tensor::empty_on(&[rows, width], x.dtype(), stream)?;
-                projection.forward(x, both.view_mut(), stream)?;
+                projection.forward(x, both.view_mut(), batch)?;
                 let act = match self.activation {
                     Activation::Gelu => GatedAct::gelu,
                     Activation::GeluTanh => GatedAct::gelu_tanh,

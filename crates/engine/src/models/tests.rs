@@ -1,5 +1,6 @@
 //! Models that transformers saved, against the logits that it computes. `scripts/model_fixtures.py` makes both.
 
+mod adapters;
 mod fp8;
 mod int4;
 mod table;
@@ -57,6 +58,17 @@ fn model(path: PathBuf, dtype: DType) -> Box<dyn Model> {
 
 /// The logits of all tokens, computed in chunks of these sizes, through pages in no order.
 fn logits(model: &mut dyn Model, ids: &[i32], chunks: &[usize], dtype: DType) -> Vec<f32> {
+    logits_with(model, ids, chunks, dtype, None)
+}
+
+/// The same with an adapter.
+fn logits_with(
+    model: &mut dyn Model,
+    ids: &[i32],
+    chunks: &[usize],
+    dtype: DType,
+    adapter: Option<usize>,
+) -> Vec<f32> {
     let count = ids.len().div_ceil(PAGE_SIZE);
     let mut kv = KvCache::new(model.config(), count + 3, PAGE_SIZE, dtype, Device::Cpu).unwrap();
     let pages: Vec<i32> = (0..count as i32).rev().map(|page| page + 2).collect();
@@ -69,6 +81,7 @@ fn logits(model: &mut dyn Model, ids: &[i32], chunks: &[usize], dtype: DType) ->
             start,
             pages: &pages[..end.div_ceil(PAGE_SIZE)],
             wants_logits: true,
+            adapter,
         }];
         let mut batch = Batch::new(&parts, PAGE_SIZE, &Stream::Host).unwrap();
         let rows: Vec<i32> = (0..(end - start) as i32).collect();

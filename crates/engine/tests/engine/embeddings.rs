@@ -17,7 +17,7 @@ fn bits(vector: &[f32]) -> Vec<u32> {
 
 fn embed(engine: &mut Engine, tokens: &[i32], pooling: Pooling) -> Vec<f32> {
     let before = engine.stats();
-    let vector = engine.embed(tokens, pooling).unwrap().expect("there are enough pages");
+    let vector = engine.embed(tokens, pooling, None).unwrap().expect("there are enough pages");
     engine.check().unwrap();
     assert_eq!(engine.stats().available_pages, before.available_pages);
     assert_eq!(engine.stats().cached_pages, before.cached_pages, "nothing is kept");
@@ -112,7 +112,7 @@ fn inputs_wait_for_pages_and_those_that_never_fit_are_refused() {
     assert_eq!(most, 32, "eight pages of four tokens");
     let vocab = engine.vocab_size();
     let refused = |engine: &mut Engine, tokens: &[i32], told: &str| {
-        let error = engine.embed(tokens, Pooling::Last).unwrap_err();
+        let error = engine.embed(tokens, Pooling::Last, None).unwrap_err();
         assert!(matches!(error, Error::Request { what: "input", .. }), "{error}");
         assert!(error.to_string().contains(told), "{error}");
     };
@@ -127,13 +127,13 @@ fn inputs_wait_for_pages_and_those_that_never_fit_are_refused() {
     let id = engine.add_request(request).unwrap();
     let mut log = crate::Log::default();
     log.step(&mut engine);
-    assert!(engine.embed(&[2; 32], Pooling::Mean).unwrap().is_none(), "the request has pages");
+    assert!(engine.embed(&[2; 32], Pooling::Mean, None).unwrap().is_none(), "the request has pages");
     engine.check().unwrap();
     let log = log.finish(&mut engine);
     assert_eq!(log.done[&(id, 0)].tokens, expected[0].tokens);
     // Now all pages are unused, those of the cache among them.
     assert!(engine.stats().cached_pages > 0);
-    assert!(engine.embed(&[2; 32], Pooling::Mean).unwrap().is_some());
+    assert!(engine.embed(&[2; 32], Pooling::Mean, None).unwrap().is_some());
     engine.check().unwrap();
     assert_eq!(engine.stats().available_pages, 8);
 }

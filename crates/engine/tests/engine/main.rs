@@ -3,6 +3,7 @@
 //! Models run on the CPU, or where `WARPSMITH_TEST_DEVICE` says, such as `cuda`, with `WARPSMITH_TEST_DTYPE`, f32 or bf16,
 //! for the small Llama.
 
+mod adapters;
 mod determinism;
 mod embeddings;
 mod families;

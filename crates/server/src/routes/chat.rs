@@ -139,7 +139,8 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
         None => None,
     };
     params.validate(facts.vocab_size).map_err(|error| ApiError::invalid(error.to_string()))?;
-    let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority };
+    let adapter = generate::adapter(app, &model);
+    let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority, adapter };
     Ok(Ask { asked, model, streaming, logprobs, shape: Shape { start, calls } })
 }
 

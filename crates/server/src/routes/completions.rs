@@ -129,7 +129,8 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
             || facts.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&ids())).unwrap_or_default();
         echoes.push(echo.then(|| text.unwrap_or_else(decoded)));
         let grammar = grammar.clone();
-        all.push(Asked { prompt, params, grammar, salt, priority });
+        let adapter = generate::adapter(app, &model);
+        all.push(Asked { prompt, params, grammar, salt, priority, adapter });
     }
     Ok(Ask { all, echoes, model, streaming })
 }

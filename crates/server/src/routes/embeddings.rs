@@ -24,6 +24,7 @@ struct Ask {
     pooling: Pooling,
     is_base64: bool,
     model: String,
+    adapter: Option<String>,
 }
 
 /// Vectors for texts.
@@ -36,9 +37,10 @@ pub async fn serve(
     app.facts()?;
     let body = http::read_json(request, &app.options.limits).await?;
     app.check_room(1)?;
-    let Ask { inputs, pooling, is_base64, model } = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let ask = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let Ask { inputs, pooling, is_base64, model, adapter } = ask;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
-    let answer = app.embed(inputs, pooling, arrived)?;
+    let answer = app.embed(inputs, pooling, adapter, arrived)?;
     let vectors = match answer.await {
         Ok(Ok(vectors)) => vectors,
         Ok(Err(EmbedFailure::Late)) => {
@@ -81,7 +83,8 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
         return Err(fields.error("normalize", "vectors have length 1 here").code("unsupported_parameter"));
     }
     let first = fields.flag("add_special_tokens")?.unwrap_or(true);
-    Ok(Ask { inputs: inputs(app, &fields, first)?, pooling, is_base64, model })
+    let adapter = generate::adapter(app, &model);
+    Ok(Ask { inputs: inputs(app, &fields, first)?, pooling, is_base64, model, adapter })
 }
 
 /// The tokens of all inputs.

@@ -57,6 +57,11 @@ pub fn model(app: &App, fields: &Fields<'_>) -> Result<String> {
     }
 }
 
+/// The adapter that a model's name stands for, if it is one's.
+pub fn adapter(app: &App, model: &str) -> Option<String> {
+    app.options.adapters.iter().find(|adapter| *adapter == model).cloned()
+}
+
 /// What separates cached prefixes, and how urgent a request is.
 ///
 /// # Errors
@@ -97,14 +102,16 @@ pub struct Asked {
     pub salt: Option<Salt>,
     /// Lower is served first.
     pub priority: i32,
+    /// What the model is adapted with.
+    pub adapter: Option<String>,
 }
 
 impl Asked {
     /// As a job whose outputs have numbers from `offset` on.
     pub fn job(self, app: &App, arrived: Instant, offset: usize) -> Job {
-        let Asked { prompt, params, grammar, salt, priority } = self;
+        let Asked { prompt, params, grammar, salt, priority, adapter } = self;
         let deadline = app.deadline(arrived);
-        Job { request: Request { prompt, params, priority, deadline, grammar, salt }, offset }
+        Job { request: Request { prompt, params, priority, deadline, grammar, salt, adapter }, offset }
     }
 }
 

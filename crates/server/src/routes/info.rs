@@ -30,12 +30,24 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 fn card(app: &App, name: &str) -> serde_json::Value {
     let room = app.bridge.facts().map(|facts| facts.room);
-    json!({ "id": name, "object": "model", "created": app.started, "owned_by": "warpsmith", "max_model_len": room })
+    let mut card = json!({
+        "id": name,
+        "object": "model",
+        "created": app.started,
+        "owned_by": "warpsmith",
+        "max_model_len": room,
+    });
+    // An adapter tells what it adapts.
+    if app.options.adapters.iter().any(|adapter| adapter == name) {
+        card["parent"] = json!(app.model_name());
+    }
+    card
 }
 
 /// The names of the model.
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    let cards: Vec<_> = app.options.served_names.iter().map(|name| card(&app, name)).collect();
+    let names = app.options.served_names.iter().chain(&app.options.adapters);
+    let cards: Vec<_> = names.map(|name| card(&app, name)).collect();
     http::json(&json!({ "object": "list", "data": cards }))
 }
 
@@ -83,6 +95,7 @@ pub async fn server_info(State(app): State<Arc<App>>) -> Response {
         "version": env!("CARGO_PKG_VERSION"),
         "state": life,
         "served_model_names": app.options.served_names,
+        "adapters": app.options.adapters,
         "model": model,
         "engine": engine,
         "limits": {

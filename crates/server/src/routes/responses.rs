@@ -139,7 +139,8 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
         "tools": names.collect::<Vec<Value>>(),
         "store": false,
     });
-    let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority };
+    let adapter = generate::adapter(app, &model);
+    let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority, adapter };
     Ok(Ask { asked, stream, shape: Shape { start, calls }, told })
 }
 

@@ -109,6 +109,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn talk(args: &Args) -> Result<ExitCode> {
+    args.model.adapter()?;
     let mut engine = args.model.open(EngineOptions::default())?;
     if engine.template().is_none() {
         let got = "one without, which only continues text: see `warpsmith generate`";
@@ -177,7 +178,8 @@ fn reply(engine: &mut Engine, talk: &Conversation, args: &Args) -> Result<Reply>
         Ok(prompt) => prompt,
         Err(error) => return Ok(Reply::None(error.to_string())),
     };
-    let request = Request { prompt, params: args.sampling.params(), ..Request::default() };
+    let adapter = args.model.adapter()?;
+    let request = Request { prompt, params: args.sampling.params(), adapter, ..Request::default() };
     let interrupts = Interrupts::catch();
     let answer = match answer_until(engine, request, print, || interrupts.any()) {
         Ok(answer) => answer,

@@ -110,6 +110,7 @@ Examples:
   warpsmith serve
   warpsmith serve Qwen/Qwen3-0.6B --port 8000
   warpsmith serve model.gguf --host 0.0.0.0 --api-key secret --served-model-name chat
+  warpsmith serve model.gguf --lora poems=adapters/poems --lora law=adapters/law
   warpsmith serve --config server.toml
   warpsmith serve --random qwen3-8b --device cuda --max-running-requests 256
   curl http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -183,6 +184,7 @@ impl Args {
             } else {
                 self.served_model_name.clone()
             },
+            adapters: self.model.adapters(),
             api_keys: self.api_key.clone(),
             reasoning: parser(&self.reasoning_parser),
             tools: parser(&self.tool_call_parser),
@@ -235,6 +237,9 @@ pub fn run(args: &Args) -> std::result::Result<ExitCode, Box<dyn std::error::Err
     }
     let (source, name) = args.source()?;
     let options = args.server_options(name);
+    if let Some(name) = options.adapters.iter().find(|name| options.served_names.contains(name)) {
+        return Err(format!("--lora {name}: the model itself has this name; give the adapter another with NAME=FOLDER").into());
+    }
     raise_file_limit();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let runtime =

@@ -32,7 +32,7 @@ impl Worker {
         };
         let now = self.shared.start.elapsed().as_millis() as u64 + 1;
         self.shared.step.store(now, Ordering::Relaxed);
-        let vector = self.engine.embed(input, embed.pooling);
+        let vector = self.engine.embed(input, embed.pooling, embed.adapter.as_deref());
         self.shared.step.store(0, Ordering::Relaxed);
         match vector {
             Ok(Some(vector)) => {
