@@ -42,7 +42,8 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use names::{Loader, Naming, WeightSource};
-use warpsmith::{DType, Stream, TensorViewMut};
+use warpsmith::op::survey;
+use warpsmith::{DType, Device, Stream, TensorViewMut};
 
 /// A model that is ready to run.
 pub trait Model: Send {
@@ -138,6 +139,10 @@ pub fn load_adapted(
     };
     if ![DType::F32, DType::F16, DType::BF16].contains(&options.dtype) {
         return Err(Error::settings("dtype", "f32, f16 or bf16", options.dtype));
+    }
+    if config.experts.is_some() && (options.device != Device::Cpu || survey::is_running()) {
+        let expected = "cpu for a mixture of experts, whose products have no GPU kernel yet";
+        return Err(Error::settings("device", expected, options.device));
     }
     let mut config = config.clone();
     if let Some(asked) = options.max_positions {
