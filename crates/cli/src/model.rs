@@ -11,8 +11,8 @@ use warpsmith_engine::hub::{Hub, ModelName};
 use warpsmith_engine::models::names::Watched;
 use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{
-    AdapterPath, Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result, SamplingParams,
-    TokenLogprob, Usage,
+    AdapterPath, Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result,
+    SamplingParams, TokenLogprob, Usage,
 };
 
 /// Which model to run, and in which form.

@@ -83,7 +83,8 @@ struct Scaling {
 
 impl Scaling {
     fn of(&self, module: &str, rank: usize) -> f64 {
-        let ends = |end: &str| module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let ends =
+            |end: &str| module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let alpha = self.patterns.iter().find(|(end, _)| ends(end)).map_or(self.alpha, |(_, alpha)| *alpha);
         alpha / if self.by_root { (rank as f64).sqrt() } else { rank as f64 }
     }
@@ -103,7 +104,8 @@ impl Adapter {
             let full = tensor.name();
             let bare = full.strip_prefix(WRAPPER).unwrap_or(full);
             // PEFT leaves the adapter's own name out where it is the default; other programs do not.
-            let split = [".lora_A.weight", ".lora_A.default.weight"].iter().find_map(|end| bare.strip_suffix(end));
+            let split =
+                [".lora_A.weight", ".lora_A.default.weight"].iter().find_map(|end| bare.strip_suffix(end));
             let (module, is_a) = match split {
                 Some(module) => (module, true),
                 None => {
@@ -140,24 +142,24 @@ impl Adapter {
     }
 
     /// The matrices that adapt a module of this many outputs and inputs, on the CPU in `dtype`.
-    pub(crate) fn pair(
-        &self,
-        module: &str,
-        [out, input]: [usize; 2],
-        dtype: DType,
-    ) -> Result<Option<Pair>> {
+    pub(crate) fn pair(&self, module: &str, [out, input]: [usize; 2], dtype: DType) -> Result<Option<Pair>> {
         let Some(names) = self.modules.get(module) else { return Ok(None) };
         self.used.borrow_mut().insert(module.to_owned());
         let read = |name: &Option<String>, end: &str| -> Result<Tensor> {
             let Some(name) = name else {
-                return Err(self.wrong(&format!("{module}.{end}"), "a tensor, as there is its other half", "nothing"));
+                return Err(self.wrong(
+                    &format!("{module}.{end}"),
+                    "a tensor, as there is its other half",
+                    "nothing",
+                ));
             };
             Ok(self.weights.tensor(name)?.to_tensor(DType::F32)?)
         };
         let (a, b) = (read(&names.a, "lora_A.weight")?, read(&names.b, "lora_B.weight")?);
         let rank = a.shape().first().copied().unwrap_or(0);
         if a.shape() != [rank, input] || !(1..=MAX_RANK).contains(&rank) {
-            let expected = format!("shape [rank, {input}] with a rank from 1 to {MAX_RANK}, as the model's layer");
+            let expected =
+                format!("shape [rank, {input}] with a rank from 1 to {MAX_RANK}, as the model's layer");
             return Err(self.wrong(&format!("{module}.lora_A.weight"), expected, format!("{:?}", a.shape())));
         }
         if b.shape() != [out, rank] {
@@ -180,8 +182,13 @@ impl Adapter {
     pub(crate) fn refuse_other(&self, family: &str, is_known: impl Fn(&str) -> bool) -> Result<()> {
         match self.modules.keys().find(|module| !is_known(module)) {
             Some(module) => {
-                let expected = format!("a projection of attention or of a feed-forward layer of this {family}");
-                Err(self.wrong(&format!("{module}.lora_A.weight"), expected, "a module that cannot be adapted"))
+                let expected =
+                    format!("a projection of attention or of a feed-forward layer of this {family}");
+                Err(self.wrong(
+                    &format!("{module}.lora_A.weight"),
+                    expected,
+                    "a module that cannot be adapted",
+                ))
             }
             None => Ok(()),
         }
@@ -201,8 +208,8 @@ fn read_config(folder: &Path) -> Result<Scaling> {
         return Err(unreadable(format!("{size} bytes")));
     }
     let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
-    let config: Map<String, Value> =
-        serde_json::from_str(&text).map_err(|error| unreadable(format!("JSON that cannot be read: {error}")))?;
+    let config: Map<String, Value> = serde_json::from_str(&text)
+        .map_err(|error| unreadable(format!("JSON that cannot be read: {error}")))?;
     let is = |key: &str, only: &str| match config.get(key) {
         None | Some(Value::Null) => Ok(()),
         Some(Value::String(value)) if value.eq_ignore_ascii_case(only) => Ok(()),
@@ -243,7 +250,11 @@ fn read_config(folder: &Path) -> Result<Scaling> {
                 // They are regular expressions; those in use are plain ends of names.
                 let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
                 if end.is_empty() || !end.chars().all(plain) {
-                    return Err(Error::config("alpha_pattern", "names of modules or their ends", format!("`{end}`")));
+                    return Err(Error::config(
+                        "alpha_pattern",
+                        "names of modules or their ends",
+                        format!("`{end}`"),
+                    ));
                 }
                 patterns.push((end.clone(), number("alpha_pattern", value)?));
             }
@@ -267,7 +278,8 @@ mod tests {
     fn scalings_follow_alpha_rank_and_patterns() {
         let plain = config(r#"{"peft_type": "LORA", "lora_alpha": 16, "r": 8, "bias": "none"}"#).unwrap();
         assert_eq!(plain.of("model.layers.0.self_attn.q_proj", 8), 2.0);
-        let text = r#"{"peft_type": "LORA", "lora_alpha": 16, "use_rslora": true, "alpha_pattern": {"q_proj": 4}}"#;
+        let text =
+            r#"{"peft_type": "LORA", "lora_alpha": 16, "use_rslora": true, "alpha_pattern": {"q_proj": 4}}"#;
         let other = config(text).unwrap();
         assert_eq!(other.of("model.layers.0.self_attn.q_proj", 4), 2.0);
         assert_eq!(other.of("model.layers.0.self_attn.eq_proj", 4), 8.0);
@@ -287,7 +299,8 @@ mod tests {
             ("layer_replication", "[[0, 4]]"),
             ("alpha_pattern", r#"{"(a|b)": 1}"#),
         ] {
-            let told = config(&format!(r#"{{"peft_type": "LORA", "{key}": {value}}}"#)).unwrap_err().to_string();
+            let told =
+                config(&format!(r#"{{"peft_type": "LORA", "{key}": {value}}}"#)).unwrap_err().to_string();
             assert!(told.contains(&format!("`{key}`")), "{told}");
         }
         for text in ["", "[]", "{}", r#"{"peft_type": "LOHA"}"#] {

@@ -92,7 +92,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn measure_all(args: &Args) -> Result<ExitCode> {
     if !args.model.adapters().is_empty() {
-        let expected = "a model without adapters: its own speed is measured here, and `bench-serve` measures theirs";
+        let expected =
+            "a model without adapters: its own speed is measured here, and `bench-serve` measures theirs";
         return Err(warpsmith::Error::parse("lora", expected, "an adapter").into());
     }
     let source = Source::new(args.random.as_deref(), || args.model.path())?;

@@ -51,7 +51,8 @@ impl Lora {
             for &(part, out) in parts {
                 // The router's products are not rounded to the type of the others.
                 let module = loader.module(part, layer).filter(|_| part != Part::Router);
-                let pair = module.map(|module| adapter.pair(&module, [out, input], loader.dtype())).transpose()?;
+                let pair =
+                    module.map(|module| adapter.pair(&module, [out, input], loader.dtype())).transpose()?;
                 if let Some(Pair { a, b }) = pair.flatten() {
                     let own = a.shape()[0];
                     let weight = packed(loader.place(&b)?, loader)?;

@@ -154,7 +154,7 @@ pub fn load_adapted(
     }
     let unpacked = config.int4.map(|int4| int4::Unpacked::new(weights, int4));
     let weights = unpacked.as_ref().map_or(weights, |unpacked| unpacked as &dyn WeightSource);
-    let loader = Loader { adapters, ..Loader::new(weights, &config, options)? };
+    let loader = Loader::new(weights, &config, options)?.with_adapters(adapters);
     loader.refuse_other_adapters()?;
     let model = load(&config, &loader)?;
     loader.refuse_unread()?;

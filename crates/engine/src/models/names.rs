@@ -359,7 +359,19 @@ impl<'a> Loader<'a> {
         options: LoadOptions,
     ) -> Result<Loader<'a>> {
         let stream = Stream::new(options.device)?;
-        Ok(Loader { source, config: config.clone(), options, adapters: &[], stream, read: RefCell::default() })
+        Ok(Loader {
+            source,
+            config: config.clone(),
+            options,
+            adapters: &[],
+            stream,
+            read: RefCell::default(),
+        })
+    }
+
+    /// With the adapters that projections are to have.
+    pub(super) fn with_adapters(self, adapters: &'a [Adapter]) -> Loader<'a> {
+        Loader { adapters, ..self }
     }
 
     /// The stream that everything it returns is made on. Passes on the same stream need not be ordered with it.
@@ -422,7 +434,9 @@ impl<'a> Loader<'a> {
         let modules = layers.flat_map(|layer| parts.iter().filter_map(move |&part| self.module(part, layer)));
         let known: HashSet<String> = modules.collect();
         let architecture = &self.config.architecture;
-        self.adapters.iter().try_for_each(|adapter| adapter.refuse_other(architecture, |module| known.contains(module)))
+        self.adapters
+            .iter()
+            .try_for_each(|adapter| adapter.refuse_other(architecture, |module| known.contains(module)))
     }
 
     /// Whether an adapter adapts a part.

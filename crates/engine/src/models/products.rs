@@ -254,7 +254,8 @@ impl GatedMlp {
     pub fn load(loader: &Loader<'_>, layer: usize, config: &Config, is_one: bool) -> Result<GatedMlp> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let down = |loader| Projection::load(loader, &[(Part::Down, hidden)], layer, inner);
-        let is_adapted = [Part::Gate, Part::Up, Part::GateUp].iter().any(|&part| loader.is_adapted(part, layer));
+        let is_adapted =
+            [Part::Gate, Part::Up, Part::GateUp].iter().any(|&part| loader.is_adapted(part, layer));
         if is_one && is_adapted {
             let projection = Projection::load(loader, &[(Part::GateUp, 2 * inner)], layer, hidden)?;
             let gate_up = GateUp::Apart(projection, None);

@@ -4,7 +4,9 @@ use crate::graphs::same;
 use crate::{prompt, run_all, test_device, test_dtype};
 use std::path::{Path, PathBuf};
 use warpsmith::tensor::Random;
-use warpsmith_engine::{AdapterPath, Engine, EngineOptions, Error, OpenOptions, Pooling, Request, SamplingParams};
+use warpsmith_engine::{
+    AdapterPath, Engine, EngineOptions, Error, OpenOptions, Pooling, Request, SamplingParams,
+};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")

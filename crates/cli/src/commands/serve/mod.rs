@@ -238,7 +238,10 @@ pub fn run(args: &Args) -> std::result::Result<ExitCode, Box<dyn std::error::Err
     let (source, name) = args.source()?;
     let options = args.server_options(name);
     if let Some(name) = options.adapters.iter().find(|name| options.served_names.contains(name)) {
-        return Err(format!("--lora {name}: the model itself has this name; give the adapter another with NAME=FOLDER").into());
+        return Err(format!(
+            "--lora {name}: the model itself has this name; give the adapter another with NAME=FOLDER"
+        )
+        .into());
     }
     raise_file_limit();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
