@@ -1,11 +1,16 @@
 //! Feed-forward layers that are mixtures of experts.
 
+mod blocks;
+#[cfg(test)]
+mod tests;
+
 use super::config::{Config, ExpertsConfig};
 use super::layers::Buffer;
 use super::names::{Loader, Naming, Part};
 use super::products::Projection;
 use crate::batch::Batch;
 use crate::error::Result;
+use blocks::BlockExperts;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{self, MoeFfn, MoeRoute};
@@ -17,12 +22,20 @@ pub struct Experts {
     used: usize,
     normalize: bool,
     activation: Activation,
-    /// `[experts, 2 * inner, hidden]`: the rows of gates, then those of what they multiply.
-    gate_up: Tensor,
-    /// `[experts, hidden, inner]`.
-    down: Tensor,
+    weights: Weights,
     route_plan: Option<Plan>,
-    plan: Option<Plan>,
+}
+
+/// The matrices of all experts.
+enum Weights {
+    Plain {
+        /// `[experts, 2 * inner, hidden]`: the rows of gates, then those of what they multiply.
+        gate_up: Tensor,
+        /// `[experts, hidden, inner]`.
+        down: Tensor,
+        plan: Option<Plan>,
+    },
+    Blocks(BlockExperts),
 }
 
 /// Room for the routing of a batch, for all layers.
@@ -57,17 +70,22 @@ impl Experts {
         let hidden = config.hidden_size;
         let router = Projection::load(loader, &[(Part::Router, experts.count)], layer, hidden)?;
         let matrices = Matrices { loader, layer, count: experts.count };
-        let (gate_up, down) = matrices.load(hidden, experts.intermediate_size)?;
+        let inner = experts.intermediate_size;
+        let weights = match BlockExperts::load(&matrices, hidden, inner)? {
+            Some(blocks) => Weights::Blocks(blocks),
+            None => {
+                let (gate_up, down) = matrices.load(hidden, inner)?;
+                Weights::Plain { gate_up, down, plan: None }
+            }
+        };
         loader.release();
         Ok(Experts {
             router,
             used: experts.used,
             normalize: experts.normalize,
             activation: config.activation,
-            gate_up,
-            down,
+            weights,
             route_plan: None,
-            plan: None,
         })
     }
 
@@ -85,9 +103,17 @@ impl Experts {
         let (mut weights, mut ids) = (routing.weights.write(tokens)?, routing.ids.write(tokens)?);
         let route = MoeRoute::new(logits.as_view(), self.used).normalize(self.normalize);
         route.keep_plan(&mut self.route_plan).run_into(weights.reborrow(), ids.reborrow(), stream)?;
-        let experts = MoeFfn::new(x, &self.gate_up, &self.down, ids.as_view(), weights.as_view());
-        let experts = experts.gated(Gate::Halves, self.activation);
-        Ok(experts.keep_plan(&mut self.plan).add_to(residual, stream)?)
+        match &mut self.weights {
+            Weights::Plain { gate_up, down, plan } => {
+                let experts = MoeFfn::new(x, &*gate_up, &*down, ids.as_view(), weights.as_view());
+                let experts = experts.gated(Gate::Halves, self.activation);
+                Ok(experts.keep_plan(plan).add_to(residual, stream)?)
+            }
+            Weights::Blocks(blocks) => {
+                let routing = [ids.as_view(), weights.as_view()];
+                blocks.add_to(x, routing, self.activation, residual, stream)
+            }
+        }
     }
 }
 

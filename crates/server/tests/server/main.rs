@@ -1,5 +1,6 @@
 //! The server as clients see it, on the CPU, with a small random model.
 
+mod adapters;
 mod embeddings;
 mod formats;
 mod harness;

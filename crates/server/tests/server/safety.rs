@@ -89,13 +89,23 @@ async fn futures_of<F: Future<Output = ()>>(futures: Vec<F>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_senders_are_cut_off_and_harm_nobody() {
+    send_slowly(300).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs 2,000 file descriptors: `ulimit -n 4096`"]
+async fn a_thousand_slow_senders_are_cut_off_and_harm_nobody() {
+    send_slowly(1000).await;
+}
+
+async fn send_slowly(senders: usize) {
     let server = Running::start(Setup::limits(|limits| {
         limits.header_timeout = Duration::from_millis(300);
         limits.body_timeout = Duration::from_millis(300);
     }))
     .await;
     let mut slow = Vec::new();
-    for i in 0..300 {
+    for i in 0..senders {
         let mut stream = TcpStream::connect(&server.address).await.unwrap();
         let request = raw(CHAT, &json!({ "messages": user("a") }));
         let part = if i % 2 == 0 { &request[..30] } else { &request[..request.len() - 1] };
@@ -178,6 +188,16 @@ async fn every_route_but_health_needs_the_key() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants_never_find_what_others_have_asked() {
+    probe_salts(300).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes a minute"]
+async fn ten_thousand_probes_find_nothing_of_others() {
+    probe_salts(10_000).await;
+}
+
+async fn probe_salts(probes: usize) {
     let mut setup = Setup::default();
     setup.options.api_keys = vec!["first".into(), "second".into()];
     let server = Running::start(setup).await;
@@ -190,7 +210,7 @@ async fn tenants_never_find_what_others_have_asked() {
     assert_eq!(cached("first", None).await, 0);
     let warm = cached("first", None).await;
     assert!(warm > 64, "{warm}");
-    for probe in 0..300 {
+    for probe in 0..probes {
         assert_eq!(cached("second", Some(format!("probe {probe}"))).await, 0);
     }
     assert_eq!(cached("second", None).await, 0);
