@@ -6,10 +6,11 @@
 
 use super::kernel::{Kernel, Launch, Target};
 use super::select::{Select, checked, select_kernel};
-use super::{Args, Attrs, Op, OpSpec};
+use super::{Args, Attrs, Cost, Op, OpSpec};
 use crate::cpu::{Tier, scratch};
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
+use crate::profile;
 use crate::tensor::storage::HostBuffer;
 use crate::tensor::{DType, Layout, Refusal, Tensor, TensorView};
 use std::any::TypeId;
@@ -46,6 +47,8 @@ struct Work {
     kernel: &'static str,
     workspace: usize,
     run: Box<dyn Run>,
+    /// Of the problem; evaluated for profiles alone.
+    cost: Box<dyn Fn() -> Cost + Send + Sync>,
 }
 
 /// The part of a plan that knows the op's problem.
@@ -367,6 +370,42 @@ impl Plan {
         args.check_writes()?;
         let Some(work) = &self.0.work else { return Ok(()) };
         check_stream(args, self.0.device, stream)?;
+        match profile::begin_call() {
+            None => self.give(work, args, stream, given),
+            Some(start) => self.give_recorded(work, args, stream, given, start),
+        }
+    }
+
+    /// Gives the work to the stream, and records when.
+    #[cold]
+    fn give_recorded(
+        &self,
+        work: &Work,
+        args: &Args<'_>,
+        stream: &Stream,
+        given: Option<&TensorView<'_>>,
+        start: u64,
+    ) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Stream::Cuda(cuda) = stream {
+            let timing = crate::cuda::Timing::begin(cuda);
+            let result = self.give(work, args, stream, given);
+            let captured = timing.is_captured();
+            profile::end_call(self.0.clone(), start, captured, timing.end(work.kernel));
+            return result;
+        }
+        let result = self.give(work, args, stream, given);
+        profile::end_call(self.0.clone(), start, false, None);
+        result
+    }
+
+    fn give(
+        &self,
+        work: &Work,
+        args: &Args<'_>,
+        stream: &Stream,
+        given: Option<&TensorView<'_>>,
+    ) -> Result<()> {
         match stream {
             Stream::Host => match given {
                 Some(given) => work.run.run(args, stream, given.address()),
@@ -391,6 +430,36 @@ impl Plan {
                 }
                 result
             }
+        }
+    }
+}
+
+impl profile::Called for Inner {
+    fn form(&self) -> profile::CallForm {
+        let (spec, args) = (self.signature.spec, &self.signature.args);
+        let cost = self.work.as_ref().map(|work| (work.cost)()).unwrap_or_default();
+        let bytes = |form: &Form| (form.layout.numel() * form.dtype.size()) as f64;
+        let given = || spec.args.iter().zip(args).filter_map(|(arg, form)| Some((arg, form.as_ref()?)));
+        let mut text = String::new();
+        for (arg, form) in given() {
+            let sizes: Vec<String> = form.layout.shape().iter().map(usize::to_string).collect();
+            let space = if text.is_empty() { "" } else { " " };
+            text += &format!("{space}{}={}[{}]", arg.name, form.dtype, sizes.join(","));
+        }
+        // Of what is changed only in part it is not known how much is written.
+        let outputs = || given().filter(|(arg, _)| arg.is_output());
+        let whole = outputs().all(|(arg, _)| !arg.is_input());
+        let written = outputs().map(|(_, form)| bytes(form)).sum::<f64>().min(cost.bytes);
+        profile::CallForm {
+            op: spec.name,
+            kernel: self.work.as_ref().map_or("", |work| work.kernel),
+            device: self.device.to_string(),
+            args: text,
+            bytes: cost.bytes,
+            written: if whole { written } else { cost.bytes / 2.0 },
+            flops: cost.flops,
+            products: cost.products.map(super::Products::name),
+            tensor_bytes: given().map(|(_, form)| bytes(form)).sum(),
         }
     }
 }
@@ -473,7 +542,7 @@ fn prepare<O: Op>(
         Target::Cuda(_) => return Err(crate::device::no_cuda_feature()),
     };
     let _ = args;
-    Ok(Work { kernel: kernel.name, workspace, run })
+    Ok(Work { kernel: kernel.name, workspace, run, cost: Box::new(move || O::cost(&problem)) })
 }
 
 /// A kernel that runs when it is called: of the CPU, or of a library.
