@@ -6,8 +6,7 @@ pub type Interval = (u64, u64);
 /// How long the union of intervals is, inside of `within`. Intervals may overlap and come in any order.
 pub fn union(intervals: impl IntoIterator<Item = Interval>, within: Interval) -> u64 {
     let clip = |(start, end): Interval| (start.max(within.0), end.min(within.1));
-    let mut all: Vec<Interval> =
-        intervals.into_iter().map(clip).filter(|(start, end)| start < end).collect();
+    let mut all: Vec<Interval> = intervals.into_iter().map(clip).filter(|(start, end)| start < end).collect();
     all.sort_unstable();
     let (mut covered, mut reached) = (0, 0);
     for (start, end) in all {

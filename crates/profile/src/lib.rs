@@ -17,9 +17,10 @@ pub mod summary;
 pub mod text;
 pub mod trace;
 
-pub use memory::{Holder, Peak, peaks};
+pub use memory::{Holder, Peak, peaks as memory_peaks};
 pub use model::{
-    About, Bound, Call, Ceilings, Clock, Form, Kernel, Loop, Memory, Part, Phase, Profile, Span, SpanKind, Step, Work,
+    About, Bound, Call, Ceilings, Clock, Form, Kernel, Loop, Memory, Part, Phase, Profile, Span, SpanKind,
+    Step, Work,
 };
 
 /// What can go wrong when a profile is written.

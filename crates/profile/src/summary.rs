@@ -126,7 +126,8 @@ impl Summary {
     pub fn of(phase: &Phase) -> Summary {
         let kernels = phase.kernels();
         let wall = phase.wall() as f64;
-        let busy = union(kernels.iter().map(|kernel| (kernel.start, kernel.end)), (phase.start, phase.end)) as f64;
+        let busy =
+            union(kernels.iter().map(|kernel| (kernel.start, kernel.end)), (phase.start, phase.end)) as f64;
         let (uses, count) = uses(phase);
         let of_form = used_by_form(phase, &uses);
 
@@ -252,7 +253,8 @@ impl Sum {
 fn own_times(phase: &Phase) -> Vec<f64> {
     let mut times = vec![0.0; phase.calls.len()];
     for (_, calls) in phase.calls_by_thread() {
-        let intervals: Vec<_> = calls.iter().map(|&at| (phase.calls[at].start, phase.calls[at].end)).collect();
+        let intervals: Vec<_> =
+            calls.iter().map(|&at| (phase.calls[at].start, phase.calls[at].end)).collect();
         for (at, own) in calls.iter().zip(own(&intervals)) {
             times[*at] = own as f64;
         }

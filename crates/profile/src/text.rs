@@ -48,7 +48,12 @@ fn phase_lines(phase: &Phase) -> Vec<String> {
     let mut lines = Vec::new();
     match &phase.step {
         Some(step) => {
-            lines.push(format!("{}: {} of {} untraced", phase.name, plural(step.count, "step"), time(step.untraced_ns)));
+            lines.push(format!(
+                "{}: {} of {} untraced",
+                phase.name,
+                plural(step.count, "step"),
+                time(step.untraced_ns)
+            ));
             let more = 100.0 * (step.traced_ns / step.untraced_ns.max(1.0) - 1.0);
             lines.push(format!(
                 "  a step while traced: {} ({more:+.1} %), of which {} busy + {} idle",
@@ -81,8 +86,12 @@ fn phase_lines(phase: &Phase) -> Vec<String> {
     }
     for peak in peaks(phase) {
         let device = peak.device.map_or("host".into(), |device| format!("cuda:{device}"));
-        let holders: Vec<String> =
-            peak.holders.iter().take(2).map(|held| format!("{} {}", amount(held.bytes as f64, "B"), held.place)).collect();
+        let holders: Vec<String> = peak
+            .holders
+            .iter()
+            .take(2)
+            .map(|held| format!("{} {}", amount(held.bytes as f64, "B"), held.place))
+            .collect();
         lines.push(format!(
             "  memory allocated meanwhile on {device}: at most {} ({})",
             amount(peak.bytes as f64, "B"),
@@ -141,7 +150,8 @@ fn layers(summary: &Summary) -> String {
 fn transfers(work: &[Work]) -> Option<String> {
     let copies: Vec<&Work> = work.iter().filter(|work| work.name.starts_with("copy ")).collect();
     let time_of = |copies: &[&Work]| copies.iter().map(|copy| (copy.end - copy.start) as f64).sum::<f64>();
-    (!copies.is_empty()).then(|| format!("  {}, {}", plural(copies.len(), "transfer"), time(time_of(&copies))))
+    (!copies.is_empty())
+        .then(|| format!("  {}, {}", plural(copies.len(), "transfer"), time(time_of(&copies))))
 }
 
 /// The table of kernels.
@@ -293,7 +303,10 @@ mod tests {
     #[test]
     fn numbers_are_short() {
         assert_eq!([12.4, 1500.0, 2.5e6, 3e9].map(time), ["12 ns", "1.5 us", "2.50 ms", "3.00 s"]);
-        assert_eq!([0.0, 999.0, 999.6, 123_456.0, 1.5e9].map(|x| amount(x, "B")), ["0 B", "999 B", "1.0 kB", "123 kB", "1.5 GB"]);
+        assert_eq!(
+            [0.0, 999.0, 999.6, 123_456.0, 1.5e9].map(|x| amount(x, "B")),
+            ["0 B", "999 B", "1.0 kB", "123 kB", "1.5 GB"]
+        );
         assert_eq!(cut("abcdef", 6), "abcdef");
         assert_eq!(cut("abcdefg", 6), "abcde…");
     }

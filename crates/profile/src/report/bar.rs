@@ -42,7 +42,9 @@ pub fn figure(phase: &Phase, summary: &Summary) -> String {
         legend += &format!("<li><span class=\"swatch {class}\" aria-hidden=\"true\"></span>{told}</li>\n");
         at += width;
     }
-    format!("<h3>Where the time went</h3>\n<figure>\n{svg}</svg>\n<figcaption>{legend}</ul></figcaption>\n</figure>\n")
+    format!(
+        "<h3>Where the time went</h3>\n<figure>\n{svg}</svg>\n<figcaption>{legend}</ul></figcaption>\n</figure>\n"
+    )
 }
 
 #[cfg(test)]

@@ -31,7 +31,8 @@ pub fn html(profile: &Profile) -> String {
     let about = &profile.about;
     let summaries: Vec<Summary> = profile.phases.iter().map(Summary::of).collect();
     let title = escape(&about.title);
-    let mut body = format!("<header><h1>{title}</h1>\n<p>{}</p></header>\n<main>\n", intro(profile, &summaries));
+    let mut body =
+        format!("<header><h1>{title}</h1>\n<p>{}</p></header>\n<main>\n", intro(profile, &summaries));
     body += &roofline::figure(profile, &summaries);
     for (number, (phase, summary)) in profile.phases.iter().zip(&summaries).enumerate() {
         body += &section(number, phase, summary);
@@ -87,9 +88,10 @@ fn intro(profile: &Profile, summaries: &[Summary]) -> String {
     let of = |(phase, summary): (&Phase, &Summary)| {
         let name = escape(&phase.name);
         let (time, idle) = match &phase.step {
-            Some(step) => {
-                (format!("{} a step", text::time(step.untraced_ns)), summary.idle_ns / summary.wall_ns.max(1.0))
-            }
+            Some(step) => (
+                format!("{} a step", text::time(step.untraced_ns)),
+                summary.idle_ns / summary.wall_ns.max(1.0),
+            ),
             None => (text::time(summary.wall_ns), summary.idle_ns / summary.wall_ns.max(1.0)),
         };
         let win = summary.most_to_win().map_or(String::new(), |row| {

@@ -112,7 +112,11 @@ pub fn figure(profile: &Profile, summaries: &[Summary]) -> String {
         .iter()
         .enumerate()
         .map(|(number, phase)| {
-            format!("<li><span class=\"swatch p{}\" aria-hidden=\"true\"></span>{}</li>", number % 4, escape(&phase.name))
+            format!(
+                "<li><span class=\"swatch p{}\" aria-hidden=\"true\"></span>{}</li>",
+                number % 4,
+                escape(&phase.name)
+            )
         })
         .collect();
     format!(
@@ -154,7 +158,11 @@ fn grid(svg: &mut String, axes: &Axes) {
 
 /// A power of ten below ten thousand, and above in short.
 fn plain(power: i32) -> String {
-    if power < 0 { format!("{:.*}", power.unsigned_abs() as usize, 10f64.powi(power)) } else { amount(10f64.powi(power), "") }
+    if power < 0 {
+        format!("{:.*}", power.unsigned_abs() as usize, 10f64.powi(power))
+    } else {
+        amount(10f64.powi(power), "")
+    }
 }
 
 /// Diagonals for moving bytes, flats for multiplying.
@@ -213,7 +221,9 @@ fn draw(svg: &mut String, axes: &Axes, dot: &Dot<'_>, profile: &Profile) {
     let radius = (AREA * row.share / std::f64::consts::PI).sqrt().max(SMALLEST_RADIUS);
     let hollow = if *in_cache { " hollow" } else { "" };
     let limit = match (row.of_limit(), bound, products) {
-        (Some(part), Bound::Products, Some(products)) => format!("{:.0} % of products of {products}", 100.0 * part),
+        (Some(part), Bound::Products, Some(products)) => {
+            format!("{:.0} % of products of {products}", 100.0 * part)
+        }
         (Some(part), ..) => format!("{:.0} % of moving its bytes", 100.0 * part),
         (None, ..) => "limit unknown".into(),
     };

@@ -36,7 +36,9 @@ fn table(id: &str, name: &str, columns: &[(&str, bool)], rows: &[Vec<Cell>]) -> 
         out += "<tr>";
         for (text, value) in row {
             match value {
-                Some(value) => out += &format!("<td class=\"number\" data-value=\"{value}\">{}</td>", escape(text)),
+                Some(value) => {
+                    out += &format!("<td class=\"number\" data-value=\"{value}\">{}</td>", escape(text))
+                }
                 None => out += &format!("<td>{}</td>", escape(text)),
             }
         }
@@ -107,7 +109,8 @@ pub fn kernels(phase: &Phase, summary: &Summary) -> String {
     };
     let rows: Vec<Vec<Cell>> = summary.kernels.iter().map(row).collect();
     let table = table("kernels", "Kernels", &columns, &rows);
-    let by = if phase.work.is_empty() { String::new() } else { format!(" Times by {}.", phase.clock.words()) };
+    let by =
+        if phase.work.is_empty() { String::new() } else { format!(" Times by {}.", phase.clock.words()) };
     format!(
         "{table}<p class=\"note\">“To win” is the part of the kernels' time that would be saved if the kernel ran at its limit.{by}</p>\n"
     )
@@ -187,17 +190,25 @@ pub fn facts(phase: &Phase, summary: &Summary) -> String {
     if let Some(step) = &phase.step {
         let more = 100.0 * (step.traced_ns / step.untraced_ns.max(1.0) - 1.0);
         facts.push(("steps", step.count.to_string()));
-        facts.push(("a step, untraced", format!("{} (median of {} runs)", time(step.untraced_ns), step.runs)));
+        facts
+            .push(("a step, untraced", format!("{} (median of {} runs)", time(step.untraced_ns), step.runs)));
         facts.push(("a step, traced", format!("{} ({more:+.1} %)", time(step.traced_ns))));
     }
     facts.push(("traced", time(summary.wall_ns)));
-    facts.push(("busy", format!("{} ({:.1} %)", time(summary.busy_ns), 100.0 * summary.busy_ns / summary.wall_ns.max(1.0))));
-    facts.push(("idle", format!("{} ({:.1} %)", time(summary.idle_ns), 100.0 * summary.idle_ns / summary.wall_ns.max(1.0))));
+    facts.push((
+        "busy",
+        format!("{} ({:.1} %)", time(summary.busy_ns), 100.0 * summary.busy_ns / summary.wall_ns.max(1.0)),
+    ));
+    facts.push((
+        "idle",
+        format!("{} ({:.1} %)", time(summary.idle_ns), 100.0 * summary.idle_ns / summary.wall_ns.max(1.0)),
+    ));
     if summary.backward_ns > 0.0 {
         facts.push(("backward", time(summary.backward_ns)));
     }
     if let Some(threads) = &summary.threads {
-        let words = format!("{:.1} % of the time of {} while kernels ran", 100.0 * threads.used(), threads.count);
+        let words =
+            format!("{:.1} % of the time of {} while kernels ran", 100.0 * threads.used(), threads.count);
         facts.push(("threads used", words));
     }
     let mut out = String::from("<dl class=\"facts\">\n");

@@ -89,7 +89,13 @@ fn phase_data(phase: &Phase) -> Value {
     }
     for work in &phase.work {
         let title = format!("cuda:{} stream {}", work.device, work.stream);
-        all.add((Group::Gpu, (u64::from(work.device) << 32) | work.stream), &title, &work.name, work.start, work.end);
+        all.add(
+            (Group::Gpu, (u64::from(work.device) << 32) | work.stream),
+            &title,
+            &work.name,
+            work.start,
+            work.end,
+        );
     }
     let cut = all.tracks.values().map(|(_, slices)| slices.len()).sum::<usize>() > MOST_SLICES;
     let end = if cut { end_of_first(&all) } else { phase.end };
@@ -114,7 +120,8 @@ fn phase_data(phase: &Phase) -> Value {
 
 /// When so many slices have begun as are shown.
 fn end_of_first(all: &Tracks) -> u64 {
-    let mut starts: Vec<u64> = all.tracks.values().flat_map(|(_, slices)| slices.iter().map(|s| s.0)).collect();
+    let mut starts: Vec<u64> =
+        all.tracks.values().flat_map(|(_, slices)| slices.iter().map(|s| s.0)).collect();
     starts.sort_unstable();
     starts[MOST_SLICES - 1]
 }

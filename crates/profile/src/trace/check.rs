@@ -123,7 +123,9 @@ pub fn check(json: &str) -> Result<Seen, Fault> {
         seen.tracks.push(name.clone());
     }
     for (id, [starts, ends]) in &arrows {
-        let [start] = &starts[..] else { return Err(fault(format!("arrow {id} begins {} times", starts.len()))) };
+        let [start] = &starts[..] else {
+            return Err(fault(format!("arrow {id} begins {} times", starts.len())));
+        };
         for end in ends.iter().chain([start]) {
             let inside = |slices: &Vec<(u64, u64, usize)>| {
                 slices.iter().any(|(from, to, _)| (*from..=*to).contains(&end.0))
@@ -175,9 +177,8 @@ mod tests {
         let nested = [slice(0.0, 10.0), slice(1.0, 2.5), slice(3.5, 6.5)].join(",");
         let seen = check(&timeline(&nested)).unwrap();
         assert_eq!((seen.slices_of("op"), seen.tracks), (3, vec!["t".to_string()]));
-        let arrow = |kind: &str, at: f64| {
-            format!(r#"{{"ph":"{kind}","bp":"e","id":5,"pid":1,"tid":2,"ts":{at}}}"#)
-        };
+        let arrow =
+            |kind: &str, at: f64| format!(r#"{{"ph":"{kind}","bp":"e","id":5,"pid":1,"tid":2,"ts":{at}}}"#);
         let arrows = [slice(0.0, 10.0), slice(20.0, 1.0), arrow("s", 1.0), arrow("f", 20.0)].join(",");
         assert_eq!(check(&timeline(&arrows)).unwrap().flows, 1);
         for (events, told) in [

@@ -136,7 +136,9 @@ impl Events {
                 member(&mut slice.args, name, &value.to_string());
             }
             slice.flow = work.call.map(Flow::To);
-            self.names.entry((GPUS + work.device, work.stream)).or_insert_with(|| format!("stream {}", work.stream));
+            self.names
+                .entry((GPUS + work.device, work.stream))
+                .or_insert_with(|| format!("stream {}", work.stream));
             self.slices.entry((GPUS + work.device, work.stream)).or_default().push(slice);
         }
     }

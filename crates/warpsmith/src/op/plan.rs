@@ -391,11 +391,11 @@ impl Plan {
             let timing = crate::cuda::Timing::begin(cuda);
             let result = self.give(work, args, stream, given);
             let captured = timing.is_captured();
-            profile::end_call(self.0.clone(), start, captured, timing.end(work.kernel));
+            profile::end_call(self.0.clone(), args.main_data(), start, captured, timing.end(work.kernel));
             return result;
         }
         let result = self.give(work, args, stream, given);
-        profile::end_call(self.0.clone(), start, false, None);
+        profile::end_call(self.0.clone(), args.main_data(), start, false, None);
         result
     }
 

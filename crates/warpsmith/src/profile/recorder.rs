@@ -25,7 +25,7 @@ pub(crate) trait Measured: Send + Sync {
 }
 
 enum Entry {
-    Call { called: Arc<dyn Called>, id: u64, start: u64, end: u64, captured: bool },
+    Call { called: Arc<dyn Called>, id: u64, data: u64, start: u64, end: u64, captured: bool },
     Device { call: Option<u64>, work: Box<dyn Measured> },
     Loop { id: u64, threads: u32, start: u64, end: u64 },
     Part { id: u64, start: u64, end: u64 },
@@ -92,9 +92,15 @@ pub(crate) fn begin_call() -> Option<u64> {
 
 /// Records a call that began at `start`, with what the GPU did for it.
 #[cold]
-pub(crate) fn end_call(called: Arc<dyn Called>, start: u64, captured: bool, work: Option<Box<dyn Measured>>) {
+pub(crate) fn end_call(
+    called: Arc<dyn Called>,
+    data: u64,
+    start: u64,
+    captured: bool,
+    work: Option<Box<dyn Measured>>,
+) {
     let (id, end) = (next(), now());
-    push(Entry::Call { called, id, start, end, captured });
+    push(Entry::Call { called, id, data, start, end, captured });
     if let Some(work) = work {
         push(Entry::Device { call: Some(id), work });
     }
@@ -238,10 +244,10 @@ fn collect(start: u64, end: u64) -> Records {
         records.threads[number] = name;
         for entry in entries {
             match entry {
-                Entry::Call { called, id, start, end, captured } => {
+                Entry::Call { called, id, data, start, end, captured } => {
                     let form =
                         forms.entry(Arc::as_ptr(&called).cast()).or_insert_with(|| called.form().into());
-                    records.calls.push(Call { form: form.clone(), id, start, end, thread, captured });
+                    records.calls.push(Call { form: form.clone(), id, data, start, end, thread, captured });
                     kept.push(called);
                 }
                 Entry::Device { call, work } => {

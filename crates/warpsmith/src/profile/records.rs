@@ -73,6 +73,8 @@ pub struct Call {
     pub form: Arc<CallForm>,
     /// A number that no other call of the process has; [`DeviceWork::call`] refers to it.
     pub id: u64,
+    /// A number for the tensor that it moves most of: calls of one form with different numbers have different data.
+    pub data: u64,
     /// When the host began it.
     pub start: u64,
     /// When the host was done with it.

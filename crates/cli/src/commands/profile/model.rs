@@ -1,0 +1,120 @@
+//! The profile of a model: its prompts, and its decode steps.
+
+use super::{Args, Measured, record};
+use crate::source::Source;
+use std::time::Instant;
+use warpsmith::Device;
+use warpsmith::tensor::Random;
+use warpsmith_engine::{
+    Engine, EngineOptions, Error, EventKind, FinishReason, Request, Result, SamplingParams,
+};
+
+/// What a run did: seconds and steps of both phases.
+#[derive(Default)]
+struct Run {
+    seconds: [f64; 2],
+    steps: [usize; 2],
+}
+
+pub fn measure(args: &Args, device: Device) -> Result<(String, Vec<Measured>)> {
+    let source = Source::new(args.random.as_deref(), || args.model.path())?;
+    let tokens = (args.prompt * args.batch).max(512);
+    let options = EngineOptions {
+        prefix_cache: false,
+        max_batch_tokens: tokens,
+        max_chunk: tokens,
+        max_running: args.batch,
+        ..EngineOptions::default()
+    };
+    let mut engine = source.open(&args.model, options)?;
+    let title = format!("{} on {device}, {} parameters", source.name(&engine), source.parameters());
+    // Kernels are compiled and graphs captured where there are any.
+    for _ in 0..2 {
+        untraced(&mut engine, args)?;
+    }
+    let runs = (0..args.repetitions).map(|_| untraced(&mut engine, args)).collect::<Result<Vec<Run>>>()?;
+    let of_phase = |phase: usize| {
+        let steps = |run: &Run| run.seconds[phase] / run.steps[phase].max(1) as f64;
+        runs.iter().map(steps).collect::<Vec<f64>>()
+    };
+    add(&mut engine, args)?;
+    let (prompt_steps, prompt) = record(device, || prompts(&mut engine, args))?;
+    let (decode_steps, decode) = record(device, || decode(&mut engine))?;
+    let many = if args.batch == 1 { String::new() } else { format!("{} times ", args.batch) };
+    let measured = vec![
+        Measured {
+            name: format!("prompt of {many}{} tokens", args.prompt),
+            steps: prompt_steps,
+            untraced: of_phase(0),
+            records: prompt,
+        },
+        Measured {
+            name: format!("decode of {}", args.batch),
+            steps: decode_steps,
+            untraced: of_phase(1),
+            records: decode,
+        },
+    ];
+    Ok((title, measured))
+}
+
+/// Requests with random prompts. Their first token comes with the prompt; the others are a step each.
+fn add(engine: &mut Engine, args: &Args) -> Result<()> {
+    let mut random = Random::new(0);
+    let vocab = engine.vocab_size() as u64;
+    for seed in 0..args.batch {
+        let prompt = (0..args.prompt).map(|_| random.below(vocab) as i32).collect();
+        let params = SamplingParams {
+            max_tokens: Some(args.generate + 1),
+            seed: Some(seed as u64),
+            ignore_eos: true,
+            ..SamplingParams::greedy()
+        };
+        engine.add_request(Request { prompt, params, ..Request::default() })?;
+    }
+    Ok(())
+}
+
+/// Steps until every request has a token.
+fn prompts(engine: &mut Engine, args: &Args) -> Result<usize> {
+    let (mut steps, mut answered) = (0, 0);
+    while answered < args.batch && engine.has_work() {
+        answered += step(engine)?;
+        steps += 1;
+    }
+    Ok(steps)
+}
+
+/// Steps until all is done.
+fn decode(engine: &mut Engine) -> Result<usize> {
+    let mut steps = 0;
+    while engine.has_work() {
+        step(engine)?;
+        steps += 1;
+    }
+    Ok(steps)
+}
+
+fn untraced(engine: &mut Engine, args: &Args) -> Result<Run> {
+    let mut run = Run::default();
+    add(engine, args)?;
+    for phase in 0..2 {
+        let start = Instant::now();
+        run.steps[phase] = if phase == 0 { prompts(engine, args)? } else { decode(engine)? };
+        run.seconds[phase] = start.elapsed().as_secs_f64();
+    }
+    Ok(run)
+}
+
+/// A step; the number of tokens that it brought. A failed request is an error, because its time would mean nothing.
+fn step(engine: &mut Engine) -> Result<usize> {
+    let mut tokens = 0;
+    for event in engine.step()? {
+        match event.kind {
+            EventKind::Token { .. } => tokens += 1,
+            EventKind::Finished { reason: FinishReason::Failed(why), .. } => return Err(Error::Broken(why)),
+            EventKind::Finished { .. } => {}
+        }
+    }
+    Ok(tokens)
+}
