@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "server" / "tests" / "page"))
 
-from browser import Browser, Failure, Tab, find  # noqa: E402
+from browser import Browser, Failure, Tab, find
 
 TABLE = "document.querySelector('[data-table=kernels]')"
 TIMELINE = "document.querySelector('#timeline-0 canvas')"
@@ -119,7 +120,7 @@ def accessible(tab: Tab, report: Path) -> None:
     """Headings come in order, pictures and buttons have names, and text stands out in the dark, too."""
     open_report(tab, report)
     levels = tab.js("[...document.querySelectorAll('h1, h2, h3')].map(e => Number(e.tagName[1]))")
-    skips = [pair for pair in zip(levels, levels[1:], strict=False) if pair[1] > pair[0] + 1]
+    skips = [pair for pair in itertools.pairwise(levels) if pair[1] > pair[0] + 1]
     check(levels[0] == 1 and levels.count(1) == 1 and not skips, f"the headings are {levels}")
     nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
     unnamed = [
@@ -130,7 +131,9 @@ def accessible(tab: Tab, report: Path) -> None:
         and not node.get("name", {}).get("value")
     ]
     check(not unnamed, f"without a name are {unnamed}")
-    colors = tab.js("['--ground', '--text', '--quiet'].map(n => getComputedStyle(document.documentElement).getPropertyValue(n))")
+    colors = tab.js(
+        "['--ground', '--text', '--quiet'].map(n => getComputedStyle(document.documentElement).getPropertyValue(n))"
+    )
 
     def light(color: str) -> float:
         digits = color.strip().lstrip("#")

@@ -205,7 +205,7 @@ impl GraphExec {
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let _one_at_a_time = lock(&self.launching);
         self.kept.iter().try_for_each(|(resource, access)| resource.order(stream, *access))?;
-        let timing = profile::is_on().then(|| Timing::begin(stream));
+        let timing = profile::is_on().then(|| Timing::begin(stream, None));
         // SAFETY: both handles are alive, and the memory the graph kept lives until after its last launch.
         let launched = unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) };
         if let Some(timing) = timing {

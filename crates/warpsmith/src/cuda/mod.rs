@@ -2,6 +2,7 @@
 //! launches. Nothing here panics or fails to build where CUDA is missing: [`device_count`] is 0 and
 //! [`Context::get`] says why.
 
+mod activity;
 mod arena;
 mod context;
 mod copy;

@@ -3,6 +3,7 @@
 //! The driver gives the time between two events as an `f32` of milliseconds. So times are counted from a mark that is
 //! renewed each second, each mark from the one before, and the first from the host's clock.
 
+use super::activity::{self, ForCall};
 use super::context::{Context, lock};
 use super::stream::{Event, Stream};
 use crate::profile::{self, DeviceWork, Measured};
@@ -17,6 +18,8 @@ pub(crate) struct Timing {
     stream: Stream,
     captured: bool,
     begun: Option<(Arc<Mark>, Event)>,
+    /// Where the device keeps records itself.
+    _for_call: Option<ForCall>,
 }
 
 /// An event whose time on the host's clock is known, or follows from an earlier one.
@@ -75,8 +78,9 @@ fn between(start: &Event, end: &Event) -> Option<u64> {
 }
 
 impl Timing {
-    /// Marks the present end of a stream. Nothing is marked while it is captured: such events have no time.
-    pub fn begin(stream: &Stream) -> Timing {
+    /// Marks the present end of a stream, unless the device keeps records itself. Nothing is marked while it is captured: such
+    /// events have no time.
+    pub fn begin(stream: &Stream, call: Option<u64>) -> Timing {
         let captured = stream.is_capturing().unwrap_or(true);
         let marked = || {
             let mark = Mark::recent(stream)?;
@@ -84,7 +88,8 @@ impl Timing {
             event.record(stream).ok()?;
             Some((mark, event))
         };
-        Timing { stream: stream.clone(), captured, begun: if captured { None } else { marked() } }
+        let begun = if captured || activity::is_on() { None } else { marked() };
+        Timing { stream: stream.clone(), captured, begun, _for_call: call.and_then(ForCall::begin) }
     }
 
     /// Whether the work is recorded into a graph instead of running.

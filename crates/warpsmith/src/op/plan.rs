@@ -388,14 +388,16 @@ impl Plan {
     ) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Stream::Cuda(cuda) = stream {
-            let timing = crate::cuda::Timing::begin(cuda);
+            let id = profile::next_call();
+            let timing = crate::cuda::Timing::begin(cuda, Some(id));
             let result = self.give(work, args, stream, given);
             let captured = timing.is_captured();
-            profile::end_call(self.0.clone(), args.main_data(), start, captured, timing.end(work.kernel));
+            let timed = timing.end(work.kernel);
+            profile::end_call(self.0.clone(), id, args.main_data(), start, captured, timed);
             return result;
         }
         let result = self.give(work, args, stream, given);
-        profile::end_call(self.0.clone(), args.main_data(), start, false, None);
+        profile::end_call(self.0.clone(), profile::next_call(), args.main_data(), start, false, None);
         result
     }
 
@@ -430,36 +432,6 @@ impl Plan {
                 }
                 result
             }
-        }
-    }
-}
-
-impl profile::Called for Inner {
-    fn form(&self) -> profile::CallForm {
-        let (spec, args) = (self.signature.spec, &self.signature.args);
-        let cost = self.work.as_ref().map(|work| (work.cost)()).unwrap_or_default();
-        let bytes = |form: &Form| (form.layout.numel() * form.dtype.size()) as f64;
-        let given = || spec.args.iter().zip(args).filter_map(|(arg, form)| Some((arg, form.as_ref()?)));
-        let mut text = String::new();
-        for (arg, form) in given() {
-            let sizes: Vec<String> = form.layout.shape().iter().map(usize::to_string).collect();
-            let space = if text.is_empty() { "" } else { " " };
-            text += &format!("{space}{}={}[{}]", arg.name, form.dtype, sizes.join(","));
-        }
-        // Of what is changed only in part it is not known how much is written.
-        let outputs = || given().filter(|(arg, _)| arg.is_output());
-        let whole = outputs().all(|(arg, _)| !arg.is_input());
-        let written = outputs().map(|(_, form)| bytes(form)).sum::<f64>().min(cost.bytes);
-        profile::CallForm {
-            op: spec.name,
-            kernel: self.work.as_ref().map_or("", |work| work.kernel),
-            device: self.device.to_string(),
-            args: text,
-            bytes: cost.bytes,
-            written: if whole { written } else { cost.bytes / 2.0 },
-            flops: cost.flops,
-            products: cost.products.map(super::Products::name),
-            tensor_bytes: given().map(|(_, form)| bytes(form)).sum(),
         }
     }
 }
@@ -641,6 +613,9 @@ fn device_info(device: Device) -> Result<&'static DeviceInfo> {
     let info: &'static DeviceInfo = Box::leak(Box::new(device.info()?));
     Ok(KNOWN.write().unwrap_or_else(|e| e.into_inner()).entry(device).or_insert(info))
 }
+
+#[path = "plan_profile.rs"]
+mod profiled;
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]

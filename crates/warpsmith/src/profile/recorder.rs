@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Records that a thread keeps at most: some hundred megabytes. The rest is counted.
 const MOST_RECORDS: usize = 1 << 21;
@@ -22,6 +22,33 @@ pub(crate) trait Called: Send + Sync {
 pub(crate) trait Measured: Send + Sync {
     /// None if the device cannot say.
     fn work(&self) -> Option<DeviceWork>;
+}
+
+/// What keeps records of GPUs.
+pub(crate) trait DeviceSource: Sync {
+    /// Begins with empty records, or says why there will be none.
+    fn start(&self) -> std::result::Result<(), String>;
+    /// Waits for all work. What fails shows in the next call.
+    fn wait(&self);
+    /// What was done until now.
+    fn take(&self) -> Vec<DeviceWork>;
+}
+
+static DEVICE: OnceLock<&'static dyn DeviceSource> = OnceLock::new();
+
+/// Has sessions ask there for what GPUs did. The first one stays.
+#[cfg(feature = "cuda")]
+pub(crate) fn register_device(source: &'static dyn DeviceSource) {
+    let _ = DEVICE.set(source);
+}
+
+/// Has GPUs keep records from now on, and not only from the first session: graphs that are made before keep none. It costs
+/// time in each launch until the process ends.
+///
+/// # Errors
+/// Why there are none: sessions then take times by events.
+pub fn prepare() -> std::result::Result<(), String> {
+    DEVICE.get().map_or_else(|| Err("no GPU is in use".into()), |device| device.start())
 }
 
 enum Entry {
@@ -57,7 +84,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn next() -> u64 {
+/// A number that no other call or loop of the process has.
+pub(crate) fn next_call() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -94,12 +122,13 @@ pub(crate) fn begin_call() -> Option<u64> {
 #[cold]
 pub(crate) fn end_call(
     called: Arc<dyn Called>,
+    id: u64,
     data: u64,
     start: u64,
     captured: bool,
     work: Option<Box<dyn Measured>>,
 ) {
-    let (id, end) = (next(), now());
+    let end = now();
     push(Entry::Call { called, id, data, start, end, captured });
     if let Some(work) = work {
         push(Entry::Device { call: Some(id), work });
@@ -126,7 +155,7 @@ impl Loop {
     /// Begins a loop, if anybody listens.
     #[inline]
     pub fn begin() -> Option<Loop> {
-        if is_on() { Some(Loop { id: next(), start: now() }) } else { None }
+        if is_on() { Some(Loop { id: next_call(), start: now() }) } else { None }
     }
 
     /// The loop has ended on all threads.
@@ -189,6 +218,8 @@ pub fn emit(kind: Kind, name: String, track: u64, start: u64, end: u64) {
 /// Records everything in this process until it is stopped or dropped. There is one at a time.
 pub struct Session {
     start: u64,
+    /// Whether GPUs keep records, or why not.
+    device: Option<std::result::Result<(), String>>,
 }
 
 impl Session {
@@ -207,15 +238,30 @@ impl Session {
         sinks.0.iter().for_each(|sink| lock(&sink.entries).clear());
         drop(sinks);
         DROPPED.store(0, Ordering::Relaxed);
+        let device = DEVICE.get().map(|device| device.start());
         let start = now();
         ON.store(true, Ordering::SeqCst);
-        Ok(Session { start })
+        Ok(Session { start, device })
     }
 
-    /// Ends the session. Work of a GPU is waited for.
+    /// Ends the session when GPUs have done the work that they were given.
     pub fn stop(self) -> Records {
+        if let Some(device) = DEVICE.get() {
+            device.wait();
+        }
         ON.store(false, Ordering::SeqCst);
-        collect(self.start, now())
+        let mut records = collect(self.start, now());
+        match (&self.device, DEVICE.get()) {
+            (Some(Ok(())), Some(device)) => {
+                let within = |work: &DeviceWork| work.start >= records.start && work.start <= records.end;
+                records.device = device.take().into_iter().filter(within).collect();
+                records.device.sort_by_key(|work| (work.start, work.end));
+                records.clock = Clock::Activity;
+            }
+            (Some(Err(why)), _) => records.clock_note = Some(why.clone()),
+            _ => {}
+        }
+        records
     }
 }
 

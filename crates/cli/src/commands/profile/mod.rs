@@ -139,7 +139,6 @@ fn record<R, E: From<warpsmith::Error>>(
     device.synchronize()?;
     let session = Session::start()?;
     let result = work()?;
-    device.synchronize()?;
     Ok((result, session.stop()))
 }
 
