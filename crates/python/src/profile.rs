@@ -96,7 +96,8 @@ impl Recording {
 
 /// The device whose limits matter: the GPU that was used, or else the CPU.
 fn device_of(records: Option<&Records>) -> Result<Device> {
-    let mut devices = records.into_iter().flat_map(|records| &records.calls).map(|call| call.form.device.as_str());
+    let mut devices =
+        records.into_iter().flat_map(|records| &records.calls).map(|call| call.form.device.as_str());
     devices.find(|device| *device != "cpu").unwrap_or("cpu").parse()
 }
 
