@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 460.0;
-const LEFT: f64 = 66.0;
+const LEFT: f64 = 76.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 52.0;
@@ -144,7 +144,7 @@ fn grid(svg: &mut String, axes: &Axes) {
             "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
             LEFT - 6.0,
             y + 4.0,
-            amount(10f64.powi(power), "")
+            plain(power)
         );
     }
     let _ = write!(
@@ -156,13 +156,13 @@ fn grid(svg: &mut String, axes: &Axes) {
     );
 }
 
-/// A power of ten below ten thousand, and above in short.
+/// A power of ten in short: 0.01, 1, 100 G.
 fn plain(power: i32) -> String {
     if power < 0 {
-        format!("{:.*}", power.unsigned_abs() as usize, 10f64.powi(power))
-    } else {
-        amount(10f64.powi(power), "")
+        return format!("{:.*}", power.unsigned_abs() as usize, 10f64.powi(power));
     }
+    let prefix = ["", " k", " M", " G", " T", " P", " E"].get(power as usize / 3).unwrap_or(&" ?");
+    format!("{}{prefix}", 10u32.pow(power as u32 % 3))
 }
 
 /// Diagonals for moving bytes, flats for multiplying.
@@ -170,7 +170,7 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
     let ceilings = &profile.about.ceilings;
     let highest = ceilings.products.iter().map(|(_, tflops)| tflops * 1e12).fold(0.0, f64::max);
     let highest = if highest > 0.0 { highest } else { axes.y_ends()[1] };
-    let diagonals = [("copy", Some(ceilings.copy_gbps), 0.0), ("read", ceilings.read_gbps, 14.0)];
+    let diagonals = [("copy", Some(ceilings.copy_gbps), 0.0), ("read", ceilings.read_gbps, 20.0)];
     for (name, gbps, lower) in diagonals {
         let Some(gbps) = gbps.filter(|gbps| *gbps > 0.0) else { continue };
         let rate = gbps * 1e9;
@@ -180,15 +180,20 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
         if start >= end {
             continue;
         }
+        // Named in the corner that is empty: above the diagonals.
+        let (key, line) = (LEFT + 14.0, TOP + 22.0 + lower);
         let _ = write!(
             svg,
-            "<line class=\"limit {name}\" x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/><text class=\"limit\" x=\"{:.1}\" y=\"{:.1}\">{name} {gbps:.1} GB/s</text>\n",
+            "<line class=\"limit {name}\" x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/>\
+             <line class=\"limit {name}\" x1=\"{key}\" y1=\"{line}\" x2=\"{}\" y2=\"{line}\"/>\
+             <text class=\"limit\" x=\"{}\" y=\"{}\">{name} {gbps:.1} GB/s</text>\n",
             axes.x(start),
             axes.y(start * rate),
             axes.x(end),
             axes.y(end * rate),
-            LEFT + 8.0,
-            axes.y(start * rate) - 30.0 + lower
+            key + 30.0,
+            key + 38.0,
+            line + 4.5
         );
     }
     // Types that are multiplied equally fast have one line.
@@ -289,6 +294,6 @@ mod tests {
         assert_eq!(axes.y(1e9), HEIGHT - BOTTOM);
         assert!((axes.y(1e13) - TOP).abs() < 1e-9);
         assert_eq!(plain(-2), "0.01");
-        assert_eq!(plain(3), "1.0 k");
+        assert_eq!([0, 1, 3, 11, 12].map(plain), ["1", "10", "1 k", "100 G", "1 T"]);
     }
 }
