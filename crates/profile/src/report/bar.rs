@@ -37,7 +37,8 @@ pub fn figure(phase: &Phase, summary: &Summary) -> String {
         let width = WIDTH * ns / wall;
         let told = format!("{}: {}, {:.1} %", escape(name), time(*ns), 100.0 * ns / wall);
         svg += &format!(
-            "<rect class=\"{class}\" x=\"{at:.2}\" y=\"0\" width=\"{width:.2}\" height=\"{HEIGHT}\"><title>{told}</title></rect>\n"
+            "<rect class=\"{class}\" x=\"{at:.2}\" y=\"0\" width=\"{width:.2}\" height=\"{HEIGHT}\">\
+            <title>{told}</title></rect>\n"
         );
         legend += &format!("<li><span class=\"swatch {class}\" aria-hidden=\"true\"></span>{told}</li>\n");
         at += width;

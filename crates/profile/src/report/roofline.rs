@@ -97,7 +97,9 @@ pub fn figure(profile: &Profile, summaries: &[Summary]) -> String {
     points.push((left, left * ceilings.copy_gbps * 1e9));
     let axes = Axes::around(&points);
     let mut svg = format!(
-        "<svg id=\"roofline\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-labelledby=\"roofline-title\">\n<title id=\"roofline-title\">Roofline: operations per second over operations per byte, one dot for each kernel and shape</title>\n"
+        "<svg id=\"roofline\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+        role=\"img\" aria-labelledby=\"roofline-title\">\n<title \
+        id=\"roofline-title\">Roofline: operations per second over operations per byte, one dot for each kernel and shape</title>\n"
     );
     grid(&mut svg, &axes);
     limits(&mut svg, &axes, profile);
@@ -120,7 +122,8 @@ pub fn figure(profile: &Profile, summaries: &[Summary]) -> String {
         })
         .collect();
     format!(
-        "<section>\n<h2>Roofline</h2>\n<figure>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Roofline\">{svg}</svg></div>\n<figcaption><ul class=\"legend\">{legend}</ul>\
+        "<section>\n<h2>Roofline</h2>\n<figure>\n<div class=\"scroll\" tabindex=\"0\" \
+        role=\"region\" aria-label=\"Roofline\">{svg}</svg></div>\n<figcaption><ul class=\"legend\">{legend}</ul>\
          A dot is a kernel with arguments of one shape; its area is its share of the time. Hollow: its tensors fit into the caches. \
          At the left end are those that only move bytes.</figcaption>\n</figure>\n</section>\n"
     )
@@ -130,26 +133,29 @@ fn grid(svg: &mut String, axes: &Axes) {
     let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
     for power in axes.x[0]..=axes.x[1] {
         let x = axes.x(10f64.powi(power));
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{bottom}\"/><text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{bottom}\"/><text x=\"{x:.1}\" \
+            y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             bottom + 18.0,
             plain(power)
         );
     }
     for power in axes.y[0]..=axes.y[1] {
         let y = axes.y(10f64.powi(power));
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+            "<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" \
+            y=\"{:.1}\" text-anchor=\"end\">{}</text>",
             LEFT - 6.0,
             y + 4.0,
             plain(power)
         );
     }
-    let _ = write!(
+    let _ = writeln!(
         svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">operations per byte</text>\n<text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">operations per second</text>\n",
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">operations per byte</text>\n<text \
+        transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">operations per second</text>",
         (LEFT + right) / 2.0,
         HEIGHT - 10.0,
         (TOP + bottom) / 2.0
@@ -182,11 +188,11 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
         }
         // Named in the corner that is empty: above the diagonals.
         let (key, line) = (LEFT + 14.0, TOP + 22.0 + lower);
-        let _ = write!(
+        let _ = writeln!(
             svg,
             "<line class=\"limit {name}\" x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\"/>\
              <line class=\"limit {name}\" x1=\"{key}\" y1=\"{line}\" x2=\"{}\" y2=\"{line}\"/>\
-             <text class=\"limit\" x=\"{}\" y=\"{}\">{name} {gbps:.1} GB/s</text>\n",
+             <text class=\"limit\" x=\"{}\" y=\"{}\">{name} {gbps:.1} GB/s</text>",
             axes.x(start),
             axes.y(start * rate),
             axes.x(end),
@@ -208,9 +214,10 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
     for (names, tflops) in flats {
         let rate = tflops * 1e12;
         let y = axes.y(rate);
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<line class=\"limit flat\" x1=\"{:.1}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"/><text class=\"limit\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{} {}</text>\n",
+            "<line class=\"limit flat\" x1=\"{:.1}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"/><text class=\"limit\" \
+            x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{} {}</text>",
             axes.x(rate / fastest),
             WIDTH - RIGHT,
             WIDTH - RIGHT - 4.0,
@@ -241,9 +248,9 @@ fn draw(svg: &mut String, axes: &Axes, dot: &Dot<'_>, profile: &Profile) {
         time(row.time_ns),
         100.0 * row.share
     );
-    let _ = write!(
+    let _ = writeln!(
         svg,
-        "<circle class=\"dot p{}{hollow}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius:.1}\"><title>{}</title></circle>\n",
+        "<circle class=\"dot p{}{hollow}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius:.1}\"><title>{}</title></circle>",
         dot.phase % 4,
         axes.x(dot.intensity),
         axes.y(dot.rate),

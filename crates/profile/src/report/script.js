@@ -51,8 +51,10 @@ class Timeline {
       y += TITLE + track.rows * ROW + 6;
     }
     this.height = y;
-    const acts = { in: () => this.zoom(0.5), out: () => this.zoom(2), left: () => this.move(-0.3), right: () => this.move(0.3),
-      all: () => this.look(0, this.phase.us) };
+    const acts = {
+      in: () => this.zoom(0.5), out: () => this.zoom(2), left: () => this.move(-0.3), right: () => this.move(0.3),
+      all: () => this.look(0, this.phase.us),
+    };
     for (const button of figure.querySelectorAll("[data-do]")) button.addEventListener("click", acts[button.dataset.do]);
     this.listen(acts);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -60,7 +62,9 @@ class Timeline {
   }
 
   listen(acts) {
-    const keys = { "+": acts.in, "=": acts.in, "-": acts.out, "−": acts.out, ArrowLeft: acts.left, ArrowRight: acts.right, Home: acts.all };
+    const keys = {
+      "+": acts.in, "=": acts.in, "-": acts.out, "−": acts.out, ArrowLeft: acts.left, ArrowRight: acts.right, Home: acts.all,
+    };
     this.canvas.addEventListener("keydown", event => {
       if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
     });
@@ -111,7 +115,8 @@ class Timeline {
       if (row < 0 || row >= track.rows) continue;
       const slice = track.slices.find(([start, length, , depth]) => depth === row && start <= at && at <= start + length);
       if (slice) {
-        this.told.textContent = `${this.phase.names[slice[2]]}: ${inUnits(slice[1])}, from ${inUnits(slice[0])} on (${track.title})`;
+        const [from, time, name] = slice;
+        this.told.textContent = `${this.phase.names[name]}: ${inUnits(time)}, from ${inUnits(from)} on (${track.title})`;
       }
     }
   }

@@ -23,7 +23,8 @@ fn table(id: &str, name: &str, columns: &[(&str, bool)], rows: &[Vec<Cell>]) -> 
         return String::new();
     }
     let mut out = format!(
-        "<h3>{}</h3>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\n<table class=\"sortable\" data-table=\"{id}\">\n<thead><tr>",
+        "<h3>{}</h3>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\n<table \
+        class=\"sortable\" data-table=\"{id}\">\n<thead><tr>",
         escape(name),
         escape(name)
     );

@@ -26,9 +26,12 @@ pub fn figure(number: usize, phase: &Phase) -> String {
     format!(
         r#"<h3>Timeline</h3>
 <figure class="timeline" id="timeline-{number}" data-phase="{number}" hidden>
-<div class="controls"><button type="button" data-do="in">Zoom in</button><button type="button" data-do="out">Zoom out</button><button type="button" data-do="left">Earlier</button><button type="button" data-do="right">Later</button><button type="button" data-do="all">All</button></div>
+<div class="controls"><button type="button" data-do="in">Zoom in</button>\
+<button type="button" data-do="out">Zoom out</button><button type="button" data-do="left">Earlier</button>\
+<button type="button" data-do="right">Later</button><button type="button" data-do="all">All</button></div>
 <canvas tabindex="0" role="img" aria-label="{label}. The tables below hold the same."></canvas>
-<figcaption aria-live="polite">Drag to move, pinch or turn the wheel with Ctrl to zoom; arrow keys, + and − do the same.</figcaption>
+<figcaption aria-live="polite">Drag to move, pinch or turn the wheel with Ctrl to zoom;
+arrow keys, + and − do the same.</figcaption>
 </figure>
 <noscript><p class="note">The timeline is drawn by a script; the tables do not need it.</p></noscript>
 "#
@@ -40,9 +43,13 @@ pub fn data(profile: &Profile) -> Value {
     json!({ "phases": profile.phases.iter().map(phase_data).collect::<Vec<_>>() })
 }
 
+/// Start, end, and the place of the name.
+type Slice = (u64, u64, usize);
+
 #[derive(Default)]
 struct Tracks {
-    tracks: BTreeMap<(Group, u64), (String, Vec<(u64, u64, usize)>)>,
+    /// With their titles.
+    tracks: BTreeMap<(Group, u64), (String, Vec<Slice>)>,
     names: Vec<String>,
     places: HashMap<String, usize>,
 }

@@ -34,6 +34,8 @@ pub struct Fault {
 }
 
 type Track = (u64, u64);
+/// An end of an arrow: its time, its track, and the place of its event.
+type End = (u64, Track, usize);
 
 /// An event, and its place among all.
 struct Event<'a>(usize, &'a Value);
@@ -80,7 +82,7 @@ pub fn check(json: &str) -> Result<Seen, Fault> {
     let mut slices: BTreeMap<Track, Vec<(u64, u64, usize)>> = BTreeMap::new();
     let mut names: HashMap<Track, String> = HashMap::new();
     let mut processes: BTreeSet<u64> = BTreeSet::new();
-    let mut arrows: HashMap<u64, [Vec<(u64, Track, usize)>; 2]> = HashMap::new();
+    let mut arrows: HashMap<u64, [Vec<End>; 2]> = HashMap::new();
     for (place, event) in events.iter().enumerate() {
         let event = Event(place, event);
         match event.text("ph")? {

@@ -1,5 +1,5 @@
-//! The page in a browser: `drive.py` opens it, sorts its tables and moves its timeline. Where there is no Chromium the test is
-//! ignored, unless `WARPSMITH_REQUIRE_BROWSER` is 1.
+//! The page in a browser: `drive.py` opens it, sorts its tables and moves its timeline. Where there is no Chromium the
+//! test is ignored, unless `WARPSMITH_REQUIRE_BROWSER` is 1.
 
 mod sample;
 
