@@ -58,7 +58,14 @@ impl Limits {
             ceilings =
                 *caches.entry(size).or_insert_with(|| self.ceilings.in_cache(size).unwrap_or(self.ceilings));
         }
+        // Operations that are no products were not measured: where they would take longest, no limit is known.
+        let computing_ms = |rate: f64| form.flops / (rate * 1e9);
+        let is_unknown = |moving_ms: f64| {
+            let rate = self.ceilings.tflops(Products::F32);
+            products.is_none() && rate.is_some_and(|rate| computing_ms(rate) > moving_ms)
+        };
         let limit = (is_here && form.bytes > 0.0).then(|| ceilings.limit_ms(&cost, form.written));
+        let limit = limit.filter(|(ms, _)| !is_unknown(*ms));
         Form {
             op: form.op.into(),
             kernel: form.kernel.into(),

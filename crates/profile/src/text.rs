@@ -36,8 +36,15 @@ pub fn ceilings(ceilings: &Ceilings) -> String {
         return "limits were not measured".into();
     }
     let read = ceilings.read_gbps.map(|read| format!(", read {read:.1}")).unwrap_or_default();
-    let rates: Vec<String> =
-        ceilings.products.iter().map(|(name, rate)| format!("{name} {}", digits(*rate))).collect();
+    // Types that are multiplied equally fast are named together.
+    let mut rates: Vec<(String, String)> = Vec::new();
+    for (name, rate) in ceilings.products.iter().map(|(name, rate)| (name, digits(*rate))) {
+        match rates.iter_mut().find(|(_, other)| *other == rate) {
+            Some((names, _)) => *names = format!("{names}, {name}"),
+            None => rates.push((name.clone(), rate)),
+        }
+    }
+    let rates: Vec<String> = rates.iter().map(|(names, rate)| format!("{rate} ({names})")).collect();
     let products =
         if rates.is_empty() { String::new() } else { format!("; products {} TFLOP/s", rates.join(", ")) };
     format!("limits: copy {:.1}{read} GB/s{products}", ceilings.copy_gbps)
@@ -105,7 +112,7 @@ fn phase_lines(phase: &Phase) -> Vec<String> {
     lines.extend(table(&summary));
     if let Some(row) = summary.most_to_win().filter(|row| row.to_win >= 0.005) {
         lines.push(format!(
-            "  most to win: {} at its limit would take {:.0} % off the time of the kernels",
+            "  most to win: {}, {:.0} % of the kernels' time if it ran at its limit",
             row.kernel,
             100.0 * row.to_win
         ));
@@ -143,7 +150,7 @@ fn layers(summary: &Summary) -> String {
         words.push(format!("{} of {} to {}", plural(numbered.len(), "layer"), time(least), time(most)));
     }
     words.extend(others);
-    format!("  in each step: {}", words.join(", "))
+    format!("  each step: {}", words.join(", "))
 }
 
 /// Copies between the host and a GPU.
@@ -282,7 +289,7 @@ mod tests {
         }
         let text = report(&profile);
         for part in [
-            "limits: copy 20.0, read 25.0 GB/s; products f32 0.10, bf16 0.20 TFLOP/s",
+            "limits: copy 20.0, read 25.0 GB/s; products 0.10 (f32), 0.20 (bf16) TFLOP/s",
             "decode: 4 steps of",
             "(+2.0 %)",
             "2 threads:",

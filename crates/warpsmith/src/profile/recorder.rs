@@ -323,7 +323,3 @@ fn collect(start: u64, end: u64) -> Records {
     records.memory.sort_by_key(|event| event.at);
     records
 }
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

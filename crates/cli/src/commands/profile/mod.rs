@@ -57,7 +57,7 @@ pub struct Args {
     /// Of a model: requests at the same time
     #[arg(long, short = 'b', value_name = "REQUESTS", default_value_t = 1, value_parser = at_least_one(), conflicts_with = "op")]
     batch: usize,
-    /// Runs without a profile, whose median is the untraced time
+    /// Runs without a profile, whose median is the untraced time, and with one, of which the median is shown
     #[arg(long, short = 'r', value_name = "RUNS", default_value_t = 5, value_parser = at_least_one())]
     repetitions: usize,
     /// Write a timeline for Perfetto and chrome://tracing; compressed if the name ends in .gz
@@ -129,6 +129,13 @@ fn profile(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
         false => print!("{}", text::report(&profile)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Of several recordings, the one whose time is the median.
+fn median(mut records: Vec<Records>) -> Records {
+    records.sort_by_key(|records| records.end - records.start);
+    let middle = records.len() / 2;
+    records.into_iter().nth(middle).unwrap_or_default()
 }
 
 /// Records what `work` does on a device, to its end.

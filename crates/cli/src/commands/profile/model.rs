@@ -1,13 +1,15 @@
 //! The profile of a model: its prompts, and its decode steps.
 
-use super::{Args, Measured, record};
+use super::{Args, Measured, median, record};
 use crate::source::Source;
 use std::time::Instant;
 use warpsmith::Device;
+use warpsmith::profile::Records;
 use warpsmith::tensor::Random;
 use warpsmith_engine::{
     Engine, EngineOptions, Error, EventKind, FinishReason, Request, Result, SamplingParams,
 };
+use warpsmith_profile::text::amount;
 
 /// What a run did: seconds and steps of both phases.
 #[derive(Default)]
@@ -27,16 +29,20 @@ pub fn measure(args: &Args, device: Device) -> Result<(String, Vec<Measured>)> {
         ..EngineOptions::default()
     };
     let mut engine = source.open(&args.model, options.clone())?;
-    let title = format!("{} on {device}, {} parameters", source.name(&engine), source.parameters());
+    let parameters = amount(source.parameters() as f64, "");
+    let title = format!("{}, {parameters} parameters, on {device}", name(args, &source, &engine));
     // Kernels are compiled and graphs captured where there are any.
-    for _ in 0..2 {
+    for _ in 0..if device == Device::Cpu { 1 } else { 2 } {
         untraced(&mut engine, args)?;
     }
-    let runs = (0..args.repetitions).map(|_| untraced(&mut engine, args)).collect::<Result<Vec<Run>>>()?;
-    let of_phase = |phase: usize| {
-        let steps = |run: &Run| run.seconds[phase] / run.steps[phase].max(1) as f64;
-        runs.iter().map(steps).collect::<Vec<f64>>()
-    };
+    // In turn, so that both see the machine in the same state.
+    let (mut runs, mut traces) = (Vec::new(), Vec::new());
+    for _ in 0..args.repetitions {
+        runs.push(untraced(&mut engine, args)?);
+        if device == Device::Cpu {
+            traces.push(traced(&mut engine, args, device)?);
+        }
+    }
     if device != Device::Cpu {
         // A GPU keeps records of a graph only if it did when the graph was made, and to keep them takes time. If it cannot,
         // the profile says why.
@@ -46,10 +52,15 @@ pub fn measure(args: &Args, device: Device) -> Result<(String, Vec<Measured>)> {
         for _ in 0..2 {
             untraced(&mut engine, args)?;
         }
+        traces.push(traced(&mut engine, args, device)?);
     }
-    add(&mut engine, args)?;
-    let (prompt_steps, prompt) = record(device, || prompts(&mut engine, args))?;
-    let (decode_steps, decode) = record(device, || decode(&mut engine))?;
+    let of_phase = |phase: usize| {
+        let steps = |run: &Run| run.seconds[phase] / run.steps[phase].max(1) as f64;
+        runs.iter().map(steps).collect::<Vec<f64>>()
+    };
+    let [prompt_steps, decode_steps] = runs.last().map_or([0; 2], |run| run.steps);
+    let (prompts, decodes) = traces.into_iter().unzip();
+    let (prompt, decode) = (median(prompts), median(decodes));
     let many = if args.batch == 1 { String::new() } else { format!("{} times ", args.batch) };
     let measured = vec![
         Measured {
@@ -103,6 +114,24 @@ fn decode(engine: &mut Engine) -> Result<usize> {
         steps += 1;
     }
     Ok(steps)
+}
+
+/// The model's file, or that its weights are random, and its family.
+fn name(args: &Args, source: &Source, engine: &Engine) -> String {
+    let family = source.name(engine);
+    let path = args.model.path().ok().filter(|_| args.random.is_none());
+    match path.as_deref().and_then(std::path::Path::file_name) {
+        Some(file) => format!("{} ({family})", file.display()),
+        None => family,
+    }
+}
+
+/// The records of a prompt and of the steps after it.
+fn traced(engine: &mut Engine, args: &Args, device: Device) -> Result<(Records, Records)> {
+    add(engine, args)?;
+    let (_, prompt) = record(device, || prompts(engine, args))?;
+    let (_, decode) = record(device, || decode(engine))?;
+    Ok((prompt, decode))
 }
 
 fn untraced(engine: &mut Engine, args: &Args) -> Result<Run> {
