@@ -3,6 +3,7 @@
 mod compute;
 mod embed;
 mod flight;
+mod life;
 mod view;
 
 use crate::decode::Decode;
@@ -19,9 +20,11 @@ use crate::sequence::{Key, Sequence};
 use crate::settings::{EngineOptions, Stats};
 use crate::text::{ChatTemplate, Tokenizer};
 use flight::Flight;
+use life::Life;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use warpsmith::profile::{self, Kind};
 use warpsmith::{DType, Stream};
 
 pub use embed::Pooling;
@@ -36,6 +39,8 @@ struct Active {
     outputs: BTreeMap<usize, Output>,
     /// Outputs that begin when the first has its first token.
     has_forks: bool,
+    /// While a profile is recorded.
+    life: Option<Life>,
 }
 
 /// Runs a model for many requests at the same time.
@@ -232,7 +237,8 @@ impl Engine {
         let outputs = (0..params.n).map(output).collect::<Result<_>>()?;
         let has_forks = params.n > 1;
         let key = Key { priority, request: id, index: 0 };
-        self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks });
+        let life = Life::begin(id);
+        self.requests.insert(id, Active { priority, deadline, params, outputs, has_forks, life });
         self.scheduler.add(Sequence { salt, adapter, ..Sequence::new(key, prompt, max_len) });
         Ok(id)
     }
@@ -329,9 +335,11 @@ impl Engine {
     /// # Errors
     /// If a rule that always holds is broken.
     pub fn step(&mut self) -> Result<Vec<Event>> {
+        let mut step = profile::span(Kind::Step, || "step without work".into());
         let mut events = std::mem::take(&mut self.pending);
         self.scheduler.forget_started();
         self.end_late_requests(&mut events)?;
+        let scheduling = profile::span(Kind::Host, || "schedule".into());
         let (plan, landing) = match self.land() {
             Some((plan, landing)) => (plan, Some(landing)),
             None => {
@@ -340,9 +348,12 @@ impl Engine {
                 (plan, None)
             }
         };
+        drop(scheduling);
         if plan.shares.is_empty() {
             return Ok(events);
         }
+        step.rename(|| plan.title());
+        self.note_started();
         match self.run(&plan, landing) {
             Ok(tokens) => self.process(&plan, tokens.as_deref(), &mut events)?,
             Err(error) => {
@@ -355,6 +366,18 @@ impl Engine {
             }
         }
         Ok(events)
+    }
+
+    /// Notes which requests begin to be computed, for profiles.
+    fn note_started(&mut self) {
+        if !profile::is_on() {
+            return;
+        }
+        for id in self.scheduler.started() {
+            if let Some(life) = self.requests.get_mut(id).and_then(|request| request.life.as_mut()) {
+                life.start();
+            }
+        }
     }
 
     /// Remembers an error after which the device computes nothing more.
@@ -389,6 +412,9 @@ impl Engine {
         };
         self.stats.generated_tokens += 1;
         let request = self.requests.get_mut(&key.request).expect("what runs belongs to a request");
+        if let Some(life) = &mut request.life {
+            life.token();
+        }
         let output = request.outputs.get_mut(&key.index).expect("what runs has not ended");
         let ends = self.options.end_ids.contains(&choice.token);
         let (kind, mut reason) = output.push(choice, ends);

@@ -49,6 +49,20 @@ pub struct StepPlan {
     pub shares: Vec<Share>,
 }
 
+impl StepPlan {
+    /// What it computes, in a few words: `decode of 3`, `prompts of 512 tokens, decode of 1`.
+    pub fn title(&self) -> String {
+        let (decode, prompts): (Vec<&Share>, Vec<&Share>) =
+            self.shares.iter().partition(|share| share.count == 1 && share.reaches_end);
+        let tokens: usize = prompts.iter().map(|share| share.count).sum();
+        match (prompts.len(), decode.len()) {
+            (0, count) => format!("decode of {count}"),
+            (_, 0) => format!("prompts of {tokens} tokens"),
+            (_, count) => format!("prompts of {tokens} tokens, decode of {count}"),
+        }
+    }
+}
+
 /// The sequences, and the pages that are divided among them.
 #[derive(Debug)]
 pub struct Scheduler {

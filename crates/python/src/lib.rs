@@ -9,6 +9,7 @@ mod dlpack;
 mod errors;
 mod judge;
 mod machine;
+mod profile;
 mod signature;
 mod tensor;
 mod torch;
@@ -28,6 +29,8 @@ mod _native {
     use super::judge::judge;
     #[pymodule_export]
     use super::machine::{devices, examine, synchronize};
+    #[pymodule_export]
+    use super::profile::{NamedSpan, Recording};
     #[pymodule_export]
     use super::tensor::{Tensor, from_dlpack};
     #[pymodule_export]

@@ -17,8 +17,9 @@ def blocks(text: str) -> list[tuple[int, str]]:
     return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
 
 
-def test_the_guide_runs() -> None:
+def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)  # It writes files.
     path = DOCUMENTS / "python.md"
     names: dict[str, object] = {"__name__": "guide"}
     found = blocks(path.read_text())

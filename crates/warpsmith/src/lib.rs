@@ -31,6 +31,7 @@ pub mod jit;
 pub mod lab;
 pub mod op;
 pub mod ops;
+pub mod profile;
 pub mod radix;
 pub mod tensor;
 

@@ -17,6 +17,7 @@ pub mod generate;
 pub mod inspect;
 pub mod list;
 pub mod new_op;
+pub mod profile;
 pub mod run;
 pub mod serve;
 pub mod tune;

@@ -3,6 +3,7 @@
 mod chat;
 mod evidence;
 mod models;
+mod profile;
 mod random;
 mod refusals;
 mod serve;

@@ -9,6 +9,7 @@ use crate::request::Event;
 use crate::sampler::{self, Choice, Draw};
 use crate::scheduler::{Share, StepPlan};
 use crate::sequence::Key;
+use warpsmith::profile::{self, Kind};
 
 /// Whether every sequence of a plan has one token, its last known.
 fn only_generates(plan: &StepPlan) -> bool {
@@ -109,6 +110,7 @@ impl Engine {
         tokens: Option<&[i32]>,
         events: &mut Vec<Event>,
     ) -> Result<()> {
+        let _span = profile::span(Kind::Host, || "choose tokens".into());
         let mut ends = Vec::new();
         for share in &plan.shares {
             self.scheduler.commit(share);

@@ -10,6 +10,7 @@ use crate::batch::Batch;
 use crate::error::Result;
 use crate::kv::KvCache;
 use warpsmith::ops::Copy;
+use warpsmith::profile::{self, Kind};
 use warpsmith::{Device, Stream, Tensor, TensorView, TensorViewMut};
 
 /// What a family's layers have that a Llama's have not.
@@ -123,8 +124,12 @@ impl Decoder {
     fn run_layers(&mut self, batch: &Batch, kv: &mut KvCache) -> Result<()> {
         let stream = batch.stream();
         let mut x = self.x.write(batch.num_tokens())?;
-        self.embedding.forward(&batch.ids, x.reborrow(), stream)?;
+        {
+            let _span = profile::span(Kind::Layer, || "embedding".into());
+            self.embedding.forward(&batch.ids, x.reborrow(), stream)?;
+        }
         for (i, layer) in self.layers.iter_mut().enumerate() {
+            let _span = profile::span(Kind::Layer, || format!("layer {i}"));
             layer.forward(x.reborrow(), &mut self.rooms, batch, kv.layer(i)?, stream)?;
         }
         Ok(())
@@ -142,6 +147,7 @@ impl Model for Decoder {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
         self.run_layers(batch, kv)?;
+        let _span = profile::span(Kind::Layer, || "head".into());
         let stream = batch.stream();
         let last = self.selection.forward(self.x.read(batch.num_tokens()), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;

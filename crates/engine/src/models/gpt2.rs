@@ -7,6 +7,7 @@ use super::{Config, Model};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
+use warpsmith::profile::{self, Kind};
 use warpsmith::{Stream, TensorViewMut};
 
 /// Loads a GPT-2.
@@ -85,10 +86,13 @@ impl Gpt2 {
         let (tokens, stream) = (batch.num_tokens(), batch.stream());
         let mut token_rows = self.token_rows.write(tokens)?;
         let mut position_rows = self.position_rows.write(tokens)?;
+        let embedding = profile::span(Kind::Layer, || "embedding".into());
         self.embedding.forward(&batch.ids, token_rows.reborrow(), stream)?;
         self.positions.forward(&batch.positions, position_rows.reborrow(), stream)?;
+        drop(embedding);
         let mut x = self.x.write(tokens)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
+            let _span = profile::span(Kind::Layer, || format!("layer {i}"));
             let normed = self.rooms.normed.write(tokens)?;
             match i {
                 // The sum of the two is formed by the first norm.
@@ -115,6 +119,7 @@ impl Model for Gpt2 {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvCache, logits: TensorViewMut<'_>) -> Result<()> {
         self.run_layers(batch, kv)?;
+        let _span = profile::span(Kind::Layer, || "head".into());
         let stream = batch.stream();
         let last = self.selection.forward(self.x.read(batch.num_tokens()), batch)?;
         let mut normed = self.rooms.normed.write(batch.num_logits())?;

@@ -11,6 +11,7 @@ mod grammars;
 mod graphs;
 mod oracle;
 mod pressure;
+mod profile;
 mod random_walk;
 mod refusals;
 mod survey;

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from warpsmith import compat, errors, ops
 from warpsmith._bench import Measurement, bench
 from warpsmith._native import Tensor, __version__, from_dlpack
+from warpsmith._profile import KernelTable, KernelTime, PeakMemory, profile
 from warpsmith._workbench import Explanation, Finding, OpInfo, Report, available, doctor, explain, list_ops
 from warpsmith.errors import (
     ArgumentError,
@@ -50,9 +51,12 @@ __all__ = [
     "FileError",
     "Finding",
     "KernelError",
+    "KernelTable",
+    "KernelTime",
     "Measurement",
     "OpInfo",
     "OutOfMemoryError",
+    "PeakMemory",
     "Report",
     "Tensor",
     "UnavailableError",
@@ -68,6 +72,7 @@ __all__ = [
     "from_dlpack",
     "list_ops",
     "ops",
+    "profile",
 ]
 __all__ += ops.__all__
 

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from warpsmith import ops
 from warpsmith._bench import bench
+from warpsmith._profile import GPUProfiler, KernelProfiler, MemoryProfiler
 from warpsmith._workbench import available
 
-__all__ = ["KERNELS_AVAILABLE", "benchmark_kernel", "element_wise_mul_add"]
+__all__ = [
+    "KERNELS_AVAILABLE",
+    "GPUProfiler",
+    "KernelProfiler",
+    "MemoryProfiler",
+    "benchmark_kernel",
+    "element_wise_mul_add",
+]
 
 #: Whether kernels can run on a GPU: ``warpsmith.available("cuda")``, asked when it is used.
 KERNELS_AVAILABLE: bool

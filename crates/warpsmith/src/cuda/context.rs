@@ -272,6 +272,7 @@ impl Context {
         }));
         let streams = [Stream::new(context)?, Stream::new(context)?];
         context.streams.get_or_init(|| streams);
+        super::activity::register(context);
         Ok(context)
     }
 

@@ -3,7 +3,9 @@
 use super::context::{Context, cu, lock};
 use super::order::Access;
 use super::stream::Stream;
+use super::timing::Timing;
 use crate::error::{Error, Result};
+use crate::profile;
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -203,8 +205,12 @@ impl GraphExec {
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let _one_at_a_time = lock(&self.launching);
         self.kept.iter().try_for_each(|(resource, access)| resource.order(stream, *access))?;
+        let timing = profile::is_on().then(|| Timing::begin(stream, None));
         // SAFETY: both handles are alive, and the memory the graph kept lives until after its last launch.
         let launched = unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) };
+        if let Some(timing) = timing {
+            profile::device_work(timing.end("graph"));
+        }
         self.kept.iter().for_each(|(resource, access)| resource.note(stream, *access));
         launched
     }

@@ -6,6 +6,7 @@ use super::graph::Resource;
 use super::order::{Access, Uses};
 use super::stream::{Event, RelaxedCapture, Stream};
 use crate::error::{Error, Result};
+use crate::profile;
 use cudarc::driver::sys::CUdeviceptr;
 use std::sync::{Arc, Mutex};
 
@@ -211,6 +212,7 @@ impl Drop for Allocation {
             Origin::Lasting => {}
             Origin::Pool(_) if self.ptr == 0 || ctx.is_poisoned() => {}
             Origin::Pool(stream) => {
+                profile::memory(Some(ctx.ordinal()), self.ptr, -(self.len as i64));
                 let uses = self.uses.streams().into_iter().filter(|user| user != stream).collect();
                 let memory = Parked::Pool { ptr: self.ptr, stream: stream.clone(), uses };
                 ctx.park(memory);
@@ -364,6 +366,7 @@ fn allocate(ctx: &'static Context, stream: &Stream, len: usize) -> Result<CUdevi
         let code = unsafe { (ctx.api().cuMemAllocFromPoolAsync)(&mut ptr, len, ctx.pool(), stream.handle()) };
         if code != OUT_OF_MEMORY {
             ctx.check_code("cuMemAllocFromPoolAsync", code)?;
+            profile::memory(Some(ctx.ordinal()), ptr, len as i64);
             return Ok(ptr);
         }
         if attempt == 0 {

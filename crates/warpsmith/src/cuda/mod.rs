@@ -2,6 +2,7 @@
 //! launches. Nothing here panics or fails to build where CUDA is missing: [`device_count`] is 0 and
 //! [`Context::get`] says why.
 
+mod activity;
 mod arena;
 mod context;
 mod copy;
@@ -17,6 +18,7 @@ mod recording;
 pub mod rows;
 mod stream;
 mod tensor_map;
+mod timing;
 
 pub use context::{Context, DeviceProps, MemoryStats, device_count, status};
 pub use copy::{copy_d2d, download, download_async, fill_u8, fill_u32, measure_copy, upload, upload_async};
@@ -31,3 +33,4 @@ pub use pinned::{PinnedBuffer, PinnedStats};
 pub use recording::{Recorder, Recording, load};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Swizzle, TensorMap, Tiled};
+pub(crate) use timing::Timing;

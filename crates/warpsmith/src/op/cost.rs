@@ -39,6 +39,19 @@ pub enum Products {
 }
 
 impl Products {
+    /// All of them.
+    pub const ALL: [Products; 4] = [Products::F32, Products::Tf32, Products::Half, Products::Fp8];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Products::F32 => "f32",
+            Products::Tf32 => "TF32",
+            Products::Half => "bf16",
+            Products::Fp8 => "fp8",
+        }
+    }
+
     /// Of operands of a type.
     pub fn of(dtype: DType) -> Products {
         match dtype.size() {

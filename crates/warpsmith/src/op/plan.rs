@@ -6,10 +6,11 @@
 
 use super::kernel::{Kernel, Launch, Target};
 use super::select::{Select, checked, select_kernel};
-use super::{Args, Attrs, Op, OpSpec};
+use super::{Args, Attrs, Cost, Op, OpSpec};
 use crate::cpu::{Tier, scratch};
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
+use crate::profile;
 use crate::tensor::storage::HostBuffer;
 use crate::tensor::{DType, Layout, Refusal, Tensor, TensorView};
 use std::any::TypeId;
@@ -46,6 +47,8 @@ struct Work {
     kernel: &'static str,
     workspace: usize,
     run: Box<dyn Run>,
+    /// Of the problem; evaluated for profiles alone.
+    cost: Box<dyn Fn() -> Cost + Send + Sync>,
 }
 
 /// The part of a plan that knows the op's problem.
@@ -367,6 +370,44 @@ impl Plan {
         args.check_writes()?;
         let Some(work) = &self.0.work else { return Ok(()) };
         check_stream(args, self.0.device, stream)?;
+        match profile::begin_call() {
+            None => self.give(work, args, stream, given),
+            Some(start) => self.give_recorded(work, args, stream, given, start),
+        }
+    }
+
+    /// Gives the work to the stream, and records when.
+    #[cold]
+    fn give_recorded(
+        &self,
+        work: &Work,
+        args: &Args<'_>,
+        stream: &Stream,
+        given: Option<&TensorView<'_>>,
+        start: u64,
+    ) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Stream::Cuda(cuda) = stream {
+            let id = profile::next_call();
+            let timing = crate::cuda::Timing::begin(cuda, Some(id));
+            let result = self.give(work, args, stream, given);
+            let captured = timing.is_captured();
+            let timed = timing.end(work.kernel);
+            profile::end_call(self.0.clone(), id, args.main_data(), start, captured, timed);
+            return result;
+        }
+        let result = self.give(work, args, stream, given);
+        profile::end_call(self.0.clone(), profile::next_call(), args.main_data(), start, false, None);
+        result
+    }
+
+    fn give(
+        &self,
+        work: &Work,
+        args: &Args<'_>,
+        stream: &Stream,
+        given: Option<&TensorView<'_>>,
+    ) -> Result<()> {
         match stream {
             Stream::Host => match given {
                 Some(given) => work.run.run(args, stream, given.address()),
@@ -473,7 +514,7 @@ fn prepare<O: Op>(
         Target::Cuda(_) => return Err(crate::device::no_cuda_feature()),
     };
     let _ = args;
-    Ok(Work { kernel: kernel.name, workspace, run })
+    Ok(Work { kernel: kernel.name, workspace, run, cost: Box::new(move || O::cost(&problem)) })
 }
 
 /// A kernel that runs when it is called: of the CPU, or of a library.
@@ -572,6 +613,9 @@ fn device_info(device: Device) -> Result<&'static DeviceInfo> {
     let info: &'static DeviceInfo = Box::leak(Box::new(device.info()?));
     Ok(KNOWN.write().unwrap_or_else(|e| e.into_inner()).entry(device).or_insert(info))
 }
+
+#[path = "plan_profile.rs"]
+mod profiled;
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]

@@ -1,6 +1,7 @@
 //! The workers, and the loops they take part in.
 
 use super::{INSIDE, default_threads};
+use crate::profile::{self, Loop};
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -50,6 +51,8 @@ struct Job<'a> {
     part: usize,
     shares: &'a [Share],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// While a profile is recorded.
+    recorded: Option<Loop>,
 }
 
 impl Job<'_> {
@@ -59,7 +62,11 @@ impl Job<'_> {
             return;
         }
         let was_inside = INSIDE.replace(true);
+        let mut began = None;
         while let Some(parts) = self.take(own) {
+            if self.recorded.is_some() {
+                began.get_or_insert_with(profile::now);
+            }
             let range = parts.start * self.part..self.len.min(parts.end.saturating_mul(self.part));
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.f)(own, range))) {
                 self.shares.iter().for_each(|share| share.set(0..0));
@@ -67,6 +74,9 @@ impl Job<'_> {
             }
         }
         INSIDE.set(was_inside);
+        if let (Some(recorded), Some(began)) = (self.recorded, began) {
+            profile::part(recorded, began);
+        }
     }
 
     fn take(&self, own: usize) -> Option<Range<usize>> {
@@ -164,7 +174,7 @@ impl Pool {
         for (i, share) in shares.iter().enumerate() {
             share.set(parts * i / threads..parts * (i + 1) / threads);
         }
-        let job = Job { f, len, part, shares, panic: Mutex::new(None) };
+        let job = Job { f, len, part, shares, panic: Mutex::new(None), recorded: Loop::begin() };
         lane.open(&job);
         self.begun.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -174,6 +184,9 @@ impl Pool {
         }
         job.work(0);
         lane.close();
+        if let Some(recorded) = job.recorded {
+            recorded.end(threads);
+        }
         if let Some(payload) = lock(&job.panic).take() {
             drop(caller);
             resume_unwind(payload);

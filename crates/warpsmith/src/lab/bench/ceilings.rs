@@ -123,6 +123,12 @@ impl Ceilings {
         Ceilings { copy_gbps: rates.copy, read_gbps: Some(rates.read), write_gbps: Some(rates.write), ..self }
     }
 
+    /// These ceilings for a call of the host whose tensors, of `bytes` bytes in all, are in the caches when it begins: the
+    /// rates of memory are those of sweeps of that size.
+    pub fn in_cache(&self, bytes: usize) -> Result<Ceilings> {
+        Ok(self.with_memory(memory::rates(bytes / 2, MORE_SWEEPS)?))
+    }
+
     /// TFLOP/s of products, if they were measured.
     pub fn tflops(&self, products: Products) -> Option<f64> {
         match products {

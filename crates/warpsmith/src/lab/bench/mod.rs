@@ -232,7 +232,7 @@ impl Bench {
             return Ok(self.ceilings);
         }
         let bytes = match self.cache {
-            Cache::Warm => self.bytes / 2,
+            Cache::Warm => return self.ceilings.in_cache(self.bytes),
             Cache::Cold => ceilings::copy_bytes(self.info.device, &self.settings)?,
         };
         Ok(self.ceilings.with_memory(memory::rates(bytes, ceilings::MORE_SWEEPS)?))

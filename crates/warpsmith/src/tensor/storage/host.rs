@@ -3,6 +3,7 @@
 use crate::cpu::scratch::Plain;
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
+use crate::profile;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -38,7 +39,9 @@ impl HostBuffer {
             // SAFETY: the size is not zero.
             _ => layout(len).and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) })),
         };
-        start.map(|start| HostBuffer { start, len }).ok_or_else(|| out_of_memory(len))
+        let start = start.ok_or_else(|| out_of_memory(len))?;
+        profile::memory(None, start.as_ptr() as u64, len as i64);
+        Ok(HostBuffer { start, len })
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -52,6 +55,7 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
+        profile::memory(None, self.start.as_ptr() as u64, -(self.len as i64));
         match self.len {
             0 => {}
             // SAFETY: mapped in `new`, to the end of the last page.
