@@ -20,3 +20,4 @@ pub mod new_op;
 pub mod run;
 pub mod serve;
 pub mod tune;
+pub mod whatif;
