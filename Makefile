@@ -77,7 +77,7 @@ evidence: ## Prove, time and sanitize what has changed, for eight minutes (ARGS=
 
 fmt: setup ## Format Rust and Python
 	cargo fmt --all
-	$(VENV)/bin/ruff format bench scripts crates/profile/tests crates/server/tests deploy
+	$(VENV)/bin/ruff format bench scripts crates/profile/tests crates/server/tests crates/cli/tests deploy
 
 lint: setup ## Format check and lints alone
 	scripts/lint.sh "$(VENV)"

@@ -26,7 +26,7 @@ impl Source {
         let Some(random) = random else { return Ok(Source::File(models::open(path()?)?)) };
         let json = match RandomWeights::config(random) {
             Some(json) => json,
-            None => read(random)?,
+            None => read("random", random)?,
         };
         let config = Config::from_json(&json)?;
         // The default of transformers where a configuration has no value.
@@ -98,10 +98,10 @@ impl Source {
     }
 }
 
-/// A configuration from a file, or from the folder that it is in.
-fn read(path: &str) -> Result<serde_json::Value> {
+/// A configuration from a file, or from the folder that it is in, for the option `what`.
+pub fn read(what: &'static str, path: &str) -> Result<serde_json::Value> {
     let refuse = |got: String| Error::Settings {
-        what: "random",
+        what,
         expected: format!("a config.json, a folder with one, or one of {}", RandomWeights::KNOWN.join(", ")),
         got,
     };

@@ -1,6 +1,7 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
 mod refresh;
+mod report;
 
 use crate::inputs::parse_duration;
 use crate::{files, table};
@@ -55,6 +56,9 @@ pub struct Args {
     /// With --refresh: the Python that may have PyTorch, to time new cases on other libraries and to calibrate
     #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "refresh")]
     python: String,
+    /// Write everything on record as one HTML page that loads nothing from elsewhere
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "markdown", "check", "refresh", "sweep", "update_readme"])]
+    report: Option<PathBuf>,
     /// Rewrite the README's tables, and the pages and the picture in the evidence folder
     #[arg(long)]
     update_readme: bool,
@@ -69,6 +73,7 @@ Examples:
   warpsmith evidence
   warpsmith evidence --json
   warpsmith evidence --check
+  warpsmith evidence --report report.html
   warpsmith evidence --refresh --budget 8m
   warpsmith evidence --update-readme
   warpsmith evidence --sweep target/sweep-cuda-1.jsonl --update-readme";
@@ -88,6 +93,7 @@ impl Args {
     /// Whether it is asked for nothing but the pages.
     fn only_shows(&self) -> bool {
         let works = self.json || self.check || self.update_readme || self.refresh || !self.sweep.is_empty();
+        let works = works || self.report.is_some();
         self.evidence.is_none() && !works
     }
 }
@@ -110,6 +116,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         add_sweeps(&folder, &args.sweep)?;
     }
     let records = evidence::load(&folder)?;
+    if let Some(path) = &args.report {
+        files::replace(path, report::page(&records, &PresentCode::new()).as_bytes())?;
+        eprintln!("wrote {}", path.display());
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.json {
         for row in evidence::rows(&records) {
             println!("{}", serde_json::to_string(&row).expect("rows are plain data"));

@@ -21,3 +21,4 @@ pub mod profile;
 pub mod run;
 pub mod serve;
 pub mod tune;
+pub mod whatif;

@@ -1,7 +1,9 @@
-//! `warpsmith demo`: a model that answers, then every op checked and timed on this machine in under a minute. No line of
-//! the tables is longer than 100 characters.
+//! `warpsmith demo`: the tour. A model that answers, attention, experts and fusion beside what they replace, other
+//! hardware, and every op checked on this machine. At most 80 lines, none longer than 100 characters.
 
 mod answers;
+mod claims;
+mod tour;
 
 use crate::commands::bench::quick_bytes;
 use crate::kernels::progress_bar;
@@ -12,15 +14,18 @@ use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
 use warpsmith::lab::bench::{Bench, Cache, Ceilings, Measurement, Settings};
 use warpsmith::lab::proof::{BenchTensors, Prepared, kernels_on};
-use warpsmith::{DType, Device, Error, Result, cpu, ops};
+use warpsmith::{Device, Error, Result, cpu, ops};
 
 /// See a model answer on this machine, and the kernels checked and timed, with or without a GPU
 ///
 /// With --model, first asks the model two questions after the same long system prompt and shows what the prefix cache saves.
+/// Then, in a model of the size that --batch-size, --seq-len, --d-model, --num-experts and --top-k describe: attention, a
+/// mixture of experts and a fused layer, each beside what it replaces. Then what other hardware would change, what was
+/// measured of well-known claims, and every op.
 ///
-/// Checks every kernel that runs here on some of its op's cases, times every op on a large case, and compares the times with
-/// what the machine can do. Takes under a minute, with --quick about fifteen seconds. `warpsmith check` and `warpsmith bench`
-/// do the same in full.
+/// Checks every kernel that runs here on some of its op's cases, times every op on a large case (with --quick a few ops),
+/// and compares the times with what the machine can do. Takes about a minute, with --quick at most fifteen seconds on two
+/// cores. `warpsmith check` and `warpsmith bench` do the same in full.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -36,15 +41,27 @@ pub struct Args {
     /// Where to run: `cpu`, `cuda` or `cuda:N` [default: a GPU if there is one]
     #[arg(long)]
     device: Option<Device>,
-    /// Also time a case of your size: sequences in a batch [default: 2]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    batch_size: Option<u32>,
-    /// Also time a case of your size: tokens in a sequence [default: 1024]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    seq_len: Option<u32>,
-    /// Also time a case of your size: length of a row, for ops that work on rows [default: 256]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    d_model: Option<u32>,
+    /// Sequences in a batch
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch_size: u32,
+    /// Tokens in a sequence
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    seq_len: u32,
+    /// Width of the model: a multiple of 8
+    #[arg(long, value_name = "WIDTH", default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..=16384))]
+    d_model: u32,
+    /// Keys that attention works on at a time, where a kernel has such blocks
+    #[arg(long, value_name = "KEYS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    block_size: u32,
+    /// Experts of the mixture
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    num_experts: u32,
+    /// Experts of each token: at most all of them
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    top_k: u32,
+    /// Also measure peak memory, beyond the sizes of what is kept between ops
+    #[arg(long)]
+    profile_memory: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -52,11 +69,15 @@ Examples:
   warpsmith demo
   warpsmith demo --quick
   warpsmith demo --quick --model model.gguf --threads 4
-  warpsmith demo --device cpu --batch-size 4 --seq-len 2048 --d-model 4096";
+  warpsmith demo --quick --device cpu --batch-size 1 --seq-len 4096 --profile-memory
+  warpsmith demo --quick --d-model 512 --num-experts 16 --top-k 4";
 
-/// Cases a kernel is checked on.
+/// Cases a kernel is checked on, and with --quick also bytes of their tensors, unless even the least has more.
 const CASES: usize = 24;
-const QUICK_CASES: usize = 3;
+const QUICK_CASES: usize = 2;
+const QUICK_CASE_BYTES: usize = 64 << 10;
+/// The ops that are timed with --quick.
+const QUICK_OPS: [&str; 6] = ["rms_norm", "softmax", "add_gelu", "linear", "attention", "paged_attention"];
 
 /// Longest line.
 const WIDTH: usize = 100;
@@ -73,11 +94,12 @@ pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error
 }
 
 fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
+    let device = args.device.unwrap_or_else(Device::best);
+    let sizes = tour::Sizes::new(args)?;
     if let Some(path) = &args.model {
         answers::show(path, args.device)?;
     }
     let start = Instant::now();
-    let device = args.device.unwrap_or_else(Device::best);
     let settings = match args.quick {
         true => Settings::quick(device),
         // Every op in under a minute on two cores.
@@ -88,6 +110,8 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         false => Settings { seconds: 0.1, ..Settings::thorough(device) },
     };
     introduce(device)?;
+    tour::show(&sizes, device, args.profile_memory)?;
+    claims::show();
     let bar = progress_bar(ops::PROVABLE.len() + 1);
     bar.set_message("copy");
     let ceilings = Ceilings::measure(device, &settings)?;
@@ -97,34 +121,40 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         let headings = ["time", "rate", "of limit"].map(String::from);
         println!("\n{}\n{}", line(["op", "case"], &headings, "checks"), "-".repeat(WIDTH));
     });
-    let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
+    let (mut checks, mut failures, mut shares, mut untimed) = (0, Vec::new(), Vec::new(), Vec::new());
     for op in ops::PROVABLE {
         let spec = op.spec();
         bar.set_message(spec.name);
-        let (passed, failed) = check(*op, device, if args.quick { QUICK_CASES } else { CASES })?;
+        let (passed, failed) = check(*op, device, args.quick)?;
         checks += passed + failed.len();
         let verdict = match failed.len() {
             0 => format!("{passed} ok"),
             n => format!("{n} FAIL"),
         };
         failures.extend(failed);
-        for (number, case) in timed_cases(args, *op, device).iter().enumerate() {
-            let measured = match Bench::new(*op, case, device, ceilings, settings) {
-                Ok(mut bench) => bench.measure(None)?,
-                Err(Error::OutOfMemory { .. }) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            // The small tensors of a quick run may stay in a large last-level cache, so they give no verdict.
-            if number == 0 && measured.l2 == Cache::Cold && !args.quick {
-                shares.push(measured.percent_of_ceiling);
-            }
-            let (name, verdict) = if number == 0 { (spec.name, &*verdict) } else { ("", "") };
-            let case = format!("{} {}", measured.dtype, measured.case);
-            bar.suspend(|| println!("{}", line([name, &case], &numbers(&measured), verdict)));
-        }
         bar.inc(1);
+        let timed =
+            if args.quick && !QUICK_OPS.contains(&spec.name) { None } else { timed_case(args, *op, device) };
+        let measured = timed.map(|case| Bench::new(*op, &case, device, ceilings, settings)?.measure(None));
+        let measured = match measured {
+            Some(Ok(measured)) => measured,
+            None | Some(Err(Error::OutOfMemory { .. })) => {
+                untimed.push(format!("{} {verdict}", spec.name));
+                continue;
+            }
+            Some(Err(error)) => return Err(error.into()),
+        };
+        // The small tensors of a quick run may stay in a large last-level cache, so they give no verdict.
+        if measured.l2 == Cache::Cold && !args.quick {
+            shares.push(measured.percent_of_ceiling);
+        }
+        let case = format!("{} {}", measured.dtype, measured.case);
+        bar.suspend(|| println!("{}", line([spec.name, &case], &numbers(&measured), &verdict)));
     }
     bar.finish_and_clear();
+    if !untimed.is_empty() {
+        print(&format!("Not timed: {}", untimed.join(", ")));
+    }
     println!();
     for failure in &failures {
         print(failure);
@@ -186,11 +216,18 @@ fn numbers(measured: &Measurement) -> [String; 3] {
     [table::time(measured.median_ms), measured.bound.rate(measured.gbps, measured.tflops), share]
 }
 
-/// Checks every kernel on up to `most` cases, spread evenly over all of the op's. Returns the number of passes and a
-/// description of each failure.
-fn check(op: &'static dyn AnyProvable, device: Device, most: usize) -> Result<(usize, Vec<String>)> {
+/// Checks every kernel on some cases, spread evenly over all of the op's, or with `quick` over the small ones. Returns the
+/// number of passes and a description of each failure.
+fn check(op: &'static dyn AnyProvable, device: Device, quick: bool) -> Result<(usize, Vec<String>)> {
     let stream = device.default_stream()?;
-    let cases = op.cases();
+    let bytes = |case: &Case| BenchTensors::bytes(&op.plan(case), case.arrangement).unwrap_or(usize::MAX);
+    let mut cases = op.cases();
+    let mut most = CASES;
+    if quick {
+        most = QUICK_CASES;
+        let least = cases.iter().map(bytes).filter(|bytes| *bytes > 0).min().unwrap_or(0);
+        cases.retain(|case| (1..=least.max(QUICK_CASE_BYTES)).contains(&bytes(case)));
+    }
     let step = cases.len().div_ceil(most).max(1);
     let (mut passed, mut failures) = (0, Vec::new());
     for (seed, case) in cases.iter().enumerate().step_by(step) {
@@ -211,8 +248,8 @@ fn check(op: &'static dyn AnyProvable, device: Device, most: usize) -> Result<(u
     Ok((passed, failures))
 }
 
-/// The largest case that fits the demo, and one of the user's size if there is one.
-fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec<Case> {
+/// The largest case that fits the demo, or the smallest of all with fewer rows.
+fn timed_case(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Option<Case> {
     let limit = match args.quick {
         true => quick_bytes(device) / 4,
         false => quick_bytes(device),
@@ -220,28 +257,11 @@ fn timed_cases(args: &Args, op: &'static dyn AnyProvable, device: Device) -> Vec
     let bytes = |case: &Case| BenchTensors::bytes(&op.plan(case), case.arrangement).unwrap_or(usize::MAX);
     let cases = op.bench_cases();
     let fitting = cases.iter().filter(|case| bytes(case) <= limit).max_by_key(|case| bytes(case));
-    let Some(large) = fitting.or_else(|| cases.iter().min_by_key(|case| bytes(case))) else {
-        return Vec::new();
-    };
-    let mut large = large.clone();
-    // If even the smallest case is too large, take fewer of its rows.
+    let mut large = fitting.or_else(|| cases.iter().min_by_key(|case| bytes(case)))?.clone();
     while bytes(&large) > limit && large.sizes[0] > 1 {
         large.sizes[0] /= 2;
     }
-    if [args.batch_size, args.seq_len, args.d_model] == [None; 3] {
-        return vec![large];
-    }
-    let mut own = Case { dtype: DType::F32, ..large.clone() };
-    let [batch, tokens, hidden] =
-        [args.batch_size.unwrap_or(2), args.seq_len.unwrap_or(1024), args.d_model.unwrap_or(256)];
-    for (size, value) in op.spec().sizes.iter().zip(&mut own.sizes) {
-        match size.name {
-            "num_tokens" => *value = batch as usize * tokens as usize,
-            "hidden" => *value = hidden as usize,
-            _ => {}
-        }
-    }
-    if own.sizes == large.sizes { vec![large] } else { vec![large, own] }
+    Some(large)
 }
 
 #[cfg(test)]
