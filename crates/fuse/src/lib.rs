@@ -1,0 +1,16 @@
+//! Operator fusion.
+
+mod error;
+pub mod eval;
+pub mod functions;
+pub mod graph;
+pub mod op;
+pub mod plan;
+pub mod shape;
+pub mod text;
+pub mod types;
+
+pub use error::{Error, Result};
+pub use graph::{Builder, Graph, NodeId};
+pub use shape::Dim;
+pub use text::parse;
