@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Builder, NodeId};
-use crate::op::{Binary, Op, Reduce, Unary};
+use crate::op::{Binary, Reduce, Unary};
 use crate::shape::Dim;
 use crate::types::Scalar;
 use warpsmith::DType;
@@ -58,7 +58,9 @@ impl Given {
         match &self.values[at] {
             None => Ok(None),
             Some(Value::Node(node)) => Ok(Some(*node)),
-            Some(_) => Err(Error::node(self.name, format!("argument {} must be a tensor or a number", at + 1))),
+            Some(_) => {
+                Err(Error::node(self.name, format!("argument {} must be a tensor or a number", at + 1)))
+            }
         }
     }
 }
@@ -131,6 +133,22 @@ pub const FUNCTIONS: &[Function] = &[
         },
     },
     Function {
+        name: "size",
+        parameters: &[("shape", Required)],
+        doc: "how many elements a shape has, as a float",
+        build: |b, given| match &given.values[0] {
+            Some(Value::Shape(shape)) => {
+                let mut product = b.number(1.0)?;
+                for (i, dim) in shape.iter().enumerate() {
+                    let size = b.size(dim)?;
+                    product = if i == 0 { size } else { b.binary(Binary::Mul, product, size)? };
+                }
+                Ok(product)
+            }
+            _ => Err(Error::node("size", "the argument must be a shape, such as [B]")),
+        },
+    },
+    Function {
         name: "gather",
         parameters: &[("table", Required), ("index", Required)],
         doc: "the rows of a matrix that whole numbers name",
@@ -167,6 +185,7 @@ pub const FUNCTIONS: &[Function] = &[
             let x = given.node(b, 0)?;
             let x = float(b, x)?;
             let largest = b.reduce(Reduce::Max, x)?;
+            let largest = b.unary(Unary::Detach, largest)?;
             // A row that is all -inf, or has inf, is shifted by 0 rather than become NaN.
             let size = b.unary(Unary::Abs, largest)?;
             let (infinity, zero) = (b.number(f64::INFINITY)?, b.number(0.0)?);
@@ -253,7 +272,9 @@ fn normalised(
 /// `x` less its largest, and the sum of that one's powers.
 fn shifted_sum(b: &mut Builder, x: NodeId) -> Result<(NodeId, NodeId)> {
     let x = float(b, x)?;
+    // Whatever is subtracted changes nothing, so no derivative goes through it.
     let largest = b.reduce(Reduce::Max, x)?;
+    let largest = b.unary(Unary::Detach, largest)?;
     let shifted = b.binary(Binary::Sub, x, largest)?;
     let power = b.unary(Unary::Exp, shifted)?;
     Ok((shifted, b.reduce(Reduce::Sum, power)?))
@@ -324,7 +345,8 @@ pub fn call(b: &mut Builder, name: &str, values: &[Value], named: &[(String, Val
             };
             return Err(Error::node(name, what));
         }
-        let hint = suggestion(name, names()).map_or(String::new(), |other| format!("; did you mean `{other}`?"));
+        let hint =
+            suggestion(name, names()).map_or(String::new(), |other| format!("; did you mean `{other}`?"));
         return Err(Error::node(name, format!("there is no such function{hint}")));
     };
     let parameters = function.parameters;
@@ -383,9 +405,4 @@ fn call_simple(b: &mut Builder, name: &str, args: &[NodeId]) -> Option<Result<No
         }
         _ => None,
     }
-}
-
-/// Whether a node is this number.
-pub(crate) fn is_number(op: &Op, value: f64) -> bool {
-    matches!(op, Op::Scalar(scalar) if scalar.value() == value)
 }

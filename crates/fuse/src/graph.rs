@@ -114,6 +114,16 @@ impl Builder {
         Ok(id)
     }
 
+    /// Number of nodes so far.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A node of another graph, whose arguments are of this one.
+    pub(crate) fn copy(&mut self, node: Node) -> Result<NodeId> {
+        self.add(node.op, node.args, node.dtype, node.shape)
+    }
+
     /// A tensor that is given to the call. Calls take inputs in the order in which they are made.
     ///
     /// # Errors
@@ -142,6 +152,17 @@ impl Builder {
         self.add(Op::Scalar(value), vec![], value.dtype(), vec![])
     }
 
+    /// A size, as a float; a number if it is known.
+    ///
+    /// # Errors
+    /// If the graph is full.
+    pub fn size(&mut self, dim: &Dim) -> Result<NodeId> {
+        match dim {
+            Dim::Fixed(size) => self.number(*size as f64),
+            named => self.add(Op::Size(named.clone()), vec![], DType::F32, vec![]),
+        }
+    }
+
     /// [`Builder::scalar`] of any number.
     ///
     /// # Errors
@@ -152,7 +173,7 @@ impl Builder {
 
     fn weight(&self, id: NodeId) -> Weight {
         match self.node(id) {
-            Node { op: Op::Scalar(_), .. } => Weight::Number,
+            Node { op, .. } if op.is_number() => Weight::Number,
             node if node.shape.is_empty() => Weight::ZeroDim,
             _ => Weight::Tensor,
         }
@@ -188,6 +209,7 @@ impl Builder {
             let Node { op, dtype, shape, .. } = self.node(*id);
             match op {
                 Op::Scalar(value) => format!("{}", value.value()),
+                Op::Size(dim) => format!("size({dim})"),
                 Op::Input(name) => format!("{name}: {dtype} {}", show(shape)),
                 _ => format!("{}: {dtype} {}", op.name(), show(shape)),
             }
@@ -326,7 +348,7 @@ impl Builder {
             let known = DTYPES.map(DType::name).join(", ");
             return Err(Error::node(self.written("cast", &[x]), format!("to {dtype}; fusion knows {known}")));
         }
-        if from == dtype && !matches!(op, Op::Scalar(_)) {
+        if from == dtype && !op.is_number() {
             return Ok(x);
         }
         self.add(Op::Cast(dtype), vec![x], dtype, shape)
@@ -424,7 +446,7 @@ impl Builder {
         // A number alone has no type until something takes it.
         let mut settled = vec![];
         for &(name, id) in outputs {
-            let number = matches!(self.node(id).op, Op::Scalar(_));
+            let number = self.node(id).op.is_number();
             let dtype = self.node(id).dtype;
             settled.push((name, if number { self.cast(id, dtype)? } else { id }));
         }

@@ -1,15 +1,20 @@
 //! Operator fusion.
 
+mod compiled;
+mod cpu;
 mod error;
 pub mod eval;
 pub mod functions;
+pub mod gradient;
 pub mod graph;
 pub mod op;
 pub mod plan;
+pub mod random;
 pub mod shape;
 pub mod text;
 pub mod types;
 
+pub use compiled::{Compiled, Memory};
 pub use error::{Error, Result};
 pub use graph::{Builder, Graph, NodeId};
 pub use shape::Dim;

@@ -1,5 +1,6 @@
 //! The operations of nodes.
 
+use crate::shape::Dim;
 use crate::types::Scalar;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -12,6 +13,8 @@ pub enum Op {
     Input(Arc<str>),
     /// A number of the formula.
     Scalar(Scalar),
+    /// A size, as a float.
+    Size(Dim),
     /// A function of one element.
     Unary(Unary),
     /// A function of two elements.
@@ -107,6 +110,8 @@ unary! {
     Round "round" Number 1;
     /// The next whole number towards 0
     Trunc "trunc" Number 2;
+    /// `x`, as a constant where derivatives are taken
+    Detach "detach" Number 0;
     /// `e^x`
     Exp "exp" Float 10;
     /// The natural logarithm
@@ -269,6 +274,7 @@ impl Op {
         match self {
             Op::Input(name) => name,
             Op::Scalar(_) => "number",
+            Op::Size(_) => "size",
             Op::Unary(f) => f.name(),
             Op::Binary(f) => f.name(),
             Op::Where => "where",
@@ -283,7 +289,7 @@ impl Op {
     /// The time of one element, in additions.
     pub fn cost(&self) -> u32 {
         match self {
-            Op::Input(_) | Op::Scalar(_) | Op::Expand => 0,
+            Op::Input(_) | Op::Scalar(_) | Op::Size(_) | Op::Expand => 0,
             Op::Unary(f) => f.cost(),
             Op::Binary(f) => f.cost(),
             Op::Where | Op::Cast(_) | Op::Reduce(_) | Op::SumTo | Op::Gather => 1,
@@ -297,6 +303,11 @@ impl Op {
 
     /// Whether it is given rather than computed.
     pub fn is_leaf(&self) -> bool {
-        matches!(self, Op::Input(_) | Op::Scalar(_))
+        matches!(self, Op::Input(_)) || self.is_number()
+    }
+
+    /// Whether it is one number, known when a call begins.
+    pub fn is_number(&self) -> bool {
+        matches!(self, Op::Scalar(_) | Op::Size(_))
     }
 }

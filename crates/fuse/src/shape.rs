@@ -168,7 +168,9 @@ mod tests {
         assert_eq!(sizes.shape(&shape("B,B,7")).unwrap(), [2, 2, 7]);
         let error = sizes.bind("z", &shape("B"), &[3]).unwrap_err().to_string();
         assert!(error.contains("`z`") && error.contains("B is 2"), "{error}");
-        assert!(sizes.bind("z", &shape("4"), &[3]).is_err() && sizes.bind("z", &shape("4"), &[4, 1]).is_err());
+        assert!(
+            sizes.bind("z", &shape("4"), &[3]).is_err() && sizes.bind("z", &shape("4"), &[4, 1]).is_err()
+        );
         assert!(sizes.of(&Dim::named("S")).is_err());
     }
 }

@@ -28,6 +28,7 @@ pub(crate) fn value(f: Unary, x: f64) -> f64 {
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
     match f {
         Unary::Neg => -x,
+        Unary::Detach => x,
         Unary::Abs => x.abs(),
         Unary::Sign if x > 0.0 => 1.0,
         Unary::Sign if x < 0.0 => -1.0,
@@ -76,7 +77,7 @@ pub(crate) fn value(f: Unary, x: f64) -> f64 {
 /// How steep a function that is not monotone can be, and how many roundings its computation has.
 fn character(f: Unary) -> (Option<f64>, f64) {
     match f {
-        Unary::Neg | Unary::Abs => (Some(1.0), 0.0),
+        Unary::Neg | Unary::Abs | Unary::Detach => (Some(1.0), 0.0),
         Unary::Relu => (Some(1.0), 0.0),
         Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc => (None, 0.0),
         Unary::Sqrt | Unary::Reciprocal => (None, 1.0),
@@ -189,13 +190,23 @@ pub(super) fn binary(f: Binary, a: Approx, b: Approx) -> Approx {
             let corners = [(-1.0, -1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, 1.0)];
             let power = x.powf(y);
             let reach = corners.map(|(s, t)| ((x + s * a.error).powf(y + t * b.error) - power).abs());
-            (power, reach.into_iter().fold(0.0, |most: f64, one| if one.is_nan() { one } else { most.max(one) }), 2.0)
+            (
+                power,
+                reach.into_iter().fold(0.0, |most: f64, one| if one.is_nan() { one } else { most.max(one) }),
+                2.0,
+            )
         }
         // Max and min.
         _ => {
             let nan = x.is_nan() || y.is_nan();
             let first = if f == Binary::Max { x >= y } else { x <= y };
-            let result = if nan { f64::NAN } else if first { x } else { y };
+            let result = if nan {
+                f64::NAN
+            } else if first {
+                x
+            } else {
+                y
+            };
             (result, a.error.max(b.error), 0.0)
         }
     };
@@ -213,7 +224,9 @@ pub(super) fn binary(f: Binary, a: Approx, b: Approx) -> Approx {
     }
     overflowed(Approx {
         value: result,
-        error: reach + roundings * U * (result.abs() + reach) + if exact { tiny(roundings) / 4.0 } else { tiny(roundings) },
+        error: reach
+            + roundings * U * (result.abs() + reach)
+            + if exact { tiny(roundings) / 4.0 } else { tiny(roundings) },
     })
 }
 

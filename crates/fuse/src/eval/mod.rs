@@ -171,7 +171,7 @@ pub fn evaluate(graph: &Graph, inputs: &[(Vec<usize>, Given)]) -> Result<Vec<Val
         let shape = sizes.shape(&node.shape)?;
         let elements = match graph.inputs().iter().position(|&input| input == id) {
             Some(at) => given(graph, id, &shape, &inputs[at].1)?,
-            None => compute(graph, node, &shape, &values)?,
+            None => compute(graph, node, &shape, &values, &sizes)?,
         };
         values.push(Value { shape, elements });
     }
@@ -197,7 +197,7 @@ fn given(graph: &Graph, id: NodeId, shape: &[usize], given: &Given) -> Result<El
     }
 }
 
-fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value]) -> Result<Elements> {
+fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value], sizes: &Sizes) -> Result<Elements> {
     let count: usize = shape.iter().product();
     let arg = |at: usize| &values[node.args[at].index()];
     let walk = |at: usize| Walk::new(&arg(at).shape, shape);
@@ -205,6 +205,7 @@ fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value]) -> Res
     Ok(match &node.op {
         Op::Input(name) => return Err(Error::node(&**name, "has no value")),
         Op::Scalar(value) if is_int(node.dtype) => Elements::Ints(vec![Some(value.value() as i64)]),
+        Op::Size(dim) => Elements::Floats(vec![Approx::exact(sizes.of(dim)? as f64)]),
         // Computed in f32.
         Op::Scalar(value) => {
             let rounded = f64::from(value.value() as f32);
@@ -214,10 +215,12 @@ fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value]) -> Res
         Op::Unary(f) if whole(0) => {
             let x = arg(0).elements.ints();
             match node.dtype {
-                DType::Bool => {
-                    Elements::Floats(x.iter().map(|x| functions::known(x.map(|x| f64::from(x == 0)))).collect())
+                DType::Bool => Elements::Floats(
+                    x.iter().map(|x| functions::known(x.map(|x| f64::from(x == 0)))).collect(),
+                ),
+                dtype => {
+                    Elements::Ints(x.iter().map(|x| x.map(|x| functions::unary_int(*f, x, dtype))).collect())
                 }
-                dtype => Elements::Ints(x.iter().map(|x| x.map(|x| functions::unary_int(*f, x, dtype))).collect()),
             }
         }
         Op::Unary(f) => Elements::Floats(arg(0).elements.floats().iter().map(|&x| unary(*f, x)).collect()),
@@ -231,7 +234,9 @@ fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value]) -> Res
                     Elements::Floats(pairs.map(|pair| functions::known(pair.map(compare))).collect())
                 } else {
                     Elements::Ints(
-                        pairs.map(|pair| pair.map(|(x, y)| functions::binary_int(*f, x, y, node.dtype))).collect(),
+                        pairs
+                            .map(|pair| pair.map(|(x, y)| functions::binary_int(*f, x, y, node.dtype)))
+                            .collect(),
                     )
                 }
             } else {
@@ -246,7 +251,13 @@ fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value]) -> Res
                 let (x, y) = (arg(1).elements.ints(), arg(2).elements.ints());
                 let choose = |i: usize| {
                     let (c, x, y) = (condition[c.at(i)], x[a.at(i)], y[b.at(i)]);
-                    if c.error > 0.0 && x != y { None } else if c.value != 0.0 { x } else { y }
+                    if c.error > 0.0 && x != y {
+                        None
+                    } else if c.value != 0.0 {
+                        x
+                    } else {
+                        y
+                    }
                 };
                 Elements::Ints((0..count).map(choose).collect())
             } else {

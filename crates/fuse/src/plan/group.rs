@@ -106,7 +106,7 @@ fn join_pairs(groups: &mut Groups<'_>) {
     let reads = |groups: &Groups<'_>, group: usize| -> BTreeSet<NodeId> {
         let members = &groups.members[group];
         let args = members.iter().flat_map(|id| graph.node(*id).args.clone());
-        args.filter(|arg| !members.contains(arg) && !matches!(graph.node(*arg).op, Op::Scalar(_))).collect()
+        args.filter(|arg| !members.contains(arg) && !graph.node(*arg).op.is_number()).collect()
     };
     for (i, &a) in live.iter().enumerate() {
         for &b in &live[i + 1..] {
@@ -124,7 +124,9 @@ fn join_pairs(groups: &mut Groups<'_>) {
 }
 
 fn domain(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Vec<Dim> {
-    nodes.iter().fold(vec![], |domain: Vec<Dim>, &id| broadcast(&domain, domain_of(graph, id)).unwrap_or(domain))
+    nodes
+        .iter()
+        .fold(vec![], |domain: Vec<Dim>, &id| broadcast(&domain, domain_of(graph, id)).unwrap_or(domain))
 }
 
 /// What each group writes. A value that a kernel has several times over is not written by it: others compute it again, or

@@ -68,7 +68,7 @@ pub(crate) fn padded(shape: &[Dim], rank: usize) -> Vec<Dim> {
     all
 }
 
-/// How often a value exists in a domain.
+/// How often a value exists in a domain. The one row of a domain that has only one is a row like others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
     /// Once: it has no dimensions, or only ones.
@@ -84,12 +84,15 @@ pub(crate) enum Class {
 /// The class of a shape in a domain.
 pub(crate) fn class(shape: &[Dim], domain: &[Dim]) -> Class {
     let shape = padded(shape, domain.len());
-    let (Some((last, outer)), Some(columns)) = (shape.split_last(), domain.last()) else { return Class::Number };
+    let (Some((last, outer)), Some(columns)) = (shape.split_last(), domain.last()) else {
+        return Class::Number;
+    };
     let one_row = outer.iter().all(Dim::is_one);
+    let several_rows = domain[..outer.len()].iter().any(|dim| !dim.is_one());
     let repeats = last.is_one() && !columns.is_one();
-    match (one_row, repeats) {
+    match (one_row && several_rows, repeats) {
         (true, true) => Class::Number,
-        (true, false) if !last.is_one() && domain[..outer.len()].iter().any(|dim| !dim.is_one()) => Class::Column,
+        (true, false) if !last.is_one() => Class::Column,
         (false, true) => Class::Row,
         _ => Class::Full,
     }
@@ -145,27 +148,35 @@ fn assemble(graph: &Graph, groups: &[Vec<NodeId>], written: &BTreeSet<NodeId>) -
             }
             for &arg in &graph.node(id).args {
                 match &graph.node(arg).op {
-                    Op::Scalar(_) => {}
+                    op if op.is_number() => {}
                     Op::Input(_) => drop(reads.insert(arg)),
                     _ if written.contains(&arg) && !writes.contains(&arg) => drop(reads.insert(arg)),
                     _ => open.push(arg),
                 }
             }
         }
-        let domain = nodes.iter().fold(vec![], |domain: Vec<Dim>, &id| {
-            broadcast(&domain, domain_of(graph, id)).unwrap_or(domain)
-        });
+        let domain = nodes
+            .iter()
+            .fold(vec![], |domain: Vec<Dim>, &id| broadcast(&domain, domain_of(graph, id)).unwrap_or(domain));
         let of = |id: &NodeId| &graph.node(*id).op;
         let per_row = |id: &&NodeId| class(&graph.node(**id).shape, &domain) == Class::Row;
         let kind = if nodes.iter().any(|id| *of(id) == Op::SumTo) {
             Kind::Columns
-        } else if nodes.iter().any(|id| matches!(of(id), Op::Reduce(_))) || nodes.iter().find(per_row).is_some() {
+        } else if nodes.iter().any(|id| matches!(of(id), Op::Reduce(_)))
+            || nodes.iter().any(|id| per_row(&id))
+        {
             Kind::Rows
         } else {
             Kind::Elements
         };
         let nodes: Vec<NodeId> = nodes.into_iter().collect();
-        kernels.push(Kernel { kind, domain, nodes, reads: reads.into_iter().collect(), writes: writes.clone() });
+        kernels.push(Kernel {
+            kind,
+            domain,
+            nodes,
+            reads: reads.into_iter().collect(),
+            writes: writes.clone(),
+        });
     }
     Plan { kernels: ordered(kernels), splits: vec![] }
 }
@@ -178,7 +189,7 @@ fn ordered(mut left: Vec<Kernel>) -> Vec<Kernel> {
         let ready = left.iter().position(|kernel| kernel.reads.iter().all(|read| !missing.contains(read)));
         // There is always one: groups are merged only where that makes no circle.
         let kernel = left.remove(ready.unwrap_or(0));
-        kernel.writes.iter().for_each(|id| drop(missing.remove(id)));
+        missing.retain(|id| !kernel.writes.contains(id));
         done.push(kernel);
     }
     done

@@ -24,7 +24,9 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
         let own = domain_of(graph, id);
         match broadcast(&domain, own) {
             Some(joined) => domain = joined,
-            None => return Some(format!("{} and {} are worked through differently", show(&domain), show(own))),
+            None => {
+                return Some(format!("{} and {} are worked through differently", show(&domain), show(own)));
+            }
         }
     }
     let rank = domain.len();
@@ -42,7 +44,9 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
             Op::SumTo => {
                 let shape = padded(&node.shape, rank);
                 if !fits(id) || sums.replace(shape.clone()).is_some_and(|other| other != shape) {
-                    return Some("sums over different dimensions go through memory in different orders".into());
+                    return Some(
+                        "sums over different dimensions go through memory in different orders".into(),
+                    );
                 }
                 if nodes.iter().any(|user| graph.node(*user).args.contains(&id)) {
                     return Some("a sum over rows is only known when every row has been read".into());
@@ -54,7 +58,9 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
                 }
                 if let Some(arg) = node.args.iter().find(|arg| nodes.contains(arg)) {
                     let what = graph.node(*arg).op.name();
-                    return Some(format!("`{what}` must be in memory before rows are gathered from or by it"));
+                    return Some(format!(
+                        "`{what}` must be in memory before rows are gathered from or by it"
+                    ));
                 }
             }
             _ if class(&node.shape, &domain) != Class::Row && !fits(id) => repeated += node.op.cost(),
@@ -62,7 +68,10 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
         }
     }
     if repeated > MAX_REPEATED_COST {
-        return Some(format!("{repeated} additions' worth of work would be repeated for every row of {}", show(&domain)));
+        return Some(format!(
+            "{repeated} additions' worth of work would be repeated for every row of {}",
+            show(&domain)
+        ));
     }
     if nodes.len() > MAX_OPERATIONS {
         return Some(format!("a kernel has at most {MAX_OPERATIONS} operations"));
@@ -70,7 +79,7 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
     let mut reads = BTreeSet::new();
     for &id in nodes {
         let args = graph.node(id).args.iter();
-        let outside = |arg: &&NodeId| !nodes.contains(arg) && !matches!(graph.node(**arg).op, Op::Scalar(_));
+        let outside = |arg: &&NodeId| !nodes.contains(arg) && !graph.node(**arg).op.is_number();
         reads.extend(args.filter(outside).copied());
     }
     let most = if reduces && sums.is_some() { MAX_READS_OF_BOTH } else { MAX_READS };

@@ -248,7 +248,9 @@ impl Parser<'_> {
                 let known = self.names.keys().map(String::as_str);
                 let hint = match suggestion(&name, known) {
                     Some(other) => format!("; did you mean `{other}`?"),
-                    None if functions::names().contains(&&*name) => "; it is a function: `(` is missing".into(),
+                    None if functions::names().contains(&&*name) => {
+                        "; it is a function: `(` is missing".into()
+                    }
                     None => String::new(),
                 };
                 Err(error_at(self.text, at, format!("`{name}` is not defined{hint}")))

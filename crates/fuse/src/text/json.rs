@@ -166,12 +166,14 @@ pub fn write(graph: &Graph) -> String {
         match &node.op {
             Op::Cast(dtype) => drop(attrs.insert("dtype".into(), json!(dtype.name()))),
             Op::SumTo | Op::Expand => drop(attrs.insert("shape".into(), json!(sizes(&node.shape)))),
+            Op::Size(dim) => drop(attrs.insert("shape".into(), json!(sizes(std::slice::from_ref(dim))))),
             _ => {}
         }
         let args: Vec<Value> = node.args.iter().map(argument).collect();
         json!({"name": names[id.index()], "op": node.op.name(), "args": args, "attrs": attrs})
     };
-    let computed = graph.ids().filter(|id| !graph.node(*id).op.is_leaf());
+    let given = |id: NodeId| matches!(graph.node(id).op, Op::Input(_) | Op::Scalar(_));
+    let computed = graph.ids().filter(|id| !given(*id));
     json!({
         "inputs": graph.inputs().iter().map(input).collect::<Vec<_>>(),
         "nodes": computed.map(node).collect::<Vec<_>>(),

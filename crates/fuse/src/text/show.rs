@@ -22,6 +22,7 @@ pub(crate) fn node_name(graph: &Graph, id: NodeId) -> String {
     match &graph.node(id).op {
         Op::Input(name) => name.to_string(),
         Op::Scalar(value) => number(*value),
+        Op::Size(dim) => format!("size({})", show(std::slice::from_ref(dim))),
         _ => format!("t{}", id.index()),
     }
 }
