@@ -113,13 +113,23 @@ pub(super) fn unary(f: Unary, x: Approx) -> Approx {
         Some(slope) => slope * x.error,
         None if f == Unary::Square => 2.0 * x.value.abs() * x.error + x.error * x.error,
         None if matches!(f, Unary::Reciprocal) && low <= 0.0 && high >= 0.0 && x.error > 0.0 => f64::INFINITY,
-        None => (value(f, low) - y).abs().max((value(f, high) - y).abs()),
+        None => match [low, high].map(|x| (value(f, x) - y).abs()) {
+            ends if ends.iter().any(|end| end.is_nan()) => f64::NAN,
+            [below, above] => below.max(above),
+        },
     };
     // A NaN or an infinity that a small error makes or hides.
     if reach.is_nan() || (!y.is_finite() && x.error > 0.0) {
         return Approx::unknown();
     }
     let derivative = matches!(f, Unary::DSilu | Unary::DGelu | Unary::DGeluTanh | Unary::DMish);
+    // In its lower tail this one is as wrong as the exponent is.
+    let roundings = match f {
+        Unary::GeluTanh | Unary::DGeluTanh if x.value < 0.0 => {
+            roundings + 3.0 * (x.value * (1.6 + 0.0714 * x.value * x.value)).abs()
+        }
+        _ => roundings,
+    };
     let size = y.abs() + if derivative { 0.2 } else { 0.0 };
     overflowed(Approx { value: y, error: reach + roundings * U * (size + reach) + tiny(roundings) })
 }

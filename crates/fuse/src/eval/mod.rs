@@ -157,6 +157,18 @@ impl Walk {
 /// # Errors
 /// If the inputs do not fit the graph, or an index lies outside its table.
 pub fn evaluate(graph: &Graph, inputs: &[(Vec<usize>, Given)]) -> Result<Vec<Value>> {
+    evaluate_stored(graph, inputs, &|_| false)
+}
+
+/// [`evaluate`], where these nodes are rounded to their types before others use them, because they go through memory.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_stored(
+    graph: &Graph,
+    inputs: &[(Vec<usize>, Given)],
+    is_stored: &dyn Fn(NodeId) -> bool,
+) -> Result<Vec<Value>> {
     let mut sizes = Sizes::default();
     if inputs.len() != graph.inputs().len() {
         let expected = format!("{} inputs", graph.inputs().len());
@@ -173,9 +185,29 @@ pub fn evaluate(graph: &Graph, inputs: &[(Vec<usize>, Given)]) -> Result<Vec<Val
             Some(at) => given(graph, id, &shape, &inputs[at].1)?,
             None => compute(graph, node, &shape, &values, &sizes)?,
         };
+        let elements = if is_stored(id) { stored(elements, node.dtype) } else { elements };
         values.push(Value { shape, elements });
     }
     Ok(values)
+}
+
+/// What may have been rounded once more.
+fn stored(elements: Elements, dtype: DType) -> Elements {
+    match elements {
+        Elements::Floats(all) if dtype.is_float() && dtype != DType::F32 => {
+            let widen = |x: Approx| {
+                let reach = x.value.abs() + x.error;
+                let rounding = dtype.unit_roundoff() * reach + dtype.smallest_subnormal();
+                match reach < dtype.max_finite() * 0.99 || !x.value.is_finite() {
+                    true if x.value.is_finite() => Approx { error: x.error + rounding, ..x },
+                    true => x,
+                    false => Approx::unknown(),
+                }
+            };
+            Elements::Floats(all.into_iter().map(widen).collect())
+        }
+        other => other,
+    }
 }
 
 fn given(graph: &Graph, id: NodeId, shape: &[usize], given: &Given) -> Result<Elements> {

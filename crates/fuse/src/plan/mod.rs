@@ -113,6 +113,12 @@ impl Plan {
         group::plan(graph)
     }
 
+    /// Whether a node goes from one kernel to another through memory.
+    pub fn passes(&self, id: NodeId) -> bool {
+        let written = self.kernels.iter().any(|kernel| kernel.writes.contains(&id));
+        written && self.kernels.iter().any(|kernel| kernel.reads.contains(&id))
+    }
+
     /// A plan of one kernel for each node: what running the nodes one by one would be.
     pub fn unfused(graph: &Graph) -> Plan {
         let written: BTreeSet<NodeId> = graph.ids().filter(|id| !graph.node(*id).op.is_leaf()).collect();

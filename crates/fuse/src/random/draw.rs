@@ -46,7 +46,7 @@ pub fn draw(seed: u64) -> Result<Draw> {
         sizes[rank - 1] = 1000 + random.below(5000) as usize;
     }
     for d in 0..rank {
-        while sizes.iter().product::<usize>() > MAX_ELEMENTS {
+        while sizes[d] > 1 && sizes.iter().product::<usize>() > MAX_ELEMENTS {
             sizes[d] = sizes[d].div_ceil(2);
         }
     }
