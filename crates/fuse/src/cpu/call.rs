@@ -1,12 +1,13 @@
 //! A call: how the domain is cut into tiles, and who works on which.
 
-use super::geometry::Geometry;
-use super::program::{Mode, Program, Role};
+use super::CpuKernel;
+use super::program::{Mode, Program};
 use super::sums;
 use super::worker::{IN_RANGE, Job, Worker};
-use super::{CpuKernel, Shape};
 use crate::Memory;
 use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::kernel::{Role, Shape};
 use crate::op::{Op, Reduce};
 use crate::shape::Sizes;
 use std::any::Any;

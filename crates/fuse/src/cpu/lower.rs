@@ -1,10 +1,11 @@
 //! From a kernel of a plan to steps.
 
 use super::ops::{BlockFn, Link, MAX_OPERANDS, link, operation};
-use super::program::{Mode, Phase, Program, Register, Role, Slot, Space, Step};
-use super::{Shape, registers};
+use super::program::{Mode, Phase, Program, Register, Slot, Space, Step};
+use super::registers;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
+use crate::kernel::{Role, Shape};
 use crate::op::{Binary, Op, Unary};
 use crate::plan::Class;
 use crate::shape::Dim;

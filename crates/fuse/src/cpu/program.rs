@@ -5,10 +5,8 @@
 //! again.
 
 use super::ops::{BlockFn, Link, MAX_OPERANDS};
-use crate::graph::NodeId;
 use crate::op::Reduce;
 use crate::shape::Dim;
-use warpsmith::DType;
 
 /// How tiles lie in the domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -109,27 +107,6 @@ pub(super) struct Phase {
     pub rows: Vec<Step>,
     /// For each chunk.
     pub tiles: Vec<Step>,
-}
-
-/// What a tensor is to a kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Role {
-    /// It broadcasts to the domain.
-    Elements,
-    /// It has one element for each row, or only one.
-    PerRow,
-    /// Rows of it are gathered.
-    Table,
-    /// It says which.
-    Index,
-}
-
-/// A tensor of a kernel.
-#[derive(Clone, Debug)]
-pub(super) struct Tensor {
-    pub node: NodeId,
-    pub dtype: DType,
-    pub role: Role,
 }
 
 /// The steps of a kernel in one mode.

@@ -1,9 +1,10 @@
 //! One thread's part of a call: registers, and the steps on them.
 
-use super::geometry::{Geometry, Place};
 use super::moves;
 use super::ops::{Block, MAX_OPERANDS, PAD};
-use super::program::{Mode, Program, Role, Slot, Space, Step};
+use super::program::{Mode, Program, Slot, Space, Step};
+use crate::geometry::{Geometry, Place};
+use crate::kernel::Role;
 use crate::op::Reduce;
 use crate::shape::Sizes;
 use std::sync::atomic::{AtomicI64, Ordering};

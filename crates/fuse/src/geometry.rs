@@ -1,16 +1,15 @@
 //! Where the tensors of a call lie in a kernel's domain.
 
-use super::Shape;
-use super::program::Role;
 use crate::Memory;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::kernel::{Role, Shape};
 use crate::shape::Sizes;
 use warpsmith::DType;
 
 /// One tensor of a call.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     pub address: *mut u8,
     pub dtype: DType,
     pub role: Role,
@@ -22,7 +21,7 @@ pub(super) struct Place {
 
 /// Rows of a table, for gathers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     pub rows: usize,
     /// Bytes from one row to the next.
     pub stride: isize,
@@ -30,7 +29,7 @@ pub(super) struct Table {
 
 /// The domain of a call as rows of columns, dimensions merged where all tensors allow.
 #[derive(Debug)]
-pub(super) struct Geometry {
+pub(crate) struct Geometry {
     pub outer: Vec<usize>,
     pub columns: usize,
     /// In the order of the kernel's tensors; sums last.
