@@ -2,6 +2,7 @@
 
 mod compiled;
 mod cpu;
+pub mod cuda;
 mod error;
 pub mod eval;
 pub mod functions;

@@ -131,7 +131,10 @@ pub(super) fn unary(f: Unary, x: Approx) -> Approx {
         _ => roundings,
     };
     let size = y.abs() + if derivative { 0.2 } else { 0.0 };
-    overflowed(Approx { value: y, error: reach + roundings * U * (size + reach) + tiny(roundings) })
+    // A factor that is rounded to the smallest numbers is multiplied by `x`.
+    let product = matches!(f, Unary::Silu | Unary::Gelu | Unary::GeluTanh | Unary::Mish);
+    let tiny = tiny(roundings) + if product { x.value.abs() * TINY } else { 0.0 };
+    overflowed(Approx { value: y, error: reach + roundings * U * (size + reach) + tiny })
 }
 
 /// Results of rounded operations are rounded to the smallest numbers too.
@@ -217,7 +220,10 @@ pub(super) fn binary(f: Binary, a: Approx, b: Approx) -> Approx {
             } else {
                 y
             };
-            (result, a.error.max(b.error), 0.0)
+            let join = |x: f64, y: f64| if f == Binary::Max { x.max(y) } else { x.min(y) };
+            let (low, high) = (join(x - a.error, y - b.error), join(x + a.error, y + b.error));
+            let reach = if exact || nan { 0.0 } else { (high - result).max(result - low) };
+            (result, reach, 0.0)
         }
     };
     // With exact arguments the result is what it is. So is it if it is NaN or infinite because an argument is.

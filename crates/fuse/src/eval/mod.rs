@@ -379,8 +379,8 @@ fn cast(x: &Value, to: DType) -> Elements {
                 if inside { value.trunc() as i64 } else { lowest }
             };
             let convert = |x: &Approx| {
-                let (low, high) = (whole(x.value - x.error), whole(x.value + x.error));
-                (!x.is_unknown() && low == high).then_some(low)
+                let [low, value, high] = [x.value - x.error, x.value, x.value + x.error].map(whole);
+                (!x.is_unknown() && low == value && value == high).then_some(value)
             };
             Elements::Ints(all.iter().map(convert).collect())
         }
