@@ -38,8 +38,13 @@ pub fn gradient(graph: &Graph, wrt: &[&str]) -> Result<Gradient> {
         }
         wanted.push(id);
     }
-    let mut reverse =
-        Reverse { graph, builder: graph.reopen(), adjoints: HashMap::new(), needed: needed(graph, &wanted) };
+    let mut reverse = Reverse {
+        graph,
+        builder: graph.reopen(),
+        adjoints: HashMap::new(),
+        needed: needed(graph, &wanted),
+        compared: vec![],
+    };
     let mut given = vec![];
     for (name, id) in graph.outputs() {
         let Node { dtype, shape, .. } = graph.node(*id).clone();
@@ -64,7 +69,7 @@ pub fn gradient(graph: &Graph, wrt: &[&str]) -> Result<Gradient> {
         let adjoint = reverse.builder.cast(adjoint, dtype)?;
         results.push((format!("grad_{name}"), reverse.builder.expand(adjoint, &shape)?));
     }
-    split(graph, &reverse.builder, &results, &given)
+    split(graph, &reverse.builder, &results, &given, &reverse.compared)
 }
 
 /// Which nodes depend on these.
@@ -84,6 +89,8 @@ struct Reverse<'a> {
     builder: Builder,
     adjoints: HashMap<NodeId, NodeId>,
     needed: Vec<bool>,
+    /// Results of reductions that elements are compared with. What they are compared with must be computed as they are.
+    compared: Vec<NodeId>,
 }
 
 impl Reverse<'_> {
@@ -159,7 +166,10 @@ impl Reverse<'_> {
                 let hits = self.builder.binary(Binary::Eq, x, y)?;
                 let hits_as_floats = self.builder.cast(hits, DType::F32)?;
                 let count = self.builder.reduce(Reduce::Sum, hits_as_floats)?;
+                let one = self.builder.number(1.0)?;
+                let count = self.builder.binary(Binary::Max, count, one)?;
                 let share = self.builder.binary(Binary::Div, g, count)?;
+                self.compared.push(y);
                 let zero = self.builder.number(0.0)?;
                 self.builder.select(hits, share, zero)?
             }
@@ -332,10 +342,19 @@ impl Reverse<'_> {
 
 /// Cuts the joint graph in two. What the backward part needs of the forward part is kept if it is a reduction's result, given
 /// if it is an input, and else computed again.
-fn split(graph: &Graph, joint: &Builder, results: &[(String, NodeId)], given: &[NodeId]) -> Result<Gradient> {
+fn split(
+    graph: &Graph,
+    joint: &Builder,
+    results: &[(String, NodeId)],
+    given: &[NodeId],
+    compared: &[NodeId],
+) -> Result<Gradient> {
     let forward_nodes = graph.nodes().len();
-    let is_kept =
-        |id: NodeId| id.index() < forward_nodes && matches!(joint.node(id).op, Op::Reduce(_) | Op::SumTo);
+    let is_kept = |id: NodeId| {
+        id.index() < forward_nodes
+            && !compared.contains(&id)
+            && matches!(joint.node(id).op, Op::Reduce(_) | Op::SumTo)
+    };
     let mut used = vec![];
     let mut seen = vec![false; joint.len()];
     let mut open: Vec<NodeId> = results.iter().map(|(_, id)| *id).collect();

@@ -59,7 +59,8 @@ fn sums_of_nothing_are_zero_and_the_largest_of_nothing_is_an_error() {
 #[test]
 fn rows_do_not_depend_on_the_batch() {
     for columns in [3, 100, 700, 5000] {
-        let inputs: [(&str, DType, &[Dim]); 2] = [("x", DType::BF16, &dims("r,n")), ("w", DType::F32, &dims("n"))];
+        let inputs: [(&str, DType, &[Dim]); 2] =
+            [("x", DType::BF16, &dims("r,n")), ("w", DType::F32, &dims("n"))];
         let graph = parse("rms_norm(gelu(x) + x) * w, softmax(x)", &inputs).unwrap();
         let compiled = Compiled::new(graph).unwrap();
         let x = Tensor::randn(&[37, columns], DType::BF16, Device::Cpu, 1).unwrap();
@@ -79,7 +80,8 @@ fn rows_do_not_depend_on_the_batch() {
 
 #[test]
 fn indices_out_of_range_and_wrong_tensors_are_refused() {
-    let graph = parse("gather(t, i)", &[("t", DType::F32, &dims("v,4")), ("i", DType::I64, &dims("n"))]).unwrap();
+    let graph =
+        parse("gather(t, i)", &[("t", DType::F32, &dims("v,4")), ("i", DType::I64, &dims("n"))]).unwrap();
     let compiled = Compiled::new(graph).unwrap();
     let table = tensor(&[1.0; 12], &[3, 4]);
     let index = |at: i64| Tensor::from_slice(&[at], &[1], Device::Cpu).unwrap();
@@ -114,18 +116,25 @@ fn indices_out_of_range_and_wrong_tensors_are_refused() {
 
 #[test]
 fn graphs_survive_json_and_formulas() {
-    let inputs: [(&str, DType, &[Dim]); 2] = [("x", DType::BF16, &dims("B,S,64")), ("t1", DType::F32, &dims("64"))];
+    let inputs: [(&str, DType, &[Dim]); 2] =
+        [("x", DType::BF16, &dims("B,S,64")), ("t1", DType::F32, &dims("64"))];
     let graph = parse("softmax(x * 0.5 + t1), where(x > inf, sum(x), -2.0) ** 3", &inputs).unwrap();
     let read = text::json::read(&text::json::write(&graph)).unwrap();
     assert_eq!(read.to_string(), graph.to_string());
     assert_eq!(text::json::write(&read), text::json::write(&graph));
-    let error = text::json::read(r#"{"inputs": [], "nodes": [{"name": "a", "op": "exp", "args": ["z"]}], "outputs": ["a"]}"#);
+    let error = text::json::read(
+        r#"{"inputs": [], "nodes": [{"name": "a", "op": "exp", "args": ["z"]}], "outputs": ["a"]}"#,
+    );
     assert!(error.unwrap_err().to_string().contains("`z`"));
 }
 
 #[test]
 fn errors_show_the_place_and_what_was_meant() {
-    let error = |formula: &str| parse(formula, &[("x", DType::F32, &dims("n")), ("mask", DType::Bool, &dims("m"))]).unwrap_err().to_string();
+    let error = |formula: &str| {
+        parse(formula, &[("x", DType::F32, &dims("n")), ("mask", DType::Bool, &dims("m"))])
+            .unwrap_err()
+            .to_string()
+    };
     for (formula, parts) in [
         ("sigmod(x)", &["did you mean `sigmoid`", "  ^"][..]),
         ("x + maks", &["did you mean `mask`", "      ^"]),
@@ -151,8 +160,11 @@ fn errors_show_the_place_and_what_was_meant() {
 
 #[test]
 fn plans_fuse_what_pays_and_say_why_not() {
-    let inputs: [(&str, DType, &[Dim]); 3] =
-        [("x", DType::BF16, &dims("B,4096")), ("r", DType::BF16, &dims("B,4096")), ("w", DType::BF16, &dims("4096"))];
+    let inputs: [(&str, DType, &[Dim]); 3] = [
+        ("x", DType::BF16, &dims("B,4096")),
+        ("r", DType::BF16, &dims("B,4096")),
+        ("w", DType::BF16, &dims("4096")),
+    ];
     let plan = |formula: &str| Plan::new(&parse(formula, &inputs).unwrap());
     assert_eq!(plan("rms_norm(x + r) * w").kernels.len(), 1);
     assert_eq!(plan("h = x + r; h, rms_norm(h, w)").kernels.len(), 1);
@@ -203,11 +215,17 @@ fn gradients_agree_with_differences() {
             .map(|i| Tensor::randn(&sizes[i], DType::F32, Device::Cpu, i as u64).unwrap().to_f64().unwrap())
             .collect();
         let given = |values: &[Vec<f64>]| -> Vec<(Vec<usize>, Given)> {
-            values.iter().zip(&sizes).map(|(all, shape)| (shape.clone(), Given::Floats(all.clone()))).collect()
+            values
+                .iter()
+                .zip(&sizes)
+                .map(|(all, shape)| (shape.clone(), Given::Floats(all.clone())))
+                .collect()
         };
         let forward = evaluate(&pair.forward, &given(&values)).unwrap();
-        let results: Vec<&Value> = pair.forward.outputs().iter().map(|(_, id)| &forward[id.index()]).collect();
-        let weights: Vec<f64> = (0..results[0].elements.len()).map(|i| ((i * 7 + 3) % 11) as f64 / 5.0 - 1.0).collect();
+        let results: Vec<&Value> =
+            pair.forward.outputs().iter().map(|(_, id)| &forward[id.index()]).collect();
+        let weights: Vec<f64> =
+            (0..results[0].elements.len()).map(|i| ((i * 7 + 3) % 11) as f64 / 5.0 - 1.0).collect();
         let loss = |values: &[Vec<f64>]| -> f64 {
             let all = evaluate(&graph, &given(values)).unwrap();
             floats(&all[graph.outputs()[0].1.index()]).iter().zip(&weights).map(|(y, g)| y * g).sum()
@@ -233,7 +251,10 @@ fn gradients_agree_with_differences() {
                 let above = loss(&moved);
                 moved[i][j] -= 2.0 * STEP;
                 let expected = (above - loss(&moved)) / (2.0 * STEP);
-                assert!((got - expected).abs() < 1e-6 * (1.0 + expected.abs()), "{formula}: {name}[{j}]: {got} {expected}");
+                assert!(
+                    (got - expected).abs() < 1e-6 * (1.0 + expected.abs()),
+                    "{formula}: {name}[{j}]: {got} {expected}"
+                );
             }
         }
         // And the kernels compute what the graphs mean.

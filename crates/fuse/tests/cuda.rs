@@ -22,7 +22,9 @@ const FORMULAS: &[(&str, usize)] = &[
 #[test]
 fn sources_compile_without_spills() {
     match jit::nvrtc::find() {
-        Err(Error::Unavailable { .. }) => return eprintln!("no NVRTC: nothing is compiled"),
+        Err(Error::Unavailable { .. }) if std::env::var_os("WARPSMITH_REQUIRE_NVRTC").is_none() => {
+            return eprintln!("no NVRTC: nothing is compiled");
+        }
         found => found.unwrap(),
     };
     for &(formula, columns) in FORMULAS {

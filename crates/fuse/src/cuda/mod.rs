@@ -100,7 +100,7 @@ impl CudaSource {
         let name = format!("fuse_{}", &hash[..12]);
         let code = text.replace("fuse_kernel", &name);
         let mut defines = vec![
-            ("V".to_string(), config.vector.to_string()),
+            ("WIDTH".to_string(), config.vector.to_string()),
             ("ITEMS".to_string(), config.items.to_string()),
             ("LANES".to_string(), config.lanes.to_string()),
             ("ROWS".to_string(), config.rows.to_string()),

@@ -1,6 +1,6 @@
 //! One source for each kernel.
 //!
-//! Elements: a thread takes `V` columns of a row at a time. Rows: a warp or a block takes a row; each thread keeps its
+//! Elements: a thread takes `WIDTH` columns of a row at a time. Rows: a warp or a block takes a row; each thread keeps its
 //! columns in registers from reduction to reduction, or, of long rows, reads them again. Sums over rows: a block adds up
 //! its columns over its piece of the rows, and a second kernel the pieces.
 
@@ -211,7 +211,7 @@ impl<'a> Writer<'a> {
                 let (name, c_type) = (Self::name(tensor.node), memory_type(tensor.dtype));
                 let row = format!("row_of<{c_type}>(p, {t}, row)");
                 let load = format!(
-                    "load<{c_type}, V, DENSE_{t}>({name}{index}, {row}, p.step[{t}], column, count);"
+                    "load<{c_type}, WIDTH, DENSE_{t}>({name}{index}, {row}, p.step[{t}], column, count);"
                 );
                 self.line(indent, &load);
             }
@@ -225,7 +225,7 @@ impl<'a> Writer<'a> {
             let (name, c_type, at) = (Self::name(id), memory_type(node.dtype), node.args[1].index());
             let row = format!("table_row<{c_type}>(p, {table}, at{at})");
             let load = format!(
-                "load<{c_type}, V, DENSE_{table}>({name}{index}, {row}, p.step[{table}], column, count);"
+                "load<{c_type}, WIDTH, DENSE_{table}>({name}{index}, {row}, p.step[{table}], column, count);"
             );
             self.line(indent, &load);
         }
@@ -239,7 +239,7 @@ impl<'a> Writer<'a> {
             let node = self.graph.node(id);
             if self.class(id) == Class::Full && (self.is_read(id) || node.op == Op::Gather) {
                 let (held, name) = (register_type(node.dtype), Self::name(id));
-                self.line(indent, &format!("{held} {name}{extent}[V];"));
+                self.line(indent, &format!("{held} {name}{extent}[WIDTH];"));
             }
         }
     }
@@ -301,15 +301,15 @@ impl<'a> Writer<'a> {
             .collect()
     }
 
-    /// The body of the loop over the columns of a chunk, `V` of them.
+    /// The body of the loop over the columns of a chunk, `WIDTH` of them.
     fn chunk(&mut self, indent: usize, phase: usize, needed: &HashSet<NodeId>) -> Result<()> {
         let stores = self.stores(phase);
         for (t, id, _) in &stores {
             let held = register_type(self.graph.node(*id).dtype);
-            self.line(indent, &format!("{held} out{t}[V];"));
+            self.line(indent, &format!("{held} out{t}[WIDTH];"));
         }
         self.line(0, "#pragma unroll");
-        self.line(indent, "for (int j = 0; j < V; ++j) {");
+        self.line(indent, "for (int j = 0; j < WIDTH; ++j) {");
         self.elements(indent + 2, phase, needed)?;
         for (t, id, _) in &stores {
             let from = self.element(*id);
@@ -336,7 +336,7 @@ impl<'a> Writer<'a> {
             let row = format!("row_of<{c_type}>(p, {t}, row)");
             self.line(
                 indent,
-                &format!("store<{c_type}, V, DENSE_{t}>({row}, p.step[{t}], column, count, out{t});"),
+                &format!("store<{c_type}, WIDTH, DENSE_{t}>({row}, p.step[{t}], column, count, out{t});"),
             );
         }
         Ok(())
@@ -379,11 +379,11 @@ impl<'a> Writer<'a> {
         self.line(0, &head);
         for text in [
             "  begin_kernel();",
-            "  const int lane = 0;",
-            "  const i64 in_row = (p.columns + V - 1) / V, units = p.num_rows * in_row;",
+            "  [[maybe_unused]] const int lane = 0;",
+            "  const i64 in_row = (p.columns + WIDTH - 1) / WIDTH, units = p.num_rows * in_row;",
             "  for (i64 unit = (i64)blockIdx.x * 256 + threadIdx.x; unit < units; unit += (i64)gridDim.x * 256) {",
-            "    const i64 row = unit / in_row, column = (unit - row * in_row) * V;",
-            "    const int count = (int)min((i64)V, p.columns - column);",
+            "    const i64 row = unit / in_row, column = (unit - row * in_row) * WIDTH;",
+            "    const int count = (int)min((i64)WIDTH, p.columns - column);",
         ] {
             self.line(0, text);
         }
@@ -408,10 +408,10 @@ impl<'a> Writer<'a> {
         self.line(2, "begin_kernel();");
         if columns {
             for s in 0..self.shape.sums.len() {
-                self.line(2, &format!("float sum{s}[ITEMS][V] = {{}};"));
+                self.line(2, &format!("float sum{s}[ITEMS][WIDTH] = {{}};"));
             }
             for text in [
-                "const i64 first_column = (i64)blockIdx.z * (ITEMS * LANES * V);",
+                "const i64 first_column = (i64)blockIdx.z * (ITEMS * LANES * WIDTH);",
                 "const i64 summed = p.num_rows / p.kept, piece = blockIdx.x;",
                 "const i64 begin = summed * piece / p.pieces, end = summed * (piece + 1) / p.pieces;",
                 "for (i64 index = begin; index < end; ++index) {",
@@ -430,7 +430,7 @@ impl<'a> Writer<'a> {
             kept.sort_unstable();
             for id in kept {
                 let held = register_type(self.graph.node(id).dtype);
-                self.line(4, &format!("{held} kept{}[ITEMS][V];", id.index()));
+                self.line(4, &format!("{held} kept{}[ITEMS][WIDTH];", id.index()));
             }
         }
         let mut loaded: HashSet<NodeId> = HashSet::new();
@@ -478,14 +478,17 @@ impl<'a> Writer<'a> {
         if self.rows == Rows::Kept {
             self.line(0, "#pragma unroll");
             self.line(4, "for (int i = 0; i < ITEMS; ++i) {");
-            self.line(6, "const i64 column = first_column + ((i64)i * LANES + lane) * V;");
-            self.line(6, "const int count = (int)max(min((i64)V, p.columns - column), 0ll);");
+            self.line(6, "const i64 column = first_column + ((i64)i * LANES + lane) * WIDTH;");
+            self.line(6, "const int count = (int)max(min((i64)WIDTH, p.columns - column), 0ll);");
             let fresh: HashSet<NodeId> = needed.difference(loaded).copied().collect();
             self.loads(6, &fresh, "[i]");
             loaded.extend(fresh);
         } else {
-            self.line(4, "for (i64 column = (i64)lane * V; column < p.columns; column += LANES * V) {");
-            self.line(6, "const int count = (int)min((i64)V, p.columns - column);");
+            self.line(
+                4,
+                "for (i64 column = (i64)lane * WIDTH; column < p.columns; column += LANES * WIDTH) {",
+            );
+            self.line(6, "const int count = (int)min((i64)WIDTH, p.columns - column);");
             self.declare(6, needed, "");
             self.loads(6, needed, "");
         }
@@ -498,13 +501,15 @@ impl<'a> Writer<'a> {
         let sums = self.shape.sums.len();
         self.line(0, "#pragma unroll");
         self.line(2, "for (int i = 0; i < ITEMS; ++i) {");
-        self.line(4, "const i64 column = first_column + ((i64)i * LANES + lane) * V;");
+        self.line(4, "const i64 column = first_column + ((i64)i * LANES + lane) * WIDTH;");
         for s in 0..sums {
             self.line(4, &format!("float* to{s} = (float*)p.partials + ((piece * {sums} + {s}) * p.kept + blockIdx.y) * p.columns + column;"));
             self.line(0, "#pragma unroll");
             self.line(
                 4,
-                &format!("for (int j = 0; j < V; ++j) if (column + j < p.columns) to{s}[j] = sum{s}[i][j];"),
+                &format!(
+                    "for (int j = 0; j < WIDTH; ++j) if (column + j < p.columns) to{s}[j] = sum{s}[i][j];"
+                ),
             );
         }
         self.line(2, "}");

@@ -100,7 +100,7 @@ pub(super) fn unary(f: Unary, x: Approx) -> Approx {
         Unary::IsNan if x.is_unknown() => return Approx::unknown(),
         Unary::IsNan => return Approx::exact(value(f, x.value)),
         Unary::Not => return truth(x, true),
-        _ if x.is_unknown() => return x,
+        _ if x.is_unknown() => return Approx { value: value(f, x.value), error: f64::INFINITY },
         _ => {}
     }
     let y = value(f, x.value);
@@ -145,7 +145,7 @@ fn tiny(roundings: f64) -> f64 {
 /// Whether `x` is not zero, or the opposite.
 pub(super) fn truth(x: Approx, negate: bool) -> Approx {
     if x.is_unknown() || (x.error > 0.0 && x.value.abs() <= x.error) {
-        return Approx::unknown();
+        return Approx { value: f64::from((x.value != 0.0) != negate), error: f64::INFINITY };
     }
     Approx::exact(f64::from((x.value != 0.0) != negate))
 }
@@ -161,6 +161,23 @@ pub(super) fn compare<T: PartialOrd>(f: Binary, x: T, y: T) -> bool {
     }
 }
 
+/// The value, of which nothing is known.
+fn plain(f: Binary, a: Approx, b: Approx) -> Approx {
+    let (x, y) = (a.value, b.value);
+    let value = match f {
+        Binary::Add => x + y,
+        Binary::Sub => x - y,
+        Binary::Mul | Binary::And => x * y,
+        Binary::Div => x / y,
+        Binary::Pow => x.powf(y),
+        Binary::Max | Binary::Or => x.max(y),
+        Binary::Min => x.min(y),
+        Binary::Xor => f64::from(x != y),
+        _ => compare(f, x, y).into(),
+    };
+    Approx { value, error: f64::INFINITY }
+}
+
 pub(super) fn binary(f: Binary, a: Approx, b: Approx) -> Approx {
     let (x, y) = (a.value, b.value);
     match f {
@@ -169,16 +186,16 @@ pub(super) fn binary(f: Binary, a: Approx, b: Approx) -> Approx {
             return match f {
                 Binary::And if certain(a, 0.0) || certain(b, 0.0) => Approx::exact(0.0),
                 Binary::Or if certain(a, 1.0) || certain(b, 1.0) => Approx::exact(1.0),
-                _ if a.is_unknown() || b.is_unknown() => Approx::unknown(),
+                _ if a.is_unknown() || b.is_unknown() => plain(f, a, b),
                 Binary::And => Approx::exact(f64::from(x != 0.0 && y != 0.0)),
                 Binary::Or => Approx::exact(f64::from(x != 0.0 || y != 0.0)),
                 _ => Approx::exact(f64::from((x != 0.0) != (y != 0.0))),
             };
         }
-        _ if a.is_unknown() || b.is_unknown() => return Approx::unknown(),
+        _ if a.is_unknown() || b.is_unknown() => return plain(f, a, b),
         _ if f.is_comparison() => {
             let close = (x - y).abs() <= a.error + b.error && a.error + b.error > 0.0;
-            return if close { Approx::unknown() } else { Approx::exact(compare(f, x, y).into()) };
+            return if close { plain(f, a, b) } else { Approx::exact(compare(f, x, y).into()) };
         }
         _ => {}
     }
@@ -252,8 +269,8 @@ pub(super) fn select(condition: Approx, a: Approx, b: Approx) -> Approx {
     }
     let apart = (a.value - b.value).abs();
     match apart.is_finite() && !a.is_unknown() && !b.is_unknown() {
-        true => Approx { value: a.value, error: apart + a.error.max(b.error) },
-        false => Approx::unknown(),
+        true => Approx { error: apart + a.error.max(b.error), ..if condition.value != 0.0 { a } else { b } },
+        false => Approx { error: f64::INFINITY, ..if condition.value != 0.0 { a } else { b } },
     }
 }
 

@@ -406,7 +406,8 @@ fn round(x: Approx, to: DType) -> Approx {
 
 fn reduce(f: Reduce, row: &[Approx]) -> Approx {
     if row.iter().any(|x| x.is_unknown()) {
-        return Approx::unknown();
+        let guess: Vec<Approx> = row.iter().map(|x| Approx::exact(x.value)).collect();
+        return Approx { error: f64::INFINITY, ..reduce(f, &guess) };
     }
     let count = row.len() as f64;
     match f {
