@@ -145,11 +145,12 @@ impl BlockExperts {
                 continue;
             }
             let [up_plan, down_plan] = &mut expert.plans;
-            let part = |of: &Tensor| of.narrow(0, first, count).expect("rows of all slots");
-            let up = LinearQuant::packed(&part(&rows), &expert.gate_up).activation(activation);
+            let part = rows.view().narrow(0, first, count).expect("rows of all slots");
+            let up = LinearQuant::packed(part, &expert.gate_up).activation(activation);
             let place = h.view_mut().narrow(0, first, count).expect("rows of all slots");
             up.keep_plan(up_plan).run_into(place, stream)?;
-            let down = LinearQuant::packed(&part(&h), &expert.down);
+            let part = h.view().narrow(0, first, count).expect("rows of all slots");
+            let down = LinearQuant::packed(part, &expert.down);
             let place = y.view_mut().narrow(0, first, count).expect("rows of all slots");
             down.keep_plan(down_plan).run_into(place, stream)?;
         }
