@@ -74,7 +74,7 @@ extern "C" fn get_table(module: c_uint, table: *mut *const *const Slot, size: *m
 /// Starts the tool if ranges are asked for and there is one. Whether it listens.
 pub fn start() -> bool {
     static LISTENS: OnceLock<bool> = OnceLock::new();
-    *LISTENS.get_or_init(|| env::flag(env::NVTX) && load().is_some_and(|initialize| listens(initialize)))
+    *LISTENS.get_or_init(|| env::flag(env::NVTX) && load().is_some_and(listens))
 }
 
 /// The function that the tool begins with. Its library stays loaded.
