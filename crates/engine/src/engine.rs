@@ -87,6 +87,7 @@ impl Engine {
     pub fn new(model: Box<dyn Model>, options: EngineOptions) -> Result<Engine> {
         let config = model.config();
         options.validate(config)?;
+        profile::listen_to_tools();
         let kv_dtype = options.kv_dtype()?;
         let kv = KvCache::new(config, options.num_pages, options.page_size, kv_dtype, options.device)?;
         let stream = match model.stream() {
@@ -335,7 +336,7 @@ impl Engine {
     /// # Errors
     /// If a rule that always holds is broken.
     pub fn step(&mut self) -> Result<Vec<Event>> {
-        let mut step = profile::span(Kind::Step, || "step without work".into());
+        let mut step = profile::span(Kind::Step, || "step".into());
         let mut events = std::mem::take(&mut self.pending);
         self.scheduler.forget_started();
         self.end_late_requests(&mut events)?;

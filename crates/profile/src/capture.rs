@@ -166,6 +166,7 @@ pub fn phase(name: &str, records: Records, origin: u64, limits: &Limits) -> Phas
         end: since(records.end),
         step: None,
         threads: records.threads,
+        cpu_threads: cpu::num_threads(),
         forms,
         calls: ran,
         work,

@@ -51,6 +51,8 @@ pub struct Phase {
     pub step: Option<Step>,
     /// The names of the host's threads, by number.
     pub threads: Vec<String>,
+    /// Threads that a call on the CPU could use.
+    pub cpu_threads: usize,
     /// What calls ran, without repetition.
     pub forms: Vec<Form>,
     /// Calls of ops, by when they began.

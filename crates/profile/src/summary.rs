@@ -181,7 +181,7 @@ impl Summary {
             forms,
             layers: spans(phase, |kind| kind == SpanKind::Layer),
             spans: spans(phase, |kind| matches!(kind, SpanKind::Host | SpanKind::User)),
-            threads: (count > 1).then_some(Threads {
+            threads: (count > 1 && used.work > 0.0).then_some(Threads {
                 count,
                 work_ns: used.work,
                 waiting_ns: used.waiting,
@@ -277,13 +277,14 @@ impl Use {
     }
 }
 
-/// What threads did during each call, and the most threads of a loop. Zeros where nothing ran on the CPU.
+/// What threads did during each call, and how many there are. Zeros where nothing ran on the CPU.
 fn uses(phase: &Phase) -> (Vec<Use>, usize) {
     let mut worked: HashMap<u64, f64> = HashMap::new();
     for part in &phase.parts {
         *worked.entry(part.id).or_default() += part.end.saturating_sub(part.start) as f64;
     }
-    let count = phase.loops.iter().map(|one| one.threads as usize).max().unwrap_or(0);
+    let of_loops = phase.loops.iter().map(|one| one.threads as usize).max().unwrap_or(0);
+    let count = of_loops.max(phase.cpu_threads);
     let mut uses = vec![Use::default(); phase.calls.len()];
     let mut divided = vec![0.0; phase.calls.len()];
     for (one, call) in phase.loops.iter().zip(phase.calls_of_loops()) {
@@ -307,9 +308,6 @@ fn uses(phase: &Phase) -> (Vec<Use>, usize) {
 /// What threads did, by kernel.
 fn used_by_form<'a>(phase: &'a Phase, uses: &[Use]) -> HashMap<&'a str, Use> {
     let mut all: HashMap<&str, Use> = HashMap::new();
-    if phase.loops.is_empty() {
-        return all;
-    }
     for (call, one) in phase.calls.iter().zip(uses) {
         let sum = all.entry(&phase.forms[call.form].kernel).or_default();
         *sum = sum.and(one);
@@ -381,7 +379,11 @@ mod tests {
         assert_eq!((a.of_limit(), a.share, a.to_win), (Some(0.5), 0.8, 0.4));
         assert_eq!((b.time_ns, b.of_limit(), b.to_win), (10.0, None, 0.0));
         assert_eq!(summary.most_to_win().unwrap().kernel, "a");
-        assert_eq!(summary.threads, None, "nothing was divided");
+        assert_eq!(summary.threads, None, "there is one thread");
+        let phase = Phase { cpu_threads: 4, ..phase };
+        let threads = Summary::of(&phase).threads.unwrap();
+        // Nothing was divided: three of four had nothing to do.
+        assert_eq!((threads.work_ns, threads.waiting_ns, threads.undivided_ns), (50.0, 0.0, 150.0));
     }
 
     #[test]

@@ -53,13 +53,13 @@ impl Recording {
     /// All tables as JSON.
     fn json(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |profile| {
-            let phases = profile.phases.iter().map(|phase| {
+            let mut phases = profile.phases.iter().map(|phase| {
                 serde_json::json!({
                     "about": profile.about, "clock": phase.clock, "notes": phase.notes,
                     "summary": Summary::of(phase), "memory": memory_peaks(phase),
                 })
             });
-            phases.last().unwrap_or_default().to_string()
+            phases.next_back().unwrap_or_default().to_string()
         })
     }
 

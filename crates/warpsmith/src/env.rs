@@ -18,6 +18,9 @@ pub const CPU_TIER: &str = "WARPSMITH_CPU_TIER";
 /// (tiles of BF16), `avx512-dot` (the dot products of BF16) or `avx512`, `avx2`, `portable`.
 pub const CPU_MATRIX: &str = "WARPSMITH_CPU_MATRIX";
 
+/// `1`: name spans and calls for Nsight and other tools that listen to NVTX.
+pub const NVTX: &str = "WARPSMITH_NVTX";
+
 /// Folder of evidence into which the tests of `tests/gpu` record what passed.
 pub const RECORD: &str = "WARPSMITH_RECORD";
 
@@ -27,6 +30,8 @@ pub mod system {
     pub const CUDA_HOME: &str = "CUDA_HOME";
     /// The CUDA toolkit, by its other name.
     pub const CUDA_PATH: &str = "CUDA_PATH";
+    /// The library of a tool that listens to NVTX, named by the tool when it starts a program.
+    pub const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
     /// The active Python environment.
     pub const VIRTUAL_ENV: &str = "VIRTUAL_ENV";
     /// The active Conda environment.

@@ -211,9 +211,14 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
         }
     }
     let fastest = ceilings.read_gbps.unwrap_or(0.0).max(ceilings.copy_gbps) * 1e9;
+    flats.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut above = f64::INFINITY;
     for (names, tflops) in flats {
         let rate = tflops * 1e12;
         let y = axes.y(rate);
+        // Not over the name of the line below.
+        let name = (y - 5.0).min(above - 16.0);
+        above = name;
         let _ = writeln!(
             svg,
             "<line class=\"limit flat\" x1=\"{:.1}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"/><text class=\"limit\" \
@@ -221,7 +226,7 @@ fn limits(svg: &mut String, axes: &Axes, profile: &Profile) {
             axes.x(rate / fastest),
             WIDTH - RIGHT,
             WIDTH - RIGHT - 4.0,
-            y - 5.0,
+            name,
             escape(&names),
             amount(rate, "FLOP/s")
         );

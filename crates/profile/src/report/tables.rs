@@ -129,6 +129,7 @@ pub fn forms(summary: &Summary) -> String {
             let mut cells = vec![words(&form.row.kernel), words(&form.args)];
             cells.extend(numbers(&form.row));
             let by = match (form.bound, &form.products, form.in_cache) {
+                _ if form.row.limit_ns.is_none() => "operations of an unmeasured rate".into(),
                 (Bound::Products, Some(products), _) => format!("products of {products}"),
                 (_, _, true) => "moving bytes in the caches".into(),
                 _ => "moving bytes".into(),

@@ -26,9 +26,13 @@ pub fn figure(number: usize, phase: &Phase) -> String {
     format!(
         r#"<h3>Timeline</h3>
 <figure class="timeline" id="timeline-{number}" data-phase="{number}" hidden>
-<div class="controls"><button type="button" data-do="in">Zoom in</button>\
-<button type="button" data-do="out">Zoom out</button><button type="button" data-do="left">Earlier</button>\
-<button type="button" data-do="right">Later</button><button type="button" data-do="all">All</button></div>
+<div class="controls">
+<button type="button" data-do="in">Zoom in</button>
+<button type="button" data-do="out">Zoom out</button>
+<button type="button" data-do="left">Earlier</button>
+<button type="button" data-do="right">Later</button>
+<button type="button" data-do="all">All</button>
+</div>
 <canvas tabindex="0" role="img" aria-label="{label}. The tables below hold the same."></canvas>
 <figcaption aria-live="polite">Drag to move, pinch or turn the wheel with Ctrl to zoom;
 arrow keys, + and − do the same.</figcaption>

@@ -273,6 +273,7 @@ impl Context {
         let streams = [Stream::new(context)?, Stream::new(context)?];
         context.streams.get_or_init(|| streams);
         super::activity::register(context);
+        crate::profile::listen_to_tools();
         Ok(context)
     }
 

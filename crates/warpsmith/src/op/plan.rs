@@ -386,6 +386,7 @@ impl Plan {
         given: Option<&TensorView<'_>>,
         start: u64,
     ) -> Result<()> {
+        let _range = profile::Range::begin(self.0.signature.spec.name);
         #[cfg(feature = "cuda")]
         if let Stream::Cuda(cuda) = stream {
             let id = profile::next_call();

@@ -1,6 +1,6 @@
 //! What happened when: calls of ops, loops of the CPU's threads, memory, and spans that programs name.
 //!
-//! Nothing is recorded unless a [`Session`] lives or a listener was named by the environment. Until then each place that
+//! Nothing is recorded unless a [`Session`] lives or a tool listens ([`listen_to_tools`]). Until then each place that
 //! could record reads one flag, relaxed, and evaluates nothing. While a session lives, a place reads the clock twice and
 //! appends to a list of its own thread; names, shapes and costs are made from what was kept when the session ends.
 //!
@@ -21,6 +21,7 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
+mod nvtx;
 mod recorder;
 mod records;
 
@@ -34,13 +35,44 @@ pub use records::{
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether anybody listens.
+/// Whether anybody listens: a session, or a tool.
 static ON: AtomicBool = AtomicBool::new(false);
+/// Whether a tool listens to NVTX.
+static RANGES: AtomicBool = AtomicBool::new(false);
 
-/// Whether anything is recorded now: one relaxed load.
+/// Whether anybody listens now: one relaxed load.
 #[inline]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
+}
+
+/// Names spans and calls for a tool from now on, if [`env::NVTX`](crate::env::NVTX) asks for it and the process was started
+/// by one. The first use of a GPU does so, too.
+pub fn listen_to_tools() {
+    if nvtx::start() {
+        RANGES.store(true, Ordering::Relaxed);
+        ON.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A range for a tool, until it is dropped.
+pub(crate) struct Range(());
+
+impl Range {
+    /// Begins one, if a tool listens.
+    #[cold]
+    pub fn begin(name: &str) -> Option<Range> {
+        RANGES.load(Ordering::Relaxed).then(|| {
+            nvtx::push(name);
+            Range(())
+        })
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        nvtx::pop();
+    }
 }
 
 /// Nanoseconds of the clock that never goes back: the one that all records, and a GPU's, are in.

@@ -3,7 +3,7 @@
 use super::records::{
     Call, CallForm, Clock, DeviceWork, Kind, LoopPart, LoopRecord, MemoryEvent, Records, SpanRecord,
 };
-use super::{ON, is_on, now};
+use super::{ON, RANGES, Range, is_on, now};
 use crate::error::{Error, Result};
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -74,6 +74,8 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Whether a session lives.
 static IN_SESSION: AtomicBool = AtomicBool::new(false);
+/// Whether it records.
+static RECORDS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static SINK: OnceCell<Arc<Sink>> = const { OnceCell::new() };
@@ -91,6 +93,9 @@ pub(crate) fn next_call() -> u64 {
 
 #[cold]
 fn push(entry: Entry) {
+    if !RECORDS.load(Ordering::Relaxed) {
+        return;
+    }
     // A thread that is ending has no list any more: what its destructors free is not recorded.
     let _ = SINK.try_with(|sink| {
         let mut entries = lock(&sink.get_or_init(new_sink).entries);
@@ -181,12 +186,25 @@ pub(crate) fn memory(device: Option<u32>, address: u64, bytes: i64) {
 
 /// A span that ends when it is dropped.
 #[must_use = "a span lasts as long as this value"]
-pub struct Span(Option<(Kind, String, u64)>);
+pub struct Span(Option<Open>);
+
+/// A span that has begun, and its range for a tool.
+struct Open {
+    kind: Kind,
+    name: String,
+    start: u64,
+    _range: Option<Range>,
+}
 
 /// Begins a span on this thread. `name` is evaluated only if anybody listens.
 #[inline]
 pub fn span(kind: Kind, name: impl FnOnce() -> String) -> Span {
-    Span(if is_on() { Some((kind, name(), now())) } else { None })
+    Span(if is_on() { Some(open(kind, name())) } else { None })
+}
+
+#[cold]
+fn open(kind: Kind, name: String) -> Open {
+    Open { kind, _range: Range::begin(&name), name, start: now() }
 }
 
 impl Span {
@@ -194,7 +212,7 @@ impl Span {
     #[inline]
     pub fn rename(&mut self, name: impl FnOnce() -> String) {
         if let Some(open) = &mut self.0 {
-            open.1 = name();
+            open.name = name();
         }
     }
 }
@@ -202,7 +220,7 @@ impl Span {
 impl Drop for Span {
     #[inline]
     fn drop(&mut self) {
-        if let Some((kind, name, start)) = self.0.take() {
+        if let Some(Open { kind, name, start, _range }) = self.0.take() {
             push(Entry::Span { kind, name, track: None, start, end: now() });
         }
     }
@@ -240,6 +258,7 @@ impl Session {
         DROPPED.store(0, Ordering::Relaxed);
         let device = DEVICE.get().map(|device| device.start());
         let start = now();
+        RECORDS.store(true, Ordering::SeqCst);
         ON.store(true, Ordering::SeqCst);
         Ok(Session { start, device })
     }
@@ -249,7 +268,7 @@ impl Session {
         if let Some(device) = DEVICE.get() {
             device.wait();
         }
-        ON.store(false, Ordering::SeqCst);
+        end();
         let mut records = collect(self.start, now());
         match (&self.device, DEVICE.get()) {
             (Some(Ok(())), Some(device)) => {
@@ -267,9 +286,15 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        ON.store(false, Ordering::SeqCst);
+        end();
         IN_SESSION.store(false, Ordering::Release);
     }
+}
+
+/// Records no more. A tool may go on listening.
+fn end() {
+    RECORDS.store(false, Ordering::SeqCst);
+    ON.store(RANGES.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
 fn collect(start: u64, end: u64) -> Records {
