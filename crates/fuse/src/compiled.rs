@@ -5,10 +5,14 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::plan::Plan;
 use crate::shape::Sizes;
+use crate::text::show::node_name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use warpsmith::tensor::TensorView;
 use warpsmith::{DType, Device, Tensor};
+
+/// Most elements of a tensor, so that nothing computed from shapes overflows.
+const MAX_ELEMENTS: usize = 1 << 46;
 
 /// A tensor in memory that somebody else keeps.
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +126,19 @@ impl Compiled {
         let mut sizes = Sizes::default();
         for (&id, shape) in self.graph.inputs().iter().zip(shapes) {
             sizes.bind(self.graph.input_name(id), &self.graph.node(id).shape, shape)?;
+        }
+        for id in self.graph.ids() {
+            let shape = sizes.shape(&self.graph.node(id).shape)?;
+            // A size of zero would hide the product of the others.
+            let count = shape.iter().map(|size| (*size).max(1)).try_fold(1usize, usize::checked_mul);
+            if count.is_none_or(|count| count > MAX_ELEMENTS) {
+                let name = node_name(&self.graph, id);
+                return Err(Error::argument(
+                    name,
+                    format!("at most {MAX_ELEMENTS} elements"),
+                    format!("{shape:?}"),
+                ));
+            }
         }
         Ok(sizes)
     }
