@@ -55,6 +55,28 @@ fn sums_of_nothing_are_zero_and_the_largest_of_nothing_is_an_error() {
     assert_eq!(run("x * 2 + sum(x)").unwrap()[0].shape(), [2, 0]);
 }
 
+/// Strides may be negative, or 0.
+#[test]
+fn inputs_can_be_reversed_and_repeated() {
+    let graph = parse("x * 2.0 + sum(x)", &[("x", DType::F32, &dims("r,n"))]).unwrap();
+    let compiled = Compiled::new(graph).unwrap();
+    let values = [1.0f32, 2.0, 3.0];
+    let mut out = [0f32; 6];
+    let memory = |address: usize, strides: &'static [isize]| Memory {
+        address,
+        dtype: DType::F32,
+        shape: &[2, 3],
+        strides,
+    };
+    let last = &raw const values[2];
+    // SAFETY: rows are the three numbers, last first, twice; the output has room for six.
+    unsafe {
+        compiled.call(&[memory(last as usize, &[0, -1])], &[memory(out.as_mut_ptr() as usize, &[3, 1])])
+    }
+    .unwrap();
+    assert_eq!(out, [12.0, 10.0, 8.0, 12.0, 10.0, 8.0]);
+}
+
 /// The same bits for a row alone, in a batch, and on any number of threads.
 #[test]
 fn rows_do_not_depend_on_the_batch() {
