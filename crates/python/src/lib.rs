@@ -27,7 +27,7 @@ mod _native {
     #[pymodule_export]
     use super::judge::judge;
     #[pymodule_export]
-    use super::machine::{devices, examine, synchronize};
+    use super::machine::{devices, empty_cache, examine, memory, reset_peak_memory, synchronize};
     #[pymodule_export]
     use super::tensor::{Tensor, from_dlpack};
     #[pymodule_export]
