@@ -24,7 +24,7 @@ WHEEL_VENV := .venv-wheel
 READY := $(VENV)/.ready
 WARPSMITH := VIRTUAL_ENV="$(CURDIR)/$(VENV)" target/release/warpsmith
 
-.PHONY: help setup build demo test test-python test-ray sanitize build-kernels wheel bench evidence fmt lint hooks clean
+.PHONY: help setup build demo test test-python test-ray sanitize coverage build-kernels wheel bench evidence fmt lint hooks clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ test-ray: build ## Two replicas with Ray Serve on this machine, in an environmen
 sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads, products and ops, and random calls
 	scripts/sanitize.sh
 
+coverage: ## The lines of the library that its tests run (ARGS="warpsmith-engine ..." for other packages); compiles all anew
+	scripts/coverage.sh $(ARGS)
+
 build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
 	$(WARPSMITH) build-kernels --arch "$(ARCH)" --out "$(OUT)"
 
@@ -87,4 +90,4 @@ hooks: ## Check format and lints before every commit
 
 clean: ## Remove everything that was built
 	cargo clean
-	rm -rf "$(VENV)" "$(PYTHON_VENV)" "$(RAY_VENV)" "$(WHEEL_VENV)" "$(OUT)" dist
+	rm -rf .tools "$(VENV)" "$(PYTHON_VENV)" "$(RAY_VENV)" "$(WHEEL_VENV)" "$(OUT)" dist

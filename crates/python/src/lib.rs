@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use super::judge::judge;
     #[pymodule_export]
-    use super::machine::{devices, examine, synchronize};
+    use super::machine::{devices, empty_cache, examine, memory, reset_peak_memory, synchronize};
     #[pymodule_export]
     use super::profile::{NamedSpan, Recording};
     #[pymodule_export]

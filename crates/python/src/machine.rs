@@ -21,6 +21,48 @@ pub fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
     py.detach(|| device.synchronize()).or_raise(py)
 }
 
+/// Bytes of a device's memory: free and in all, and of the library's pool on a GPU what it holds, what of it is in use,
+/// and the most that was since the last [`reset_peak_memory`]. The CPU has no pool: zeros.
+#[pyfunction]
+pub fn memory(py: Python<'_>, device: &str) -> PyResult<(u64, u64, u64, u64, u64)> {
+    let device: Device = device.parse().or_raise(py)?;
+    py.detach(|| match device {
+        Device::Cpu => device.memory().map(|memory| (memory.free, memory.total, 0, 0, 0)),
+        Device::Cuda(ordinal) => {
+            let memory = cuda::Context::get(ordinal)?.memory()?;
+            let pool = (memory.pool_reserved, memory.pool_used, memory.pool_high);
+            Ok((memory.free, memory.total, pool.0, pool.1, pool.2))
+        }
+    })
+    .or_raise(py)
+}
+
+/// Begins the peak of the pool's use anew. Nothing on the CPU.
+#[pyfunction]
+pub fn reset_peak_memory(py: Python<'_>, device: &str) -> PyResult<()> {
+    let device: Device = device.parse().or_raise(py)?;
+    py.detach(|| match device {
+        Device::Cpu => Ok(()),
+        Device::Cuda(ordinal) => cuda::Context::get(ordinal)?.reset_pool_high(),
+    })
+    .or_raise(py)
+}
+
+/// Waits for the device and gives what its pool holds without using it back to the system. Nothing on the CPU.
+#[pyfunction]
+pub fn empty_cache(py: Python<'_>, device: &str) -> PyResult<()> {
+    let device: Device = device.parse().or_raise(py)?;
+    py.detach(|| match device {
+        Device::Cpu => Ok(()),
+        Device::Cuda(ordinal) => {
+            let context = cuda::Context::get(ordinal)?;
+            context.synchronize()?;
+            context.trim(0)
+        }
+    })
+    .or_raise(py)
+}
+
 /// What was found, one line each: what it is, "ok", "missing" or "broken", what was found, and what to do about it.
 #[pyfunction]
 pub fn examine(py: Python<'_>) -> Vec<(String, &'static str, String, String)> {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,3 +303,22 @@ with tempfile.TemporaryDirectory() as folder:
     sys.path.insert(0, folder)
     import program
 """
+
+
+@needs_compiler
+def test_a_kernel_is_loaded_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "add.cu"
+    with pytest.raises(warpsmith.ArgumentError, match=r"load_kernel.*path.*add\.cu"):
+        warpsmith.load_kernel(path, launch=launch, reference=reference, cases=cases())
+    path.write_text("no CUDA")
+    load = warpsmith.load_kernel(path, launch=launch, reference=reference, cases=cases())
+
+    def added(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    with pytest.raises(warpsmith.WarpsmithError):
+        load(added)
+    path.write_text(ADD)
+    add = warpsmith.load_kernel(path, launch=launch, reference=reference, cases=cases())(added)
+    x, y = torch.randn(7), torch.randn(7)
+    torch.testing.assert_close(add(x, y, 2.0), x + 2 * y)

@@ -59,6 +59,22 @@ def test_doctor_and_available() -> None:
     assert warpsmith.available() == any(name.startswith("cuda") for name in warpsmith._workbench.devices())
 
 
+def test_memory_of_a_device_is_told_and_given_back() -> None:
+    cpu = warpsmith.memory_stats("cpu")
+    assert 0 < cpu.free <= cpu.total
+    assert (cpu.pool_reserved, cpu.pool_used, cpu.pool_peak, cpu.pool_unused) == (0, 0, 0, 0)
+    warpsmith.empty_cache("cpu")
+    warpsmith.reset_peak_memory_stats("cpu")
+    with pytest.raises(warpsmith.WarpsmithError, match="device"):
+        warpsmith.memory_stats("tpu")
+    if warpsmith.available("cuda"):
+        warpsmith.reset_peak_memory_stats("cuda")
+        gpu = warpsmith.memory_stats()
+        assert gpu.pool_used <= gpu.pool_peak <= gpu.pool_reserved <= gpu.total
+        warpsmith.empty_cache()
+        assert warpsmith.memory_stats().pool_unused <= gpu.pool_unused
+
+
 def test_version() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", warpsmith.__version__)
 

@@ -60,8 +60,8 @@ impl Machine {
         })
     }
 
-    /// The same GPU with the memory, multiprocessors, products and L2 of another: each measured rate is multiplied by what the
-    /// two data sheets differ in.
+    /// The same GPU with the memory, multiprocessors, products and L2 of another: each measured rate is multiplied by the
+    /// ratio of the two data sheets.
     pub fn as_card(&self, from: &Card, to: &Card) -> Machine {
         let info = to.info();
         let scale = |rate: f64, of: fn(&Card) -> f64| rate * of(to) / of(from);
@@ -172,7 +172,7 @@ impl Card {
     }
 
     /// A card of its architecture, with the library's multiprocessors and L2.
-    fn info(&self) -> DeviceInfo {
+    pub fn info(&self) -> DeviceInfo {
         DeviceInfo::typical_gpu(known_arch(self.arch).expect("the table names architectures"), None)
     }
 }

@@ -1,5 +1,7 @@
 //! `warpsmith evidence`: what was proven and measured, and on which machines.
 
+pub mod claims;
+mod defaults;
 mod refresh;
 mod report;
 
@@ -36,8 +38,8 @@ pub struct Args {
     /// With --markdown: print the page of every device instead, with every timing and every check
     #[arg(long, requires = "markdown")]
     all: bool,
-    /// Say how old the evidence of each op is, and exit with 1 unless every CUDA kernel is proven, or named in unproven.txt
-    /// with a reason
+    /// Say how old the evidence of each op is and which default kernels lose to another of ours, and exit with 1 unless
+    /// every CUDA kernel is proven, or named in unproven.txt with a reason
     #[arg(long)]
     check: bool,
     /// Prove, time and, on a GPU, sanitize what has changed on this machine, and rewrite the tables. It can be ended at any
@@ -57,9 +59,9 @@ pub struct Args {
     #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "refresh")]
     python: String,
     /// Write everything on record as one HTML page that loads nothing from elsewhere
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "markdown", "check", "refresh", "sweep", "update_readme"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "markdown", "check", "refresh", "sweep"])]
     report: Option<PathBuf>,
-    /// Rewrite the README's tables, and the pages and the picture in the evidence folder
+    /// Rewrite the README's tables, docs/claims.md, and the pages and the picture in the evidence folder
     #[arg(long)]
     update_readme: bool,
     /// Record the summaries of sweeps: files that bench/sweep.py wrote on a device that has a record, all with the same
@@ -138,6 +140,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if args.check {
         print_ages(&records);
+        for line in defaults::losing(&records)? {
+            println!("{line}");
+        }
         let problems = evidence::unproven(&folder)?;
         for problem in &problems {
             println!("{problem}");
@@ -209,6 +214,13 @@ fn update(folder: &Path, records: &[Record]) -> Result<()> {
     replace(&readme, &evidence::readme(&text, &folder, records)?)?;
     for (name, text) in evidence::pages(records) {
         replace(&folder.join(name), &text)?;
+    }
+    if let Some(record) = records.iter().find(|record| record.machine.is_gpu()) {
+        let page = folder.parent().unwrap_or(&folder).join(claims::PAGE);
+        // Beside a folder that is not the repository's there are no documents.
+        if page.parent().is_some_and(Path::is_dir) {
+            replace(&page, &claims::page(record))?;
+        }
     }
     Ok(())
 }

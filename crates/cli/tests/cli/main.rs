@@ -445,18 +445,68 @@ fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
 }
 
 #[test]
-fn the_demo_shows_every_op_in_100_columns() {
-    let text = succeeds(&["demo", "--quick", "--device", "cpu"]);
+fn the_demo_is_a_tour_in_80_lines_of_100_columns() {
+    let flags =
+        ["--batch-size", "1", "--seq-len", "128", "--d-model", "64", "--num-experts", "4", "--top-k", "1"];
+    let demo = ["demo", "--quick", "--device", "cpu", "--profile-memory"];
+    let text = succeeds(&[&demo[..], &flags[..]].concat());
     for line in text.lines() {
         assert!(line.chars().count() <= 100, "{line}");
     }
+    assert!(text.lines().count() <= 80, "{text}");
     let list = parse(&succeeds(&["list", "--json"]));
     for op in list.as_array().unwrap() {
-        let name = format!("\n{} ", op["name"].as_str().unwrap());
-        assert!(text.contains(&name), "{name:?} in:\n{text}");
+        let name = op["name"].as_str().unwrap();
+        assert!(text.split([' ', '\n']).any(|word| word == name), "{name:?} is missing in:\n{text}");
     }
-    assert!(text.lines().count() <= 60, "{text}");
+    for part in
+        ["attention: ", "experts: 1 of 4", "fusion: linear", "hardware: a decode step", "SDPA: torch (flash)"]
+    {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
     assert!(text.contains("agree with the f64 reference"), "{text}");
+}
+
+#[test]
+fn flags_of_the_demo_that_do_not_fit_are_refused_before_anything_runs() {
+    let message = fails(&["demo", "--top-k", "9"]);
+    assert!(message.contains("--top-k") && message.contains("at most the 4"), "{message}");
+    let message = fails(&["demo", "--d-model", "100"]);
+    assert!(message.contains("--d-model") && message.contains("a multiple of 8"), "{message}");
+}
+
+#[test]
+fn whatif_answers_in_80_columns_and_as_json_and_refuses_by_name() {
+    let op = ["whatif", "linear", "--shape", "m=64", "n=14336", "k=4096", "--hbm", "2x", "--sms", "1.5x"];
+    let text = succeeds(&op);
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    for part in ["memory bandwidth 2x", "both together", "no difference", "held back"] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("plot.svg");
+    let model =
+        ["whatif", "--model", "llama-3.1-8b", "--batch", "8", "--json", "--svg", svg.to_str().unwrap()];
+    let json = parse(&succeeds(&model));
+    assert!(
+        json["outcomes"].as_array().unwrap().len() >= 8 && json["now_us"].as_f64().unwrap() > 3000.0,
+        "{json}"
+    );
+    assert!(std::fs::read_to_string(&svg).unwrap().ends_with("</svg>\n"));
+    let message = fails(&["whatif", "penalize", "--dtype", "f32"]);
+    assert!(message.contains("penalize") && message.contains("These are modelled"), "{message}");
+    assert_eq!(run(&["whatif", "rms_norm", "--hbm", "fast"]).status.code(), Some(2));
+    assert_eq!(run(&["whatif"]).status.code(), Some(2));
+}
+
+#[test]
+fn whatif_fits_in_a_repository_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let output =
+        warpsmith(cache.path()).args(["whatif", "--fit"]).current_dir(folder.path()).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("evidence"), "{message}");
 }
 
 #[test]

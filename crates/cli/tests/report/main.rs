@@ -1,5 +1,5 @@
-//! The page of `warpsmith evidence --report` in a browser, by `drive.py`. Where there is no Chromium the test is ignored, unless
-//! `WARPSMITH_REQUIRE_BROWSER` is 1.
+//! The page of `warpsmith evidence --report` in a browser, by `drive.py`. Where there is no Chromium the test is ignored,
+//! unless `WARPSMITH_REQUIRE_BROWSER` is 1.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};

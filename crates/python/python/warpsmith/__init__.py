@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpsmith import compat, errors, ops
 from warpsmith._bench import Measurement, bench
+from warpsmith._memory import MemoryStats, empty_cache, memory_stats, reset_peak_memory_stats
 from warpsmith._native import Tensor, __version__, from_dlpack
 from warpsmith._profile import KernelTable, KernelTime, PeakMemory, profile
 from warpsmith._workbench import Explanation, Finding, OpInfo, Report, available, doctor, explain, list_ops
@@ -37,6 +38,7 @@ if TYPE_CHECKING or ops._torch is not None:
     from warpsmith._kernels import Launch as Launch
     from warpsmith._kernels import UserKernel as UserKernel
     from warpsmith._kernels import kernel as kernel
+    from warpsmith._kernels import load_kernel as load_kernel
     from warpsmith._patch import PatchReport as PatchReport
     from warpsmith._patch import patch as patch
     from warpsmith._patch import unpatch as unpatch
@@ -54,6 +56,7 @@ __all__ = [
     "KernelTable",
     "KernelTime",
     "Measurement",
+    "MemoryStats",
     "OpInfo",
     "OutOfMemoryError",
     "PeakMemory",
@@ -67,12 +70,15 @@ __all__ = [
     "bench",
     "compat",
     "doctor",
+    "empty_cache",
     "errors",
     "explain",
     "from_dlpack",
     "list_ops",
+    "memory_stats",
     "ops",
     "profile",
+    "reset_peak_memory_stats",
 ]
 __all__ += ops.__all__
 
@@ -87,6 +93,7 @@ _NEEDS_TORCH = (
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "kernel",
+    "load_kernel",
     "nn",
     "patch",
     "sdpa",

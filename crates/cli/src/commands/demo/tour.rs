@@ -232,7 +232,7 @@ fn hardware() -> Result<String> {
         None => format!("{} no difference", outcome.change),
     });
     Ok(format!(
-        "hardware: a decode step of Qwen3-8B on an H200 takes {} by the model (error {:.0} %): {}. `warpsmith whatif` has more",
+        "hardware: a decode step of Qwen3-8B on an H200 takes {} by the model (error {:.0} %): {}. More: `warpsmith whatif`",
         table::time(compared.now_us * 1e-3),
         100.0 * compared.held_out.median,
         told.collect::<Vec<_>>().join(", ")

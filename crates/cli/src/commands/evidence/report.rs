@@ -41,7 +41,8 @@ pub fn page(records: &[Record], present: &PresentCode) -> String {
     }
     let _ = write!(
         out,
-        "</main>\n<script type=\"application/json\" id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        "</main>\n<script type=\"application/json\" id=\"data\">{}</script>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n",
         embedded(&data(&records, present))
     );
     out
