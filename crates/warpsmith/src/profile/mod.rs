@@ -25,9 +25,9 @@ mod nvtx;
 mod recorder;
 mod records;
 
-pub(crate) use recorder::{Called, Loop, Measured, begin_call, end_call, memory, next_call, part};
+pub(crate) use recorder::{Called, Loop, begin_call, end_call, memory, next_call, part};
 #[cfg(feature = "cuda")]
-pub(crate) use recorder::{DeviceSource, device_work, register_device};
+pub(crate) use recorder::{DeviceSource, Measured, device_work, register_device};
 pub use recorder::{Session, Span, emit, prepare, span};
 pub use records::{
     Call, CallForm, Clock, DeviceWork, Kind, LoopPart, LoopRecord, MemoryEvent, Records, SpanRecord,

@@ -18,9 +18,8 @@ use warpsmith_profile::{Phase, Profile, Step, memory_peaks, report, text, trace}
 /// Show where the time of an op or a model goes
 ///
 /// For each kernel: its time and share, calls, the bytes and operations that its op needs at least, and the part of the
-/// machine's measured limit that it reaches. Of a model, prompts and decode steps are shown apart. Times of a step are
-/// printed with and without the profile, so that what it costs is seen; what is neither busy nor idle does not exist: both add
-/// up to the traced step.
+/// machine's measured limit that it reaches. Of a model, prompts and decode steps are shown apart. The time of a step is
+/// printed with and without the profile, so that its cost is seen. Busy and idle time add up to the traced step.
 ///
 /// The trace opens in ui.perfetto.dev and chrome://tracing, the report in any browser; neither needs a network.
 #[derive(clap::Args)]
