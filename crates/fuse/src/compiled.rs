@@ -74,6 +74,9 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// What goes from kernel to kernel: a node, its sizes and its strides.
+type Between = (NodeId, Vec<usize>, Vec<isize>);
+
 /// A graph ready to be called on the CPU, with tensors of any sizes that fit it and any strides. Can be shared by threads.
 pub struct Compiled {
     graph: Arc<Graph>,
@@ -273,7 +276,7 @@ impl Compiled {
         &self,
         sizes: &Sizes,
         written: &HashMap<NodeId, Memory<'_>>,
-    ) -> Result<Vec<(NodeId, Vec<usize>, Vec<isize>)>> {
+    ) -> Result<Vec<Between>> {
         let ids = self.plan.kernels.iter().flat_map(|kernel| &kernel.writes);
         let own = ids.filter(|id| !written.contains_key(id));
         own.map(|&id| {

@@ -24,8 +24,6 @@ const TILE: std::ops::RangeInclusive<usize> = 256..=2048;
 const GRAIN: usize = 8192;
 /// Longest row whose values of columns are kept from row to row.
 const MAX_HOISTED: usize = 8192;
-/// Fewest rows for which that pays.
-const MIN_ROWS: usize = 16;
 /// Bytes of outputs that go past the caches: what runs next finds smaller ones in the last of them.
 const STREAM: usize = 16 << 20;
 
@@ -44,7 +42,8 @@ fn tile_elements(program: &Program) -> usize {
 
 fn cut(kernel: &CpuKernel, geometry: &Geometry) -> Result<Cut> {
     let (rows, columns) = (geometry.rows(), geometry.columns);
-    let hoist = columns <= MAX_HOISTED && rows >= MIN_ROWS;
+    // Whatever the number of rows: what is computed ahead is rounded ahead.
+    let hoist = columns <= MAX_HOISTED;
     let program = kernel.program(Mode::One, hoist)?;
     let elements = tile_elements(&program);
     if rows > 1 && columns * 2 <= elements {

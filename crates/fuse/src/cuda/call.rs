@@ -156,7 +156,10 @@ impl CudaCompiled {
                 Some(table) => stride(&table.stride),
                 None => place.rows.iter().all(stride),
             };
-            place.step == 1 && place.address as usize % 16 == 0 && rows && columns % vector == 0
+            place.step == 1
+                && (place.address as usize).is_multiple_of(16)
+                && rows
+                && columns.is_multiple_of(vector)
         };
         let source = CudaSource::new(self.graph(), kernel, columns, &dense)?;
         let loaded = self.load(stream, index, &source, kernel.kind)?;
