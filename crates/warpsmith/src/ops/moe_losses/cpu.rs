@@ -25,7 +25,8 @@ fn padded(experts: usize) -> usize {
 pub(super) fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     let p = launch.problem;
     let (chunks, width) = (Chunks::of(p.num_tokens), padded(p.experts) + OTHERS);
-    let need = Need::of::<f32>(chunks.count() * width).and::<u64>(p.experts).and::<f32>(2 * p.experts);
+    let need = Need::of::<f32>(chunks.count() * width).and::<u64>(p.experts);
+    let need = need.and::<f32>(p.experts).and::<f32>(p.experts);
     scratch::with(need, |mut region| {
         let sums = region.slice::<f32>(chunks.count() * width);
         let counts = region.slice::<u64>(p.experts);
