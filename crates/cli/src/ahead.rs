@@ -13,7 +13,7 @@ use std::time::Instant;
 use warpsmith::Device;
 use warpsmith::device::DeviceInfo;
 use warpsmith::jit::cache::EntryId;
-use warpsmith::jit::{Arch, Jit, nvrtc, profile};
+use warpsmith::jit::{Arch, Jit, fast_math, nvrtc, profile};
 use warpsmith::lab::{AnyProvable, Case};
 use warpsmith::op::Select;
 use warpsmith::op::survey::{Needed, survey};
@@ -89,6 +89,9 @@ fn requests(needed: &[Needed], arch: Arch) -> Vec<String> {
 fn feed(program: &Path, next: &dyn Fn() -> Option<String>, bar: &ProgressBar) -> std::io::Result<()> {
     let mut command = Command::new(program);
     command.args(["bench", "--device", "cpu", "--stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    if fast_math() {
+        command.arg("--fast-math");
+    }
     let mut child = command.spawn()?;
     if let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) {
         let mut answers = BufReader::new(output).lines();

@@ -1,11 +1,11 @@
 //! Arguments that several commands share: ops by name, `name=value` pairs, sizes, options.
 
 use std::time::Duration;
-use warpsmith::jit::Profile;
+use warpsmith::jit::{self, Profile};
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::{ArgPlan, Case};
 use warpsmith::op::{Attrs, OpSpec};
-use warpsmith::{Error, Result, ops};
+use warpsmith::{Device, Error, Result, ops};
 
 /// Upper bound of a size, so that products of two sizes cannot overflow and loops over one end.
 const MAX_SIZE: usize = 1 << 31;
@@ -149,6 +149,22 @@ impl ProfileArgs {
             (false, false) => Profile::Release,
         }
     }
+}
+
+/// Sets fast math for all kernels of this process, if it is asked for.
+///
+/// # Errors
+/// If it is asked for on the CPU.
+pub fn set_fast_math(asked: bool, device: Device) -> Result<()> {
+    if asked && device == Device::Cpu {
+        return Err(Error::parse(
+            "--fast-math",
+            "a GPU: only CUDA code is compiled with it",
+            device.to_string(),
+        ));
+    }
+    jit::set_fast_math(asked);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use crate::inputs::one_of_many;
 use indicatif::{ProgressBar, ProgressStyle};
-use warpsmith::jit::{Arch, Profile, Request};
-use warpsmith::jit::{CudaKernel, Defines};
+use warpsmith::jit::{self, Arch, CudaKernel, Defines, Profile, Request};
 use warpsmith::op::KernelInfo;
 use warpsmith::op::survey::Needed;
 use warpsmith::{Error, Result, ops};
@@ -24,7 +23,7 @@ impl Variant {
             prelude: &self.prelude,
             defines: &self.defines,
             profile,
-            fast_math: self.device.fast_math,
+            fast_math: self.device.fast_math || jit::fast_math(),
             ..Request::new(&self.device.source, arch)
         }
     }

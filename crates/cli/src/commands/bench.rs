@@ -5,7 +5,7 @@ mod recorder;
 
 use self::recorder::{Cases, Recorder, print_left};
 use crate::ahead;
-use crate::inputs::parse_duration;
+use crate::inputs::{parse_duration, set_fast_math};
 use crate::kernels::progress_bar;
 use crate::select::Selection;
 use crate::table;
@@ -14,6 +14,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use warpsmith::jit;
 use warpsmith::lab::AnyProvable;
 use warpsmith::lab::Case;
 use warpsmith::lab::bench::{Baseline, Bench, Cache, Ceilings, Measurement, Peers, Settings, host_times};
@@ -80,6 +81,9 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["op", "kernel", "shape", "dtype", "options", "with", "quick", "baseline", "peers",
         "record", "json", "host", "step"])]
     stdin: bool,
+    /// On a GPU, time the kernels as compiled with fast math; never for the record
+    #[arg(long, conflicts_with = "record")]
+    fast_math: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -108,9 +112,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let device = args.select.device()?;
     if args.stdin {
+        // It may compile for a GPU that this process does not use.
+        jit::set_fast_math(args.fast_math);
         asked::answer(device, std::io::stdin().lock(), std::io::stdout().lock());
         return Ok(ExitCode::SUCCESS);
     }
+    set_fast_math(args.fast_math, device)?;
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     let mut recorder = Recorder::new(folder, args.peers.as_deref(), device)?;

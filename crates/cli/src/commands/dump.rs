@@ -32,6 +32,9 @@ pub struct Args {
     defines: Vec<String>,
     #[command(flatten)]
     profile: ProfileArgs,
+    /// Compile with fast math: approximate division, square root and exponentials, subnormals flushed
+    #[arg(long)]
+    fast_math: bool,
 }
 
 #[derive(clap::Args)]
@@ -87,6 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("{} calls {}: its code is that library's, not Warpsmith's.", args.kernel, library.name);
         return Ok(ExitCode::SUCCESS);
     }
+    jit::set_fast_math(args.fast_math);
     let arch = args.arch.unwrap_or_else(default_arch);
     let chosen = choose(&args.kernel, kernels::variants(&kernel), args.variant, &args.defines)?;
     if !args.what.source {

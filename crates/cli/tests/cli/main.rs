@@ -500,6 +500,20 @@ fn whatif_answers_in_80_columns_and_as_json_and_refuses_by_name() {
 }
 
 #[test]
+fn fast_math_is_only_for_cuda_code_and_changes_it() {
+    for command in ["check", "bench"] {
+        let message = fails(&[command, "rms_norm", "--device", "cpu", "--fast-math"]);
+        assert!(message.contains("--fast-math") && message.contains("a GPU"), "{message}");
+        assert_eq!(run(&[command, "rms_norm", "--fast-math", "--record"]).status.code(), Some(2));
+    }
+    if has_nvrtc() {
+        let dump = ["dump", "activation_cuda", "--arch", "90a", "--variant", "0", "--ptx"];
+        let [precise, fast] = [&dump[..], &[&dump[..], &["--fast-math"]].concat()].map(succeeds);
+        assert!(fast.matches(".ftz").count() > precise.matches(".ftz").count());
+    }
+}
+
+#[test]
 fn whatif_fits_in_a_repository_alone() {
     let folder = tempfile::tempdir().unwrap();
     let cache = tempfile::tempdir().unwrap();

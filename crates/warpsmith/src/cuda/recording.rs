@@ -276,7 +276,7 @@ pub fn load(
     let request = Request {
         prelude: &prelude,
         defines,
-        fast_math: kernel.fast_math,
+        fast_math: kernel.fast_math || jit::fast_math(),
         profile: jit::profile(),
         ..Request::new(&kernel.source, jit::Arch::for_device(props.major as u8, props.minor as u8))
     };

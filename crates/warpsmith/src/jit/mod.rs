@@ -23,7 +23,7 @@ mod service;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 pub use arch::Arch;
 pub use kernel::{CudaKernel, Defines};
@@ -93,6 +93,19 @@ pub fn profile() -> Profile {
 /// Changes the profile of kernels compiled from now on. Loaded kernels are not affected.
 pub fn set_profile(profile: Profile) {
     PROFILE.store(profile as u8, Ordering::Relaxed);
+}
+
+static FAST_MATH: AtomicBool = AtomicBool::new(false);
+
+/// Whether all kernels are compiled with fast math in this process: approximate division, square root and transcendental
+/// functions, subnormals flushed. Off unless changed. No promise about errors holds with it.
+pub fn fast_math() -> bool {
+    FAST_MATH.load(Ordering::Relaxed)
+}
+
+/// Changes that for kernels compiled from now on. Loaded kernels are not affected.
+pub fn set_fast_math(fast: bool) {
+    FAST_MATH.store(fast, Ordering::Relaxed);
 }
 
 /// The compiled form of a request, by the process-wide [`Jit`].

@@ -7,7 +7,7 @@ mod sanitize;
 use self::part::Part;
 use self::random::Amount;
 use crate::ahead;
-use crate::inputs::parse_duration;
+use crate::inputs::{parse_duration, set_fast_math};
 use crate::kernels::progress_bar;
 use crate::select::{Selection, case_words, parse_arrangement, parse_values};
 use crate::table;
@@ -92,6 +92,10 @@ pub struct Args {
     /// Print one JSON object per case instead of a table
     #[arg(long)]
     json: bool,
+    /// On a GPU, judge the kernels as compiled with fast math: approximate division, square root and exponentials, subnormals
+    /// flushed. Failures are what it costs; it is never recorded
+    #[arg(long, conflicts_with_all = ["record", "sanitizer", "random"])]
+    fast_math: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -119,6 +123,7 @@ struct Judged {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.select.device()?;
+    set_fast_math(args.fast_math, device)?;
     // Fail before hours of work, not after.
     let folder = if args.record { Some(evidence::folder(args.evidence.as_deref())?) } else { None };
     if let Some(tool) = &args.sanitizer {
