@@ -1,0 +1,1 @@
+"""Fusion: functions and models whose chains of small ops become single kernels."""
