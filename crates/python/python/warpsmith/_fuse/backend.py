@@ -109,11 +109,3 @@ def compile_backend(module: fx.GraphModule, inputs: list[Any], **settings: Any) 
             )
     compiled: Callable[..., Any] = _backend()(module, inputs)
     return compiled
-
-
-def register() -> None:
-    """Makes the backend known where the package's entry points are not, as in a tree of its sources."""
-    from torch._dynamo.backends import registry
-
-    if "warpsmith" not in registry._COMPILER_FNS:
-        registry.register_backend(compile_backend, name="warpsmith")

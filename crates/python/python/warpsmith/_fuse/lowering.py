@@ -16,9 +16,16 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
 #: Ops that cost nothing: they count as no work that is saved.
-FREE = {"aten.expand.default", "aten.unsqueeze.default", "aten.full.default", "aten.scalar_tensor.default"}
+FREE = {
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.expand.default",
+    "aten.full.default",
+    "aten.scalar_tensor.default",
+    "aten.unsqueeze.default",
+}
 #: Of those, the ones whose results are views. They are fused only where nothing outside needs them.
-VIEWS = {"aten.expand.default", "aten.unsqueeze.default"}
+VIEWS = {"aten.alias.default", "aten.detach.default", "aten.expand.default", "aten.unsqueeze.default"}
 
 
 class Context:
@@ -149,6 +156,8 @@ for _name in BINARY:
     rule(f"{_name}.Tensor", f"{_name}.Scalar", f"{_name}.default")(_binary(_name))
 rule("round.default")(_unary("round"))
 rule("logical_not.default")(_unary("not"))
+rule("detach.default")(_unary("detach"))
+rule("alias.default")(lambda c, x: x)
 
 
 def _logical(op: str) -> Rule:

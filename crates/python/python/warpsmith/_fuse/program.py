@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,9 @@ class Kernel:
     inputs: list[fx.Node]
     outputs: list[fx.Node]
     native: FusedGraph
-    call: FusedCall
+    call: Callable[..., Any]
+    #: Of each output: dimensions of size 1 that it lacks, and the order of the others in memory.
+    layouts: list[tuple[list[int], list[int]]]
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -58,15 +61,17 @@ class Program:
         return Counter(str(node.target) for node in left if isinstance(node.target, torch._ops.OpOverload))
 
 
-def fuse_graph(graph: fx.Graph) -> Program:
-    """Finds the fusible parts of a graph of ATen ops and compiles them."""
+def fuse_graph(graph: fx.Graph, worthwhile: Callable[[list[fx.Node]], bool] = pays, strict: bool = True) -> Program:
+    """Finds the fusible parts of a graph of ATen ops and compiles them. Unless `strict`, outputs need not lie in memory as
+    PyTorch says.
+    """
     analysis = Analysis(graph)
     while True:
         kernels: list[Kernel] = []
         before = len(analysis.refused)
         for group in regions(analysis):
-            if pays(group) and not _keep_views_out(analysis, group):
-                kernel = _kernel(analysis, group, f"fused_{len(kernels)}")
+            if worthwhile(group) and not _keep_views_out(analysis, group):
+                kernel = _kernel(analysis, group, f"fused_{len(kernels)}", strict)
                 if kernel is not None:
                     kernels.append(kernel)
         # What was refused on the way changes the groups.
@@ -81,30 +86,29 @@ def _keep_views_out(analysis: Analysis, group: list[fx.Node]) -> bool:
     return bool(views)
 
 
-def _kernel(analysis: Analysis, group: list[fx.Node], name: str) -> Kernel | None:
+def _kernel(analysis: Analysis, group: list[fx.Node], name: str, strict: bool) -> Kernel | None:
     """Compiles a group. Where that fails, the nodes at fault are refused."""
     try:
-        return compile_nodes(group, outputs_of(group), name)
+        return compile_nodes(group, outputs_of(group), name, strict)
     except (Refused, WarpsmithError) as failure:
-        blamed = [(node, why) for node in group if (why := _fault(node)) is not None]
+        blamed = [(node, why) for node in group if (why := _fault(node, strict)) is not None]
         analysis.refused.update(blamed or [(node, f"is in a group that {failure}") for node in group])
         return None
 
 
-def _fault(node: fx.Node) -> str | None:
+def _fault(node: fx.Node, strict: bool) -> str | None:
     """Why a node cannot be compiled, if it cannot by itself."""
     if not isinstance(value_of(node), torch.Tensor) or node.target is operator.getitem:
         return None
     try:
-        layout(tensor_of(node))
         if not lowering.restores(node, (value_of(node).ndim - 1,)):
-            compile_nodes([node], [node], "alone")
+            compile_nodes([node], [node], "alone", strict)
     except (Refused, WarpsmithError) as failure:
         return str(failure)
     return None
 
 
-def compile_nodes(nodes: list[fx.Node], outputs: list[fx.Node], name: str) -> Kernel:
+def compile_nodes(nodes: list[fx.Node], outputs: list[fx.Node], name: str, strict: bool) -> Kernel:
     """Compiles nodes, given in order, to one call."""
     writer = Writer()
     for node in nodes:
@@ -115,18 +119,26 @@ def compile_nodes(nodes: list[fx.Node], outputs: list[fx.Node], name: str) -> Ke
     if unbound := writer.unbound():
         raise Refused(f"needs the size {', '.join(sorted(unbound))}, which none of its tensors has")
     known = [writer.known(node) for node in outputs]
-    layouts = [(list(one.dropped), layout(tensor_of(node))) for one, node in zip(known, outputs, strict=True)]
-    # Only what the outputs need is an input of the call.
+    layouts = [(list(one.dropped), _order(node, strict)) for one, node in zip(known, outputs, strict=True)]
     native = FusedGraph(writer.json([one.name for one in known]))
-    kernel = Kernel(nodes, list(writer.inputs), outputs, native, FusedCall(native, name, layouts))
-    _check_forms(kernel, [list(one.dropped) for one in known])
+    kernel = Kernel(nodes, list(writer.inputs), outputs, native, FusedCall(native, name, layouts), layouts)
+    _check_forms(kernel)
     return kernel
 
 
-def _check_forms(kernel: Kernel, dropped: list[list[int]]) -> None:
+def _order(node: fx.Node, strict: bool) -> list[int]:
+    try:
+        return layout(tensor_of(node))
+    except Refused:
+        if strict:
+            raise
+        return list(range(value_of(node).ndim))
+
+
+def _check_forms(kernel: Kernel) -> None:
     """Whether the outputs are what PyTorch says they are."""
     forms = kernel.native.forms(kernel.shapes)
-    for node, (dtype, shape), without in zip(kernel.outputs, forms, dropped, strict=True):
+    for node, (dtype, shape), (without, _) in zip(kernel.outputs, forms, kernel.layouts, strict=True):
         tensor = tensor_of(node)
         own = [size for dim, size in enumerate(shape) if dim not in without]
         expected = [hint_of(size) for size in tensor.shape]
@@ -134,8 +146,8 @@ def _check_forms(kernel: Kernel, dropped: list[list[int]]) -> None:
             raise Refused(f"gives {node.name} the form {dtype} {own} instead of {tensor.dtype} {expected}")
 
 
-def rewrite(program: Program, owner: torch.nn.Module) -> fx.GraphModule:
-    """The module with the graph's fused parts as calls."""
+def rewrite(program: Program, owner: torch.nn.Module, boxed: bool = True) -> fx.GraphModule:
+    """The module with the graph's fused parts as calls; `boxed` if it takes its arguments in a list, which it empties."""
     new = fx.Graph()
     places: dict[fx.Node, fx.Node] = {}
     for unit in _schedule(program):
@@ -143,13 +155,13 @@ def rewrite(program: Program, owner: torch.nn.Module) -> fx.GraphModule:
             places[unit] = new.node_copy(unit, places.__getitem__)
             continue
         arguments = tuple(places[node] for node in unit.inputs)
-        called = new.call_function(unit.call, arguments)  # type: ignore[arg-type]
+        called = new.call_function(unit.call, arguments)
         for at, node in enumerate(unit.outputs):
             single = len(unit.outputs) == 1
             places[node] = called if single else new.call_function(operator.getitem, (called, at))
             places[node].meta = dict(node.meta)
-    if boxed := getattr(torch.fx.graph, "_BoxedCodeGen", None):
-        new.set_codegen(boxed())
+    if boxed and (generator := getattr(torch.fx.graph, "_BoxedCodeGen", None)):
+        new.set_codegen(generator())
     return fx.GraphModule(owner, new)
 
 
