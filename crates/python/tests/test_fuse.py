@@ -57,8 +57,7 @@ def fresh() -> Iterator[None]:
 def test_nan_and_signed_zeros_stay(dtype: torch.dtype) -> None:
     x = edges(dtype)
     other = x.flip(1).contiguous()
-    functions: list[Callable[..., Any]] = [torch.maximum, torch.minimum, lambda a, b: torch.clamp(a, -1.0, 1.0) + 0 * b.nan_to_num()]
-    for function in functions[:2]:
+    for function in (torch.maximum, torch.minimum):
         beside(function, x, other)
     for single in (F.relu, torch.sign, torch.abs, torch.neg, torch.round, torch.trunc, torch.floor, torch.isnan):
         beside(single, x)
@@ -293,16 +292,16 @@ def test_mutation_and_dropout() -> None:
             self.register_buffer("steps", torch.zeros(64))
 
         def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-            y = torch.sigmoid(x) * self.steps + x
+            y = torch.sigmoid(x) * self.steps.clone() + x
             self.steps.add_(x.mean(0))
             cache[1:3] = y[:2].exp()
-            return F.dropout(torch.tanh(y) * 2 + cache.sum(), 0.3) * self.steps.cos()
+            return F.dropout(torch.tanh(y) * 2 + cache.sum(), 0.3) * self.steps.clone().cos()
 
     results = []
     for compiles in (True, False):
         model = Model()
         called = torch.compile(model, backend="warpsmith") if compiles else model
-        x = torch.randn(96, 64, generator=generator(1)).requires_grad_(not compiles or True)
+        x = torch.randn(96, 64, generator=generator(1)).requires_grad_()
         cache = torch.zeros(4, 64)
         torch.manual_seed(7)
         if compiles:

@@ -176,7 +176,8 @@ def _trace(
     table = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
 
     def traced(what: Callable[..., Any]) -> fx.GraphModule:
-        tracer = make_fx(what, decomposition_table=table, tracing_mode="symbolic")
+        # Tensors from elsewhere become constants of the graph, which is refused later by a clear message.
+        tracer = make_fx(what, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         module: fx.GraphModule = tracer(*[tensor.detach() for tensor in tensors])
         return module
 
