@@ -5,10 +5,14 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::plan::Plan;
 use crate::shape::Sizes;
+use crate::text::show::node_name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use warpsmith::tensor::TensorView;
 use warpsmith::{DType, Device, Tensor};
+
+/// Most elements of a tensor, so that nothing computed from shapes overflows.
+const MAX_ELEMENTS: usize = 1 << 46;
 
 /// A tensor in memory that somebody else keeps.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +74,9 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// What goes from kernel to kernel: a node, its sizes and its strides.
+type Between = (NodeId, Vec<usize>, Vec<isize>);
+
 /// A graph ready to be called on the CPU, with tensors of any sizes that fit it and any strides. Can be shared by threads.
 pub struct Compiled {
     graph: Arc<Graph>,
@@ -122,6 +129,19 @@ impl Compiled {
         let mut sizes = Sizes::default();
         for (&id, shape) in self.graph.inputs().iter().zip(shapes) {
             sizes.bind(self.graph.input_name(id), &self.graph.node(id).shape, shape)?;
+        }
+        for id in self.graph.ids() {
+            let shape = sizes.shape(&self.graph.node(id).shape)?;
+            // A size of zero would hide the product of the others.
+            let count = shape.iter().map(|size| (*size).max(1)).try_fold(1usize, usize::checked_mul);
+            if count.is_none_or(|count| count > MAX_ELEMENTS) {
+                let name = node_name(&self.graph, id);
+                return Err(Error::argument(
+                    name,
+                    format!("at most {MAX_ELEMENTS} elements"),
+                    format!("{shape:?}"),
+                ));
+            }
         }
         Ok(sizes)
     }
@@ -207,7 +227,7 @@ impl Compiled {
         }
     }
 
-    fn check(&self, sizes: &Sizes, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<()> {
+    pub(crate) fn check(&self, sizes: &Sizes, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<()> {
         let wanted = self.graph.outputs();
         if outputs.len() != wanted.len() {
             return Err(Error::argument(
@@ -252,11 +272,11 @@ impl Compiled {
     }
 
     /// What kernels leave for later ones.
-    fn between(
+    pub(crate) fn between(
         &self,
         sizes: &Sizes,
         written: &HashMap<NodeId, Memory<'_>>,
-    ) -> Result<Vec<(NodeId, Vec<usize>, Vec<isize>)>> {
+    ) -> Result<Vec<Between>> {
         let ids = self.plan.kernels.iter().flat_map(|kernel| &kernel.writes);
         let own = ids.filter(|id| !written.contains_key(id));
         own.map(|&id| {
@@ -294,19 +314,31 @@ impl Compiled {
             }
         }
         let shapes = self.outputs(inputs.iter().map(|tensor| tensor.shape()))?;
-        let made: Vec<Tensor> = shapes
+        let mut made: Vec<Tensor> = shapes
             .iter()
             .map(|(dtype, shape)| Tensor::empty(shape, *dtype, Device::Cpu))
             .collect::<warpsmith::Result<_>>()?;
-        let given: Vec<TensorView<'_>> = inputs.iter().map(|tensor| tensor.view()).collect();
-        let taken: Vec<TensorView<'_>> = made.iter().map(Tensor::view).collect();
-        let given: Vec<Memory<'_>> = given.iter().map(Memory::of).collect();
-        let outputs: Vec<Memory<'_>> = taken.iter().map(Memory::of).collect();
-        // SAFETY: the inputs are borrowed, and nobody else has the outputs yet.
-        unsafe { self.call(&given, &outputs)? };
-        drop(outputs);
-        drop(taken);
+        self.run_into(inputs, &mut made)?;
         Ok(made)
+    }
+
+    /// [`Compiled::run`] into tensors of the caller, of which there must be no other handles.
+    ///
+    /// # Errors
+    /// As [`Compiled::run`], and for outputs that others have too.
+    pub(crate) fn run_into(&self, inputs: &[&Tensor], outputs: &mut [Tensor]) -> Result<()> {
+        let names = self.graph.outputs().iter().map(|(name, _)| name);
+        for (tensor, name) in outputs.iter().zip(names) {
+            if tensor.device() != Device::Cpu || tensor.is_constant() {
+                return Err(Error::argument(&**name, "a tensor on the CPU that can be written", "another"));
+            }
+        }
+        let given: Vec<TensorView<'_>> = inputs.iter().map(|tensor| tensor.view()).collect();
+        let taken: Vec<TensorView<'_>> = outputs.iter().map(Tensor::view).collect();
+        let given: Vec<Memory<'_>> = given.iter().map(Memory::of).collect();
+        let taken: Vec<Memory<'_>> = taken.iter().map(Memory::of).collect();
+        // SAFETY: the inputs are borrowed, the outputs mutably.
+        unsafe { self.call(&given, &taken) }
     }
 }
 

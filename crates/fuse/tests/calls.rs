@@ -55,13 +55,37 @@ fn sums_of_nothing_are_zero_and_the_largest_of_nothing_is_an_error() {
     assert_eq!(run("x * 2 + sum(x)").unwrap()[0].shape(), [2, 0]);
 }
 
+/// Strides may be negative, or 0.
+#[test]
+fn inputs_can_be_reversed_and_repeated() {
+    let graph = parse("x * 2.0 + sum(x)", &[("x", DType::F32, &dims("r,n"))]).unwrap();
+    let compiled = Compiled::new(graph).unwrap();
+    let values = [1.0f32, 2.0, 3.0];
+    let mut out = [0f32; 6];
+    let memory = |address: usize, strides: &'static [isize]| Memory {
+        address,
+        dtype: DType::F32,
+        shape: &[2, 3],
+        strides,
+    };
+    let last = &raw const values[2];
+    // SAFETY: rows are the three numbers, last first, twice; the output has room for six.
+    unsafe {
+        compiled.call(&[memory(last as usize, &[0, -1])], &[memory(out.as_mut_ptr() as usize, &[3, 1])])
+    }
+    .unwrap();
+    assert_eq!(out, [12.0, 10.0, 8.0, 12.0, 10.0, 8.0]);
+}
+
 /// The same bits for a row alone, in a batch, and on any number of threads.
 #[test]
 fn rows_do_not_depend_on_the_batch() {
     for columns in [3, 100, 700, 5000] {
         let inputs: [(&str, DType, &[Dim]); 2] =
             [("x", DType::BF16, &dims("r,n")), ("w", DType::F32, &dims("n"))];
-        let graph = parse("rms_norm(gelu(x) + x) * w, softmax(x)", &inputs).unwrap();
+        let graph =
+            parse("rms_norm(gelu(x) + x) * w + w * w, softmax(x), x + w * w, sum(x * w * 0.5)", &inputs)
+                .unwrap();
         let compiled = Compiled::new(graph).unwrap();
         let x = Tensor::randn(&[37, columns], DType::BF16, Device::Cpu, 1).unwrap();
         let w = Tensor::randn(&[columns], DType::F32, Device::Cpu, 2).unwrap();
@@ -69,7 +93,7 @@ fn rows_do_not_depend_on_the_batch() {
         let alone = compiled.run(&[&x.narrow(0, 11, 1).unwrap(), &w]).unwrap();
         let single = with_threads(1, || compiled.run(&[&x, &w]).unwrap());
         let many = with_threads(5, || compiled.run(&[&x, &w]).unwrap());
-        for i in 0..2 {
+        for i in 0..4 {
             let bytes = |tensor: &Tensor| tensor.view().to_bytes().unwrap();
             let row = bytes(&whole[i]).len() / 37;
             assert_eq!(bytes(&alone[i]), bytes(&whole[i])[11 * row..12 * row], "{columns} columns");

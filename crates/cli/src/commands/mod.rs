@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod dump;
 pub mod evidence;
 pub mod explain;
+pub mod fuse;
 pub mod generate;
 pub mod inspect;
 pub mod list;

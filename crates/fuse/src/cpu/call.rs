@@ -14,7 +14,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use warpsmith::cpu::{Tier, parallel_for_with_scratch, should_stream};
+use warpsmith::cpu::{Tier, parallel_for_with_scratch};
 
 /// Bytes of the L1 cache that registers may take.
 const L1: usize = 26 << 10;
@@ -24,8 +24,8 @@ const TILE: std::ops::RangeInclusive<usize> = 256..=2048;
 const GRAIN: usize = 8192;
 /// Longest row whose values of columns are kept from row to row.
 const MAX_HOISTED: usize = 8192;
-/// Fewest rows for which that pays.
-const MIN_ROWS: usize = 16;
+/// Bytes of outputs that go past the caches: what runs next finds smaller ones in the last of them.
+const STREAM: usize = 16 << 20;
 
 /// How a call is cut.
 pub(super) struct Cut {
@@ -42,7 +42,8 @@ fn tile_elements(program: &Program) -> usize {
 
 fn cut(kernel: &CpuKernel, geometry: &Geometry) -> Result<Cut> {
     let (rows, columns) = (geometry.rows(), geometry.columns);
-    let hoist = columns <= MAX_HOISTED && rows >= MIN_ROWS;
+    // Whatever the number of rows: what is computed ahead is rounded ahead.
+    let hoist = columns <= MAX_HOISTED;
     let program = kernel.program(Mode::One, hoist)?;
     let elements = tile_elements(&program);
     if rows > 1 && columns * 2 <= elements {
@@ -101,7 +102,7 @@ impl CpuKernel {
         let Shape { reads, writes, sums, .. } = &self.shape;
         let (rows, columns) = (geometry.rows(), geometry.columns);
         let written: usize = writes.iter().map(|tensor| tensor.dtype.size()).sum();
-        let stream = should_stream(rows.saturating_mul(columns).saturating_mul(written));
+        let stream = rows.saturating_mul(columns).saturating_mul(written) >= STREAM;
         let tier = Tier::best();
         let Cut { program, rows: tile, chunk } = &cut;
         let job = Job { tier, program, geometry, sizes, rows: *tile, chunk: *chunk, stream, astray };

@@ -102,7 +102,7 @@ impl<'a> Lowering<'a> {
                 let from = self.value(node.args[0], phase)?;
                 let from = self.tile(from, phase);
                 let to = self.register(Space::Row, is_int(node.dtype));
-                self.phases[phase].tiles.push(Step::Reduce { f, from, to });
+                self.phases[phase].tiles.push(Step::Reduce { f, from: [from; 2], count: 1, to });
                 self.places.insert((id, ALWAYS), to);
             }
         }

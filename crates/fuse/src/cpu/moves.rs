@@ -177,6 +177,45 @@ impl Task for SumOf {
     }
 }
 
+struct DotOf(*const f32, *const f32, usize);
+
+impl Task for DotOf {
+    type Out = f32;
+
+    /// As [`SumOf`].
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let DotOf(a, b, n) = self;
+        let mut sums = [s.zero(); 4];
+        let mut i = 0usize;
+        let whole = n - n % S::N.wrapping_mul(4);
+        while i < whole {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let at = i.wrapping_add(k.wrapping_mul(S::N));
+                // SAFETY: whoever made the task promised `n` elements of both.
+                *sum = unsafe { s.fma(s.load(a.add(at)), s.load(b.add(at)), *sum) };
+            }
+            i = i.wrapping_add(S::N.wrapping_mul(4));
+        }
+        while i < n {
+            let count = (n - i).min(S::N);
+            // SAFETY: as above; lanes past the count are zero.
+            sums[0] =
+                unsafe { s.fma(s.load_partial(a.add(i), count), s.load_partial(b.add(i), count), sums[0]) };
+            i = i.wrapping_add(S::N);
+        }
+        s.reduce_add(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+    }
+}
+
+/// The sum of the products of `n` floats with others.
+///
+/// # Safety
+/// They must be readable.
+pub(super) unsafe fn dot(tier: Tier, a: *const f32, b: *const f32, n: usize) -> f32 {
+    dispatch(tier, DotOf(a, b, n))
+}
+
 struct LargestOf(*const f32, usize, bool);
 
 impl Task for LargestOf {

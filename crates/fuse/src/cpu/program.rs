@@ -54,8 +54,8 @@ pub(super) enum Step {
     Apply { f: BlockFn, link: Option<Link>, to: Slot, from: [Slot; MAX_OPERANDS], count: usize },
     /// One element for each row becomes a tile.
     Spread { from: Slot, to: Slot },
-    /// Reduces the rows of a tile, or of a chunk, into the register of rows.
-    Reduce { f: Reduce, from: Slot, to: Slot },
+    /// Reduces the rows of a tile, or of a chunk, into the register of rows. With two operands, sums their products.
+    Reduce { f: Reduce, from: [Slot; 2], count: usize, to: Slot },
     /// Stores a tile, or one element for each row.
     Store { tensor: usize, from: Slot },
     /// Adds the rows of a tile to the sums over rows.
@@ -78,10 +78,10 @@ impl Step {
         match self {
             Step::Load { .. } | Step::Gather { .. } => &[],
             Step::Apply { from, count, .. } => &from[..*count],
-            Step::Spread { from, .. }
-            | Step::Reduce { from, .. }
-            | Step::Store { from, .. }
-            | Step::Accumulate { from, .. } => std::slice::from_ref(from),
+            Step::Reduce { from, count, .. } => &from[..*count],
+            Step::Spread { from, .. } | Step::Store { from, .. } | Step::Accumulate { from, .. } => {
+                std::slice::from_ref(from)
+            }
         }
     }
 
@@ -92,8 +92,10 @@ impl Step {
                 *to = of(*to);
                 from[..*count].iter_mut().for_each(|slot| *slot = of(*slot));
             }
-            Step::Spread { from, to } | Step::Reduce { from, to, .. } => {
-                (*from, *to) = (of(*from), of(*to));
+            Step::Spread { from, to } => (*from, *to) = (of(*from), of(*to)),
+            Step::Reduce { from, count, to, .. } => {
+                *to = of(*to);
+                from[..*count].iter_mut().for_each(|slot| *slot = of(*slot));
             }
             Step::Store { from, .. } | Step::Accumulate { from, .. } => *from = of(*from),
         }

@@ -2,10 +2,12 @@
 
 use super::ops::{Link, MAX_OPERANDS, chain};
 use super::program::{Program, Slot, Space, Step};
+use crate::op::Reduce;
 use std::collections::HashMap;
 
 pub(super) fn assign(mut program: Program) -> Program {
     link(&mut program);
+    join_products(&mut program);
     find_direct(&mut program);
     share(&mut program);
     program
@@ -54,6 +56,40 @@ fn link(program: &mut Program) {
                 done[at] = Step::Apply { f, link: None, to: *to, from, count: made.operands.len() };
             }
             chains.insert(*to, made);
+        }
+        let left = done.into_iter().zip(gone).filter(|(_, gone)| !gone).map(|(step, _)| step);
+        program.phases[phase].tiles = left.collect();
+    }
+}
+
+/// Sums of products that nothing else needs are computed in one step.
+fn join_products(program: &mut Program) {
+    let lists = program.phases.iter().flat_map(|phase| phase.rows.iter().chain(&phase.tiles));
+    let used: Vec<Slot> = lists.flat_map(|step| step.operands().to_vec()).collect();
+    for phase in 0..program.phases.len() {
+        let steps = std::mem::take(&mut program.phases[phase].tiles);
+        let mut gone = vec![false; steps.len()];
+        let mut done = steps.clone();
+        for (at, step) in steps.iter().enumerate() {
+            let Step::Reduce { f: f @ (Reduce::Sum | Reduce::Mean), from: [product, _], to, .. } = *step
+            else {
+                continue;
+            };
+            let made = steps[..at].iter().position(|step| {
+                matches!(step, Step::Apply { link: Some(Link::Mul), to, count: 2, .. } if *to == product)
+            });
+            let Some(made) = made else { continue };
+            let Step::Apply { from: [a, b, ..], .. } = steps[made] else { continue };
+            // Elements of rows are spread in some modes only, and results must not depend on the mode.
+            let plain = |slot: Slot| {
+                let spread = steps.iter().any(|step| matches!(step, Step::Spread { to, .. } if *to == slot));
+                !spread && matches!(program.registers[slot as usize].space, Space::Tile | Space::Line)
+            };
+            let alone = used.iter().filter(|slot| **slot == product).count() == 1;
+            if alone && plain(a) && plain(b) && program.registers[product as usize].space == Space::Tile {
+                gone[made] = true;
+                done[at] = Step::Reduce { f, from: [a, b], count: 2, to };
+            }
         }
         let left = done.into_iter().zip(gone).filter(|(_, gone)| !gone).map(|(step, _)| step);
         program.phases[phase].tiles = left.collect();

@@ -269,7 +269,7 @@ impl<'a> Worker<'a> {
                     }
                 }
             }
-            Step::Reduce { f, from, to } => self.reduce(f, from, to, tile),
+            Step::Reduce { f, from, count, to } => self.reduce(f, &from[..count], to, tile),
             Step::Store { tensor, from } => self.store(tensor, from, tile),
             Step::Accumulate { sum, from } => self.accumulate(sum, from, tile),
         }
@@ -353,10 +353,11 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn reduce(&mut self, f: Reduce, from: Slot, to: Slot, tile: Tile) {
+    fn reduce(&mut self, f: Reduce, from: &[Slot], to: Slot, tile: Tile) {
         let job = self.job;
         let wide = job.program.registers[to as usize].wide;
-        let source = self.contents(from, tile.column);
+        let source = self.contents(from[0], tile.column);
+        let factor = from.get(1).map(|slot| self.contents(*slot, tile.column).cast::<f32>());
         let target = self.home[to as usize];
         let all = job.geometry.columns as f32;
         for row in 0..tile.rows {
@@ -369,7 +370,11 @@ impl<'a> Worker<'a> {
                     let value = moves::reduce_int(f, source.cast::<i64>().add(at), tile.columns);
                     fill(target.cast::<i64>(), moves::join_int(f, before, value), row, job.program.mode);
                 } else {
-                    let value = moves::reduce(job.tier, f, source.cast::<f32>().add(at), tile.columns);
+                    let elements = source.cast::<f32>().add(at);
+                    let value = match factor {
+                        Some(factor) => moves::dot(job.tier, elements, factor.add(at), tile.columns),
+                        None => moves::reduce(job.tier, f, elements, tile.columns),
+                    };
                     let mut value = match tile.first {
                         true => value,
                         false => moves::join(f, target.cast::<f32>().add(row).read(), value),

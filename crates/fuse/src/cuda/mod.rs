@@ -1,5 +1,6 @@
 //! Fused kernels on GPUs: a source for each, from the library's headers, through the library's compiler and cache.
 
+mod call;
 mod expression;
 mod source;
 
@@ -7,6 +8,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::Role;
 use crate::plan::{Kernel, Kind};
+pub use call::CudaCompiled;
 pub use source::Rows;
 use source::Writer;
 use std::collections::HashMap;
@@ -44,6 +46,8 @@ pub struct CudaSource {
     pub defines: Vec<(String, String)>,
     /// The layout of its threads.
     pub config: Config,
+    /// Sizes that its parameters have, in order.
+    pub sizes: Vec<crate::shape::Dim>,
 }
 
 impl Config {
@@ -94,7 +98,7 @@ impl CudaSource {
             let what = "sums over rows that are too long to be kept in registers have no CUDA code";
             return Err(crate::Error::node("sum_to", what));
         }
-        let tensors = writer.shape.tensors().count();
+        let (tensors, sizes) = (writer.shape.tensors().count(), writer.sizes.clone());
         let text = writer.write("fuse_kernel")?;
         let hash = blake3::hash(text.as_bytes()).to_hex();
         let name = format!("fuse_{}", &hash[..12]);
@@ -106,7 +110,20 @@ impl CudaSource {
             ("ROWS".to_string(), config.rows.to_string()),
         ];
         defines.extend((0..tensors).map(|t| (format!("DENSE_{t}"), u8::from(dense(t)).to_string())));
-        Ok(CudaSource { name, code, defines, config })
+        Ok(CudaSource { name, code, defines, config, sizes })
+    }
+
+    /// The layout of its threads in words.
+    pub fn describe(&self) -> String {
+        let Config { vector, items, lanes, rows, kept } = self.config;
+        let keeps = match kept {
+            Rows::Kept => "kept in registers",
+            Rows::ReadAgain => "read again after each reduction",
+        };
+        format!(
+            "{}, {vector} columns x {items} for each of {lanes} threads, {rows} rows a block, {keeps}",
+            self.name
+        )
     }
 
     /// Calls `f` with the request that compiles it. Sources of requests live as long as the process; each is kept once.

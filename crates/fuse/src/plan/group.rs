@@ -12,6 +12,8 @@ const MAX_PAIRED: usize = 64;
 
 struct Groups<'a> {
     graph: &'a Graph,
+    /// The nodes that use each node.
+    users: Vec<Vec<NodeId>>,
     /// The group of each node that is computed.
     of: Vec<Option<usize>>,
     /// The nodes of each group; those of groups that were merged into others are empty.
@@ -43,7 +45,7 @@ impl Groups<'_> {
 
     fn refusal(&self, merged: &[usize], extra: Option<NodeId>) -> Option<String> {
         let nodes = merged.iter().flat_map(|group| &self.members[*group]).copied().chain(extra).collect();
-        refusal(self.graph, &nodes).or_else(|| {
+        refusal(self.graph, &self.users, &nodes).or_else(|| {
             self.makes_circle(merged, extra).then(|| "one needs what is computed between them".to_string())
         })
     }
@@ -60,7 +62,8 @@ impl Groups<'_> {
 }
 
 pub(super) fn plan(graph: &Graph) -> Plan {
-    let mut groups = Groups { graph, of: vec![None; graph.nodes().len()], members: vec![] };
+    let users = users(graph);
+    let mut groups = Groups { graph, users, of: vec![None; graph.nodes().len()], members: vec![] };
     let mut splits = vec![];
     for id in graph.ids().filter(|id| !graph.node(*id).op.is_leaf()) {
         let args = &graph.node(id).args;
@@ -123,6 +126,14 @@ fn join_pairs(groups: &mut Groups<'_>) {
     }
 }
 
+fn users(graph: &Graph) -> Vec<Vec<NodeId>> {
+    let mut users = vec![vec![]; graph.nodes().len()];
+    for id in graph.ids() {
+        graph.node(id).args.iter().for_each(|arg| users[arg.index()].push(id));
+    }
+    users
+}
+
 fn domain(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Vec<Dim> {
     nodes
         .iter()
@@ -133,10 +144,7 @@ fn domain(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Vec<Dim> {
 /// a kernel of its own writes it.
 fn finish(groups: &Groups<'_>, mut splits: Vec<Split>) -> Plan {
     let graph = groups.graph;
-    let mut users = vec![vec![]; graph.nodes().len()];
-    for id in graph.ids() {
-        graph.node(id).args.iter().for_each(|arg| users[arg.index()].push(id));
-    }
+    let users = &groups.users;
     let mut written = BTreeSet::new();
     let mut writes: Vec<Vec<NodeId>> = vec![];
     for (group, members) in groups.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {

@@ -18,7 +18,7 @@ pub const MAX_READS_OF_BOTH: usize = 8;
 pub const MAX_REPEATED_COST: u32 = 16;
 
 /// Why the nodes cannot or should not be one kernel.
-pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String> {
+pub(super) fn refusal(graph: &Graph, users: &[Vec<NodeId>], nodes: &BTreeSet<NodeId>) -> Option<String> {
     let mut domain: Vec<Dim> = vec![];
     for &id in nodes {
         let own = domain_of(graph, id);
@@ -48,7 +48,7 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
                         "sums over different dimensions go through memory in different orders".into(),
                     );
                 }
-                if nodes.iter().any(|user| graph.node(*user).args.contains(&id)) {
+                if users[id.index()].iter().any(|user| nodes.contains(user)) {
                     return Some("a sum over rows is only known when every row has been read".into());
                 }
             }
@@ -86,15 +86,13 @@ pub(super) fn refusal(graph: &Graph, nodes: &BTreeSet<NodeId>) -> Option<String>
     if reads.len() > most {
         return Some(format!("it would read {} tensors, more than {most}", reads.len()));
     }
-    let used_outside = |id: &&NodeId| {
-        let user = |other: NodeId| graph.node(other).args.contains(id) && !nodes.contains(&other);
-        graph.outputs().iter().any(|(_, output)| output == *id) || graph.ids().any(user)
-    };
-    // Nodes that come later may still join and use what seems to be needed outside.
+    // Nodes that come later may still join, so what they use need not be written.
     let latest = nodes.last().map_or(0, |id| id.index());
     let written = |id: &&NodeId| {
-        let later = |other: NodeId| other.index() > latest && graph.node(other).args.contains(id);
-        used_outside(id) && !graph.ids().any(later)
+        let users = &users[id.index()];
+        let is_output = graph.outputs().iter().any(|(_, output)| output == *id);
+        let later = users.iter().any(|user| user.index() > latest);
+        (is_output || users.iter().any(|user| !nodes.contains(user))) && !later
     };
     let writes = nodes.iter().filter(written).count();
     (writes > MAX_WRITES).then(|| format!("it would write {writes} tensors, more than {MAX_WRITES}"))

@@ -51,9 +51,9 @@ pub fn draw(seed: u64) -> Result<Draw> {
         }
     }
     let named = random.below(2) == 0;
-    let dims = sizes.iter().enumerate().map(|(d, &size)| match (named, size) {
-        (true, 2..) => Dim::named(&format!("s{d}")),
-        _ => Dim::Fixed(size),
+    let dims = sizes.iter().enumerate().map(|(d, &size)| match named {
+        true => Dim::named(&format!("s{d}")),
+        false => Dim::Fixed(size),
     });
     let dims: Vec<Dim> = dims.collect();
     let mut source = Source { random, builder: Builder::new(), pool: vec![], dims, inputs: 0 };

@@ -5,6 +5,7 @@ use super::{Block, BlockFn};
 use crate::op::{Binary, Unary};
 use half::{bf16, f16};
 use std::marker::PhantomData;
+use warpsmith::cpu::simd::Four;
 use warpsmith::cpu::{CpuElement, Simd, Task, Tier, dispatch, math};
 
 /// A function of up to three vectors.
@@ -21,7 +22,7 @@ impl<F: Vectors> Task for Loop<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Block { to, from, moving, n } = *self.0;
-        let s = s.pair();
+        let s = s.pair().pair();
         let (to, from) = (to.cast::<f32>(), from.map(<*const u8>::cast::<f32>));
         let mut i = 0usize;
         while i < n {
@@ -32,7 +33,7 @@ impl<F: Vectors> Task for Loop<'_, F> {
             let c = if F::OPERANDS > 2 { load(2) } else { a };
             // SAFETY: as above.
             unsafe { s.store(to.add(i), F::apply(s, a, b, c)) };
-            i = i.wrapping_add(<S::Pair as Simd>::N);
+            i = i.wrapping_add(Four::<S>::N);
         }
     }
 }
