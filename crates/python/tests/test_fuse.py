@@ -108,7 +108,10 @@ def test_one_rounding_for_bf16() -> None:
 
     same(warpsmith.fuse(function)(x, y), function(x.float(), y.float()).bfloat16())
     # Eager PyTorch rounds the factor to bf16 here.
-    same(warpsmith.fuse(lambda a, b: torch.add(a, b, alpha=0.3))(x, y), torch.add(x.float(), y.float(), alpha=0.3).bfloat16())
+    same(
+        warpsmith.fuse(lambda a, b: torch.add(a, b, alpha=0.3))(x, y),
+        torch.add(x.float(), y.float(), alpha=0.3).bfloat16(),
+    )
     # Where a formula rounds, so do we.
     beside(lambda a, b: (a.float() * b).bfloat16() * b, x, y)
 
@@ -158,7 +161,9 @@ def test_gradients_at_ties_and_edges() -> None:
 
 
 @warpsmith.fuse
-def gated(x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, scale: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
+def gated(
+    x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, scale: float = 0.5
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Documented."""
     wide = x.float()
     y = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
@@ -170,7 +175,7 @@ def test_a_function_is_traced_once_for_all_sizes() -> None:
     for rows, columns in ((4, 96), (7, 33), (2, 640)):
         x, gate = torch.randn(rows, columns, requires_grad=True), torch.randn(rows, columns)
         weight = torch.randn(columns, requires_grad=True)
-        ours, theirs = gated(x, weight, gate), gated.__wrapped__(x, weight, gate)  # type: ignore[attr-defined]
+        ours, theirs = gated(x, weight, gate), gated.__wrapped__(x, weight, gate)
         for one, other in zip(ours, theirs, strict=True):
             same(one, other, 1e-5)
         given = torch.randn_like(x)
@@ -185,7 +190,7 @@ def test_a_function_is_traced_once_for_all_sizes() -> None:
     assert "kernel 0: rows" in gated.plan(x, weight, gate)
     # A constant is part of the trace.
     other_scale = gated(x, weight, gate, scale=2.0)[0]
-    same(other_scale, gated.__wrapped__(x, weight, gate, scale=2.0)[0], 1e-5)  # type: ignore[attr-defined]
+    same(other_scale, gated.__wrapped__(x, weight, gate, scale=2.0)[0], 1e-5)
 
 
 def test_sizes_that_are_asked_for_are_traced_each() -> None:
@@ -195,7 +200,7 @@ def test_sizes_that_are_asked_for_are_traced_each() -> None:
 
     for rows in (3, 6, 4, 8):
         x = torch.randn(rows, 5)
-        same(function(x), function.__wrapped__(x), 1e-6)  # type: ignore[attr-defined]
+        same(function(x), function.__wrapped__(x), 1e-6)
 
 
 def test_what_cannot_be_fused_is_named() -> None:
@@ -231,7 +236,9 @@ def test_the_native_graph() -> None:
     with pytest.raises(warpsmith.ArgumentError, match="memory of its own"):
         graph.call(place[:1], [place[0], place[2]])
     with pytest.raises(warpsmith.ArgumentError, match="did you mean"):
-        _native.FusedGraph(json.dumps(source | {"nodes": [{"name": "y", "op": "sigmod", "args": ["x"]}], "outputs": ["y"]}))
+        _native.FusedGraph(
+            json.dumps(source | {"nodes": [{"name": "y", "op": "sigmod", "args": ["x"]}], "outputs": ["y"]})
+        )
     call = _native.FusedCall(graph, "call", [([], [0, 1]), ([1], [0])])
     assert [tuple(one.shape) for one in call(x)] == [(3, 4), (3,)]
     with pytest.raises(TypeError, match=r"expected a tensor of torch.float32 on the CPU, got one of torch.float64"):
@@ -279,7 +286,9 @@ def test_models_train(name: str) -> None:
         torch.testing.assert_close(ours.loss, theirs.loss)
         assert our_grads.keys() == their_grads.keys()
         for key, grad in their_grads.items():
-            torch.testing.assert_close(our_grads[key], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()), msg=key)
+            torch.testing.assert_close(
+                our_grads[key], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()) + 1e-7, msg=key
+            )
         if graphs is None:
             graphs = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == graphs, "compiled anew for another size"

@@ -47,8 +47,8 @@ def _register(registry: ModuleType) -> None:
 
 
 def register_backend() -> None:
-    """Makes ``torch.compile(..., backend="warpsmith")`` known, now or as soon as PyTorch can be told. Where the package is
-    installed, its entry point does that; trees of its sources have none.
+    """Makes ``torch.compile(..., backend="warpsmith")`` known, now or as soon as PyTorch can be told. Where the
+    package is installed, its entry point does that; trees of its sources have none.
     """
     registry = sys.modules.get(_REGISTRY)
     if registry is not None:

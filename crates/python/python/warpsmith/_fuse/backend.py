@@ -13,8 +13,8 @@ from torch import fx
 from warpsmith._fuse.program import Program, fuse_graph, rewrite
 from warpsmith.errors import ArgumentError, FallbackWarning
 
-#: Ops that are replaced by simpler ones before anything is fused. Others stay as they are: what PyTorch has a kernel for, and
-#: what fused graphs have a rule for.
+#: Ops that are replaced by simpler ones before anything is fused. Others stay as they are: what PyTorch has a kernel
+#: for, and what fused graphs have a rule for.
 DECOMPOSED = (
     "addcdiv addcmul elu elu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh "
     "hardtanh_backward leaky_relu leaky_relu_backward lerp mish_backward mse_loss mse_loss_backward rsub "
@@ -36,6 +36,7 @@ def listening(listener: Callable[[str, Program], None]) -> Iterator[None]:
 
 def _compiler(kind: str) -> Callable[..., Any]:
     def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
+        _keep_written_inputs(module.graph)
         program = fuse_graph(module.graph)
         _warn_of_devices(program)
         for listener in list(_listeners):
@@ -57,6 +58,21 @@ def _compiler(kind: str) -> Callable[..., Any]:
         return run
 
     return compile_graph
+
+
+def _keep_written_inputs(graph: fx.Graph) -> None:
+    """Saves copies of inputs that the graph writes and that the backward pass needs as they were. PyTorch's partitioner
+    saves the inputs themselves, and the gradient would be wrong.
+    """
+    written = {node.args[0] for node in graph.nodes if node.target is torch.ops.aten.copy_.default}
+    (output,) = graph.find_nodes(op="output")
+    saved = [node for node in output.all_input_nodes if node.op == "placeholder" and node in written]
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in saved:
+        with graph.inserting_before(first):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        output.replace_input_with(node, copy)
 
 
 _warned: set[str] = set()
@@ -95,8 +111,8 @@ def _backend() -> Callable[..., Any]:
 
 
 def compile_backend(module: fx.GraphModule, inputs: list[Any], **settings: Any) -> Callable[..., Any]:
-    """Compiles a graph for ``torch.compile(model, backend="warpsmith")``: chains of small ops become fused kernels, forward and
-    backward; PyTorch runs the rest.
+    """Compiles a graph for ``torch.compile(model, backend="warpsmith")``: chains of small ops become fused kernels,
+    forward and backward; PyTorch runs the rest.
     """
     for name, value in settings.items():
         if value not in (None, "default", {}):

@@ -18,6 +18,8 @@ from warpsmith._fuse.writer import value_of
 from warpsmith._native import FusedCall
 from warpsmith.errors import ArgumentError, FallbackWarning, UnsupportedError
 
+#: Of outputs: dimensions of size 1 that they lack, and the order of the others in memory.
+Layouts = list[tuple[list[int], list[int]]]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,8 +30,12 @@ _MOVES = {"aten._unsafe_view.default", "aten.clone.default", "aten._reshape_copy
 class FusedFunction(Generic[P, R]):
     """A function whose ops run as fused kernels on the CPU. It has gradients, and takes tensors of any sizes."""
 
+    __name__: str
+    __wrapped__: Callable[P, R]
+
     def __init__(self, function: Callable[P, R]) -> None:
         self._function = function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._compiled: dict[Hashable, _Compiled] = {}
         #: Forms for which tracing asked for sizes: they are compiled for each size.
         self._exact: set[Hashable] = set()
@@ -59,7 +65,8 @@ class FusedFunction(Generic[P, R]):
         tensors: list[torch.Tensor] = []
         seen: dict[int, int] = {}
         form: list[Hashable] = []
-        for name, value in (*enumerate(args), *kwargs.items()):
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for name, value in given:
             if isinstance(value, torch.Tensor):
                 if not value.is_cpu:
                     _warn_of_device(self, value.device.type)
@@ -83,15 +90,15 @@ class FusedFunction(Generic[P, R]):
 
 
 def fuse(function: Callable[P, R]) -> FusedFunction[P, R]:
-    """Makes one kernel, or few, of a function of tensors: elementwise ops, casts, reductions along the last dimension, softmax
-    and norms. ::
+    """Makes one kernel, or few, of a function of tensors: elementwise ops, casts, reductions along the last
+    dimension, softmax and norms. ::
 
         @warpsmith.fuse
         def gated(x, gate, weight):
             return torch.nn.functional.silu(gate) * torch.nn.functional.rms_norm(x, weight.shape, weight)
 
-    The function is traced at its first call, and again for other types and numbers of dimensions; sizes may change. Other
-    arguments than tensors are constants.
+    The function is traced at its first call, and again for other types and numbers of dimensions; sizes may change.
+    Other arguments than tensors are constants.
     """
     return FusedFunction(function)
 
@@ -154,7 +161,7 @@ class _Compiled:
 def _trace(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
 ) -> tuple[fx.GraphModule, Any, bool]:
-    """The function's graph of ATen ops with symbolic sizes, the form of what it returns, and whether sizes were asked for."""
+    """The function's graph of ATen ops with symbolic sizes, the form of its results, and whether it asked for sizes."""
     from torch._decomp import get_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -173,11 +180,11 @@ def _trace(
         spec.append(form)
         return leaves
 
-    table = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
+    table: Any = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
 
     def traced(what: Callable[..., Any]) -> fx.GraphModule:
         # Tensors from elsewhere become constants of the graph, which is refused later by a clear message.
-        tracer = make_fx(what, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        tracer = make_fx(what, table, tracing_mode="symbolic", _allow_non_fake_inputs=True)
         module: fx.GraphModule = tracer(*[tensor.detach() for tensor in tensors])
         return module
 
@@ -206,8 +213,8 @@ def _refuse_others(program: Program, name: str) -> None:
         if is_barrier(node) or not moves:
             reason = "writes an argument" if is_barrier(node) else program.refused.get(node, "stands between others")
             raise UnsupportedError(
-                f"fuse: {name}: node `{node.name}` ({target}) {reason}; torch.compile(backend='warpsmith') leaves such ops "
-                "to PyTorch",
+                f"fuse: {name}: node `{node.name}` ({target}) {reason}; "
+                "torch.compile(backend='warpsmith') leaves such ops to PyTorch",
                 op="fuse",
                 argument=node.name,
             )
@@ -245,9 +252,9 @@ class _Derivative:
         self.outputs = len(kernel.outputs)
         self.dropped = [dropped for dropped, _ in kernel.layouts]
         self.whole = [at for at, node in enumerate(kernel.outputs) if not value_of(node).is_floating_point()]
-        kept = [([], list(range(rank))) for rank in _ranks(forward, kernel)[self.outputs :]]
+        kept: Layouts = [([], list(range(rank))) for rank in _ranks(forward, kernel)[self.outputs :]]
         self.forward = FusedCall(forward, "forward", [*kernel.layouts, *kept])
-        layouts = [([], list(range(value_of(kernel.inputs[at]).ndim))) for at in wanted]
+        layouts: Layouts = [([], list(range(value_of(kernel.inputs[at]).ndim))) for at in wanted]
         self.backward = FusedCall(backward, "backward", layouts)
         # Where each tensor of the backward call is found: among the inputs, what was kept, or the gradients of outputs.
         outputs = kernel.native.outputs

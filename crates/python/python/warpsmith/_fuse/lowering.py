@@ -10,8 +10,8 @@ from torch import fx
 
 from warpsmith._fuse.writer import Dim, Operand, Refused, Writer, dim_of, dims_of, tensor_of, value_of
 
-#: By the op's full name: adds its nodes; takes the op's arguments in the order of its schema. Returns the result's name, or an
-#: operand where the shape is not simply that of PyTorch's result, or a tuple of them.
+#: By the op's full name: adds its nodes; takes the op's arguments in the order of its schema. Returns the result's
+#: name, or an operand where the shape is not simply that of PyTorch's result, or a tuple of them.
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
@@ -65,13 +65,13 @@ def lower(writer: Writer, node: fx.Node) -> None:
     if name == "<built-in function getitem>":
         source, index = node.args
         several = writer.known(source) if isinstance(source, fx.Node) else None
-        if not isinstance(several, tuple):
+        if not isinstance(several, tuple) or not isinstance(index, int):
             raise Refused("takes a part of what is not fused")
-        writer.set(node, several[index])
+        writer.put(node, several[index])
         return
     source = writer.known(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     if isinstance(source, Operand) and restores(node, source.dropped):
-        writer.set(node, _settled(writer, Operand(source.name, source.shape, source.dtype), tensor_of(node)))
+        writer.put(node, _settled(writer, Operand(source.name, source.shape, source.dtype), tensor_of(node)))
         return
     function = RULES.get(name)
     if function is None:
@@ -80,9 +80,9 @@ def lower(writer: Writer, node: fx.Node) -> None:
     result = function(context, *_arguments(writer, node))
     value = value_of(node)
     if isinstance(result, tuple):
-        writer.set(node, tuple(_settled(writer, one, of) for one, of in zip(result, value, strict=True)))
+        writer.put(node, tuple(_settled(writer, one, of) for one, of in zip(result, value, strict=True)))
     else:
-        writer.set(node, _settled(writer, result, tensor_of(node)))
+        writer.put(node, _settled(writer, result, tensor_of(node)))
 
 
 def _settled(writer: Writer, result: str | Operand | None, value: Any) -> Operand | None:
@@ -127,7 +127,8 @@ def _last(x: Operand, dim: int) -> None:
 # One or two elements at a time.
 
 UNARY = (
-    "neg abs sign relu floor ceil trunc exp log log1p sqrt rsqrt reciprocal tanh sigmoid silu mish erf erfc sin cos isnan"
+    "neg abs sign relu floor ceil trunc exp log log1p sqrt rsqrt reciprocal tanh sigmoid silu mish erf erfc sin cos "
+    "isnan"
 ).split()
 BINARY = "mul div maximum minimum lt le gt ge eq ne".split()
 SYMBOLS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}

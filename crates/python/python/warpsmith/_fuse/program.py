@@ -62,8 +62,8 @@ class Program:
 
 
 def fuse_graph(graph: fx.Graph, worthwhile: Callable[[list[fx.Node]], bool] = pays, strict: bool = True) -> Program:
-    """Finds the fusible parts of a graph of ATen ops and compiles them. Unless `strict`, outputs need not lie in memory as
-    PyTorch says.
+    """Finds the fusible parts of a graph of ATen ops and compiles them. Unless `strict`, outputs need not lie in
+    memory as PyTorch says.
     """
     analysis = Analysis(graph)
     while True:
@@ -147,7 +147,7 @@ def _check_forms(kernel: Kernel) -> None:
 
 
 def rewrite(program: Program, owner: torch.nn.Module, boxed: bool = True) -> fx.GraphModule:
-    """The module with the graph's fused parts as calls; `boxed` if it takes its arguments in a list, which it empties."""
+    """The module with the graph's fused parts as calls; `boxed` if it takes its arguments in a list that it empties."""
     new = fx.Graph()
     places: dict[fx.Node, fx.Node] = {}
     for unit in _schedule(program):

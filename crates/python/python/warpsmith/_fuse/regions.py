@@ -1,7 +1,7 @@
 """Which nodes of PyTorch's graph become fused graphs together.
 
-Every node gets a level. Values go from level to level only upwards, and strictly upwards through nodes that are not fused, so
-that the connected fusible nodes of a level never wait for something that waits for them.
+Every node gets a level. Values go from level to level only upwards, and strictly upwards through nodes that are not
+fused, so that the connected fusible nodes of a level never wait for something that waits for them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import fx
 from warpsmith._fuse import lowering
 from warpsmith._fuse.writer import Operand, Refused, Writer, hint_of, value_of
 
-#: Fewest ops of a fused graph, and fewest elements of its largest tensor: calls of less are faster op by op. With twice as many
-#: ops, any size will do.
+#: Fewest ops of a fused graph, and fewest elements of its largest tensor: calls of less are faster op by op. With
+#: twice as many ops, any size will do.
 MIN_OPS = 2
 MIN_ELEMENTS = 4096
 MANY_OPS = 6
@@ -46,7 +46,7 @@ class Analysis:
             if not isinstance(source, fx.Node) or source in self.refused or source.op != "call_function":
                 self.refused[node] = "takes a part of what is not fused"
             return
-        if lowering.restores(node, self.dropping.get(node.args[0], ())):
+        if any(lowering.restores(node, self.dropping.get(source, ())) for source in node.all_input_nodes):
             return
         writer = Writer()
         try:

@@ -112,7 +112,7 @@ class Writer:
     def known(self, node: fx.Node) -> Any:
         return self._known.get(node)
 
-    def set(self, node: fx.Node, value: Any) -> None:
+    def put(self, node: fx.Node, value: Any) -> None:
         self._known[node] = value
 
     def op(self, op: str, *args: Any, **attrs: Any) -> str:
@@ -132,7 +132,9 @@ class Writer:
 
     def unbound(self) -> set[str]:
         """Names of sizes that no input has."""
-        return self.sizes - {size for operand in self.inputs.values() for size in operand.shape if isinstance(size, str)}
+        return self.sizes - {
+            size for operand in self.inputs.values() for size in operand.shape if isinstance(size, str)
+        }
 
     def json(self, outputs: list[str]) -> str:
         inputs = [
