@@ -10,7 +10,7 @@ use crate::graph::{Builder, Graph, Node, NodeId};
 use crate::op::{Binary, Op, Reduce, Unary};
 use crate::shape::Dim;
 use crate::text::show::definition;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use warpsmith::DType;
 
@@ -369,6 +369,7 @@ fn split(
     }
     used.sort_unstable();
     let kept: Vec<NodeId> = used.iter().copied().filter(|&id| is_kept(id)).collect();
+    add_sizes(graph, joint, &mut used, &kept, given);
     let mut backward = Builder::new();
     let mut places: HashMap<NodeId, NodeId> = HashMap::new();
     let give = |backward: &mut Builder, id: NodeId, name: &str| {
@@ -406,4 +407,23 @@ fn split(
     let outputs: Vec<(&str, NodeId)> = own.chain(names.iter().map(String::as_str).zip(exact)).collect();
     let forward = forward.finish(&outputs)?;
     Ok(Gradient { forward, backward })
+}
+
+/// Adds inputs that are needed for nothing but their sizes: a sum's derivative has its argument's shape.
+fn add_sizes(graph: &Graph, joint: &Builder, used: &mut Vec<NodeId>, kept: &[NodeId], given: &[NodeId]) {
+    let shape = |id: &NodeId| match &joint.node(*id).op {
+        Op::Size(dim) => vec![dim.clone()],
+        _ => joint.node(*id).shape.clone(),
+    };
+    let needed: BTreeSet<Dim> =
+        used.iter().flat_map(shape).filter(|dim| matches!(dim, Dim::Named(_))).collect();
+    let inputs = used.iter().filter(|id| graph.inputs().contains(id));
+    let mut known: BTreeSet<Dim> = inputs.chain(kept).chain(given).flat_map(shape).collect();
+    for id in graph.inputs() {
+        if !used.contains(id) && shape(id).iter().any(|dim| needed.contains(dim) && !known.contains(dim)) {
+            used.push(*id);
+            known.extend(shape(id));
+        }
+    }
+    used.sort_unstable();
 }

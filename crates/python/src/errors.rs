@@ -43,6 +43,29 @@ impl<T> OrRaise<T> for warpsmith::Result<T> {
     }
 }
 
+impl<T> OrRaise<T> for warpsmith_fuse::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| fusion(py, &error).unwrap_or_else(|failure| failure))
+    }
+}
+
+/// The exception for an error of a fused graph.
+fn fusion(py: Python<'_>, error: &warpsmith_fuse::Error) -> PyResult<PyErr> {
+    let details = PyDict::new(py);
+    details.set_item("op", "fuse")?;
+    match error {
+        warpsmith_fuse::Error::Library(error) => return exception(py, error),
+        warpsmith_fuse::Error::Argument { argument, expected, got } => {
+            details.set_item("argument", argument)?;
+            details.set_item("expected", expected)?;
+            details.set_item("got", got)?;
+        }
+        warpsmith_fuse::Error::Node { node, .. } => details.set_item("argument", node)?,
+        _ => {}
+    }
+    instance(py, "ArgumentError", &error.to_string(), &details)
+}
+
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let details = PyDict::new(py);
     let class = match error {
@@ -83,8 +106,13 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         }
         _ => "WarpsmithError",
     };
+    instance(py, class, &error.to_string(), &details)
+}
+
+/// An exception of one of the package's classes.
+fn instance(py: Python<'_>, class: &str, message: &str, details: &Bound<'_, PyDict>) -> PyResult<PyErr> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || py.import("warpsmith.errors").map(Bound::unbind))?;
     let class = module.bind(py).getattr(class)?.cast_into::<PyType>()?;
-    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&details))?))
+    Ok(PyErr::from_value(class.call((message,), Some(details))?))
 }

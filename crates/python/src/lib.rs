@@ -7,6 +7,7 @@ mod call;
 mod describe;
 mod dlpack;
 mod errors;
+mod fuse;
 mod judge;
 mod machine;
 mod profile;
@@ -25,6 +26,8 @@ mod _native {
     use super::describe::describe_ops;
     #[pymodule_export]
     use super::errors::take_last_error;
+    #[pymodule_export]
+    use super::fuse::{FusedCall, FusedGraph};
     #[pymodule_export]
     use super::judge::judge;
     #[pymodule_export]

@@ -17,7 +17,7 @@ pub fn devices(py: Python<'_>) -> Vec<(String, String)> {
 /// Waits for all work of a device.
 #[pyfunction]
 pub fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
-    let device: Device = device.parse().or_raise(py)?;
+    let device = device.parse::<Device>().or_raise(py)?;
     py.detach(|| device.synchronize()).or_raise(py)
 }
 

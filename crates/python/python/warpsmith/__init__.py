@@ -34,6 +34,10 @@ if TYPE_CHECKING or ops._torch is not None:
     from warpsmith._flash import flash_attn_kvpacked_func as flash_attn_kvpacked_func
     from warpsmith._flash import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
     from warpsmith._flash import flash_attn_varlen_func as flash_attn_varlen_func
+    from warpsmith._fuse import FusionPlan as FusionPlan
+    from warpsmith._fuse import OperatorFuser as OperatorFuser
+    from warpsmith._fuse import fuse as fuse
+    from warpsmith._fuse import register_backend as _register_backend
     from warpsmith._kernels import Candidate as Candidate
     from warpsmith._kernels import Launch as Launch
     from warpsmith._kernels import UserKernel as UserKernel
@@ -43,6 +47,8 @@ if TYPE_CHECKING or ops._torch is not None:
     from warpsmith._patch import patch as patch
     from warpsmith._patch import unpatch as unpatch
     from warpsmith._sdpa import sdpa as sdpa
+
+    _register_backend()
 
 __all__ = [
     "ArgumentError",
@@ -85,13 +91,16 @@ __all__ += ops.__all__
 #: Available only with PyTorch.
 _NEEDS_TORCH = (
     "Candidate",
+    "FusionPlan",
     "Launch",
+    "OperatorFuser",
     "PatchReport",
     "UserKernel",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "fuse",
     "kernel",
     "load_kernel",
     "nn",
