@@ -3,8 +3,8 @@
     python -m venv venv && venv/bin/pip install torch==2.11.0 transformers peft
     venv/bin/python scripts/adapter_fixtures.py crates/engine/tests/fixtures
 
-Each is a folder as PEFT saves it, for one of the models of `model_fixtures.py`, and `expected.safetensors` with the token ids
-of a sequence and the logits that PEFT computes for it in f32.
+Each is a folder as PEFT saves it, for one of the models of `model_fixtures.py`, and `expected.safetensors` with the
+token ids of a sequence and the logits that PEFT computes for it in f32.
 """
 
 import json

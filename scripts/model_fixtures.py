@@ -51,8 +51,8 @@ VOCAB = 96
 STEP = 9
 # How many tokens continue the sequence.
 GREEDY = 12
-# Where it is not 7: with most others, transformers itself is off by more than 5 % in bf16, because scores are large. Those of mixtures
-# have router logits that are far apart: else tokens would go to other experts in bf16.
+# Where it is not 7: with most others, transformers itself is off by more than 5 % in bf16, because scores are large.
+# Those of mixtures have router logits that are far apart: else tokens would go to other experts in bf16.
 SEEDS = {"phi3": 18, "qwen3_moe": 81, "mixtral": 69}
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}

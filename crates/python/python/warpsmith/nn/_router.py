@@ -145,7 +145,7 @@ class LoadBalancer(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> LoadBalancer:
         # The op takes a bias of f32, whatever type the model is cast to.
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bias = self.bias.float()
         return self
 
