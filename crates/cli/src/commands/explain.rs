@@ -131,6 +131,10 @@ mod tests {
         let info = DeviceInfo::typical_gpu("90a".parse().unwrap(), None);
         assert_eq!((info.units, info.arch.unwrap().to_string()), (132, "sm_90a".to_string()));
         for op in warpsmith::ops::PROVABLE {
+            // Mixtures of experts have no products on GPUs yet.
+            if !op.kernels().iter().any(|kernel| kernel.is_cuda()) {
+                continue;
+            }
             for case in op.bench_cases() {
                 let call = imagine(op.spec(), &op.plan(&case), case.arrangement, Device::Cuda(0)).unwrap();
                 let found = op.explain(&call, &case.attrs, &info, &Select::default()).unwrap();
