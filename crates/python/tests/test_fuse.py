@@ -259,15 +259,19 @@ def programs(function: Callable[[], Any]) -> tuple[Any, list[Any]]:
 
 
 def bert() -> Any:
-    sizes = {"vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = AutoConfig.for_model("bert", **sizes, intermediate_size=160, max_position_embeddings=64)
     return AutoModelForMaskedLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert")]
+
+
+@pytest.mark.parametrize("name", ["llama", *SLOW])
 def test_models_train(name: str) -> None:
     """Logits, losses and gradients of four sizes with one compilation."""
-    model = bert() if name == "bert" else make(name, **({"hidden_size": 128} if name == "llama" else {}))
+    small = {"llama": {"hidden_size": 128, "num_hidden_layers": 1}, "gpt2": {"n_layer": 1}}
+    model = bert() if name == "bert" else make(name, **small[name])
     compiled = torch.compile(model, backend="warpsmith", dynamic=True)
     counters.clear()
     kernels, graphs = 0, None
@@ -292,7 +296,7 @@ def test_models_train(name: str) -> None:
         if graphs is None:
             graphs = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == graphs, "compiled anew for another size"
-    assert kernels >= 4
+    assert kernels >= 2
 
 
 def test_mutation_and_dropout() -> None:
@@ -354,13 +358,13 @@ def test_options_are_refused() -> None:
 
 
 def test_the_plan_of_a_model() -> None:
-    model = make("llama", hidden_size=128)
+    model = make("llama", hidden_size=128, num_hidden_layers=1)
     plan = warpsmith.OperatorFuser(model, {"input_ids": tokens(2, 33)}).plan()
     assert [graph.kind for graph in plan.graphs] == ["forward", "backward"]
     forward = plan.graphs[0]
     norm = next(kernel for kernel in forward.kernels if "rsqrt" in kernel.ops)
     assert norm.launches == 1 and norm.bytes < norm.bytes_before
-    assert forward.eager["aten.mm.default"] >= 10
+    assert forward.eager["aten.mm.default"] >= 5
     assert "mean" in str(plan) and "forward:" in str(plan)
     assert all(parameter.grad is None for parameter in model.parameters())
     with torch.no_grad():
