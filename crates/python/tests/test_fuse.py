@@ -203,6 +203,19 @@ def test_sizes_that_are_asked_for_are_traced_each() -> None:
         same(function(x), function.__wrapped__(x), 1e-6)
 
 
+def test_inside_of_other_transforms_it_is_the_function_itself() -> None:
+    fused = warpsmith.fuse(lambda a, b: (a * b + 1).sigmoid() * a)
+    x, y = torch.randn(5, 8), torch.randn(5, 8)
+    expected = fused.__wrapped__(x, y)
+    same(torch.vmap(fused)(x, y), expected)
+    same(torch.func.grad(lambda a: fused(a, y).sum())(x), torch.func.grad(lambda a: fused.__wrapped__(a, y).sum())(x))
+    same(torch.compile(lambda a, b: fused(a, b) * 2, backend="eager", fullgraph=True)(x, y), expected * 2)
+    assert not fused._compiled
+    # Zeros of both signs are constants of their own.
+    divide = warpsmith.fuse(lambda a, zero: a.abs() / zero)
+    assert divide(x, 0.0)[0, 0] == INF and divide(x, -0.0)[0, 0] == -INF
+
+
 def test_what_cannot_be_fused_is_named() -> None:
     x = torch.randn(3, 3)
     with pytest.raises(warpsmith.UnsupportedError, match=r"`mm` \(aten.mm.default\)"):
