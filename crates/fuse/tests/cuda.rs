@@ -29,40 +29,39 @@ fn sources_compile_without_spills() {
     };
     let mut compiled = 0;
     for &(formula, columns) in FORMULAS {
-        for dtype in [DType::F32, DType::BF16] {
-            let (rows, one) = (Dim::named("rows"), Dim::Fixed(columns));
-            let matrix = [rows.clone(), one.clone()];
-            let table = [Dim::named("entries"), one.clone()];
-            let is_mixed = formula.contains("cast(i");
-            let index: &[Dim] = if is_mixed { &matrix } else { &matrix[..1] };
-            let graph = parse(
-                formula,
-                &[
-                    ("x", dtype, &matrix),
-                    ("r", dtype, &matrix),
-                    ("w", dtype, &matrix[1..]),
-                    ("t", dtype, &table),
-                    ("i", DType::I64, index),
-                ],
-            )
-            .unwrap_or_else(|error| panic!("{error}"));
-            for kernel in &Plan::new(&graph).kernels {
-                // Every formula in both types; architectures and alignments in turn.
-                compiled += 1;
-                let (dense, arch) = (compiled % 3 != 0, if compiled % 2 == 0 { "80" } else { "90a" });
-                let source = CudaSource::new(&graph, kernel, columns, &|_| dense).unwrap();
-                let arch: Arch = arch.parse().unwrap();
-                let found = source.with_request(arch, jit::get);
-                let found = found.unwrap_or_else(|error| panic!("{formula}: {error}\n{}", source.code));
-                for used in jit::inspect::resources(&found.cubin).unwrap() {
-                    assert_eq!(used.stack_bytes, 0, "{formula} {dtype} {arch} {:?}: {used:?}", source.config);
-                }
-                for spills in jit::inspect::spills(&found.log) {
-                    let bytes = (spills.store_bytes, spills.load_bytes);
-                    assert_eq!(bytes, (0, 0), "{formula} {dtype} {arch}: {spills:?}");
-                }
+        let dtype = if compiled % 2 == 0 { DType::F32 } else { DType::BF16 };
+        let (rows, one) = (Dim::named("rows"), Dim::Fixed(columns));
+        let matrix = [rows.clone(), one.clone()];
+        let table = [Dim::named("entries"), one.clone()];
+        let is_mixed = formula.contains("cast(i");
+        let index: &[Dim] = if is_mixed { &matrix } else { &matrix[..1] };
+        let graph = parse(
+            formula,
+            &[
+                ("x", dtype, &matrix),
+                ("r", dtype, &matrix),
+                ("w", dtype, &matrix[1..]),
+                ("t", dtype, &table),
+                ("i", DType::I64, index),
+            ],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        for kernel in &Plan::new(&graph).kernels {
+            // Types, architectures and alignments in turn.
+            compiled += 1;
+            let (dense, arch) = (compiled % 3 != 0, if compiled / 2 % 2 == 0 { "80" } else { "90a" });
+            let source = CudaSource::new(&graph, kernel, columns, &|_| dense).unwrap();
+            let arch: Arch = arch.parse().unwrap();
+            let found = source.with_request(arch, jit::get);
+            let found = found.unwrap_or_else(|error| panic!("{formula}: {error}\n{}", source.code));
+            for used in jit::inspect::resources(&found.cubin).unwrap() {
+                assert_eq!(used.stack_bytes, 0, "{formula} {dtype} {arch} {:?}: {used:?}", source.config);
+            }
+            for spills in jit::inspect::spills(&found.log) {
+                let bytes = (spills.store_bytes, spills.load_bytes);
+                assert_eq!(bytes, (0, 0), "{formula} {dtype} {arch}: {spills:?}");
             }
         }
     }
-    assert!(compiled > FORMULAS.len());
+    assert!(compiled >= FORMULAS.len());
 }
