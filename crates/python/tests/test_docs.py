@@ -29,6 +29,15 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         exec(compile("\n" * line + code, str(path), "exec"), names)
 
 
+def test_the_page_of_fusion_runs() -> None:
+    path = DOCUMENTS / "fusion.md"
+    names: dict[str, object] = {"__name__": "fusion"}
+    found = blocks(path.read_text())
+    assert len(found) >= 3
+    for line, code in found:
+        exec(compile("\n" * line + code, str(path), "exec"), names)
+
+
 def test_names_of_the_guide_exist() -> None:
     import warpsmith
 

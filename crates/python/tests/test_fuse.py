@@ -203,6 +203,19 @@ def test_sizes_that_are_asked_for_are_traced_each() -> None:
         same(function(x), function.__wrapped__(x), 1e-6)
 
 
+def test_inside_of_other_transforms_it_is_the_function_itself() -> None:
+    fused = warpsmith.fuse(lambda a, b: (a * b + 1).sigmoid() * a)
+    x, y = torch.randn(5, 8), torch.randn(5, 8)
+    expected = fused.__wrapped__(x, y)
+    same(torch.vmap(fused)(x, y), expected)
+    same(torch.func.grad(lambda a: fused(a, y).sum())(x), torch.func.grad(lambda a: fused.__wrapped__(a, y).sum())(x))
+    same(torch.compile(lambda a, b: fused(a, b) * 2, backend="eager", fullgraph=True)(x, y), expected * 2)
+    assert not fused._compiled
+    # Zeros of both signs are constants of their own.
+    divide = warpsmith.fuse(lambda a, zero: a.abs() / zero)
+    assert divide(x, 0.0)[0, 0] == INF and divide(x, -0.0)[0, 0] == -INF
+
+
 def test_what_cannot_be_fused_is_named() -> None:
     x = torch.randn(3, 3)
     with pytest.raises(warpsmith.UnsupportedError, match=r"`mm` \(aten.mm.default\)"):
@@ -259,15 +272,19 @@ def programs(function: Callable[[], Any]) -> tuple[Any, list[Any]]:
 
 
 def bert() -> Any:
-    sizes = {"vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = AutoConfig.for_model("bert", **sizes, intermediate_size=160, max_position_embeddings=64)
     return AutoModelForMaskedLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert")]
+
+
+@pytest.mark.parametrize("name", ["llama", *SLOW])
 def test_models_train(name: str) -> None:
     """Logits, losses and gradients of four sizes with one compilation."""
-    model = bert() if name == "bert" else make(name, **({"hidden_size": 128} if name == "llama" else {}))
+    small = {"llama": {"hidden_size": 128, "num_hidden_layers": 1}, "gpt2": {"n_layer": 1}}
+    model = bert() if name == "bert" else make(name, **small[name])
     compiled = torch.compile(model, backend="warpsmith", dynamic=True)
     counters.clear()
     kernels, graphs = 0, None
@@ -292,7 +309,7 @@ def test_models_train(name: str) -> None:
         if graphs is None:
             graphs = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == graphs, "compiled anew for another size"
-    assert kernels >= 4
+    assert kernels >= 2
 
 
 def test_mutation_and_dropout() -> None:
@@ -354,13 +371,13 @@ def test_options_are_refused() -> None:
 
 
 def test_the_plan_of_a_model() -> None:
-    model = make("llama", hidden_size=128)
+    model = make("llama", hidden_size=128, num_hidden_layers=1)
     plan = warpsmith.OperatorFuser(model, {"input_ids": tokens(2, 33)}).plan()
     assert [graph.kind for graph in plan.graphs] == ["forward", "backward"]
     forward = plan.graphs[0]
     norm = next(kernel for kernel in forward.kernels if "rsqrt" in kernel.ops)
     assert norm.launches == 1 and norm.bytes < norm.bytes_before
-    assert forward.eager["aten.mm.default"] >= 10
+    assert forward.eager["aten.mm.default"] >= 5
     assert "mean" in str(plan) and "forward:" in str(plan)
     assert all(parameter.grad is None for parameter in model.parameters())
     with torch.no_grad():

@@ -46,7 +46,7 @@ class FusedFunction(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if torch.compiler.is_compiling() or _is_transformed():
             return self._function(*args, **kwargs)
         compiled, tensors = self._find(args, kwargs)
         if compiled is None:
@@ -58,7 +58,7 @@ class FusedFunction(Generic[P, R]):
         """The kernels of a call with such arguments, as text."""
         compiled, _ = self._find(args, kwargs)
         if compiled is None:
-            return "PyTorch runs it op by op: fused kernels run on the CPU only"
+            return "PyTorch runs it op by op: fused kernels take plain tensors on the CPU"
         return "".join(kernel.native.plan() for kernel in compiled.program.kernels)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Compiled | None, list[torch.Tensor]]:
@@ -68,6 +68,8 @@ class FusedFunction(Generic[P, R]):
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for name, value in given:
             if isinstance(value, torch.Tensor):
+                if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                    return None, []
                 if not value.is_cpu:
                     _warn_of_device(self, value.device.type)
                     return None, []
@@ -103,6 +105,11 @@ def fuse(function: Callable[P, R]) -> FusedFunction[P, R]:
     return FusedFunction(function)
 
 
+def _is_transformed() -> bool:
+    """Whether somebody looks at the ops: a mode such as fake tensors, or a transform such as `vmap`."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _sizes(tensor: torch.Tensor, seen: dict[int, int]) -> tuple[int, ...]:
     """0 and 1, and for other sizes which are equal: negative numbers."""
     return tuple(size if size < 2 else -1 - seen.setdefault(size, len(seen)) for size in tensor.shape)
@@ -126,8 +133,8 @@ def _constant(function: FusedFunction[..., Any], name: int | str, value: Any) ->
             expected="a tensor or a constant",
             got=type(value).__name__,
         ) from None
-    # 1, 1.0 and True are equal, but give other types; so their type stands beside them.
-    constant: Hashable = value
+    # Equal ones of different types are told apart by their type, which stands beside them; zeros by their text.
+    constant: Hashable = value.hex() if isinstance(value, float) else value
     return constant
 
 
