@@ -25,7 +25,7 @@ pub fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
 /// and the most that was since the last [`reset_peak_memory`]. The CPU has no pool: zeros.
 #[pyfunction]
 pub fn memory(py: Python<'_>, device: &str) -> PyResult<(u64, u64, u64, u64, u64)> {
-    let device: Device = device.parse().or_raise(py)?;
+    let device = device.parse::<Device>().or_raise(py)?;
     py.detach(|| match device {
         Device::Cpu => device.memory().map(|memory| (memory.free, memory.total, 0, 0, 0)),
         Device::Cuda(ordinal) => {
@@ -40,7 +40,7 @@ pub fn memory(py: Python<'_>, device: &str) -> PyResult<(u64, u64, u64, u64, u64
 /// Begins the peak of the pool's use anew. Nothing on the CPU.
 #[pyfunction]
 pub fn reset_peak_memory(py: Python<'_>, device: &str) -> PyResult<()> {
-    let device: Device = device.parse().or_raise(py)?;
+    let device = device.parse::<Device>().or_raise(py)?;
     py.detach(|| match device {
         Device::Cpu => Ok(()),
         Device::Cuda(ordinal) => cuda::Context::get(ordinal)?.reset_pool_high(),
@@ -51,7 +51,7 @@ pub fn reset_peak_memory(py: Python<'_>, device: &str) -> PyResult<()> {
 /// Waits for the device and gives what its pool holds without using it back to the system. Nothing on the CPU.
 #[pyfunction]
 pub fn empty_cache(py: Python<'_>, device: &str) -> PyResult<()> {
-    let device: Device = device.parse().or_raise(py)?;
+    let device = device.parse::<Device>().or_raise(py)?;
     py.detach(|| match device {
         Device::Cpu => Ok(()),
         Device::Cuda(ordinal) => {
