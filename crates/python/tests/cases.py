@@ -18,7 +18,8 @@ SIZES = {
     "hidden": 8, "num_tokens": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "vocab": 11, "k": 8, "rows": 6,
     "cols": 5, "batch": 2, "q_len": 5, "kv_len": 7, "page_size": 4, "num_pages": 6, "max_pages": 3, "requests": 3,
     "max_pos": 16, "num_pairs": 2, "num_parts": 3, "num_slots": 4, "total": 8, "n": 6, "rotary_dim": 32, "levels": 1,
-    "groups": 1, "columns": 11, "slots": 2, "heads": 8,
+    "groups": 1, "columns": 11, "slots": 2, "heads": 8, "experts": 5, "top_k": 2, "shared_rows": 4, "x_rows": 6,
+    "w_rows": 6, "index_rows": 6,
 }  # fmt: skip
 LEADING = [3]
 
@@ -47,6 +48,13 @@ VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
         "slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8]),
         "positions": lambda: torch.tensor([0, 5, 1, 15, 7, 8]),
     },
+    "grouped_linear": {"counts": lambda: i32([6])},
+    "grouped_linear_backward": {"counts": lambda: i32([6])},
+    **{
+        op: {"ids": lambda: i32([[0, 3], [4, 1], [2, 3]])}
+        for op in ("moe_ffn", "moe_ffn_backward", "moe_route_backward")
+    },
+    "moe_losses": {"ids": lambda: i32([[0, 3], [4, 1], [2, 3]])},
     "kv_copy": {"pairs": lambda: torch.tensor([[0, 3], [1, -1]])},
     "merge_states": {"lses": lambda: torch.randn(3, 6, 4)},
     "paged_attention": {
@@ -127,6 +135,9 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
     switches = dict.fromkeys(variant.wanted.values(), optional or op.name.endswith("_backward"))
     if op.name == "attention_backward" and not optional:
         switches = dict.fromkeys(switches, False)  # Those are gradients of optional inputs.
+    if op.name == "moe_ffn_backward" and not optional:
+        missing = ("return_db1", "return_db2", "return_dshared_w1", "return_dshared_w2")
+        switches |= {name: False for name in missing if name in switches}
     named = {attr.name: value for attr, value in zip(op.attrs, options, strict=True)}
     return Case(op, variant, tensors, named | switches)
 
@@ -134,4 +145,4 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
 ALL = [(op, variant) for op in all_ops().values() for variant in op.variants]
 IDS = [variant.name for _, variant in ALL]
 #: Ops whose optional arguments do not all go together.
-EXCLUSIVE = ("linear", "paged_attention", "attention", "attention_backward", "kv_store", "qkv_store")
+EXCLUSIVE = ("linear", "grouped_linear", "paged_attention", "attention", "attention_backward", "kv_store", "qkv_store")

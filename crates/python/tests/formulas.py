@@ -184,3 +184,25 @@ def linear_cross_entropy(
             more.append(torch.autograd.grad(rows.sum(), tensor, retain_graph=True)[0])
     loss = reduced(rows, count, reduction)
     return (loss, *more) if more else loss
+
+
+def grouped_linear(x: Any, w: Any, counts: Any, *, scale: float = 1.0, **plain: Any) -> Any:
+    groups = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return scale * torch.einsum("rk,rnk->rn", x, w[groups])
+
+
+def moe_ffn(x: Any, w1: Any, w2: Any, ids: Any, weights: Any, *, scale: float = 1.0, **plain: Any) -> Any:
+    h = torch.einsum("...i,...kri->...kr", x, w1[ids.long()])
+    y = torch.einsum("...kr,...kor->...ko", h, w2[ids.long()])
+    return scale * (weights[..., None] * y).sum(-2)
+
+
+def moe_route(logits: Any, *, top_k: int = 2, scale: float = 1.0, **plain: Any) -> Any:
+    weights = torch.softmax(logits, -1).topk(top_k).values
+    return scale * weights / weights.sum(-1, keepdim=True)
+
+
+def moe_losses(logits: Any, ids: Any, **plain: Any) -> Any:
+    experts = logits.shape[-1]
+    load = torch.nn.functional.one_hot(ids.long(), experts).flatten(0, -2).double().mean(0)
+    return experts * (load * torch.softmax(logits, -1).flatten(0, -2).mean(0)).sum()

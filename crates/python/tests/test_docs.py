@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,7 +23,10 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)  # It writes files.
     path = DOCUMENTS / "python.md"
-    names: dict[str, object] = {"__name__": "guide"}
+    # Dynamo looks up the globals of a function in its module.
+    module = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", module)
+    names = module.__dict__
     found = blocks(path.read_text())
     assert len(found) >= 8
     for line, code in found:

@@ -53,6 +53,8 @@ def test_values_are_those_of_the_formula(op: Op, dtype: str) -> None:
     given = {name: value for name, value in zip(names, wide, strict=True) if value is not None}
     expected = getattr(formulas, op.name)(**given, **options)
     found = getattr(warpsmith, op.name)(*tensors, **options)
+    # What else an op returns has tests of its own.
+    found = found[0] if isinstance(found, tuple) else found
     tolerance = 1e-5 if dtype == "f32" else 2e-2
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 

@@ -35,7 +35,7 @@ enum Weights {
         down: Tensor,
         plan: Option<Plan>,
     },
-    Blocks(BlockExperts),
+    Blocks(Box<BlockExperts>),
 }
 
 /// Room for the routing of a batch, for all layers.
@@ -72,7 +72,7 @@ impl Experts {
         let matrices = Matrices { loader, layer, count: experts.count };
         let inner = experts.intermediate_size;
         let weights = match BlockExperts::load(&matrices, hidden, inner)? {
-            Some(blocks) => Weights::Blocks(blocks),
+            Some(blocks) => Weights::Blocks(Box::new(blocks)),
             None => {
                 let (gate_up, down) = matrices.load(hidden, inner)?;
                 Weights::Plain { gate_up, down, plan: None }
@@ -99,7 +99,7 @@ impl Experts {
     ) -> Result<()> {
         let (tokens, stream) = (x.shape()[0], batch.stream());
         let mut logits = routing.logits.write(tokens)?;
-        self.router.forward(x.clone(), logits.reborrow(), batch)?;
+        self.router.forward(x, logits.reborrow(), batch)?;
         let (mut weights, mut ids) = (routing.weights.write(tokens)?, routing.ids.write(tokens)?);
         let route = MoeRoute::new(logits.as_view(), self.used).normalize(self.normalize);
         route.keep_plan(&mut self.route_plan).run_into(weights.reborrow(), ids.reborrow(), stream)?;

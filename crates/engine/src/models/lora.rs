@@ -78,7 +78,7 @@ impl Lora {
         let stream = batch.stream();
         for run in &batch.adapted {
             let Some(delta) = &mut self.adapters[run.adapter] else { continue };
-            let rows = x.clone().narrow(0, run.first, run.count).expect("a run of the batch's tokens");
+            let rows = x.narrow(0, run.first, run.count).expect("a run of the batch's tokens");
             let mut inner = Tensor::empty_on(&[run.count, delta.rank], x.dtype(), stream)?;
             delta.down.run_into(rows, inner.view_mut(), &mut delta.plan, stream)?;
             for up in &mut delta.ups {

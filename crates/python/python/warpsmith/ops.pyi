@@ -56,6 +56,12 @@ __all__ = [
     "linear_backward",
     "linear_quant",
     "linear_quant_",
+    "grouped_linear",
+    "grouped_linear_",
+    "grouped_linear_backward",
+    "moe_ffn",
+    "moe_ffn_",
+    "moe_ffn_backward",
     "argmax",
     "sample",
     "penalize",
@@ -73,6 +79,11 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_backward_",
+    "moe_route",
+    "moe_route_backward",
+    "moe_losses",
+    "moe_losses_backward",
+    "moe_losses_backward_",
 ]
 
 @overload
@@ -596,6 +607,140 @@ def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None
     """
 
 @overload
+def grouped_linear(x: Same, w: Same, counts: Same, index: Same | None = None, bias: Same | None = None, row_scale: Same | None = None, residual: Same | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> Same:
+    """Products of rows that are sorted by group with the matrix of their group.
+
+    x: [x_rows, k], sorted by group, unless an index says where
+    w: [groups, w_rows, k], n rows for each group, with a gate 2 n
+    counts: [groups], i32: rows of each group
+    index: [index_rows], i64 or i32: the row of x that each row is made from, -1 for zeros
+    bias: [groups, w_rows], added to the products
+    row_scale: [rows], a factor of each row, in f32 or the type of x
+    residual: [rows, n], added last
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+
+    Returns:
+    out: [rows, n]
+    """
+@overload
+def grouped_linear(x: Array, w: Array, counts: Array, index: Array | None = None, bias: Array | None = None, row_scale: Array | None = None, residual: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> Any: ...
+
+def grouped_linear_(x: Array, w: Array, counts: Array, residual: Array, index: Array | None = None, bias: Array | None = None, row_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> None:
+    """Products of rows that are sorted by group with the matrix of their group, in place.
+
+    x: [x_rows, k], sorted by group, unless an index says where
+    w: [groups, w_rows, k], n rows for each group, with a gate 2 n
+    counts: [groups], i32: rows of each group
+    residual: [rows, n], added last; becomes out
+    index: [index_rows], i64 or i32: the row of x that each row is made from, -1 for zeros
+    bias: [groups, w_rows], added to the products
+    row_scale: [rows], a factor of each row, in f32 or the type of x
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
+    scale: factor before the residual is added
+    """
+
+def grouped_linear_backward(x: Array, w: Array, counts: Array, dout: Array, z: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', scale: float = 1.0, return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
+    """Gradients of grouped_linear with respect to its input, weights and biases.
+
+    x: [rows, k], input of the forward call
+    w: [groups, n, k], its weights
+    counts: [groups], i32: rows of each group
+    dout: [rows, n], gradient of its result
+    z: [rows, n], what its activation was applied to, if it had one
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    scale: factor of the forward result
+    return_dx: whether to return dx
+    return_dw: whether to return dw
+    return_dbias: whether to return dbias
+
+    Returns:
+    dx: [rows, k], gradient of x
+    dw: [groups, n, k], gradient of w
+    dbias: [groups, n], gradient of the biases
+    """
+
+@overload
+def moe_ffn(x: Same, w1: Same, w2: Same, ids: Same, weights: Same, b1: Same | None = None, b2: Same | None = None, shared_w1: Same | None = None, shared_w2: Same | None = None, residual: Same | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> Same:
+    """The experts of a mixture: both products, activation, gate and the weighted sum.
+
+    x: [..., hidden], tokens
+    w1: [experts, rows, hidden], ffn rows for each expert, with a gate 2 ffn
+    w2: [experts, hidden, ffn], of the second product
+    ids: [..., top_k], i64 or i32: experts of each token, -1 for none
+    weights: [..., top_k], of their results, in f32 or the type of x
+    b1: [experts, rows], added to the first product
+    b2: [experts, hidden], added to the second
+    shared_w1: [shared_rows, hidden], w1 of the expert that all tokens are sent to
+    shared_w2: [hidden, shared_ffn], its w2
+    residual: [..., hidden], added last
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w1 (none, halves, interleaved)
+    scale: factor before the residual is added
+
+    Returns:
+    out: [..., hidden]
+    """
+@overload
+def moe_ffn(x: Array, w1: Array, w2: Array, ids: Array, weights: Array, b1: Array | None = None, b2: Array | None = None, shared_w1: Array | None = None, shared_w2: Array | None = None, residual: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> Any: ...
+
+def moe_ffn_(x: Array, w1: Array, w2: Array, ids: Array, weights: Array, residual: Array, b1: Array | None = None, b2: Array | None = None, shared_w1: Array | None = None, shared_w2: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0) -> None:
+    """The experts of a mixture: both products, activation, gate and the weighted sum, in place.
+
+    x: [..., hidden], tokens
+    w1: [experts, rows, hidden], ffn rows for each expert, with a gate 2 ffn
+    w2: [experts, hidden, ffn], of the second product
+    ids: [..., top_k], i64 or i32: experts of each token, -1 for none
+    weights: [..., top_k], of their results, in f32 or the type of x
+    residual: [..., hidden], added last; becomes out
+    b1: [experts, rows], added to the first product
+    b2: [experts, hidden], added to the second
+    shared_w1: [shared_rows, hidden], w1 of the expert that all tokens are sent to
+    shared_w2: [hidden, shared_ffn], its w2
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w1 (none, halves, interleaved)
+    scale: factor before the residual is added
+    """
+
+def moe_ffn_backward(x: Array, w1: Array, w2: Array, ids: Array, weights: Array, dout: Array, b1: Array | None = None, shared_w1: Array | None = None, shared_w2: Array | None = None, b2: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, return_dx: bool = False, return_dw1: bool = False, return_dw2: bool = False, return_dweights: bool = False, return_db1: bool = False, return_db2: bool = False, return_dshared_w1: bool = False, return_dshared_w2: bool = False) -> Any:
+    """Gradients of moe_ffn with respect to all its inputs.
+
+    x: [..., hidden], tokens
+    w1: [experts, rows, hidden], of the forward call
+    w2: [experts, hidden, ffn], of the forward call
+    ids: [..., top_k], i64 or i32: experts of each token, -1 for none
+    weights: [..., top_k], of their results
+    dout: [..., hidden], gradient of the result
+    b1: [experts, rows], if the forward call had it
+    shared_w1: [shared_rows, hidden], the same
+    shared_w2: [hidden, shared_ffn], the same
+    b2: [experts, hidden], the same
+    act: the activation (none, gelu, gelu_tanh, silu, relu)
+    gate: act(gate) * up, and how their rows share w1 (none, halves, interleaved)
+    scale: factor of the forward result
+    return_dx: whether to return dx
+    return_dw1: whether to return dw1
+    return_dw2: whether to return dw2
+    return_dweights: whether to return dweights
+    return_db1: whether to return db1
+    return_db2: whether to return db2
+    return_dshared_w1: whether to return dshared_w1
+    return_dshared_w2: whether to return dshared_w2
+
+    Returns:
+    dx: [..., hidden], gradient of x
+    dw1: [experts, rows, hidden], gradient of w1
+    dw2: [experts, hidden, ffn], gradient of w2
+    dweights: [..., top_k], gradient of weights
+    db1: [experts, rows], gradient of b1
+    db2: [experts, hidden], gradient of b2
+    dshared_w1: [shared_rows, hidden], gradient of shared_w1
+    dshared_w2: [hidden, shared_ffn], gradient of shared_w2
+    """
+
+@overload
 def argmax(x: Same, *, to: Literal['i32', 'i64'] = 'i32') -> Same:
     """Index of the largest element of each row.
 
@@ -928,4 +1073,100 @@ def linear_cross_entropy_backward_(dx_sum: Array, count: Array, dloss: Array, dw
     dloss: [], f32: gradient of the loss
     dw_sum: [vocab, hidden], dw of the forward call; becomes dw
     reduction: that of the forward call (mean, sum)
+    """
+
+def moe_route(logits: Array, bias: Array | float | None = None, *, top_k: int = 2, score: Literal['softmax', 'sigmoid'] = 'softmax', normalize: bool = True, scale: float = 1.0, groups: int = 1, top_groups: int = 0, group_score: Literal['sum', 'max'] = 'sum', noise: float = 0.0, seed: int = 0, capacity: int = 0, return_counts: bool = False, return_order: bool = False, return_positions: bool = False, return_dropped: bool = False) -> Any:
+    """Experts of each token, their weights, and the order of tokens by expert.
+
+    logits: [..., experts]
+    bias: [experts], f32: added to scores for the choice only; or one number for all
+    top_k: experts that each token gets
+    score: from logits to scores; softmax is over all experts (softmax, sigmoid)
+    normalize: divide the weights of a token by their sum
+    scale: factor of all weights
+    groups: equal groups that the experts are in
+    top_groups: groups that a token's experts may be from; 0: all
+    group_score: of a group: the sum of its two largest scores, or the largest (sum, max)
+    noise: standard deviation of the noise that is added to logits for the choice
+    seed: of the noise
+    capacity: most tokens of an expert; 0: any number
+    return_counts: whether to return counts
+    return_order: whether to return order
+    return_positions: whether to return positions
+    return_dropped: whether to return dropped
+
+    Returns:
+    weights: [..., top_k], f32
+    ids: [..., top_k], i32: experts, by falling score
+    counts: [experts], i32: tokens that each expert keeps
+    order: [..., top_k], i32: slots by expert, then by token; -1 behind them
+    positions: [..., top_k], i32: of slots in `order`; -1 if dropped
+    dropped: [experts], i32: tokens beyond the capacity
+    """
+
+@overload
+def moe_route_backward(logits: Same, ids: Same, weights: Same, dweights: Same, *, score: Literal['softmax', 'sigmoid'] = 'softmax', normalize: bool = True, scale: float = 1.0) -> Same:
+    """Gradient of moe_route with respect to the logits.
+
+    logits: [..., experts], those of the forward call
+    ids: [..., top_k], i32: what it returned
+    weights: [..., top_k], f32: what it returned
+    dweights: [..., top_k], f32: gradient of the weights
+    score: from logits to scores; softmax is over all experts (softmax, sigmoid)
+    normalize: divide the weights of a token by their sum
+    scale: factor of all weights
+
+    Returns:
+    dlogits: [..., experts], gradient of the logits
+    """
+@overload
+def moe_route_backward(logits: Array, ids: Array, weights: Array, dweights: Array, *, score: Literal['softmax', 'sigmoid'] = 'softmax', normalize: bool = True, scale: float = 1.0) -> Any: ...
+
+def moe_losses(logits: Array, ids: Array, *, score: Literal['softmax', 'sigmoid'] = 'softmax', return_load: bool = False, return_probability: bool = False, return_entropy: bool = False) -> Any:
+    """Losses of a mixture of experts' router, and how its experts are used.
+
+    logits: [..., experts]
+    ids: [..., top_k], i32: experts, as moe_route returns them
+    score: from logits to scores; softmax is over all experts (softmax, sigmoid)
+    return_load: whether to return load
+    return_probability: whether to return probability
+    return_entropy: whether to return entropy
+
+    Returns:
+    load_balance: [], f32: 1 where everything is even
+    z_loss: [], f32: mean of the squares of lse
+    importance: [], f32: squared variation of the probabilities
+    load: [experts], f32: part of the slots of each expert
+    probability: [experts], f32: mean of each expert's
+    entropy: [], f32: mean of the tokens' distributions
+    """
+
+@overload
+def moe_losses_backward(logits: Same, load: Same | float, probability: Same | float, dload_balance: Same, dz_loss: Same, dimportance: Same, *, score: Literal['softmax', 'sigmoid'] = 'softmax') -> Same:
+    """Gradient of moe_losses with respect to the logits.
+
+    logits: [..., experts], those of the forward call
+    load: [experts], f32: what it returned; or one number for all
+    probability: [experts], f32: what it returned; or one number for all
+    dload_balance: [], f32: gradient of load_balance
+    dz_loss: [], f32: gradient of z_loss
+    dimportance: [], f32: gradient of importance
+    score: from logits to scores; softmax is over all experts (softmax, sigmoid)
+
+    Returns:
+    dlogits: [..., experts], gradient of the logits
+    """
+@overload
+def moe_losses_backward(logits: Array, load: Array | float, probability: Array | float, dload_balance: Array, dz_loss: Array, dimportance: Array, *, score: Literal['softmax', 'sigmoid'] = 'softmax') -> Any: ...
+
+def moe_losses_backward_(logits: Array, load: Array | float, probability: Array | float, dload_balance: Array, dz_loss: Array, dimportance: Array, *, score: Literal['softmax', 'sigmoid'] = 'softmax') -> None:
+    """Gradient of moe_losses with respect to the logits, in place.
+
+    logits: [..., experts], those of the forward call; becomes dlogits
+    load: [experts], f32: what it returned; or one number for all
+    probability: [experts], f32: what it returned; or one number for all
+    dload_balance: [], f32: gradient of load_balance
+    dz_loss: [], f32: gradient of z_loss
+    dimportance: [], f32: gradient of importance
+    score: from logits to scores; softmax is over all experts (softmax, sigmoid)
     """

@@ -158,7 +158,7 @@ impl BlockExperts {
         let back = places(&order.places)?;
         Embedding::new(&y, &back).keep_plan(&mut self.plans.back).run_into(&mut rows, stream)?;
         let all = rows.view().reshape(&[tokens, used, hidden]).and_then(|all| all.permute(&[0, 2, 1]));
-        let narrow = if dtype == DType::F32 { None } else { Some(Cast::new(weights.clone()).run(dtype)?) };
+        let narrow = if dtype == DType::F32 { None } else { Some(Cast::new(weights).run(dtype)?) };
         let weights = narrow.as_ref().map_or(weights, Tensor::view).reshape(&[tokens, 1, used]);
         let residual = residual.reshape(&[tokens, 1, hidden]).expect("rows of whole tokens");
         let sum = Linear::new(weights.expect("a row for each token"), all.expect("rows of all slots"));

@@ -52,6 +52,7 @@ def experts(base: Any) -> Callable[..., torch.Tensor]:
             found: torch.Tensor = base.forward(self, hidden_states, ids, weights)
             return found
         act = ACTIVATIONS[type(self.act_fn).__name__]
-        return ops.moe_ffn(hidden_states, *matrices, ids, weights, act=act, gate="halves")
+        out: torch.Tensor = ops.moe_ffn(hidden_states, *matrices, ids, weights, act=act, gate="halves")
+        return out
 
     return forward

@@ -77,9 +77,10 @@ class MoE(nn.Module):
             return out if residual is None else residual + out
         matrices = (self.gate_up_proj, self.down_proj)
         options: Any = {"act": self.activation, "gate": "halves"}
-        return ops.moe_ffn(
+        found: torch.Tensor = ops.moe_ffn(
             x, *matrices, ids, weights, shared_w1=shared[0], shared_w2=shared[1], residual=residual, **options
         )
+        return found
 
     def by_expert(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The sum over the experts in PyTorch's operations, one expert after the other."""

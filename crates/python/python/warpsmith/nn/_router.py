@@ -279,8 +279,9 @@ class MoERouter(ExpertGating):
         if self.noise > 0 and self.training:
             options |= {"noise": self.noise, "seed": int(torch.randint(2**62, ()))}
         bias = None if self.balancer is None or self.balancer.rate == 0 else self.balancer.bias
-        returned = {f"return_{name}": True for name in ("counts", "order", "positions", "dropped")}
-        routing = Routing(*ops.moe_route(logits, bias, **options, **returned), logits)
+        returned: dict[str, Any] = {f"return_{name}": True for name in ("counts", "order", "positions", "dropped")}
+        weights, ids, counts, order, positions, dropped = ops.moe_route(logits, bias, **options, **returned)
+        routing = Routing(weights, ids, counts, order, positions, dropped, logits)
         self.last = routing
         if self.balancer is not None and self.training:
             self.balancer.observe(routing)
@@ -290,7 +291,7 @@ class MoERouter(ExpertGating):
         """The losses of the last call."""
         if self.last is None:
             raise RuntimeError(f"{type(self).__name__}: there are no losses before the first call")
-        returned = {f"return_{name}": True for name in ("load", "probability", "entropy")}
+        returned: dict[str, Any] = {f"return_{name}": True for name in ("load", "probability", "entropy")}
         return RouterLosses(*ops.moe_losses(self.last.logits, self.last.ids, score=self.score, **returned))
 
     def extra_repr(self) -> str:

@@ -45,7 +45,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     sizes.arg(X)?;
     sizes.arg(W)?;
     let (x, w, out) = (args.at(X), args.at(W), args.at(OUT));
-    if gate != Gate::None && sizes.size("w_rows") % 2 != 0 {
+    if gate != Gate::None && !sizes.size("w_rows").is_multiple_of(2) {
         let expected = "an even number of rows, because of the gate";
         return Err(Error::argument(op, "w", expected, format!("{:?}", w.shape())));
     }

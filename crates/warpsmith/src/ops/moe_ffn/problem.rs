@@ -150,7 +150,7 @@ pub(super) fn check_at<'c>(
     let mut sizes = Matcher::new(args, attrs);
     for (index, rows) in [(at.x, ""), (at.w1, "rows"), (at.shared_w1, "shared_rows")] {
         sizes.arg(index)?;
-        let odd = sizes.get(rows).is_some_and(|rows| rows % 2 != 0);
+        let odd = sizes.get(rows).is_some_and(|rows| !rows.is_multiple_of(2));
         if gate != Gate::None && odd {
             let expected = "an even number of rows, because of the gate";
             let got = format!("{:?}", args.at(index).shape());
