@@ -170,7 +170,7 @@ fn op_target(args: &Args, name: &str, model: &Model) -> Result<(String, Target)>
     let kernel = op.explain(&call, &case.attrs, &info, &Select::default())?.kernel;
     let cost = op.cost(&call, &case.attrs)?;
     let text = case.name(spec);
-    let mut work = Work::new(spec.name, &kernel, &text, args.dtype.name()).costing(cost.bytes, cost.flops);
+    let mut work = Work::new(spec.name, kernel, &text, args.dtype.name()).costing(cost.bytes, cost.flops);
     work.in_cache = cost.bytes <= STAYS * model.machine.l2_mib * 1048576.0;
     Ok((format!("{name} {text} {}", args.dtype), Target::Op(work)))
 }

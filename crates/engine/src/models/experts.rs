@@ -28,14 +28,17 @@ pub struct Experts {
 
 /// The matrices of all experts.
 enum Weights {
-    Plain {
-        /// `[experts, 2 * inner, hidden]`: the rows of gates, then those of what they multiply.
-        gate_up: Tensor,
-        /// `[experts, hidden, inner]`.
-        down: Tensor,
-        plan: Option<Plan>,
-    },
+    Plain(Box<Stacked>),
     Blocks(Box<BlockExperts>),
+}
+
+/// Matrices of numbers.
+struct Stacked {
+    /// `[experts, 2 * inner, hidden]`: the rows of gates, then those of what they multiply.
+    gate_up: Tensor,
+    /// `[experts, hidden, inner]`.
+    down: Tensor,
+    plan: Option<Plan>,
 }
 
 /// Room for the routing of a batch, for all layers.
@@ -75,7 +78,7 @@ impl Experts {
             Some(blocks) => Weights::Blocks(Box::new(blocks)),
             None => {
                 let (gate_up, down) = matrices.load(hidden, inner)?;
-                Weights::Plain { gate_up, down, plan: None }
+                Weights::Plain(Box::new(Stacked { gate_up, down, plan: None }))
             }
         };
         loader.release();
@@ -104,10 +107,10 @@ impl Experts {
         let route = MoeRoute::new(logits.as_view(), self.used).normalize(self.normalize);
         route.keep_plan(&mut self.route_plan).run_into(weights.reborrow(), ids.reborrow(), stream)?;
         match &mut self.weights {
-            Weights::Plain { gate_up, down, plan } => {
-                let experts = MoeFfn::new(x, &*gate_up, &*down, ids.as_view(), weights.as_view());
+            Weights::Plain(all) => {
+                let experts = MoeFfn::new(x, &all.gate_up, &all.down, ids.as_view(), weights.as_view());
                 let experts = experts.gated(Gate::Halves, self.activation);
-                Ok(experts.keep_plan(plan).add_to(residual, stream)?)
+                Ok(experts.keep_plan(&mut all.plan).add_to(residual, stream)?)
             }
             Weights::Blocks(blocks) => {
                 let routing = [ids.as_view(), weights.as_view()];
