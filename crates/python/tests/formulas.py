@@ -186,19 +186,43 @@ def linear_cross_entropy(
     return (loss, *more) if more else loss
 
 
-def grouped_linear(x: Any, w: Any, counts: Any, *, scale: float = 1.0, **plain: Any) -> Any:
+def grouped_linear(
+    x: Any, w: Any, counts: Any, bias: Any = None, *, act: str = "none", scale: float = 1.0, **plain: Any
+) -> Any:
     groups = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    return scale * torch.einsum("rk,rnk->rn", x, w[groups])
+    out = torch.einsum("rk,rnk->rn", x, w[groups])
+    return scale * ACTIVATIONS[act](out if bias is None else out + bias[groups])
 
 
-def moe_ffn(x: Any, w1: Any, w2: Any, ids: Any, weights: Any, *, scale: float = 1.0, **plain: Any) -> Any:
-    h = torch.einsum("...i,...kri->...kr", x, w1[ids.long()])
-    y = torch.einsum("...kr,...kor->...ko", h, w2[ids.long()])
-    return scale * (weights[..., None] * y).sum(-2)
+def moe_ffn(
+    x: Any,
+    w1: Any,
+    w2: Any,
+    ids: Any,
+    weights: Any,
+    b1: Any = None,
+    b2: Any = None,
+    shared_w1: Any = None,
+    shared_w2: Any = None,
+    residual: Any = None,
+    *,
+    act: str = "none",
+    scale: float = 1.0,
+    **plain: Any,
+) -> Any:
+    ids = ids.long()
+    h = torch.einsum("...i,...kri->...kr", x, w1[ids])
+    h = ACTIVATIONS[act](h if b1 is None else h + b1[ids])
+    y = torch.einsum("...kr,...kor->...ko", h, w2[ids])
+    out = (weights[..., None] * (y if b2 is None else y + b2[ids])).sum(-2)
+    if shared_w1 is not None:
+        out = out + ACTIVATIONS[act](x @ shared_w1.T) @ shared_w2.T
+    return scale * out if residual is None else scale * out + residual
 
 
-def moe_route(logits: Any, *, top_k: int = 2, scale: float = 1.0, **plain: Any) -> Any:
-    weights = torch.softmax(logits, -1).topk(top_k).values
+def moe_route(logits: Any, bias: Any = None, *, top_k: int = 2, scale: float = 1.0, **plain: Any) -> Any:
+    scores = torch.softmax(logits, -1)
+    weights = scores.gather(-1, (scores if bias is None else scores + bias).topk(top_k).indices)
     return scale * weights / weights.sum(-1, keepdim=True)
 
 

@@ -16,6 +16,10 @@ from warpsmith import _native
 Number = int | float | bool | str
 
 
+#: Ops whose rows depend on each other although all their tensors have rows: capacities, and means over all tokens.
+ACROSS_ROWS = ("moe_route", "moe_losses_backward")
+
+
 @dataclass(frozen=True)
 class Dim:
     """One dimension of a described shape: a number, or made of the size called ``name``."""

@@ -17,7 +17,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.experimental import register_sharding
 
 from warpsmith._codegen import bound
-from warpsmith._spec import Op, Variant, all_ops
+from warpsmith._spec import ACROSS_ROWS, Op, Variant, all_ops
 from warpsmith._torch.autograd import Overloads, as_tuple
 
 #: What a call takes and gives in one way of sharding it: placements of the results, and of the arguments.
@@ -42,6 +42,8 @@ def ways(op: Op, variant: Variant) -> Callable[..., list[Way]]:
         rows = [rows_of(op, arg) for arg in arguments]
         results = [rows_of(op, output) for output in variant.returned]
         leading = [t.ndim - dims for t, dims in zip(tensors, rows, strict=True) if t is not None and dims is not None]
+        if op.name in ACROSS_ROWS:
+            return found
         # Results without rows are sums over them, in gradients alone.
         if not leading or len(set(leading)) > 1 or (None in results and not op.name.endswith("_backward")):
             return found
@@ -72,11 +74,10 @@ def by_hand(op: Op, variant: Variant) -> Callable[..., Any]:
     without tensors as results."""
     found = ways(op, variant)
     first = rows_of(op, variant.tensors[0].arg)
-    assert first is not None
 
     def run(raw: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count, x = len(variant.tensors), args[0]
-        mesh, rows = x.device_mesh, x.shape[: x.ndim - first]
+        mesh, rows = x.device_mesh, x.shape[: 0 if first is None else x.ndim - first]
         of_first = {way[1][0]: way for way in found(*args, **kwargs)}
         # For each dimension of the devices: the way of the first argument, where there is one.
         chosen = [of_first.get(placement, of_first[Replicate()]) for placement in x.placements]
