@@ -1,12 +1,16 @@
 //! Adapters that PEFT saved, against the logits that it computes. `scripts/adapter_fixtures.py` makes both.
 
-use super::{F32_LIMIT, fixture, largest_difference, logits_with, model};
+use super::{fixture, largest_difference, logits_with, model};
 use crate::adapters::Adapter;
 use crate::error::Result;
 use crate::models::{Config, LoadOptions, Model, load_adapted};
 use crate::weights::Checkpoint;
 use std::path::{Path, PathBuf};
 use warpsmith::DType;
+
+/// How far logits in f32 may be from those of PEFT, in parts of the largest. The numbers of these adapters are as large as those of
+/// the weights, so both round twice: differences of up to 7e-6 were seen, and a scaling that is ignored makes one of at least 1e-2.
+const LIMIT: f32 = 2e-5;
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/adapters").join(name)
@@ -39,13 +43,13 @@ fn logits_are_those_of_peft() {
             let all = [ids.len()];
             let got = logits_with(&mut *with, &ids, &all, DType::F32, Some(0));
             let difference = largest_difference(&got, &expected) / scale;
-            assert!(difference < F32_LIMIT, "{name}: {difference:e} of the largest logit, {scale}");
+            assert!(difference < LIMIT, "{name}: {difference:e} of the largest logit, {scale}");
             let parts = logits_with(&mut *with, &ids, &[5, 1, 9], DType::F32, Some(0));
             assert!(parts == got, "{name}: chunks change bits");
             // Without the adapter it is the model that it was, but for the rounding between gate and activation.
             let plain = logits_with(&mut *with, &ids, &all, DType::F32, None);
             let without = logits_with(&mut *model(path, DType::F32), &ids, &all, DType::F32, None);
-            assert!(largest_difference(&plain, &without) / scale < F32_LIMIT, "{name}");
+            assert!(largest_difference(&plain, &without) / scale < LIMIT, "{name}");
             assert!(largest_difference(&plain, &got) / scale > 1e-3, "{name} has no effect");
         }
         let mut narrow = adapted(&fixture(base), DType::BF16, &[&folder(name)]).unwrap();
@@ -61,7 +65,7 @@ fn adapters_of_other_models_are_refused_by_tensor() {
         adapted(&fixture(base), DType::F32, &[&folder(name)]).err().expect("it is refused").to_string()
     };
     assert!(told("llama", "gpt2_all").contains("transformer.h.0.attn.c_attn.lora_A.weight"));
-    assert!(told("gpt2", "llama_all").contains("self_attn"));
+    assert!(told("gpt2", "llama_all").contains("model.layers.0.mlp.down_proj.lora_A.weight"));
     let wrong = told("qwen3", "llama_all");
     assert!(wrong.contains("adapter_model.safetensors") && wrong.contains("shape ["), "{wrong}");
     // Its layers have joined matrices.
