@@ -310,7 +310,7 @@ fn fit_report(model: &Model, rows: usize, earlier: usize) -> String {
         format!("{}, errors in percent on rows held back from the fit", model.machine.name),
         String::new(),
         format!(
-            "{:<30}{:>5}{:>8}{:>6}{:>7}{:>7}  {:>8}{:>6}",
+            "{:<29}{:>5}{:>8}{:>6}{:>7}{:>7}  {:>8}{:>6}",
             "", "rows", "median", "9/10", "worst", "bias", "roofline", "9/10"
         ),
     ];
@@ -318,7 +318,7 @@ fn fit_report(model: &Model, rows: usize, earlier: usize) -> String {
         let [e, r] = [family.held_out, family.roofline];
         let [median, ninth, worst, bias] = [e.median, e.ninth, e.worst, e.bias].map(|part| 100.0 * part);
         format!(
-            "{:<30}{:>5}{median:>8.1}{ninth:>6.0}{worst:>7.0}{bias:>+7.1}  {:>8.1}{:>6.0}{mark}",
+            "{:<29}{:>5}{median:>8.1}{ninth:>6.0}{worst:>7.0}{bias:>+7.1}  {:>8.1}{:>6.0}{mark}",
             family.name,
             family.rows,
             100.0 * r.median,

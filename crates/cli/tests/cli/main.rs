@@ -292,7 +292,7 @@ fn packs_are_built_and_used_without_a_compiler() {
     let variants = |op: &&Value| -> u64 {
         op["kernels"].as_array().unwrap().iter().map(|kernel| kernel["variants"].as_u64().unwrap()).sum()
     };
-    let op = list.as_array().unwrap().iter().min_by_key(variants).unwrap();
+    let op = list.as_array().unwrap().iter().filter(|op| variants(op) > 0).min_by_key(variants).unwrap();
     if variants(&op) > 64 {
         eprintln!("skipped: even the smallest op has {} variants to compile", variants(&op));
         return;

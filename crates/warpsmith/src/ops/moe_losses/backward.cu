@@ -40,7 +40,8 @@ WS_INLINE void make_arriving(const MoeLossesBackwardParams& p, float* arrives, f
   __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) moe_losses_backward(const MoeLossesBackwardParams p) {
+// One block on a multiprocessor is enough: with the registers that more would leave it, the compiler spills.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_losses_backward(const MoeLossesBackwardParams p) {
   begin_kernel();
   __shared__ float arrives[EXPERTS];
   __shared__ float scratch[2 * kWarps];

@@ -13,7 +13,8 @@ using namespace warpsmith;
 using T = ELEM;
 constexpr int kItems = EXPERTS / 32, kThreads = 256, kWarps = kThreads / 32;
 
-extern "C" __global__ void __launch_bounds__(kThreads) moe_losses(const MoeLossesParams p) {
+// One block on a multiprocessor is enough: with the registers that more would leave it, the compiler spills.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_losses(const MoeLossesParams p) {
   begin_kernel();
   __shared__ float sums[kWarps][EXPERTS];
   __shared__ float others[kWarps][2];

@@ -45,7 +45,8 @@ WS_INLINE float sigmoid(float x) {
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) moe_route_backward(const MoeRouteBackwardParams p) {
+// One block on a multiprocessor is enough: with the registers that more would leave it, the compiler spills.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) moe_route_backward(const MoeRouteBackwardParams p) {
   begin_kernel();
   const int lane = threadIdx.x % 32;
   const i64 index = (i64)blockIdx.x * kWarps + threadIdx.x / 32;
