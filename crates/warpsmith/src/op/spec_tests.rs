@@ -151,8 +151,9 @@ fn gradients_have_the_shapes_of_what_they_are_gradients_of() {
                 .collect();
             let found = infer::outputs(back, &args, &attrs, &wanted);
             if !fits || found.is_err() {
-                // A gate's gradient does not exist, nor does that of several matrices or of 8-bit inputs.
-                assert!(spec.name == "linear", "{}: {:?}", case.name(spec), found.err());
+                // A gate's gradient does not exist, nor does that of several matrices, of 8-bit inputs or of gathered rows.
+                let without = ["linear", "grouped_linear"];
+                assert!(without.contains(&spec.name), "{}: {:?}", case.name(spec), found.err());
                 continue;
             }
             let found = found.unwrap();

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// Ops that share a line in the README, together with their gradients.
-const FAMILIES: [&[&str]; 11] = [
+const FAMILIES: [&[&str]; 12] = [
     &["rms_norm", "layer_norm"],
     &["softmax"],
     &["cross_entropy", "linear_cross_entropy"],
@@ -17,6 +17,7 @@ const FAMILIES: [&[&str]; 11] = [
     &["cast", "copy"],
     &["embedding", "argmax", "sample", "penalize"],
     &["linear", "linear_quant"],
+    &["moe_route", "moe_losses", "moe_ffn", "grouped_linear"],
     &["attention"],
     &["paged_attention", "merge_states"],
     &["kv_store", "qkv_store", "kv_copy", "prefix_match"],
