@@ -37,13 +37,22 @@ const DEFINED: &[(&str, &str, &str)] = &[
     ("cross_entropy", "logits", "with dimension 1 larger by 1"),
     // Pages that no request uses yet.
     ("paged_attention", "page_table", "with dimension 1 larger by 1"),
+    // Any number of experts for a token.
+    ("moe_losses", "ids", "with dimension 1 larger by 1"),
 ];
 
 /// Changed calls that are defined unless an optional argument is given: op, argument, change, and the optional argument.
-const DEFINED_WITHOUT: &[(&str, &str, &str, &str)] = &[
-    ("sample", "logits", "with dimension 1 larger by 1", "raw"),
-    ("linear_cross_entropy", "w", "with dimension 0 larger by 1", "dw"),
+const DEFINED_WITHOUT: &[(&str, &str, &str, &[&str])] = &[
+    ("sample", "logits", "with dimension 1 larger by 1", &["raw"]),
+    ("linear_cross_entropy", "w", "with dimension 0 larger by 1", &["dw"]),
+    // Any number of experts.
+    ("moe_route", "logits", "with dimension 1 larger by 1", &["bias", "counts", "dropped"]),
+    ("moe_losses", "logits", "with dimension 1 larger by 1", &["load", "probability"]),
 ];
+
+/// The same where another argument is given: rows that an index names are of any number.
+const DEFINED_WITH: &[(&str, &str, &str, &str)] =
+    &[("grouped_linear", "x", "with dimension 0 larger by 1", "index")];
 
 /// A tensor argument without memory yet.
 #[derive(Clone)]
@@ -221,9 +230,11 @@ impl Report {
     fn judges(&mut self, call: &Call, index: usize, what: &str) {
         let id = (call.op.spec().name, call.name(index), what);
         let given = |name: &str| call.given().into_iter().any(|index| call.name(index) == name);
-        let defined =
-            DEFINED_WITHOUT.iter().any(|&(op, arg, what, other)| (op, arg, what) == id && !given(other));
-        if defined || DEFINED.contains(&id) {
+        let without = DEFINED_WITHOUT.iter().any(|&(op, arg, what, others)| {
+            (op, arg, what) == id && !others.iter().any(|other| given(other))
+        });
+        let with = DEFINED_WITH.iter().any(|&(op, arg, what, other)| (op, arg, what) == id && given(other));
+        if without || with || DEFINED.contains(&id) {
             return self.accepts(call, &format!("`{}` {what}", id.1));
         }
         self.refuses(call, &format!("`{}` {what}", id.1), None, &Stream::Host);
