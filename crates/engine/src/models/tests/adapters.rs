@@ -12,6 +12,14 @@ use warpsmith::DType;
 /// the weights, so both round twice: differences of up to 7e-6 were seen. The adapters themselves make one of more than 1e-3.
 const LIMIT: f32 = 2e-5;
 
+/// How far logits in bf16 may be from those in f32, in parts of their norm. PEFT's own in bf16 are off by 0.022 to 0.073: these
+/// small models have large adapters.
+const LIMIT_BF16: f32 = 0.05;
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt()
+}
+
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/adapters").join(name)
 }
@@ -54,8 +62,8 @@ fn logits_are_those_of_peft() {
         }
         let mut narrow = adapted(&fixture(base), DType::BF16, &[&folder(name)]).unwrap();
         let got = logits_with(&mut *narrow, &ids, &[ids.len()], DType::BF16, Some(0));
-        let difference = largest_difference(&got, &expected) / scale;
-        assert!(difference < 0.04, "{name} in bf16: {difference:e} of the largest logit, {scale}");
+        let difference = distance(&got, &expected) / distance(&vec![0.0; expected.len()], &expected);
+        assert!(difference < LIMIT_BF16, "{name} in bf16: {difference:e} of the norm of the logits");
     }
 }
 
@@ -64,10 +72,12 @@ fn adapters_of_other_models_are_refused_by_tensor() {
     let told = |base: &str, name: &str| {
         adapted(&fixture(base), DType::F32, &[&folder(name)]).err().expect("it is refused").to_string()
     };
-    assert!(told("llama", "gpt2_all").contains("transformer.h.0.attn.c_attn.lora_A.weight"));
+    let unknown = told("llama", "gpt2_all");
+    assert!(unknown.contains("transformer.h.0.attn.c_attn.lora_A.weight"), "{unknown}");
+    assert!(unknown.contains("a module that cannot be adapted"), "{unknown}");
     assert!(told("gpt2", "llama_all").contains("model.layers.0.mlp.down_proj.lora_A.weight"));
-    let wrong = told("qwen3", "llama_all");
-    assert!(wrong.contains("adapter_model.safetensors") && wrong.contains("shape ["), "{wrong}");
-    // Its layers have joined matrices.
-    assert!(told("phi3", "llama_all").contains("a module that cannot be adapted"));
+    for base in ["qwen3", "phi3"] {
+        let wrong = told(base, "llama_all");
+        assert!(wrong.contains("adapter_model.safetensors") && wrong.contains("shape ["), "{wrong}");
+    }
 }
