@@ -357,26 +357,9 @@ impl<'a> Call<'a, Forward> {
 
     /// Runs on the device's default stream and returns everything as new tensors.
     pub fn run(self) -> Result<Routed> {
-        let stream = self.default_stream()?;
-        let make = |index: usize| self.allocate(index, &stream);
-        let mut all = Routed {
-            weights: make(WEIGHTS)?,
-            ids: make(IDS)?,
-            counts: make(COUNTS)?,
-            order: make(ORDER)?,
-            positions: make(POSITIONS)?,
-            dropped: make(DROPPED)?,
-        };
-        let outputs = [
-            (WEIGHTS, all.weights.view_mut()),
-            (IDS, all.ids.view_mut()),
-            (COUNTS, all.counts.view_mut()),
-            (ORDER, all.order.view_mut()),
-            (POSITIONS, all.positions.view_mut()),
-            (DROPPED, all.dropped.view_mut()),
-        ];
-        self.launch(outputs, &stream)?;
-        Ok(all)
+        let [weights, ids, counts, order, positions, dropped] =
+            self.run_for([WEIGHTS, IDS, COUNTS, ORDER, POSITIONS, DROPPED])?;
+        Ok(Routed { weights, ids, counts, order, positions, dropped })
     }
 
     /// Runs on `stream` into the caller's memory; what else is wanted is given before.
