@@ -194,7 +194,8 @@ unsafe impl Op for Forward {
             ArgSpec::input("logits", shape![.., experts], DTypeRule::FLOAT, ""),
             ArgSpec::input("bias", shape![experts], DTypeRule::F32, "added to scores for the choice only")
                 .optional(),
-            ArgSpec::output("weights", shape![.., top_k], DTypeRule::F32, ""),
+            // By the capacity.
+            ArgSpec::output("weights", shape![.., top_k], DTypeRule::F32, "").across_rows(),
             ArgSpec::output("ids", shape![.., top_k], DTypeRule::I32, "experts, by falling score"),
             ArgSpec::output("counts", shape![experts], DTypeRule::I32, "tokens that each expert keeps")
                 .optional(),
@@ -204,6 +205,7 @@ unsafe impl Op for Forward {
                 DTypeRule::I32,
                 "slots by expert, then by token; -1 behind them",
             )
+            .across_rows()
             .optional(),
             ArgSpec::output(
                 "positions",
@@ -211,6 +213,7 @@ unsafe impl Op for Forward {
                 DTypeRule::I32,
                 "of slots in `order`; -1 if dropped",
             )
+            .across_rows()
             .optional(),
             ArgSpec::output("dropped", shape![experts], DTypeRule::I32, "tokens beyond the capacity")
                 .optional(),
