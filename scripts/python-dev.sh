@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin="$PWD/$1/bin"
+# As in the gate, whose build would otherwise be thrown away and made again.
+export CARGO_PROFILE_RELEASE_LTO=off
 PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release -p warpsmith-cli -p warpsmith-python
 
 package="$PWD/crates/python/python"

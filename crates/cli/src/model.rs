@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use warpsmith::{DType, Device, cpu, env};
 use warpsmith_engine::env::MODEL;
 use warpsmith_engine::hub::{Hub, ModelName};
-use warpsmith_engine::models::names::Watched;
+use warpsmith_engine::models::Watched;
 use warpsmith_engine::models::{Config, RandomWeights};
 use warpsmith_engine::{
     AdapterPath, Engine, EngineOptions, Error, EventKind, FinishReason, OpenOptions, Request, Result,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use warpsmith::jit::{CompileEvent, observe_compilation};
 use warpsmith_engine::hub::Download;
-use warpsmith_engine::models::names::LoadProgress;
+use warpsmith_engine::models::LoadProgress;
 
 fn bar(template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());

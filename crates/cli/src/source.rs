@@ -5,7 +5,7 @@ use crate::progress::Loading;
 use std::path::{Path, PathBuf};
 use warpsmith::device::DeviceInfo;
 use warpsmith::op::survey::Needed;
-use warpsmith_engine::models::names::Watched;
+use warpsmith_engine::models::Watched;
 use warpsmith_engine::models::{self, Config, RandomWeights};
 use warpsmith_engine::weights::Checkpoint;
 use warpsmith_engine::{Engine, EngineOptions, Error, OpenOptions, Result, needed_kernels};

@@ -39,6 +39,7 @@ fn describe(spec: &'static OpSpec, kernels: &[&str]) -> Json {
             Autocast::Widest => "widest",
             Autocast::Rows => "rows",
         },
+        "across_rows": spec.is_across_rows(),
         "variants": variants,
         "kernels": kernels,
     })

@@ -142,6 +142,33 @@ def make(op: Op, variant: Variant, *, optional: bool = False, dtype: str = "f32"
     return Case(op, variant, tensors, named | switches)
 
 
+def with_gradient(op: Op, *, optional: bool = False, dtype: str = "f32") -> Case:
+    """A call that has a gradient: as :func:`make`, without the arguments with which there is none."""
+    assert op.gradient is not None
+    case = make(op, op.variants[0], optional=optional, dtype=dtype)
+    for at, given in enumerate(case.variant.tensors):
+        only_for_results = op.args[given.arg].optional and op.name in ("linear", "grouped_linear")
+        if given.arg in op.gradient.without or (only_for_results and given.arg not in op.gradient.results):
+            case.tensors[at] = None
+    return case
+
+
+def returned(found: Any) -> list[torch.Tensor]:
+    """All that a call returned: one tensor, or those that were asked for."""
+    return [one for one in (found if isinstance(found, tuple) else (found,)) if one is not None]
+
+
+def assert_all_close(found: Any, expected: Any, tolerance: float) -> None:
+    """Whether two calls returned the same: real numbers but for a tolerance, whole numbers exactly."""
+    ones, others = returned(found), returned(expected)
+    assert len(ones) == len(others)
+    for one, other in zip(ones, others, strict=True):
+        if one.is_floating_point():
+            torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(one.long(), other.long())
+
+
 ALL = [(op, variant) for op in all_ops().values() for variant in op.variants]
 IDS = [variant.name for _, variant in ALL]
 #: Ops whose optional arguments do not all go together.

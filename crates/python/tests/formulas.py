@@ -220,13 +220,52 @@ def moe_ffn(
     return scale * out if residual is None else scale * out + residual
 
 
-def moe_route(logits: Any, bias: Any = None, *, top_k: int = 2, scale: float = 1.0, **plain: Any) -> Any:
+def moe_route(
+    logits: Any,
+    bias: Any = None,
+    *,
+    top_k: int = 2,
+    scale: float = 1.0,
+    return_counts: bool = False,
+    return_order: bool = False,
+    return_positions: bool = False,
+    return_dropped: bool = False,
+    **plain: Any,
+) -> Any:
     scores = torch.softmax(logits, -1)
-    weights = scores.gather(-1, (scores if bias is None else scores + bias).topk(top_k).indices)
-    return scale * weights / weights.sum(-1, keepdim=True)
+    ids = (scores if bias is None else scores + bias).topk(top_k).indices
+    weights = scores.gather(-1, ids)
+    counts = torch.bincount(ids.flatten(), minlength=logits.shape[-1])
+    order = ids.flatten().argsort(stable=True)
+    asked = {
+        "counts": (counts, return_counts),
+        "order": (order.view(ids.shape), return_order),
+        "positions": (order.argsort().view(ids.shape), return_positions),
+        "dropped": (torch.zeros_like(counts), return_dropped),
+    }
+    more = [value for value, wanted in asked.values() if wanted]
+    return scale * weights / weights.sum(-1, keepdim=True), ids, *more
 
 
-def moe_losses(logits: Any, ids: Any, **plain: Any) -> Any:
+def moe_losses(
+    logits: Any,
+    ids: Any,
+    *,
+    return_load: bool = False,
+    return_probability: bool = False,
+    return_entropy: bool = False,
+    **plain: Any,
+) -> Any:
     experts = logits.shape[-1]
-    load = torch.nn.functional.one_hot(ids.long(), experts).flatten(0, -2).double().mean(0)
-    return experts * (load * torch.softmax(logits, -1).flatten(0, -2).mean(0)).sum()
+    load = F.one_hot(ids.long(), experts).flatten(0, -2).double().mean(0)
+    p = torch.softmax(logits, -1).flatten(0, -2)
+    mean = p.mean(0)
+    losses = (
+        experts * (load * mean).sum(),
+        logits.logsumexp(-1).square().mean(),
+        (mean - mean.mean()).square().mean() / mean.mean().square(),
+    )
+    # What tells how the experts are used has no gradient.
+    statistics = (load, mean.detach(), torch.special.entr(p).sum(-1).mean().detach())
+    asked = (return_load, return_probability, return_entropy)
+    return *losses, *(value for value, wanted in zip(statistics, asked, strict=True) if wanted)

@@ -45,15 +45,8 @@ CALLS = [
 def test_gradient(op: Op, options: dict[str, Any], optional: bool, route: str) -> None:
     assert op.gradient is not None
     variant = op.variants[0]
-    case = cases.make(op, variant, optional=optional)
-    tensors = list(case.tensors)
-    for at, given in enumerate(variant.tensors):
-        if given.arg in op.gradient.without or (
-            op.args[given.arg].optional
-            and op.name in ("linear", "grouped_linear")
-            and given.arg not in op.gradient.results
-        ):
-            tensors[at] = None
+    case = cases.with_gradient(op, optional=optional)
+    tensors = case.tensors
     settings = case.options | options
     wide: list[Any] = []
     for given, tensor in zip(variant.tensors, tensors, strict=True):
@@ -68,15 +61,13 @@ def test_gradient(op: Op, options: dict[str, Any], optional: bool, route: str) -
     judged = dict(zip((op.args[given.arg].name for given in variant.tensors), wide, strict=True))
     judged = {name: value for name, value in judged.items() if value is not None}
     found, expected = call(*tensors, **settings), getattr(formulas, op.name)(**judged, **settings)
-    pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else list(zip(found, expected, strict=True))
-    if route == "op" and isinstance(found, tuple):
-        pairs = [(found[0], expected)] if isinstance(expected, torch.Tensor) else pairs
-    if isinstance(found, tuple) and isinstance(expected, torch.Tensor):
-        pairs = [(found[0], expected)]  # What else an op returns has tests of its own.
+    cases.assert_all_close(found, expected, 1e-5)
     loss, wide_loss = torch.zeros(()), torch.zeros((), dtype=torch.float64)
-    for one, other in pairs:
-        factor = torch.randn(other.shape, dtype=torch.float64)
-        loss, wide_loss = loss + (one * factor.float()).sum(), wide_loss + (other * factor).sum()
+    for one, other in zip(cases.returned(found), cases.returned(expected), strict=True):
+        assert one.requires_grad == other.requires_grad
+        if one.requires_grad:
+            factor = torch.randn(other.shape, dtype=torch.float64)
+            loss, wide_loss = loss + (one * factor.float()).sum(), wide_loss + (other * factor).sum()
     loss.backward()
     wide_loss.backward()
     compared = 0

@@ -83,6 +83,11 @@ impl Machine {
         bytes / (self.copy_gbps * 1e3)
     }
 
+    /// Microseconds of so many cycles, divided among all multiprocessors.
+    pub fn cycles(&self, count: f64) -> f64 {
+        count / (self.units * self.clock_mhz)
+    }
+
     /// Microseconds of so many exponentials on all multiprocessors.
     pub fn exponentials(&self, count: f64) -> f64 {
         count / (EXPONENTIALS * self.units * self.clock_mhz)

@@ -68,6 +68,11 @@ impl Work {
         self.words.contains_key(name) || self.sizes.contains_key(name)
     }
 
+    /// One if the case names this, zero if not: for what takes time only where it is given.
+    pub fn if_has(&self, name: &str) -> f64 {
+        if self.has(name) { 1.0 } else { 0.0 }
+    }
+
     /// The value of an option that was set.
     pub fn option(&self, name: &str) -> &str {
         self.words.get(name).map_or("", String::as_str)
@@ -98,6 +103,7 @@ mod tests {
         let work = Work::new("linear", "linear_sm90", "m=64 n=4096 +bias act=gelu", "bf16");
         assert_eq!((work.size("m"), work.size("n"), work.size("batch")), (64.0, 4096.0, 1.0));
         assert!(work.has("+bias") && work.has("act") && !work.has("+residual") && work.is_half());
+        assert_eq!((work.if_has("+bias"), work.if_has("+residual")), (1.0, 0.0));
         assert_eq!((work.option("act"), work.option("gate")), ("gelu", ""));
         assert_eq!(work.key(&["n", "m"]), "n=4096 m=64 ");
     }

@@ -3,7 +3,8 @@
 
 use super::experts::{Experts, Routing};
 use super::layers::{Attention, Buffer, Norm, Rotaries, Selection, Sum, Table};
-use super::names::{Loader, Part};
+use super::loader::Loader;
+use super::names::Part;
 use super::products::{GatedMlp, Projection};
 use super::{Config, Model};
 use crate::batch::Batch;

@@ -6,7 +6,8 @@ mod tests;
 
 use super::config::{Config, ExpertsConfig};
 use super::layers::Buffer;
-use super::names::{Loader, Naming, Part};
+use super::loader::Loader;
+use super::names::{Naming, Part};
 use super::products::Projection;
 use crate::batch::Batch;
 use crate::error::Result;

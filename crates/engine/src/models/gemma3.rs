@@ -2,7 +2,7 @@
 //! tokens. Most layers see a window of keys and have a rotation of their own.
 
 use super::decoder::{Decoder, Form, NormPlaces, QueryKeyNorms};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::{Error, Result};
 use warpsmith::Device;

@@ -1,7 +1,8 @@
 //! GPT-2: layer norms with biases, learned positions, a feed-forward layer without a gate.
 
 use super::layers::{Attention, Buffer, Norm, Rotaries, Selection, Table};
-use super::names::{Loader, Part};
+use super::loader::Loader;
+use super::names::Part;
 use super::products::Projection;
 use super::{Config, Model};
 use crate::batch::Batch;

@@ -6,7 +6,8 @@
 //! matrices are expanded.
 
 use super::config::{Int4Config, Int4Packing};
-use super::names::{Naming, WeightSource};
+use super::names::Naming;
+use super::source::WeightSource;
 use crate::error::{Error, Result};
 use half::f16;
 use std::path::Path;

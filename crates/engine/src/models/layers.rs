@@ -1,7 +1,9 @@
 //! Layers that models are built from. Each owns its weights and keeps the plans of its calls.
 
 use super::config::{Config, RopeConfig, RopeScaling, Rotation};
-use super::names::{Loader, Matrix, Part};
+use super::loader::Loader;
+use super::matrix::Matrix;
+use super::names::Part;
 use super::source::quantization_of;
 use crate::batch::Batch;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! The Llama family: RMS norms before attention and a gated feed-forward layer, rotated queries and keys.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

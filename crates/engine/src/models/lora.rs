@@ -4,7 +4,9 @@
 //! two products of its own: `x · aᵀ` for all parts of a projection together, and `· bᵀ` for each part. Rows of a product do not
 //! depend on each other, so a sequence's bits do not depend on the others of its batch.
 
-use super::names::{Loader, Matrix, Part, stacked};
+use super::loader::Loader;
+use super::matrix::{Matrix, stacked};
+use super::names::Part;
 use super::products::Packed;
 use crate::adapters::Pair;
 use crate::batch::Batch;

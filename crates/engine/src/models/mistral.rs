@@ -1,7 +1,7 @@
 //! Mistral: a Llama whose queries may see a window of keys. GGUF files call it a Llama, and know no window.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

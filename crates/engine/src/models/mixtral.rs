@@ -1,7 +1,7 @@
 //! Mixtral: a Mistral with experts in place of the feed-forward layers. GGUF files call it a Llama.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

@@ -12,7 +12,9 @@ mod gpt2;
 mod int4;
 pub mod layers;
 mod llama;
+mod loader;
 mod lora;
+mod matrix;
 mod mistral;
 mod mixtral;
 pub mod names;
@@ -29,19 +31,22 @@ mod smollm3;
 mod source;
 #[cfg(test)]
 mod tests;
+mod watched;
 
 pub use config::{
     Config, ExpertsConfig, Fp8Config, Int4Config, Int4Packing, LayerConfig, RopeConfig, RopeScaling, Rotation,
 };
-pub use names::LoadOptions;
+pub use loader::{LoadOptions, Loader};
+pub use matrix::Matrix;
 pub use random::RandomWeights;
-pub use source::open;
+pub use source::{WeightSource, open};
+pub use watched::{LoadProgress, Watched};
 
 use crate::adapters::Adapter;
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
-use names::{Loader, Naming, WeightSource};
+use names::Naming;
 use warpsmith::op::survey;
 use warpsmith::{DType, Device, Stream, TensorViewMut};
 

@@ -2,7 +2,7 @@
 //! which normalises all queries of a token together, and all its keys.
 
 use super::decoder::{Decoder, Form, NormPlaces, QueryKeyNorms};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

@@ -2,7 +2,7 @@
 //! and in Phi-4-mini heads of which a part is rotated.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

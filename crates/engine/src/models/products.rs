@@ -1,8 +1,10 @@
 //! Products with matrices of weights, and the layers that are made of them.
 
 use super::config::Config;
+use super::loader::Loader;
 use super::lora::Lora;
-use super::names::{Loader, Matrix, Part, stacked};
+use super::matrix::{Matrix, stacked};
+use super::names::Part;
 use crate::batch::Batch;
 use crate::error::Result;
 use warpsmith::op::{Plan, survey};

@@ -2,7 +2,7 @@
 //! names.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

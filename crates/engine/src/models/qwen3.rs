@@ -1,7 +1,7 @@
 //! Qwen3, dense: a Llama whose heads of queries and keys are normalised before they are rotated.
 
 use super::decoder::{Decoder, Form, QueryKeyNorms};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

@@ -1,7 +1,7 @@
 //! Qwen3 with experts in place of most feed-forward layers.
 
 use super::decoder::{Decoder, Form, QueryKeyNorms};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

@@ -1,7 +1,8 @@
 //! Random weights, for measuring models without their files.
 
 use super::Config;
-use super::names::{Naming, Part, WeightSource};
+use super::names::{Naming, Part};
+use super::source::WeightSource;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::cell::RefCell;

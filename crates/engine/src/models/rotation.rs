@@ -1,7 +1,8 @@
 //! How positions rotate queries and keys, as configuration and file say together.
 
 use super::config::{RopeConfig, RopeScaling};
-use super::names::{Loader, Naming};
+use super::loader::Loader;
+use super::names::Naming;
 use crate::error::Result;
 use warpsmith::DType;
 

@@ -1,7 +1,7 @@
 //! Tensors as the loader reads them: 8-bit numbers multiplied by their scales, with a record of which tensors were
 //! read.
 
-use super::names::Loader;
+use super::loader::Loader;
 use crate::error::{Error, Result};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

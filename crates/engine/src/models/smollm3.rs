@@ -1,7 +1,7 @@
 //! SmolLM3: a Llama some of whose layers know no positions, by default each fourth.
 
 use super::decoder::{Decoder, Form};
-use super::names::Loader;
+use super::loader::Loader;
 use super::{Config, Model};
 use crate::error::Result;
 

@@ -1,12 +1,76 @@
-//! Files as a source of weights and configurations.
+//! Where weights and configurations come from: files, or tensors in memory.
 
 use super::Config;
-use super::names::{Naming, WeightSource};
+use super::names::Naming;
 use crate::error::{Error, Result};
 use crate::weights::{Checkpoint, Encoding, Format, Metadata, Quantization};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use warpsmith::ops::QuantFormat;
 use warpsmith::{DType, Tensor};
+
+/// A source of tensors by name.
+pub trait WeightSource {
+    /// How its tensors are named.
+    fn naming(&self) -> Naming;
+
+    /// The sizes of a tensor, row-major; `None` if there is none of this name.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The names of all tensors.
+    fn names(&self) -> Vec<String>;
+
+    /// The type of a tensor's numbers as they are stored; `None` if it consists of blocks, or there is none of this name.
+    fn stored_dtype(&self, name: &str) -> Option<DType>;
+
+    /// The file that a tensor is in, or should be in, for messages.
+    fn file(&self, _: &str) -> Option<&Path> {
+        None
+    }
+
+    /// The blocks of a quantised tensor as they are, `[rows, bytes of a row]`; `None` if it is not quantised.
+    ///
+    /// # Errors
+    /// If there is none of this name, or it cannot be read.
+    fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>>;
+
+    /// A tensor on the CPU, converted to `dtype`.
+    ///
+    /// # Errors
+    /// If there is none of this name, or it cannot be converted.
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor>;
+
+    /// Gives back the memory of what was read, where it can be read again.
+    fn release(&self) {}
+}
+
+/// Tensors in memory, under the names transformers gives them.
+impl WeightSource for HashMap<String, Tensor> {
+    fn naming(&self) -> Naming {
+        Naming::Transformers
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.get(name).map(|tensor| tensor.shape().to_vec())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.keys().cloned().collect()
+    }
+
+    fn stored_dtype(&self, name: &str) -> Option<DType> {
+        self.get(name).map(Tensor::dtype)
+    }
+
+    fn blocks(&self, _: &str) -> Result<Option<(Tensor, QuantFormat)>> {
+        Ok(None)
+    }
+
+    fn tensor(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let tensor = self.get(name).ok_or_else(|| Error::tensor(name, "a tensor", "nothing"))?;
+        Ok(if tensor.dtype() == dtype { tensor.clone() } else { tensor.to_dtype(dtype)? })
+    }
+}
 
 impl WeightSource for Checkpoint {
     fn naming(&self) -> Naming {

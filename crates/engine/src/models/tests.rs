@@ -6,7 +6,8 @@ mod int4;
 mod table;
 mod variants;
 
-use super::names::{Naming, WeightSource};
+use super::names::Naming;
+use super::source::WeightSource;
 use super::{Config, LoadOptions, Model, load};
 use crate::batch::{Batch, Chunk};
 use crate::error::Result;

@@ -16,10 +16,6 @@ from warpsmith import _native
 Number = int | float | bool | str
 
 
-#: Ops whose rows depend on each other although all their tensors have rows: capacities, and means over all tokens.
-ACROSS_ROWS = ("moe_route", "moe_losses_backward")
-
-
 @dataclass(frozen=True)
 class Dim:
     """One dimension of a described shape: a number, or made of the size called ``name``."""
@@ -165,6 +161,8 @@ class Op:
     derived: dict[str, Derived]
     gradient: Gradient | None
     autocast: Literal["unchanged", "low", "f32", "widest", "rows"]
+    #: Whether results of a row depend on other rows where the shapes do not tell.
+    across_rows: bool
     variants: tuple[Variant, ...]
     kernels: tuple[str, ...]
 
@@ -184,6 +182,7 @@ def _op(raw: dict[str, Any]) -> Op:
         derived={size["name"]: _derived(size["rule"]) for size in raw["derived"]},
         gradient=None if raw["gradient"] is None else _gradient(raw["gradient"]),
         autocast=raw["autocast"],
+        across_rows=raw["across_rows"],
         variants=tuple(_variant(variant) for variant in raw["variants"]),
         kernels=tuple(raw["kernels"]),
     )

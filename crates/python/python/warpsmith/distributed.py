@@ -17,7 +17,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.experimental import register_sharding
 
 from warpsmith._codegen import bound
-from warpsmith._spec import ACROSS_ROWS, Op, Variant, all_ops
+from warpsmith._spec import Op, Variant, all_ops
 from warpsmith._torch.autograd import Overloads, as_tuple
 
 #: What a call takes and gives in one way of sharding it: placements of the results, and of the arguments.
@@ -42,7 +42,7 @@ def ways(op: Op, variant: Variant) -> Callable[..., list[Way]]:
         rows = [rows_of(op, arg) for arg in arguments]
         results = [rows_of(op, output) for output in variant.returned]
         leading = [t.ndim - dims for t, dims in zip(tensors, rows, strict=True) if t is not None and dims is not None]
-        if op.name in ACROSS_ROWS:
+        if op.across_rows:
             return found
         # Results without rows are sums over them, in gradients alone.
         if not leading or len(set(leading)) > 1 or (None in results and not op.name.endswith("_backward")):

@@ -162,6 +162,19 @@ impl<'a, O: Op + Default> Call<'a, O> {
         Tensor::empty_on(&shape, dtype, stream)
     }
 
+    /// Runs on the device's default stream, and returns new tensors for the outputs at these positions.
+    pub fn run_for<const N: usize>(self, outputs: [usize; N]) -> Result<[Tensor; N]> {
+        let stream = self.default_stream()?;
+        let made = outputs.iter().map(|&index| self.allocate(index, &stream));
+        let mut made = made.collect::<Result<Vec<Tensor>>>()?;
+        let mut args = self.args;
+        for (&index, tensor) in outputs.iter().zip(&mut made) {
+            args = args.output(index, tensor.view_mut());
+        }
+        launch::<O>(&args, &self.attrs, &self.select, self.kept, &stream)?;
+        Ok(made.try_into().expect("a tensor for each output"))
+    }
+
     /// Launches with the outputs given by position.
     pub fn launch<'b, const N: usize>(
         self,

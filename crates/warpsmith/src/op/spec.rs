@@ -53,6 +53,12 @@ impl OpSpec {
                 && self.args.iter().zip(other.args).all(|(one, other)| one.role == other.role))
     }
 
+    /// Whether rows depend on each other where the shapes do not tell. Such a call is not divided by rows, and several are not
+    /// joined in one.
+    pub fn is_across_rows(&self) -> bool {
+        self.args.iter().any(|arg| arg.across_rows)
+    }
+
     /// The position of an argument.
     pub fn arg(&self, name: &str) -> Option<usize> {
         self.args.iter().position(|arg| arg.name == name)
@@ -167,6 +173,8 @@ pub struct ArgSpec {
     /// The input with which the op leaves rows of this output unwritten: whoever allocates it for a call that has this input
     /// fills it with zeros first.
     pub zeroed_with: Option<usize>,
+    /// Whether a row of this output depends on other rows of the inputs, as with a capacity or a mean over all of them.
+    pub across_rows: bool,
     /// Its shape.
     pub shape: ShapeSpec,
     /// Its type.
@@ -183,7 +191,18 @@ impl ArgSpec {
         dtype: DTypeRule,
         doc: &'static str,
     ) -> Self {
-        ArgSpec { name, role, optional: false, late: false, with: None, zeroed_with: None, shape, dtype, doc }
+        ArgSpec {
+            name,
+            role,
+            optional: false,
+            late: false,
+            with: None,
+            zeroed_with: None,
+            across_rows: false,
+            shape,
+            dtype,
+            doc,
+        }
     }
 
     /// A required input.
@@ -223,6 +242,12 @@ impl ArgSpec {
     /// This output, some rows of which may stay unwritten when argument `index` is given.
     pub const fn zeroed_with(mut self, index: usize) -> Self {
         self.zeroed_with = Some(index);
+        self
+    }
+
+    /// This output, rows of which depend on other rows of the inputs.
+    pub const fn across_rows(mut self) -> Self {
+        self.across_rows = true;
         self
     }
 

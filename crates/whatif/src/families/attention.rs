@@ -38,7 +38,7 @@ pub const DECODE: Family = Family {
     },
     group: |work| format!("{} {}", work.sequences(), work.size("kv_len")),
     time: |work, machine, p| {
-        let launch = p[0] + if work.has("+k_scale") { p[2] } else { 0.0 };
+        let launch = p[0] + p[2] * work.if_has("+k_scale");
         let bytes = (work.bytes - machine.kv_on_chip).max(0.0);
         Parts { launch, memory: machine.moving(bytes) / p[1], ..Parts::default() }
     },
@@ -130,9 +130,5 @@ fn backward(work: &Work, machine: &Machine, p: &[f64]) -> Parts {
     let all = (pairs * pair + rows * p[2]) * heads;
     // Keys see all query heads of their group, queries one head: half of the time goes to each.
     let longest = rows * pair * 0.5 * (1.0 + group) + p[2];
-    Parts {
-        memory: machine.moving(work.bytes),
-        math: (all / (BLOCKS * machine.units)).max(longest),
-        ..Parts::default()
-    }
+    Parts { math: (all / (BLOCKS * machine.units)).max(longest), ..Parts::moving(work, machine) }
 }

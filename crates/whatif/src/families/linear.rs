@@ -14,12 +14,7 @@ pub const HALF: Family = Family {
     group: |work| work.key(&["n", "k"]),
     time: |work, machine, p| {
         let tiles = Tiles { efficiency: p[1], epilogue: p[2], rate: machine.half_tflops, slower: 1.0 };
-        Parts {
-            launch: p[0],
-            memory: machine.moving(work.bytes),
-            math: tiles.time(work, machine),
-            serial: 0.0,
-        }
+        Parts { launch: p[0], math: tiles.time(work, machine), ..Parts::moving(work, machine) }
     },
 };
 
@@ -54,7 +49,7 @@ pub const NARROW: Family = Family {
         let rate = if work.dtype == "f8e4m3" { machine.fp8_tflops } else { machine.tf32_tflops };
         let slower = if work.option("scaling") == "block" { p[2] } else { 1.0 };
         let math = Tiles { efficiency: p[0], epilogue: p[1], rate, slower }.time(work, machine);
-        Parts { launch: LAUNCHED, memory: machine.moving(work.bytes), math, serial: 0.0 }
+        Parts { launch: LAUNCHED, math, ..Parts::moving(work, machine) }
     },
 };
 
@@ -68,12 +63,7 @@ pub const FULL: Family = Family {
     group: |work| work.key(&["m", "n", "k"]),
     time: |work, machine, p| {
         let tiles = Tiles { efficiency: p[1], epilogue: 0.0, rate: machine.half_tflops, slower: 6.0 };
-        Parts {
-            launch: p[0],
-            memory: machine.moving(work.bytes),
-            math: tiles.time(work, machine),
-            serial: 0.0,
-        }
+        Parts { launch: p[0], math: tiles.time(work, machine), ..Parts::moving(work, machine) }
     },
 };
 
@@ -112,7 +102,7 @@ fn quantised(work: &Work, machine: &Machine, p: &[f64]) -> Parts {
     Parts {
         launch: p[0],
         memory: machine.moving(work.bytes) / p[1],
-        serial: p[2] * products / (machine.units * machine.clock_mhz),
+        serial: machine.cycles(p[2] * products),
         math: 0.0,
     }
 }

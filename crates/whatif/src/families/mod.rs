@@ -44,6 +44,11 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Those of a call that moves its bytes, and does nothing else.
+    fn moving(work: &Work, machine: &Machine) -> Parts {
+        Parts { memory: machine.moving(work.bytes), ..Parts::default() }
+    }
+
     /// All of them.
     pub fn total(&self) -> f64 {
         self.launch + self.serial + self.memory.max(self.math)

@@ -62,7 +62,7 @@ pub const TRANSPOSES: Family = Family {
     group: |work| work.key(&["batch", "rows", "cols"]) + &work.dtype,
     time: |work, machine, p| {
         let elements = work.size("batch") * work.size("rows") * work.size("cols");
-        Parts { serial: p[2] * elements / (machine.units * machine.clock_mhz), ..time(work, machine, p) }
+        Parts { serial: machine.cycles(p[2] * elements), ..time(work, machine, p) }
     },
 };
 

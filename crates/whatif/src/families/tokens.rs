@@ -23,16 +23,15 @@ pub const STORES: Family = Family {
         )
     },
     time: |work, machine, p| {
-        let [rotated, normed] =
-            ["+positions", "+q_weight"].map(|name| if work.has(name) { 1.0 } else { 0.0 });
+        let [rotated, normed] = ["+positions", "+q_weight"].map(|name| work.if_has(name));
         let heads = work.size_or("heads", 2.0 * work.size("num_kv_heads"));
         // A norm takes half as long again as a rotation.
         let cycles = rotated * (1.0 + 0.5 * normed) * p[2] * work.size("num_tokens") * heads;
         Parts {
             launch: p[0],
             serial: p[1] * (rotated + normed),
-            memory: machine.moving(work.bytes),
-            math: cycles / (machine.units * machine.clock_mhz),
+            math: machine.cycles(cycles),
+            ..Parts::moving(work, machine)
         }
     },
 };
@@ -68,12 +67,7 @@ pub const ARGMAX: Family = Family {
     group: |work| work.key(&["num_tokens", "n"]),
     time: |work, machine, p| {
         let elements = work.size("num_tokens") * work.size("n");
-        Parts {
-            launch: p[0],
-            memory: machine.moving(work.bytes),
-            math: p[1] * elements / (machine.units * machine.clock_mhz),
-            serial: 0.0,
-        }
+        Parts { launch: p[0], math: machine.cycles(p[1] * elements), ..Parts::moving(work, machine) }
     },
 };
 
@@ -88,8 +82,7 @@ pub const PREFIXES: Family = Family {
     time: |work, machine, p| Parts {
         launch: p[0],
         serial: p[1] * work.size("depth"),
-        memory: machine.moving(work.bytes),
-        math: 0.0,
+        ..Parts::moving(work, machine)
     },
 };
 

@@ -6,7 +6,7 @@
 
 use super::{Matrices, Which};
 use crate::error::Result;
-use crate::models::names::stacked;
+use crate::models::matrix::stacked;
 use warpsmith::op::Plan;
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{Cast, Embedding, Linear, LinearQuant, PackedQuantWeight, QuantFormat};

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::models::Config;
-use crate::models::names::{LoadOptions, WeightSource};
+use crate::models::loader::LoadOptions;
+use crate::models::source::WeightSource;
 use crate::weights::Checkpoint;
 use std::path::Path;
 use warpsmith::ops::QuantFormat;

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from warpsmith import _codegen, _shapes
-from warpsmith._spec import ACROSS_ROWS, Form, Op, Variant
+from warpsmith._spec import Form, Op, Variant
 from warpsmith._torch.autograd import Overloads, as_tuple
 from warpsmith._torch.dtypes import BY_NAME, NAMES
 from warpsmith.errors import ArgumentError, UnsupportedError
@@ -84,7 +84,7 @@ class Batching:
     ) -> bool:
         """Whether the further dimension is nothing but more rows."""
         op, variant = self.op, self.variant
-        if variant.is_mutating or op.name in ACROSS_ROWS:
+        if variant.is_mutating or op.across_rows:
             return False
         sizes = _shapes.Sizes(op, options, torch._check)
         for output, known in zip(variant.returned, made, strict=True):

@@ -1,6 +1,7 @@
 //! The arithmetics in which references are evaluated: `f64` for the truth, [`Naive`] for the error of a plain
 //! implementation in a given dtype, [`Random`] for its average error, and [`Probe`] for the range it needs.
 
+pub(crate) mod choice;
 mod naive;
 mod probe;
 mod random;

@@ -247,11 +247,6 @@ impl<'a> Call<'a, Forward> {
 
     /// Runs on the device's default stream and returns the loss and what the gradient needs: `lse` and `count`.
     pub fn run_for_gradient(self) -> Result<(Tensor, Tensor, Tensor)> {
-        let stream = self.default_stream()?;
-        let [mut loss, mut lse, mut count] =
-            [self.allocate(LOSS, &stream)?, self.allocate(LSE, &stream)?, self.allocate(COUNT, &stream)?];
-        let outputs = [(LOSS, loss.view_mut()), (LSE, lse.view_mut()), (COUNT, count.view_mut())];
-        self.launch(outputs, &stream)?;
-        Ok((loss, lse, count))
+        Ok(self.run_for([LOSS, LSE, COUNT])?.into())
     }
 }

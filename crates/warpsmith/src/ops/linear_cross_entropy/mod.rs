@@ -339,16 +339,6 @@ impl<'a> Call<'a, Forward> {
 
     /// Runs on the device's default stream and returns the loss and what its gradients are made of: `count`, `dx` and `dw`.
     pub fn run_for_gradient(self) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
-        let stream = self.default_stream()?;
-        let [mut loss, mut count, mut dx, mut dw] = [
-            self.allocate(LOSS, &stream)?,
-            self.allocate(COUNT, &stream)?,
-            self.allocate(DX, &stream)?,
-            self.allocate(DW, &stream)?,
-        ];
-        let outputs =
-            [(LOSS, loss.view_mut()), (COUNT, count.view_mut()), (DX, dx.view_mut()), (DW, dw.view_mut())];
-        self.launch(outputs, &stream)?;
-        Ok((loss, count, dx, dw))
+        Ok(self.run_for([LOSS, COUNT, DX, DW])?.into())
     }
 }

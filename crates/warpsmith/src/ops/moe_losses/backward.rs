@@ -69,7 +69,8 @@ unsafe impl Op for Backward {
                 DTypeRule::Same(LOGITS),
                 "gradient of the logits",
             )
-            .in_place_of(LOGITS),
+            .in_place_of(LOGITS)
+            .across_rows(),
         ],
         attrs: ATTRS,
         sizes: &[SIZES[0], SIZES[1]],

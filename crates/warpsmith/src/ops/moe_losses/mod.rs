@@ -225,26 +225,9 @@ impl<'a> Call<'a, Forward> {
 
     /// Runs on the device's default stream and returns everything as new tensors.
     pub fn run(self) -> Result<RouterLosses> {
-        let stream = self.default_stream()?;
-        let make = |index: usize| self.allocate(index, &stream);
-        let mut all = RouterLosses {
-            load_balance: make(LOAD_BALANCE)?,
-            z_loss: make(Z_LOSS)?,
-            importance: make(IMPORTANCE)?,
-            load: make(LOAD)?,
-            probability: make(PROBABILITY)?,
-            entropy: make(ENTROPY)?,
-        };
-        let outputs = [
-            (LOAD_BALANCE, all.load_balance.view_mut()),
-            (Z_LOSS, all.z_loss.view_mut()),
-            (IMPORTANCE, all.importance.view_mut()),
-            (LOAD, all.load.view_mut()),
-            (PROBABILITY, all.probability.view_mut()),
-            (ENTROPY, all.entropy.view_mut()),
-        ];
-        self.launch(outputs, &stream)?;
-        Ok(all)
+        let [load_balance, z_loss, importance, load, probability, entropy] =
+            self.run_for([LOAD_BALANCE, Z_LOSS, IMPORTANCE, LOAD, PROBABILITY, ENTROPY])?;
+        Ok(RouterLosses { load_balance, z_loss, importance, load, probability, entropy })
     }
 
     /// Runs on `stream` into the caller's memory, one number each; what else is wanted is given before.

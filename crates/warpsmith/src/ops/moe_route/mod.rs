@@ -194,7 +194,8 @@ unsafe impl Op for Forward {
             ArgSpec::input("logits", shape![.., experts], DTypeRule::FLOAT, ""),
             ArgSpec::input("bias", shape![experts], DTypeRule::F32, "added to scores for the choice only")
                 .optional(),
-            ArgSpec::output("weights", shape![.., top_k], DTypeRule::F32, ""),
+            // By the capacity.
+            ArgSpec::output("weights", shape![.., top_k], DTypeRule::F32, "").across_rows(),
             ArgSpec::output("ids", shape![.., top_k], DTypeRule::I32, "experts, by falling score"),
             ArgSpec::output("counts", shape![experts], DTypeRule::I32, "tokens that each expert keeps")
                 .optional(),
@@ -204,6 +205,7 @@ unsafe impl Op for Forward {
                 DTypeRule::I32,
                 "slots by expert, then by token; -1 behind them",
             )
+            .across_rows()
             .optional(),
             ArgSpec::output(
                 "positions",
@@ -211,6 +213,7 @@ unsafe impl Op for Forward {
                 DTypeRule::I32,
                 "of slots in `order`; -1 if dropped",
             )
+            .across_rows()
             .optional(),
             ArgSpec::output("dropped", shape![experts], DTypeRule::I32, "tokens beyond the capacity")
                 .optional(),
@@ -357,26 +360,9 @@ impl<'a> Call<'a, Forward> {
 
     /// Runs on the device's default stream and returns everything as new tensors.
     pub fn run(self) -> Result<Routed> {
-        let stream = self.default_stream()?;
-        let make = |index: usize| self.allocate(index, &stream);
-        let mut all = Routed {
-            weights: make(WEIGHTS)?,
-            ids: make(IDS)?,
-            counts: make(COUNTS)?,
-            order: make(ORDER)?,
-            positions: make(POSITIONS)?,
-            dropped: make(DROPPED)?,
-        };
-        let outputs = [
-            (WEIGHTS, all.weights.view_mut()),
-            (IDS, all.ids.view_mut()),
-            (COUNTS, all.counts.view_mut()),
-            (ORDER, all.order.view_mut()),
-            (POSITIONS, all.positions.view_mut()),
-            (DROPPED, all.dropped.view_mut()),
-        ];
-        self.launch(outputs, &stream)?;
-        Ok(all)
+        let [weights, ids, counts, order, positions, dropped] =
+            self.run_for([WEIGHTS, IDS, COUNTS, ORDER, POSITIONS, DROPPED])?;
+        Ok(Routed { weights, ids, counts, order, positions, dropped })
     }
 
     /// Runs on `stream` into the caller's memory; what else is wanted is given before.

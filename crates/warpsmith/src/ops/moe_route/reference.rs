@@ -5,6 +5,7 @@ use super::options::{
     CAPACITY, GROUP_SCORE, GROUPS, NOISE, NORMALIZE, SCALE, SCORE, SEED, TOP_GROUPS, TOP_K,
 };
 use super::{BIAS, COUNTS, DROPPED, IDS, LOGITS, ORDER, POSITIONS, WEIGHTS};
+use crate::lab::reference::choice::{clean, exp, exponential, random_bits, whole};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 
@@ -55,18 +56,6 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     out
 }
 
-/// A logit as a number or minus infinity.
-fn clean<R: Real>(x: R) -> R {
-    let value = x.f64();
-    if value.is_nan() {
-        R::of(f64::NEG_INFINITY)
-    } else if value > f32::MAX as f64 {
-        R::of(f32::MAX as f64)
-    } else {
-        x
-    }
-}
-
 /// The experts of a token, the best first.
 fn choose<R: Real>(row: &[R], bias: Option<&[R]>, token: usize, attrs: &Attrs) -> Vec<usize> {
     let clean = |x: f32| if x.is_nan() { f32::NEG_INFINITY } else { x.min(f32::MAX) };
@@ -110,23 +99,12 @@ fn best_first(scores: &[f32]) -> Vec<usize> {
     all
 }
 
-/// e^t for t <= 0.
-fn exp(t: f32) -> f32 {
-    let y = (t * std::f32::consts::LOG2_E).max(-60.0);
-    let n = y.round_ties_even();
-    let f = y - n;
-    let c =
-        [0.00015353362f32, 0.0013398875, 0.009618437, 0.055503324, 0.24022648, std::f32::consts::LN_2, 1.0];
-    c[1..].iter().fold(c[0], |p, &c| p.mul_add(f, c)) * 2f32.powi(n as i32)
-}
-
 /// The softmax by which experts are chosen: shares of a sum of whole multiples of 2^-40.
 fn softmax(x: &[f32]) -> Vec<f32> {
     let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let of = |x: f32| if x == f32::NEG_INFINITY { 0.0 } else { exp(x - most) };
-    let unit = 2f32.powi(40);
-    let total: u64 = x.iter().map(|&x| (of(x) * unit) as u64).sum();
-    x.iter().map(|&x| of(x) / (total as f32 / unit)).collect()
+    let total: u64 = x.iter().map(|&x| whole(of(x))).sum();
+    x.iter().map(|&x| of(x) / (total as f32 * 2f32.powi(-40))).collect()
 }
 
 fn sigmoid(x: &[f32]) -> Vec<f32> {
@@ -139,38 +117,9 @@ fn sigmoid(x: &[f32]) -> Vec<f32> {
 
 /// A normally distributed number for an expert of a token.
 fn normal(seed: i64, token: usize, expert: usize) -> f32 {
-    const STEP: u64 = 0x9e3779b97f4a7c15;
-    let mix = |z: u64| {
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
-        z ^ (z >> 31)
-    };
-    let of_seed = mix((seed as u64).wrapping_add(STEP));
-    let stream = mix(of_seed.wrapping_add((token as u64).wrapping_mul(STEP)));
-    let bits = mix(stream.wrapping_add((expert as u64 + 1).wrapping_mul(STEP)));
+    let bits = random_bits(seed, token as i64, expert);
     let turns = (bits as u32 as i32).unsigned_abs() as f32 * 2f32.powi(-32);
     (2.0 * exponential((bits >> 32) as u32)).sqrt() * cosine(turns)
-}
-
-/// -ln(1 - x), x uniform between 0 and 1.
-fn exponential(bits: u32) -> f32 {
-    let part = |bits: u32| (bits | 1) as f32 * 2f32.powi(-32);
-    if bits < 1 << 30 {
-        return -ln_1p(-part(bits));
-    }
-    // 1 - x = m 2^e with m from 1/sqrt(2) to sqrt(2).
-    let (mut m, mut e) = (part(!bits), 0.0f32);
-    while m < f32::from_bits(0x3f3504f3) {
-        (m, e) = (m * 2.0, e - 1.0);
-    }
-    -(e.mul_add(std::f32::consts::LN_2, ln_1p(m - 1.0)))
-}
-
-fn ln_1p(f: f32) -> f32 {
-    let c =
-        [0.08736038f32, -0.14309312, 0.14918347, -0.16570306, 0.19962022, -0.2500176, 0.3333395, -0.4999999];
-    let p = c[1..].iter().fold(c[0], |p, &c| p.mul_add(f, c));
-    (p * f).mul_add(f, f)
 }
 
 /// The cosine of up to half a turn, as the sine of a quarter less it.

@@ -6,16 +6,13 @@
 //
 // Defines: ELEM (element type).
 
-#include "warpsmith/reduce.cuh"
+#include "warpsmith/random.cuh"
 
 using namespace warpsmith;
 
 using T = ELEM;
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr float kLargest = 3.402823466e38f;
-constexpr float kUnit = 1099511627776.0f;  // 2^40
-constexpr u64 kGolden = 0x9e3779b97f4a7c15ull;
 
 struct Largest {
   static WS_INLINE u64 join(u64 a, u64 b) { return a > b ? a : b; }
@@ -34,21 +31,8 @@ struct Row {
   const T* at;
   i64 step;
 
-  // A number or minus infinity, and no negative zero.
-  WS_INLINE float operator[](int j) const {
-    const float x = to_f32(at[j * step]);
-    return __fadd_rn(x != x ? minus_infinity() : fminf(x, kLargest), 0.0f);
-  }
+  WS_INLINE float operator[](int j) const { return clean(to_f32(at[j * step])); }
 };
-
-// Bits whose unsigned order is that of numbers, and back.
-WS_INLINE u32 ordered(float x) {
-  const u32 bits = float_bits(x);
-  return bits ^ ((u32)((i32)bits >> 31) | 0x80000000u);
-}
-WS_INLINE float number(u32 ordered) {
-  return bits_float(ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered);
-}
 
 // The largest of a row above the bits of its first place, flipped.
 WS_INLINE u64 largest(const Row& row, int vocab, u64* scratch) {
@@ -56,50 +40,8 @@ WS_INLINE u64 largest(const Row& row, int vocab, u64* scratch) {
   // Few rows have few blocks: loads in flight are what hides the latency of L2.
 #pragma unroll 8
   for (int j = threadIdx.x; j < vocab; j += kThreads)
-    best = Largest::join(best, (u64)ordered(row[j]) << 32 | ~(u32)j);
+    best = Largest::join(best, (u64)ordered_bits(row[j]) << 32 | ~(u32)j);
   return block_join<Largest>(best, scratch);
-}
-
-WS_INLINE float weight(float t) {
-  const float y = fmaxf(__fmul_rn(t, 1.44269504088896341f), -60.0f);
-  const float n = rintf(y), f = __fsub_rn(y, n);
-  float p = 0.00015353362f;
-  p = __fmaf_rn(p, f, 0.0013398875f);
-  p = __fmaf_rn(p, f, 0.009618437f);
-  p = __fmaf_rn(p, f, 0.055503324f);
-  p = __fmaf_rn(p, f, 0.24022648f);
-  p = __fmaf_rn(p, f, 0.6931472f);
-  p = __fmaf_rn(p, f, 1.0f);
-  return __fmul_rn(p, bits_float((u32)((int)n + 127) << 23));
-}
-
-WS_INLINE u64 whole(float weight) { return __float2ull_rz(__fmul_rn(weight, kUnit)); }
-
-WS_INLINE u64 mix(u64 z) {
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-  return z ^ z >> 31;
-}
-
-WS_INLINE float ln_1p(float f) {
-  float p = 0.08736038f;
-  p = __fmaf_rn(p, f, -0.14309312f);
-  p = __fmaf_rn(p, f, 0.14918347f);
-  p = __fmaf_rn(p, f, -0.16570306f);
-  p = __fmaf_rn(p, f, 0.19962022f);
-  p = __fmaf_rn(p, f, -0.2500176f);
-  p = __fmaf_rn(p, f, 0.3333395f);
-  p = __fmaf_rn(p, f, -0.4999999f);
-  return __fmaf_rn(__fmul_rn(p, f), f, f);
-}
-
-WS_INLINE float exponential(u32 bits) {
-  constexpr float kScale = 2.3283064365386963e-10f;  // 2^-32
-  if (bits < 1u << 30) return -ln_1p(-__fmul_rn(__uint2float_rn(bits | 1), kScale));
-  const float x = __fmul_rn(__uint2float_rn(~bits | 1), kScale);
-  const i32 over = (i32)(float_bits(x) - 0x3f3504f3u) >> 23;
-  const float f = __fsub_rn(bits_float(float_bits(x) - ((u32)over << 23)), 1.0f);
-  return -__fmaf_rn(__int2float_rn(over), 0.693147180559945309f, ln_1p(f));
 }
 
 // The tokens that remain: their weights and their logits are at least these.
@@ -109,13 +51,13 @@ struct Remaining {
 
   // The weight, or zero.
   WS_INLINE float of(float logit) const {
-    const float e = weight(__fmul_rn(__fsub_rn(logit, most), inverse));
-    return e >= least_weight && ordered(logit) >= least_key ? e : 0.0f;
+    const float e = decisive_exp(__fmul_rn(__fsub_rn(logit, most), inverse));
+    return e >= least_weight && ordered_bits(logit) >= least_key ? e : 0.0f;
   }
 };
 
 // What one token adds to the sum of those that remain: one, or its weight.
-template <bool kCount> WS_INLINE u64 share(float e) { return e == 0.0f ? 0 : kCount ? 1 : whole(e); }
+template <bool kCount> WS_INLINE u64 share(float e) { return e == 0.0f ? 0 : kCount ? 1 : whole_weight(e); }
 
 template <bool kCount> WS_INLINE u64 total(const Row& row, int vocab, const Remaining& left, u64* scratch) {
   u64 sum = 0;
@@ -140,7 +82,7 @@ WS_INLINE u32 select(const Row& row, int vocab, const Remaining& left, u64 missi
     for (int first = threadIdx.x / 32 * 32; first < vocab; first += kThreads) {
       const int j = first + threadIdx.x % 32;
       const float logit = j < vocab ? row[j] : minus_infinity();
-      const u32 own = ordered(logit);
+      const u32 own = ordered_bits(logit);
       const bool fits = j < vocab && (own & known) == key;
       const u64 mine = fits ? share<kCount>(left.of(logit)) : 0;
       const u32 digit = own >> shift & 255;
@@ -179,7 +121,7 @@ WS_INLINE u32 select(const Row& row, int vocab, const Remaining& left, u64 missi
 }
 
 WS_INLINE void log_probability(const SampleParams& p, const Row& raw, int token, u64* scratch) {
-  const float most = number((u32)(largest(raw, p.vocab, scratch) >> 32));
+  const float most = ordered_number((u32)(largest(raw, p.vocab, scratch) >> 32));
   float sum[1] = {0.0f};
 #pragma unroll 4
   for (int j = threadIdx.x; j < p.vocab; j += kThreads) sum[0] += expf(raw[j] - most);
@@ -197,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const SampleParams
   const i64 index = blockIdx.x;
   const Row row{(const T*)p.logits + index * p.logits_row, p.logits_step};
   const u64 top = largest(row, p.vocab, scratch);
-  const float most = number((u32)(top >> 32));
+  const float most = ordered_number((u32)(top >> 32));
   if (most == minus_infinity()) {
     if (threadIdx.x > 0) return;
     ((i32*)p.token)[index * p.token_step] = -1;
@@ -207,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const SampleParams
   int token = (int)~(u32)top;
   const float temperature = p.temperature ? ((const float*)p.temperature)[index * p.temperature_step] : 1.0f;
   if (temperature >= 1e-5f) {
-    Remaining left{most, __fdiv_rn(1.0f, temperature), 1.0f / kUnit, 0};
+    Remaining left{most, __fdiv_rn(1.0f, temperature), 1.0f / kWeightUnit, 0};
     const float min_p = p.min_p ? ((const float*)p.min_p)[index * p.min_p_step] : 0.0f;
     if (min_p > 0.0f) left.least_weight = fmaxf(left.least_weight, fminf(min_p, 1.0f));
     const i32 top_k = p.top_k ? ((const i32*)p.top_k)[index * p.top_k_step] : 0;
@@ -220,15 +162,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const SampleParams
       const u64 missing = top_p > 0.0f && wanted > 0 ? wanted : 1;
       left.least_key = select<false>(row, p.vocab, left, missing, sums, found);
     }
-    const u64 seed = mix((u64)((const i64*)p.seed)[index * p.seed_step] + kGolden);
-    const u64 stream = mix(seed + (u64)((const i64*)p.position)[index * p.position_step] * kGolden);
+    const i64 seed = ((const i64*)p.seed)[index * p.seed_step];
+    const RandomStream random(seed, ((const i64*)p.position)[index * p.position_step]);
     u64 best = 0;
 #pragma unroll 4
     for (int j = threadIdx.x; j < p.vocab; j += kThreads) {
       const float e = left.of(row[j]);
       if (e == 0.0f) continue;
-      const u32 bits = (u32)(mix(stream + ((u64)j + 1) * kGolden) >> 32);
-      const float score = __fdiv_rn(e, exponential(bits));
+      const float score = __fdiv_rn(e, random_exponential((u32)(random[(u32)j] >> 32)));
       best = Largest::join(best, (u64)float_bits(score) << 32 | ~(u32)j);
     }
     token = (int)~(u32)block_join<Largest>(best, scratch);

@@ -1,5 +1,9 @@
+use super::table::{MOST_PLANS, Table};
+use super::work::make;
 use super::*;
+use crate::op::{Attrs, Op, Select};
 use crate::ops::{Activation, RmsNorm};
+use crate::tensor::{DType, Layout};
 
 fn random(shape: &[usize], seed: u64) -> Tensor {
     Tensor::randn(shape, DType::F32, Device::Cpu, seed).unwrap()

@@ -1,7 +1,8 @@
 //! What profiles say of a plan.
 
-use super::super::Products;
-use super::{Form, Inner};
+use super::Inner;
+use super::signature::Form;
+use crate::op::Products;
 use crate::profile;
 
 impl profile::Called for Inner {
