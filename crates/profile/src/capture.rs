@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use warpsmith::lab::bench::{self, Settings};
 use warpsmith::op::{Cost, Products};
-use warpsmith::profile::{CallForm, Kind, Records};
+use warpsmith::profile::{CallForm, DeviceWork, Kind, Records};
 use warpsmith::{Device, Result, cpu};
 
 /// The measured limits of the devices that a profile is about.
@@ -110,18 +110,23 @@ pub fn phase(name: &str, records: Records, origin: u64, limits: &Limits) -> Phas
     let mut forms: Vec<Form> = Vec::new();
     let mut places: HashMap<*const CallForm, usize> = HashMap::new();
     let mut sets: HashMap<*const CallForm, HashSet<u64>> = HashMap::new();
-    for call in &records.calls {
-        sets.entry(Arc::as_ptr(&call.form)).or_default().insert(call.data);
+    let ran_in_graphs = || records.device.iter().filter_map(|work| work.recorded.as_ref());
+    let uses = records.calls.iter().map(|call| (&call.form, call.data));
+    for (form, data) in uses.chain(ran_in_graphs().map(|recorded| (&recorded.form, recorded.data))) {
+        sets.entry(Arc::as_ptr(form)).or_default().insert(data);
     }
     let mut caches = BTreeMap::new();
     let mut ran = Vec::new();
     let mut forms_of_calls: HashMap<u64, usize> = HashMap::new();
     let mut captured = 0usize;
-    for call in &records.calls {
-        let form = *places.entry(Arc::as_ptr(&call.form)).or_insert_with(|| {
-            forms.push(limits.form(&call.form, sets[&Arc::as_ptr(&call.form)].len(), &mut caches));
+    let mut place = |form: &Arc<CallForm>| {
+        *places.entry(Arc::as_ptr(form)).or_insert_with(|| {
+            forms.push(limits.form(form, sets[&Arc::as_ptr(form)].len(), &mut caches));
             forms.len() - 1
-        });
+        })
+    };
+    for call in &records.calls {
+        let form = place(&call.form);
         forms_of_calls.insert(call.id, form);
         captured += usize::from(call.captured);
         ran.push(Call {
@@ -144,8 +149,12 @@ pub fn phase(name: &str, records: Records, origin: u64, limits: &Limits) -> Phas
     if captured > 0 {
         notes.push(format!("{captured} calls were recorded into graphs and did not run"));
     }
+    let mut form_of = |work: &DeviceWork| match &work.recorded {
+        Some(recorded) => Some(place(&recorded.form)),
+        None => work.call.and_then(|call| forms_of_calls.get(&call).copied()),
+    };
     let work = records.device.into_iter().map(|work| Work {
-        form: work.call.and_then(|call| forms_of_calls.get(&call).copied()),
+        form: form_of(&work),
         name: work.name,
         call: work.call,
         device: work.device,

@@ -1,7 +1,7 @@
 //! The data of a profile. Times are nanoseconds since the profile began.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A run, in one or more phases.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -279,7 +279,9 @@ impl Phase {
         if self.work.is_empty() {
             return self.calls.iter().map(|call| self.of_call(call)).collect();
         }
+        let mut known = HashSet::new();
         let of_work = |work: &Work| Kernel {
+            is_first: work.call.is_none_or(|call| known.insert(call)),
             name: work.form.map_or(work.name.clone(), |form| self.forms[form].kernel.clone()),
             form: work.form.map(|form| (form, &self.forms[form])),
             start: work.start,
@@ -315,7 +317,8 @@ impl Phase {
 
     fn of_call(&self, call: &Call) -> Kernel<'_> {
         let form = &self.forms[call.form];
-        Kernel { name: form.kernel.clone(), form: Some((call.form, form)), start: call.start, end: call.end }
+        let form_at = Some((call.form, form));
+        Kernel { name: form.kernel.clone(), form: form_at, is_first: true, start: call.start, end: call.end }
     }
 }
 
@@ -326,6 +329,8 @@ pub struct Kernel<'a> {
     pub name: String,
     /// What it computed, with its place, if that is known.
     pub form: Option<(usize, &'a Form)>,
+    /// Whether it is the first of its call: what the op states counts once, however many kernels it takes.
+    pub is_first: bool,
     /// When it began.
     pub start: u64,
     /// When it ended.

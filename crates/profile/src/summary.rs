@@ -142,9 +142,9 @@ impl Summary {
         let mut backward_ns = 0.0;
         for (kernel, &time) in kernels.iter().zip(&times) {
             let form = kernel.form.map(|(_, form)| form);
-            by_kernel.entry(&kernel.name).or_default().add(form, time);
+            by_kernel.entry(&kernel.name).or_default().add(form, time, kernel.is_first);
             if let Some((at, form)) = kernel.form {
-                by_form.entry(at).or_default().add(Some(form), time);
+                by_form.entry(at).or_default().add(Some(form), time, kernel.is_first);
                 backward_ns += if is_backward(&form.op) { time } else { 0.0 };
             }
         }
@@ -215,8 +215,12 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, form: Option<&Form>, time: f64) {
+    /// Adds a kernel. Those after the first of a call add their time alone.
+    fn add(&mut self, form: Option<&Form>, time: f64, is_first: bool) {
         self.time += time;
+        if !is_first {
+            return;
+        }
         self.launches += 1;
         let limit = form.and_then(|form| form.limit_ns);
         match limit {

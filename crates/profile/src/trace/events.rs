@@ -119,10 +119,17 @@ impl Events {
     }
 
     fn work(&mut self, phase: &Phase) {
+        let called: HashSet<u64> = phase.calls.iter().map(|call| call.id).collect();
+        // A call's limit is that of all its kernels together.
+        let mut took: HashMap<u64, u64> = HashMap::new();
+        for (call, work) in phase.work.iter().filter_map(|work| Some((work.call?, work))) {
+            *took.entry(call).or_default() += work.end - work.start;
+        }
         for work in &phase.work {
             let form = work.form.map(|form| &phase.forms[form]);
             let mut slice = Slice::new("kernel", &work.name, work.start, work.end);
-            slice.args = form.map_or(String::new(), |form| form_args(form, Some(work.end - work.start)));
+            let time = work.call.map_or(work.end - work.start, |call| took[&call]);
+            slice.args = form.map_or(String::new(), |form| form_args(form, Some(time)));
             let numbers = [
                 ("stream", work.stream),
                 ("correlation", work.correlation.into()),
@@ -135,7 +142,7 @@ impl Events {
             for (name, value) in numbers.into_iter().filter(|(_, value)| *value > 0) {
                 member(&mut slice.args, name, &value.to_string());
             }
-            slice.flow = work.call.map(Flow::To);
+            slice.flow = work.call.filter(|call| called.contains(call)).map(Flow::To);
             self.names
                 .entry((GPUS + work.device, work.stream))
                 .or_insert_with(|| format!("stream {}", work.stream));

@@ -1,11 +1,12 @@
 //! CUDA graphs: recording the work given to a stream and replaying it.
 
+use super::activity::{ForCall, node_number};
 use super::context::{Context, cu, lock};
 use super::order::Access;
 use super::stream::Stream;
 use super::timing::Timing;
 use crate::error::{Error, Result};
-use crate::profile;
+use crate::profile::{self, Called, GraphCalls};
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,10 +22,17 @@ pub(super) trait Resource: Send + Sync {
 /// What must live as long as a graph, and what the graph does with it.
 type Kept = Vec<(Arc<dyn Resource>, Access)>;
 
-/// The active captures of a context, and what their graphs will keep.
+/// An active capture: what its graph will keep, and the calls that it has recorded, for profiles.
+struct Capture {
+    id: u64,
+    kept: Kept,
+    calls: GraphCalls,
+}
+
+/// The active captures of a context.
 #[derive(Default)]
 pub(super) struct Captures {
-    open: Mutex<Vec<(u64, Kept)>>,
+    open: Mutex<Vec<Capture>>,
     count: AtomicUsize,
 }
 
@@ -36,13 +44,13 @@ impl Captures {
 
     /// Whether capture `id` is one of ours and active.
     pub fn is_open(&self, id: u64) -> bool {
-        lock(&self.open).iter().any(|(open, _)| *open == id)
+        lock(&self.open).iter().any(|open| open.id == id)
     }
 
     /// Keeps `resource` for the graph of capture `id`. A capture that is not ours keeps nothing.
     pub fn keep(&self, id: u64, resource: Arc<dyn Resource>, access: Access) {
         let mut open = lock(&self.open);
-        let Some((_, kept)) = open.iter_mut().find(|(open, _)| *open == id) else { return };
+        let Some(Capture { kept, .. }) = open.iter_mut().find(|open| open.id == id) else { return };
         let same = |other: &Arc<dyn Resource>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&resource));
         match kept.iter_mut().find(|(other, _)| same(other)) {
             Some((_, known)) if access == Access::Write => *known = Access::Write,
@@ -52,15 +60,30 @@ impl Captures {
     }
 
     fn begin(&self, id: u64) {
-        lock(&self.open).push((id, Vec::new()));
+        lock(&self.open).push(Capture { id, kept: Vec::new(), calls: GraphCalls::default() });
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn end(&self, id: u64) -> Kept {
+    fn end(&self, id: u64) -> (Kept, GraphCalls) {
         let mut open = lock(&self.open);
-        let Some(at) = open.iter().position(|(open, _)| *open == id) else { return Vec::new() };
+        let Some(at) = open.iter().position(|open| open.id == id) else { return Default::default() };
         self.count.fetch_sub(1, Ordering::AcqRel);
-        open.swap_remove(at).1
+        let Capture { kept, calls, .. } = open.swap_remove(at);
+        (kept, calls)
+    }
+}
+
+/// Notes that a call was recorded on a stream that is being captured, if the device can say later which kernels are its own.
+#[cold]
+pub(super) fn note_call(stream: &Stream, called: Arc<dyn Called>, data: u64) {
+    let last = || {
+        let (id, node) = stream.last_captured().ok()??;
+        Some((id, node_number(node)?))
+    };
+    let Some((id, node)) = last() else { return };
+    let mut open = lock(&stream.context().captures.open);
+    if let Some(capture) = open.iter_mut().find(|open| open.id == id) {
+        capture.calls.note(node, called, data);
     }
 }
 
@@ -69,6 +92,7 @@ pub struct Graph {
     ctx: &'static Context,
     raw: CUgraph,
     kept: Arc<Kept>,
+    calls: Arc<GraphCalls>,
 }
 
 // SAFETY: a graph is only read after its capture; the driver allows that from any thread.
@@ -122,7 +146,8 @@ impl Graph {
         let mut raw: CUgraphExec = std::ptr::null_mut();
         // SAFETY: the graph is alive and complete; the driver writes one handle.
         unsafe { cu!(self.ctx, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
-        Ok(GraphExec { ctx: self.ctx, raw, kept: self.kept.clone(), launching: Mutex::default() })
+        let (kept, calls) = (self.kept.clone(), self.calls.clone());
+        Ok(GraphExec { ctx: self.ctx, raw, kept, calls, launching: Mutex::default() })
     }
 }
 
@@ -144,7 +169,7 @@ struct Recording<'a> {
 impl Recording<'_> {
     fn finish(self) -> Result<Graph> {
         let ctx = self.stream.context();
-        let (ended, raw, kept) = self.end();
+        let (ended, raw, (kept, calls)) = self.end();
         std::mem::forget(self);
         if raw.is_null() {
             ended?;
@@ -156,25 +181,26 @@ impl Recording<'_> {
             ));
         }
         // Made before the result is checked, so that an error below destroys the graph.
-        let graph = Graph { ctx, raw, kept: Arc::new(kept) };
+        let graph = Graph { ctx, raw, kept: Arc::new(kept), calls: Arc::new(calls) };
         ended.map(|()| graph)
     }
 
-    fn end(&self) -> (Result<()>, CUgraph, Kept) {
+    fn end(&self) -> (Result<()>, CUgraph, (Kept, GraphCalls)) {
         let ctx = self.stream.context();
         let mut raw: CUgraph = std::ptr::null_mut();
         // SAFETY: the driver writes a handle, or null if the capture was invalidated.
         let ended = unsafe { cu!(ctx, cuStreamEndCapture(self.stream.handle(), &mut raw)) };
-        let kept = self.id.map(|id| ctx.captures.end(id)).unwrap_or_default();
-        (ended, raw, kept)
+        let held = self.id.map(|id| ctx.captures.end(id)).unwrap_or_default();
+        (ended, raw, held)
     }
 }
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        let (_, raw, kept) = self.end();
+        let (_, raw, (kept, calls)) = self.end();
         if !raw.is_null() {
-            drop(Graph { ctx: self.stream.context(), raw, kept: Arc::new(kept) });
+            let (kept, calls) = (Arc::new(kept), Arc::new(calls));
+            drop(Graph { ctx: self.stream.context(), raw, kept, calls });
         }
     }
 }
@@ -184,6 +210,8 @@ pub struct GraphExec {
     ctx: &'static Context,
     raw: CUgraphExec,
     kept: Arc<Kept>,
+    /// What profiles can say of it.
+    calls: Arc<GraphCalls>,
     launching: Mutex<()>,
 }
 
@@ -205,14 +233,23 @@ impl GraphExec {
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let _one_at_a_time = lock(&self.launching);
         self.kept.iter().try_for_each(|(resource, access)| resource.order(stream, *access))?;
-        let timing = profile::is_on().then(|| Timing::begin(stream, None));
+        let recorded = profile::is_on().then(|| self.begin_record(stream));
         // SAFETY: both handles are alive, and the memory the graph kept lives until after its last launch.
         let launched = unsafe { cu!(self.ctx, cuGraphLaunch(self.raw, stream.handle())) };
-        if let Some(timing) = timing {
+        if let Some((timing, _for_launch)) = recorded {
             profile::device_work(timing.end("graph"));
         }
         self.kept.iter().for_each(|(resource, access)| resource.note(stream, *access));
         launched
+    }
+
+    #[cold]
+    fn begin_record(&self, stream: &Stream) -> (Timing, Option<ForCall>) {
+        let number = profile::next_call();
+        if !self.calls.is_empty() {
+            profile::graph_launch(number, self.calls.clone());
+        }
+        (Timing::begin(stream, None), ForCall::begin(number))
     }
 }
 
@@ -252,11 +289,11 @@ mod tests {
         captures.keep(8, stray.clone(), Access::Read);
         assert_eq!((Arc::strong_count(&kept), Arc::strong_count(&stray)), (2, 1));
         let ended = captures.end(7);
-        assert!(matches!(&ended[..], [(_, Access::Write)]));
+        assert!(matches!(&ended.0[..], [(_, Access::Write)]));
         drop(ended);
-        assert_eq!(captures.end(7).len(), 0, "ended twice");
+        assert_eq!(captures.end(7).0.len(), 0, "ended twice");
         assert!(captures.any() && captures.is_open(9));
-        assert_eq!(captures.end(9).len(), 0);
+        assert_eq!(captures.end(9).0.len(), 0);
         assert!(!captures.any());
         assert_eq!(Arc::strong_count(&kept), 1);
     }

@@ -4,7 +4,9 @@ use super::arena::Arena;
 use super::context::{Context, cu, lock};
 use super::driver::{CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
 use crate::error::{Error, Result};
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUevent, CUevent_flags, CUgraphNode, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -200,6 +202,29 @@ impl Stream {
         }
         ctx.check_code("cuStreamGetCaptureInfo", code)?;
         Ok((status != 0).then_some(id))
+    }
+
+    /// The capture that the stream takes part in and the node that it recorded last, if there is one such node.
+    pub(super) fn last_captured(&self) -> Result<Option<(u64, CUgraphNode)>> {
+        let ctx = self.context();
+        ctx.bind()?;
+        let (mut status, mut id, mut count) = (0u32, 0u64, 0usize);
+        let mut nodes: *const CUgraphNode = std::ptr::null();
+        // SAFETY: as above; the driver also writes a list that it keeps, and its length.
+        let code = unsafe {
+            (ctx.api().cuStreamGetCaptureInfo_v2)(
+                self.handle(),
+                (&raw mut status).cast(),
+                &mut id,
+                std::ptr::null_mut(),
+                &mut nodes,
+                &mut count,
+            )
+        };
+        ctx.check_code("cuStreamGetCaptureInfo", code)?;
+        let is_one = status != 0 && count == 1 && !nodes.is_null();
+        // SAFETY: the list has one node, and lives until the stream records again.
+        Ok(is_one.then(|| (id, unsafe { *nodes })))
     }
 }
 

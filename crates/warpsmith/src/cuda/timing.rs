@@ -5,8 +5,9 @@
 
 use super::activity::{self, ForCall};
 use super::context::{Context, lock};
+use super::graph::note_call;
 use super::stream::{Event, Stream};
-use crate::profile::{self, DeviceWork, Measured};
+use crate::profile::{self, Called, DeviceWork, Measured};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -95,6 +96,13 @@ impl Timing {
     /// Whether the work is recorded into a graph instead of running.
     pub fn is_captured(&self) -> bool {
         self.captured
+    }
+
+    /// Has the graph that recorded the work know what it was.
+    pub fn note(&self, called: Arc<dyn Called>, data: u64) {
+        if self.captured {
+            note_call(&self.stream, called, data);
+        }
     }
 
     /// Marks the end of the work, which gets this name.

@@ -173,6 +173,7 @@ impl Plan {
             let timing = crate::cuda::Timing::begin(cuda, Some(id));
             let result = self.give(work, args, stream, given);
             let captured = timing.is_captured();
+            timing.note(self.0.clone(), args.main_data());
             let timed = timing.end(work.kernel);
             profile::end_call(self.0.clone(), id, args.main_data(), start, captured, timed);
             return result;

@@ -21,16 +21,19 @@
 //! # Ok::<(), warpsmith::Error>(())
 //! ```
 
+mod graph;
 mod nvtx;
 mod recorder;
 mod records;
 
+#[cfg(feature = "cuda")]
+pub(crate) use graph::GraphCalls;
 pub(crate) use recorder::{Called, Loop, begin_call, end_call, memory, next_call, part};
 #[cfg(feature = "cuda")]
-pub(crate) use recorder::{DeviceSource, Measured, device_work, register_device};
+pub(crate) use recorder::{DeviceSource, Measured, device_work, graph_launch, register_device};
 pub use recorder::{Session, Span, emit, prepare, span};
 pub use records::{
-    Call, CallForm, Clock, DeviceWork, Kind, LoopPart, LoopRecord, MemoryEvent, Records, SpanRecord,
+    Call, CallForm, Clock, DeviceWork, Kind, LoopPart, LoopRecord, MemoryEvent, Recorded, Records, SpanRecord,
 };
 
 use std::sync::atomic::{AtomicBool, Ordering};

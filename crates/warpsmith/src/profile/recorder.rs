@@ -1,5 +1,6 @@
 //! Lists of records, one for each thread, and the session that collects them.
 
+use super::graph::{GraphCalls, Launches};
 use super::records::{
     Call, CallForm, Clock, DeviceWork, Kind, LoopPart, LoopRecord, MemoryEvent, Records, SpanRecord,
 };
@@ -42,18 +43,22 @@ pub(crate) fn register_device(source: &'static dyn DeviceSource) {
     let _ = DEVICE.set(source);
 }
 
-/// Has GPUs keep records from now on, and not only from the first session: graphs that are made before keep none. It costs
-/// time in each launch until the process ends.
+/// Has GPUs keep records from now on, and not only from the first session: graphs that are made before keep none, and what
+/// they recorded is not known. It costs time in each launch until the process ends.
 ///
 /// # Errors
 /// Why there are none: sessions then take times by events.
 pub fn prepare() -> std::result::Result<(), String> {
-    DEVICE.get().map_or_else(|| Err("no GPU is in use".into()), |device| device.start())
+    DEVICE.get().map_or_else(|| Err("no GPU is in use".into()), |device| device.start())?;
+    PREPARED.store(true, Ordering::SeqCst);
+    ON.store(true, Ordering::SeqCst);
+    Ok(())
 }
 
 enum Entry {
     Call { called: Arc<dyn Called>, id: u64, data: u64, start: u64, end: u64, captured: bool },
     Device { call: Option<u64>, work: Box<dyn Measured> },
+    Launch { id: u64, calls: Arc<GraphCalls> },
     Loop { id: u64, threads: u32, start: u64, end: u64 },
     Part { id: u64, start: u64, end: u64 },
     Span { kind: Kind, name: String, track: Option<u64>, start: u64, end: u64 },
@@ -76,6 +81,8 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static IN_SESSION: AtomicBool = AtomicBool::new(false);
 /// Whether it records.
 static RECORDS: AtomicBool = AtomicBool::new(false);
+/// Whether graphs note their calls without a session, too.
+static PREPARED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static SINK: OnceCell<Arc<Sink>> = const { OnceCell::new() };
@@ -147,6 +154,13 @@ pub(crate) fn device_work(work: Option<Box<dyn Measured>>) {
     if let Some(work) = work {
         push(Entry::Device { call: None, work });
     }
+}
+
+/// Records that a graph with these calls was launched, under a number of [`next_call`].
+#[cold]
+#[cfg(feature = "cuda")]
+pub(crate) fn graph_launch(id: u64, calls: Arc<GraphCalls>) {
+    push(Entry::Launch { id, calls });
 }
 
 /// A loop that is recorded.
@@ -269,11 +283,14 @@ impl Session {
             device.wait();
         }
         end();
-        let mut records = collect(self.start, now());
+        let (mut records, mut launches) = collect(self.start, now());
         match (&self.device, DEVICE.get()) {
             (Some(Ok(())), Some(device)) => {
                 let within = |work: &DeviceWork| work.start >= records.start && work.start <= records.end;
-                records.device = device.take().into_iter().filter(within).collect();
+                let mut works = device.take();
+                works.retain(within);
+                works.iter_mut().for_each(|work| launches.resolve(work));
+                records.device = works;
                 records.device.sort_by_key(|work| (work.start, work.end));
                 records.clock = Clock::Activity;
             }
@@ -291,20 +308,21 @@ impl Drop for Session {
     }
 }
 
-/// Records no more. A tool may go on listening.
+/// Records no more. A tool may go on listening, and graphs may go on noting their calls.
 fn end() {
     RECORDS.store(false, Ordering::SeqCst);
-    ON.store(RANGES.load(Ordering::SeqCst), Ordering::SeqCst);
+    ON.store(RANGES.load(Ordering::SeqCst) || PREPARED.load(Ordering::SeqCst), Ordering::SeqCst);
 }
 
-fn collect(start: u64, end: u64) -> Records {
+fn collect(start: u64, end: u64) -> (Records, Launches) {
     let lists: Vec<(u32, String, Vec<Entry>)> = lock(&SINKS)
         .0
         .iter()
         .map(|sink| (sink.thread, sink.name.clone(), std::mem::take(&mut *lock(&sink.entries))))
         .collect();
     let mut records = Records { start, end, dropped: DROPPED.load(Ordering::Relaxed), ..Records::default() };
-    let mut forms: HashMap<*const (), Arc<CallForm>> = HashMap::new();
+    let mut forms = Forms::default();
+    let mut launches = Vec::new();
     // Plans are alive until all have been asked, so that an address stands for one plan.
     let mut kept = Vec::new();
     for (thread, name, entries) in lists {
@@ -316,9 +334,8 @@ fn collect(start: u64, end: u64) -> Records {
         for entry in entries {
             match entry {
                 Entry::Call { called, id, data, start, end, captured } => {
-                    let form =
-                        forms.entry(Arc::as_ptr(&called).cast()).or_insert_with(|| called.form().into());
-                    records.calls.push(Call { form: form.clone(), id, data, start, end, thread, captured });
+                    let form = forms.of(&called);
+                    records.calls.push(Call { form, id, data, start, end, thread, captured });
                     kept.push(called);
                 }
                 Entry::Device { call, work } => {
@@ -327,6 +344,7 @@ fn collect(start: u64, end: u64) -> Records {
                         records.device.push(DeviceWork { call, ..work });
                     }
                 }
+                Entry::Launch { id, calls } => launches.push((id, calls)),
                 Entry::Loop { id, threads, start, end } => {
                     records.loops.push(LoopRecord { id, threads, thread, start, end });
                 }
@@ -346,5 +364,15 @@ fn collect(start: u64, end: u64) -> Records {
     records.parts.sort_by_key(|part| part.start);
     records.spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     records.memory.sort_by_key(|event| event.at);
-    records
+    (records, Launches::new(launches, &mut forms))
+}
+
+/// The forms of plans, each made once.
+#[derive(Default)]
+pub(super) struct Forms(HashMap<*const (), Arc<CallForm>>);
+
+impl Forms {
+    pub fn of(&mut self, called: &Arc<dyn Called>) -> Arc<CallForm> {
+        self.0.entry(Arc::as_ptr(called).cast()).or_insert_with(|| called.form().into()).clone()
+    }
 }

@@ -90,8 +90,10 @@ pub struct Call {
 pub struct DeviceWork {
     /// The kernel's name in the program, `graph`, or the name of a copy.
     pub name: String,
-    /// The call that launched it, if that is known.
+    /// The call that launched it, if that is known. Of a graph's work a number of its own for each call in each launch.
     pub call: Option<u64>,
+    /// What the graph that launched it had recorded for it.
+    pub recorded: Option<Recorded>,
     /// The device's number.
     pub device: u32,
     /// The stream's number.
@@ -112,6 +114,15 @@ pub struct DeviceWork {
     pub correlation: u32,
     /// Its node in a graph.
     pub graph_node: u64,
+}
+
+/// A call that a graph recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recorded {
+    /// What was recorded.
+    pub form: Arc<CallForm>,
+    /// As in [`Call`].
+    pub data: u64,
 }
 
 /// A loop that was divided over threads.

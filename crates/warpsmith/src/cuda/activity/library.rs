@@ -5,6 +5,7 @@ use super::keep;
 use super::record::{CUSTOM, DRIVER, EXTERNAL, KERNEL, MEMCPY, kind, prefix, read};
 use crate::jit::search::{Place, Surroundings};
 use crate::profile;
+use cudarc::driver::sys::CUgraphNode;
 use libloading::os::unix::{Library as Loaded, RTLD_LAZY, RTLD_LOCAL};
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, c_char, c_void};
@@ -42,6 +43,8 @@ struct Functions {
     next: unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> u32,
     push: unsafe extern "C" fn(u32, u64) -> u32,
     pop: unsafe extern "C" fn(u32, *mut u64) -> u32,
+    /// Not in every release.
+    node: Option<unsafe extern "C" fn(CUgraphNode, *mut u64) -> u32>,
     text: unsafe extern "C" fn(u32, *mut *const c_char) -> u32,
 }
 
@@ -105,6 +108,13 @@ impl Library {
         unsafe { (self.functions.push)(CUSTOM, call) == 0 }
     }
 
+    /// The number of a node of a graph.
+    pub fn node_number(&self, node: CUgraphNode) -> Option<u64> {
+        let mut number = 0;
+        // SAFETY: the node is one of a graph that is being made; the library writes one number.
+        (unsafe { self.functions.node?(node, &mut number) } == 0).then_some(number)
+    }
+
     /// Until here.
     pub fn pop(&self) {
         let mut last = 0;
@@ -135,6 +145,8 @@ impl Functions {
             next: symbol!("cuptiActivityGetNextRecord"),
             push: symbol!("cuptiActivityPushExternalCorrelationId"),
             pop: symbol!("cuptiActivityPopExternalCorrelationId"),
+            // SAFETY: the function has this signature in every release that has it.
+            node: unsafe { loaded.get(b"cuptiGetGraphNodeId") }.map(|symbol| *symbol).ok(),
             text: symbol!("cuptiGetResultString"),
         })
     }

@@ -9,6 +9,7 @@ mod record;
 
 use super::context::{Context, lock};
 use crate::profile::{self, DeviceSource, DeviceWork};
+use cudarc::driver::sys::CUgraphNode;
 use library::Library;
 use record::Record;
 use std::collections::HashMap;
@@ -38,7 +39,15 @@ pub(super) fn is_on() -> bool {
     ON.load(Ordering::Acquire)
 }
 
-/// While it lives, what this thread gives to a GPU is done for a call.
+/// The number that records give a node of a graph, if there are records and the library can say.
+pub(super) fn node_number(node: CUgraphNode) -> Option<u64> {
+    match LIBRARY.get().filter(|_| is_on()) {
+        Some(Ok(library)) => library.node_number(node),
+        _ => None,
+    }
+}
+
+/// While it lives, what this thread gives to a GPU is done for a call, or for the launch of a graph.
 pub(super) struct ForCall(());
 
 impl ForCall {
@@ -107,9 +116,8 @@ fn works(records: Vec<Record>) -> Vec<DeviceWork> {
     let work = |record| match record {
         // Without times it was lost on the way.
         Record::Work(work) if work.start > 0 && work.end >= work.start => {
-            // All nodes of a graph have the number of its launch, for which there is no call.
-            let call = calls.get(&work.correlation).copied().filter(|_| work.graph_node == 0);
-            Some(DeviceWork { call, ..work })
+            // All nodes of a graph have the number of its launch.
+            Some(DeviceWork { call: calls.get(&work.correlation).copied(), ..work })
         }
         _ => None,
     };
@@ -121,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_assigned_to_calls_unless_a_graph_launched_it() {
+    fn work_is_assigned_to_calls_and_launches() {
         let work = |correlation, graph_node, start| {
             let name = format!("kernel {correlation}");
             Record::Work(DeviceWork {
@@ -142,7 +150,7 @@ mod tests {
             work(4, 0, 0),
         ]);
         let calls: Vec<_> = found.iter().map(|work| (work.correlation, work.call)).collect();
-        assert_eq!(calls, [(1, Some(77)), (2, None), (3, None)]);
+        assert_eq!(calls, [(1, Some(77)), (2, Some(78)), (3, None)]);
     }
 
     #[test]

@@ -82,6 +82,7 @@ pub unsafe fn read(bytes: &[u8]) -> Option<Record> {
             Record::Work(DeviceWork {
                 name,
                 call: None,
+                recorded: None,
                 device: bytes.u32(40),
                 stream: size(48),
                 start: bytes.u64(16),
@@ -161,6 +162,7 @@ mod tests {
             let expected = DeviceWork {
                 name: "attention_fwd_sm90".into(),
                 call: None,
+                recorded: None,
                 device: 1,
                 stream: 7,
                 start: 1_000,
