@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import attention, losses, memory, products
+from . import attention, losses, memory, mixtures, products
 from .common import BINARY, ROOT, Ask, Case, Steps, Work, build, tensors, warpsmith
 from .kept import Kept, seconds, write
 
@@ -60,6 +60,9 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "linear": products.linear,
     "linear_backward": products.linear_backward,
     "attention": attention.attention,
+    "moe_route": mixtures.route,
+    "moe_ffn": mixtures.ffn,
+    "grouped_linear": mixtures.grouped_linear,
 }
 
 
