@@ -1,7 +1,7 @@
 //! The data of a profile. Times are nanoseconds since the profile began.
 
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A run, in one or more phases.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -291,6 +291,19 @@ impl Phase {
         let on_host = |call: &&Call| self.forms[call.form].device == "cpu";
         let calls = self.calls.iter().filter(on_host).map(|call| self.of_call(call));
         self.work.iter().map(of_work).chain(calls).collect()
+    }
+
+    /// How long each work took, from the end of the one before on its stream: kernels may be launched while the one before
+    /// still runs, and wait for it inside.
+    pub fn work_times(&self) -> Vec<u64> {
+        let mut ends: HashMap<(u32, u64), u64> = HashMap::new();
+        let own = |work: &Work| {
+            let end = ends.entry((work.device, work.stream)).or_default();
+            let own = work.end.saturating_sub(work.start.max(*end));
+            *end = work.end.max(*end);
+            own
+        };
+        self.work.iter().map(own).collect()
     }
 
     /// The calls of each thread, by when they began.

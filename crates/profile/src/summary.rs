@@ -134,7 +134,11 @@ impl Summary {
         // On the CPU a kernel may call another op: what that takes is not its own time.
         let times: Vec<f64> = match phase.work.is_empty() {
             true => own_times(phase),
-            false => kernels.iter().map(|kernel| kernel.end.saturating_sub(kernel.start) as f64).collect(),
+            false => {
+                let on_host = kernels.iter().skip(phase.work.len());
+                let on_host = on_host.map(|kernel| kernel.end.saturating_sub(kernel.start));
+                phase.work_times().into_iter().chain(on_host).map(|time| time as f64).collect()
+            }
         };
         let all: f64 = times.iter().sum();
         let mut by_kernel: BTreeMap<&str, Sum> = BTreeMap::new();

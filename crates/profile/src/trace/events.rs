@@ -122,13 +122,16 @@ impl Events {
         let called: HashSet<u64> = phase.calls.iter().map(|call| call.id).collect();
         // A call's limit is that of all its kernels together.
         let mut took: HashMap<u64, u64> = HashMap::new();
-        for (call, work) in phase.work.iter().filter_map(|work| Some((work.call?, work))) {
-            *took.entry(call).or_default() += work.end - work.start;
+        let times = phase.work_times();
+        for (work, time) in phase.work.iter().zip(&times) {
+            if let Some(call) = work.call {
+                *took.entry(call).or_default() += time;
+            }
         }
-        for work in &phase.work {
+        for (work, time) in phase.work.iter().zip(times) {
             let form = work.form.map(|form| &phase.forms[form]);
             let mut slice = Slice::new("kernel", &work.name, work.start, work.end);
-            let time = work.call.map_or(work.end - work.start, |call| took[&call]);
+            let time = work.call.map_or(time, |call| took[&call]);
             slice.args = form.map_or(String::new(), |form| form_args(form, Some(time)));
             let numbers = [
                 ("stream", work.stream),

@@ -81,6 +81,10 @@ pub unsafe trait Op: Sync + 'static {
     /// Kernels, the preferred ones first.
     fn kernels() -> &'static [Kernel<Self::Problem>];
 
+    /// Whether the sizes only bound what a call reads, which depends on values: the lengths of requests, say. [`Op::cost`] is then
+    /// that of the longest, which benchmarks have, and profiles name no limit.
+    const COST_IS_A_BOUND: bool = false;
+
     /// The least bytes and operations.
     fn cost(problem: &Self::Problem) -> Cost;
 }

@@ -54,7 +54,7 @@ pub struct CallForm {
     pub device: String,
     /// The arguments, with their types and shapes.
     pub args: String,
-    /// The fewest bytes that the op can move.
+    /// The fewest bytes that the op can move; zero, as are its operations, where that depends on values.
     pub bytes: f64,
     /// The bytes among them that are written.
     pub written: f64,

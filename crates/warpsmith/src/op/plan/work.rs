@@ -18,7 +18,7 @@ pub(super) struct Work {
     pub kernel: &'static str,
     pub workspace: usize,
     pub run: Box<dyn Run>,
-    /// Of the problem; evaluated for profiles alone.
+    /// Of the problem, nothing if that is unknown; evaluated for profiles alone.
     pub cost: Box<dyn Fn() -> Cost + Send + Sync>,
 }
 
@@ -62,7 +62,9 @@ fn prepare<O: Op>(
         Target::Cuda(_) => return Err(crate::device::no_cuda_feature()),
     };
     let _ = args;
-    Ok(Work { kernel: kernel.name, workspace, run, cost: Box::new(move || O::cost(&problem)) })
+    // Profiles do not know the values.
+    let cost = move || if O::COST_IS_A_BOUND { Cost::default() } else { O::cost(&problem) };
+    Ok(Work { kernel: kernel.name, workspace, run, cost: Box::new(cost) })
 }
 
 /// A kernel that runs when it is called: of the CPU, or of a library.

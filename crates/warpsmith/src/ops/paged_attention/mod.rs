@@ -228,6 +228,8 @@ unsafe impl Op for Forward {
     type Problem = Problem;
 
     const SPEC: OpSpec = SPEC;
+    /// The page table has room for more keys than requests have.
+    const COST_IS_A_BOUND: bool = true;
 
     fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         problem::check(args, attrs)
