@@ -39,6 +39,8 @@ pub static HEADERS: &[Header] = headers![
     "exchange.cuh",
     "fp8.cuh",
     "group.cuh",
+    "grouped_linear.cuh",
+    "grouped_tiles.cuh",
     "hash.cuh",
     "kv_cache.cuh",
     "l2.cuh",

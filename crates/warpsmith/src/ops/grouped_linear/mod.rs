@@ -16,7 +16,9 @@
 //!   also be f16 or bf16 where `x` is f32. i32 for `counts`, i32 or i64 for `index`.
 //! - Rounding: sums are in f32, and so are bias, activation, gate, factors and residual; the result is rounded once. Products of
 //!   CPUs with AMX or AVX-512 BF16 take subnormal numbers of bf16 for zero. NaN and infinities give what the formula gives.
+//! - On CUDA devices, where results have 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
 //! - A row has the same bits whatever the other rows and counts are. Matrices of groups without rows are not read.
+//! - On a GPU nothing waits for the counts: a call can be captured in a graph and replayed with others.
 //!
 //! `grouped_linear_backward` computes the gradients of `x`, `w` and `bias`, where there is no gate, no index and no scale of
 //! rows, and `x` and `w` have the same type.
@@ -25,7 +27,9 @@ mod backward;
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
-mod problem;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod cuda;
+pub(in crate::ops) mod problem;
 #[cfg(feature = "lab")]
 mod reference;
 #[cfg(test)]
@@ -173,7 +177,12 @@ unsafe impl Op for Forward {
     }
 }
 
+/// Preferred first.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
     cpu::kernel("grouped_linear_avx512", Tier::Avx512).flushing_subnormals(),
     cpu::kernel("grouped_linear_avx2", Tier::Avx2),
     cpu::kernel("grouped_linear_portable", Tier::Portable),

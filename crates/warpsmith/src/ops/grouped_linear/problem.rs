@@ -11,7 +11,7 @@ use crate::tensor::{DType, TensorView};
 
 /// Numbers of a tensor with one dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Numbers {
+pub(in crate::ops) struct Numbers {
     pub dtype: DType,
     pub step: isize,
 }
@@ -26,16 +26,32 @@ impl Numbers {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     /// The product of the rows of `x` with one matrix, and what follows it, but for the scale of rows; its `m` means nothing.
-    pub(super) product: Product,
-    pub(super) rows: usize,
-    pub(super) x_rows: usize,
-    pub(super) groups: usize,
-    pub(super) w: Matrices,
+    pub(in crate::ops) product: Product,
+    pub(in crate::ops) rows: usize,
+    pub(in crate::ops) x_rows: usize,
+    pub(in crate::ops) groups: usize,
+    pub(in crate::ops) w: Matrices,
     /// Strides from group to group and along a row.
-    pub(super) bias: Option<[isize; 2]>,
-    pub(super) counts_step: isize,
-    pub(super) index: Option<Numbers>,
-    pub(super) row_scale: Option<Numbers>,
+    pub(in crate::ops) bias: Option<[isize; 2]>,
+    pub(in crate::ops) counts_step: isize,
+    pub(in crate::ops) index: Option<Numbers>,
+    pub(in crate::ops) row_scale: Option<Numbers>,
+    /// Whether rows consist of whole aligned pieces of 16 bytes: those of `x`, those of `w`, and those of results and residual.
+    pub(in crate::ops) x_pieces: bool,
+    pub(in crate::ops) w_pieces: bool,
+    pub(in crate::ops) out_pieces: bool,
+    /// Whether rows that belong to no group are written.
+    pub(in crate::ops) clears: bool,
+}
+
+/// Whether the rows of a tensor consist of whole aligned pieces of 16 bytes. Distances between things of which there is but one
+/// count as well, so that the answer does not depend on how many there are.
+pub(in crate::ops) fn has_pieces(view: &TensorView<'_>) -> bool {
+    let (size, columns) = (view.dtype().size(), view.shape().last().copied().unwrap_or(0));
+    let (strides, whole) = (view.layout().strides(), |elements: usize| (elements * size).is_multiple_of(16));
+    let dense = columns <= 1 || strides.last() == Some(&1);
+    let apart = strides.iter().rev().skip(1).all(|&stride| whole(stride.unsigned_abs()));
+    view.is_aligned(16) && dense && whole(columns) && apart
 }
 
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
@@ -84,5 +100,9 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         counts_step: args.at(COUNTS).layout().step(),
         index: args.get(INDEX).map(Numbers::of),
         row_scale: args.get(ROW_SCALE).map(Numbers::of),
+        x_pieces: has_pieces(x),
+        w_pieces: has_pieces(w),
+        out_pieces: has_pieces(out) && args.get(RESIDUAL).is_none_or(has_pieces),
+        clears: true,
     })
 }

@@ -18,8 +18,10 @@
 //!   f32; bias, weight, the sum over the slots, in their order, the shared expert after them, factor and residual are in f32,
 //!   and the result is rounded once. Products of CPUs with AMX or AVX-512 BF16 take subnormal numbers of bf16 for zero.
 //! - NaN and infinities give what the formula gives: a weight of zero does not hide them, a dropped slot does.
+//! - On CUDA devices, where `x` has 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
 //! - Bits: a token's result depends on its own row, ids and weights alone, not on the other tokens nor on who is sent where.
 //! - Memory: tokens are computed in parts, so that what is between the products stays below a fixed size.
+//! - On a GPU nothing waits for the ids: a call can be captured in a graph and replayed with others.
 //!
 //! `moe_ffn_backward` computes the gradients of all inputs, where the weights have the type of `x`.
 
@@ -27,6 +29,8 @@ mod backward;
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod problem;
 #[cfg(feature = "lab")]
 mod reference;
@@ -188,7 +192,12 @@ unsafe impl Op for Forward {
     }
 }
 
+/// Preferred first. Conditions depend on sizes and weights, never on the tokens.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
     cpu::kernel("moe_ffn_avx512", Tier::Avx512).flushing_subnormals(),
     cpu::kernel("moe_ffn_avx2", Tier::Avx2),
     cpu::kernel("moe_ffn_portable", Tier::Portable),

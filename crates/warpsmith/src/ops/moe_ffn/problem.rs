@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher, survey};
 use crate::ops::elementwise::function::Kind;
 use crate::ops::grouped::Matrices;
+use crate::ops::grouped_linear::problem::has_pieces;
 use crate::ops::linear::problem::{Matrix, Problem as Product};
 use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Space};
@@ -49,6 +50,12 @@ pub struct Problem {
     pub(super) b1: Option<[isize; 2]>,
     pub(super) b2: Option<[isize; 2]>,
     pub(super) has_residual: bool,
+    /// The rows of `x`, if all are the same distance apart.
+    pub(super) x: Option<Matrix>,
+    /// Whether rows consist of whole aligned pieces of 16 bytes: those of `w1`, `w2`, `shared_w1` and `shared_w2`, and those of
+    /// residual and result.
+    pub(super) w_pieces: [bool; 4],
+    pub(super) row_pieces: bool,
 }
 
 impl Problem {
@@ -68,7 +75,7 @@ impl Problem {
     }
 
     /// Bytes that a token takes between the products.
-    fn token_bytes(&self) -> usize {
+    pub(super) fn token_bytes(&self) -> usize {
         let row = |ffn: usize| {
             let narrow = (self.hidden + ffn).saturating_mul(self.dtype.size());
             narrow.saturating_add(self.hidden.saturating_mul(size_of::<f32>()))
@@ -168,6 +175,7 @@ pub(super) fn check_at<'c>(
     let rows = [at.x, at.ids, at.routing, at.residual, at.out];
     let rows = rows.map(|index| args.get(index).unwrap_or(x).layout());
     let matrices = |index: usize| args.get(index).map_or_else(Matrices::default, Matrices::of);
+    let pieces = |index: usize| args.get(index).is_none_or(has_pieces);
     let problem = Problem {
         dtype: x.dtype(),
         w_dtype: w1.dtype(),
@@ -191,6 +199,9 @@ pub(super) fn check_at<'c>(
         b1: bias(args, at.b1),
         b2: bias(args, at.b2),
         has_residual: args.get(at.residual).is_some(),
+        x: Matrix::of_rows(op, "x", x).ok(),
+        w_pieces: [at.w1, at.w2, at.shared_w1, at.shared_w2].map(pieces),
+        row_pieces: [at.residual, at.out].into_iter().all(pieces),
     };
     Ok((problem, sizes))
 }
