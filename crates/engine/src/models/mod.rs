@@ -47,8 +47,7 @@ use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use names::Naming;
-use warpsmith::op::survey;
-use warpsmith::{DType, Device, Stream, TensorViewMut};
+use warpsmith::{DType, Stream, TensorViewMut};
 
 /// A model that is ready to run.
 pub trait Model: Send {
@@ -144,10 +143,6 @@ pub fn load_adapted(
     };
     if ![DType::F32, DType::F16, DType::BF16].contains(&options.dtype) {
         return Err(Error::settings("dtype", "f32, f16 or bf16", options.dtype));
-    }
-    if config.experts.is_some() && (options.device != Device::Cpu || survey::is_running()) {
-        let expected = "cpu for a mixture of experts, whose products have no GPU kernel yet";
-        return Err(Error::settings("device", expected, options.device));
     }
     let mut config = config.clone();
     if let Some(asked) = options.max_positions {

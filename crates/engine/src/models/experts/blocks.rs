@@ -8,6 +8,7 @@ use super::{Matrices, Which};
 use crate::error::Result;
 use crate::models::matrix::stacked;
 use warpsmith::op::Plan;
+use warpsmith::op::survey;
 use warpsmith::ops::linear::{Activation, Gate};
 use warpsmith::ops::{Cast, Embedding, Linear, LinearQuant, PackedQuantWeight, QuantFormat};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView, TensorViewMut};
@@ -98,7 +99,9 @@ impl Order {
 impl BlockExperts {
     /// The matrices as the file has them; `None` if products cannot take them so.
     pub(super) fn load(matrices: &Matrices<'_>, hidden: usize, inner: usize) -> Result<Option<BlockExperts>> {
-        if !matrices.loader.options.quantized {
+        // GPUs have no products by group of blocks: there they are expanded.
+        let loader = matrices.loader;
+        if !loader.options.quantized || loader.device() != Device::Cpu || survey::is_running() {
             return Ok(None);
         }
         let read = |which, shape| Rows::read(matrices, which, shape);
