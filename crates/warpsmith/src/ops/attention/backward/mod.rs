@@ -38,6 +38,8 @@ mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm80;
+#[cfg(feature = "cuda")]
+mod sm90;
 
 pub use problem::Problem;
 
@@ -208,6 +210,8 @@ unsafe impl Op for Backward {
 /// Preferred first. Conditions and ranks may look at everything but the lengths and the batch: a request's bits must not
 /// depend on those.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     sm80::SM80,
     #[cfg(feature = "cuda")]

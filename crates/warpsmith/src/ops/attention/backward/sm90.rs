@@ -1,0 +1,263 @@
+//! `attention_backward` on Hopper: host half.
+
+use super::super::cuda::{Scores, addressable};
+use super::super::problem::Heads;
+use super::cuda::{
+    AttentionBackwardParams, ROWS, SINKS_DEVICE, Tiles, all_vectors, finish, prepare, stats_bytes,
+};
+use super::{DOUT, K, Problem, Q, V};
+use crate::cuda::rows::flag;
+use crate::cuda::{LaunchConfig, Swizzle, TensorMap, Tiled};
+use crate::device::DeviceInfo;
+use crate::error::Result;
+use crate::jit::{Arch, CudaKernel, Defines, Source};
+use crate::kernel_params;
+use crate::op::{Kernel, Launch};
+use crate::tensor::DType;
+use std::f32::consts::LOG2_E;
+
+/// Left lines of a block and its threads, as in the device code.
+const LEFT: usize = 128;
+const THREADS: u32 = 384;
+/// Elements of a head in the 128 bytes that the copy engine swizzles.
+const CHUNK: usize = 64;
+/// The sizes of a head whose sums, for keys and for values, fit the registers of two warpgroups.
+const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
+/// Softcaps beyond this lose digits in the exponential.
+const MOST_SOFTCAP: f32 = 1000.0;
+/// Bytes of right lines that stay in L2 while blocks go through the tiles of some heads.
+const L2_BYTES: usize = 16 << 20;
+
+kernel_params! {
+    struct AttentionBackwardSm90Params {
+        q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, dout_map: TensorMap,
+        backward: AttentionBackwardParams,
+        /// Heads of requests whose tiles come together.
+        head_group: i32,
+        /// The factor of scores before the softcap.
+        softcap_in: f32,
+    }
+}
+
+/// One of the two passes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pass {
+    /// Tiles of keys, which queries go past.
+    Keys,
+    /// Tiles of queries, which keys go past.
+    Queries,
+}
+
+impl Pass {
+    /// Lines that go past at a time: as many as leave room in the registers for the sums.
+    fn lines(self, head_dim: usize) -> usize {
+        match self {
+            Pass::Keys if head_dim <= 64 => 96,
+            Pass::Keys if head_dim <= 96 => 80,
+            Pass::Keys => 64,
+            Pass::Queries => 128,
+        }
+    }
+
+    /// How many times as many are in shared memory.
+    fn stages(self, head_dim: usize) -> usize {
+        match self {
+            Pass::Keys if (65..=96).contains(&head_dim) => 3,
+            Pass::Queries if head_dim > 64 => 2,
+            _ => 4,
+        }
+    }
+
+    /// Bytes of shared memory: two operands of the left lines, two in each stage and two f32 for each of its lines, barriers
+    /// and the tile.
+    fn shared(self, head_dim: usize) -> usize {
+        let (lines, stages) = (self.lines(head_dim), self.stages(head_dim));
+        let line = head_dim.div_ceil(CHUNK) * 128;
+        2 * LEFT * line + stages * (2 * lines * line + lines * 8 + 16) + 16 + 32
+    }
+
+    fn defines(self, config: &Config) -> Defines {
+        let scores = Scores { softcap: config.softcap, mask: false, bias: None };
+        let mut defines = scores.defines(config.dtype, config.head_dim);
+        defines.push(("LINES", self.lines(config.head_dim).to_string()));
+        defines.push(("STAGES", self.stages(config.head_dim).to_string()));
+        defines.push(flag("VARLEN", config.packed));
+        defines
+    }
+
+    fn variants(self) -> Vec<Defines> {
+        Config::covering().iter().map(|config| self.defines(config)).collect()
+    }
+}
+
+/// The compile-time part of a launch.
+struct Config {
+    dtype: DType,
+    head_dim: usize,
+    softcap: bool,
+    packed: bool,
+}
+
+impl Config {
+    fn of(p: &Problem) -> Config {
+        let f = &p.forward;
+        Config {
+            dtype: f.dtype,
+            head_dim: f.head_dim,
+            softcap: f.softcap_bits != 0,
+            packed: f.packed.is_some(),
+        }
+    }
+
+    /// Of both types, each size of head, plain and packed, and the options together.
+    fn covering() -> Vec<Config> {
+        let mut all = Vec::new();
+        for dtype in [DType::BF16, DType::F16] {
+            for head_dim in HEAD_DIMS {
+                all.extend([false, true].map(|packed| Config { dtype, head_dim, softcap: false, packed }));
+            }
+            all.extend([64, 128].map(|head_dim| Config { dtype, head_dim, softcap: true, packed: true }));
+        }
+        all
+    }
+}
+
+macro_rules! device {
+    ($name:ident, $file:literal, $function:literal, $pass:expr) => {
+        static $name: CudaKernel = CudaKernel {
+            source: Source { name: $function, code: include_str!($file) },
+            prelude: AttentionBackwardSm90Params::prelude,
+            function: $function,
+            min_arch: Arch::new(9, 0, true),
+            fast_math: false,
+            overlaps: true,
+            variants: || $pass.variants(),
+        };
+    };
+}
+device!(KEYS_DEVICE, "sm90_keys.cu", "attention_backward_sm90_keys", Pass::Keys);
+device!(QUERIES_DEVICE, "sm90_queries.cu", "attention_backward_sm90_queries", Pass::Queries);
+
+/// Tensor cores through `wgmma`, fed by the copy engine.
+pub(super) const SM90: Kernel<Problem> =
+    Kernel::cuda("attention_backward_sm90", &KEYS_DEVICE, |launch: &Launch<'_, Problem>| {
+        // SAFETY: the tensors are the call's own, and the workspace has the size that was asked for.
+        unsafe {
+            prepare(launch)?;
+            record(launch, Pass::Keys)?;
+            record(launch, Pass::Queries)?;
+            finish(launch)
+        }
+    })
+    .and(&ROWS)
+    .and(&QUERIES_DEVICE)
+    .and(&SINKS_DEVICE)
+    .with_workspace(|p, _| stats_bytes(p))
+    .when(supports)
+    .configured(|p, _| {
+        let [keys, queries] = [Pass::Keys, Pass::Queries].map(|pass| pass.lines(p.forward.head_dim));
+        format!("{LEFT} keys by {keys} queries, {LEFT} queries by {queries} keys")
+    });
+
+fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
+    let f = &p.forward;
+    if info.arch.is_none_or(|arch| (arch.major, arch.minor) != (9, 0)) {
+        return Err("its instructions are those of sm_90a alone".into());
+    }
+    if f.dtype == DType::F32 {
+        return Err("its products are those of f16 and bf16".into());
+    }
+    if !HEAD_DIMS.contains(&f.head_dim) {
+        return Err(format!("two sums of {} elements do not fit the registers", f.head_dim));
+    }
+    if f.mask.is_some() || f.bias.is_some() {
+        return Err("it knows no mask and no bias".into());
+    }
+    if f.softcap() > MOST_SOFTCAP {
+        return Err(format!("a softcap above {MOST_SOFTCAP} needs more digits"));
+    }
+    if [f.batch, f.q_len, f.kv_len, f.num_heads].contains(&0) {
+        return Err("there is nothing to load".into());
+    }
+    all_vectors(p)?;
+    for (name, heads, tokens, count) in [
+        ("q", &f.q, f.q_len, f.num_heads),
+        ("k", &f.k, f.kv_len, f.num_kv_heads),
+        ("v", &f.v, f.kv_len, f.num_kv_heads),
+        ("dout", &p.dout, f.q_len, f.num_heads),
+    ] {
+        let repeats = |stride: isize, n: usize| n > 1 && stride <= 0;
+        if repeats(heads.token, tokens) || repeats(heads.head, count) || repeats(heads.batch, f.batch) {
+            return Err(format!("`{name}` repeats elements"));
+        }
+    }
+    addressable(f)
+}
+
+/// The map of boxes of `lines` tokens of a chunk of one head.
+fn map(
+    launch: &Launch<'_, Problem>,
+    index: usize,
+    at: &Heads,
+    [tokens, heads]: [usize; 2],
+    lines: usize,
+) -> Result<TensorMap> {
+    let f = &launch.problem.forward;
+    let size = f.dtype.size();
+    let bytes = |stride: isize, count: usize| if count > 1 { (stride as usize * size) as u64 } else { 16 };
+    launch.tensor_map(&Tiled {
+        address: launch.args.address(index) as u64,
+        dtype: f.dtype,
+        sizes: &[f.head_dim, tokens, heads, f.batch].map(|n| n as u64),
+        strides: &[bytes(at.token, tokens), bytes(at.head, heads), bytes(at.batch, f.batch)],
+        extents: &[CHUNK as u32, lines as u32, 1, 1],
+        swizzle: Swizzle::B128,
+    })
+}
+
+/// # Safety
+/// The tensors of the call must live until the work on the stream is done; the workspace must begin with what [`prepare`]
+/// leaves there.
+unsafe fn record(launch: &Launch<'_, Problem>, pass: Pass) -> Result<()> {
+    let (p, f) = (launch.problem, &launch.problem.forward);
+    let lines = pass.lines(f.head_dim);
+    let (kernel, tiles, [query_lines, key_lines]) = match pass {
+        Pass::Keys => (&KEYS_DEVICE, Tiles::of_keys(f, LEFT)?, [lines, LEFT]),
+        Pass::Queries => (&QUERIES_DEVICE, Tiles::of_queries(f, LEFT)?, [LEFT, lines]),
+    };
+    // What goes past the tiles of a head: of all query heads of a KV head, or of the one KV head that several share.
+    let (heads, past) = match pass {
+        Pass::Keys => (f.num_kv_heads, f.q_len * f.group()),
+        Pass::Queries => (f.num_heads, f.kv_len.div_ceil(f.group())),
+    };
+    let in_cache = L2_BYTES / (2 * past * f.head_dim * f.dtype.size());
+    let params = AttentionBackwardSm90Params {
+        q_map: map(launch, Q, &f.q, [f.q_len, f.num_heads], query_lines)?,
+        k_map: map(launch, K, &f.k, [f.kv_len, f.num_kv_heads], key_lines)?,
+        v_map: map(launch, V, &f.v, [f.kv_len, f.num_kv_heads], key_lines)?,
+        dout_map: map(launch, DOUT, &p.dout, [f.q_len, f.num_heads], query_lines)?,
+        backward: AttentionBackwardParams::new(launch, tiles.of_request),
+        head_group: in_cache.clamp(1, f.batch * heads) as i32,
+        softcap_in: if f.softcap() > 0.0 { 2.0 * LOG2_E * (f.scale() / f.softcap()) } else { 0.0 },
+    };
+    let config =
+        LaunchConfig::new([tiles.blocks, 1, 1], [THREADS, 1, 1], pass.shared(f.head_dim) as u32);
+    // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks cover every key
+    // or every query.
+    unsafe { launch.record_part(kernel, &pass.defines(&Config::of(p)), &config, &params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_shared_memory_and_the_copy_engine() {
+        for pass in [Pass::Keys, Pass::Queries] {
+            for head_dim in HEAD_DIMS {
+                assert!(pass.shared(head_dim) <= 232_448, "{pass:?}, {head_dim}: {}", pass.shared(head_dim));
+                assert!(pass.lines(head_dim).is_multiple_of(16) && pass.lines(head_dim) <= 256);
+            }
+        }
+    }
+}
