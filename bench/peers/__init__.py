@@ -60,6 +60,7 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "linear": products.linear,
     "linear_backward": products.linear_backward,
     "attention": attention.attention,
+    "attention_backward": attention.attention_backward,
     "moe_route": mixtures.route,
     "moe_ffn": mixtures.ffn,
     "grouped_linear": mixtures.grouped_linear,

@@ -177,6 +177,55 @@ def attention(case: Case, device: str) -> Work | None:
     return Work(fresh, calls)
 
 
+def attention_backward(case: Case, device: str) -> Work | None:
+    """The backward pass alone. Only the deterministic kind sums the gradients of queries in a fixed order."""
+    batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
+    heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    causal = case.option("causal", "false") == "true" and q_len > 1
+    others = {"window", "softcap", "scale"} & case.values.keys()
+    if case.given or others or (causal and q_len != kv_len):
+        return None
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    normal = random_like(case, device)
+    sizes = [(q_len, heads), (kv_len, kv_heads), (kv_len, kv_heads)]
+
+    def fresh():
+        inputs = [normal(batch, length, count, dim).transpose(1, 2).requires_grad_() for length, count in sizes]
+        return normal(batch, q_len, heads, dim).transpose(1, 2), *inputs
+
+    def gradients(backend, deterministic=False):
+        graphs: dict[int, torch.Tensor] = {}
+
+        def call(dout, *inputs):
+            if id(dout) not in graphs:
+                with sdpa_kernel(backend):
+                    graphs[id(dout)] = F.scaled_dot_product_attention(
+                        *inputs, is_causal=causal, enable_gqa=heads != kv_heads
+                    )
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                return torch.autograd.grad(graphs[id(dout)], inputs, dout, retain_graph=True)
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+        return call
+
+    if device == "cpu":
+        return Work(fresh, {"torch": gradients(list(SDPBackend.__members__.values()))})
+    if case.dtype == "f32":
+        if heads != kv_heads:
+            return None
+        return Work(fresh, {"torch (efficient)": gradients(SDPBackend.EFFICIENT_ATTENTION)})
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    calls = {
+        "torch (flash)": gradients(flash),
+        "torch (flash, deterministic)": gradients(flash, deterministic=True),
+        "torch (cudnn)": gradients(cudnn),
+    }
+    return Work(fresh, calls)
+
+
 def paged_attention(case: Case, device: str) -> Work | None:
     if "k_scale" in case.given:
         return None
