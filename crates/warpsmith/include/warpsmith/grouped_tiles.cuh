@@ -16,10 +16,11 @@ struct Group {
   int number, row, end, tile;
 };
 
-// Finds the groups of ascending tiles. The 32 lanes of a warp walk the counts together, kEach groups a lane at a time. `P` has
-// the address `counts`, the distance `counts_step` between them, and the numbers `groups` and `rows`, which are below 2^30.
-template <int kRows, class P> struct GroupWalk {
-  static constexpr int kEach = 4, kAtOnce = 32 * kEach;
+// Finds the groups of ascending tiles. The 32 lanes of a warp walk the counts together, kEach groups a lane at a time: more of them
+// take fewer steps and more registers. `P` has the address `counts`, the distance `counts_step` between them, and the numbers
+// `groups` and `rows`, which are below 2^30.
+template <int kRows, int kEach, class P> struct GroupWalk {
+  static constexpr int kAtOnce = 32 * kEach;
 
   const P& p;
   // The first of the groups at hand, and the rows and tiles before them.

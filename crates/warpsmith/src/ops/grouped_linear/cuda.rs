@@ -47,7 +47,7 @@ impl Operands {
         Operands { x: 0, w: 0, counts: 0, index: 0, bias: 0, row_scale: 0, residual: 0, out: 0 };
 
     /// The call's own tensors.
-    fn of(launch: &Launch<'_, Problem>) -> Operands {
+    pub(super) fn of(launch: &Launch<'_, Problem>) -> Operands {
         let at = |index: usize| launch.args.address(index);
         Operands {
             x: at(X),
@@ -108,11 +108,15 @@ pub(super) fn mean_rows(p: &Problem) -> usize {
 
 /// The most tiles of `tile` rows that groups can have, whatever their counts are: see `grouped_tiles.cuh`.
 pub(super) fn most_row_tiles(p: &Problem, tile: usize) -> usize {
-    p.rows / tile + p.rows.min(p.groups + 1)
+    most_tiles(p.rows, p.groups, tile)
+}
+
+fn most_tiles(rows: usize, groups: usize, tile: usize) -> usize {
+    rows / tile + rows.min(groups + 1)
 }
 
 /// Columns of the result in a tile of `rows` rows of `w`.
-fn columns(p: &Problem, rows: usize) -> usize {
+pub(super) fn columns(p: &Problem, rows: usize) -> usize {
     rows * p.product.n / p.product.weight_rows().max(1)
 }
 
@@ -125,7 +129,7 @@ fn config(name: &str, p: &Problem, [rows, w_rows]: [usize; 2], shared: usize) ->
 }
 
 /// What the covering sets have of epilogues: results are of the type of `x`, or f32 for `moe_ffn`.
-fn epilogues(dtype: DType) -> impl Iterator<Item = Epilogue> {
+pub(super) fn epilogues(dtype: DType) -> impl Iterator<Item = Epilogue> {
     Epilogue::covering(dtype).into_iter().filter(move |e| e.out == dtype || e.out == DType::F32)
 }
 
@@ -276,4 +280,28 @@ pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, at
     let config = config("grouped_linear_sm80", p, [tile, SM80_TILE_N], shared)?;
     // SAFETY: as for the generic kernel.
     unsafe { launch.record_part(&SM80_DEVICE, &defines, &config, &GroupedLinearParams::new(p, at)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Random;
+
+    /// Whatever the counts are, there are no more tiles than a launch has blocks for.
+    #[test]
+    fn tiles_of_all_counts_have_blocks() {
+        let mut random = Random::new(7);
+        for _ in 0..2000 {
+            let (rows, groups) = (random.below(400) as usize, random.below(50) as usize);
+            let tile = SM80_TILES[random.below(4) as usize];
+            let (mut left, mut tiles) = (rows, 0);
+            for _ in 0..groups {
+                let count = random.below(left as u64 + 1).min(1 + random.below(200)) as usize;
+                left -= count;
+                tiles += count.div_ceil(tile);
+            }
+            tiles += left.div_ceil(tile);
+            assert!(tiles <= most_tiles(rows, groups, tile), "{rows} rows, {groups} groups, tiles of {tile}");
+        }
+    }
 }

@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) grouped_linear_generic(co
   __shared__ __align__(16) typename X::Step xs[2];
   __shared__ __align__(16) typename W::Step ws[2];
   __shared__ int x_rows[TILE_M];
-  GroupWalk<TILE_M, GroupedLinearParams> walk(p);
+  GroupWalk<TILE_M, 4, GroupedLinearParams> walk(p);
   const GroupTile tile = group_tile<TILE_M>(walk, blockIdx.x, (p.linear.n + kOutN - 1) / kOutN);
   if (tile.row >= tile.end) return;
   if (tile.group == p.groups) return clear_tile<kOutN, kThreads>(p, tile);

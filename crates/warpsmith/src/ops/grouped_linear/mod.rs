@@ -32,6 +32,8 @@ pub(in crate::ops) mod cuda;
 pub(in crate::ops) mod problem;
 #[cfg(feature = "lab")]
 mod reference;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod sm90;
 #[cfg(test)]
 mod tests;
 
@@ -179,6 +181,8 @@ unsafe impl Op for Forward {
 
 /// Preferred first.
 static KERNELS: &[Kernel<Problem>] = &[
+    #[cfg(feature = "cuda")]
+    sm90::SM90,
     #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]

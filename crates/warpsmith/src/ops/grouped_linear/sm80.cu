@@ -88,7 +88,7 @@ WS_INLINE void write_row_pair(const LinearParams& p, int row, int column, const 
 
 extern "C" __global__ void __launch_bounds__(kThreads, kResident) grouped_linear_sm80(const __grid_constant__ GroupedLinearParams p) {
   begin_kernel();
-  GroupWalk<TILE_M, GroupedLinearParams> walk(p);
+  GroupWalk<TILE_M, 4, GroupedLinearParams> walk(p);
   const GroupTile tile = group_tile<TILE_M>(walk, blockIdx.x, (p.linear.n + kOutN - 1) / kOutN);
   if (tile.row >= tile.end) return;
   if (tile.group == p.groups) return clear_tile<kOutN, kThreads>(p, tile);

@@ -15,6 +15,7 @@ use crate::ops::FLOATS;
 use crate::ops::grouped::Matrices;
 use crate::ops::grouped_linear::cuda::{self as grouped, Operands};
 use crate::ops::grouped_linear::problem::{Numbers, Problem as Grouped};
+use crate::ops::grouped_linear::sm90;
 use crate::ops::linear::problem::{Matrix, Problem as Product, Strides};
 use crate::tensor::{DType, Space};
 
@@ -257,6 +258,14 @@ const fn kernel(
         .and(&COPY)
         .with_workspace(|p, _| Scratch::of(p, part_tokens(p)).bytes)
 }
+
+/// The products on Hopper's tensor cores.
+pub(super) const SM90: Kernel<Problem> = kernel("moe_ffn_sm90", &sm90::DEVICE, |launch| {
+    // SAFETY: passed on.
+    run(launch, |p, at| unsafe { sm90::run(launch, p, at) })
+})
+.when(|p, info| supports(p, info, sm90::supports))
+.configured(|p, info| describe(p, info, sm90::describe));
 
 /// The products on tensor cores through `mma.sync`.
 pub(super) const SM80: Kernel<Problem> = kernel("moe_ffn_sm80", &grouped::SM80_DEVICE, |launch| {

@@ -195,6 +195,8 @@ unsafe impl Op for Forward {
 /// Preferred first. Conditions depend on sizes and weights, never on the tokens.
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
+    cuda::SM90,
+    #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
