@@ -2,15 +2,15 @@
 // What the kernels of `attention_backward` on Hopper share: the layout of shared memory, the producer, and the products of a
 // warpgroup.
 //
-// Threads to data: a block owns 128 left lines, queries of a query head or keys of a KV head, and blocks of LINES right lines go
-// past them. Warpgroup 0 is the producer: it has the copy engine bring the left lines once and the right ones into a ring. Each
-// of the two others, the consumers, owns 64 left lines. Both kinds of lines come as pairs of tensors: queries with gradients of
-// results, keys with values. A consumer multiplies its left lines by the right ones, which gives scores and gradients of weights
+// Threads to data: a block owns LEFT left lines, queries of a query head or keys of a KV head, and blocks of LINES right lines go
+// past them. Warpgroup 0 is the producer: it has the copy engine bring the left lines once and the right ones into a ring. The
+// two others are the consumers, and work on 64 left lines each. Both kinds of lines come as pairs of tensors: queries with
+// gradients of results, keys with values. A consumer multiplies its left lines by the right ones, which gives scores and gradients of weights
 // with a left line in a row and a right one in a column; what it makes of them, rounded, is a left operand in registers for the
 // product with the same right lines. Warp w and lane l of a warpgroup hold rows 16 w + l / 4 + 8 h and columns
 // 8 j + 2 (l % 4) + c (wgmma.cuh).
 //
-// Defines: T, bf16 or f16; HEAD_DIM; LINES, a multiple of 16; STAGES of right lines; VARLEN, whether requests are packed;
+// Defines: T, bf16 or f16; HEAD_DIM; LEFT, 64 or 128; LINES, a multiple of 16; STAGES of right lines; VARLEN, whether requests are packed;
 // SOFTCAP, and the others of attention.cuh as zero.
 
 #include "warpsmith/attention_backward.cuh"
@@ -20,7 +20,7 @@
 
 namespace warpsmith::attention {
 
-constexpr int kConsumers = 2, kThreads = 128 * (1 + kConsumers), kLeft = 64 * kConsumers, kRight = LINES, kStages = STAGES;
+constexpr int kConsumers = 2, kThreads = 128 * (1 + kConsumers), kLeft = LEFT, kRight = LINES, kStages = STAGES;
 // Heads are loaded in chunks of 128 bytes, the last one filled up with zeros.
 constexpr int kChunks = (HEAD_DIM + 63) / 64;
 constexpr u32 kLeftChunk = kLeft * 128, kRightChunk = kRight * 128, kLeftBytes = kChunks * kLeftChunk,
@@ -36,7 +36,7 @@ static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(sizeof(T) == 2 && HEAD_DIM % 16 == 0 && kRight % 16 == 0, "steps of 16");
 
 // Three threads of the three warpgroups have 504 registers together. Packed requests take some of the producer's.
-constexpr int kProducerRegisters = HEAD_DIM > 96 ? 24 : 40, kConsumerRegisters = (504 - kProducerRegisters) / 2;
+constexpr int kProducerRegisters = LEFT == 128 && HEAD_DIM > 96 ? 24 : 40, kConsumerRegisters = (504 - kProducerRegisters) / 2;
 
 // Named barriers: for turns at the tensor cores, and for the warps of each consumer.
 constexpr u32 kTurnBarrier = 1, kGroupBarrier = kTurnBarrier + kConsumers;
@@ -92,6 +92,11 @@ WS_INLINE void put_tile(u32 shared, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   store_shared(shared + kTileAt, (u32)tile.head, (u32)tile.first, tile.exists ? (u32)tile.count : 0u, (u32)r.batch);
   store_shared(shared + kTileAt + 16, (u32)r.first_query, (u32)r.q_len, (u32)r.first_key, (u32)r.kv_len);
+}
+WS_INLINE bool has_tile(u32 shared) {
+  u32 count;
+  load_shared(count, shared + kTileAt + 8);
+  return count != 0;
 }
 WS_INLINE Request take_request(const AttentionParams& p, u32 shared) {
   u32 batch = 0, of[4];
@@ -229,8 +234,8 @@ WS_INLINE void hide(float (&x)[kRight / 2], const Columns (&seen)[2]) {
         if (8 * j + c < seen[h].first || 8 * j + c >= seen[h].end) x[4 * j + 2 * h + c] = 0.0f;
 }
 
-// Writes the sums of a warpgroup times `factor` to 64 lines of a head, of which `count` exist, through its own left lines in
-// shared memory, which nobody needs any more.
+// Writes the sums of a warpgroup times `factor` to 64 lines of a head, of which `count` exist, through left lines in shared
+// memory that nobody needs any more.
 WS_INLINE void store_lines(T* to, i64 step, int count, u32 lines, const float (&sum)[HEAD_DIM / 2], float factor) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const u32 slice = lines + warp * (16 * 128);

@@ -1,7 +1,7 @@
 //! `attention_backward` on Hopper: host half.
 
 use super::super::cuda::{Scores, addressable};
-use super::super::problem::Heads;
+use super::super::problem::{HEAD_DIMS, Heads};
 use super::cuda::{
     AttentionBackwardParams, ROWS, SINKS_DEVICE, Tiles, all_vectors, finish, prepare, stats_bytes,
 };
@@ -16,13 +16,10 @@ use crate::op::{Kernel, Launch};
 use crate::tensor::DType;
 use std::f32::consts::LOG2_E;
 
-/// Left lines of a block and its threads, as in the device code.
-const LEFT: usize = 128;
+/// Threads of a block, as in the device code.
 const THREADS: u32 = 384;
 /// Elements of a head in the 128 bytes that the copy engine swizzles.
 const CHUNK: usize = 64;
-/// The sizes of a head whose sums, for keys and for values, fit the registers of two warpgroups.
-const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
 /// Softcaps beyond this lose digits in the exponential.
 const MOST_SOFTCAP: f32 = 1000.0;
 /// Bytes of right lines that stay in L2 while blocks go through the tiles of some heads.
@@ -39,31 +36,60 @@ kernel_params! {
     }
 }
 
-/// One of the two passes.
+/// The passes, each a device function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
-    /// Tiles of keys, which queries go past.
+    /// Tiles of keys, which queries go past. A warpgroup has the sums of both gradients of its keys.
     Keys,
+    /// The same with a warpgroup for each of the gradients.
+    LongKeys,
     /// Tiles of queries, which keys go past.
     Queries,
 }
 
 impl Pass {
-    /// Lines that go past at a time: as many as leave room in the registers for the sums.
-    fn lines(self, head_dim: usize) -> usize {
+    /// The pass over keys, for heads of this size.
+    fn of_keys(head_dim: usize) -> Pass {
+        if head_dim > 128 { Pass::LongKeys } else { Pass::Keys }
+    }
+
+    /// Whether it is for heads of this size.
+    fn is_for(self, head_dim: usize) -> bool {
+        self == Pass::Queries || self == Pass::of_keys(head_dim)
+    }
+
+    fn device(self) -> &'static CudaKernel {
         match self {
-            Pass::Keys if head_dim <= 64 => 96,
-            Pass::Keys if head_dim <= 96 => 80,
-            Pass::Keys => 64,
-            Pass::Queries => 128,
+            Pass::Keys => &KEYS_DEVICE,
+            Pass::LongKeys => &LONG_KEYS_DEVICE,
+            Pass::Queries => &QUERIES_DEVICE,
+        }
+    }
+
+    /// Lines of a tile.
+    fn left(self) -> usize {
+        if self == Pass::LongKeys { 64 } else { 128 }
+    }
+
+    /// Lines that go past at a time: as many as leave room for the sums in registers, and for the tiles in shared memory.
+    fn lines(self, head_dim: usize) -> usize {
+        match (self, head_dim) {
+            (Pass::Keys, ..=64) => 96,
+            (Pass::Keys, ..=96) => 80,
+            (Pass::Keys, _) => 64,
+            (Pass::LongKeys, ..=192) => 80,
+            (Pass::LongKeys, _) => 64,
+            (Pass::Queries, ..=128) => 128,
+            (Pass::Queries, ..=192) => 80,
+            (Pass::Queries, _) => 48,
         }
     }
 
     /// How many times as many are in shared memory.
     fn stages(self, head_dim: usize) -> usize {
-        match self {
-            Pass::Keys if (65..=96).contains(&head_dim) => 3,
-            Pass::Queries if head_dim > 64 => 2,
+        match (self, head_dim) {
+            (Pass::Keys, 65..=96) => 3,
+            (Pass::Queries, 65..) | (Pass::LongKeys, _) => 2,
             _ => 4,
         }
     }
@@ -73,12 +99,17 @@ impl Pass {
     fn shared(self, head_dim: usize) -> usize {
         let (lines, stages) = (self.lines(head_dim), self.stages(head_dim));
         let line = head_dim.div_ceil(CHUNK) * 128;
-        2 * LEFT * line + stages * (2 * lines * line + lines * 8 + 16) + 16 + 32
+        let common = 2 * self.left() * line + stages * (2 * lines * line + lines * 8 + 16) + 16 + 32;
+        // Weights of two blocks, in f32, that one warpgroup has for the other, and their barriers.
+        let weights =
+            if self == Pass::LongKeys { 2 * lines * self.left() * size_of::<f32>() + 32 } else { 0 };
+        common + weights
     }
 
     fn defines(self, config: &Config) -> Defines {
         let scores = Scores { softcap: config.softcap, mask: false, bias: None };
         let mut defines = scores.defines(config.dtype, config.head_dim);
+        defines.push(("LEFT", self.left().to_string()));
         defines.push(("LINES", self.lines(config.head_dim).to_string()));
         defines.push(("STAGES", self.stages(config.head_dim).to_string()));
         defines.push(flag("VARLEN", config.packed));
@@ -86,7 +117,8 @@ impl Pass {
     }
 
     fn variants(self) -> Vec<Defines> {
-        Config::covering().iter().map(|config| self.defines(config)).collect()
+        let configs = Config::covering().into_iter().filter(|config| self.is_for(config.head_dim));
+        configs.map(|config| self.defines(&config)).collect()
     }
 }
 
@@ -116,7 +148,12 @@ impl Config {
             for head_dim in HEAD_DIMS {
                 all.extend([false, true].map(|packed| Config { dtype, head_dim, softcap: false, packed }));
             }
-            all.extend([64, 128].map(|head_dim| Config { dtype, head_dim, softcap: true, packed: true }));
+            all.extend([64, 128, 256].map(|head_dim| Config {
+                dtype,
+                head_dim,
+                softcap: true,
+                packed: true,
+            }));
         }
         all
     }
@@ -136,6 +173,7 @@ macro_rules! device {
     };
 }
 device!(KEYS_DEVICE, "sm90_keys.cu", "attention_backward_sm90_keys", Pass::Keys);
+device!(LONG_KEYS_DEVICE, "sm90_long_keys.cu", "attention_backward_sm90_long_keys", Pass::LongKeys);
 device!(QUERIES_DEVICE, "sm90_queries.cu", "attention_backward_sm90_queries", Pass::Queries);
 
 /// Tensor cores through `wgmma`, fed by the copy engine.
@@ -144,19 +182,22 @@ pub(super) const SM90: Kernel<Problem> =
         // SAFETY: the tensors are the call's own, and the workspace has the size that was asked for.
         unsafe {
             prepare(launch)?;
-            record(launch, Pass::Keys)?;
+            record(launch, Pass::of_keys(launch.problem.forward.head_dim))?;
             record(launch, Pass::Queries)?;
             finish(launch)
         }
     })
     .and(&ROWS)
+    .and(&LONG_KEYS_DEVICE)
     .and(&QUERIES_DEVICE)
     .and(&SINKS_DEVICE)
     .with_workspace(|p, _| stats_bytes(p))
     .when(supports)
     .configured(|p, _| {
-        let [keys, queries] = [Pass::Keys, Pass::Queries].map(|pass| pass.lines(p.forward.head_dim));
-        format!("{LEFT} keys by {keys} queries, {LEFT} queries by {queries} keys")
+        let head_dim = p.forward.head_dim;
+        let tile = |pass: Pass| (pass.left(), pass.lines(head_dim));
+        let ((keys, queries), (own, others)) = (tile(Pass::of_keys(head_dim)), tile(Pass::Queries));
+        format!("{keys} keys by {queries} queries, {own} queries by {others} keys")
     });
 
 fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
@@ -166,9 +207,6 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     }
     if f.dtype == DType::F32 {
         return Err("its products are those of f16 and bf16".into());
-    }
-    if !HEAD_DIMS.contains(&f.head_dim) {
-        return Err(format!("two sums of {} elements do not fit the registers", f.head_dim));
     }
     if f.mask.is_some() || f.bias.is_some() {
         return Err("it knows no mask and no bias".into());
@@ -220,15 +258,15 @@ fn map(
 /// leaves there.
 unsafe fn record(launch: &Launch<'_, Problem>, pass: Pass) -> Result<()> {
     let (p, f) = (launch.problem, &launch.problem.forward);
-    let lines = pass.lines(f.head_dim);
-    let (kernel, tiles, [query_lines, key_lines]) = match pass {
-        Pass::Keys => (&KEYS_DEVICE, Tiles::of_keys(f, LEFT)?, [lines, LEFT]),
-        Pass::Queries => (&QUERIES_DEVICE, Tiles::of_queries(f, LEFT)?, [LEFT, lines]),
-    };
-    // What goes past the tiles of a head: of all query heads of a KV head, or of the one KV head that several share.
-    let (heads, past) = match pass {
-        Pass::Keys => (f.num_kv_heads, f.q_len * f.group()),
-        Pass::Queries => (f.num_heads, f.kv_len.div_ceil(f.group())),
+    let (left, lines) = (pass.left(), pass.lines(f.head_dim));
+    // What goes past the tiles of a head: that of all query heads of a KV head, or of the one KV head that several share.
+    let (tiles, [query_lines, key_lines], heads, past) = match pass {
+        Pass::Keys | Pass::LongKeys => {
+            (Tiles::of_keys(f, left)?, [lines, left], f.num_kv_heads, f.q_len * f.group())
+        }
+        Pass::Queries => {
+            (Tiles::of_queries(f, left)?, [left, lines], f.num_heads, f.kv_len.div_ceil(f.group()))
+        }
     };
     let in_cache = L2_BYTES / (2 * past * f.head_dim * f.dtype.size());
     let params = AttentionBackwardSm90Params {
@@ -240,11 +278,10 @@ unsafe fn record(launch: &Launch<'_, Problem>, pass: Pass) -> Result<()> {
         head_group: in_cache.clamp(1, f.batch * heads) as i32,
         softcap_in: if f.softcap() > 0.0 { 2.0 * LOG2_E * (f.scale() / f.softcap()) } else { 0.0 },
     };
-    let config =
-        LaunchConfig::new([tiles.blocks, 1, 1], [THREADS, 1, 1], pass.shared(f.head_dim) as u32);
+    let config = LaunchConfig::new([tiles.blocks, 1, 1], [THREADS, 1, 1], pass.shared(f.head_dim) as u32);
     // SAFETY: the caller vouches for the tensors; the maps keep the copy engine inside them, and the blocks cover every key
     // or every query.
-    unsafe { launch.record_part(kernel, &pass.defines(&Config::of(p)), &config, &params) }
+    unsafe { launch.record_part(pass.device(), &pass.defines(&Config::of(p)), &config, &params) }
 }
 
 #[cfg(test)]
@@ -253,8 +290,8 @@ mod tests {
 
     #[test]
     fn tiles_fit_shared_memory_and_the_copy_engine() {
-        for pass in [Pass::Keys, Pass::Queries] {
-            for head_dim in HEAD_DIMS {
+        for pass in [Pass::Keys, Pass::LongKeys, Pass::Queries] {
+            for head_dim in HEAD_DIMS.into_iter().filter(|&head_dim| pass.is_for(head_dim)) {
                 assert!(pass.shared(head_dim) <= 232_448, "{pass:?}, {head_dim}: {}", pass.shared(head_dim));
                 assert!(pass.lines(head_dim).is_multiple_of(16) && pass.lines(head_dim) <= 256);
             }

@@ -157,15 +157,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_sm90_queries(const __grid_constant__ AttentionBackwardSm90Params p) {
   const u32 shared = shared_address(shared_memory);
   prepare(p, shared, 1);
-  begin_kernel();
+  // Only the pass over keys may still run: it began when all before it was complete, and writes nothing that is read here, nor
+  // reads what is written. So this one fills up the multiprocessors that it leaves.
+  let_next_kernel_start();
   if (threadIdx.x / 32 == 0) {
     const AttentionParams& a = p.backward.attention;
     put_tile(shared, query_tile(a, tile_number(p, a.num_kv_heads * a.group), kLeft));
   }
   __syncthreads();
-  u32 exists;
-  load_shared(exists, shared + kTileAt + 8);
-  if (!exists) return;
+  if (!has_tile(shared)) return await_kernel_before();
   // A shuffle, so that the compiler knows that all lanes of a warp agree.
   const u32 warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
@@ -174,5 +174,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<kConsumerRegisters>();
     Consumer{p, shared, warpgroup - 1}.run();
+    // The kernel after this one relies on the pass over keys, too.
+    await_kernel_before();
   }
 }
