@@ -178,7 +178,7 @@ pub(in crate::ops) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Resu
     if p.product.x_dtype.size() != 2 {
         return Err("f32 in full precision would have to be split".into());
     }
-    if p.product.k == 0 {
+    if p.product.k == 0 || p.groups == 0 {
         return Err("there is nothing to load".into());
     }
     if p.row_scale.is_some() {
