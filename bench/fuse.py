@@ -1,118 +1,44 @@
 #!/usr/bin/env python3
-"""Times random chains of ops on the CPU: fused by Warpsmith, compiled by inductor, and run op by op.
+"""Times random chains of ops: fused by Warpsmith, compiled by inductor, and run op by op.
 
 Both compilers are backends of torch.compile. Each chain has 2 to 12 ops, broadcasts and mixed types; half of the
-chains have a reduction. The generator is seeded: a number names a chain for good. All three run in turn, several
-times, so that whatever else the machine does hits all of them. Shown are medians, the time from the first call to its
-result, and at the end geometric means of the ratios. Results must agree before anything is timed. Nothing is
-recorded.
+chains have a reduction. All three run in turn, several times, so that whatever else the machine does hits all of them.
+Results must agree before anything is timed. Shown are medians, the time from the first call to its result, and at the
+end geometric means of the ratios. On a GPU, steps are captured in CUDA graphs and rotate over copies of their tensors
+that exceed the L2, as docs/measuring.md says; caches of compiled code are empty at first.
 
-usage: bench/fuse.py [--chains 24] [--seed 0] [--dtype f32 | bf16] [--backward] [--threads N] [--rounds 5]
-                     [--no-inductor]
+With --record a run replaces what evidence/fusion has of its device, types and direction. --table prints the tables of
+docs/fusion.md from there.
+
+usage: bench/fuse.py [--device cpu | cuda] [--chains 24] [--first 0] [--seed 0] [--dtype f32 | bf16] [--backward]
+                     [--threads N] [--rounds 5] [--no-inductor] [--record] | --table
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import random
+import os
+import pathlib
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-SHAPES = [(4096, 512), (1024, 2048), (512, 4096), (8, 128, 1024), (2, 512, 768), (256, 11008), (4, 1000, 333)]
-UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": F.relu,
-    "exp": lambda x: torch.exp(-x.abs()),
-    "abs": torch.abs,
-    "square": torch.square,
-    "rsqrt": lambda x: torch.rsqrt(x.abs() + 1),
-    "scale": lambda x: x * 0.7 + 0.1,
-    "clamp": lambda x: x.clamp(-2.0, 2.0),
-    "wide": lambda x: x.float(),
-    "narrow": lambda x: x.bfloat16(),
-}
-BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": lambda a, b: a / (b.abs() + 1),
-    "maximum": torch.maximum,
-    "where": lambda a, b: torch.where(a > b, a, b * 0.5),
-}
-ROWWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "softmax": lambda x: x.softmax(-1),
-    "rms_norm": lambda x: x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype),
-    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-    "centre": lambda x: x - x.mean(-1, keepdim=True),
-    "by_largest": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1),
-    "by_sum": lambda x: x / (x.square().sum(-1, keepdim=True) + 1),
-}
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EVIDENCE = ROOT / "evidence" / "fusion"
 
 
-@dataclass
-class Chain:
-    """A function of tensors, made of named steps."""
-
-    steps: list[tuple[str, int]]
-    tensors: list[torch.Tensor]
-
-    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        x = tensors[0]
-        for name, other in self.steps:
-            if name in BINARY:
-                x = BINARY[name](x, tensors[other])
-            else:
-                x = (UNARY.get(name) or ROWWISE[name])(x)
-        return x
-
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.tensors[0].shape))
-        return f"{shape} {' '.join(name for name, _ in self.steps)}"
+def empty_caches() -> None:
+    """Compilers shall find nothing of an earlier run. Must come before they are imported."""
+    folder = tempfile.mkdtemp(prefix="fuse-")
+    for name in ("WARPSMITH_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        os.environ[name] = os.path.join(folder, name.lower())
 
 
-def draw(seed: int, dtype: torch.dtype, reduces: bool) -> Chain:
-    """The chain of a number."""
-    rng = random.Random(seed)
-    shape = rng.choice(SHAPES)
-    kinds = [shape, shape[-1:], (*shape[:-1], 1), shape]
-    others = [rng.choice(kinds) for _ in range(rng.randint(1, 3))]
-    count = rng.randint(2, 12)
-    steps = []
-    for _ in range(count):
-        if rng.random() < 0.45:
-            steps.append((rng.choice(sorted(BINARY)), rng.randint(1, len(others))))
-        else:
-            steps.append((rng.choice(sorted(UNARY)), 0))
-    if reduces:
-        steps[rng.randrange(count)] = (rng.choice(sorted(ROWWISE)), 0)
-    generator = torch.Generator().manual_seed(seed)
-    types = [dtype, *(rng.choice([dtype, dtype, torch.float32]) for _ in others)]
-    shapes = [shape, *others]
-    return Chain(steps, [torch.randn(s, generator=generator).to(t) for s, t in zip(shapes, types, strict=True)])
-
-
-def called(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], backward: bool) -> Callable[[], object]:
-    if not backward:
-        return lambda: function(*tensors)
-
-    def step() -> object:
-        output = function(*tensors)
-        return torch.autograd.grad(output, tensors, torch.ones_like(output), allow_unused=True)
-
-    return step
-
-
-def time_of(call: Callable[[], object], seconds: float) -> float:
+def time_on_cpu(call: Callable[[], object], seconds: float) -> float:
     samples: list[float] = []
     begin = time.perf_counter()
     while len(samples) < 3 or time.perf_counter() - begin < seconds:
@@ -126,68 +52,187 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def check(chain: Chain, result: torch.Tensor) -> None:
-    expected = chain(*[tensor.double() for tensor in chain.tensors]) if "narrow" not in str(chain) else None
-    eager = chain(*chain.tensors)
-    assert result.dtype == eager.dtype and result.shape == eager.shape, chain
-    close = 2e-2 if result.dtype is torch.bfloat16 or "narrow" in str(chain) else 1e-3
-    if any(tensor.dtype is torch.bfloat16 for tensor in chain.tensors):
-        close = 6e-2
-    wanted = (eager if expected is None or expected.dtype is not torch.float64 else expected).double()
-    difference = (result.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean() + 1e-3)
-    # Comparisons may go either way for a few elements where roundings differ.
-    assert (difference > close).double().mean() < 1e-3, f"{chain}: {difference.max()}"
+def copies(bytes_of_chain: int) -> int:
+    """Copies of a chain's tensors that calls rotate over, together three times the L2."""
+    import torch
+
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return 1 if bytes_of_chain * 8 < l2 else -(-3 * l2 // bytes_of_chain) + 1
+
+
+def copied(tensor):
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def measure(args: argparse.Namespace, at: int, backends: list[str]) -> dict[str, object]:
+    """One chain: milliseconds and seconds to the first result of each backend."""
+    import chains
+    import torch
+
+    backward = args.backward
+    chain = chains.draw(args.seed * 1000 + at, chains.DTYPES[args.dtype], at % 2 == 0, args.device)
+    given = chain.given(backward)
+    steps, first = {}, {}
+    torch._dynamo.reset()
+    for backend in backends:
+        function = chain if backend == "eager" else torch.compile(chain.__call__, backend=backend, dynamic=False)
+        steps[backend] = chains.called(function, backward)
+        start = time.perf_counter()
+        results = steps[backend](*given)
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        first[backend] = time.perf_counter() - start
+        if backend != "eager":
+            chains.check(chain, given, results, backward)
+    times: dict[str, list[float]] = {backend: [] for backend in backends}
+    if args.device == "cuda":
+        from gpu import Pace, time_call
+
+        moved = sum(tensor.nbytes for tensor in (*given, *results) if tensor is not None)
+        sets = [tuple(copied(tensor) for tensor in given) for _ in range(copies(moved))]
+        pace = Pace(seconds=0.02, rest=0.1, samples=10)
+        for _ in range(args.rounds):
+            for backend in backends:
+                times[backend].append(time_call(steps[backend], sets, keep_outputs=len(sets) > 1, pace=pace))
+    else:
+        for _ in range(args.rounds):
+            for backend in backends:
+                call = steps[backend]
+                times[backend].append(1e3 * time_on_cpu(lambda call=call: call(*given), args.seconds))
+    row: dict[str, object] = {"chain": at, "what": str(chain), "dtype": args.dtype, "backward": backward}
+    row |= {f"{backend}_ms": round(statistics.median(values), 6) for backend, values in times.items()}
+    row |= {f"{backend}_first_s": round(first[backend], 4) for backend in backends if backend != "eager"}
+    return row
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """What a run comes to, in words."""
+    lines = []
+    for peer in ("eager", "inductor"):
+        ratios = [row[f"{peer}_ms"] / row["warpsmith_ms"] for row in rows if f"{peer}_ms" in row]
+        if ratios:
+            mean, worst, best = geometric_mean(ratios), min(ratios), max(ratios)
+            lines.append(f"warpsmith is {mean:.2f} times as fast as {peer}, {worst:.2f} to {best:.2f}")
+    for backend in ("warpsmith", "inductor"):
+        seconds = [row[f"{backend}_first_s"] for row in rows if f"{backend}_first_s" in row]
+        if seconds:
+            lines.append(f"{backend}: first result after {statistics.median(seconds):.2f} s")
+    return lines
+
+
+def file_of(device: str) -> pathlib.Path:
+    return EVIDENCE / f"{device.lower().replace(' ', '-')}.json"
+
+
+def identity(row: dict) -> tuple:
+    """What a row is a time of."""
+    names = ("dtype", "backward", "chain") if "chain" in row else ("model", "step", "batch", "length")
+    return ("chain" not in row, *(row[name] for name in names))
+
+
+def record(device: str, rows: list[dict]) -> None:
+    """Replaces the rows of these chains or models, a row a line."""
+    import torch
+
+    file = file_of(device)
+    known = json.loads(file.read_text())["rows"] if file.exists() else []
+    new = {identity(row) for row in rows}
+    rows = sorted([row for row in known if identity(row) not in new] + rows, key=identity)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("    " + json.dumps(row) for row in rows)
+    head = f'"device": {json.dumps(device)},\n  "torch": "{torch.__version__}"'
+    file.write_text(f'{{\n  {head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+
+
+def table() -> str:
+    """The recorded runs as tables in Markdown."""
+    chains = [
+        "| device | type | | chains | to inductor, mean | least | most | to eager | first result | inductor's |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    models = [
+        "| device | model | step | tokens | Warpsmith | inductor | eager PyTorch | to inductor |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted(EVIDENCE.glob("*.json")):
+        known = json.loads(file.read_text())
+        device, rows = known["device"], known["rows"]
+        for dtype, backward in sorted({(row["dtype"], row["backward"]) for row in rows if "chain" in row}):
+            own = [row for row in rows if "chain" in row and (row["dtype"], row["backward"]) == (dtype, backward)]
+            ratios = [row["inductor_ms"] / row["warpsmith_ms"] for row in own]
+            eager = geometric_mean([row["eager_ms"] / row["warpsmith_ms"] for row in own])
+            first = [statistics.median(row[f"{of}_first_s"] for row in own) for of in ("warpsmith", "inductor")]
+            cells = [device, dtype, "with backward" if backward else "forward", str(len(own))]
+            cells += [f"{number:.2f}" for number in (geometric_mean(ratios), min(ratios), max(ratios), eager)]
+            cells += [f"{seconds:.2f} s" for seconds in first]
+            chains.append(f"| {' | '.join(cells)} |")
+        for row in rows:
+            if "model" in row:
+                cells = [device, row["model"], row["step"], f"{row['batch']} x {row['length']}"]
+                cells += [f"{row[f'{of}_ms']:.2f} ms" for of in ("warpsmith", "inductor", "eager")]
+                cells.append(f"{row['inductor_ms'] / row['warpsmith_ms']:.2f}")
+                models.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*chains, "", *models])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--chains", type=int, default=24)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first chain")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=DTYPES, default="f32")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--backward", action="store_true", help="time a step: forward and the gradients of all inputs")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="for each time in each round")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each time in each round, on the CPU")
     parser.add_argument("--no-inductor", action="store_true", help="beside eager PyTorch alone")
+    parser.add_argument("--record", action="store_true", help="write the evidence")
+    parser.add_argument("--table", action="store_true", help="print the table of what is recorded")
     args = parser.parse_args()
+    if args.table:
+        print(table())
+        return
+    empty_caches()
+    import torch
     import warpsmith  # noqa: F401, here it registers the backend
 
     if args.threads:
         torch.set_num_threads(args.threads)
     backends = ["eager", "warpsmith"] + ([] if args.no_inductor else ["inductor"])
-    ratios: dict[str, list[float]] = {"eager": [], "inductor": []}
-    cold: dict[str, list[float]] = {"warpsmith": [], "inductor": []}
-    for at in range(args.chains):
-        chain = draw(args.seed * 1000 + at, DTYPES[args.dtype], reduces=at % 2 == 0)
-        tensors = [tensor.requires_grad_(args.backward) for tensor in chain.tensors]
-        calls = {}
-        for backend in backends:
-            torch._dynamo.reset()
-            function = chain if backend == "eager" else torch.compile(chain.__call__, backend=backend, dynamic=False)
-            calls[backend] = called(function, tensors, args.backward)
-            start = time.perf_counter()
-            first = calls[backend]()
-            if backend != "eager":
-                cold[backend].append(time.perf_counter() - start)
-                if not args.backward:
-                    check(chain, first)
-        times: dict[str, list[float]] = {backend: [] for backend in backends}
-        for _ in range(args.rounds):
-            for backend in backends:
-                times[backend].append(time_of(calls[backend], args.seconds))
-        medians = {backend: statistics.median(values) for backend, values in times.items()}
-        for peer in backends:
-            if peer != "warpsmith":
-                ratios[peer].append(medians[peer] / medians["warpsmith"])
-        shown = "  ".join(f"{backend} {medians[backend] * 1e3:8.3f} ms" for backend in backends)
-        print(f"{at:2}  {shown}  {chain}", flush=True)
-    for peer, values in ratios.items():
-        if values:
-            mean, worst, best = geometric_mean(values), min(values), max(values)
-            print(f"warpsmith is {mean:.2f} times as fast as {peer}, {worst:.2f} to {best:.2f}")
-    for backend, values in cold.items():
-        if values:
-            print(f"{backend}: first result after {statistics.median(values):.2f} s")
+    # What compilers import and start, none of them does for the first chain alone.
+    for backend in backends[1:]:
+        warm = torch.compile(lambda x: x * 2 + 1, backend=backend, dynamic=False)
+        made = warm(torch.ones(8192, device=args.device, requires_grad=args.backward))
+        if args.backward:
+            made.sum().backward()
+    rows, failed = [], 0
+    for at in range(args.first, args.first + args.chains):
+        try:
+            row = measure(args, at, backends)
+        except Exception as error:  # the others still count
+            failed += 1
+            print(f"{at:2}  {type(error).__name__}: {str(error).strip()[:2000]}", file=sys.stderr, flush=True)
+            continue
+        rows.append(row)
+        shown = "  ".join(f"{backend} {row[f'{backend}_ms'] * 1e3:9.1f} us" for backend in backends)
+        seconds = " ".join(f"{row[f'{backend}_first_s']:.2f}" for backend in backends[1:])
+        print(f"{at:2}  {shown}  first {seconds} s  {row['what']}", flush=True)
+    print("\n".join(summary(rows)))
+    if args.record and rows:
+        if args.no_inductor:
+            sys.exit("fuse.py: nothing is recorded without the peer")
+        device = torch.cuda.get_device_name() if args.device == "cuda" else cpu_name()
+        record(device, rows)
+    if failed:
+        sys.exit(f"fuse.py: {failed} chains failed")
+
+
+def cpu_name() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "cpu"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ const MAX_ELEMENTS: usize = 1 << 46;
 /// A tensor in memory that somebody else keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'a> {
-    /// Address of the first element.
+    /// Address of the first element; 0 if it is not known yet, which only preparing a call allows.
     pub address: usize,
     /// Type of the elements.
     pub dtype: DType,
@@ -40,7 +40,7 @@ impl<'a> Memory<'a> {
 
     /// The bytes it lies in.
     fn range(&self) -> std::ops::Range<usize> {
-        if self.shape.contains(&0) {
+        if self.shape.contains(&0) || self.address == 0 {
             return self.address..self.address;
         }
         let (mut low, mut high) = (0isize, 0isize);

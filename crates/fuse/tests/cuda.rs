@@ -2,7 +2,7 @@
 
 use warpsmith::jit::{self, Arch};
 use warpsmith::{DType, Error};
-use warpsmith_fuse::cuda::CudaSource;
+use warpsmith_fuse::cuda::{CudaSource, Variant};
 use warpsmith_fuse::plan::Plan;
 use warpsmith_fuse::{Dim, parse};
 
@@ -50,7 +50,7 @@ fn sources_compile_without_spills() {
             // Types, architectures and alignments in turn.
             compiled += 1;
             let (dense, arch) = (compiled % 3 != 0, if compiled / 2 % 2 == 0 { "80" } else { "90a" });
-            let source = CudaSource::new(&graph, kernel, columns, &|_| dense).unwrap();
+            let source = CudaSource::new(&graph, kernel, &Variant::plain(columns, dense)).unwrap();
             let arch: Arch = arch.parse().unwrap();
             let found = source.with_request(arch, jit::get);
             let found = found.unwrap_or_else(|error| panic!("{formula}: {error}\n{}", source.code));

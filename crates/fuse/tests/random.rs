@@ -1,5 +1,6 @@
 //! Random graphs against f64, on every tier.
 
+use warpsmith::Device;
 use warpsmith_fuse::random::{draw, judge};
 
 /// `FUSE_SEEDS=from..to` judges others.
@@ -15,7 +16,7 @@ fn random_graphs_compute_what_they_say() {
     let mut faults = vec![];
     for seed in seeds() {
         let draw = draw(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        match judge(&draw) {
+        match judge(&draw, Device::Cpu) {
             Ok(share) => unknown += share,
             Err(fault) => faults.push(format!("seed {seed}: {fault}")),
         }

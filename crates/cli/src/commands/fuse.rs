@@ -1,15 +1,16 @@
 //! `warpsmith fuse`: a formula as kernels.
 
-use crate::kernels::progress_bar;
+mod random;
+
 use crate::table;
+use random::Task;
 use std::process::ExitCode;
 use std::time::Duration;
 use warpsmith::device::known_arch;
 use warpsmith::jit::Arch;
-use warpsmith::{DType, Tensor};
-use warpsmith_fuse::cuda::CudaSource;
+use warpsmith::{DType, Device, Tensor};
+use warpsmith_fuse::cuda::{CudaSource, Variant};
 use warpsmith_fuse::plan::Plan;
-use warpsmith_fuse::random::{draw, judge};
 use warpsmith_fuse::shape::{Sizes, show};
 use warpsmith_fuse::text::formula::free_names;
 use warpsmith_fuse::{Compiled, Dim, Graph, Result, bench, parse};
@@ -46,9 +47,12 @@ pub struct Args {
     /// Compute the gradients by these tensors too, separated by commas
     #[arg(long, value_name = "TENSORS", value_delimiter = ',')]
     grad: Vec<String>,
-    /// Check so many random formulas against f64 instead; exits with 1 if one is wrong
+    /// Check so many random formulas against f64 instead; exits with 1 if one is wrong. With --arch they are compiled only
     #[arg(long, value_name = "N", conflicts_with = "formula")]
     random: Option<u64>,
+    /// Where the random formulas are computed: `cpu`, `cuda` or `cuda:N`
+    #[arg(long, default_value_t = Device::Cpu, requires = "random", conflicts_with = "arch")]
+    device: Device,
     /// Where the random formulas begin
     #[arg(long, default_value_t = 0, requires = "random")]
     seed: u64,
@@ -63,7 +67,9 @@ Examples:
   warpsmith fuse 'x * sigmoid(1.702 * x)' --dtype bf16 --bench
   warpsmith fuse 'softmax(x / 8 + mask)' --shape x=B,N,S,S mask=B,1,S,S --size B=2 N=16 S=512 --source
   warpsmith fuse 'gelu(x) * y' --grad x,y --arch 90a
-  warpsmith fuse --random 10000 --seed 1";
+  warpsmith fuse --random 10000 --seed 1
+  warpsmith fuse --random 1000 --device cuda
+  warpsmith fuse --random 100 --arch 90a";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.list {
@@ -71,7 +77,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(count) = args.random {
-        return check_random(args.seed, count);
+        let task = args.arch.map_or(Task::Judge(args.device), Task::Compile);
+        return random::run(task, args.seed, count);
     }
     let formula = args.formula.as_deref().unwrap_or_default();
     let graph = read(args, formula)?;
@@ -180,7 +187,7 @@ fn show_graph(args: &Args, title: &str, graph: &Graph, sizes: &Sizes) -> Result<
     );
     for (i, kernel) in plan.kernels.iter().enumerate().filter(|_| args.source || args.arch.is_some()) {
         let columns = kernel.domain.last().map_or(Ok(1), |dim| sizes.of(dim))?;
-        let source = CudaSource::new(graph, kernel, columns, &|_| true)?;
+        let source = CudaSource::new(graph, kernel, &Variant::plain(columns, true))?;
         println!("\nkernel {i} on GPUs: {}", source.describe());
         if let Some(arch) = args.arch {
             let compiled = source.with_request(arch, warpsmith::jit::get)?;
@@ -219,27 +226,6 @@ fn time(graph: &Graph, apart: Plan, sizes: &Sizes) -> Result<()> {
         single.median / fused.median
     );
     Ok(())
-}
-
-fn check_random(seed: u64, count: u64) -> Result<ExitCode> {
-    let (mut wrong, mut unknown) = (0, 0.0);
-    let progress = progress_bar(count as usize);
-    for seed in seed..seed.saturating_add(count) {
-        match judge(&draw(seed)?) {
-            Ok(share) => unknown += share,
-            Err(fault) => {
-                wrong += 1;
-                println!("seed {seed}: {fault}\n");
-            }
-        }
-        progress.inc(1);
-    }
-    progress.finish_and_clear();
-    println!(
-        "{count} random formulas, {wrong} wrong; {} of the elements could be anything",
-        table::percent(unknown / count.max(1) as f64)
-    );
-    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

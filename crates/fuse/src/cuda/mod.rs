@@ -2,38 +2,22 @@
 
 mod call;
 mod expression;
+mod params;
+mod prepared;
 mod source;
+mod variant;
 
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::kernel::Role;
 use crate::plan::{Kernel, Kind};
 pub use call::CudaCompiled;
-pub use source::Rows;
+use params::Extents;
+pub use prepared::Prepared;
 use source::Writer;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
+pub use variant::{Config, Rows, Variant};
 use warpsmith::jit::{Arch, Request, Source};
-
-/// Registers of a thread for elements of its row, at most.
-const MAX_HELD: usize = 96;
-/// Threads of a row, at most.
-const MAX_LANES: usize = 1024;
-
-/// How a kernel's threads are laid out.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Config {
-    /// Neighbouring columns of a thread.
-    pub vector: usize,
-    /// Times that many a thread has in registers.
-    pub items: usize,
-    /// Threads of a row.
-    pub lanes: usize,
-    /// Rows of a block.
-    pub rows: usize,
-    /// Whether rows stay in registers.
-    pub kept: Rows,
-}
 
 /// The source of a fused kernel, and what it is compiled with.
 #[derive(Clone, Debug)]
@@ -48,74 +32,54 @@ pub struct CudaSource {
     pub config: Config,
     /// Sizes that its parameters have, in order.
     pub sizes: Vec<crate::shape::Dim>,
-}
-
-impl Config {
-    /// The layout for rows of so many columns.
-    pub fn new(graph: &Graph, kernel: &Kernel, columns: usize) -> Config {
-        let writer = Writer::new(graph, kernel, Rows::Kept);
-        let all = writer.shape.reads.iter().chain(&writer.shape.writes);
-        let elements = all.filter(|tensor| matches!(tensor.role, Role::Elements | Role::Table));
-        let narrow = elements.map(|tensor| tensor.dtype.size()).any(|size| size == 2);
-        let vector = if narrow { 8 } else { 4 };
-        if kernel.kind == Kind::Elements {
-            return Config { vector, items: 1, lanes: 256, rows: 1, kept: Rows::Kept };
-        }
-        let held = writer.held().max(1);
-        let units = columns.div_ceil(vector).max(1);
-        if kernel.kind == Kind::Columns && writer.phases == 1 {
-            // Columns are dealt to blocks.
-            let lanes = units.next_power_of_two().clamp(32, 128);
-            return Config { vector, items: 1, lanes, rows: 1, kept: Rows::Kept };
-        }
-        for items in 1..=4 {
-            let lanes = units.div_ceil(items).next_power_of_two().max(32);
-            let most = if items < 4 { 256 } else { MAX_LANES };
-            if lanes <= most && held * items * vector <= MAX_HELD {
-                let rows = if lanes == 32 && kernel.kind == Kind::Rows { 4 } else { 1 };
-                return Config { vector, items, lanes, rows, kept: Rows::Kept };
-            }
-        }
-        Config { vector, items: 1, lanes: 512, rows: 1, kept: Rows::ReadAgain }
-    }
+    extents: Extents,
 }
 
 impl CudaSource {
-    /// The source of a kernel for rows of so many columns; `dense` says of each tensor, in order, whether its rows are
-    /// dense and aligned to 16 bytes.
+    /// The source of a kernel for tensors that lie as the variant says.
     ///
     /// # Errors
-    /// If a node has no CUDA code.
-    pub fn new(
-        graph: &Graph,
-        kernel: &Kernel,
-        columns: usize,
-        dense: &dyn Fn(usize) -> bool,
-    ) -> Result<CudaSource> {
-        let config = Config::new(graph, kernel, columns);
+    /// If a node has no CUDA code, or there are too many tensors for one kernel.
+    pub fn new(graph: &Graph, kernel: &Kernel, variant: &Variant) -> Result<CudaSource> {
+        let config = Config::new(graph, kernel, variant);
         let writer = Writer::new(graph, kernel, config.kept);
-        if kernel.kind == Kind::Columns && config.kept == Rows::ReadAgain {
-            let what = "sums over rows that are too long to be kept in registers have no CUDA code";
-            return Err(crate::Error::node("sum_to", what));
-        }
-        let (tensors, sizes) = (writer.shape.tensors().count(), writer.sizes.clone());
+        let (tensors, sums) = (writer.shape.tensors().count(), writer.shape.sums.len());
+        let sizes = writer.sizes.clone();
+        let extents = Extents::new(tensors, variant.rank, sizes.len())?;
         let text = writer.write("fuse_kernel")?;
         let hash = blake3::hash(text.as_bytes()).to_hex();
         let name = format!("fuse_{}", &hash[..12]);
         let code = text.replace("fuse_kernel", &name);
-        let mut defines = vec![
-            ("WIDTH".to_string(), config.vector.to_string()),
-            ("ITEMS".to_string(), config.items.to_string()),
-            ("LANES".to_string(), config.lanes.to_string()),
-            ("ROWS".to_string(), config.rows.to_string()),
+        let direct = config.pieces == 1 && config.kept == Rows::Kept;
+        let numbers = [
+            ("WIDTH", config.vector),
+            ("ITEMS", config.items),
+            ("LANES", config.lanes),
+            ("ROWS", config.rows),
+            ("JUMP", config.jump),
+            // Columns that were merged with rows are as many as there are elements, which is no property of the graph.
+            ("COLUMNS", if variant.fixed { variant.columns } else { 0 }),
+            ("EXACT", usize::from(config.exact)),
+            ("LARGE", usize::from(variant.large)),
+            ("SUMS", sums),
+            ("DIRECT", usize::from(direct)),
         ];
+        let mut defines: Vec<(String, String)> =
+            numbers.iter().map(|(name, number)| (name.to_string(), number.to_string())).collect();
+        defines.extend(extents.defines());
+        let dense = |t: usize| variant.dense.get(t).copied().unwrap_or(false);
         defines.extend((0..tensors).map(|t| (format!("DENSE_{t}"), u8::from(dense(t)).to_string())));
-        Ok(CudaSource { name, code, defines, config, sizes })
+        Ok(CudaSource { name, code, defines, config, sizes, extents })
+    }
+
+    /// Whether a second kernel adds up pieces of sums over rows.
+    fn has_totals(&self, kind: Kind) -> bool {
+        kind == Kind::Columns && !(self.config.pieces == 1 && self.config.kept == Rows::Kept)
     }
 
     /// The layout of its threads in words.
     pub fn describe(&self) -> String {
-        let Config { vector, items, lanes, rows, kept } = self.config;
+        let Config { vector, items, lanes, rows, kept, .. } = self.config;
         let keeps = match kept {
             Rows::Kept => "kept in registers",
             Rows::ReadAgain => "read again after each reduction",

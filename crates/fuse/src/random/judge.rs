@@ -2,10 +2,14 @@
 
 use super::Draw;
 use crate::compiled::{Compiled, Memory};
+use crate::cuda::CudaCompiled;
 use crate::error::{Error, Result};
 use crate::eval::{Elements, Given, evaluate_stored};
+use crate::graph::Graph;
+use crate::plan::Plan;
 use std::fmt;
-use warpsmith::DType;
+use warpsmith::cuda::{Context, DeviceBuffer};
+use warpsmith::{DType, Device};
 
 /// What lies around outputs, to find writes that went astray.
 const GUARD: u8 = 0xa5;
@@ -53,6 +57,12 @@ impl Block {
 
     pub fn memory(&mut self) -> Memory<'_> {
         let address = self.bytes.as_mut_ptr() as usize + self.offset;
+        Memory { address, dtype: self.dtype, shape: &self.shape, strides: &self.strides }
+    }
+
+    /// The same tensor in a copy of the memory.
+    fn on(&self, buffer: &DeviceBuffer) -> Memory<'_> {
+        let address = buffer.ptr() as usize + self.offset;
         Memory { address, dtype: self.dtype, shape: &self.shape, strides: &self.strides }
     }
 
@@ -114,19 +124,96 @@ impl Block {
     }
 }
 
-/// Compiles a graph, calls it, and compares every element of every output with f64. Gives the share of elements about which
-/// nothing can be said.
+/// Compiles a graph, calls it on a device, and compares every element of every output with f64. Gives the share of elements
+/// about which nothing can be said.
 ///
 /// # Errors
 /// With the graph as a formula.
-pub fn judge(draw: &Draw) -> Result<f64, Fault> {
+pub fn judge(draw: &Draw, device: Device) -> Result<f64, Fault> {
     let fault = |what: String| Fault { formula: draw.graph.to_string(), what };
-    judge_with(draw, &|graph| Compiled::new(graph)).map_err(|error| fault(error.to_string()))
+    let judged = match device {
+        Device::Cpu => judge_with(draw, &Compiled::new),
+        Device::Cuda(ordinal) => OnCuda::new(&draw.graph, ordinal).and_then(|on| judge_on(draw, &on)),
+    };
+    judged.map_err(|error| fault(error.to_string()))
 }
 
-pub(crate) fn judge_with(draw: &Draw, compile: &dyn Fn(crate::Graph) -> Result<Compiled>) -> Result<f64> {
+pub(crate) fn judge_with(draw: &Draw, compile: &dyn Fn(Graph) -> Result<Compiled>) -> Result<f64> {
+    judge_on(draw, &compile(draw.graph.clone())?)
+}
+
+/// What can be judged.
+trait Callable {
+    fn plan(&self) -> &Plan;
+    fn call(&self, inputs: &mut [Block], outputs: &mut [Block]) -> Result<()>;
+}
+
+impl Callable for Compiled {
+    fn plan(&self) -> &Plan {
+        self.plan()
+    }
+
+    fn call(&self, inputs: &mut [Block], outputs: &mut [Block]) -> Result<()> {
+        let from: Vec<Memory<'_>> = inputs.iter_mut().map(Block::memory).collect();
+        let to: Vec<Memory<'_>> = outputs.iter_mut().map(Block::memory).collect();
+        // SAFETY: the blocks hold the tensors, and nobody else has them.
+        unsafe { self.call(&from, &to) }
+    }
+}
+
+/// A graph on a GPU.
+struct OnCuda {
+    compiled: CudaCompiled,
+    context: &'static Context,
+}
+
+impl OnCuda {
+    fn new(graph: &Graph, ordinal: u32) -> Result<OnCuda> {
+        Ok(OnCuda { compiled: CudaCompiled::new(graph.clone())?, context: Context::get(ordinal)? })
+    }
+
+    /// One call, and the bytes of the outputs after it.
+    fn call_once(&self, inputs: &mut [Block], outputs: &mut [Block]) -> Result<Vec<Vec<u8>>> {
+        let stream = self.context.default_stream();
+        let mut buffers = vec![];
+        for block in inputs.iter_mut().chain(outputs.iter_mut()) {
+            let mut buffer = DeviceBuffer::alloc(stream, block.raw().len())?;
+            buffer.upload(stream, 0, block.raw())?;
+            buffers.push(buffer);
+        }
+        let (given, taken) = buffers.split_at(inputs.len());
+        let from: Vec<Memory<'_>> = inputs.iter().zip(given).map(|(block, at)| block.on(at)).collect();
+        let to: Vec<Memory<'_>> = outputs.iter().zip(taken).map(|(block, at)| block.on(at)).collect();
+        // SAFETY: the buffers hold the tensors, and live until the stream is done.
+        unsafe { self.compiled.call(stream, &from, &to)? };
+        let mut after = vec![];
+        for buffer in taken {
+            let mut bytes = vec![0; buffer.len()];
+            buffer.download(stream, 0, &mut bytes)?;
+            after.push(bytes);
+        }
+        stream.synchronize()?;
+        Ok(after)
+    }
+}
+
+impl Callable for OnCuda {
+    fn plan(&self) -> &Plan {
+        self.compiled.plan()
+    }
+
+    fn call(&self, inputs: &mut [Block], outputs: &mut [Block]) -> Result<()> {
+        let first = self.call_once(inputs, outputs)?;
+        if self.call_once(inputs, outputs)? != first {
+            return Err(Error::argument("outputs", "the same bits in every run", "others"));
+        }
+        outputs.iter_mut().zip(first).for_each(|(block, bytes)| block.raw().copy_from_slice(&bytes));
+        Ok(())
+    }
+}
+
+fn judge_on(draw: &Draw, compiled: &dyn Callable) -> Result<f64> {
     let Draw { graph, inputs, layouts } = draw;
-    let compiled = compile(graph.clone())?;
     let expected = evaluate_stored(graph, inputs, &|id| compiled.plan().passes(id))?;
     let mut given: Vec<Block> = vec![];
     for ((&id, (shape, elements)), layout) in graph.inputs().iter().zip(inputs).zip(layouts) {
@@ -143,11 +230,7 @@ pub(crate) fn judge_with(draw: &Draw, compile: &dyn Fn(crate::Graph) -> Result<C
         }
         taken.push(Block::new(graph.node(*id).dtype, &value.shape, &(order, i % 3 == 2)));
     }
-    let from: Vec<Memory<'_>> = given.iter_mut().map(Block::memory).collect();
-    let to: Vec<Memory<'_>> = taken.iter_mut().map(Block::memory).collect();
-    // SAFETY: the blocks hold the tensors, and nobody else has them.
-    unsafe { compiled.call(&from, &to)? };
-    drop((from, to));
+    compiled.call(&mut given, &mut taken)?;
     let (mut unknown, mut all) = (0usize, 0usize);
     for ((name, id), block) in graph.outputs().iter().zip(&mut taken) {
         let value = &expected[id.index()];

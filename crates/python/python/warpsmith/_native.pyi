@@ -93,12 +93,16 @@ class FusedGraph:
     ) -> None: ...
 
 class FusedCall:
-    """A fused graph as a function of PyTorch's tensors on the CPU."""
+    """A fused graph as a function of PyTorch's tensors, all on one device."""
 
     __name__: str
 
     def __init__(
-        self, graph: FusedGraph, name: str, outputs: Sequence[tuple[Sequence[int], Sequence[int]]]
+        self,
+        graph: FusedGraph,
+        name: str,
+        outputs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        device: str = "cpu",
     ) -> None: ...
     def __call__(self, *tensors: Any) -> Any: ...
 

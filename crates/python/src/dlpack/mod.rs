@@ -3,9 +3,11 @@
 //! The structures are those of DLPack 1.1, written down here because they are few and their rules (who deletes, when, on
 //! which thread) are ours to keep.
 
+mod exchange;
 mod export;
 mod import;
 
+pub use exchange::{Exchange, View};
 pub use export::{Request, export};
 pub use import::import;
 

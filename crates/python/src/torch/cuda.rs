@@ -1,9 +1,10 @@
 //! Where a call runs: the CPU, or PyTorch's current stream of a GPU.
 
 use super::shim::{Shim, succeeded};
+use super::tensor::{Owned, dtype_code};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use warpsmith::{Device, Error, Result, Stream, TensorViewMut};
+use warpsmith::{DType, Device, Error, Result, Stream, TensorViewMut};
 
 /// A device that is PyTorch's current one while this lives, and the stream to work on.
 pub struct Place {
@@ -11,6 +12,9 @@ pub struct Place {
     stream: Stream,
     guard: Option<(&'static Shim, *mut c_void)>,
 }
+
+// SAFETY: what can be done with a shared place is to read its device and its stream; the guard is touched when it is dropped.
+unsafe impl Sync for Place {}
 
 impl Place {
     /// Enters a device.
@@ -50,6 +54,19 @@ impl Place {
         &self.stream
     }
 
+    /// The stream, on a GPU.
+    pub fn cuda_stream(&self) -> Result<&warpsmith::cuda::Stream> {
+        match &self.stream {
+            Stream::Cuda(stream) => Ok(stream),
+            Stream::Host => Err(Error::parse("stream", "one of a GPU", "the host")),
+        }
+    }
+
+    /// The context of the stream, on a GPU.
+    pub fn context(&self) -> Result<&'static warpsmith::cuda::Context> {
+        Ok(self.cuda_stream()?.context())
+    }
+
     /// Fills new memory with zeros.
     pub fn clear(&self, memory: &TensorViewMut<'_>) -> Result<()> {
         let range = memory.as_view().byte_range();
@@ -76,6 +93,32 @@ impl Drop for Place {
             // SAFETY: made by `create_guard`, and deleted once.
             unsafe { (cuda.delete_guard)(guard) };
         }
+    }
+}
+
+/// Memory of PyTorch's for the time of a call: on a GPU it is given back in the order of the stream, and while that is captured it
+/// belongs to the graph.
+pub struct Workspace(Owned);
+
+impl Workspace {
+    /// So many bytes, with arbitrary content.
+    pub fn new(shim: &'static Shim, place: &Place, bytes: usize) -> Result<Workspace> {
+        let (kind, index) = codes(place.device());
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the arrays hold a number for the one dimension.
+        let code = unsafe {
+            (shim.empty_strided)(1, &(bytes as i64), &1, dtype_code(DType::U8), kind, index, &mut handle)
+        };
+        if code != 0 {
+            return Err(place.device().memory()?.exceeded(place.device().to_string(), bytes as u64));
+        }
+        // SAFETY: a new reference.
+        Ok(Workspace(unsafe { Owned::new(shim, handle) }))
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> Result<usize> {
+        self.0.address()
     }
 }
 

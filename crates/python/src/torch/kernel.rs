@@ -147,7 +147,7 @@ unsafe fn run(kernel: &Kernel, shim: &'static Shim, stack: &mut [Value]) -> Resu
 }
 
 /// Runs something on as many CPU threads as PyTorch was told to use, unless the library itself was told how many.
-fn with_threads_of_torch<R>(shim: &Shim, device: Device, work: impl FnOnce() -> R) -> R {
+pub fn with_threads_of_torch<R>(shim: &Shim, device: Device, work: impl FnOnce() -> R) -> R {
     static OWN_SETTING: OnceLock<bool> = OnceLock::new();
     let Some(theirs) = shim.num_threads.filter(|_| device == Device::Cpu) else { return work() };
     if *OWN_SETTING.get_or_init(|| env::get(env::NUM_THREADS).is_some()) {

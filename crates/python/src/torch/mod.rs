@@ -7,14 +7,15 @@ mod shim;
 mod tensor;
 mod trampolines;
 
-pub use cuda::refuse_after_fork;
-pub use shim::Library;
+pub use cuda::{Place, Workspace, refuse_after_fork};
+pub use kernel::with_threads_of_torch;
+pub use shim::{Library, Shim};
 
 use crate::errors::OrRaise;
 use crate::signature::{Face, Signature, Variant};
 use kernel::Kernel;
 use pyo3::prelude::*;
-use shim::{BoxedKernel, Shim};
+use shim::BoxedKernel;
 use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use warpsmith::op::Select;

@@ -83,7 +83,8 @@ def _warn_of_devices(program: Program) -> None:
         device = reason.removeprefix("is on ")
         if device != reason and device not in _warned and device != "meta":
             _warned.add(device)
-            warnings.warn(f"fused graphs run on the CPU only; on {device}, PyTorch runs op by op", FallbackWarning, 2)
+            text = f"fused kernels run on the CPU and on CUDA; on {device}, PyTorch runs op by op"
+            warnings.warn(text, FallbackWarning, 2)
 
 
 _made: list[Callable[..., Any]] = []

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith._fuse.program import Kernel, Program, fuse_graph, rewrite
 from warpsmith._fuse.regions import is_barrier, work
-from warpsmith._fuse.writer import value_of
+from warpsmith._fuse.writer import DEVICES, value_of
 from warpsmith._native import FusedCall
 from warpsmith.errors import ArgumentError, FallbackWarning, UnsupportedError
 
@@ -28,7 +28,7 @@ _MOVES = {"aten._unsafe_view.default", "aten.clone.default", "aten._reshape_copy
 
 
 class FusedFunction(Generic[P, R]):
-    """A function whose ops run as fused kernels on the CPU. It has gradients, and takes tensors of any sizes."""
+    """A function whose ops run as fused kernels, on the CPU and on GPUs, for tensors of any sizes. It has gradients."""
 
     __name__: str
     __wrapped__: Callable[P, R]
@@ -58,7 +58,7 @@ class FusedFunction(Generic[P, R]):
         """The kernels of a call with such arguments, as text."""
         compiled, _ = self._find(args, kwargs)
         if compiled is None:
-            return "PyTorch runs it op by op: fused kernels take plain tensors on the CPU"
+            return "PyTorch runs it op by op: fused kernels take plain tensors on the CPU and on GPUs"
         return "".join(kernel.native.plan() for kernel in compiled.program.kernels)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Compiled | None, list[torch.Tensor]]:
@@ -70,11 +70,11 @@ class FusedFunction(Generic[P, R]):
             if isinstance(value, torch.Tensor):
                 if type(value) not in (torch.Tensor, torch.nn.Parameter):
                     return None, []
-                if not value.is_cpu:
+                if value.device.type not in DEVICES:
                     _warn_of_device(self, value.device.type)
                     return None, []
                 tensors.append(value)
-                form.append((name, value.dtype, _sizes(value, seen), _order(value)))
+                form.append((name, value.dtype, value.device, _sizes(value, seen), _order(value)))
             else:
                 form.append((name, type(value), _constant(self, name, value)))
         key: Hashable = tuple(form)
@@ -144,7 +144,9 @@ _warned: set[str] = set()
 def _warn_of_device(function: FusedFunction[..., Any], device: str) -> None:
     if device not in _warned:
         _warned.add(device)
-        text = f"fused kernels run on the CPU only; on {device}, PyTorch runs {function.__name__} op by op"
+        text = (
+            f"there are fused kernels for the CPU and for CUDA; on {device}, PyTorch runs {function.__name__} op by op"
+        )
         warnings.warn(text, FallbackWarning, stacklevel=4)
 
 
@@ -260,9 +262,9 @@ class _Derivative:
         self.dropped = [dropped for dropped, _ in kernel.layouts]
         self.whole = [at for at, node in enumerate(kernel.outputs) if not value_of(node).is_floating_point()]
         kept: Layouts = [([], list(range(rank))) for rank in _ranks(forward, kernel)[self.outputs :]]
-        self.forward = FusedCall(forward, "forward", [*kernel.layouts, *kept])
+        self.forward = FusedCall(forward, "forward", [*kernel.layouts, *kept], kernel.device)
         layouts: Layouts = [([], list(range(value_of(kernel.inputs[at]).ndim))) for at in wanted]
-        self.backward = FusedCall(backward, "backward", layouts)
+        self.backward = FusedCall(backward, "backward", layouts, kernel.device)
         # Where each tensor of the backward call is found: among the inputs, what was kept, or the gradients of outputs.
         outputs = kernel.native.outputs
         places = {name: ("input", at) for at, name in enumerate(names)}

@@ -89,6 +89,7 @@ def _settled(writer: Writer, result: str | Operand | None, value: Any) -> Operan
     """A result in the type that PyTorch gives it, under a name of its own."""
     if result is None or value is None:
         return None
+    writer.settle(value.device)
     name = writer.op("cast", result, dtype=value.dtype)
     if isinstance(result, Operand):
         return Operand(name, result.shape, value.dtype, result.dropped)

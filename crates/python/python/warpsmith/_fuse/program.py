@@ -38,6 +38,8 @@ class Kernel:
     call: Callable[..., Any]
     #: Of each output: dimensions of size 1 that it lacks, and the order of the others in memory.
     layouts: list[tuple[list[int], list[int]]]
+    #: Where all of its tensors are.
+    device: str
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -121,7 +123,9 @@ def compile_nodes(nodes: list[fx.Node], outputs: list[fx.Node], name: str, stric
     known = [writer.known(node) for node in outputs]
     layouts = [(list(one.dropped), _order(node, strict)) for one, node in zip(known, outputs, strict=True)]
     native = FusedGraph(writer.json([one.name for one in known]))
-    kernel = Kernel(nodes, list(writer.inputs), outputs, native, FusedCall(native, name, layouts), layouts)
+    device = str(writer.device)
+    call = FusedCall(native, name, layouts, device)
+    kernel = Kernel(nodes, list(writer.inputs), outputs, native, call, layouts, device)
     _check_forms(kernel)
     return kernel
 

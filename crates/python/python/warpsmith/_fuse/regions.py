@@ -63,9 +63,16 @@ class Analysis:
 
     def joins(self, node: fx.Node, user: fx.Node) -> bool:
         """Whether a value can go from one to the other inside of a fused graph."""
-        if not (self.fusible(node) and self.fusible(user)):
+        if not (self.fusible(node) and self.fusible(user)) or device_of(node) != device_of(user):
             return False
         return node not in self.dropping or lowering.restores(user, self.dropping[node])
+
+
+def device_of(node: fx.Node) -> torch.device | None:
+    """Where a node's results are."""
+    value = value_of(node)
+    leaves = value if isinstance(value, (tuple, list)) else [value]
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
 
 
 def is_barrier(node: fx.Node) -> bool:

@@ -21,6 +21,8 @@ DTYPES = {
     torch.int32: "i32",
     torch.bool: "bool",
 }
+#: Kinds of devices that have fused kernels.
+DEVICES = ("cpu", "cuda")
 #: Most dimensions of a tensor.
 MAX_RANK = 8
 
@@ -78,7 +80,7 @@ def tensor_of(node: fx.Node) -> torch.Tensor:
         raise Refused(f"has layout {value.layout}")
     if value.dtype not in DTYPES:
         raise Refused(f"has type {value.dtype}")
-    if value.device.type != "cpu":
+    if value.device.type not in DEVICES:
         raise Refused(f"is on {value.device.type}")
     if value.ndim > MAX_RANK:
         raise Refused(f"has {value.ndim} dimensions")
@@ -91,6 +93,8 @@ class Writer:
     def __init__(self) -> None:
         self.inputs: dict[fx.Node, Operand] = {}
         self.nodes: list[dict[str, Any]] = []
+        #: Where the tensors are, which must be one place.
+        self.device: torch.device | None = None
         #: Names of sizes that a node uses by itself; an input must have them.
         self.sizes: set[str] = set()
         self._known: dict[fx.Node, Any] = {}
@@ -106,8 +110,15 @@ class Writer:
             return known
         if node not in self.inputs:
             tensor = tensor_of(node)
+            self.settle(tensor.device)
             self.inputs[node] = Operand(f"in{len(self.inputs)}", dims_of(tensor), tensor.dtype)
         return self.inputs[node]
+
+    def settle(self, device: torch.device) -> None:
+        """Notes where a tensor is."""
+        if self.device not in (None, device):
+            raise Refused(f"takes tensors on {self.device} and {device}")
+        self.device = device
 
     def known(self, node: fx.Node) -> Any:
         return self._known.get(node)

@@ -1,0 +1,182 @@
+//! What a kernel's code depends on beside its graph, and how its threads are laid out for that.
+
+use super::source::Writer;
+use crate::graph::Graph;
+use crate::kernel::Role;
+use crate::plan::{Kernel, Kind};
+use warpsmith::DType;
+
+/// Bytes of registers of a thread for the elements of its rows, at most.
+const MAX_HELD: usize = 384;
+/// Threads of a row, at most; as long as it is read four times at most, and beyond.
+const LANES: usize = 256;
+const MAX_LANES: usize = 1024;
+/// Columns of a thread where none of the tensors is dense.
+const APART: usize = 4;
+/// Threads of a block that has several rows.
+const BLOCK: usize = 256;
+/// Blocks that sums over rows are spread over, and rows that a thread adds up, at least.
+const SUM_BLOCKS: usize = 512;
+const PIECE: usize = 4;
+/// Bytes of shared memory for what the rows of a block have added up.
+const SHARED: usize = 32 << 10;
+
+/// What a kernel's code depends on beside its graph.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Variant {
+    /// Columns of a row.
+    pub columns: usize,
+    /// Whether the graph itself says how many.
+    pub fixed: bool,
+    /// Dimensions of the rows, after those that can be merged were.
+    pub rank: usize,
+    /// Where there are sums over rows: rows that become one, and those that are left.
+    pub summed: usize,
+    /// See `summed`.
+    pub kept: usize,
+    /// Of each tensor in order, whether its rows are dense and aligned to 16 bytes.
+    pub dense: Vec<bool>,
+    /// Whether positions take more than 31 bits.
+    pub large: bool,
+}
+
+impl Variant {
+    /// Rows of so many columns, of tensors that are all dense and aligned or none.
+    pub fn plain(columns: usize, dense: bool) -> Variant {
+        let dense = vec![dense; 64];
+        Variant { columns, fixed: false, rank: 1, summed: 1024, kept: 1, dense, large: false }
+    }
+}
+
+/// Whether rows fit into the registers of their threads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rows {
+    /// Every thread keeps its columns.
+    Kept,
+    /// Columns are read again after each reduction.
+    ReadAgain,
+}
+
+/// How a kernel's threads are laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Columns that a thread takes at once.
+    pub vector: usize,
+    /// Columns from one of those to the next.
+    pub jump: usize,
+    /// Times that many a thread has in registers.
+    pub items: usize,
+    /// Threads of a row.
+    pub lanes: usize,
+    /// Rows of a block.
+    pub rows: usize,
+    /// Whether rows stay in registers.
+    pub kept: Rows,
+    /// In how many pieces rows are summed.
+    pub pieces: usize,
+    /// Whether all columns of all threads exist.
+    pub exact: bool,
+}
+
+impl Config {
+    /// The layout for a variant.
+    pub fn new(graph: &Graph, kernel: &Kernel, variant: &Variant) -> Config {
+        let writer = Writer::new(graph, kernel, Rows::Kept);
+        let vector = vector(&writer, variant);
+        let columns = variant.columns.max(1);
+        let mut this = Config {
+            vector: vector.unwrap_or(APART),
+            jump: 1,
+            items: 1,
+            lanes: 1,
+            rows: 1,
+            kept: Rows::Kept,
+            pieces: 1,
+            exact: false,
+        };
+        let units = columns.div_ceil(this.vector);
+        match kernel.kind {
+            Kind::Elements => {
+                if vector.is_none() {
+                    this.lanes = units.next_power_of_two().min(LANES);
+                }
+            }
+            Kind::Columns if writer.phases == 1 => {
+                this.lanes = units.next_power_of_two().clamp(8, 32);
+                let most = SHARED / (this.lanes * this.vector * size_of::<f32>());
+                this.rows = (BLOCK / this.lanes).min(most).min(variant.summed.next_power_of_two());
+                // Whole warps, so that blocks are not smaller than that.
+                this.rows = this.rows.max(32 / this.lanes);
+            }
+            kind => this.lay_rows(&writer, kind, units),
+        }
+        if vector.is_none() {
+            this.jump = this.lanes;
+        }
+        let span = this.span();
+        this.exact = match kernel.kind {
+            Kind::Elements => columns.is_multiple_of(this.lanes * this.vector),
+            Kind::Columns if writer.phases == 1 => columns.is_multiple_of(span),
+            _ => this.kept == Rows::Kept && columns == span,
+        };
+        if kernel.kind == Kind::Columns {
+            let blocks = variant.kept * this.tiles(columns);
+            let most = variant.summed.div_ceil(this.rows * PIECE).max(1);
+            this.pieces = (SUM_BLOCKS / blocks.max(1)).clamp(1, most);
+        }
+        this
+    }
+
+    /// Lays out threads for kernels that reduce rows.
+    fn lay_rows(&mut self, writer: &Writer<'_>, kind: Kind, units: usize) {
+        let held = writer.held_bytes(self.vector).max(1);
+        let sums = kind == Kind::Columns;
+        for items in 1..=4 {
+            let lanes = lanes_for(units.div_ceil(items));
+            let most = if items < 4 { LANES } else { MAX_LANES };
+            if lanes > most || held * items > MAX_HELD {
+                continue;
+            }
+            (self.items, self.lanes) = (items, if sums { lanes.max(32) } else { lanes });
+            self.rows = match self.lanes {
+                ..=32 if sums => {
+                    let row = self.lanes * items * self.vector * size_of::<f32>();
+                    (BLOCK / self.lanes).min(SHARED / row).max(1)
+                }
+                ..=32 => 128 / self.lanes,
+                _ => 1,
+            };
+            return;
+        }
+        (self.items, self.lanes, self.rows, self.kept) = (1, 512, 1, Rows::ReadAgain);
+    }
+
+    /// Columns of a block.
+    pub fn span(&self) -> usize {
+        self.items * self.lanes * self.vector
+    }
+
+    /// Blocks that the columns of sums are dealt to. Rows that are reduced too belong to one.
+    pub fn tiles(&self, columns: usize) -> usize {
+        if self.kept == Rows::ReadAgain { 1 } else { columns.div_ceil(self.span()) }
+    }
+}
+
+/// A part of a warp, or whole warps.
+fn lanes_for(units: usize) -> usize {
+    if units <= 32 { units.next_power_of_two().max(4) } else { units.next_multiple_of(32) }
+}
+
+/// Neighbouring columns that threads take at once; none if no tensor has them side by side.
+fn vector(writer: &Writer<'_>, variant: &Variant) -> Option<usize> {
+    let sums = writer.shape.sums.len();
+    let all = writer.shape.reads.iter().chain(&writer.shape.writes);
+    let elements = all.enumerate().filter(|(_, tensor)| matches!(tensor.role, Role::Elements | Role::Table));
+    let elements: Vec<(usize, DType)> = elements.map(|(t, tensor)| (t, tensor.dtype)).collect();
+    let any = elements.iter().any(|(t, _)| variant.dense.get(*t).copied().unwrap_or(false));
+    if !any && !(elements.is_empty() && sums > 0) {
+        return None;
+    }
+    let narrow = elements.iter().any(|(_, dtype)| dtype.size() == 2);
+    Some(if narrow { 8 } else { 4 })
+}
