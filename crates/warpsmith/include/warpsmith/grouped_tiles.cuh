@@ -45,6 +45,22 @@ template <int kRows, int kEach, class P> struct GroupWalk {
     }
   }
 
+  // The group of this number, which must not come before that of the last call.
+  WS_INLINE Group group(int number) {
+#pragma unroll 1
+    while (number >= first + kAtOnce) {
+      rows = __shfl_sync(kAllLanes, row[kEach], 31);
+      tiles = __shfl_sync(kAllLanes, tile[kEach], 31);
+      first += kAtOnce;
+      load();
+    }
+    Group found = {number, row[0], row[1], tile[0]};
+#pragma unroll
+    for (int i = 1; i < kEach; ++i)
+      if ((number - first) % kEach == i) found = {number, row[i], row[i + 1], tile[i]};
+    return from_lane(found, (number - first) / kEach);
+  }
+
  private:
   // Counts below zero are zero; rows past the last are absent. Sums stop at `rows`, so they cannot overflow.
   WS_INLINE void load() {
@@ -85,6 +101,9 @@ template <int kRows, int kEach, class P> struct GroupWalk {
 #pragma unroll
     for (int i = 1; i < kEach; ++i)
       if (at >= tile[i]) group = {first + (int)(threadIdx.x % 32) * kEach + i, row[i], row[i + 1], tile[i]};
+    return from_lane(group, source);
+  }
+  static WS_INLINE Group from_lane(Group group, int source) {
     group.number = __shfl_sync(kAllLanes, group.number, source);
     group.row = __shfl_sync(kAllLanes, group.row, source);
     group.end = __shfl_sync(kAllLanes, group.end, source);

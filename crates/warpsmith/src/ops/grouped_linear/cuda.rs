@@ -1,7 +1,7 @@
 //! `grouped_linear` on CUDA devices: host half. The counts are on the device alone, so a launch has blocks for as many tiles as there
 //! can be; blocks find their tiles by the counts, and those that have none end.
 
-use super::{BIAS, COUNTS, INDEX, OUT, Problem, RESIDUAL, ROW_SCALE, W, X};
+use super::{BIAS, COUNTS, Gate, INDEX, OUT, Problem, RESIDUAL, ROW_SCALE, W, X};
 use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{flag, grid_blocks};
 use crate::device::DeviceInfo;
@@ -120,7 +120,7 @@ pub(super) fn columns(p: &Problem, rows: usize) -> usize {
     rows * p.product.n / p.product.weight_rows().max(1)
 }
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 /// The launch of a block for each tile of `rows` rows by `w_rows` rows of `w`.
 fn config(name: &str, p: &Problem, [rows, w_rows]: [usize; 2], shared: usize) -> Result<LaunchConfig> {
@@ -206,8 +206,8 @@ pub(in crate::ops) unsafe fn run_generic<P>(
     unsafe { launch.record_part(&GENERIC_DEVICE, &defines, &config, &GroupedLinearParams::new(p, at)) }
 }
 
-/// Rows of `w` of a block's tile, bytes of K in a stage, and stages, as in the device code.
-const SM80_TILE_N: usize = 128;
+/// Rows of `w` of a block's tile, bytes of K in a stage, and stages, as in `grouped_mma.cuh`.
+pub(super) const SM80_TILE_N: usize = 128;
 const SM80_STAGE_BYTES: usize = 64;
 const SM80_STAGES: usize = 4;
 /// Rows of a tile.
@@ -222,18 +222,23 @@ pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     overlaps: true,
     variants: || {
         let of = |dtype| {
-            let wide = epilogues(dtype).map(|e| sm80_defines(&e, 128, true));
+            let wide = epilogues(dtype).map(|e| sm80_defines(&e, 128, [false, true]));
             let plain = Epilogue::plain(dtype);
-            let tiles = SM80_TILES.map(|tile| sm80_defines(&plain, tile, false));
+            let tiles = SM80_TILES.map(|tile| sm80_defines(&plain, tile, [true, false]));
             wide.chain(tiles).collect::<Vec<_>>()
         };
         [DType::F16, DType::BF16].into_iter().flat_map(of).collect()
     },
 };
 
-fn sm80_defines(epilogue: &Epilogue, tile: usize, pairs: bool) -> Defines {
+/// Shared memory of a block with tiles of `tile` rows.
+pub(super) fn sm80_shared_bytes(tile: usize) -> usize {
+    SM80_STAGES * (tile + SM80_TILE_N) * SM80_STAGE_BYTES
+}
+
+fn sm80_defines(epilogue: &Epilogue, tile: usize, [across, pairs]: [bool; 2]) -> Defines {
     let mut defines = epilogue.defines();
-    defines.extend([("TILE_M", tile.to_string()), flag("OUT_PAIRS", pairs)]);
+    defines.extend([("TILE_M", tile.to_string()), flag("W_ACROSS", across), flag("OUT_PAIRS", pairs)]);
     defines
 }
 
@@ -261,7 +266,8 @@ pub(in crate::ops) fn sm80_supports(p: &Problem, _: &DeviceInfo) -> std::result:
     if p.product.x_dtype.size() != 2 {
         return Err("f32 in full precision would have to be split".into());
     }
-    for (name, pieces) in [("x", p.x_pieces), ("w", p.w_pieces)] {
+    let w_pieces = p.w_pieces || (p.w_across && p.product.gate == Gate::None);
+    for (name, pieces) in [("x", p.x_pieces), ("w", w_pieces)] {
         if !pieces {
             return Err(format!("rows of `{name}` do not consist of whole aligned pieces of 16 bytes"));
         }
@@ -275,8 +281,8 @@ pub(in crate::ops) fn sm80_supports(p: &Problem, _: &DeviceInfo) -> std::result:
 /// `at` must hold the tensors of `p`, until the work on the stream is done.
 pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands) -> Result<()> {
     let tile = sm80_tile(p);
-    let shared = SM80_STAGES * (tile + SM80_TILE_N) * SM80_STAGE_BYTES;
-    let defines = sm80_defines(&Epilogue::of(&p.product), tile, p.out_pieces);
+    let shared = sm80_shared_bytes(tile);
+    let defines = sm80_defines(&Epilogue::of(&p.product), tile, [!p.w_pieces, p.out_pieces]);
     let config = config("grouped_linear_sm80", p, [tile, SM80_TILE_N], shared)?;
     // SAFETY: as for the generic kernel.
     unsafe { launch.record_part(&SM80_DEVICE, &defines, &config, &GroupedLinearParams::new(p, at)) }

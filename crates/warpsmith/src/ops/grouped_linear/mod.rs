@@ -23,7 +23,7 @@
 //! `grouped_linear_backward` computes the gradients of `x`, `w` and `bias`, where there is no gate, no index and no scale of
 //! rows, and `x` and `w` have the same type.
 
-mod backward;
+pub(in crate::ops) mod backward;
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;

@@ -40,6 +40,8 @@ pub struct Problem {
     pub(in crate::ops) x_pieces: bool,
     pub(in crate::ops) w_pieces: bool,
     pub(in crate::ops) out_pieces: bool,
+    /// Whether columns of the matrices of `w` do.
+    pub(in crate::ops) w_across: bool,
     /// Whether rows that belong to no group are written.
     pub(in crate::ops) clears: bool,
 }
@@ -47,11 +49,20 @@ pub struct Problem {
 /// Whether the rows of a tensor consist of whole aligned pieces of 16 bytes. Distances between things of which there is but one
 /// count as well, so that the answer does not depend on how many there are.
 pub(in crate::ops) fn has_pieces(view: &TensorView<'_>) -> bool {
-    let (size, columns) = (view.dtype().size(), view.shape().last().copied().unwrap_or(0));
-    let (strides, whole) = (view.layout().strides(), |elements: usize| (elements * size).is_multiple_of(16));
-    let dense = columns <= 1 || strides.last() == Some(&1);
-    let apart = strides.iter().rev().skip(1).all(|&stride| whole(stride.unsigned_abs()));
-    view.is_aligned(16) && dense && whole(columns) && apart
+    has_pieces_along(view, view.layout().rank() - 1)
+}
+
+/// Whether the columns of matrices do.
+pub(in crate::ops) fn has_pieces_across(view: &TensorView<'_>) -> bool {
+    has_pieces_along(view, view.layout().rank() - 2)
+}
+
+fn has_pieces_along(view: &TensorView<'_>, dim: usize) -> bool {
+    let (strides, length) = (view.layout().strides(), view.shape()[dim]);
+    let whole = |elements: usize| (elements * view.dtype().size()).is_multiple_of(16);
+    let others = strides.iter().enumerate().filter(|&(other, _)| other != dim);
+    let apart = others.map(|(_, stride)| stride.unsigned_abs()).all(whole);
+    view.is_aligned(16) && (length <= 1 || strides[dim] == 1) && whole(length) && apart
 }
 
 pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
@@ -102,6 +113,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         row_scale: args.get(ROW_SCALE).map(Numbers::of),
         x_pieces: has_pieces(x),
         w_pieces: has_pieces(w),
+        w_across: has_pieces_across(w),
         out_pieces: has_pieces(out) && args.get(RESIDUAL).is_none_or(has_pieces),
         clears: true,
     })

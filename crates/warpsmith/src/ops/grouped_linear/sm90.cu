@@ -3,7 +3,7 @@
 // Threads to data: persistent and warp-specialised, as in linear/sm90.cu. Warpgroup 0 brings tiles of x and w to a ring of STAGES
 // stages: w through the copy engine, whose map has the groups as a dimension, and x too, unless its rows are gathered. The others are
 // consumers: each multiplies rows of the tile by its columns with the tensor cores (wgmma.cuh says which sums a lane has), applies the
-// epilogue in registers and stores rows from shared memory. Every warp walks the counts by itself; blocks take tiles in turn.
+// epilogue in registers and hands the result to the copy engine through shared memory. Every warp walks the counts by itself; blocks take tiles in turn.
 //
 // The consumers share a tile, each with rows of its own; or, with PINGPONG, the two take tiles in turn, so that the epilogue of one
 // overlaps with the products of the other.
@@ -12,7 +12,8 @@
 // ascending steps of 32 bytes into one accumulator, whatever the tile, so the bits of a row depend only on that row and its matrix.
 //
 // Defines: BLOCK_M, BLOCK_N, the tile; X_ROWS, the rows of x that a tile has, fewer than BLOCK_M where groups have few rows; STAGES;
-// CONSUMERS, warpgroups (1 or 2); PINGPONG; GATHER, whether there is an index; those of linear_output.cuh and grouped_linear.cuh. With
+// CONSUMERS, warpgroups (1 or 2); PINGPONG; GATHER, whether there is an index; W_ACROSS, whether rows of w lie side by side and K
+// across them, as in the gradient of x; those of linear_output.cuh and grouped_linear.cuh. With
 // a gate, BLOCK_N counts rows of w, half of them gate and half up, and a tile has BLOCK_N / 2 columns; gate and up are the third
 // dimension of the map of w.
 
@@ -31,14 +32,69 @@ constexpr int kBlockK = kRowBytes / (int)sizeof(X_T), kSteps = 4;
 constexpr int kRowBlocks = BLOCK_M / 64 / (PINGPONG ? 1 : CONSUMERS);
 constexpr int kParts = GATE ? 2 : 1, kPartRows = BLOCK_N / kParts;
 constexpr u32 kXBytes = X_ROWS * kRowBytes, kWBytes = BLOCK_N * kRowBytes;
-typedef Output<kRowBlocks> TileOutput;
 
-static_assert(sizeof(X_T) == 2 && sizeof(W_T) == 2 && !SCALING, "16-bit types");
+// The output of `linear`, but that a group may end inside of a slice of 16 rows: the copy engine stores whole slices, threads the rows
+// of others, behind which lie those of the next group.
+struct TileOutput : Output<kRowBlocks> {
+  using Output<kRowBlocks>::Output;
+
+  WS_INLINE void store_rows(const LinearParams& p, const void* map, const linear::Tile& tile,
+                            const float (&d)[kRowBlocks][BLOCK_N / 2]) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+      // The same in all lanes of the warp.
+      if (tile.m + r * 64 + (int)warp * 16 >= p.m) break;
+#pragma unroll
+      for (int column = 0; column < kOutN; column += kSlices * kSliceN) store_part(p, map, tile, d[r], r, column);
+    }
+  }
+
+ private:
+  WS_INLINE void store_part(const LinearParams& p, const void* map, const linear::Tile& tile, const float (&d)[BLOCK_N / 2], int r,
+                            int first) {
+    constexpr int kMost = kSlices * kSliceN / 16, kStep = SMALL_STEPS ? 1 : HAS_RESIDUAL ? kSliceN / 16 : kMost;
+    const int groups = min(kSlices * kSliceN, kOutN - first) / 16, row = tile.m + r * 64 + (int)warp * 16;
+    u32 words[kMost][kWords];
+#pragma unroll
+    for (int step = 0; step < kMost; step += kStep) {
+      // The branch keeps the compiler from evaluating several steps at a time.
+      if (step < groups && (kStep == kMost || tile.n + first + 16 * step < p.n)) {
+#pragma unroll
+        for (int g = step; g < step + kStep; ++g) {
+          if (g >= groups) break;
+          float y[2][2][2];
+          this->evaluate(y, p, tile, d, r, first + 16 * g);
+          this->template pack_group<OUT_T>(words[g], y);
+        }
+      }
+    }
+    // The buffer is free once the copy engine has read it; that overlapped with the evaluation.
+    if (elect_one()) tma_store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int g = 0; g < kMost; ++g)
+      if (g < groups) this->template write_group<OUT_T>(words[g], 16 * g);
+    if (p.m - row < kSliceRows) {
+      __syncwarp();
+      return this->store_lines(p, tile, r, first, min(groups * 16, p.n - tile.n - first));
+    }
+    async_proxy_fence();
+    __syncwarp();
+    if (elect_one()) {
+#pragma unroll
+      for (int column = 0; column < kSlices * kSliceN; column += kBoxN)
+        if (column < groups * 16) tma_store(map, this->place(0, column), tile.n + first + column, row, 0);
+      tma_store_commit();
+    }
+  }
+};
+
+static_assert(sizeof(X_T) == 2 && sizeof(W_T) == 2 && !SCALING && !(W_ACROSS && GATE), "16-bit types");
 static_assert(CONSUMERS == 2 || (CONSUMERS == 1 && !PINGPONG), "two consumers take turns");
 static_assert(kRowBlocks >= 1 && BLOCK_M == kRowBlocks * 64 * (PINGPONG ? 1 : CONSUMERS), "blocks of 64 rows");
 static_assert(kRowBlocks * BLOCK_N <= 256, "accumulators fit the registers");
 static_assert(X_ROWS % 16 == 0 && (X_ROWS == BLOCK_M || BLOCK_M == 64), "rows of x");
-static_assert(!TMA_STORE && LINE_STORE && RESIDUAL_ROWS, "rows of a tile may end before those of a box");
+static_assert(TMA_STORE && RESIDUAL_ROWS, "results and residual have whole pieces");
 
 // Where things lie in shared memory.
 constexpr u32 kWAt = STAGES * kXBytes, kStoreAt = kWAt + STAGES * kWBytes;
@@ -93,9 +149,15 @@ struct Ring {
 
 // Starts to load the k-th stage of the matrix of a tile.
 WS_INLINE void load_w(const GroupedSm90Params& p, const Ring& ring, const GroupTile& tile, int k) {
+  if constexpr (W_ACROSS) {
 #pragma unroll
-  for (int part = 0; part < kParts; ++part)
-    tma_load(ring.w() + part * kPartRows * kRowBytes, &p.w_map, ring.full(), k * kBlockK, tile.column * kPartRows, part, tile.group);
+    for (int i = 0; i < BLOCK_N / 64; ++i)
+      tma_load(ring.w() + i * kBlockK * 128, &p.w_map, ring.full(), tile.column * BLOCK_N + i * 64, k * kBlockK, 0, tile.group);
+  } else {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      tma_load(ring.w() + part * kPartRows * kRowBytes, &p.w_map, ring.full(), k * kBlockK, tile.column * kPartRows, part, tile.group);
+  }
 }
 
 // Executed by a warp, one lane of which copies.
@@ -182,6 +244,7 @@ WS_INLINE void release(u32 barrier) {
 // products of the last stage may still be running when it returns.
 template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int k_tiles, u32 first_block) {
   constexpr u32 kBlockBytes = 64 * kRowBytes;
+  constexpr int kWStep = W_ACROSS ? kMNMajorStep : kKMajorStep;
   u32 last = 0;
 #pragma unroll
   for (int r = 0; r < kBlocks; ++r) pin(acc.d[r]);
@@ -189,14 +252,14 @@ template <int kBlocks> WS_INLINE void multiply(Accumulator& acc, Ring& ring, int
   for (int k = 0; k < k_tiles; ++k) {
     mbarrier_wait(ring.full(), ring.parity);
     if constexpr (kBlocks > 0) {
-      const u64 a = wgmma_descriptor<false>(ring.x() + first_block * kBlockBytes), b = wgmma_descriptor<false>(ring.w());
+      const u64 a = wgmma_descriptor<false>(ring.x() + first_block * kBlockBytes), b = wgmma_descriptor<W_ACROSS>(ring.w());
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
         for (int r = 0; r < kBlocks; ++r)
-          Wgmma<X_T, W_T, BLOCK_N>::template mma<false, false>(
-              acc.d[r], a + (step * kKMajorStep + r * (kBlockBytes >> 4)), b + step * kKMajorStep, step > 0 || k > 0);
+          Wgmma<X_T, W_T, BLOCK_N>::template mma<false, W_ACROSS>(
+              acc.d[r], a + (step * kKMajorStep + r * (kBlockBytes >> 4)), b + step * kWStep, step > 0 || k > 0);
       wgmma_commit();
       // The stage before this one is done with; this one keeps the tensor cores busy meanwhile.
       wgmma_wait<1>();
@@ -252,7 +315,7 @@ WS_INLINE void consume(const GroupedSm90Params& p, Ring ring, u32 consumer) {
     if (PINGPONG && tiles.has(1)) named_barrier_arrive(kTurnBarrier + (consumer ^ 1), 256);
     output.prepare();
     finish_multiply(acc, ring);
-    output.store(product, nullptr, place, acc.d);
+    output.store_rows(product, &p.out_map, place, acc.d);
     if (!PINGPONG) output.meet();
     tiles.advance(PINGPONG ? CONSUMERS : 1);
     if (PINGPONG) {
@@ -260,6 +323,7 @@ WS_INLINE void consume(const GroupedSm90Params& p, Ring ring, u32 consumer) {
       waits = true;
     }
   }
+  output.drain();
   if (p.grouped.clears) clear_rows(p.grouped, tiles.walk.rows);
 }
 
@@ -277,6 +341,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) grouped_linear_sm90(const
     mbarrier_init_fence();
     if (!GATHER) tma_prefetch_map(&p.x_map);
     tma_prefetch_map(&p.w_map);
+    tma_prefetch_map(&p.out_map);
   }
   __syncthreads();
   begin_kernel();

@@ -15,7 +15,9 @@ use crate::ops::linear::cuda::Epilogue;
 use crate::tensor::DType;
 
 kernel_params! {
-    struct GroupedSm90Params { x_map: TensorMap, w_map: TensorMap, grouped: GroupedLinearParams, k_tiles: i32 }
+    struct GroupedSm90Params {
+        x_map: TensorMap, w_map: TensorMap, out_map: TensorMap, grouped: GroupedLinearParams, k_tiles: i32,
+    }
 }
 
 /// Threads of a warpgroup.
@@ -28,7 +30,7 @@ const SLICES: usize = 4 * 2 * 16 * 128;
 const SHARED: usize = 232_448;
 const MOST_STAGES: usize = 12;
 /// Bytes of K from which two consumers on one tile lose less by their epilogue than they save loads.
-const LONG_K: usize = 4096;
+const LONG_K: usize = 6144;
 
 /// A tile of the result, and who computes it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -72,13 +74,16 @@ struct Config {
     tile: Tile,
     epilogue: Epilogue,
     gathers: bool,
+    /// Whether rows of `w` lie side by side, and K across them.
+    across: bool,
     scale: bool,
 }
 
 impl Config {
     fn of(p: &Problem) -> Config {
         let scale = p.product.scale() != 1.0;
-        Config { tile: Tile::of(p), epilogue: Epilogue::of(&p.product), gathers: p.index.is_some(), scale }
+        let (gathers, across) = (p.index.is_some(), !p.w_pieces);
+        Config { tile: Tile::of(p), epilogue: Epilogue::of(&p.product), gathers, across, scale }
     }
 
     fn fixed_bytes(&self) -> usize {
@@ -109,11 +114,12 @@ impl Config {
             ("CONSUMERS", consumers.to_string()),
             flag("PINGPONG", ping_pong),
             flag("GATHER", self.gathers),
+            flag("W_ACROSS", self.across),
             flag("HAS_SCALE", self.scale),
-            // A group may end inside of a box: threads store rows. A residual needs the registers of a large step.
-            flag("TMA_STORE", false),
-            flag("LINE_STORE", true),
+            flag("TMA_STORE", true),
+            flag("LINE_STORE", false),
             flag("RESIDUAL_ROWS", true),
+            // A residual needs the registers of a large step.
             flag("SMALL_STEPS", self.epilogue.residual),
         ]);
         defines
@@ -124,14 +130,20 @@ impl Config {
 fn variants() -> Vec<Defines> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
-        let plain =
-            Config { tile: PING_PONG, epilogue: Epilogue::plain(dtype), gathers: false, scale: false };
+        let plain = Config {
+            tile: PING_PONG,
+            epilogue: Epilogue::plain(dtype),
+            gathers: false,
+            across: false,
+            scale: false,
+        };
         for epilogue in epilogues(dtype) {
             let tile = if epilogue.residual { WIDE } else { PING_PONG };
             all.push(Config { tile, epilogue, gathers: epilogue.gate != Gate::None, ..plain });
         }
         for tile in [WIDE, PING_PONG].into_iter().chain(FEW) {
             all.extend([false, true].map(|gathers| Config { tile, gathers, ..plain }));
+            all.push(Config { tile, across: true, ..plain });
         }
         let biased = Epilogue { bias: true, ..plain.epilogue };
         all.push(Config { tile: WIDE, epilogue: biased, gathers: true, ..plain });
@@ -184,7 +196,8 @@ pub(in crate::ops) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Resu
     if p.row_scale.is_some() {
         return Err("its epilogue has no factor for each row".into());
     }
-    for (name, pieces) in [("x", p.x_pieces), ("w", p.w_pieces), ("out", p.out_pieces)] {
+    let w_pieces = p.w_pieces || (p.w_across && p.product.gate == Gate::None);
+    for (name, pieces) in [("x", p.x_pieces), ("w", w_pieces), ("out", p.out_pieces)] {
         if !pieces {
             return Err(format!("rows of `{name}` do not consist of whole aligned pieces of 16 bytes"));
         }
@@ -193,7 +206,12 @@ pub(in crate::ops) fn supports(p: &Problem, _: &DeviceInfo) -> std::result::Resu
     if p.index.is_none() && repeats(p.x_rows, p.product.x.row) {
         return Err("`x` repeats rows".into());
     }
-    if repeats(p.product.weight_rows(), p.w.row) || repeats(p.groups, p.w.group) {
+    if repeats(p.rows, p.product.out.row) {
+        return Err("`out` has rows in descending order".into());
+    }
+    let lines =
+        if p.w_pieces { repeats(p.product.weight_rows(), p.w.row) } else { repeats(p.product.k, p.w.col) };
+    if lines || repeats(p.groups, p.w.group) {
         return Err("`w` repeats rows".into());
     }
     addressable(p)
@@ -212,6 +230,7 @@ pub(in crate::ops) unsafe fn run<P>(launch: &Launch<'_, P>, p: &Problem, at: &Op
     let params = GroupedSm90Params {
         x_map: if config.gathers { TensorMap::UNUSED } else { x_map(launch, p, at, tile)? },
         w_map: w_map(launch, p, at, tile)?,
+        out_map: out_map(launch, p, at)?,
         grouped: GroupedLinearParams::new(p, at),
         k_tiles: (p.product.k * p.product.x_dtype.size()).div_ceil(STAGE_ROW) as i32,
     };
@@ -241,9 +260,35 @@ fn x_map<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands, tile: Tile) -> R
     })
 }
 
-/// Boxes of rows of `w` and a stage of K. Gate and up are the third dimension, and groups the fourth.
+/// Boxes of the 16 rows of a warp and 128 bytes of columns, which divide all tiles.
+fn out_map<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands) -> Result<TensorMap> {
+    let size = p.product.out_dtype.size();
+    let row = if p.rows > 1 { p.product.out.row as u64 * size as u64 } else { 16 };
+    launch.tensor_map(&Tiled {
+        address: at.out as u64,
+        dtype: p.product.out_dtype,
+        sizes: &[p.product.n as u64, p.rows as u64, 1],
+        strides: &[row, 16],
+        extents: &[(STAGE_ROW / size) as u32, 16, 1],
+        swizzle: Swizzle::B128,
+    })
+}
+
+/// Boxes of rows of `w` and a stage of K. Gate and up are the third dimension, and groups the fourth. Where K lies across, boxes have
+/// 64 rows.
 fn w_map<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands, tile: Tile) -> Result<TensorMap> {
-    let (gate, rows) = (p.product.gate, p.product.weight_rows());
+    let (gate, rows, k) = (p.product.gate, p.product.weight_rows(), p.product.k);
+    let stage = (STAGE_ROW / p.product.x_dtype.size()) as u32;
+    if !p.w_pieces {
+        return launch.tensor_map(&Tiled {
+            address: at.w as u64,
+            dtype: p.product.x_dtype,
+            sizes: &[rows as u64, k as u64, 1, p.groups as u64],
+            strides: &[apart(p, p.w.col, k), 16, apart(p, p.w.group, p.groups)],
+            extents: &[64, stage, 1, 1],
+            swizzle: Swizzle::B128,
+        });
+    }
     let parts = if gate == Gate::None { 1 } else { 2 };
     let (row, group) = (apart(p, p.w.row, rows), apart(p, p.w.group, p.groups));
     let [row, part] = match gate {
@@ -254,9 +299,9 @@ fn w_map<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands, tile: Tile) -> R
     launch.tensor_map(&Tiled {
         address: at.w as u64,
         dtype: p.product.x_dtype,
-        sizes: &[p.product.k as u64, (rows / parts) as u64, parts as u64, p.groups as u64],
+        sizes: &[k as u64, (rows / parts) as u64, parts as u64, p.groups as u64],
         strides: &[row, part, group],
-        extents: &[(STAGE_ROW / p.product.x_dtype.size()) as u32, (tile.n / parts) as u32, 1, 1],
+        extents: &[stage, (tile.n / parts) as u32, 1, 1],
         swizzle: Swizzle::B128,
     })
 }
@@ -270,7 +315,7 @@ mod tests {
         for tile in [WIDE, PING_PONG].into_iter().chain(FEW) {
             for bias in [false, true] {
                 let epilogue = Epilogue { bias, ..Epilogue::plain(DType::BF16) };
-                let config = Config { tile, epilogue, gathers: true, scale: false };
+                let config = Config { tile, epilogue, gathers: true, across: false, scale: false };
                 assert!(config.stages() >= 4 && config.shared_bytes() <= SHARED, "{tile:?}");
             }
         }

@@ -164,7 +164,7 @@ struct Stage {
 impl Stage {
     /// That of the experts.
     fn routed(p: &Problem, tokens: usize) -> Stage {
-        let stage = Stage::new(p, [p.w1, p.w2], p.ffn, p.b1, [p.w_pieces[0], p.w_pieces[1]]);
+        let stage = Stage::new(p, [p.w1, p.w2], p.ffn, p.b1, [0, 1]);
         let rows = tokens * p.top_k;
         let index = Some(Numbers { dtype: DType::I32, step: 1 });
         Stage {
@@ -176,20 +176,20 @@ impl Stage {
     /// That of the shared expert.
     fn shared(p: &Problem, tokens: usize) -> Option<Stage> {
         let ffn = p.shared_ffn?;
-        let pieces = [p.w_pieces[2], p.w_pieces[3]];
-        let stage = Stage::new(p, [p.shared_w1, p.shared_w2], ffn, None, pieces);
+        let stage = Stage::new(p, [p.shared_w1, p.shared_w2], ffn, None, [2, 3]);
         let of_tokens = |product| Grouped { rows: tokens, x_rows: tokens, groups: 1, ..product };
         Some(Stage { first: of_tokens(stage.first), second: of_tokens(stage.second) })
     }
 
+    /// `numbers` are those of the matrices among all four.
     fn new(
         p: &Problem,
         [w1, w2]: [Matrices; 2],
         ffn: usize,
         bias: Option<[isize; 2]>,
-        [w1_pieces, w2_pieces]: [bool; 2],
+        numbers: [usize; 2],
     ) -> Stage {
-        let product = |product: Product, w: Matrices, w_pieces: bool| Grouped {
+        let product = |product: Product, w: Matrices, number: usize| Grouped {
             product,
             rows: 0,
             x_rows: 0,
@@ -200,7 +200,8 @@ impl Stage {
             index: None,
             row_scale: None,
             x_pieces: false,
-            w_pieces,
+            w_pieces: p.w_pieces[number],
+            w_across: p.w_across[number],
             out_pieces: false,
             clears: false,
         };
@@ -209,11 +210,11 @@ impl Stage {
             _ => (Strides { batch: 0, row: p.hidden as isize, col: 1 }, whole(p, p.hidden)),
         };
         let first = Product { x, ..p.first(w1, ffn, bias) };
-        let first = Grouped { bias, x_pieces, out_pieces: whole(p, ffn), ..product(first, w1, w1_pieces) };
+        let first = Grouped { bias, x_pieces, out_pieces: whole(p, ffn), ..product(first, w1, numbers[0]) };
         let second = Grouped {
             x_pieces: whole(p, ffn),
             out_pieces: p.hidden.is_multiple_of(SUM_COLUMNS),
-            ..product(p.second(w2, ffn, None), w2, w2_pieces)
+            ..product(p.second(w2, ffn, None), w2, numbers[1])
         };
         Stage { first, second }
     }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher, survey};
 use crate::ops::elementwise::function::Kind;
 use crate::ops::grouped::Matrices;
-use crate::ops::grouped_linear::problem::has_pieces;
+use crate::ops::grouped_linear::problem::{has_pieces, has_pieces_across};
 use crate::ops::linear::problem::{Matrix, Problem as Product};
 use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Space};
@@ -52,9 +52,11 @@ pub struct Problem {
     pub(super) has_residual: bool,
     /// The rows of `x`, if all are the same distance apart.
     pub(super) x: Option<Matrix>,
-    /// Whether rows consist of whole aligned pieces of 16 bytes: those of `w1`, `w2`, `shared_w1` and `shared_w2`, and those of
+    /// Whether rows consist of whole aligned pieces of 16 bytes: those of `w1`, `w2`, `shared_w1` and `shared_w2`, and below those of
     /// residual and result.
     pub(super) w_pieces: [bool; 4],
+    /// Whether columns of those matrices do.
+    pub(super) w_across: [bool; 4],
     pub(super) row_pieces: bool,
 }
 
@@ -175,7 +177,7 @@ pub(super) fn check_at<'c>(
     let rows = [at.x, at.ids, at.routing, at.residual, at.out];
     let rows = rows.map(|index| args.get(index).unwrap_or(x).layout());
     let matrices = |index: usize| args.get(index).map_or_else(Matrices::default, Matrices::of);
-    let pieces = |index: usize| args.get(index).is_none_or(has_pieces);
+    let weights = [at.w1, at.w2, at.shared_w1, at.shared_w2];
     let problem = Problem {
         dtype: x.dtype(),
         w_dtype: w1.dtype(),
@@ -200,8 +202,9 @@ pub(super) fn check_at<'c>(
         b2: bias(args, at.b2),
         has_residual: args.get(at.residual).is_some(),
         x: Matrix::of_rows(op, "x", x).ok(),
-        w_pieces: [at.w1, at.w2, at.shared_w1, at.shared_w2].map(pieces),
-        row_pieces: [at.residual, at.out].into_iter().all(pieces),
+        w_pieces: weights.map(|index| args.get(index).is_none_or(has_pieces)),
+        w_across: weights.map(|index| args.get(index).is_none_or(has_pieces_across)),
+        row_pieces: [at.residual, at.out].into_iter().all(|index| args.get(index).is_none_or(has_pieces)),
     };
     Ok((problem, sizes))
 }

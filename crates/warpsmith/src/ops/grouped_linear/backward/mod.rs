@@ -16,8 +16,12 @@
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod weights;
 
-use super::problem::Numbers;
+use super::problem::{Numbers, has_pieces, has_pieces_across};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
@@ -62,13 +66,29 @@ pub struct BackwardProblem {
     dw: Option<Matrices>,
     /// Strides from group to group and along a row.
     dbias: Option<[isize; 2]>,
+    pieces: Pieces,
+}
+
+/// Whether rows of tensors consist of whole aligned pieces of 16 bytes, and columns of `w`. Those of absent ones do not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Pieces {
+    x: bool,
+    w: bool,
+    w_across: bool,
+    dout: bool,
+    dx: bool,
+    dw: bool,
 }
 
 impl BackwardProblem {
-    /// Whether `dz` differs from `dout`, so that it goes into scratch memory.
+    /// Whether `dz` differs from `dout`.
+    fn changes_dout(&self) -> bool {
+        self.activation.is_some() || f32::from_bits(self.scale_bits) != 1.0
+    }
+
+    /// Whether `dz` goes into scratch memory.
     fn stores_dz(&self) -> bool {
-        let has_products = self.dx.is_some() || self.dw.is_some();
-        has_products && (self.activation.is_some() || f32::from_bits(self.scale_bits) != 1.0)
+        (self.dx.is_some() || self.dw.is_some()) && self.changes_dout()
     }
 
     /// Rows of `dz`, wherever they are.
@@ -107,6 +127,14 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
         dx: args.get(DX).map(Matrix::of_weight),
         dw: args.get(DW).map(Matrices::of),
         dbias: args.get(DBIAS).map(|dbias| [dbias.layout().strides()[0], dbias.layout().strides()[1]]),
+        pieces: Pieces {
+            x: has_pieces(args.at(X)),
+            w: has_pieces(args.at(W)),
+            w_across: has_pieces_across(args.at(W)),
+            dout: has_pieces(args.at(DOUT)),
+            dx: args.get(DX).is_some_and(has_pieces),
+            dw: args.get(DW).is_some_and(has_pieces),
+        },
     })
 }
 
@@ -176,7 +204,12 @@ unsafe impl Op for Backward {
     }
 }
 
+/// Preferred first.
 static KERNELS: &[Kernel<BackwardProblem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
     cpu::kernel("grouped_linear_backward_avx512", Tier::Avx512).flushing_subnormals(),
     cpu::kernel("grouped_linear_backward_avx2", Tier::Avx2),
     cpu::kernel("grouped_linear_backward_portable", Tier::Portable),
