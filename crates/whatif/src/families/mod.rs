@@ -5,6 +5,7 @@
 
 mod attention;
 mod linear;
+mod mixtures;
 mod rows;
 mod tokens;
 
@@ -67,7 +68,7 @@ impl Parts {
 }
 
 /// All of them. A call belongs to the first that takes it.
-pub static FAMILIES: [Family; 17] = [
+pub static FAMILIES: [Family; 19] = [
     rows::ROWS,
     rows::ROWS_IN_CACHE,
     rows::TRANSPOSES,
@@ -78,6 +79,8 @@ pub static FAMILIES: [Family; 17] = [
     linear::FULL,
     linear::QUANTISED,
     linear::QUANTISED_IN_CACHE,
+    mixtures::HALF,
+    mixtures::FULL,
     attention::PROMPTS,
     attention::DECODE,
     attention::BACKWARD,

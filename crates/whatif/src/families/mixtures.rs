@@ -1,0 +1,37 @@
+//! Mixtures of experts.
+
+use super::{Family, OF_COPY, Parts, parameter};
+use crate::fit::Parameter;
+use crate::machine::Machine;
+use crate::work::Work;
+
+/// Four launches: sorting, both products, and the sum over slots.
+const LAUNCHES: Parameter = parameter("launches, us", 1.0, 40.0);
+
+/// `moe_ffn` on tensor cores.
+pub const HALF: Family = Family {
+    name: "mixtures, 16-bit",
+    form: "launches + max(bytes / rate, products / rate)",
+    in_cache: false,
+    parameters: &[LAUNCHES, OF_COPY, parameter("of the product rate", 0.1, 1.0)],
+    takes: |work| work.op == "moe_ffn" && work.is_half(),
+    group: |work| work.key(&["num_tokens", "experts"]),
+    time: ffn,
+};
+
+/// `moe_ffn` without.
+pub const FULL: Family = Family {
+    name: "mixtures, f32",
+    parameters: &[LAUNCHES, OF_COPY, parameter("of the product rate of 16 bits", 0.002, 0.2)],
+    takes: |work| work.op == "moe_ffn" && !work.is_half(),
+    ..HALF
+};
+
+fn ffn(work: &Work, machine: &Machine, p: &[f64]) -> Parts {
+    Parts {
+        launch: p[0],
+        memory: machine.moving(work.bytes) / p[1],
+        math: work.flops / (machine.half_tflops * 1e6 * p[2]),
+        serial: 0.0,
+    }
+}
