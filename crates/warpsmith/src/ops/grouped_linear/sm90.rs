@@ -62,8 +62,7 @@ impl Tile {
         }
         let (product, long) = (&p.product, p.product.k * p.product.x_dtype.size() >= LONG_K);
         // These need registers that consumers in turn do not have.
-        let crowded =
-            product.has_residual || (p.index.is_some() && product.has_bias && product.gate == Gate::None);
+        let crowded = product.has_residual || (product.has_bias && product.gate == Gate::None);
         if crowded || (long && product.weight_rows() > PING_PONG.n) { WIDE } else { PING_PONG }
     }
 }
@@ -138,7 +137,8 @@ fn variants() -> Vec<Defines> {
             scale: false,
         };
         for epilogue in epilogues(dtype) {
-            let tile = if epilogue.residual { WIDE } else { PING_PONG };
+            let crowded = epilogue.residual || (epilogue.bias && epilogue.gate == Gate::None);
+            let tile = if crowded { WIDE } else { PING_PONG };
             all.push(Config { tile, epilogue, gathers: epilogue.gate != Gate::None, ..plain });
         }
         for tile in [WIDE, PING_PONG].into_iter().chain(FEW) {

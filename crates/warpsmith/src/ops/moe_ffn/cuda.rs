@@ -70,7 +70,7 @@ static SUM: CudaKernel = CudaKernel {
     fast_math: false,
     overlaps: true,
     variants: || {
-        let flags = [[false, false], [false, true], [true, false], [true, true]];
+        let flags = [[false, false], [false, true], [true, false]];
         FLOATS
             .iter()
             .flat_map(|&dtype| flags.map(|[vector, bias]| sum_defines(dtype, vector, bias)))
@@ -423,7 +423,8 @@ impl<'a> Part<'a> {
             scale: p.scale(),
             tokens_of: self.rows(tensors),
         };
-        let vector = p.row_pieces && p.hidden.is_multiple_of(SUM_COLUMNS);
+        // Both together spill on sm_120a.
+        let vector = p.row_pieces && p.hidden.is_multiple_of(SUM_COLUMNS) && p.b2.is_none();
         let threads = self.tokens * p.hidden.div_ceil(SUM_COLUMNS);
         let blocks = grid_blocks(SUM.function, threads.div_ceil(THREADS))?;
         let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);

@@ -7,7 +7,7 @@ use crate::cuda::LaunchConfig;
 use crate::cuda::rows::{element, grid_blocks};
 use crate::device::DeviceInfo;
 use crate::error::Result;
-use crate::jit::{Arch, CudaKernel, Defines, Source};
+use crate::jit::{CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::{Kernel, Launch};
 use crate::ops::FLOATS;
@@ -31,7 +31,7 @@ static PASS: CudaKernel = CudaKernel {
     source: Source { name: "grouped_linear_backward_pass", code: include_str!("pass.cu") },
     prelude: GroupedPassParams::prelude,
     function: "grouped_linear_backward_pass",
-    min_arch: Arch::new(6, 0, false),
+    min_arch: weights::PROVEN,
     fast_math: false,
     overlaps: true,
     variants: || {

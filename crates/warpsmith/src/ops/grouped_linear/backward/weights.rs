@@ -107,11 +107,14 @@ pub(in crate::ops) fn addressable(sizes: [usize; 4]) -> std::result::Result<(), 
     }
 }
 
+/// Where they run: for GPUs after Hopper the compiler keeps arrays of theirs in local memory.
+pub(super) const PROVEN: Arch = Arch::new(9, 0, true);
+
 pub(in crate::ops) static GENERIC_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "grouped_weights_generic", code: include_str!("weights_generic.cu") },
     prelude: GroupedWeightsParams::prelude,
     function: "grouped_weights_generic",
-    min_arch: Arch::new(6, 0, false),
+    min_arch: PROVEN,
     fast_math: false,
     overlaps: true,
     variants: || {
@@ -142,7 +145,7 @@ pub(in crate::ops) static SM80_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "grouped_weights_sm80", code: include_str!("weights_sm80.cu") },
     prelude: GroupedWeightsParams::prelude,
     function: "grouped_weights_sm80",
-    min_arch: Arch::new(8, 0, false),
+    min_arch: PROVEN,
     fast_math: false,
     overlaps: true,
     variants: || {
@@ -188,7 +191,7 @@ pub(in crate::ops) static SUMS: CudaKernel = CudaKernel {
     source: Source { name: "grouped_sums", code: include_str!("sums.cu") },
     prelude: GroupedSumsParams::prelude,
     function: "grouped_sums",
-    min_arch: Arch::new(6, 0, false),
+    min_arch: PROVEN,
     fast_math: false,
     overlaps: true,
     variants: || {
