@@ -174,7 +174,7 @@ fn vector(writer: &Writer<'_>, variant: &Variant) -> Option<usize> {
     let elements = all.enumerate().filter(|(_, tensor)| matches!(tensor.role, Role::Elements | Role::Table));
     let elements: Vec<(usize, DType)> = elements.map(|(t, tensor)| (t, tensor.dtype)).collect();
     let any = elements.iter().any(|(t, _)| variant.dense.get(*t).copied().unwrap_or(false));
-    if !any && !(elements.is_empty() && sums > 0) {
+    if !(any || elements.is_empty() && sums > 0) {
         return None;
     }
     let narrow = elements.iter().any(|(_, dtype)| dtype.size() == 2);

@@ -19,6 +19,8 @@ pub(crate) struct GraphCalls {
     is_unknown: bool,
 }
 
+// Without CUDA there are no graphs.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl GraphCalls {
     /// Notes a call whose last node is this one.
     pub fn note(&mut self, node: u64, called: Arc<dyn Called>, data: u64) {

@@ -56,13 +56,48 @@ pub fn prepare() -> std::result::Result<(), String> {
 }
 
 enum Entry {
-    Call { called: Arc<dyn Called>, id: u64, data: u64, start: u64, end: u64, captured: bool },
-    Device { call: Option<u64>, work: Box<dyn Measured> },
-    Launch { id: u64, calls: Arc<GraphCalls> },
-    Loop { id: u64, threads: u32, start: u64, end: u64 },
-    Part { id: u64, start: u64, end: u64 },
-    Span { kind: Kind, name: String, track: Option<u64>, start: u64, end: u64 },
-    Memory { device: Option<u32>, address: u64, bytes: i64, at: u64 },
+    Call {
+        called: Arc<dyn Called>,
+        id: u64,
+        data: u64,
+        start: u64,
+        end: u64,
+        captured: bool,
+    },
+    Device {
+        call: Option<u64>,
+        work: Box<dyn Measured>,
+    },
+    // Without CUDA there are no graphs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    Launch {
+        id: u64,
+        calls: Arc<GraphCalls>,
+    },
+    Loop {
+        id: u64,
+        threads: u32,
+        start: u64,
+        end: u64,
+    },
+    Part {
+        id: u64,
+        start: u64,
+        end: u64,
+    },
+    Span {
+        kind: Kind,
+        name: String,
+        track: Option<u64>,
+        start: u64,
+        end: u64,
+    },
+    Memory {
+        device: Option<u32>,
+        address: u64,
+        bytes: i64,
+        at: u64,
+    },
 }
 
 /// The list of a thread.
