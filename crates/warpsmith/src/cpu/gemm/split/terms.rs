@@ -24,8 +24,9 @@ pub(in crate::cpu::gemm) const TERM: usize = 2 * TILE;
 /// Bytes of a step.
 pub(in crate::cpu::gemm) const STEP_BYTES: usize = 3 * TERM;
 
-/// The largest magnitudes of a first term's elements, as bits, which have the same order. A NaN of the 2^15 largest has no
-/// first part, but passes into the third, and so into every product.
+/// The largest magnitudes of a first term's elements, as bits, which have the same order, with the last bit set where a number
+/// has digits below it: a number below 2^-134, whose first term is zero, is not taken for zero. A NaN of the 2^15 largest has
+/// no first part, but passes into the third, and so into every product.
 pub(in crate::cpu::gemm) type Largest = __m512i;
 
 /// The largest magnitude of all elements, as bits of f32.
@@ -44,15 +45,19 @@ pub(in crate::cpu::gemm) fn magnitudes(largest: Largest) -> __m512i {
 }
 
 /// Which halves of two vectors of f32 make one of bf16: the upper ones.
-const UPPER: [u16; 32] = {
+const UPPER: [u16; 32] = halves(1);
+/// The lower halves of two vectors of f32.
+const LOWER: [u16; 32] = halves(0);
+
+const fn halves(first: u16) -> [u16; 32] {
     let mut halves = [0; 32];
     let mut i = 0;
     while i < 32 {
-        halves[i] = 2 * i as u16 + 1;
+        halves[i] = 2 * i as u16 + first;
         i += 1;
     }
     halves
-};
+}
 
 /// Three f32 in each lane whose sum is `x`. The upper halves are the terms. Lower halves are zero but for those of the third
 /// term of numbers below 2^-110, which have bits that no bf16 holds.
@@ -68,10 +73,16 @@ fn split(x: __m512i) -> [__m512i; 3] {
     [x0, x1, minus(rest, x1)]
 }
 
+/// The larger of the magnitudes before and those of more numbers: `term` holds their first terms, `low` the lower halves of
+/// the numbers themselves.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn larger(largest: Largest, term: __m512i) -> Largest {
-    _mm512_max_epu16(largest, _mm512_and_si512(term, _mm512_set1_epi16(i16::MAX)))
+fn larger(largest: Largest, term: __m512i, low: __m512i) -> Largest {
+    /// `(a & b) | c`
+    const AND_OR: i32 = 0xea;
+    let digits = _mm512_min_epu16(low, _mm512_set1_epi16(1));
+    let magnitude = _mm512_ternarylogic_epi32::<AND_OR>(term, _mm512_set1_epi16(i16::MAX), digits);
+    _mm512_max_epu16(largest, magnitude)
 }
 
 /// Splits `len <= 32` elements of row `row < 32` into the left tiles of the step at `dst`; what is past them becomes zero.
@@ -93,7 +104,9 @@ pub(in crate::cpu::gemm) unsafe fn split_row(
     unsafe {
         let first = _mm512_maskz_loadu_epi32(mask as u16, src.cast());
         let second = _mm512_maskz_loadu_epi32((mask >> HALF) as u16, src.wrapping_add(HALF).cast());
-        larger(largest, split_vectors(first, second, row, dst))
+        let lower = _mm512_loadu_si512(LOWER.as_ptr().cast());
+        let low = _mm512_permutex2var_epi16(first, lower, second);
+        larger(largest, split_vectors(first, second, row, dst), low)
     }
 }
 
@@ -169,6 +182,7 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
     largest: Largest,
 ) -> Largest {
     const ODD: __mmask32 = 0xaaaa_aaaa;
+    let low = _mm512_mask_blend_epi16(ODD, even, _mm512_slli_epi32::<16>(odd));
     let (even, odd) = (split(even), split(odd));
     // Upper halves alone: the lower one of a third term need not be zero.
     let terms: [_; 3] =
@@ -177,7 +191,7 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
         // SAFETY: the row is inside the step.
         unsafe { _mm512_store_si512(dst.add(term * TERM).cast(), both) };
     }
-    larger(largest, terms[0])
+    larger(largest, terms[0], low)
 }
 
 #[cfg(test)]

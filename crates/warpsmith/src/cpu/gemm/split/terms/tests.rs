@@ -49,8 +49,11 @@ fn split_both(numbers: &[f32], len: usize) -> [Step; 2] {
 }
 
 fn expected_magnitude(numbers: &[f32]) -> u32 {
-    let largest = numbers.iter().fold(0, |a, b| b.abs().to_bits().max(a));
-    (largest + 0x8000) & !0xffff & 0x7fff_ffff
+    let magnitude = |x: &f32| {
+        let bits = x.abs().to_bits();
+        (bits + 0x8000) & !0xffff & 0x7fff_ffff | u32::from(bits & 0xffff != 0) << 16
+    };
+    numbers.iter().map(magnitude).max().unwrap_or(0)
 }
 
 /// A step of numbers: every fourth has the exponent `field`, the others any up to that of 2^99.
@@ -133,6 +136,22 @@ fn numbers_at_the_borders_of_terms() {
             assert_eq!(left.terms(true, lane, k), expected, "{at}");
             assert_eq!(right.terms(false, lane, k), expected, "{at}");
         }
+    }
+}
+
+/// Numbers whose terms are all zero are no zeros: their sums are not those of nothing.
+#[test]
+fn numbers_too_small_for_terms_are_seen() {
+    if !has_instructions() {
+        return;
+    }
+    for bits in [1, 0x8000_0001, 0x3fff, 0x7fff] {
+        let mut numbers = vec![0.0; STEP * PANEL];
+        numbers.iter_mut().step_by(7).for_each(|number| *number = f32::from_bits(bits));
+        let row: [_; STEP] = std::array::from_fn(|i| numbers[i]);
+        assert_eq!(expected_magnitude(&row), 0x1_0000);
+        let [left, _] = split_both(&numbers, STEP);
+        assert_eq!(left.terms(true, 0, 0), [0.0; 3]);
     }
 }
 
