@@ -11,7 +11,7 @@ use std::path::Path;
 const FAMILIES: [&[&str]; 12] = [
     &["rms_norm", "layer_norm"],
     &["softmax"],
-    &["cross_entropy", "linear_cross_entropy"],
+    &["cross_entropy", "linear_cross_entropy", "kl_div"],
     &["rope"],
     &["activation", "add_gelu", "mul_add", "gated_act"],
     &["cast", "copy"],

@@ -19,6 +19,7 @@ use crate::cpu::gemm::Isa;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
+use crate::lab::reference::flushing;
 use crate::lab::{ArgPlan, Array, Case, Expected, Probed, Values};
 use crate::op::{Cost, KernelInfo, Select};
 use crate::tensor::DType;
@@ -169,7 +170,7 @@ impl Prepared {
     }
 
     /// For a kernel that takes subnormal factors for zero: the naive results with such factors if they differ, and how far such
-    /// products and sums may be off, which are then zero themselves.
+    /// products and sums may be off, which are then zero themselves. The naive results have them as zero too, for what follows may be large.
     fn flushed(&self, kernel: &KernelInfo) -> (Option<&[Option<Array<f64>>]>, f64) {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         let may_have = matches!(case.values, Values::Special | Values::Exponents);
@@ -195,7 +196,7 @@ impl Prepared {
                 data: array.data.iter().map(flush).collect(),
             };
             let inputs: Vec<_> = tensors.inputs.iter().map(|input| input.as_ref().map(array)).collect();
-            op.naive(case.dtype, &inputs, tensors.present(), &case.attrs)
+            flushing(|| op.naive(case.dtype, &inputs, tensors.present(), &case.attrs))
         });
         (Some(naive), 2.0 * terms as f64 * smallest)
     }

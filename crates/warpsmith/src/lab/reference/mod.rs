@@ -39,6 +39,11 @@ pub trait Real:
     fn add_products(self, products: &[Self], _subnormal: f64) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
     }
+    /// A product or a sum of a matrix product. The identity, but for the naive results of kernels whose instructions take
+    /// subnormal ones for zero ([`flushing`]).
+    fn flushed(self) -> Self {
+        self
+    }
     /// A result that may be off by this, at random. The identity except for [`Random`].
     fn blurred(self, _by: f64) -> Self {
         self
@@ -189,6 +194,25 @@ pub fn alignment_error(subnormal: f64) -> f64 {
 thread_local! {
     /// The type values are stored in. Not a type parameter: references are long, and would be compiled for each type.
     static STORED_AS: Cell<DType> = const { Cell::new(DType::F32) };
+}
+
+thread_local! {
+    /// Whether subnormal products and sums are taken for zero.
+    static FLUSHES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `evaluate` with subnormal products and sums of matrix products taken for zero on this thread.
+pub(crate) fn flushing<T>(evaluate: impl FnOnce() -> T) -> T {
+    /// Ends it, also where a reference panics.
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            FLUSHES.set(false);
+        }
+    }
+    FLUSHES.set(true);
+    let _end = End;
+    evaluate()
 }
 
 /// Runs `evaluate` with values stored as `dtype` on this thread; as `f32` for types that are not computed in.

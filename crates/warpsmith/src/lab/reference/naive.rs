@@ -1,6 +1,6 @@
 //! What a straightforward implementation computes.
 
-use super::{Real, STORED_AS, tensor_unit};
+use super::{FLUSHES, Real, STORED_AS, tensor_unit};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// Plain `f32` arithmetic whose stored values are rounded to the type of [`storing_as`]: what a straightforward
@@ -47,6 +47,9 @@ impl Real for Naive {
             Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
             None => products.iter().fold(self, |sum, &product| sum + product),
         }
+    }
+    fn flushed(self) -> Self {
+        if self.0.is_subnormal() && FLUSHES.get() { Naive(0.0) } else { self }
     }
     fn exp(self) -> Self {
         Naive(self.0.exp())

@@ -71,8 +71,9 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
             let d = dz[line * n + j];
             dbias.data[j] = dbias.data[j] + exact[line * n + j];
             for i in 0..k {
-                dx.data[line * k + i] = dx.data[line * k + i] + element(d) * element(w.data[j * k + i]);
-                dw.data[j * k + i] = dw.data[j * k + i] + element(d) * element(x.data[line * k + i]);
+                let (of_x, of_w) = (&mut dx.data[line * k + i], &mut dw.data[j * k + i]);
+                *of_x = (*of_x + (element(d) * element(w.data[j * k + i])).flushed()).flushed();
+                *of_w = (*of_w + (element(d) * element(x.data[line * k + i])).flushed()).flushed();
             }
         }
     }
@@ -145,12 +146,12 @@ fn product<R: Real>(
         let pairs = x.chunks(TENSOR_GROUP).zip(w.chunks(TENSOR_GROUP));
         pairs.fold(R::zero(), |sum, (x, w)| {
             let factors = || x.iter().zip(w).map(|(&x, &w)| (element(x), element(w)));
-            let products: Vec<R> = factors().map(|(x, w)| x * w).collect();
+            let products: Vec<R> = factors().map(|(x, w)| (x * w).flushed()).collect();
             let subnormal = subnormal_product(factors());
             let add = |sum: R, products: &[R]| sum.add_products(products, subnormal);
             let sum =
                 if one_by_one { products.iter().fold(sum, |sum, &p| sum + p) } else { add(sum, &products) };
-            sum.blurred(alignment_error(subnormal))
+            sum.flushed().blurred(alignment_error(subnormal))
         })
     };
     let (Some(x_scale), Some(w_scale)) = (inputs.get(X_SCALE), inputs.get(W_SCALE)) else { return dot(0..k) };

@@ -84,7 +84,7 @@ fn attend<R: Real>(
     let lost = if [K_SCALE, V_SCALE].iter().any(|&scale| inputs.wants(scale)) { 2f64.powi(-25) } else { 0.0 };
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     for (&j, &score) in keys.iter().zip(&scores) {
-        let weight = (score - most).exp().blurred(f64::from(f32::MIN_POSITIVE));
+        let weight = (score - most).exp().flushed().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + weight;
         for (o, &v) in out.iter_mut().zip(&inputs[V_PAGES].data[at(j)..]) {
             *o = *o + weight.stored().blurred(lost) * v;
