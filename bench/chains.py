@@ -36,7 +36,7 @@ BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 ROWWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: x.softmax(-1),
-    "rms_norm": lambda x: x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype),
+    "rms_norm": lambda x: x * torch.rsqrt(x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(-1, keepdim=True) + 1e-6).to(x.dtype),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "centre": lambda x: x - x.mean(-1, keepdim=True),
     "by_largest": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1),
@@ -48,6 +48,11 @@ CLOSE = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
 EITHER_WAY = 1e-3
 
 
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers of bf16, as f64; the gradient passes as it is."""
+    return x + (x.bfloat16().double() - x).detach()
+
+
 @dataclass
 class Chain:
     """A function of tensors, made of named steps."""
@@ -56,12 +61,19 @@ class Chain:
     tensors: list[torch.Tensor]
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.run({}, *tensors)
+
+    def exactly(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """In f64, where only what shall be rounded is."""
+        return self.run({"wide": lambda x: x, "narrow": rounded}, *tensors)
+
+    def run(self, instead: dict[str, Callable[[torch.Tensor], torch.Tensor]], *tensors: torch.Tensor) -> torch.Tensor:
         x = tensors[0]
         for name, other in self.steps:
             if name in BINARY:
                 x = BINARY[name](x, tensors[other])
             else:
-                x = (UNARY.get(name) or ROWWISE[name])(x)
+                x = (instead.get(name) or UNARY.get(name) or ROWWISE[name])(x)
         return x
 
     def __str__(self) -> str:
@@ -120,19 +132,25 @@ def called(function: Callable[..., torch.Tensor], backward: bool) -> Callable[..
 
 
 def check(chain: Chain, given: list[torch.Tensor], results: tuple[torch.Tensor, ...], backward: bool) -> None:
-    """Fails unless results are those of eager PyTorch; of f64, where nothing is rounded on purpose."""
+    """Fails unless results are as near as those of eager PyTorch to those of f64, where nothing is rounded on purpose."""
     eager = called(chain, backward)(*given)
     wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in given]
-    exact = called(chain, backward)(*wide) if "narrow" not in str(chain) else eager
+    exact = called(chain.exactly, backward)(*wide)
     for result, own, wanted in zip(results, eager, exact, strict=True):
         assert (result is None) == (own is None), chain
         if result is None:
             continue
         assert (result.dtype, result.shape) == (own.dtype, own.shape), chain
-        wanted = (wanted if wanted.dtype is torch.float64 else own).double()
+        assert wanted.dtype is torch.float64, chain
         close = CLOSE[torch.bfloat16 if chain.rounds else torch.float32]
-        difference = (result.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean() + 1e-3)
-        wrong = (~(difference <= close)).double().mean().item()
-        # A sum over rows has few elements, each of many that may go either way.
-        allowed = EITHER_WAY if result.numel() > 100_000 else 0.02
-        assert wrong < allowed, f"{chain}: {wrong:.2%} of {tuple(result.shape)} differ, by up to {difference.max()}"
+        wrong, least = (far(one, wanted, close) for one in (result, own))
+        # A sum over rows has few elements, each of many that may go either way. Where a rounding decides about signs,
+        # as in the gradient of |x|, eager PyTorch is as far from f64.
+        allowed = (EITHER_WAY if result.numel() > 100_000 else 0.02) + 1.5 * least
+        assert wrong < allowed, f"{chain}: {wrong:.2%} of {tuple(result.shape)} differ; of eager PyTorch's {least:.2%}"
+
+
+def far(result: torch.Tensor, wanted: torch.Tensor, close: float) -> float:
+    """The share of elements that differ by more than this, of the value and the mean value together."""
+    difference = (result.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean() + 1e-3)
+    return (~(difference <= close)).double().mean().item()

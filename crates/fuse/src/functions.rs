@@ -121,6 +121,15 @@ pub const FUNCTIONS: &[Function] = &[
         },
     },
     Function {
+        name: "rotate_half",
+        parameters: &[X],
+        doc: "the halves of the last dimension, exchanged, the first of the result negated",
+        build: |b, given| {
+            let x = given.node(b, 0)?;
+            b.rotate_half(x)
+        },
+    },
+    Function {
         name: "sum_to",
         parameters: &[X, ("shape", Required)],
         doc: "`x` summed to a shape that would broadcast to its own",

@@ -80,7 +80,7 @@ impl Geometry {
         let outer = order.iter().map(|&d| domain[d]).collect();
         let columns = domain.last().copied().unwrap_or(1);
         let mut this = Geometry { outer, columns, places, tables, summed };
-        this.merge(!shape.has_reductions(graph) && !shape.gathers());
+        this.merge(!shape.has_reductions(graph) && !shape.gathers() && !shape.rotates(graph));
         Ok(this)
     }
 

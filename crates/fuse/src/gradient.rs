@@ -144,6 +144,12 @@ impl Reverse<'_> {
                 self.add(args[0], g)
             }
             Op::Reduce(f) => self.reduce(*f, args[0], y, g),
+            // Turned back.
+            Op::Rotate => {
+                let turned = self.builder.rotate_half(g)?;
+                let back = self.builder.unary(Unary::Neg, turned)?;
+                self.add(args[0], back)
+            }
             Op::Gather if self.needed[args[0].index()] => Err(Error::node(
                 definition(graph, y),
                 "has no derivative by its table here: it adds to rows in an order that is not fixed",

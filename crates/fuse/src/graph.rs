@@ -10,6 +10,8 @@ use warpsmith::DType;
 
 /// Most nodes of a graph: plans take time that grows with the square.
 pub const MAX_NODES: usize = 4096;
+/// Most columns of what [`Builder::rotate_half`] takes: whole rows lie in the L1 cache of the CPU.
+const MAX_ROTATED: usize = 512;
 
 /// A node of the graph that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -285,7 +287,22 @@ impl Builder {
             f => f,
         };
         let dtype = if f.is_comparison() { DType::Bool } else { meet };
+        if let (Binary::Add | Binary::Sub, Some((a, b))) = (f, self.summed_alike(a, b)) {
+            // One sum of what is added, rather than two sums and a kernel that waits for both.
+            let terms = self.add(Op::Binary(f), vec![a, b], dtype, self.node(a).shape.clone())?;
+            return self.add(Op::SumTo, vec![terms], dtype, shape);
+        }
         self.add(Op::Binary(f), vec![a, b], dtype, shape)
+    }
+
+    /// What two nodes are sums of, if both are sums over the same rows of one shape.
+    fn summed_alike(&self, a: NodeId, b: NodeId) -> Option<(NodeId, NodeId)> {
+        let (a, b) = (self.node(a), self.node(b));
+        if a.op != Op::SumTo || b.op != Op::SumTo || a.shape != b.shape {
+            return None;
+        }
+        let (a, b) = (a.args[0], b.args[0]);
+        (self.node(a).shape == self.node(b).shape).then_some((a, b))
     }
 
     /// Powers that have a shorter way take it.
@@ -395,6 +412,11 @@ impl Builder {
             let what = format!("cannot be summed to {}", show(shape));
             return Err(Error::node(self.written("sum_to", &[x]), what));
         }
+        // A sum of a sum, or one without its dimensions of size 1, is one sum.
+        let Node { op, args, .. } = self.node(x);
+        if *op == Op::SumTo {
+            return self.sum_to(args[0], shape);
+        }
         let mut x = x;
         let one = |last: Option<&Dim>| last.is_none_or(Dim::is_one);
         if one(shape.last()) && !one(from.last()) {
@@ -433,6 +455,24 @@ impl Builder {
             }
         };
         Err(Error::node(self.written("gather", &[table, index]), what))
+    }
+
+    /// The halves of the last dimension, exchanged, the first of the result negated.
+    ///
+    /// # Errors
+    /// Unless `x` is of floats, and of an even number of columns that the graph fixes, up to 512.
+    pub fn rotate_half(&mut self, x: NodeId) -> Result<NodeId> {
+        let Node { dtype, shape, .. } = self.node(x).clone();
+        let fits = |size: usize| size.is_multiple_of(2) && (2..=MAX_ROTATED).contains(&size);
+        match shape.last() {
+            Some(Dim::Fixed(size)) if fits(*size) && dtype.is_float() => {
+                self.add(Op::Rotate, vec![x], dtype, shape)
+            }
+            _ => {
+                let what = format!("takes floats with an even number of columns, fixed, up to {MAX_ROTATED}");
+                Err(Error::node(self.written("rotate_half", &[x]), what))
+            }
+        }
     }
 
     /// The graph of what the outputs need. Inputs stay, needed or not.

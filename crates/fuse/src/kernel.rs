@@ -95,6 +95,11 @@ impl Shape {
         self.nodes.iter().any(|&id| matches!(graph.node(id).op, Op::Reduce(_)))
     }
 
+    /// Whether columns depend on others of their row.
+    pub fn rotates(&self, graph: &Graph) -> bool {
+        self.nodes.iter().any(|&id| graph.node(id).op == Op::Rotate)
+    }
+
     pub fn gathers(&self) -> bool {
         self.reads.iter().any(|tensor| tensor.role == Role::Table)
     }

@@ -31,6 +31,8 @@ pub enum Op {
     Expand,
     /// Row `args[1]` of the matrix `args[0]`, for each element of `args[1]`.
     Gather,
+    /// The halves of the last dimension, exchanged, the first of the result negated: a quarter turn, as rotary positions need.
+    Rotate,
 }
 
 impl PartialEq for Scalar {
@@ -283,6 +285,7 @@ impl Op {
             Op::SumTo => "sum_to",
             Op::Expand => "expand",
             Op::Gather => "gather",
+            Op::Rotate => "rotate_half",
         }
     }
 
@@ -292,7 +295,7 @@ impl Op {
             Op::Input(_) | Op::Scalar(_) | Op::Size(_) | Op::Expand => 0,
             Op::Unary(f) => f.cost(),
             Op::Binary(f) => f.cost(),
-            Op::Where | Op::Cast(_) | Op::Reduce(_) | Op::SumTo | Op::Gather => 1,
+            Op::Where | Op::Cast(_) | Op::Reduce(_) | Op::SumTo | Op::Gather | Op::Rotate => 1,
         }
     }
 

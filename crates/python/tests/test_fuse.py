@@ -252,7 +252,7 @@ def test_the_native_graph() -> None:
         _native.FusedGraph(
             json.dumps(source | {"nodes": [{"name": "y", "op": "sigmod", "args": ["x"]}], "outputs": ["y"]})
         )
-    call = _native.FusedCall(graph, "call", [([], [0, 1]), ([1], [0])])
+    call = _native.FusedCall(graph, "call", [[0, 1]], [([0, 1], [0, 1]), ([0], [0])])
     assert [tuple(one.shape) for one in call(x)] == [(3, 4), (3,)]
     with pytest.raises(TypeError, match=r"expected a tensor of torch.float32 on the CPU, got one of torch.float64"):
         call(x.double())

@@ -252,7 +252,7 @@ impl<'a> Lowering<'a> {
                 || node.op.is_leaf()
             {
                 cost += 1;
-            } else if matches!(node.op, Op::Gather) {
+            } else if matches!(node.op, Op::Gather | Op::Rotate) {
                 return false;
             } else {
                 open.extend(&node.args);
@@ -288,6 +288,15 @@ impl<'a> Lowering<'a> {
             };
             let to = self.register(space, wide);
             self.push(space, phase, Step::Gather { table, index, to });
+            return Ok(to);
+        }
+        if node.op == Op::Rotate {
+            // Rows are never so long that their halves are in different tiles.
+            let phase = phase.unwrap_or(0);
+            let from = self.value(node.args[0], phase)?;
+            let from = self.tile(from, phase);
+            let to = self.register(space, wide);
+            self.phases[phase].tiles.push(Step::Rotate { from, to });
             return Ok(to);
         }
         let mut operands = vec![];

@@ -54,6 +54,8 @@ pub(super) enum Step {
     Apply { f: BlockFn, link: Option<Link>, to: Slot, from: [Slot; MAX_OPERANDS], count: usize },
     /// One element for each row becomes a tile.
     Spread { from: Slot, to: Slot },
+    /// Exchanges the halves of the rows of a tile, and negates what comes first.
+    Rotate { from: Slot, to: Slot },
     /// Reduces the rows of a tile, or of a chunk, into the register of rows. With two operands, sums their products.
     Reduce { f: Reduce, from: [Slot; 2], count: usize, to: Slot },
     /// Stores a tile, or one element for each row.
@@ -68,6 +70,7 @@ impl Step {
             Step::Load { to, .. }
             | Step::Gather { to, .. }
             | Step::Apply { to, .. }
+            | Step::Rotate { to, .. }
             | Step::Spread { to, .. } => Some(to),
             Step::Reduce { to, .. } => Some(to),
             Step::Store { .. } | Step::Accumulate { .. } => None,
@@ -79,9 +82,10 @@ impl Step {
             Step::Load { .. } | Step::Gather { .. } => &[],
             Step::Apply { from, count, .. } => &from[..*count],
             Step::Reduce { from, count, .. } => &from[..*count],
-            Step::Spread { from, .. } | Step::Store { from, .. } | Step::Accumulate { from, .. } => {
-                std::slice::from_ref(from)
-            }
+            Step::Spread { from, .. }
+            | Step::Rotate { from, .. }
+            | Step::Store { from, .. }
+            | Step::Accumulate { from, .. } => std::slice::from_ref(from),
         }
     }
 
@@ -92,7 +96,7 @@ impl Step {
                 *to = of(*to);
                 from[..*count].iter_mut().for_each(|slot| *slot = of(*slot));
             }
-            Step::Spread { from, to } => (*from, *to) = (of(*from), of(*to)),
+            Step::Spread { from, to } | Step::Rotate { from, to } => (*from, *to) = (of(*from), of(*to)),
             Step::Reduce { from, count, to, .. } => {
                 *to = of(*to);
                 from[..*count].iter_mut().for_each(|slot| *slot = of(*slot));

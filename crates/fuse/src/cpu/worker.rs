@@ -269,6 +269,19 @@ impl<'a> Worker<'a> {
                     }
                 }
             }
+            Step::Rotate { from, to } => {
+                let source = self.contents(from, tile.column).cast::<f32>();
+                let target = self.target(to, tile.column).cast::<f32>();
+                let (columns, half) = (tile.columns, tile.columns / 2);
+                for row in 0..tile.rows {
+                    // SAFETY: both registers hold the tile, and are not the same.
+                    unsafe {
+                        let (from, to) = (source.add(row * columns), target.add(row * columns));
+                        (0..half).for_each(|i| to.add(i).write(-from.add(half + i).read()));
+                        std::ptr::copy_nonoverlapping(from, to.add(half), half);
+                    }
+                }
+            }
             Step::Reduce { f, from, count, to } => self.reduce(f, &from[..count], to, tile),
             Step::Store { tensor, from } => self.store(tensor, from, tile),
             Step::Accumulate { sum, from } => self.accumulate(sum, from, tile),

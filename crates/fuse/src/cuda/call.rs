@@ -1,6 +1,6 @@
 //! Graphs that can be called on GPUs.
 
-use super::prepared::{Preparation, Prepared};
+use super::prepared::{Layout, Prepared};
 use super::{CudaSource, Variant};
 use crate::compiled::{Compiled, Memory};
 use crate::error::Result;
@@ -8,6 +8,7 @@ use crate::graph::Graph;
 use crate::plan::Plan;
 use std::sync::Arc;
 use warpsmith::cuda::{Context, DeviceBuffer, Stream};
+use warpsmith::jit::Arch;
 
 /// A graph ready to be called on GPUs, with tensors of any sizes that fit it and any strides. Can be shared by threads.
 pub struct CudaCompiled {
@@ -55,10 +56,23 @@ impl CudaCompiled {
         inputs: &[Memory<'_>],
         outputs: &[Memory<'_>],
     ) -> Result<Prepared> {
+        self.layout(inputs, outputs)?.prepare(context)
+    }
+
+    /// Compiles what calls with such tensors need on devices of an architecture, so that the first of them finds it done.
+    /// Addresses count for their alignment alone.
+    ///
+    /// # Errors
+    /// As [`CudaCompiled::prepare`].
+    pub fn compile(&self, arch: Arch, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<()> {
+        self.layout(inputs, outputs)?.compile(arch)
+    }
+
+    fn layout(&self, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<Layout<'_>> {
         let shapes: Vec<&[usize]> = inputs.iter().map(|memory| memory.shape).collect();
         let sizes = self.compiled.sizes(shapes.into_iter())?;
         self.compiled.check(&sizes, inputs, outputs)?;
-        Preparation::new(&self.compiled, context, sizes).run(inputs, outputs)
+        Layout::new(&self.compiled, sizes, inputs, outputs)
     }
 
     /// Gives the graph to a stream, once. Who calls it again keeps what [`CudaCompiled::prepare`] gives.

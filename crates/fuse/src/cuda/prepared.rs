@@ -86,24 +86,41 @@ impl Prepared {
     }
 }
 
-/// Makes a [`Prepared`].
-pub(super) struct Preparation<'a> {
-    pub compiled: &'a Compiled,
-    pub context: &'static Context,
-    pub sizes: Sizes,
-    made: Prepared,
-}
-
 /// A tensor of the call: where it is, and its form. Of addresses only the alignment counts.
 type Place<'a> = (Source, Memory<'a>);
 
-impl<'a> Preparation<'a> {
-    pub fn new(compiled: &'a Compiled, context: &'static Context, sizes: Sizes) -> Preparation<'a> {
-        let made = Prepared { context, launches: vec![], workspace: 0 };
-        Preparation { compiled, context, sizes, made }
+/// A kernel of a call: everything that its code depends on, and where its tensors are.
+struct Laid {
+    kind: Kind,
+    /// Sums over rows.
+    sums: usize,
+    geometry: Geometry,
+    variant: Variant,
+    source: CudaSource,
+    tensors: Vec<Source>,
+}
+
+/// The kernels of a call with tensors of one form, before anything is compiled. No device is needed for that.
+pub(super) struct Layout<'a> {
+    compiled: &'a Compiled,
+    sizes: Sizes,
+    workspace: usize,
+    kernels: Vec<Laid>,
+}
+
+impl<'a> Layout<'a> {
+    pub fn new(
+        compiled: &'a Compiled,
+        sizes: Sizes,
+        inputs: &[Memory<'_>],
+        outputs: &[Memory<'_>],
+    ) -> Result<Layout<'a>> {
+        let mut this = Layout { compiled, sizes, workspace: 0, kernels: vec![] };
+        this.lay_out(inputs, outputs)?;
+        Ok(this)
     }
 
-    pub fn run(mut self, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<Prepared> {
+    fn lay_out(&mut self, inputs: &[Memory<'_>], outputs: &[Memory<'_>]) -> Result<()> {
         let (compiled, graph) = (self.compiled, self.compiled.graph());
         let mut places: HashMap<NodeId, Place<'_>> = HashMap::new();
         for (at, (&id, memory)) in graph.inputs().iter().zip(inputs).enumerate() {
@@ -142,13 +159,13 @@ impl<'a> Preparation<'a> {
                 Kernel { kind: Kind::Elements, domain, nodes: vec![], reads: vec![id], writes: vec![id] };
             self.kernel(&kernel, &Shape::new(graph, &kernel), &[written[&id], place])?;
         }
-        Ok(self.made)
+        Ok(())
     }
 
     /// Bytes of the workspace.
     fn reserve(&mut self, bytes: usize) -> usize {
-        let offset = self.made.workspace;
-        self.made.workspace = offset.saturating_add(bytes.next_multiple_of(ALIGNMENT));
+        let offset = self.workspace;
+        self.workspace = offset.saturating_add(bytes.next_multiple_of(ALIGNMENT));
         offset
     }
 
@@ -163,20 +180,74 @@ impl<'a> Preparation<'a> {
             Kind::Rows => rows == 0,
             Kind::Columns => variant.kept * columns == 0,
         };
-        if empty {
-            return Ok(());
+        if !empty {
+            self.kernels.push(Laid {
+                kind: kernel.kind,
+                sums: shape.sums.len(),
+                source: CudaSource::new(graph, kernel, &variant)?,
+                geometry,
+                variant,
+                tensors: tensors.iter().map(|(source, _)| *source).collect(),
+            });
         }
-        let source = CudaSource::new(graph, kernel, &variant)?;
-        let module = self.module(&source)?;
+        Ok(())
+    }
+
+    /// Compiles the kernels that no earlier call needed, side by side.
+    ///
+    /// # Errors
+    /// If one cannot be compiled.
+    pub fn compile(&self, arch: Arch) -> Result<()> {
+        let compile = |kernel: &Laid| kernel.source.with_request(arch, jit::get).map(drop);
+        let Some((first, rest)) = self.kernels.split_first() else { return Ok(()) };
+        let results: Vec<warpsmith::Result<()>> = std::thread::scope(|scope| {
+            let others: Vec<_> = rest.iter().map(|kernel| scope.spawn(move || compile(kernel))).collect();
+            let own = compile(first);
+            let joined = others.into_iter().map(|other| {
+                // A thread ends without a result only if the compiler panicked.
+                other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            std::iter::once(own).chain(joined).collect()
+        });
+        results.into_iter().collect::<warpsmith::Result<()>>().map_err(Into::into)
+    }
+
+    /// Compiles and loads the kernels for a device.
+    ///
+    /// # Errors
+    /// If one cannot be compiled or loaded.
+    pub fn prepare(mut self, context: &'static Context) -> Result<Prepared> {
+        let props = context.info();
+        let arch = Arch::for_device(props.major as u8, props.minor as u8);
+        let key = |kernel: &Laid| kernel.source.with_request(arch, |request| request.key().to_string());
+        if self.kernels.iter().any(|kernel| Module::loaded(context, &key(kernel)).is_none()) {
+            self.compile(arch)?;
+        }
+        let mut launches = vec![];
+        for kernel in std::mem::take(&mut self.kernels) {
+            let module = match Module::loaded(context, &key(&kernel)) {
+                Some(module) => module,
+                None => {
+                    let compiled = kernel.source.with_request(arch, jit::get)?;
+                    Module::get(context, &compiled.key.to_string(), &compiled.cubin)?
+                }
+            };
+            self.launch(kernel, module, &mut launches)?;
+        }
+        Ok(Prepared { context, launches, workspace: self.workspace })
+    }
+
+    fn launch(&mut self, kernel: Laid, module: &'static Module, launches: &mut Vec<Launch>) -> Result<()> {
+        let Laid { kind, sums, geometry, variant, source, tensors } = kernel;
+        let (rows, columns) = (geometry.rows(), geometry.columns);
         let config = source.config;
-        let mut addresses: Vec<(usize, Source)> =
-            tensors.iter().map(|(source, _)| *source).enumerate().collect();
+        let mut addresses: Vec<(usize, Source)> = tensors.into_iter().enumerate().collect();
         let mut numbers = vec![];
         for dim in &source.sizes {
             numbers.push(self.sizes.of(dim)? as f32);
         }
         let words = |pieces| source.extents.words(&geometry, variant.kept, pieces, &numbers);
-        let (blocks, threads) = match kernel.kind {
+        let (blocks, threads) = match kind {
             Kind::Elements => {
                 let units = rows * columns.div_ceil(config.vector * config.lanes) * config.lanes;
                 (units.div_ceil(256).min(MAX_BLOCKS), 256)
@@ -186,42 +257,26 @@ impl<'a> Preparation<'a> {
                 (config.pieces * variant.kept * config.tiles(columns), config.lanes * config.rows)
             }
         };
-        let totals = source.has_totals(kernel.kind);
+        let totals = source.has_totals(kind);
         // Rows that are read again are summed in memory, where no rows leave nothing.
         let nothing = config.kept == Rows::ReadAgain && variant.summed == 0 && totals;
         let pieces = if nothing { 0 } else { config.pieces };
         if totals {
-            let bytes = pieces * shape.sums.len() * variant.kept * columns * size_of::<f32>();
+            let bytes = pieces * sums * variant.kept * columns * size_of::<f32>();
             let partials = self.reserve(bytes);
             addresses.push((source.extents.partials(), Source::Workspace(partials)));
         }
         if !nothing {
             let function = module.function(&source.name)?;
             let config = launch_config([blocks, 1], threads)?;
-            self.made.launches.push(Launch {
-                function,
-                config,
-                words: words(pieces),
-                addresses: addresses.clone(),
-            });
+            launches.push(Launch { function, config, words: words(pieces), addresses: addresses.clone() });
         }
         if totals {
             let function = module.function(&format!("{}_total", source.name))?;
-            let config = launch_config([(variant.kept * columns).div_ceil(32), shape.sums.len()], 256)?;
-            self.made.launches.push(Launch { function, config, words: words(pieces), addresses });
+            let config = launch_config([(variant.kept * columns).div_ceil(32), sums], 256)?;
+            launches.push(Launch { function, config, words: words(pieces), addresses });
         }
         Ok(())
-    }
-
-    fn module(&self, source: &CudaSource) -> Result<&'static Module> {
-        let props = self.context.info();
-        let arch = Arch::for_device(props.major as u8, props.minor as u8);
-        let key = source.with_request(arch, |request| request.key().to_string());
-        if let Some(module) = Module::loaded(self.context, &key) {
-            return Ok(module);
-        }
-        let compiled = source.with_request(arch, jit::get)?;
-        Ok(Module::get(self.context, &compiled.key.to_string(), &compiled.cubin)?)
     }
 }
 

@@ -161,6 +161,22 @@ template <class T, bool kDense> WS_INLINE void load(Pack<T>& x, const T* row, i6
   }
 }
 
+// The same columns of the other half of the row.
+template <class T, bool kDense>
+WS_INLINE void load_across(Pack<T>& x, const T* row, i64 step, Index column, int count, Index columns) {
+  const Index half = columns / 2;
+  if constexpr (COLUMNS > 0 && COLUMNS % (2 * WIDTH) == 0 && JUMP == 1) {
+    load<T, kDense>(x, row, step, column < half ? column + half : column - half, count);
+  } else {
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      const Index own = column + (Index)j * JUMP, other = own < half ? own + half : own - half;
+      const typename Held<T>::Bits* at = (const typename Held<T>::Bits*)row + (i64)other * (kDense ? 1 : step);
+      x.put(j, EXACT || j < count ? *at : (typename Held<T>::Bits)0);
+    }
+  }
+}
+
 template <class T> WS_INLINE Pack<T> packed(const typename Held<T>::Type (&x)[WIDTH]) {
   Pack<T> result;
   if constexpr (sizeof(T) == 2 && WIDTH % 2 == 0) {

@@ -8,6 +8,9 @@ use warpsmith::DType;
 
 /// Bytes of registers of a thread for the elements of its rows, at most.
 const MAX_HELD: usize = 384;
+/// Registers of a multiprocessor, and those of a thread that compute.
+const REGISTERS: usize = 64 << 10;
+const WORKING: usize = 64;
 /// Threads of a row, at most; as long as it is read four times at most, and beyond.
 const LANES: usize = 256;
 const MAX_LANES: usize = 1024;
@@ -131,10 +134,14 @@ impl Config {
     fn lay_rows(&mut self, writer: &Writer<'_>, kind: Kind, units: usize) {
         let held = writer.held_bytes(self.vector).max(1);
         let sums = kind == Kind::Columns;
-        for items in 1..=4 {
+        // At last, blocks that have a multiprocessor to themselves: sums over rows that are read again go through memory.
+        let alone = if sums { 1..=8 } else { 1..=0 };
+        let tries = (1..=4).map(|items| (items, false)).chain(alone.map(|items| (items, true)));
+        for (items, alone) in tries {
             let lanes = lanes_for(units.div_ceil(items));
-            let most = if items < 4 { LANES } else { MAX_LANES };
-            if lanes > most || held * items > MAX_HELD {
+            let most = if items < 4 && !alone { LANES } else { MAX_LANES };
+            let room = if alone { room_alone(lanes) } else { MAX_HELD };
+            if lanes > most || held * items > room {
                 continue;
             }
             (self.items, self.lanes) = (items, if sums { lanes.max(32) } else { lanes });
@@ -160,6 +167,12 @@ impl Config {
     pub fn tiles(&self, columns: usize) -> usize {
         if self.kept == Rows::ReadAgain { 1 } else { columns.div_ceil(self.span()) }
     }
+}
+
+/// Bytes of registers that each of so many threads has for elements, if there is no other block, beside those for all else.
+fn room_alone(lanes: usize) -> usize {
+    let registers = (REGISTERS / lanes / 8 * 8).min(255);
+    registers.saturating_sub(WORKING) * 4
 }
 
 /// A part of a warp, or whole warps.

@@ -336,6 +336,14 @@ fn compute(graph: &Graph, node: &Node, shape: &[usize], values: &[Value], sizes:
             }
             Elements::Floats(parts.iter().map(|part| reduce(Reduce::Sum, part)).collect())
         }
+        Op::Rotate => {
+            let (x, columns) = (arg(0).elements.floats(), shape.last().copied().unwrap_or(1));
+            let turned = |i: usize| match i % columns < columns / 2 {
+                true => Approx { value: -x[i + columns / 2].value, ..x[i + columns / 2] },
+                false => x[i - columns / 2],
+            };
+            Elements::Floats((0..count).map(turned).collect())
+        }
         Op::Gather => {
             let (table, index) = (arg(0), arg(1));
             let (rows, columns) = (table.shape[0], table.shape[1]);

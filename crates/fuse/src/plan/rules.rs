@@ -73,7 +73,8 @@ pub(super) fn refusal(graph: &Graph, users: &[Vec<NodeId>], nodes: &BTreeSet<Nod
             show(&domain)
         ));
     }
-    if nodes.len() > MAX_OPERATIONS {
+    let operations = nodes.iter().filter(|id| graph.node(**id).op.cost() > 0).count();
+    if operations > MAX_OPERATIONS {
         return Some(format!("a kernel has at most {MAX_OPERATIONS} operations"));
     }
     let mut reads = BTreeSet::new();

@@ -148,7 +148,7 @@ impl Source {
     }
 
     fn operation(&mut self) -> Result<NodeId> {
-        match self.random.below(20) {
+        match self.random.below(21) {
             0..=6 => {
                 let f = self.pick(&[
                     Binary::Add,
@@ -213,6 +213,10 @@ impl Source {
                     }
                 }
                 self.builder.sum_to(x, &shape)
+            }
+            19 => {
+                let x = self.float()?;
+                self.builder.rotate_half(x)
             }
             18 => {
                 let x = self.operand()?;

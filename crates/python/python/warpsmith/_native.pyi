@@ -101,6 +101,7 @@ class FusedCall:
         self,
         graph: FusedGraph,
         name: str,
+        inputs: Sequence[Sequence[int | None]],
         outputs: Sequence[tuple[Sequence[int], Sequence[int]]],
         device: str = "cpu",
     ) -> None: ...

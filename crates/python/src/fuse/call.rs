@@ -17,9 +17,9 @@ use warpsmith_fuse::{Compiled, Memory};
 /// An output as PyTorch shall see it.
 struct Output {
     dtype: Py<PyAny>,
-    /// Dimensions of the graph's output that it lacks; their size is 1.
-    dropped: Vec<usize>,
-    /// The dimensions that are left, from the one with the largest stride to that with the smallest.
+    /// The graph's dimension of each of PyTorch's. Those that PyTorch lacks have size 1.
+    dims: Vec<usize>,
+    /// PyTorch's dimensions, from the one with the largest stride to that with the smallest.
     order: Vec<usize>,
 }
 
@@ -32,6 +32,8 @@ pub struct FusedCall {
     device: Device,
     /// PyTorch's types of the inputs.
     dtypes: Vec<Py<PyAny>>,
+    /// Of each input PyTorch's dimension for each of the graph's; none for those that it lacks, of size 1.
+    inputs: Vec<Vec<Option<usize>>>,
     outputs: Vec<Output>,
     allocator: Allocator,
     forms: Forms,
@@ -39,14 +41,17 @@ pub struct FusedCall {
 
 #[pymethods]
 impl FusedCall {
-    /// A function that returns outputs without the dimensions `dropped`, and with the others laid out in `order`. It takes
-    /// tensors on the CPU, or with `device` "cuda" or "cuda:N" on one GPU; the number counts where there are no inputs.
+    /// A function of PyTorch's tensors, whose dimensions may be others than the graph's. `inputs` has for each of a graph's
+    /// dimensions PyTorch's, or none for one of size 1 that PyTorch lacks. `outputs` has the graph's dimension for each of
+    /// PyTorch's, and PyTorch's dimensions from the one with the largest stride on. The tensors are on the CPU, or with `device`
+    /// "cuda" or "cuda:N" on one GPU; the number counts where there are no inputs.
     #[new]
-    #[pyo3(signature = (graph, name, outputs, device = "cpu"))]
+    #[pyo3(signature = (graph, name, inputs, outputs, device = "cpu"))]
     fn new(
         py: Python<'_>,
         graph: &FusedGraph,
         name: String,
+        inputs: Vec<Vec<Option<usize>>>,
         outputs: Vec<(Vec<usize>, Vec<usize>)>,
         device: &str,
     ) -> PyResult<FusedCall> {
@@ -54,21 +59,27 @@ impl FusedCall {
         let torch = py.import("torch")?;
         let dtype = |id| Ok(torch.getattr(torch_name(compiled.graph().node(id).dtype))?.unbind());
         let dtypes = compiled.graph().inputs().iter().map(|&id| dtype(id)).collect::<PyResult<_>>()?;
-        let declared = compiled.graph().outputs();
-        if declared.len() != outputs.len() {
-            return Err(PyValueError::new_err("one layout for each output"));
+        let (given, declared) = (compiled.graph().inputs(), compiled.graph().outputs());
+        if given.len() != inputs.len() || declared.len() != outputs.len() {
+            return Err(PyValueError::new_err("the dimensions of each input and each output"));
+        }
+        for (&id, dims) in given.iter().zip(&inputs) {
+            let own: Vec<usize> = dims.iter().flatten().copied().collect();
+            if dims.len() != compiled.graph().node(id).shape.len() || !is_permutation(&own, own.len()) {
+                return Err(PyValueError::new_err("one of PyTorch's dimensions for each of the graph's"));
+            }
         }
         let mut forms = vec![];
-        for ((_, id), (dropped, order)) in declared.iter().zip(outputs) {
+        for ((_, id), (dims, order)) in declared.iter().zip(outputs) {
             let rank = compiled.graph().node(*id).shape.len();
-            let mut seen = order.clone();
-            seen.sort_unstable();
-            let kept = rank.checked_sub(dropped.len());
-            let fits = dropped.iter().all(|&dim| dim < rank) && kept == Some(order.len());
-            if !fits || !seen.iter().copied().eq(0..order.len()) {
-                return Err(PyValueError::new_err("an order of all dimensions that are left"));
+            let mut sorted = dims.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            let apart = sorted.len() == dims.len() && sorted.last().is_none_or(|&dim| dim < rank);
+            if !apart || !is_permutation(&order, dims.len()) {
+                return Err(PyValueError::new_err("one of the graph's dimensions for each of PyTorch's"));
             }
-            forms.push(Output { dtype: dtype(*id)?, dropped, order });
+            forms.push(Output { dtype: dtype(*id)?, dims, order });
         }
         let device = device.parse::<Device>().or_raise(py)?;
         let cuda = match device {
@@ -77,7 +88,17 @@ impl FusedCall {
         };
         let allocator = Allocator::new(py, device)?;
         let known = Forms::default();
-        Ok(FusedCall { name, compiled, cuda, device, dtypes, outputs: forms, allocator, forms: known })
+        Ok(FusedCall {
+            name,
+            compiled,
+            cuda,
+            device,
+            dtypes,
+            inputs,
+            outputs: forms,
+            allocator,
+            forms: known,
+        })
     }
 
     /// As functions have it, so that generated code can refer to the call.
@@ -199,12 +220,15 @@ impl FusedCall {
     ) -> PyResult<Arc<Known>> {
         let graph = self.compiled.graph();
         let inputs = given.forms(graph.inputs().iter().map(|&id| graph.node(id).dtype));
+        let inputs: Option<Vec<Form>> =
+            inputs.into_iter().zip(&self.inputs).map(|(form, dims)| form.seen_as(dims)).collect();
+        let inputs = inputs.ok_or_else(|| PyTypeError::new_err("tensors of other numbers of dimensions"))?;
         let shapes = self.compiled.outputs(inputs.iter().map(|form| &form.shape[..])).or_raise(py)?;
         let made = shapes.into_iter().zip(&self.outputs).map(|((dtype, shape), output)| {
-            let (strides, kept) = output.strides(&shape);
+            let strides = output.strides(&shape);
             let of = |numbers: Vec<isize>| PyTuple::new(py, numbers).map(Bound::unbind);
-            let sizes = of(kept.iter().map(|&dim| shape[dim] as isize).collect())?;
-            let of_torch = of(kept.iter().map(|&dim| strides[dim]).collect())?;
+            let sizes = of(output.dims.iter().map(|&dim| shape[dim] as isize).collect())?;
+            let of_torch = of(output.dims.iter().map(|&dim| strides[dim]).collect())?;
             Ok(Made { form: Form { dtype, shape, strides }, sizes, strides: of_torch })
         });
         let outputs: Vec<Made> = made.collect::<PyResult<_>>()?;
@@ -261,16 +285,23 @@ impl FusedCall {
 }
 
 impl Output {
-    /// The strides of an output as the graph sees it, and the dimensions that PyTorch sees.
-    fn strides(&self, shape: &[usize]) -> (Vec<isize>, Vec<usize>) {
-        let kept: Vec<usize> = (0..shape.len()).filter(|dim| !self.dropped.contains(dim)).collect();
+    /// The strides of an output as the graph sees it.
+    fn strides(&self, shape: &[usize]) -> Vec<isize> {
         let (mut strides, mut step) = (vec![1isize; shape.len()], 1usize);
         for &at in self.order.iter().rev() {
-            strides[kept[at]] = step as isize;
-            step = step.saturating_mul(shape[kept[at]].max(1));
+            let dim = self.dims[at];
+            strides[dim] = step as isize;
+            step = step.saturating_mul(shape[dim].max(1));
         }
-        (strides, kept)
+        strides
     }
+}
+
+/// Whether these are the numbers below `count`, each once.
+fn is_permutation(numbers: &[usize], count: usize) -> bool {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.into_iter().eq(0..count)
 }
 
 /// The tensors of a call.

@@ -21,6 +21,18 @@ pub struct Form {
 }
 
 impl Form {
+    /// The same tensor with the dimensions that a graph sees; nothing if it has others.
+    pub fn seen_as(&self, dims: &[Option<usize>]) -> Option<Form> {
+        let own = dims.iter().flatten().count();
+        let size = |dim: &Option<usize>| dim.map_or(1, |dim| self.shape[dim]);
+        let stride = |dim: &Option<usize>| dim.map_or(0, |dim| self.strides[dim]);
+        (own == self.shape.len()).then(|| Form {
+            dtype: self.dtype,
+            shape: dims.iter().map(size).collect(),
+            strides: dims.iter().map(stride).collect(),
+        })
+    }
+
     pub fn memory(&self, address: usize) -> Memory<'_> {
         Memory { address, dtype: self.dtype, shape: &self.shape, strides: &self.strides }
     }

@@ -1,9 +1,8 @@
 //! What threads do with the columns of a row: load, compute, reduce, store.
 
 use super::super::variant::Rows;
-use super::{Reduction, Writer, memory_type, register_type};
+use super::{Reduction, Value, Writer, memory_type, register_type};
 use crate::error::Result;
-use crate::graph::NodeId;
 use crate::kernel::Role;
 use crate::op::{Op, Reduce};
 use crate::plan::{Class, Kind};
@@ -14,7 +13,7 @@ impl Writer<'_> {
     pub(super) fn row_values(&mut self, phase: usize) -> Result<()> {
         let reads = self.shape.reads.clone();
         for (t, tensor) in reads.iter().enumerate().filter(|_| phase == 0) {
-            let (name, c_type) = (Self::name(tensor.node), memory_type(tensor.dtype));
+            let (name, c_type) = (Value::here(tensor.node).name(), memory_type(tensor.dtype));
             let from = format!("read(row_of<{c_type}>(p, {t}, row))");
             match tensor.role {
                 Role::PerRow => {
@@ -29,13 +28,14 @@ impl Writer<'_> {
             let node = self.graph.node(id);
             let row = matches!(self.class(id), Class::Row | Class::Number);
             if row && self.ready[&id] == phase && node.op.is_elementwise() {
-                self.compute(4, id)?;
+                self.compute(4, Value::here(id))?;
             }
         }
         let first = reads.len();
         for (i, tensor) in self.shape.writes.clone().iter().enumerate() {
             if tensor.role == Role::PerRow && self.ready(tensor.node) == phase {
-                let (t, c_type, from) = (first + i, memory_type(tensor.dtype), self.operand(tensor.node));
+                let (t, c_type) = (first + i, memory_type(tensor.dtype));
+                let from = self.operand(Value::here(tensor.node));
                 self.line(
                     4,
                     &format!("if (lane == 0 && exists) write(row_of<{c_type}>(p, {t}, row), {from});"),
@@ -45,65 +45,76 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// What is loaded for these nodes: of each the node, the type in memory, the row and the tensor.
-    fn loaded(&self, wanted: &HashSet<NodeId>) -> Vec<(NodeId, &'static str, String, usize)> {
+    /// What is loaded for these values: of each the value, the type in memory, the row and the tensor.
+    fn loaded(&self, wanted: &HashSet<Value>) -> Vec<(Value, &'static str, String, usize)> {
         let mut found = vec![];
-        for (t, tensor) in self.shape.reads.iter().enumerate() {
-            if tensor.role == Role::Elements && wanted.contains(&tensor.node) {
-                let c_type = memory_type(tensor.dtype);
-                found.push((tensor.node, c_type, format!("row_of<{c_type}>(p, {t}, row)"), t));
+        for across in [false, true] {
+            for (t, tensor) in self.shape.reads.iter().enumerate() {
+                let value = Value { id: tensor.node, across };
+                if tensor.role == Role::Elements && wanted.contains(&value) {
+                    let c_type = memory_type(tensor.dtype);
+                    found.push((value, c_type, format!("row_of<{c_type}>(p, {t}, row)"), t));
+                }
             }
-        }
-        for &id in &self.shape.nodes {
-            let node = self.graph.node(id);
-            if node.op == Op::Gather && wanted.contains(&id) {
-                let t = self.shape.read(node.args[0], &[Role::Table]).unwrap_or(0);
-                let (c_type, at) = (memory_type(node.dtype), node.args[1].index());
-                found.push((id, c_type, format!("table_row<{c_type}>(p, {t}, at{at})"), t));
+            for &id in &self.shape.nodes {
+                let (node, value) = (self.graph.node(id), Value { id, across });
+                if node.op == Op::Gather && wanted.contains(&value) {
+                    let t = self.shape.read(node.args[0], &[Role::Table]).unwrap_or(0);
+                    let (c_type, at) = (memory_type(node.dtype), node.args[1].index());
+                    found.push((value, c_type, format!("table_row<{c_type}>(p, {t}, at{at})"), t));
+                }
             }
         }
         found
     }
 
-    /// Declares what the loads of nodes go to.
-    pub(super) fn declare(&mut self, indent: usize, wanted: &HashSet<NodeId>, extent: &str) {
-        for (id, c_type, _, _) in self.loaded(wanted) {
-            self.line(indent, &format!("Pack<{c_type}> pack{}{extent};", id.index()));
+    /// Declares what the loads of values go to.
+    pub(super) fn declare(&mut self, indent: usize, wanted: &HashSet<Value>, extent: &str) {
+        for (value, c_type, _, _) in self.loaded(wanted) {
+            self.line(indent, &format!("Pack<{c_type}> {}{extent};", value.pack()));
         }
     }
 
-    /// The loads that nodes need.
-    pub(super) fn loads(&mut self, indent: usize, wanted: &HashSet<NodeId>, index: &str) {
-        for (id, c_type, row, t) in self.loaded(wanted) {
-            let to = format!("pack{}{index}", id.index());
+    /// The loads that values need.
+    pub(super) fn loads(&mut self, indent: usize, wanted: &HashSet<Value>, index: &str) {
+        for (value, c_type, row, t) in self.loaded(wanted) {
+            let (to, load) = (value.pack(), if value.across { "load_across" } else { "load" });
+            let more = if value.across { ", columns" } else { "" };
             self.line(
                 indent,
-                &format!("load<{c_type}, DENSE_{t}>({to}, {row}, p.step[{t}], column, count);"),
+                &format!(
+                    "{load}<{c_type}, DENSE_{t}>({to}{index}, {row}, p.step[{t}], column, count{more});"
+                ),
             );
         }
     }
 
     /// The values of one column, in order.
-    fn elements(&mut self, indent: usize, phase: usize, needed: &HashSet<NodeId>) -> Result<()> {
+    fn elements(&mut self, indent: usize, phase: usize, needed: &HashSet<Value>) -> Result<()> {
         let index = if self.holds_items() { "[i]" } else { "" };
-        for (id, _, _, _) in self.loaded(needed) {
-            let held = register_type(self.graph.node(id).dtype);
-            let (name, pack) = (Self::name(id), id.index());
-            self.line(indent, &format!("const {held} {name} = pack{pack}{index}.get(j);"));
+        for (value, _, _, _) in self.loaded(needed) {
+            let held = register_type(self.graph.node(value.id).dtype);
+            let (name, pack) = (value.name(), value.pack());
+            self.line(indent, &format!("const {held} {name} = {pack}{index}.get(j);"));
+        }
+        if needed.iter().any(|value| self.graph.node(value.id).op == Op::Rotate) {
+            self.line(indent, "const bool first_half = column + j * JUMP < columns / 2;");
         }
         for id in self.shape.nodes.clone() {
-            if !needed.contains(&id) || self.comes_from_memory(id) {
-                continue;
-            }
-            let (name, at) = (Self::name(id), id.index());
-            if self.kept.contains(&id) && self.ready[&id] < phase {
-                let held = register_type(self.graph.node(id).dtype);
-                self.line(indent, &format!("const {held} {name} = kept{at}[i][j];"));
-                continue;
-            }
-            self.compute(indent, id)?;
-            if self.kept.contains(&id) {
-                self.line(indent, &format!("kept{at}[i][j] = {name};"));
+            for value in [Value::here(id), Value { id, across: true }] {
+                if !needed.contains(&value) || self.comes_from_memory(id) {
+                    continue;
+                }
+                let (name, at) = (value.name(), id.index());
+                if self.is_kept(value, phase) {
+                    let held = register_type(self.graph.node(id).dtype);
+                    self.line(indent, &format!("const {held} {name} = kept{at}[i][j];"));
+                    continue;
+                }
+                self.compute(indent, value)?;
+                if self.kept.contains(&id) && !value.across {
+                    self.line(indent, &format!("kept{at}[i][j] = {name};"));
+                }
             }
         }
         Ok(())
@@ -115,7 +126,7 @@ impl Writer<'_> {
     }
 
     /// The body of the loop over the columns of a thread, `WIDTH` of them.
-    pub(super) fn chunk(&mut self, indent: usize, phase: usize, needed: &HashSet<NodeId>) -> Result<()> {
+    pub(super) fn chunk(&mut self, indent: usize, phase: usize, needed: &HashSet<Value>) -> Result<()> {
         let stores = self.stores(phase);
         for (t, id, _) in &stores {
             let held = register_type(self.graph.node(*id).dtype);
@@ -125,11 +136,11 @@ impl Writer<'_> {
         self.line(indent, "for (int j = 0; j < WIDTH; ++j) {");
         self.elements(indent + 2, phase, needed)?;
         for (t, id, _) in &stores {
-            let from = self.operand(*id);
+            let from = self.operand(Value::here(*id));
             self.line(indent + 2, &format!("out{t}[j] = {from};"));
         }
         for (s, arg) in self.sums(phase) {
-            let from = self.operand(arg);
+            let from = self.operand(Value::here(arg));
             let text = match self.rows {
                 Rows::Kept => format!("sum{s}[i][j] += {from};"),
                 Rows::ReadAgain => format!("added{s}[j] = {from};"),
@@ -153,7 +164,8 @@ impl Writer<'_> {
 
     /// Adds one column to a thread's part of a reduction.
     fn reduce(&mut self, indent: usize, reduction: &Reduction) {
-        let (from, part) = (self.operand(reduction.arg), format!("part{}", reduction.id.index()));
+        let (from, part) =
+            (self.operand(Value::here(reduction.arg)), format!("part{}", reduction.id.index()));
         let (_, _, join) = reduction.code();
         let step = match reduction.f {
             Reduce::Sum | Reduce::Mean if !reduction.whole => format!("{part} += {from};"),

@@ -1,7 +1,7 @@
 //! The kernels around the columns.
 
 use super::super::variant::Rows;
-use super::{Writer, memory_type, register_type};
+use super::{Value, Writer, memory_type, register_type};
 use crate::error::Result;
 use crate::graph::NodeId;
 use crate::op::Reduce;
@@ -94,7 +94,7 @@ impl Writer<'_> {
 
     /// All loads of a row, ahead of everything that waits for one of them; and room for what is kept.
     fn load_all(&mut self) {
-        let all: HashSet<NodeId> = (0..self.phases).flat_map(|phase| self.needs(phase)).collect();
+        let all = self.all_needs();
         // Indices of gathers are among the values of rows, which come with the first phase.
         let gathers = self.shape.gathers();
         self.declare(4, &all, "[ITEMS]");
@@ -109,7 +109,7 @@ impl Writer<'_> {
         }
     }
 
-    fn load_loop(&mut self, wanted: &HashSet<NodeId>) {
+    fn load_loop(&mut self, wanted: &HashSet<Value>) {
         self.unroll();
         self.line(4, "for (int i = 0; i < ITEMS; ++i) {");
         self.columns_of_item();
@@ -131,8 +131,7 @@ impl Writer<'_> {
     fn phase(&mut self, phase: usize) -> Result<()> {
         self.row_values(phase)?;
         if phase == 0 && self.rows == Rows::Kept && self.shape.gathers() {
-            let all: HashSet<NodeId> = (0..self.phases).flat_map(|phase| self.needs(phase)).collect();
-            self.load_loop(&all);
+            self.load_loop(&self.all_needs());
         }
         let needed = self.needs(phase);
         let reductions = self.reductions(phase);
@@ -155,13 +154,13 @@ impl Writer<'_> {
                 Reduce::Mean => format!("{over} / (float)columns"),
                 _ => over,
             };
-            self.line(4, &format!("const {held} {} = {text};", Self::name(reduction.id)));
+            self.line(4, &format!("const {held} {} = {text};", Value::here(reduction.id).name()));
         }
         Ok(())
     }
 
     /// The loop over the columns of a row.
-    fn columns(&mut self, phase: usize, needed: &HashSet<NodeId>) -> Result<()> {
+    fn columns(&mut self, phase: usize, needed: &HashSet<Value>) -> Result<()> {
         if self.rows == Rows::Kept {
             self.unroll();
             self.line(4, "for (int i = 0; i < ITEMS; ++i) {");

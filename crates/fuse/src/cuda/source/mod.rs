@@ -39,6 +39,28 @@ pub(super) struct Writer<'a> {
     barrier: usize,
 }
 
+/// A value of the column that a thread is at, or of the column across, at the same place in the other half of the row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Value {
+    id: NodeId,
+    across: bool,
+}
+
+impl Value {
+    fn here(id: NodeId) -> Value {
+        Value { id, across: false }
+    }
+
+    fn name(self) -> String {
+        format!("v{}{}", self.id.index(), if self.across { "x" } else { "" })
+    }
+
+    /// What holds it as memory does.
+    fn pack(self) -> String {
+        format!("pack{}{}", self.id.index(), if self.across { "x" } else { "" })
+    }
+}
+
 /// A reduction: its node, what it is, and what it reduces.
 struct Reduction {
     id: NodeId,
@@ -91,14 +113,14 @@ impl<'a> Writer<'a> {
 
     /// Bytes of registers that a thread needs for what it holds of so many columns: what it loads, keeps and sums.
     pub fn held_bytes(&self, columns: usize) -> usize {
-        let elements = self.shape.reads.iter().filter(|tensor| self.is_loaded(tensor.role));
-        let loads: usize = elements.map(|tensor| tensor.dtype.size()).sum();
+        let mut loads = 0;
+        for value in self.all_needs() {
+            if self.comes_from_memory(value.id) {
+                loads += self.graph.node(value.id).dtype.size();
+            }
+        }
         let kept = self.kept.iter().map(|id| if self.is_whole(*id) { 8 } else { 4 });
         columns * (loads + kept.sum::<usize>() + 4 * self.shape.sums.len())
-    }
-
-    fn is_loaded(&self, role: Role) -> bool {
-        matches!(role, Role::Elements | Role::Table)
     }
 
     fn is_whole(&self, id: NodeId) -> bool {
@@ -149,20 +171,18 @@ impl<'a> Writer<'a> {
         self.kept = kept;
     }
 
-    fn name(id: NodeId) -> String {
-        format!("v{}", id.index())
-    }
-
     /// A value's name, or a number.
-    fn operand(&self, id: NodeId) -> String {
-        let node = self.graph.node(id);
+    fn operand(&self, value: Value) -> String {
+        let node = self.graph.node(value.id);
         match &node.op {
             Op::Scalar(value) => number(*value, node.dtype),
             Op::Size(dim) => {
                 let at = self.sizes.iter().position(|size| size == dim).unwrap_or(0);
                 format!("p.sizes[{at}]")
             }
-            _ => Self::name(id),
+            _ if self.class(value.id) == Class::Full => value.name(),
+            // What rows have one of is the same across.
+            _ => Value::here(value.id).name(),
         }
     }
 
@@ -175,13 +195,26 @@ impl<'a> Writer<'a> {
         self.line(0, "#pragma unroll");
     }
 
-    fn compute(&mut self, indent: usize, id: NodeId) -> Result<()> {
-        let node = self.graph.node(id);
-        let args: Vec<String> = node.args.iter().map(|&arg| self.operand(arg)).collect();
+    /// The values that a value is computed from.
+    fn arguments(&self, value: Value) -> Vec<Value> {
+        let node = self.graph.node(value.id);
+        let across = value.across != (node.op == Op::Rotate);
+        node.args.iter().map(|&id| Value { id, across }).collect()
+    }
+
+    fn compute(&mut self, indent: usize, made: Value) -> Result<()> {
+        let node = self.graph.node(made.id);
+        let args: Vec<String> = self.arguments(made).into_iter().map(|arg| self.operand(arg)).collect();
         let from = node.args.first().map_or(node.dtype, |arg| self.graph.node(*arg).dtype);
-        let code = value(&node.op, node.dtype, from, &args)
-            .ok_or_else(|| Error::node(definition(self.graph, id), "has no CUDA code"))?;
-        let (held, name) = (register_type(node.dtype), Self::name(id));
+        let code = match node.op {
+            Op::Rotate => {
+                let first = if made.across { "!first_half" } else { "first_half" };
+                Some(format!("({first} ? -{0} : {0})", args[0]))
+            }
+            _ => value(&node.op, node.dtype, from, &args),
+        };
+        let code = code.ok_or_else(|| Error::node(definition(self.graph, made.id), "has no CUDA code"))?;
+        let (held, name) = (register_type(node.dtype), made.name());
         self.line(indent, &format!("const {held} {name} = {code};"));
         Ok(())
     }
@@ -216,22 +249,31 @@ impl<'a> Writer<'a> {
     }
 
     /// The values of elements that the steps of a phase need: reductions, stores, sums and what is kept.
-    fn needs(&self, phase: usize) -> HashSet<NodeId> {
-        let mut open: Vec<NodeId> = self.reductions(phase).iter().map(|reduction| reduction.arg).collect();
-        open.extend(self.stores(phase).iter().map(|(_, id, _)| *id));
-        open.extend(self.sums(phase).iter().map(|(_, id)| *id));
-        open.extend(self.kept.iter().copied().filter(|&id| self.ready(id) == phase));
+    fn needs(&self, phase: usize) -> HashSet<Value> {
+        let mut roots: Vec<NodeId> = self.reductions(phase).iter().map(|reduction| reduction.arg).collect();
+        roots.extend(self.stores(phase).iter().map(|(_, id, _)| *id));
+        roots.extend(self.sums(phase).iter().map(|(_, id)| *id));
+        roots.extend(self.kept.iter().copied().filter(|&id| self.ready(id) == phase));
+        let mut open: Vec<Value> = roots.into_iter().map(Value::here).collect();
         let mut needed = HashSet::new();
-        while let Some(id) = open.pop() {
-            if self.class(id) != Class::Full || !needed.insert(id) {
+        while let Some(value) = open.pop() {
+            if self.class(value.id) != Class::Full || !needed.insert(value) {
                 continue;
             }
-            let before = self.kept.contains(&id) && self.ready(id) < phase;
-            if !before && !self.comes_from_memory(id) {
-                open.extend(&self.graph.node(id).args);
+            if !self.is_kept(value, phase) && !self.comes_from_memory(value.id) {
+                open.extend(self.arguments(value));
             }
         }
         needed
+    }
+
+    fn all_needs(&self) -> HashSet<Value> {
+        (0..self.phases).flat_map(|phase| self.needs(phase)).collect()
+    }
+
+    /// Whether a value was kept by an earlier phase.
+    fn is_kept(&self, value: Value, phase: usize) -> bool {
+        !value.across && self.kept.contains(&value.id) && self.ready(value.id) < phase
     }
 
     pub fn write(mut self, name: &str) -> Result<String> {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from warpsmith._fuse.patterns import simplify
 from warpsmith._fuse.program import Program, fuse_graph, rewrite
 from warpsmith.errors import ArgumentError, FallbackWarning
 
@@ -124,5 +125,7 @@ def compile_backend(module: fx.GraphModule, inputs: list[Any], **settings: Any) 
                 expected="nothing",
                 got=repr(value),
             )
+    given = (value for value in inputs if isinstance(value, torch.Tensor))
+    simplify(module, torch.is_grad_enabled() and any(value.requires_grad for value in given))
     compiled: Callable[..., Any] = _backend()(module, inputs)
     return compiled

@@ -12,14 +12,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from warpsmith._fuse.program import Kernel, Program, fuse_graph, rewrite
+from warpsmith._fuse.program import Kernel, Layout, Program, fuse_graph, rewrite
 from warpsmith._fuse.regions import is_barrier, work
-from warpsmith._fuse.writer import DEVICES, value_of
+from warpsmith._fuse.writer import DEVICES, Seen, plain, value_of
 from warpsmith._native import FusedCall
 from warpsmith.errors import ArgumentError, FallbackWarning, UnsupportedError
 
-#: Of outputs: dimensions of size 1 that they lack, and the order of the others in memory.
-Layouts = list[tuple[list[int], list[int]]]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -259,12 +257,9 @@ class _Derivative:
         forward, backward = kernel.native.gradient([names[at] for at in wanted])
         self.wanted = wanted
         self.outputs = len(kernel.outputs)
-        self.dropped = [dropped for dropped, _ in kernel.layouts]
         self.whole = [at for at, node in enumerate(kernel.outputs) if not value_of(node).is_floating_point()]
-        kept: Layouts = [([], list(range(rank))) for rank in _ranks(forward, kernel)[self.outputs :]]
-        self.forward = FusedCall(forward, "forward", [*kernel.layouts, *kept], kernel.device)
-        layouts: Layouts = [([], list(range(value_of(kernel.inputs[at]).ndim))) for at in wanted]
-        self.backward = FusedCall(backward, "backward", layouts, kernel.device)
+        kept: list[Layout] = [(plain(rank), list(range(rank))) for rank in _ranks(forward, kernel)[self.outputs :]]
+        self.forward = FusedCall(forward, "forward", kernel.seen, [*kernel.layouts, *kept], kernel.device)
         # Where each tensor of the backward call is found: among the inputs, what was kept, or the gradients of outputs.
         outputs = kernel.native.outputs
         places = {name: ("input", at) for at, name in enumerate(names)}
@@ -272,10 +267,31 @@ class _Derivative:
         places |= {f"grad_{name}": ("grad", at) for at, name in enumerate(outputs)}
         self.places = [places[name] for name in backward.inputs]
         self.saved = [at for kind, at in self.places if kind == "input"]
+        layouts = [_as_given(kernel.seen[at]) for at in wanted]
+        ranks = _ranks(forward, kernel)
+        seen: dict[str, list[Seen]] = {
+            "input": kernel.seen,
+            "kept": [plain(rank) for rank in ranks[self.outputs :]],
+            "grad": [_as_graph(dims, rank) for (dims, _), rank in zip(kernel.layouts, ranks, strict=False)],
+        }
+        self.backward = FusedCall(
+            backward, "backward", [seen[kind][at] for kind, at in self.places], layouts, kernel.device
+        )
 
 
 def _ranks(graph: Any, kernel: Kernel) -> list[int]:
     return [len(shape) for _, shape in graph.forms(kernel.shapes)]
+
+
+def _as_given(seen: Seen) -> Layout:
+    """The layout of a gradient like an input that a graph sees so."""
+    dims = [seen.index(dim) for dim in range(sum(dim is not None for dim in seen))]
+    return tuple(dims), list(range(len(dims)))
+
+
+def _as_graph(dims: tuple[int, ...], rank: int) -> Seen:
+    """How a graph sees the gradient of an output that has these of its dimensions."""
+    return tuple(dims.index(dim) if dim in dims else None for dim in range(rank))
 
 
 class _Apply(torch.autograd.Function):
@@ -303,10 +319,7 @@ class _Apply(torch.autograd.Function):
             elif kind == "kept":
                 arguments.append(kept[at])
             else:
-                grad = grads[at]
-                for dim in derivative.dropped[at]:
-                    grad = grad.unsqueeze(dim)
-                arguments.append(grad)
+                arguments.append(grads[at])
         results = derivative.backward(*arguments)
         results = results if isinstance(results, tuple) else (results,)
         by_input = dict(zip(derivative.wanted, results, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from warpsmith._fuse.writer import Dim, Operand, Refused, Writer, dim_of, dims_of, tensor_of, value_of
+from warpsmith._fuse.writer import Dim, Operand, Refused, Writer, dim_of, dims_of, plain, tensor_of, value_of
 
 #: By the op's full name: adds its nodes; takes the op's arguments in the order of its schema. Returns the result's
 #: name, or an operand where the shape is not simply that of PyTorch's result, or a tuple of them.
@@ -21,11 +21,18 @@ FREE = {
     "aten.detach.default",
     "aten.expand.default",
     "aten.full.default",
+    "aten.permute.default",
     "aten.scalar_tensor.default",
+    "aten.transpose.int",
     "aten.unsqueeze.default",
 }
 #: Of those, the ones whose results are views. They are fused only where nothing outside needs them.
-VIEWS = {"aten.alias.default", "aten.detach.default", "aten.expand.default", "aten.unsqueeze.default"}
+VIEWS = FREE - {"aten.full.default", "aten.scalar_tensor.default"}
+#: Ops that give dimensions another order.
+MOVES = {"aten.permute.default", "aten.transpose.int"}
+#: Ops that may take tensors whose dimensions have another order than the graph's, as long as the last stays. They
+#: compute each element, or each row, by itself.
+ALIGNED: set[str] = set()
 
 
 class Context:
@@ -71,29 +78,91 @@ def lower(writer: Writer, node: fx.Node) -> None:
         return
     source = writer.known(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     if isinstance(source, Operand) and restores(node, source.dropped):
-        writer.put(node, _settled(writer, Operand(source.name, source.shape, source.dtype), tensor_of(node)))
+        whole = Operand(source.name, source.shape, source.dtype, plain(source.rank))
+        writer.put(node, _settled(writer, whole, tensor_of(node), plain(source.rank)))
+        return
+    if name in MOVES:
+        writer.put(node, _moved(writer, node))
         return
     function = RULES.get(name)
     if function is None:
         raise Refused("has no rule")
     context = Context(writer, node)
-    result = function(context, *_arguments(writer, node))
+    arguments = _arguments(writer, node)
+    dims = _order_of(arguments)
+    if dims is not None:
+        if name not in ALIGNED:
+            raise Refused("takes what was transposed")
+        arguments = [_aligned(writer, node, at, argument, dims) for at, argument in enumerate(arguments)]
+    result = function(context, *arguments)
     value = value_of(node)
     if isinstance(result, tuple):
-        writer.put(node, tuple(_settled(writer, one, of) for one, of in zip(result, value, strict=True)))
+        several = tuple(_settled(writer, one, of, dims) for one, of in zip(result, value, strict=True))
+        writer.put(node, several)
     else:
-        writer.put(node, _settled(writer, result, tensor_of(node)))
+        writer.put(node, _settled(writer, result, tensor_of(node), dims))
 
 
-def _settled(writer: Writer, result: str | Operand | None, value: Any) -> Operand | None:
+def order_after(node: fx.Node) -> tuple[int, ...]:
+    """Of an op of :data:`MOVES`, the dimension that each of its result's was."""
+    rank = value_of(node).ndim
+    if str(node.target) == "aten.permute.default":
+        order = tuple(int(dim) % rank for dim in node.args[1])  # type: ignore[union-attr, arg-type]
+    else:
+        a, b = (int(dim) % rank for dim in node.args[1:3])  # type: ignore[arg-type]
+        order = tuple(b if dim == a else a if dim == b else dim for dim in range(rank))
+    return order
+
+
+def _moved(writer: Writer, node: fx.Node) -> Operand:
+    order, source = order_after(node), node.args[0]
+    assert isinstance(source, fx.Node)
+    if order[-1] != len(order) - 1:
+        raise Refused("moves the last dimension")
+    known = writer.known(source)
+    if known is None:
+        # Seen in that order by the graph, an input costs nothing.
+        return writer.input(source, order)
+    operand = writer.operand(source)
+    return Operand(operand.name, operand.shape, operand.dtype, tuple(operand.dims[dim] for dim in order))
+
+
+def _order_of(arguments: list[Any]) -> tuple[int, ...] | None:
+    """The order of the graph's dimensions in tensors that were transposed."""
+    moved = [argument.dims for argument in arguments if isinstance(argument, Operand) and argument.is_moved]
+    return max(moved, key=len, default=None)
+
+
+def _aligned(writer: Writer, node: fx.Node, at: int, argument: Any, dims: tuple[int, ...]) -> Any:
+    """An argument with its dimensions where those of a transposed tensor are."""
+    if not isinstance(argument, Operand) or argument.dims == dims or argument.rank == 0:
+        return argument
+    source = node.args[at] if at < len(node.args) else None
+    if not isinstance(source, fx.Node) or not writer.is_input(argument) or argument.is_moved:
+        raise Refused("combines tensors whose dimensions have different orders")
+    ahead = len(dims) - value_of(source).ndim
+    if ahead < 0:
+        raise Refused("combines what was transposed with more dimensions")
+    seen: list[int | None] = [None] * len(dims)
+    for dim, place in enumerate(dims):
+        seen[place] = dim - ahead if dim >= ahead else None
+    return writer.input(source, tuple(seen))
+
+
+def _settled(
+    writer: Writer, result: str | Operand | None, value: Any, dims: tuple[int, ...] | None = None
+) -> Operand | None:
     """A result in the type that PyTorch gives it, under a name of its own."""
     if result is None or value is None:
         return None
     writer.settle(value.device)
     name = writer.op("cast", result, dtype=value.dtype)
     if isinstance(result, Operand):
-        return Operand(name, result.shape, value.dtype, result.dropped)
-    return Operand(name, dims_of(value), value.dtype)
+        return Operand(name, result.shape, value.dtype, result.dims)
+    if dims is None:
+        return Operand(name, dims_of(value), value.dtype, plain(value.ndim))
+    sizes = dims_of(value)
+    return Operand(name, tuple(sizes[dims.index(place)] for place in range(len(dims))), value.dtype, dims)
 
 
 def _arguments(writer: Writer, node: fx.Node) -> list[Any]:
@@ -114,14 +183,14 @@ def _argument(writer: Writer, value: Any) -> Any:
     known = value_of(value)
     if isinstance(known, torch.SymInt):
         dim = dim_of(known)
-        return dim if isinstance(dim, int) else Operand(writer.op("size", shape=[dim]), (), torch.float32)
+        return dim if isinstance(dim, int) else Operand(writer.op("size", shape=[dim]), (), torch.float32, ())
     if isinstance(known, (int, float, bool)) and not isinstance(known, torch.SymFloat):
         return known
     return writer.operand(value)
 
 
 def _last(x: Operand, dim: int) -> None:
-    if x.rank == 0 or dim % x.rank != x.rank - 1:
+    if x.rank == 0 or x.dims[dim] != x.rank - 1:
         raise Refused("works along another dimension than the last")
 
 
@@ -157,6 +226,8 @@ for _name in UNARY:
 for _name in BINARY:
     rule(f"{_name}.Tensor", f"{_name}.Scalar", f"{_name}.default")(_binary(_name))
 rule("round.default")(_unary("round"))
+# Of real numbers, and fused graphs have no others.
+rule("sgn.default")(_unary("sign"))
 rule("logical_not.default")(_unary("not"))
 rule("detach.default")(_unary("detach"))
 rule("alias.default")(lambda c, x: x)
@@ -318,27 +389,27 @@ def _filled(c: Context, value: Any) -> str:
 def _reduced(c: Context, op: str, x: Operand, dims: Any, keepdim: bool) -> Operand:
     if x.rank == 0:
         raise Refused("reduces a tensor without dimensions")
-    along = sorted({dim % x.rank for dim in (dims or range(x.rank))})
+    along = sorted({x.dims[dim] for dim in (dims or range(x.rank))})
     kept = tuple(1 if dim in along else size for dim, size in enumerate(x.shape))
-    dropped = () if keepdim else tuple(along)
+    left = x.dims if keepdim else tuple(dim for dim in x.dims if dim not in along)
     if along == [x.rank - 1]:
-        return Operand(c.op(op, x), kept, x.dtype, dropped)
+        return Operand(c.op(op, x), kept, x.dtype, left)
     if op not in ("sum", "mean") or not x.dtype.is_floating_point:
         raise Refused("reduces other dimensions than the last")
     # What is in front can be left out; what is between stays with size 1.
     shape = kept
     if along == list(range(len(along))) and not keepdim:
-        shape, dropped = x.shape[len(along) :], ()
+        shape, left = x.shape[len(along) :], tuple(dim - len(along) for dim in left)
     total = c.op("sum_to", x, shape=shape)
     if op == "mean":
         total = c.op("div", total, c.size([x.shape[dim] for dim in along]))
-    return Operand(total, shape, x.dtype, dropped)
+    return Operand(total, shape, x.dtype, left)
 
 
 @rule("sum.dim_IntList", "mean.dim")
 def _sum(c: Context, x: Operand, dims: Any, keepdim: bool, dtype: Any) -> Operand:
     if dtype is not None and dtype != x.dtype:
-        x = Operand(c.op("cast", x, dtype=dtype), x.shape, dtype)
+        x = Operand(c.op("cast", x, dtype=dtype), x.shape, dtype, x.dims)
     op = "sum" if c.node.target is torch.ops.aten.sum.dim_IntList else "mean"
     return _reduced(c, op, x, dims, keepdim)
 
@@ -362,7 +433,7 @@ def _var(c: Context, x: Operand, dims: Any, correction: Any, keepdim: bool) -> O
         return result
     size = c.size([x.shape[-1]])
     factor = c.op("div", size, c.op("sub", size, float(correction)))
-    return Operand(c.op("mul", result, factor), result.shape, x.dtype, result.dropped)
+    return Operand(c.op("mul", result, factor), result.shape, x.dtype, result.dims)
 
 
 def restores(node: fx.Node, dropped: tuple[int, ...]) -> bool:
@@ -464,3 +535,52 @@ def _threshold_backward(c: Context, grad: Operand, x: Operand, threshold: Any) -
 @rule("native_dropout_backward.default")
 def _dropout_backward(c: Context, grad: Operand, mask: Operand, scale: float) -> str:
     return c.op("mul", c.op("mul", grad, mask), scale)
+
+
+@rule("_fused_rms_norm.default")
+def _rms_norm(c: Context, x: Operand, shape: Any, weight: Any, eps: float | None) -> tuple[Any, ...]:
+    _normalised(c, x, shape)
+    wide = c.op("cast", x, dtype=torch.float32)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = c.op("rsqrt", c.op("add", c.op("mean", c.op("square", wide)), eps))
+    y = c.op("mul", wide, rstd)
+    return y if weight is None else c.op("mul", y, weight), rstd
+
+
+@rule("_fused_rms_norm_backward.default")
+def _rms_norm_backward(
+    c: Context, grad: Operand, x: Operand, shape: Any, rstd: Operand, weight: Any, wanted: Any
+) -> tuple[Any, ...]:
+    _normalised(c, x, shape)
+    grad_wide = c.op("cast", grad, dtype=torch.float32)
+    scaled = c.op("mul", c.op("cast", x, dtype=torch.float32), rstd)
+    grad_x = grad_weight = None
+    if wanted[0]:
+        inner = grad_wide if weight is None else c.op("mul", grad_wide, weight)
+        along = c.op("mul", scaled, c.op("mean", c.op("mul", inner, scaled)))
+        grad_x = c.op("mul", c.op("sub", inner, along), rstd)
+    if wanted[1] and weight is not None:
+        grad_weight = c.op("sum_to", c.op("mul", grad_wide, scaled), shape=x.shape[-1:])
+    return grad_x, grad_weight
+
+
+# Rotary positions, which patterns before the gradients made one op of.
+
+
+def _rotate_half(c: Context, x: Operand) -> str:
+    name: str = c.op("rotate_half", x)
+    return name
+
+
+RULES["_warpsmith_fuse.rotate_half.default"] = _rotate_half
+
+
+# What takes elements or rows one by one takes them in any order of the dimensions ahead.
+
+_ALIGNED = (
+    "add.Scalar add.Tensor clone.default div.Scalar div.Tensor gelu.default gelu_backward.default mean.dim mul.Scalar "
+    "mul.Tensor pow.Tensor_Scalar sigmoid_backward.default silu_backward.default sub.Scalar sub.Tensor "
+    "sum.dim_IntList tanh_backward.default where.ScalarOther where.ScalarSelf where.self _to_copy.default"
+).split()
+ALIGNED |= {f"aten.{_name}" for _name in _ALIGNED} | {f"aten.{_name}.default" for _name in UNARY}
+ALIGNED.add("_warpsmith_fuse.rotate_half.default")

@@ -22,9 +22,12 @@ from warpsmith._fuse.regions import (
     pays,
     regions,
 )
-from warpsmith._fuse.writer import DTYPES, Refused, Writer, hint_of, tensor_of, value_of
+from warpsmith._fuse.writer import DTYPES, Refused, Seen, Writer, hint_of, tensor_of, value_of
 from warpsmith._native import FusedCall, FusedGraph
 from warpsmith.errors import WarpsmithError
+
+#: Of an output: the graph's dimension of each of its own, and the order of those in memory.
+Layout = tuple[tuple[int, ...], list[int]]
 
 
 @dataclass
@@ -36,15 +39,18 @@ class Kernel:
     outputs: list[fx.Node]
     native: FusedGraph
     call: Callable[..., Any]
-    #: Of each output: dimensions of size 1 that it lacks, and the order of the others in memory.
-    layouts: list[tuple[list[int], list[int]]]
+    #: Of each input, how the graph sees its dimensions.
+    seen: list[Seen]
+    #: Of each output: the graph's dimension of each of its own, and the order of those in memory.
+    layouts: list[Layout]
     #: Where all of its tensors are.
     device: str
 
     @property
     def shapes(self) -> list[list[int]]:
-        """Shapes of the inputs in the call that was compiled for."""
-        return [[hint_of(size) for size in value_of(node).shape] for node in self.inputs]
+        """Shapes of the inputs, as the graph sees them, in the call that was compiled for."""
+        sizes = [[hint_of(size) for size in value_of(node).shape] for node in self.inputs]
+        return [[1 if dim is None else own[dim] for dim in seen] for own, seen in zip(sizes, self.seen, strict=True)]
 
 
 @dataclass
@@ -94,6 +100,7 @@ def _kernel(analysis: Analysis, group: list[fx.Node], name: str, strict: bool) -
         return compile_nodes(group, outputs_of(group), name, strict)
     except (Refused, WarpsmithError) as failure:
         blamed = [(node, why) for node in group if (why := _fault(node, strict)) is not None]
+        blamed = blamed or [(node, str(failure)) for node in group if str(node.target) in lowering.MOVES]
         analysis.refused.update(blamed or [(node, f"is in a group that {failure}") for node in group])
         return None
 
@@ -103,7 +110,7 @@ def _fault(node: fx.Node, strict: bool) -> str | None:
     if not isinstance(value_of(node), torch.Tensor) or node.target is operator.getitem:
         return None
     try:
-        if not lowering.restores(node, (value_of(node).ndim - 1,)):
+        if not lowering.restores(node, (value_of(node).ndim - 1,)) and str(node.target) not in lowering.MOVES:
             compile_nodes([node], [node], "alone", strict)
     except (Refused, WarpsmithError) as failure:
         return str(failure)
@@ -121,11 +128,12 @@ def compile_nodes(nodes: list[fx.Node], outputs: list[fx.Node], name: str, stric
     if unbound := writer.unbound():
         raise Refused(f"needs the size {', '.join(sorted(unbound))}, which none of its tensors has")
     known = [writer.known(node) for node in outputs]
-    layouts = [(list(one.dropped), _order(node, strict)) for one, node in zip(known, outputs, strict=True)]
+    layouts = [(one.dims, _order(node, strict)) for one, node in zip(known, outputs, strict=True)]
     native = FusedGraph(writer.json([one.name for one in known]))
     device = str(writer.device)
-    call = FusedCall(native, name, layouts, device)
-    kernel = Kernel(nodes, list(writer.inputs), outputs, native, call, layouts, device)
+    inputs, seen = [node for node, _ in writer.inputs], [seen for _, seen in writer.inputs]
+    call = FusedCall(native, name, seen, layouts, device)
+    kernel = Kernel(nodes, inputs, outputs, native, call, seen, layouts, device)
     _check_forms(kernel)
     return kernel
 
@@ -142,9 +150,9 @@ def _order(node: fx.Node, strict: bool) -> list[int]:
 def _check_forms(kernel: Kernel) -> None:
     """Whether the outputs are what PyTorch says they are."""
     forms = kernel.native.forms(kernel.shapes)
-    for node, (dtype, shape), (without, _) in zip(kernel.outputs, forms, kernel.layouts, strict=True):
+    for node, (dtype, shape), (dims, _) in zip(kernel.outputs, forms, kernel.layouts, strict=True):
         tensor = tensor_of(node)
-        own = [size for dim, size in enumerate(shape) if dim not in without]
+        own = [shape[dim] for dim in dims]
         expected = [hint_of(size) for size in tensor.shape]
         if dtype != DTYPES[tensor.dtype] or own != expected:
             raise Refused(f"gives {node.name} the form {dtype} {own} instead of {tensor.dtype} {expected}")

@@ -48,6 +48,9 @@ class Analysis:
             return
         if any(lowering.restores(node, self.dropping.get(source, ())) for source in node.all_input_nodes):
             return
+        if str(node.target) in lowering.MOVES and not self._joins_source(node):
+            self.refused[node] = "gives dimensions another order"
+            return
         writer = Writer()
         try:
             lowering.lower(writer, node)
@@ -57,6 +60,12 @@ class Analysis:
         known = writer.known(node)
         if isinstance(known, Operand) and known.dropped:
             self.dropping[node] = known.dropped
+
+    def _joins_source(self, node: fx.Node) -> bool:
+        """Whether what is transposed is fused itself. Views of other tensors cost PyTorch next to nothing."""
+        source = node.args[0]
+        computed = isinstance(source, fx.Node) and self.fusible(source) and source not in self.dropping
+        return computed and source.target is not operator.getitem  # type: ignore[union-attr]
 
     def fusible(self, node: fx.Node) -> bool:
         return node.op == "call_function" and node not in self.refused

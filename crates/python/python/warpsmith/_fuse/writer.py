@@ -36,14 +36,34 @@ class Operand:
     """A tensor of the graph."""
 
     name: str
+    #: As the graph sees it.
     shape: tuple[Dim, ...]
     dtype: torch.dtype
-    #: Dimensions of size 1 that PyTorch's tensor lacks.
-    dropped: tuple[int, ...] = ()
+    #: The graph's dimension of each that PyTorch's tensor has.
+    dims: tuple[int, ...]
 
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Dimensions of size 1 that PyTorch's tensor lacks."""
+        return tuple(dim for dim in range(self.rank) if dim not in self.dims)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether PyTorch's dimensions have another order."""
+        return list(self.dims) != sorted(self.dims)
+
+
+def plain(rank: int) -> tuple[int, ...]:
+    """Dimensions that are the same for PyTorch and the graph."""
+    return tuple(range(rank))
+
+
+#: For each of a graph's dimensions PyTorch's, or none for one of size 1 that PyTorch's tensor lacks.
+Seen = tuple[int | None, ...]
 
 
 def dim_of(size: int | torch.SymInt) -> Dim:
@@ -91,7 +111,8 @@ class Writer:
     """Collects inputs and nodes."""
 
     def __init__(self) -> None:
-        self.inputs: dict[fx.Node, Operand] = {}
+        #: By PyTorch's node and how the graph sees its dimensions.
+        self.inputs: dict[tuple[fx.Node, Seen], Operand] = {}
         self.nodes: list[dict[str, Any]] = []
         #: Where the tensors are, which must be one place.
         self.device: torch.device | None = None
@@ -108,11 +129,21 @@ class Writer:
             if known.dropped:
                 raise Refused("is used without the dimension that was reduced")
             return known
-        if node not in self.inputs:
+        return self.input(node, plain(tensor_of(node).ndim))
+
+    def input(self, node: fx.Node, seen: Seen) -> Operand:
+        """A tensor of PyTorch's as an input, with its dimensions as the graph sees them."""
+        key = (node, seen)
+        if key not in self.inputs:
             tensor = tensor_of(node)
             self.settle(tensor.device)
-            self.inputs[node] = Operand(f"in{len(self.inputs)}", dims_of(tensor), tensor.dtype)
-        return self.inputs[node]
+            sizes = dims_of(tensor)
+            shape = tuple(1 if dim is None else sizes[dim] for dim in seen)
+            self.inputs[key] = Operand(f"in{len(self.inputs)}", shape, tensor.dtype, plain(len(shape)))
+        return self.inputs[key]
+
+    def is_input(self, operand: Operand) -> bool:
+        return operand.name.startswith("in")
 
     def settle(self, device: torch.device) -> None:
         """Notes where a tensor is."""
