@@ -41,8 +41,11 @@ constexpr int kProducerRegisters = LEFT == 128 && HEAD_DIM > 96 ? 24 : 40, kCons
 // Named barriers: for turns at the tensor cores, and for the warps of each consumer.
 constexpr u32 kTurnBarrier = 1, kGroupBarrier = kTurnBarrier + kConsumers;
 
-// A place in the ring of right lines. At a full barrier those who fill the stage and the bytes arrive, at an empty barrier the
-// warps that have read it.
+// A place in the ring of right lines. At a full barrier those who fill the stage and the bytes arrive, at an empty barrier those
+// who have read it.
+//
+// What orders accesses: the copy engine's writes complete a full barrier before anyone multiplies; a warp arrives at an empty one
+// after `wgmma_wait<0>`, when its products have read all of the stage; and the copy engine writes again once all have arrived.
 struct Ring {
   u32 barriers, stage = 0, parity = 0;
 
@@ -53,18 +56,21 @@ struct Ring {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
 };
+// A warp is done with a stage of which only its products have read. Where lanes themselves read or write what a barrier guards, each
+// of them must arrive (`mbarrier_arrive`): __syncwarp and one arrival order the same accesses, but racecheck, which only relates
+// who arrives to who waits, reports every such pair.
 WS_INLINE void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Touches no memory that another kernel could write. `fillers`: warps that fill a stage.
-WS_INLINE void prepare(const AttentionBackwardSm90Params& p, u32 shared, u32 fillers) {
+// Touches no memory that another kernel could write. `fills` and `reads`: arrivals of those who fill a stage and of its readers.
+WS_INLINE void prepare(const AttentionBackwardSm90Params& p, u32 shared, u32 fills, u32 reads) {
   if (threadIdx.x == 0) {
     Ring ring(shared);
     for (int i = 0; i < kStages; ++i, ring.next()) {
-      mbarrier_init(ring.full(), fillers);
-      mbarrier_init(ring.empty(), 4 * kConsumers);
+      mbarrier_init(ring.full(), fills);
+      mbarrier_init(ring.empty(), reads);
     }
     mbarrier_init(shared + kLeftBarrier, 1);
     mbarrier_init(shared + kRawBarrier, 1);
@@ -120,7 +126,7 @@ WS_INLINE void load_box(u32 to, u32 chunk_bytes, const void* map, u32 barrier, i
 }
 
 // Clears the lines of a stage from `valid` on. They belong to another request and may be NaN, which a weight of zero would not
-// hide.
+// hide. The tensor cores read these ordinary writes: each lane fences its own before the arrival that lets them.
 WS_INLINE void clear_lines(u32 stage, int valid) {
   const int lane = threadIdx.x % 32;
   for (int line = valid + lane / 8; line < kRight; line += 4)
@@ -235,7 +241,8 @@ WS_INLINE void hide(float (&x)[kRight / 2], const Columns (&seen)[2]) {
 }
 
 // Writes the sums of a warpgroup times `factor` to 64 lines of a head, of which `count` exist, through left lines in shared
-// memory that nobody needs any more.
+// memory that nobody needs any more: the copy engine's writes of them were awaited, and so were the products of all warps that
+// read them, before the barrier of the warpgroup that precedes this. A warp reads only what it has written itself.
 WS_INLINE void store_lines(T* to, i64 step, int count, u32 lines, const float (&sum)[HEAD_DIM / 2], float factor) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const u32 slice = lines + warp * (16 * 128);

@@ -9,6 +9,10 @@
 
 namespace warpsmith::attention {
 
+// Arrivals at a stage: the copy engine's and those of a warp that stores what is kept of queries, and of all consumers, whose
+// lanes read that.
+constexpr u32 kFills = 1 + 32, kReads = 128 * kConsumers;
+
 // The blocks of queries that see some of the keys of a tile.
 struct Blocks {
   int first, end;
@@ -45,7 +49,7 @@ WS_INLINE void load_stats(const AttentionBackwardParams& p, const Tile& tile, co
         store_shared(to + line * 4, stats[i].base);
         store_shared(to + kStatsBytes / 2 + line * 4, stats[i].delta);
       }
-      release(ring.full());
+      mbarrier_arrive(ring.full());
       ring.next();
     }
 }
@@ -111,7 +115,7 @@ extern __shared__ __align__(1024) u8 shared_memory[];
 // The whole of a kernel: `consume(shared, index)` is what consumer `index` does.
 template <class Consume> WS_INLINE void run(const AttentionBackwardSm90Params& p, const Consume& consume) {
   const u32 shared = shared_address(shared_memory);
-  prepare(p, shared, 2);
+  prepare(p, shared, kFills, kReads);
   begin_kernel();
   if (threadIdx.x / 32 == 0) {
     const AttentionParams& a = p.backward.attention;

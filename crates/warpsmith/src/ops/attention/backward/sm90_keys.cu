@@ -52,7 +52,7 @@ struct Consumer {
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         mbarrier_wait(ring.full(), ring.parity);
-        release(ring.empty());
+        mbarrier_arrive(ring.empty());
         ring.next();
       }
     };
@@ -108,7 +108,7 @@ struct Consumer {
         wgmma_wait<0>();
         pin(dk);
         pin(dv);
-        release(ring.empty());
+        mbarrier_arrive(ring.empty());
         ring.next();
       }
       skip(blocks.end - end);

@@ -15,7 +15,7 @@ using namespace warpsmith::attention;
 static_assert(kLeft == 64, "keys of both consumers");
 
 // The weights of two blocks on their way, in pieces of 16 bytes of 128 threads, and barriers: two that say that the weights of a
-// block are there, two that they have been read.
+// block are there, two that they have been read. Every thread arrives for itself.
 constexpr u32 kPieces = kRight / 8, kWeightsBytes = kPieces * 128 * 16;
 constexpr u32 kWeightsAt = kSharedBytes, kWeightsBarriers = kWeightsAt + 2 * kWeightsBytes;
 static_assert(kWeightsBarriers + 32 <= 232448, "shared memory");
@@ -29,7 +29,7 @@ struct Passage {
   WS_INLINE u32 piece(int i) const { return shared + kWeightsAt + count % 2 * kWeightsBytes + (i * 128 + threadIdx.x % 128) * 16; }
 
   WS_INLINE void init() const {
-    for (int i = 0; i < 4; ++i) mbarrier_init(shared + kWeightsBarriers + i * 8, 4);
+    for (int i = 0; i < 4; ++i) mbarrier_init(shared + kWeightsBarriers + i * 8, 128);
   }
   WS_INLINE void put(const float (&weights)[kRight / 2]) {
     mbarrier_wait(empty(), count / 2 % 2 ^ 1);
@@ -38,12 +38,12 @@ struct Passage {
       const float four[4] = {weights[4 * i], weights[4 * i + 1], weights[4 * i + 2], weights[4 * i + 3]};
       store_shared(piece(i), four);
     }
-    release(full());
+    mbarrier_arrive(full());
     ++count;
   }
   WS_INLINE void await() const { mbarrier_wait(full(), count / 2 % 2); }
   WS_INLINE void done() {
-    release(empty());
+    mbarrier_arrive(empty());
     ++count;
   }
 };
@@ -68,7 +68,7 @@ struct Consumer {
       for (int block = blocks.first; block < blocks.end; ++block) {
         mbarrier_wait(ring.full(), ring.parity);
         visit(ring, block, block * kRight >= all.first && (block + 1) * kRight <= all.end);
-        release(ring.empty());
+        mbarrier_arrive(ring.empty());
         ring.next();
       }
   }

@@ -156,7 +156,7 @@ extern __shared__ __align__(1024) u8 shared_memory[];
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_sm90_queries(const __grid_constant__ AttentionBackwardSm90Params p) {
   const u32 shared = shared_address(shared_memory);
-  prepare(p, shared, 1);
+  prepare(p, shared, 1, 4 * kConsumers);
   // Only the pass over keys may still run: it began when all before it was complete, and writes nothing that is read here, nor
   // reads what is written. So this one fills up the multiprocessors that it leaves.
   let_next_kernel_start();
