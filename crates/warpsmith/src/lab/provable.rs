@@ -1,7 +1,7 @@
 //! What proves an op: its definition and its cases.
 
 use super::case::{ArgPlan, Case, Values};
-use super::reference::{Array, Inputs, Naive, Probe, Random, Real, storing_as};
+use super::reference::{Array, Inputs, Naive, Probe, Random, Real, flushing, storing_as};
 use crate::op::{AnyOp, Attrs, Op};
 use crate::tensor::DType;
 
@@ -36,6 +36,14 @@ pub struct Expected {
     pub deviation: Vec<Option<Array<f64>>>,
 }
 
+/// What naive arithmetic gives where subnormal products and sums are taken for zero: per output argument, in `f64`.
+pub struct Flushed {
+    /// The results.
+    pub naive: Vec<Option<Array<f64>>>,
+    /// The standard deviation of their error.
+    pub deviation: Vec<Option<Array<f64>>>,
+}
+
 /// What [`Probe`] arithmetic finds out about one case: per output argument, in `f64`.
 pub struct Probed {
     /// Results of naive arithmetic with other roundings.
@@ -57,14 +65,9 @@ pub trait AnyProvable: AnyOp {
     /// Evaluates the reference in `f64` and in naive arithmetic on inputs given in `f64`. `wanted` has a bit for
     /// each argument of the call.
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected;
-    /// Evaluates the reference in naive arithmetic alone.
-    fn naive(
-        &self,
-        dtype: DType,
-        inputs: &[Option<Array<f64>>],
-        wanted: u32,
-        attrs: &Attrs,
-    ) -> Vec<Option<Array<f64>>>;
+    /// Evaluates the reference in naive arithmetic alone, for kernels whose instructions take subnormal products and sums for
+    /// zero.
+    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Flushed;
     /// Evaluates the reference in [`Probe`] arithmetic.
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed;
 }
@@ -90,21 +93,13 @@ impl<O: Provable> AnyProvable for O {
 
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
         let truth = O::reference(&Inputs::new(inputs, wanted), attrs);
-        let (naive, deviation) = storing_as(dtype, || {
-            let naive = evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64());
-            (naive, evaluate::<O, Random>(inputs, wanted, attrs, |x| x.deviation()))
-        });
+        let (naive, deviation) = naive::<O>(dtype, inputs, wanted, attrs);
         Expected { truth, naive, deviation }
     }
 
-    fn naive(
-        &self,
-        dtype: DType,
-        inputs: &[Option<Array<f64>>],
-        wanted: u32,
-        attrs: &Attrs,
-    ) -> Vec<Option<Array<f64>>> {
-        storing_as(dtype, || evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64()))
+    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Flushed {
+        let (naive, deviation) = flushing(|| naive::<O>(dtype, inputs, wanted, attrs));
+        Flushed { naive, deviation }
     }
 
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed {
@@ -113,6 +108,19 @@ impl<O: Provable> AnyProvable for O {
             |f: fn(&Probe) -> f64| probes.iter().map(|probe| probe.as_ref().map(|a| read(a, f))).collect();
         Probed { sample: of(|probe| probe.f64()), peak: of(Probe::peak) }
     }
+}
+
+/// The naive result and the standard deviation of its error.
+fn naive<O: Provable>(
+    dtype: DType,
+    inputs: &[Option<Array<f64>>],
+    wanted: u32,
+    attrs: &Attrs,
+) -> (Vec<Option<Array<f64>>>, Vec<Option<Array<f64>>>) {
+    storing_as(dtype, || {
+        let naive = evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64());
+        (naive, evaluate::<O, Random>(inputs, wanted, attrs, |x| x.deviation()))
+    })
 }
 
 /// For each type, a case with values of all exponents: like the first with special values, or the first of some size. Random

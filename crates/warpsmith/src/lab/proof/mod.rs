@@ -19,8 +19,7 @@ use crate::cpu::gemm::Isa;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
-use crate::lab::reference::flushing;
-use crate::lab::{ArgPlan, Array, Case, Expected, Probed, Values};
+use crate::lab::{ArgPlan, Array, Case, Expected, Flushed, Probed, Values};
 use crate::op::{Cost, KernelInfo, Select};
 use crate::tensor::DType;
 use rayon::prelude::*;
@@ -109,7 +108,7 @@ pub struct Prepared {
     expected: OnceLock<Expected>,
     probed: OnceLock<Probed>,
     /// The naive results of what kernels compute that take subnormal factors for zero.
-    flushed: OnceLock<Vec<Option<Array<f64>>>>,
+    flushed: OnceLock<Flushed>,
 }
 
 impl Prepared {
@@ -169,9 +168,9 @@ impl Prepared {
         })
     }
 
-    /// For a kernel that takes subnormal factors for zero: the naive results with such factors if they differ, and how far such
-    /// products and sums may be off, which are then zero themselves. The naive results have them as zero too, for what follows may be large.
-    fn flushed(&self, kernel: &KernelInfo) -> (Option<&[Option<Array<f64>>]>, f64) {
+    /// For a kernel that takes subnormal factors, products and sums for zero: the naive results with such factors, and how far
+    /// a result may be off besides, which is itself zero then.
+    fn flushed(&self, kernel: &KernelInfo) -> (Option<&Flushed>, f64) {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         let may_have = matches!(case.values, Values::Special | Values::Exponents);
         if !(kernel.flushes_subnormals && may_have) {
@@ -179,26 +178,32 @@ impl Prepared {
         }
         let rows = plan.iter().flatten().filter(|plan| plan.dtype == case.dtype);
         let terms = rows.filter_map(|plan| plan.shape.iter().copied().max()).max().unwrap_or(0);
+        let smallest = f64::from(f32::MIN_POSITIVE);
         if kernel.is_cuda() && case.dtype == DType::F32 {
             // The small part of TF32 ends at 2^-136, and weights are at most one.
-            return (None, terms as f64 * f64::from(f32::MIN_POSITIVE) / 512.0);
+            return (None, terms as f64 * smallest / 512.0);
         }
         // Below these instructions, the highest tier multiplies in f32 too.
-        let multiplies_bf16 = kernel.tier.is_some_and(|tier| Isa::of_tier(tier) >= Isa::Avx512Dot);
-        if !(multiplies_bf16 && case.dtype == DType::BF16) {
+        let isa = kernel.tier.map(Isa::of_tier);
+        let flushes_factors = case.dtype == DType::BF16;
+        let flushes = match case.dtype {
+            DType::BF16 => isa >= Some(Isa::Avx512Dot),
+            DType::F32 => isa.is_some_and(Isa::has_tiles),
+            _ => false,
+        };
+        if !flushes {
             return (None, 0.0);
         }
-        let smallest = f64::from(f32::MIN_POSITIVE);
-        let naive = self.flushed.get_or_init(|| {
-            let flush = |x: &f64| if x.abs() < smallest { 0.0 } else { *x };
+        let flushed = self.flushed.get_or_init(|| {
+            let flush = |x: &f64| if flushes_factors && x.abs() < smallest { 0.0 } else { *x };
             let array = |array: &Array<f64>| Array {
                 shape: array.shape.clone(),
                 data: array.data.iter().map(flush).collect(),
             };
             let inputs: Vec<_> = tensors.inputs.iter().map(|input| input.as_ref().map(array)).collect();
-            flushing(|| op.naive(case.dtype, &inputs, tensors.present(), &case.attrs))
+            op.flushed(case.dtype, &inputs, tensors.present(), &case.attrs)
         });
-        (Some(naive), 2.0 * terms as f64 * smallest)
+        (Some(flushed), if flushes_factors { 2.0 * terms as f64 * smallest } else { 0.0 })
     }
 
     /// Runs one kernel and judges it; `None` if the kernel does not support the case.
@@ -235,9 +240,20 @@ impl Prepared {
                 return Ok(Outcome::failed(format!("`{name}`: the reference gives no such output")));
             };
             let (flushed, slack) = self.flushed(kernel);
-            let naive = flushed.and_then(|flushed| flushed[index].as_ref()).unwrap_or(naive);
-            let expected =
-                Expectation { truth: &truth.data, naive: &naive.data, deviation: &deviation.data, dtype };
+            // Instructions that keep what others flush give the result of neither, but one as right.
+            let lost = |f: fn(&Flushed) -> &[Option<Array<f64>>]| {
+                flushed.and_then(|flushed| f(flushed)[index].as_ref())
+            };
+            let larger = lost(|flushed| &flushed.deviation).map(|lost| {
+                deviation.data.iter().zip(&lost.data).map(|(a, b)| a.max(*b)).collect::<Vec<_>>()
+            });
+            let (unflushed, naive) = match lost(|flushed| &flushed.naive) {
+                Some(lost) => (Some(&naive.data[..]), lost),
+                None => (None, naive),
+            };
+            let untouched = |i: usize| deviation.data[i] == 0.0;
+            let deviation = larger.as_ref().unwrap_or(&deviation.data);
+            let expected = Expectation { truth: &truth.data, naive: &naive.data, deviation, dtype };
             let data = |of: fn(&Probed) -> &[Option<Array<f64>>]| {
                 of(self.probed())[index].as_ref().map(|array| &array.data[..])
             };
@@ -245,19 +261,22 @@ impl Prepared {
             let peak = if exponents { data(|probed| &probed.peak) } else { None };
             // Elements the reference leaves alone must keep their bits. A result that is the same by chance was rounded.
             let before = self.drawn.tensors.inputs[index].as_ref().map_or(&[][..], |before| &before.data);
-            let changed =
-                before.iter().zip(&truth.data).zip(&out).enumerate().find(|(i, ((before, truth), out))| {
-                    before == truth && out != before && deviation.data[*i] == 0.0
-                });
+            let changed = before
+                .iter()
+                .zip(&truth.data)
+                .zip(&out)
+                .enumerate()
+                .find(|(i, ((before, truth), out))| before == truth && out != before && untouched(*i));
             if let Some((at, ((before, _), out))) = changed {
                 return Ok(Outcome::failed(format!(
                     "`{name}`: element {at} must stay {before} and is {out}"
                 )));
             }
-            let mut judged = compare_within(expected, &out, Allowance { slack, peak, sample: None });
+            let mut judged =
+                compare_within(expected, &out, Allowance { slack, peak, sample: None, unflushed });
             if matches!(&judged, Err(Mismatch { element: None, .. })) {
                 let sample = data(|probed| &probed.sample);
-                judged = compare_within(expected, &out, Allowance { slack, peak, sample });
+                judged = compare_within(expected, &out, Allowance { slack, peak, sample, unflushed });
             }
             match judged {
                 Ok(deviation) => {

@@ -39,9 +39,13 @@ pub trait Real:
     fn add_products(self, products: &[Self], _subnormal: f64) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
     }
-    /// A product or a sum of a matrix product. The identity, but for the naive results of kernels whose instructions take
-    /// subnormal ones for zero ([`flushing`]).
+    /// A product or a sum of a matrix product. The identity, but under [`flushing`] for bf16: subnormal ones may be zero.
     fn flushed(self) -> Self {
+        self
+    }
+    /// The product of an exponential, at most one, and a value. The identity, but under [`flushing`]: [`Real::flushed`], and in
+    /// f32, which is multiplied in parts, none of which may be subnormal.
+    fn flushed_in_parts(self) -> Self {
         self
     }
     /// A result that may be off by this, at random. The identity except for [`Random`].
@@ -197,11 +201,11 @@ thread_local! {
 }
 
 thread_local! {
-    /// Whether subnormal products and sums are taken for zero.
+    /// Whether subnormal products and sums may be zero.
     static FLUSHES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `evaluate` with subnormal products and sums of matrix products taken for zero on this thread.
+/// Runs `evaluate` on this thread for kernels whose instructions take subnormal products and sums for zero.
 pub(crate) fn flushing<T>(evaluate: impl FnOnce() -> T) -> T {
     /// Ends it, also where a reference panics.
     struct End;
@@ -213,6 +217,11 @@ pub(crate) fn flushing<T>(evaluate: impl FnOnce() -> T) -> T {
     FLUSHES.set(true);
     let _end = End;
     evaluate()
+}
+
+/// Whether results of matrix products lose what is subnormal now.
+fn flushes() -> bool {
+    FLUSHES.get() && STORED_AS.get() == DType::BF16
 }
 
 /// Runs `evaluate` with values stored as `dtype` on this thread; as `f32` for types that are not computed in.

@@ -1,6 +1,6 @@
 //! What a straightforward implementation computes.
 
-use super::{FLUSHES, Real, STORED_AS, tensor_unit};
+use super::{Real, STORED_AS, flushes, tensor_unit};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// Plain `f32` arithmetic whose stored values are rounded to the type of [`storing_as`]: what a straightforward
@@ -49,7 +49,10 @@ impl Real for Naive {
         }
     }
     fn flushed(self) -> Self {
-        if self.0.is_subnormal() && FLUSHES.get() { Naive(0.0) } else { self }
+        if self.0.is_subnormal() && flushes() { Naive(0.0) } else { self }
+    }
+    fn flushed_in_parts(self) -> Self {
+        self.flushed()
     }
     fn exp(self) -> Self {
         Naive(self.0.exp())

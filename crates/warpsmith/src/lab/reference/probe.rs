@@ -93,7 +93,10 @@ impl Sub for Probe {
 impl Mul for Probe {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
-        Probe::new(self.exact() * other.exact(), self.mass * other.mass, self.peak.max(other.peak))
+        // An exponential that has overflowed may meet zero, which is NaN.
+        let overflowed = self.sample.is_infinite() || other.sample.is_infinite();
+        let before = if overflowed { f64::INFINITY } else { self.peak.max(other.peak) };
+        Probe::new(self.exact() * other.exact(), self.mass * other.mass, before)
     }
 }
 impl Div for Probe {
@@ -190,6 +193,8 @@ mod tests {
         let sigmoid = Probe::one() / (Probe::one() + Probe::of(1000.0).exp());
         assert_eq!(sigmoid.f64(), 0.0);
         assert!(sigmoid.peak() <= 1000.0);
+        // Times zero, one that overflowed is NaN in f32.
+        assert_eq!((Probe::of(300.0).exp() * Probe::zero()).peak(), f64::INFINITY);
     }
 
     #[test]

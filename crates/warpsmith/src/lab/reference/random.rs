@@ -1,6 +1,6 @@
 //! How well conditioned a result is.
 
-use super::{Real, STORED_AS, tensor_unit};
+use super::{FLUSHES, Real, STORED_AS, flushes, tensor_unit};
 use crate::tensor::DType::F32;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -101,6 +101,14 @@ impl Real for Random {
     }
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0, 0.0), ..self }
+    }
+    fn flushed(self) -> Self {
+        // Also of larger ones: in another order, what is added up may be subnormal on the way.
+        if flushes() { self.blurred(f64::from(f32::MIN_POSITIVE)) } else { self }
+    }
+    fn flushed_in_parts(self) -> Self {
+        // Each of six products of parts may be zero.
+        if FLUSHES.get() { self.blurred(6.0 * f64::from(f32::MIN_POSITIVE)) } else { self }
     }
     fn blurred(self, by: f64) -> Self {
         Random { variance: self.variance + by * by / 3.0, ..self }

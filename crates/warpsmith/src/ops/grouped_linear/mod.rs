@@ -14,8 +14,8 @@
 //!   count below zero counts as zero, and rows past the last one as absent.
 //! - Types: f32, f16 or bf16 for `x`, the same for bias, residual and `out`; `row_scale` may be f32 instead. On the CPU `w` may
 //!   also be f16 or bf16 where `x` is f32. i32 for `counts`, i32 or i64 for `index`.
-//! - Rounding: sums are in f32, and so are bias, activation, gate, factors and residual; the result is rounded once. Products of
-//!   CPUs with AMX or AVX-512 BF16 take subnormal numbers of bf16 for zero. NaN and infinities give what the formula gives.
+//! - Rounding: sums are in f32, and so are bias, activation, gate, factors and residual; the result is rounded once. What products
+//!   on CPUs with AMX or AVX-512 BF16 take for zero is as in `linear`. NaN and infinities give what the formula gives.
 //! - On CUDA devices, where results have 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
 //! - A row has the same bits whatever the other rows and counts are. Matrices of groups without rows are not read.
 //! - On a GPU nothing waits for the counts: a call can be captured in a graph and replayed with others.

@@ -31,8 +31,8 @@
 //!   f32.
 //! - With CPU vector instructions, sums of more than 512 elements are computed in blocks that are added in order. The
 //!   blocks follow from K alone.
-//! - The bf16 instructions of CPUs (AMX, AVX512-BF16) take elements below 2^-126 for zero, and so do the kernels that
-//!   use them. With f32 on AMX this applies to terms and their products, in sums so much larger that the loss is below
+//! - The bf16 instructions of CPUs (AMX, AVX512-BF16) take elements, products and sums below 2^-126 for zero, and so do the
+//!   kernels that use them; times infinity these are NaN. With f32 on AMX this applies to terms and their products, in sums so much larger that the loss is below
 //!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as
 //!   f32.
 //! - On GPUs of sm_90, and in f32 at full precision also of sm_80 and sm_100, long sums with few columns are computed in parts

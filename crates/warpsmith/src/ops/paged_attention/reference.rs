@@ -87,7 +87,7 @@ fn attend<R: Real>(
         let weight = (score - most).exp().flushed().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + weight;
         for (o, &v) in out.iter_mut().zip(&inputs[V_PAGES].data[at(j)..]) {
-            *o = *o + weight.stored().blurred(lost) * v;
+            *o = *o + (weight.stored().blurred(lost) * v).flushed_in_parts();
         }
     }
     for o in out {
