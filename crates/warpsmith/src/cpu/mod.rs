@@ -37,6 +37,7 @@ pub mod math;
 pub mod math16;
 pub mod piecewise;
 pub mod prefetch;
+pub(crate) mod random;
 pub mod rows;
 mod runs;
 pub mod scratch;

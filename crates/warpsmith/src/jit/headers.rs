@@ -28,6 +28,7 @@ pub static HEADERS: &[Header] = headers![
     "attention_backward_mma.cuh",
     "attention_backward_sm90.cuh",
     "attention_backward_sm90_keys.cuh",
+    "attention_dropout.cuh",
     "attention_mma.cuh",
     "attention_producer.cuh",
     "attention_sm90.cuh",

@@ -1,6 +1,7 @@
 //! One call that passed the op's check.
 
 use super::cache::Cache;
+use super::dropout::Dropout;
 use super::heads::{Grid, Heads, PerHead, Request};
 use crate::cpu::Tier;
 use crate::tensor::DType;
@@ -34,6 +35,8 @@ pub(crate) struct Call<'a> {
     /// Zero for none.
     pub softcap: f32,
     pub scale: f32,
+    /// Which weights do not count after they are summed up.
+    pub dropout: Option<Dropout>,
     /// Rows of a job, at least `group`; zero to choose the best number.
     pub block_rows: usize,
     /// Keys of a block: whole panels, at most [`KEYS`].

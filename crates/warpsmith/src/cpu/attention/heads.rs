@@ -3,6 +3,8 @@
 /// Where the tokens of a request are.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
+    /// Its number in the call.
+    pub number: usize,
     /// Index of the batch, or of the row of the page table.
     pub batch: usize,
     pub first_query: usize,

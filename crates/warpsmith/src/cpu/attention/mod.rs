@@ -20,6 +20,7 @@ mod cache;
 mod call;
 #[cfg(target_arch = "x86_64")]
 mod direct;
+mod dropout;
 mod heads;
 mod in_place;
 mod job;
@@ -37,6 +38,7 @@ mod work;
 
 pub(crate) use cache::{Cache, Pages};
 pub(crate) use call::{Call, KEYS};
+pub(crate) use dropout::Dropout;
 pub(crate) use heads::{Grid, Heads, PerHead, Request};
 
 use super::gemm::{Blocks, Isa};

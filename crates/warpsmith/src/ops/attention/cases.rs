@@ -2,8 +2,8 @@
 
 use super::problem::{BLOCKS_KV, BLOCKS_Q, HEAD_DIMS};
 use super::{
-    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, Forward, KV_STARTS, LSE, MASK, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
-    WINDOW, reference,
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, DROPOUT, Forward, KV_STARTS, LSE, MASK, OFFSET, Q_STARTS, SCALE, SEED,
+    SINKS, SOFTCAP, SPEC, WINDOW, reference,
 };
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Lengths, Provable, Real, Values};
 use crate::op::Attrs;
@@ -21,8 +21,10 @@ impl Provable for Forward {
         };
         let normal = Fill::Normal(0.0, 1.0);
         let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
+        // What is dropped depends on the place in the batch.
+        let batch_dim = (case.attrs.float(DROPOUT) == 0.0).then_some(0);
         let by_batch =
-            |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(0) };
+            |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim };
         let shared =
             |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
         let sinks = given(SINKS, shared(&[num_heads], DType::F32, normal));
@@ -91,6 +93,7 @@ impl Provable for Forward {
             }
         }
         case.set(SOFTCAP, case.attrs.float(SOFTCAP).max(0.0));
+        case.set(DROPOUT, case.attrs.float(DROPOUT).min(MOST_DROPOUT));
         // Values of keys that a row does not see must be finite.
         let hides_keys = case.attrs.bool(CAUSAL) || case.attrs.int(WINDOW) > 0 || case.gives(MASK);
         if hides_keys && case.values == Values::Special {
@@ -192,6 +195,7 @@ impl Provable for Forward {
             cases.push(packed([8, 129, 65, 2, 1, 64]).give(LSE));
             cases.push(packed([9, 65, 1000, 4, 2, 32]).attr(CAUSAL, 1.0).attr(WINDOW, 100.0).give(SINKS));
             cases.push(packed([2, 64, 64, 2, 2, 128]));
+            cases.extend(dropout_cases(dtype).into_iter().map(|case| case.give(LSE)));
             for arrangement in [
                 Arrangement::PaddedRows,
                 Arrangement::Transposed,
@@ -241,6 +245,36 @@ impl Provable for Forward {
         }
         cases
     }
+}
+
+/// The largest share of random calls: with more, results are sums of single values.
+pub(in crate::ops) const MOST_DROPOUT: f64 = 0.9;
+
+/// Dropout of every size of head, of groups, of several blocks and segments, and beside the other options.
+fn dropout_cases(dtype: DType) -> Vec<Case> {
+    let case = |sizes: [usize; 6], share: f64, seed: f64| {
+        Case::new(&SPEC, dtype).sizes(&sizes).attr(DROPOUT, share).attr(SEED, seed)
+    };
+    let causal = |sizes, share, seed| case(sizes, share, seed).attr(CAUSAL, 1.0);
+    let mut cases = Vec::new();
+    for head_dim in HEAD_DIMS {
+        cases.push(causal([2, 70, 150, 4, 2, head_dim], 0.1, head_dim as f64).attr(OFFSET, 5.0));
+    }
+    for [q_len, kv_len] in [[1, 1], [5, 0], [1, 1100], [65, 127], [200, 9]] {
+        cases.push(case([2, q_len, kv_len, 2, 1, 64], 0.5, 3.0));
+    }
+    cases.push(case([1, 150, 1300, 3, 3, 64], 0.2, -7.0));
+    cases.push(
+        causal([1, 300, 300, 6, 2, 128], 0.3, 11.0).attr(WINDOW, 100.0).attr(SOFTCAP, 20.0).give(SINKS),
+    );
+    cases.push(case([2, 67, 131, 4, 2, 64], 0.9, 1.0).give(MASK).give(BIAS));
+    for (sizes, share) in [([8, 129, 65, 2, 1, 64], 0.1), ([5, 200, 200, 4, 2, 32], 0.4)] {
+        cases.push(causal(sizes, share, 9.0).give(Q_STARTS).give(KV_STARTS));
+    }
+    cases.push(case([2, 35, 70, 4, 2, 64], 0.2, 2.0).arranged(Arrangement::Misaligned));
+    cases.push(case([2, 35, 70, 4, 2, 64], 0.2, 2.0).arranged(Arrangement::HeadsFirst));
+    cases.push(case([2, 35, 70, 4, 2, 64], 0.2, 2.0).values(Values::Large));
+    cases
 }
 
 /// Queries and keys one short of and one past the blocks kernels work in, empty, one, and long.

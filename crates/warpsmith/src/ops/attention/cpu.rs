@@ -73,6 +73,7 @@ unsafe fn attend(launch: &Launch<'_, Problem>, requests: &[Request]) {
         bias: p.bias.as_ref().map(|bias| (grid(BIAS, &bias.grid), bias.dtype)),
         softcap: p.softcap(),
         scale: p.scale(),
+        dropout: p.dropout,
         block_rows: p.block_q,
         block_keys: if p.block_kv == 0 { attention::KEYS } else { p.block_kv },
         keys: &|i, request| p.keys(i, request.q_len, request.kv_len),
@@ -89,8 +90,14 @@ pub(super) fn add_requests(
     requests: &mut List<'_, Request>,
 ) -> Result<()> {
     let Some(packed) = p.packed else {
-        let request =
-            |batch| Request { batch, first_query: 0, q_len: p.q_len, first_key: 0, kv_len: p.kv_len };
+        let request = |batch| Request {
+            number: batch,
+            batch,
+            first_query: 0,
+            q_len: p.q_len,
+            first_key: 0,
+            kv_len: p.kv_len,
+        };
         requests.extend((0..p.batch).map(request));
         return Ok(());
     };
@@ -108,7 +115,8 @@ pub(super) fn add_requests(
     let mut first_query = start(q_starts, packed.q_step, 0, 0, p.q_len)?;
     for r in 1..=packed.requests {
         let end = start(q_starts, packed.q_step, r, first_query, p.q_len)?;
-        requests.push(Request { batch: 0, first_query, q_len: end - first_query, first_key: 0, kv_len: 0 });
+        let (number, q_len) = (r - 1, end - first_query);
+        requests.push(Request { number, batch: 0, first_query, q_len, first_key: 0, kv_len: 0 });
         first_query = end;
     }
     let mut first_key = start(kv_starts, packed.kv_step, 0, 0, p.kv_len)?;

@@ -39,6 +39,43 @@ kernel_params! {
     }
 }
 
+kernel_params! {
+    /// What kernels with dropout know of it.
+    pub(in crate::ops) struct DropoutParams {
+        /// Where the stream of random bits starts; not an address, so not unsigned.
+        start: i64,
+        /// Weights whose 16 random bits are below are dropped.
+        below: u32,
+        /// The factor of the others.
+        factor: f32,
+    }
+}
+
+kernel_params! {
+    /// The parameters of kernels that may have dropout.
+    pub(super) struct AttentionDropoutParams { attention: AttentionParams, dropout: DropoutParams }
+}
+
+impl DropoutParams {
+    pub(super) fn of(p: &Problem) -> Self {
+        let (start, below) = p.dropout.map_or((0, 0), |dropout| dropout.parts());
+        DropoutParams {
+            start: start as i64,
+            below,
+            factor: p.dropout.map_or(1.0, |dropout| dropout.factor()),
+        }
+    }
+}
+
+impl AttentionDropoutParams {
+    fn new(p: &Problem, args: &Args<'_>, tile_rows: usize) -> Self {
+        AttentionDropoutParams {
+            attention: AttentionParams::new(p, args, tile_rows),
+            dropout: DropoutParams::of(p),
+        }
+    }
+}
+
 impl From<Heads> for HeadStrides {
     fn from(h: Heads) -> Self {
         HeadStrides { batch: h.batch as i64, token: h.token as i64, head: h.head as i64, dim: h.dim as i64 }
@@ -143,6 +180,14 @@ impl Scores {
     }
 }
 
+/// `defines`, and dropout if there is any: what has none is compiled as if there were no such thing.
+pub(super) fn with_dropout(mut defines: Defines, dropout: bool) -> Defines {
+    if dropout {
+        defines.push(flag("DROPOUT", true));
+    }
+    defines
+}
+
 /// Rows and tokens are counted in 32 bits, with headroom for a tile past the end.
 pub(super) fn addressable(p: &Problem) -> std::result::Result<(), String> {
     let most = 1 << 30;
@@ -191,7 +236,7 @@ const SM80_ROWS: usize = 64;
 
 static GENERIC_DEVICE: CudaKernel = CudaKernel {
     source: GENERIC_SOURCE,
-    prelude: AttentionParams::prelude,
+    prelude: AttentionDropoutParams::prelude,
     function: "attention_generic",
     min_arch: Arch::new(6, 0, false),
     fast_math: false,
@@ -201,6 +246,9 @@ static GENERIC_DEVICE: CudaKernel = CudaKernel {
         for dtype in FLOATS {
             all.extend(HEAD_DIMS.map(|head_dim| generic_defines(&Scores::PLAIN, dtype, head_dim, 64)));
             all.extend(Scores::covering(dtype).map(|scores| generic_defines(&scores, dtype, 128, 16)));
+            for (scores, tile) in [(Scores::PLAIN, 64), (Scores::covering(dtype)[1], 16)] {
+                all.push(with_dropout(generic_defines(&scores, dtype, 128, tile), true));
+            }
         }
         all
     },
@@ -227,10 +275,11 @@ pub(super) const GENERIC: Kernel<Problem> =
     Kernel::cuda("attention_generic", &GENERIC_DEVICE, |launch: &Launch<'_, Problem>| {
         let p = launch.problem;
         let tile = generic_tile(p);
-        let defines = generic_defines(&Scores::of(p), p.dtype, p.head_dim, tile);
+        let defines =
+            with_dropout(generic_defines(&Scores::of(p), p.dtype, p.head_dim, tile), p.dropout.is_some());
         let config = LaunchConfig::new([blocks(p, tile)?, 1, 1], [GENERIC_THREADS, 1, 1], 0);
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
-        unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, tile)) }
+        unsafe { launch.record(&defines, &config, &AttentionDropoutParams::new(p, launch.args, tile)) }
     })
     .when(|p, _| {
         p.admits(&GENERIC_ROWS, &[GENERIC_KEYS])?;
@@ -240,7 +289,7 @@ pub(super) const GENERIC: Kernel<Problem> =
 
 static SM80_DEVICE: CudaKernel = CudaKernel {
     source: SM80_SOURCE,
-    prelude: AttentionParams::prelude,
+    prelude: AttentionDropoutParams::prelude,
     function: "attention_sm80",
     min_arch: Arch::new(8, 0, false),
     fast_math: false,
@@ -254,6 +303,8 @@ static SM80_DEVICE: CudaKernel = CudaKernel {
                 Scores::covering(dtype)[1..].iter().map(|scores| sm80_defines(scores, dtype, 128, 64)),
             );
             all.push(sm80_defines(&Scores::PLAIN, dtype, 128, 32));
+            all.extend(HEAD_DIMS.map(|head_dim| with_dropout(plain(head_dim), true)));
+            all.push(with_dropout(sm80_defines(&Scores::covering(dtype)[1], dtype, 128, 64), true));
         }
         all
     },
@@ -285,8 +336,9 @@ pub(super) const SM80: Kernel<Problem> =
         let shared = lines * (p.head_dim * 2 + 16);
         let config = LaunchConfig::new([blocks(p, SM80_ROWS)?, 1, 1], [SM80_THREADS, 1, 1], shared as u32);
         let defines = sm80_defines(&Scores::of(p), p.dtype, p.head_dim, keys);
+        let defines = with_dropout(defines, p.dropout.is_some());
         // SAFETY: the addresses are those of the checked tensors; the blocks cover every row.
-        unsafe { launch.record(&defines, &config, &AttentionParams::new(p, launch.args, SM80_ROWS)) }
+        unsafe { launch.record(&defines, &config, &AttentionDropoutParams::new(p, launch.args, SM80_ROWS)) }
     })
     .when(|p, _| {
         if p.dtype == DType::F32 {
@@ -343,6 +395,7 @@ pub(super) const SM80_F32: Kernel<Problem> =
         if p.dtype != DType::F32 {
             return Err(format!("{} is multiplied as it is", p.dtype));
         }
+        p.without_dropout()?;
         p.admits(&[SM80_ROWS], &[sm80_f32_keys(p.head_dim)])?;
         let shared = sm80_f32_shared(p.head_dim);
         if shared > info.shared_per_block {

@@ -5,9 +5,10 @@
 // memory at a time. The lanes of a half-warp share a row, so that its maximum and sum are shuffles. Then the same thread
 // adds weighted values to columns x + 16 * c of its rows, key by key, with 16 values in shared memory at a time.
 //
-// Defines: T, the type; HEAD_DIM; TILE_M, 16 or 64 (a row has the same bits with either); those of attention.cuh.
+// Defines: T, the type; HEAD_DIM; TILE_M, 16 or 64 (a row has the same bits with either); DROPOUT, if there is any; those of
+// attention.cuh.
 
-#include "warpsmith/attention.cuh"
+#include "warpsmith/attention_dropout.cuh"
 
 using namespace warpsmith;
 using namespace warpsmith::attention;
@@ -31,8 +32,9 @@ template <int kHeads, int kLine, class At> WS_INLINE void load_depth(float* to, 
 }
 
 // The tanh of a softcap needs registers: with a minimum of one block, the compiler does not spill to fit a third.
-extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attention_generic(const AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attention_generic(const AttentionDropoutParams call) {
   begin_kernel();
+  const AttentionParams& p = call.attention;
   const Work work = work_at(p, blockIdx.x, TILE_M);
   if (!work.exists) return;
   const Request& r = work.request;
@@ -49,6 +51,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
   const int first = keys_of(p, r, work.first_row / p.group).first;
   const int end = keys_of(p, r, (work.first_row + work.rows - 1) / p.group).end;
 
+#if DROPOUT
+  const int number = number_of(p, r);
+#endif
+
   float most[kRows], sum[kRows], out[kRows][kColumns];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -59,6 +65,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
 
   for (int block = first / kKeys * kKeys; block < end; block += kKeys) {
     const int count = min(kKeys, r.kv_len - block);
+#if DROPOUT
+    // Before anything else of the block takes registers.
+    u32 kept = 0;
+#pragma unroll 1
+    for (int i = 0; i < 4 * kRows; ++i) {
+      const int row = work.first_row + y * kRows + i / 4, head = work.kv_head * p.group + row % p.group;
+      const HeadDropout dropout(call.dropout, number, head);
+      kept |= (u32)dropout.keeps(row / p.group, block + x + i % 4 * 16) << i;
+    }
+#endif
     float score[kRows][4];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
@@ -98,8 +114,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
       sum[i] *= scale;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float e = exp_neg<T>(score[i][j] - base);
+        float e = exp_neg<T>(score[i][j] - base);
         sum[i] += e;
+#if DROPOUT
+        if (!(kept >> (4 * i + j) & 1)) e = 0.0f;
+#endif
         shared_p[(y * kRows + i) * kKeyLine + x + 16 * j] = rounded<T>(e);
       }
 #pragma unroll
@@ -135,7 +154,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, SOFTCAP ? 1 : 0) attentio
   for (int i = 0; i < kRows; ++i) {
     sum[i] = warp_reduce<Sum, 16>(sum[i]);
     if (y * kRows + i >= work.rows) continue;
-    const float factor = finish_row<T>(p, work, rows[i], most[i], sum[i]);
+    float factor = finish_row<T>(p, work, rows[i], most[i], sum[i]);
+#if DROPOUT
+    factor *= call.dropout.factor;
+#endif
     T* to = head_at<T>(p.out, p.out_at, r.batch, (i64)r.first_query + rows[i].query, rows[i].head);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) to[(x + 16 * c) * p.out_at.dim] = from_f32<T>(out[i][c] * factor);

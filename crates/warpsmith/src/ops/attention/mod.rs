@@ -23,10 +23,16 @@
 //! - `lse`, `[batch, num_heads, q_len]`, is the natural logarithm of the sum of the exponentials of a row's scores,
 //!   that of its sink included.
 //! - A row that sees nothing gives zeros, and the sink as `lse`, or minus infinity without sinks.
+//! - With a `dropout` above zero, probabilities are multiplied by zero, with this probability, or else by its inverse share: each
+//!   element of `softmax(scores)` by 0 or `1 / (1 - dropout)` (`dropout` counts in steps of `2^-16`). `lse` does not change. What
+//!   is dropped is a function of `seed`, `offset`, the number of the request (its place in the batch, or among the packed), the
+//!   head, and the query and the key in their request: the same on every device, in every kernel and beside any other requests,
+//!   and in `attention_backward` with the same options. A captured graph repeats it. Kernels without it refuse the call.
 //! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials are rounded to
 //!   it before they multiply `v`, but not before they are added up. The result is rounded once.
 //! - Range: where scores are above `2^28` in magnitude, or values above `2^80`, CUDA kernels of 16-bit types may overflow on the
-//!   way and give NaN. Exponentials below `2^-126` of a row's largest count as zero.
+//!   way and give NaN. Exponentials below `2^-126` of a row's largest count as zero, and on
+//!   CPUs with AMX so do their products with values.
 //! - NaN and infinities give what the formula gives. A row is never affected by `k` of a key that it does not see; `v`
 //!   must be finite there, or the row may become NaN.
 //! - Bits: a row's keys are added up from key 0 in blocks of fixed size. So the bits of a row depend on its own request
@@ -86,8 +92,11 @@ const CAUSAL: usize = 0;
 const WINDOW: usize = 1;
 const SOFTCAP: usize = 2;
 const SCALE: usize = 3;
-const BLOCK_Q: usize = 4;
-const BLOCK_KV: usize = 5;
+const DROPOUT: usize = 4;
+const SEED: usize = 5;
+const OFFSET: usize = 6;
+const BLOCK_Q: usize = 7;
+const BLOCK_KV: usize = 8;
 
 const SPEC: OpSpec = OpSpec {
     name: "attention",
@@ -156,6 +165,17 @@ const SPEC: OpSpec = OpSpec {
             name: "scale",
             kind: AttrKind::OptionalFloat,
             doc: "factor of the scores; left out, 1 / sqrt(head_dim)",
+        },
+        AttrSpec {
+            name: "dropout",
+            kind: AttrKind::Float(0.0),
+            doc: "share of probabilities that do not count, from 0 to below 1; the others count for more",
+        },
+        AttrSpec { name: "seed", kind: AttrKind::Int(0), doc: "decides what dropout drops" },
+        AttrSpec {
+            name: "offset",
+            kind: AttrKind::Int(0),
+            doc: "with another number, the same seed drops others",
         },
         AttrSpec {
             name: "block_q",
@@ -299,6 +319,26 @@ impl<'a> Call<'a, Forward> {
     /// The factor of the scores, instead of `1 / sqrt(head_dim)`.
     pub fn scale(self, scale: f32) -> Self {
         self.float(SCALE, scale)
+    }
+
+    /// Drops this share of the probabilities, chosen by the seed, and gives the others more weight. Zero for none.
+    ///
+    /// ```
+    /// use warpsmith::{ops::Attention, DType, Device, Tensor};
+    /// let x = Tensor::randn(&[1, 300, 2, 64], DType::F32, Device::Cpu, 0)?;
+    /// let [a, b] = [1, 1].map(|seed| Attention::new(&x, &x, &x).dropout(0.1, seed).run());
+    /// assert_eq!(a?.to_vec::<f32>()?, b?.to_vec::<f32>()?);
+    /// let error = Attention::new(&x, &x, &x).dropout(1.0, 1).run().unwrap_err();
+    /// assert!(error.to_string().contains("dropout"));
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn dropout(self, probability: f64, seed: u64) -> Self {
+        self.float(DROPOUT, probability).int(SEED, seed as i64)
+    }
+
+    /// With another number, the same seed drops others: for instance that of a layer, or of a step.
+    pub fn offset(self, offset: u64) -> Self {
+        self.int(OFFSET, offset as i64)
     }
 
     /// How many rows of queries, and how many keys, are worked on at a time. Zero lets the kernel choose.

@@ -1,9 +1,10 @@
 //! The checked call of `attention`: sizes, strides, types and options.
 
 use super::{
-    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, SPEC,
-    V, WINDOW,
+    BIAS, BLOCK_KV, BLOCK_Q, CAUSAL, DROPOUT, K, KV_STARTS, LSE, MASK, OFFSET, OUT, Q, Q_STARTS, SCALE, SEED,
+    SINKS, SOFTCAP, SPEC, V, WINDOW,
 };
+use crate::cpu::attention::Dropout;
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
 use crate::tensor::{DType, TensorView};
@@ -87,6 +88,7 @@ pub struct Problem {
     /// Zero for none.
     pub(in crate::ops) softcap_bits: u32,
     pub(in crate::ops) scale_bits: u32,
+    pub(in crate::ops) dropout: Option<Dropout>,
     /// Rows and keys of the blocks that the caller wants; zero for any.
     pub(in crate::ops) block_q: usize,
     pub(in crate::ops) block_kv: usize,
@@ -121,6 +123,15 @@ impl Problem {
             }
         }
         Ok(())
+    }
+
+    /// Refuses dropout, for kernels that have none.
+    #[cfg(feature = "cuda")]
+    pub(in crate::ops) fn without_dropout(&self) -> std::result::Result<(), String> {
+        match self.dropout {
+            Some(_) => Err("it has no dropout".into()),
+            None => Ok(()),
+        }
     }
 
     /// Query heads that share a KV head; zero if there is none.
@@ -218,6 +229,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         window: options.window,
         softcap_bits: options.softcap.to_bits(),
         scale_bits: options.scale.to_bits(),
+        dropout: check_dropout(&sizes, attrs, [DROPOUT, SEED, OFFSET])?,
         block_q: attrs.int(BLOCK_Q) as usize,
         block_kv: attrs.int(BLOCK_KV) as usize,
     })
@@ -267,6 +279,18 @@ pub(super) fn check_options(
     sizes.option("softcap", softcap, "a finite number of zero or more", softcap >= 0.0 && within(softcap))?;
     sizes.option("scale", scale, "a finite number", within(scale))?;
     Ok(Options { window: window as usize, softcap: softcap as f32, scale: scale as f32 })
+}
+
+/// The dropout that is asked for, by the positions of its options.
+pub(super) fn check_dropout(
+    sizes: &Matcher<'_>,
+    attrs: &Attrs,
+    [dropout, seed, offset]: [usize; 3],
+) -> Result<Option<Dropout>> {
+    let probability = attrs.float(dropout);
+    let ok = (0.0..1.0).contains(&probability);
+    sizes.option("dropout", probability, "a number from 0 to below 1", ok)?;
+    Ok(Dropout::new(probability, attrs.int(seed), attrs.int(offset)))
 }
 
 /// The strides of an `lse`, or of its gradient.

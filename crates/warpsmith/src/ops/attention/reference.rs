@@ -1,12 +1,18 @@
 //! The definition of `attention`.
 
-use super::{BIAS, CAUSAL, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE, SINKS, SOFTCAP, V, WINDOW};
+use super::{
+    BIAS, CAUSAL, DROPOUT, K, KV_STARTS, LSE, MASK, OFFSET, OUT, Q, Q_STARTS, SCALE, SEED, SINKS, SOFTCAP, V,
+    WINDOW,
+};
+use crate::cpu::attention::Dropout;
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use std::ops::Range;
 
 /// One head of the queries of one request.
 struct Head {
+    /// The number of the request.
+    request: usize,
     /// Index of the batch; zero for packed requests.
     batch: usize,
     head: usize,
@@ -31,9 +37,9 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
             }
             _ => (0..batch).map(|b| (b, b * q_len..(b + 1) * q_len, b * kv_len..(b + 1) * kv_len)).collect(),
         };
-    for (batch, queries, keys) in requests {
+    for (request, (batch, queries, keys)) in requests.into_iter().enumerate() {
         for head in 0..num_heads {
-            let head = Head { batch, head, queries: queries.clone(), keys: keys.clone() };
+            let head = Head { request, batch, head, queries: queries.clone(), keys: keys.clone() };
             for i in 0..queries.len() {
                 let token = queries.start + i;
                 let at = batch * num_heads * q_len + head.head * q_len + (token - batch * q_len);
@@ -80,16 +86,21 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
     }
     let most = sink.map_or(most, |sink| most.max_nan(sink));
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
+    let dropout = Dropout::new(attrs.float(DROPOUT), attrs.int(SEED), attrs.int(OFFSET));
     for &(j, score) in &scores {
-        let p = (score - most).exp().blurred(f64::from(f32::MIN_POSITIVE));
+        let mut p = (score - most).exp().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + p;
+        if dropout.is_some_and(|dropout| !dropout.of_head(head.request, head.head).keeps(i, j)) {
+            p = R::zero();
+        }
         let value = &v.data[row(j)..][..d];
         for (o, &value) in out.iter_mut().zip(value) {
             *o = *o + p.stored() * value;
         }
     }
+    let factor = R::of(dropout.map_or(1.0, |dropout| f64::from(dropout.factor())));
     for o in out {
-        *o = *o / sum;
+        *o = *o / sum * factor;
     }
     most + (sum - R::one()).ln_1p()
 }

@@ -3,8 +3,9 @@
 // Threads to data: as in attention_mma.cuh. Two fragments of weights of 8 keys each, rounded, are the left operand of a
 // product with the values. Keys are summed in ascending order, 16 an mma.
 //
-// Defines: those of attention_mma.cuh; KEYS is 32 or 64.
+// Defines: those of attention_mma.cuh; KEYS is 32 or 64; DROPOUT, if there is any.
 
+#include "warpsmith/attention_dropout.cuh"
 #include "warpsmith/attention_mma.cuh"
 
 using namespace warpsmith;
@@ -18,8 +19,9 @@ constexpr int kAhead = kTileM * kPieces / kThreads;
 
 extern __shared__ __align__(128) u8 shared[];
 
-extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const AttentionDropoutParams call) {
   begin_kernel();
+  const AttentionParams& p = call.attention;
   const Work work = work_at(p, blockIdx.x, kTileM);
   if (!work.exists) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -39,6 +41,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
     for (int step = 0; step < kSteps; ++step) load_matrices<false>(query[step], query_at + step * 32);
   }
 
+#if DROPOUT
+  const int number = number_of(p, work.request);
+  const HeadDropout dropout[2] = {{call.dropout, number, softmax.rows[0].head}, {call.dropout, number, softmax.rows[1].head}};
+#endif
 #pragma unroll 1
   for (int block = span.begin; block < span.end; ++block) {
     const u32 stage = (block & 1) * kStage;
@@ -63,6 +69,21 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
 
     float kept[2];
     weights_of(softmax, score, kept, p, work, span, block, lane);
+#if DROPOUT
+    // Two blocks of 8 keys have a cell's two keys.
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < kKeyBlocks; j += 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int query = softmax.rows[half].query, key = block * kKeys + j * 8 + lane % 4 * 2 + e;
+          const u64 bits = dropout[half].bits(cell_of(query), cell_of(key));
+#pragma unroll
+          for (int next = 0; next < 2; ++next)
+            if (!dropout[half].keeps(bits, half_of(query), next)) score[j + next][2 * half + e] = 0.0f;
+        }
+#endif
 #pragma unroll
     for (int c = 0; c < kColumnBlocks; ++c)
 #pragma unroll
@@ -85,5 +106,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_sm80(const Atte
     }
   }
   wait_copies<0>();
+#if DROPOUT
+#pragma unroll
+  for (int c = 0; c < kColumnBlocks; ++c)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out[c][e] *= call.dropout.factor;
+#endif
   finish_rows(out, softmax, p, work, warp, lane);
 }

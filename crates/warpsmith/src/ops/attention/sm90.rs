@@ -194,6 +194,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if p.mask.is_some() || p.bias.is_some() {
         return Err("it knows no mask and no bias".into());
     }
+    p.without_dropout()?;
     if p.kv_len == 0 {
         return Err("there is nothing to load".into());
     }

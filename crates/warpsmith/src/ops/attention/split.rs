@@ -63,6 +63,7 @@ fn supports_rows(p: &Problem, most: usize) -> std::result::Result<(), String> {
     if p.mask.is_some() || p.bias.is_some() {
         return Err("it knows no mask and no bias".into());
     }
+    p.without_dropout()?;
     if p.packed.is_some() {
         return Err("packed requests may have many queries".into());
     }

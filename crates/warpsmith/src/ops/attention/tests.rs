@@ -2,6 +2,7 @@
 //! handled.
 
 mod bits;
+mod dropout;
 mod starts;
 
 use super::problem::{BLOCKS_Q, Problem};

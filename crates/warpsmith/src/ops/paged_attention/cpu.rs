@@ -65,6 +65,7 @@ unsafe fn attend(launch: &Launch<'_, Problem>, requests: &[Request]) {
         bias: None,
         softcap: p.softcap(),
         scale: p.scale(),
+        dropout: None,
         block_rows: 0,
         block_keys: attention::KEYS,
         keys: &|i, request| p.keys(i, request.q_len, request.kv_len),

@@ -42,6 +42,7 @@ pub(super) fn add_requests(launch: &Launch<'_, Problem>, requests: &mut List<'_,
             }
         }
         requests.push(Request {
+            number: index,
             batch: index,
             first_query: first as usize,
             q_len: (last - first) as usize,

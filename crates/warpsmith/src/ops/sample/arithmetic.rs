@@ -1,6 +1,7 @@
 //! Weights and noise, operation by operation, exactly as in `kernel.cu` and `reference.rs`. `moe_route` chooses with the same.
 
 use crate::cpu::Simd;
+use crate::cpu::random::RandomStream;
 
 /// Below this a temperature takes the largest logit.
 pub(in crate::ops) const COLD: f32 = 1e-5;
@@ -17,7 +18,6 @@ const EXP2: [f32; 6] =
 /// `ln(1 + f) = f + f^2 (LN[0] + f (LN[1] + ...))` for `f` from about -0.3 to 0.42.
 const LN: [f32; 8] =
     [-0.4999999, 0.3333395, -0.2500176, 0.19962022, -0.16570306, 0.14918347, -0.14309312, 0.08736038];
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// `exp(t)` of `t` that are not positive; below [`LEAST`] anything.
 #[inline(always)]
@@ -36,13 +36,12 @@ pub(in crate::ops) fn weights<S: Simd>(s: S, t: S::V) -> S::V {
 /// The noise of a row's tokens: a counter-based generator.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Noise {
-    stream: u64,
+    stream: RandomStream,
 }
 
 impl Noise {
     pub fn new(seed: i64, position: i64) -> Noise {
-        let seed = mix((seed as u64).wrapping_add(GOLDEN));
-        Noise { stream: mix(seed.wrapping_add((position as u64).wrapping_mul(GOLDEN))) }
+        Noise { stream: RandomStream::new(seed, position) }
     }
 
     /// Minus the logarithm of a number uniform between 0 and 1.
@@ -54,16 +53,8 @@ impl Noise {
     /// 64 random bits.
     #[inline(always)]
     pub fn bits(self, token: u32) -> u64 {
-        mix(self.stream.wrapping_add((u64::from(token) + 1).wrapping_mul(GOLDEN)))
+        self.stream.bits(u64::from(token))
     }
-}
-
-/// A permutation of 64-bit numbers in which every bit changes about half of the bits.
-#[inline(always)]
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 /// `-ln(1 - (2 bits/2 + 1) / 2^32)`: accurate relative to itself at both ends, and never zero.

@@ -9,6 +9,7 @@ pub(super) use softmax::Growth;
 pub(super) use softmax::View;
 
 use super::call::{Call, KEYS};
+use super::dropout::HeadDropout;
 use super::plan::Job;
 use super::state::{ROWS, State};
 use super::work::Work;
@@ -74,7 +75,7 @@ impl<'a> Band<'a> {
             first,
             rows: rows.len(),
             scale: call.scale * k_scale,
-            value_scale: v_scale,
+            value_scale: v_scale * call.dropout.map_or(1.0, |dropout| dropout.factor()),
             seen,
             keys: start.min(end)..end,
             total,
@@ -102,6 +103,14 @@ impl<'a> Band<'a> {
     pub fn single_score(&self, view: &View, r: usize) -> Option<(usize, *mut f32)> {
         let (key, end) = self.seen[r];
         (end.wrapping_sub(key) == 1).then(|| view.score(r, key)).flatten().map(|score| (key, score))
+    }
+
+    /// Dropout of a row: that of its head, and the query.
+    #[inline(always)]
+    fn dropout(&self, r: usize) -> Option<(HeadDropout, usize)> {
+        let dropout = self.call.dropout?;
+        let (head, query) = self.place(r);
+        Some((dropout.of_head(self.job.request.number, head), query))
     }
 
     /// The run of rows from `r` on whose queries are consecutive: head and query of the first row, and the number of

@@ -214,7 +214,8 @@ impl Band<'_> {
         }
     }
 
-    /// Hands the exponentials of a row over some panels to `store`, two vectors at a time, and sums them.
+    /// Hands the exponentials of a row over some panels to `store`, two vectors at a time, and sums them. Those that
+    /// dropout drops are summed as well, but handed over as zeros.
     ///
     /// # Safety
     /// As for [`Self::softmax`].
@@ -233,12 +234,22 @@ impl Band<'_> {
             let lanes = self.current.lanes.add(r.wrapping_mul(LANES));
             let mut sum = s.load(lanes);
             let (factor, base) = (s.splat(view.factor), s.splat(growth.bases[r]));
+            let dropout = self.dropout(r);
+            let mut kept = [1.0; PANEL];
             for panel in panels {
                 let scores = view.scores(panel).add(r.wrapping_mul(PANEL));
+                if let Some((dropout, query)) = &dropout {
+                    dropout.of_keys(*query, view.first.wrapping_add(panel.wrapping_mul(PANEL)), &mut kept);
+                }
                 for i in (0..PANEL).step_by(2 * S::N) {
-                    let a = exponential(s, s.load(scores.add(i)), factor, base);
-                    let b = exponential(s, s.load(scores.add(i).add(S::N)), factor, base);
+                    let mut a = exponential(s, s.load(scores.add(i)), factor, base);
+                    let mut b = exponential(s, s.load(scores.add(i).add(S::N)), factor, base);
                     sum = s.add(s.add(sum, a), b);
+                    if dropout.is_some() {
+                        let kept = kept.as_ptr().add(i);
+                        a = s.select(s.lt(s.zero(), s.load(kept)), a, s.zero());
+                        b = s.select(s.lt(s.zero(), s.load(kept.add(S::N))), b, s.zero());
+                    }
                     store(panel.wrapping_mul(PANEL).wrapping_add(i), a, b);
                 }
             }

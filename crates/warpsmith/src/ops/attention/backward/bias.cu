@@ -4,9 +4,10 @@
 // Threads to data: as in attention_backward_generic.cuh. A block has 64 queries by 64 keys of one matrix of the bias, and adds
 // the gradients of requests and heads in ascending order.
 //
-// Defines: those of attention_backward.cuh.
+// Defines: those of attention_backward.cuh; DROPOUT, if there is any.
 
 #include "warpsmith/attention_backward_generic.cuh"
+#include "warpsmith/attention_dropout.cuh"
 
 using namespace warpsmith;
 using namespace warpsmith::attention;
@@ -52,6 +53,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_bia
           [&](int query) { return head_at<const T>(p.dout, p.dout_at, batch, (i64)first + query, head); }, count, a.v_at.dim,
           [&](int key) { return head_at<const T>(a.v, a.v_at, batch, (i64)block + key, kv_head); });
       const RowStats* stats = stats_at(p, r, head);
+#if DROPOUT
+      const HeadDropout dropout(p.dropout, batch, head);
+      u32 kept = 0;
+#pragma unroll 1
+      for (int i = 0; i < 4 * kRows; ++i)
+        kept |= (u32)dropout.keeps(first + y * kRows + i / 4, block + x + i % 4 * 16) << i;
+#endif
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int query = first + y * kRows + i;
@@ -61,6 +69,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_bia
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const Weight weight = weight_of(a, batch, head, query, keys, block + x + 16 * j, s[i][j], row.base, false);
+#if DROPOUT
+          dp[i][j] = kept >> (4 * i + j) & 1 ? dp[i][j] * p.dropout.factor : 0.0f;
+#endif
           sum[i][j] += weight.score_gradient(dp[i][j], row.delta);
         }
       }

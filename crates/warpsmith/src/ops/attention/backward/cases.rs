@@ -1,11 +1,11 @@
 //! The cases of `attention_backward`: what every kernel must pass, and what is timed.
 
-use super::super::cases::{nearest, share_heads};
+use super::super::cases::{MOST_DROPOUT, nearest, share_heads};
 use super::super::problem::HEAD_DIMS;
 use super::super::reference as forward;
 use super::{
-    BIAS, Backward, CAUSAL, DBIAS, DLSE, DOUT, DSINKS, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE,
-    SINKS, SOFTCAP, SPEC, V, WINDOW, reference,
+    BIAS, Backward, CAUSAL, DBIAS, DLSE, DOUT, DROPOUT, DSINKS, K, KV_STARTS, LSE, MASK, OFFSET, OUT, Q,
+    Q_STARTS, SCALE, SEED, SINKS, SOFTCAP, SPEC, V, WINDOW, reference,
 };
 use crate::lab::proof::draw;
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Lengths, Provable, Real, Values};
@@ -49,6 +49,7 @@ impl Provable for Backward {
             }
         }
         case.set(SOFTCAP, case.attrs.float(SOFTCAP).max(0.0));
+        case.set(DROPOUT, case.attrs.float(DROPOUT).min(MOST_DROPOUT));
         // What does not see each other must be finite.
         let hides_keys = case.attrs.bool(CAUSAL) || case.attrs.int(WINDOW) > 0 || case.gives(MASK);
         if hides_keys && case.values == Values::Special {
@@ -110,6 +111,21 @@ impl Provable for Backward {
             cases.push(packed([8, 129, 65, 2, 1, 64]));
             cases.push(sunk(packed([9, 65, 300, 4, 2, 32]).attr(CAUSAL, 1.0).attr(WINDOW, 100.0)));
             cases.push(packed([2, 64, 64, 2, 2, 128]));
+            let dropped = |case: Case, share: f64, seed: f64| case.attr(DROPOUT, share).attr(SEED, seed);
+            for head_dim in HEAD_DIMS {
+                let case = causal([2, 70, 150, 4, 2, head_dim]).attr(OFFSET, 5.0);
+                cases.push(dropped(case, 0.1, head_dim as f64));
+            }
+            for [q_len, kv_len] in [[1, 1], [5, 0], [1, 300], [65, 127], [200, 9]] {
+                cases.push(dropped(case([2, q_len, kv_len, 2, 1, 64]).give(DLSE), 0.5, 3.0));
+            }
+            cases.push(dropped(case([1, 150, 300, 3, 3, 64]), 0.2, -7.0));
+            cases.push(dropped(all([1, 150, 200, 6, 2, 128]), 0.3, 11.0));
+            cases.push(dropped(biased(case([2, 67, 131, 4, 2, 64]).give(MASK)), 0.9, 1.0));
+            cases.push(dropped(packed([8, 129, 65, 2, 1, 64]).attr(CAUSAL, 1.0), 0.1, 9.0));
+            cases.push(dropped(packed([5, 200, 200, 4, 2, 32]), 0.4, 9.0));
+            cases.push(dropped(case([2, 35, 70, 4, 2, 64]).arranged(Arrangement::Misaligned), 0.2, 2.0));
+            cases.push(dropped(case([2, 35, 70, 4, 2, 64]).values(Values::Large), 0.2, 2.0));
             for arrangement in [
                 Arrangement::PaddedRows,
                 Arrangement::Transposed,
@@ -167,8 +183,9 @@ fn plans(case: &Case) -> Vec<Option<ArgPlan>> {
     };
     let normal = Fill::Normal(0.0, 1.0);
     let given = |index: usize, plan: ArgPlan| case.gives(index).then_some(plan);
-    let by_batch =
-        |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: Some(0) };
+    // What is dropped depends on the place in the batch.
+    let batch_dim = (case.attrs.float(DROPOUT) == 0.0).then_some(0);
+    let by_batch = |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim };
     let shared =
         |shape: &[usize], dtype, fill| ArgPlan { shape: shape.to_vec(), dtype, fill, batch_dim: None };
     let is_packed = case.gives(Q_STARTS);
@@ -249,7 +266,7 @@ fn generate(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     for (there, here) in same {
         inputs[there] = drawn(here);
     }
-    // Both ops have these options at the same positions.
+    // Both ops have these options, dropout among them, at the same positions.
     let mut results = forward::forward::<f64>(&Inputs::new(&inputs, 1 << attention::LSE), &case.attrs);
     let mut all = vec![Vec::new(); SPEC.args.len()];
     let mut keep = |index: usize, array: Option<Array<f64>>| {

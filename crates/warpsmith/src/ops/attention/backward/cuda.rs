@@ -4,7 +4,9 @@
 //! queries, each of which computes the weights anew, and ends with the gradients of sinks and bias if they are asked for. So
 //! no two blocks add to the same element.
 
-use super::super::cuda::{AttentionParams, GridStrides, HeadStrides, Scores, addressable, vectors};
+use super::super::cuda::{
+    AttentionParams, DropoutParams, GridStrides, HeadStrides, Scores, addressable, vectors, with_dropout,
+};
 use super::super::problem::{HEAD_DIMS, Problem as Forward};
 use super::{
     BIAS, DBIAS, DK, DLSE, DOUT, DQ, DSINKS, DV, K, KV_STARTS, LSE, MASK, OUT, Problem, Q, Q_STARTS, SINKS, V,
@@ -31,6 +33,7 @@ kernel_params! {
         dsinks_step: i64,
         /// Sizes of the bias.
         bias_batch: i32, bias_heads: i32,
+        dropout: DropoutParams,
     }
 }
 
@@ -59,6 +62,7 @@ impl AttentionBackwardParams {
             dsinks_step: p.dsinks.unwrap_or(0) as i64,
             bias_batch: p.bias_batch as i32,
             bias_heads: p.bias_heads as i32,
+            dropout: DropoutParams::of(&p.forward),
         }
     }
 }
@@ -152,15 +156,16 @@ device!(BIAS_DEVICE, "bias.cu", "attention_backward_bias", ANY, || {
     for dtype in FLOATS {
         let plain = Scores { bias: Some(dtype), ..Scores::PLAIN };
         all.extend(HEAD_DIMS.map(|head_dim| plain.defines(dtype, head_dim)));
-        all.push(Scores { softcap: true, mask: true, bias: Some(DType::F32) }.defines(dtype, 64));
+        let most = Scores { softcap: true, mask: true, bias: Some(DType::F32) };
+        all.extend([false, true].map(|dropout| with_dropout(most.defines(dtype, 64), dropout)));
     }
     all
 });
 device!(KEYS_DEVICE, "generic_keys.cu", "attention_backward_generic_keys", ANY, || {
-    covering().map(|(scores, dtype, head_dim)| keys_defines(&scores, dtype, head_dim)).collect()
+    with_and_without_dropout(|scores, dtype, head_dim| keys_defines(scores, dtype, head_dim))
 });
 device!(QUERIES_DEVICE, "generic_queries.cu", "attention_backward_generic_queries", ANY, || {
-    covering().map(|(scores, dtype, head_dim)| scores.defines(dtype, head_dim)).collect()
+    with_and_without_dropout(|scores, dtype, head_dim| scores.defines(dtype, head_dim))
 });
 
 /// A few calls that together have each value of each define.
@@ -169,6 +174,20 @@ fn covering() -> impl Iterator<Item = (Scores, DType, usize)> {
         let plain = HEAD_DIMS.map(|head_dim| (Scores::PLAIN, dtype, head_dim));
         plain.into_iter().chain(Scores::covering(dtype).map(|scores| (scores, dtype, 64)))
     })
+}
+
+/// The defines of those calls, and of some of them with dropout.
+fn with_and_without_dropout(defines: impl Fn(&Scores, DType, usize) -> Defines) -> Vec<Defines> {
+    let mut all: Vec<Defines> =
+        covering().map(|(scores, dtype, head_dim)| defines(&scores, dtype, head_dim)).collect();
+    for dtype in FLOATS {
+        for (scores, head_dim) in
+            [(Scores::PLAIN, 128), (Scores::PLAIN, 256), (Scores::covering(dtype)[1], 64)]
+        {
+            all.push(with_dropout(defines(&scores, dtype, head_dim), true));
+        }
+    }
+    all
 }
 
 fn rows_defines(dtype: DType, head_dim: usize, vector: bool) -> Defines {
@@ -250,7 +269,8 @@ pub(super) unsafe fn finish(launch: &Launch<'_, Problem>) -> Result<()> {
             let matrices = p.bias_batch * p.bias_heads;
             let blocks = tiles.saturating_mul(f.kv_len.div_ceil(BIAS_KEYS)).saturating_mul(matrices);
             let config = LaunchConfig::new([block_count(blocks)?, 1, 1], [GENERIC_THREADS, 1, 1], 0);
-            record(launch, &BIAS_DEVICE, &Scores::of(f).defines(f.dtype, f.head_dim), &config, tiles)?;
+            let defines = with_dropout(Scores::of(f).defines(f.dtype, f.head_dim), f.dropout.is_some());
+            record(launch, &BIAS_DEVICE, &defines, &config, tiles)?;
         }
     }
     Ok(())
@@ -264,8 +284,9 @@ pub(super) const GENERIC: Kernel<Problem> =
         let keys = Tiles::of_keys(f, generic_keys(f.head_dim))?;
         let queries = Tiles::of_queries(f, GENERIC_QUERIES)?;
         let config = |tiles: Tiles| LaunchConfig::new([tiles.blocks, 1, 1], [GENERIC_THREADS, 1, 1], 0);
-        let (keys_defines, queries_defines) =
-            (keys_defines(&scores, f.dtype, f.head_dim), scores.defines(f.dtype, f.head_dim));
+        let [keys_defines, queries_defines] =
+            [keys_defines(&scores, f.dtype, f.head_dim), scores.defines(f.dtype, f.head_dim)]
+                .map(|defines| with_dropout(defines, f.dropout.is_some()));
         // SAFETY: the addresses are those of the checked tensors and of the workspace, which has the size that was asked for;
         // the blocks cover every key and every query.
         unsafe {

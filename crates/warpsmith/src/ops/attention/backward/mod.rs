@@ -7,6 +7,8 @@
 //! `dv = sum(p * dout)` over the queries of all heads that share the KV head, `dbias = dz`, summed over the requests and
 //! heads that share an element of it, and `dsinks = -sum(exp(sink - lse) * D)` over all queries.
 //!
+//! With `dropout`, whose factors `m` of `p` are 0 or `1 / (1 - dropout)`: `dz = p * (m * dp - D)` and `dv = sum(m * p * dout)`.
+//!
 //! - `q`, `k`, `v`, `q_starts`, `kv_starts`, `mask`, `bias` and `sinks` are those of the forward call, and so are the options;
 //!   `out` and `lse` are what it returned. `dlse`, the gradient of `lse`, counts as zero unless it is given.
 //! - Shapes: `dq`, `dk` and `dv` have those of `q`, `k` and `v`, `dout` that of `out`, `dlse` that of `lse`, `dbias` that of
@@ -74,6 +76,9 @@ const CAUSAL: usize = 0;
 const WINDOW: usize = 1;
 const SOFTCAP: usize = 2;
 const SCALE: usize = 3;
+const DROPOUT: usize = 4;
+const SEED: usize = 5;
+const OFFSET: usize = 6;
 
 const SPEC: OpSpec = OpSpec {
     name: "attention_backward",
@@ -159,6 +164,9 @@ const SPEC: OpSpec = OpSpec {
             kind: AttrKind::OptionalFloat,
             doc: "that of the forward call; left out, 1 / sqrt(head_dim)",
         },
+        AttrSpec { name: "dropout", kind: AttrKind::Float(0.0), doc: "that of the forward call; 0 for none" },
+        AttrSpec { name: "seed", kind: AttrKind::Int(0), doc: "that of the forward call" },
+        AttrSpec { name: "offset", kind: AttrKind::Int(0), doc: "that of the forward call" },
     ],
     sizes: &[
         SizeSpec { name: "batch", default: 4, doc: "number of requests" },
@@ -268,6 +276,16 @@ impl<'a> Call<'a, Backward> {
     /// The `scale` of the forward call.
     pub fn scale(self, scale: f32) -> Self {
         self.float(SCALE, scale)
+    }
+
+    /// The `dropout` of the forward call, with its seed.
+    pub fn dropout(self, probability: f64, seed: u64) -> Self {
+        self.float(DROPOUT, probability).int(SEED, seed as i64)
+    }
+
+    /// The `offset` of the forward call.
+    pub fn offset(self, offset: u64) -> Self {
+        self.int(OFFSET, offset as i64)
     }
 
     /// The forward call had packed requests.

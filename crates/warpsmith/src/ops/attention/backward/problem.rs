@@ -1,12 +1,12 @@
 //! The checked call of `attention_backward`.
 
 use super::super::problem::{
-    self as forward, Bias, Grid, Heads, Rows, Sizes, check_grid, check_options, check_sizes, check_starts,
-    heads, rows,
+    self as forward, Bias, Grid, Heads, Rows, Sizes, check_dropout, check_grid, check_options, check_sizes,
+    check_starts, heads, rows,
 };
 use super::{
-    BIAS, CAUSAL, DBIAS, DK, DLSE, DOUT, DQ, DSINKS, DV, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE,
-    SINKS, SOFTCAP, SPEC, V, WINDOW,
+    BIAS, CAUSAL, DBIAS, DK, DLSE, DOUT, DQ, DROPOUT, DSINKS, DV, K, KV_STARTS, LSE, MASK, OFFSET, OUT, Q,
+    Q_STARTS, SCALE, SEED, SINKS, SOFTCAP, SPEC, V, WINDOW,
 };
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
@@ -93,6 +93,7 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
             window: options.window,
             softcap_bits: options.softcap.to_bits(),
             scale_bits: options.scale.to_bits(),
+            dropout: check_dropout(&sizes, attrs, [DROPOUT, SEED, OFFSET])?,
             block_q: 0,
             block_kv: 0,
         },

@@ -1,15 +1,18 @@
 //! The definition of `attention_backward`.
 
 use super::{
-    BIAS, CAUSAL, DBIAS, DK, DLSE, DOUT, DQ, DSINKS, DV, K, KV_STARTS, LSE, MASK, OUT, Q, Q_STARTS, SCALE,
-    SINKS, SOFTCAP, V, WINDOW,
+    BIAS, CAUSAL, DBIAS, DK, DLSE, DOUT, DQ, DROPOUT, DSINKS, DV, K, KV_STARTS, LSE, MASK, OFFSET, OUT, Q,
+    Q_STARTS, SCALE, SEED, SINKS, SOFTCAP, V, WINDOW,
 };
+use crate::cpu::attention::Dropout;
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use std::ops::Range;
 
 /// One head of the queries of one request.
 struct Head {
+    /// The number of the request.
+    request: usize,
     /// Index of the batch; zero for packed requests.
     batch: usize,
     head: usize,
@@ -49,9 +52,9 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
             }
             _ => (0..batch).map(|b| (b, b * q_len..(b + 1) * q_len, b * kv_len..(b + 1) * kv_len)).collect(),
         };
-    for (batch, queries, keys) in requests {
+    for (request, (batch, queries, keys)) in requests.into_iter().enumerate() {
         for head in 0..num_heads {
-            let head = Head { batch, head, queries: queries.clone(), keys: keys.clone() };
+            let head = Head { request, batch, head, queries: queries.clone(), keys: keys.clone() };
             for i in 0..queries.len() {
                 add_row(inputs, attrs, &head, i, &mut gradients);
             }
@@ -62,7 +65,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     let mut outputs = vec![None; inputs.count()];
     outputs[DQ] = Some(scaled(gradients.dq));
     outputs[DK] = Some(scaled(gradients.dk));
-    outputs[DV] = Some(gradients.dv);
+    outputs[DV] = Some(gradients.dv.map(|x| x * factor::<R>(dropout(attrs))));
     outputs[DBIAS] = gradients.dbias.filter(|_| inputs.wants(DBIAS));
     outputs[DSINKS] = inputs.wants(DSINKS).then_some(gradients.dsinks);
     outputs
@@ -100,6 +103,8 @@ fn add_row<R: Real>(
     }
     let position = i as i64 + head.keys.len() as i64 - head.queries.len() as i64;
     let window = attrs.int(WINDOW);
+    let dropout = dropout(attrs);
+    let factor = factor::<R>(dropout);
     let (scale, cap) = (R::of(scale(attrs, d)), attrs.float(SOFTCAP) as f32 as f64);
     for j in 0..head.keys.len() {
         let visible = !attrs.bool(CAUSAL) || j as i64 <= position;
@@ -122,7 +127,12 @@ fn add_row<R: Real>(
             score = score + inputs[BIAS].data[at];
         }
         let p = weight(score);
-        let dz = p * (dot(dout, value) - delta);
+        let drops = dropout.is_some_and(|dropout| !dropout.of_head(head.request, head.head).keeps(i, j));
+        let (kept, dp) = match drops {
+            true => (R::zero(), R::zero()),
+            false => (p, dot(dout, value) * factor),
+        };
+        let dz = p * (dp - delta);
         if let (Some(at), Some(dbias)) = (bias, &mut gradients.dbias) {
             dbias.data[at] = dbias.data[at] + dz;
         }
@@ -132,9 +142,18 @@ fn add_row<R: Real>(
             *dq = *dq + ds * key[c];
             *dk = *dk + ds * query[c];
             let dv = &mut gradients.dv.data[other + c];
-            *dv = *dv + p.stored() * dout[c];
+            *dv = *dv + kept.stored() * dout[c];
         }
     }
+}
+
+fn dropout(attrs: &Attrs) -> Option<Dropout> {
+    Dropout::new(attrs.float(DROPOUT), attrs.int(SEED), attrs.int(OFFSET))
+}
+
+/// The factor of weights that are kept.
+fn factor<R: Real>(dropout: Option<Dropout>) -> R {
+    R::of(dropout.map_or(1.0, |dropout| f64::from(dropout.factor())))
 }
 
 fn scale(attrs: &Attrs, head_dim: usize) -> f64 {

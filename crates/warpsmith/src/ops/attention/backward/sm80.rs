@@ -1,6 +1,6 @@
 //! `attention_backward` on the tensor cores of sm_80 and later: host half.
 
-use super::super::cuda::{Scores, addressable};
+use super::super::cuda::{Scores, addressable, with_dropout};
 use super::super::problem::HEAD_DIMS;
 use super::Problem;
 use super::cuda::{
@@ -70,6 +70,14 @@ fn covering() -> impl Iterator<Item = (Shape, Scores, DType, usize)> {
     })
 }
 
+/// The defines of those calls, and of plain ones and one with options with dropout.
+fn with_and_without_dropout(defines: impl Fn(&Shape, &Scores, DType, usize) -> Defines) -> Vec<Defines> {
+    let of = |(shape, scores, dtype, head_dim)| defines(&shape, &scores, dtype, head_dim);
+    let dropped = covering().filter(|(_, scores, ..)| !scores.softcap || scores.mask);
+    let dropped = dropped.map(|call| with_dropout(of(call), true));
+    covering().map(of).chain(dropped).collect()
+}
+
 static KEYS_DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "attention_backward_sm80_keys", code: include_str!("sm80_keys.cu") },
     prelude: AttentionBackwardParams::prelude,
@@ -78,9 +86,7 @@ static KEYS_DEVICE: CudaKernel = CudaKernel {
     fast_math: false,
     overlaps: true,
     variants: || {
-        covering()
-            .map(|(shape, scores, dtype, head_dim)| shape.keys_defines(&scores, dtype, head_dim))
-            .collect()
+        with_and_without_dropout(|shape, scores, dtype, head_dim| shape.keys_defines(scores, dtype, head_dim))
     },
 };
 
@@ -92,7 +98,7 @@ static QUERIES_DEVICE: CudaKernel = CudaKernel {
     fast_math: false,
     overlaps: true,
     variants: || {
-        covering().map(|(shape, scores, dtype, head_dim)| shape.defines(&scores, dtype, head_dim)).collect()
+        with_and_without_dropout(|shape, scores, dtype, head_dim| shape.defines(scores, dtype, head_dim))
     },
 };
 
@@ -106,8 +112,9 @@ pub(super) const SM80: Kernel<Problem> =
         let queries = Tiles::of_queries(f, LEFT)?;
         let shared = shape.shared(f.head_dim) as u32;
         let config = |blocks: u32| LaunchConfig::new([blocks, 1, 1], [THREADS, 1, 1], shared);
-        let keys_defines = shape.keys_defines(&scores, f.dtype, f.head_dim);
-        let queries_defines = shape.defines(&scores, f.dtype, f.head_dim);
+        let [keys_defines, queries_defines] =
+            [shape.keys_defines(&scores, f.dtype, f.head_dim), shape.defines(&scores, f.dtype, f.head_dim)]
+                .map(|defines| with_dropout(defines, f.dropout.is_some()));
         let keys_config = config(keys.times(shape.parts)?);
         // SAFETY: the addresses are those of the checked tensors and of the workspace, which has the size that was asked for;
         // the blocks cover every key and every query.

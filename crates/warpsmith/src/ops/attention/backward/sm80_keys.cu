@@ -4,9 +4,10 @@
 // them, in ascending order, of one query head after the other. Where heads are so long that the sums of both gradients do not fit
 // the registers, PARTS blocks share the columns of a head, each of which computes the weights.
 //
-// Defines: those of attention_backward_mma.cuh; PARTS, 1 or 2.
+// Defines: those of attention_backward_mma.cuh; PARTS, 1 or 2; DROPOUT, if there is any.
 
 #include "warpsmith/attention_backward_mma.cuh"
+#include "warpsmith/attention_dropout.cuh"
 
 using namespace warpsmith;
 using namespace warpsmith::attention;
@@ -51,6 +52,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
   load_lines<kLeft>(values, head_at<const T>(a.v, a.v_at, r.batch, first_key, tile.head), a.v_at.token, tile.count);
   load(0);
 
+#if DROPOUT
+  const int number = number_of(a, r);
+#endif
   float dk[kColumns / 8][4], dv[kColumns / 8][4];
   clear(dk);
   clear(dv);
@@ -70,6 +74,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
     const bool whole = block + kRight <= r.q_len && tile.count == kLeft;
     const bool is_seen = whole && keys_of(a, r, block + kRight - 1).first <= tile.first &&
                          keys_of(a, r, block).end >= tile.first + kLeft;
+#if DROPOUT
+    const HeadDropout dropout(p.dropout, number, head);
+    u64 cells[kBlocks / 2][2];
+#pragma unroll
+    for (int j = 0; j < kBlocks / 2; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        cells[j][e] = dropout.bits(cell_of(block + j * 16 + lane % 4 * 2 + e), cell_of(tile.first + warp * 16 + lane / 4));
+#endif
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j)
 #pragma unroll
@@ -84,6 +97,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
           const int key = tile.first + warp * 16 + half * 8 + lane / 4;
           const Weight weight = weight_of(a, r.batch, head, query, sees, key, s, row.base, is_seen);
           s = weight.p;
+#if DROPOUT
+          const bool counts = dropout.keeps(cells[j / 2][e], j % 2, half);
+          if (!counts) s = 0.0f;
+          gradient = counts ? gradient * p.dropout.factor : 0.0f;
+#endif
           gradient = weight.product_gradient(gradient, row.delta);
         }
       }
@@ -96,6 +114,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
   wait_copies<0>();
   store_lines(head_at<T>(p.dk, p.dk_at, r.batch, first_key, tile.head), p.dk_at.token, part * kColumns, dk, a.scale, tile.count,
               warp, lane);
-  store_lines(head_at<T>(p.dv, p.dv_at, r.batch, first_key, tile.head), p.dv_at.token, part * kColumns, dv, 1.0f, tile.count,
+#if DROPOUT
+  const float factor = p.dropout.factor;
+#else
+  const float factor = 1.0f;
+#endif
+  store_lines(head_at<T>(p.dv, p.dv_at, r.batch, first_key, tile.head), p.dv_at.token, part * kColumns, dv, factor, tile.count,
               warp, lane);
 }

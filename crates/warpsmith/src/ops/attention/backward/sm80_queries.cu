@@ -3,9 +3,10 @@
 // Threads to data: as in attention_backward_mma.cuh. The left lines are 64 queries of a head; blocks of LINES keys go past them
 // in ascending order.
 //
-// Defines: those of attention_backward_mma.cuh.
+// Defines: those of attention_backward_mma.cuh; DROPOUT, if there is any.
 
 #include "warpsmith/attention_backward_mma.cuh"
+#include "warpsmith/attention_dropout.cuh"
 
 using namespace warpsmith;
 using namespace warpsmith::attention;
@@ -49,6 +50,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
     row[half] = exists ? stats_at(p, r, tile.head)[query] : RowStats{0.0f, 0.0f};
     sees[half] = exists ? keys_of(a, r, query) : Keys{0, 0};
   }
+#if DROPOUT
+  const HeadDropout dropout(p.dropout, number_of(a, r), tile.head);
+#endif
   float dq[HEAD_DIM / 8][4];
   clear(dq);
 #pragma unroll 1
@@ -62,6 +66,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
     multiply_lines(ds, left_at(douts, warp, lane), columns_at(values, lane));
 
     const int first = block * kRight;
+#if DROPOUT
+    u64 cells[kBlocks / 2][2];
+#pragma unroll
+    for (int j = 0; j < kBlocks / 2; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        cells[j][e] = dropout.bits(cell_of(tile.first + warp * 16 + lane / 4), cell_of(first + j * 16 + lane % 4 * 2 + e));
+#endif
     const bool is_seen = tile.count == kLeft && high.first <= first && low.end >= first + kRight;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -73,6 +85,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) attention_backward_sm8
           float& gradient = ds[j][2 * half + e];
           const Weight weight =
               weight_of(a, r.batch, tile.head, query, sees[half], key, s[j][2 * half + e], row[half].base, is_seen);
+#if DROPOUT
+          gradient = dropout.keeps(cells[j / 2][e], half, j % 2) ? gradient * p.dropout.factor : 0.0f;
+#endif
           gradient = weight.product_gradient(gradient, row[half].delta);
         }
     accumulate(dq, ds, rows_at(keys, lane));

@@ -206,6 +206,7 @@ fn supports(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if f.mask.is_some() || f.bias.is_some() {
         return Err("it knows no mask and no bias".into());
     }
+    f.without_dropout()?;
     if f.softcap() > MOST_SOFTCAP {
         return Err(format!("a softcap above {MOST_SOFTCAP} needs more digits"));
     }

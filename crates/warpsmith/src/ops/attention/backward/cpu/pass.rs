@@ -196,11 +196,11 @@ impl Work<'_> {
                 );
                 self.walk::<T, S>(s, request, job.head, &job.lines, &mut has_sums);
             }
-            let scale = f.scale();
+            let (scale, kept) = (f.scale(), f.dropout.map_or(1.0, |dropout| dropout.factor()));
             match self.kind {
                 Kind::Keys => {
                     self.store::<T, S>(s, 0, &call.dk, request.first_key, request, job, &has_sums, scale);
-                    self.store::<T, S>(s, 1, &call.dv, request.first_key, request, job, &has_sums, 1.0);
+                    self.store::<T, S>(s, 1, &call.dv, request.first_key, request, job, &has_sums, kept);
                 }
                 _ => self.store::<T, S>(s, 0, &call.dq, request.first_query, request, job, &has_sums, scale),
             }

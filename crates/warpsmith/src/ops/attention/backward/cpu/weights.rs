@@ -130,7 +130,17 @@ impl<'a> Columns<'a> {
             };
             let (scale, one) = (s.splat(f.scale()), s.splat(1.0));
             let [from, to] = [line.seen.start, line.seen.end].map(|column| s.splat(column as f32));
+            let dropout = f.dropout.map(|dropout| dropout.of_head(self.request.number, self.head));
+            let factor = s.splat(f.dropout.map_or(1.0, |dropout| dropout.factor()));
+            let mut kept = [1.0; PANEL];
             for panel in panels {
+                if let Some(dropout) = &dropout {
+                    let first = self.first.wrapping_add(panel.wrapping_mul(PANEL));
+                    match self.kind {
+                        Kind::Keys => dropout.of_queries(line.number, first, &mut kept),
+                        _ => dropout.of_keys(line.number, first, &mut kept),
+                    }
+                }
                 let [scores, gradients] = line.products.map(|at| at.wrapping_add(panel * line.panel));
                 let mut i = 0;
                 while i < PANEL {
@@ -151,7 +161,13 @@ impl<'a> Columns<'a> {
                     };
                     let index = s.add(s.load(INDICES.as_ptr()), s.splat(column as f32));
                     let p = within(s, math::exp(s, s.sub(x, base)), index, [from, to]);
-                    let mut gradient = s.mul(p, s.sub(s.load(gradients.add(i)), delta));
+                    let (mut weight, mut change) = (p, s.load(gradients.add(i)));
+                    if dropout.is_some() {
+                        let counts = s.lt(s.zero(), s.load(kept.as_ptr().add(i)));
+                        weight = s.select(counts, p, s.zero());
+                        change = s.select(counts, s.mul(change, factor), s.zero());
+                    }
+                    let mut gradient = s.mul(p, s.sub(change, delta));
                     // The bias is added after the cap.
                     if self.kind != Kind::Bias {
                         gradient = s.mul(gradient, slope);
@@ -161,7 +177,7 @@ impl<'a> Columns<'a> {
                     if self.kind == Kind::Bias {
                         s.store(gradients.add(i), gradient);
                     } else {
-                        self.store::<T, S>(s, line, column, [p, gradient]);
+                        self.store::<T, S>(s, line, column, [weight, gradient]);
                     }
                     i = i.wrapping_add(S::N);
                 }
