@@ -32,9 +32,9 @@
 //! - With CPU vector instructions, sums of more than 512 elements are computed in blocks that are added in order. The
 //!   blocks follow from K alone.
 //! - The bf16 instructions of CPUs (AMX, AVX512-BF16) take elements, products and sums below 2^-126 for zero, and so do the
-//!   kernels that use them; times infinity these are NaN. With f32 on AMX this applies to terms and their products, in sums so much larger that the loss is below
-//!   their precision. Smaller sums, and those of rows with infinities, NaN or very large numbers, are computed again as
-//!   f32.
+//!   kernels that use them; times infinity these are NaN. With f32 on AMX this applies to terms and their products, in sums
+//!   so much larger that the loss is below their precision. Smaller sums, and those of rows with infinities, NaN or very
+//!   large numbers, are computed again as f32.
 //! - On GPUs of sm_90, and in f32 at full precision also of sm_80 and sm_100, long sums with few columns are computed in parts
 //!   along K, which are added in order, in f32. The parts follow from the rows of `w`, K and the types alone.
 //! - On CUDA devices, where results have 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
