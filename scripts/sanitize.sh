@@ -24,7 +24,7 @@ for kind in "${@:-address thread}"; do
         export TSAN_OPTIONS="allocator_may_return_null=1 suppressions=$PWD/scripts/tsan.txt"
         cargo test --release --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
             --test-threads=1 tensor:: op::plan op::args cpu::threads cpu::scratch cpu::gemm ops:: radix
-        cargo run --release --target "$target" --target-dir "target/$sanitizer" -p warpsmith-cli -- \
-            check --device cpu --random 60s
+        cargo test --release --target "$target" --target-dir "target/$sanitizer" -p warpsmith --lib -- \
+            --ignored --nocapture a_minute_of_random_calls
     done
 done

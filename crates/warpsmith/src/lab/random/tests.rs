@@ -19,6 +19,35 @@ fn a_draw_depends_on_the_seed_its_number_and_the_op_alone() {
     assert_ne!(sizes(&norms), sizes(&layers));
 }
 
+/// What the sanitizers run besides the other tests: under each of them, to build the command line too would take twice as long.
+#[test]
+#[ignore = "a minute, for scripts/sanitize.sh; `warpsmith check --random` does more"]
+fn a_minute_of_random_calls() {
+    use std::time::{Duration, Instant, SystemTime};
+    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 86400;
+    println!("seed {seed}");
+    let ops: Vec<_> = crate::ops::PROVABLE.iter().map(|op| draws(op.spec().name)).collect();
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut calls = 0;
+    for number in (0..).take_while(|_| Instant::now() < end) {
+        for (op, draws) in &ops {
+            let draw = draws.draw(seed, number);
+            let kernels = kernels_on(*op, Device::Cpu);
+            let _instructions = Instructions::draw(draws, Device::Cpu, draw.seed);
+            let verdicts = judge(*op, std::slice::from_ref(&draw), &kernels, Device::Cpu).unwrap();
+            for (kernel, outcome) in verdicts.into_iter().flat_map(|verdict| match verdict {
+                Verdict::Judged(outcomes) => outcomes,
+                Verdict::Refused(_) => Vec::new(),
+            }) {
+                calls += 1;
+                assert!(outcome.ok, "draw {number} of {}: {:?}", kernel.name, outcome.failure);
+            }
+        }
+    }
+    println!("{calls} calls");
+    assert!(calls > 0);
+}
+
 /// A draw that the op refuses judges nothing.
 #[test]
 fn ops_take_almost_all_of_their_draws() {
