@@ -6,7 +6,8 @@ fast as it was. Needs PyTorch with CUDA; FlashInfer is measured where it is inst
 are timed in the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of
 their tensors that together are three times the L2, the median of replays between events.
 
-usage: bench/gpu.py [OP ...] [--stale | --no-record] [--retime-peers] [--budget 8m] [--peers FILE]
+usage: bench/gpu.py [OP ...] [--kernel NAME] [--dtype TYPE] [--stale | --no-record] [--retime-peers] [--budget 8m]
+       [--peers FILE]
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def main() -> None:
         default="target/peers-gpu.jsonl",
         help="where the peers' times are written",
     )
+    parser.add_argument("--kernel", help="time this kernel, not the one that a call gets")
+    parser.add_argument("--dtype", help="only this element type")
     parser.add_argument("--retime-peers", action="store_true", help="time peers whose times are kept, too")
     parser.add_argument("--budget", type=peers.seconds, help="begin no case after this time, such as 8m")
     evidence = parser.add_mutually_exclusive_group()
@@ -171,6 +174,9 @@ def main() -> None:
     with path.open("w") as out:
         for op in args.ops or [None]:
             words = [*([op] if op else []), "--device", "cuda", "--peers", str(path), *record]
+            for option in ("kernel", "dtype"):
+                if value := getattr(args, option):
+                    words += [f"--{option}", value]
             if args.budget:
                 words += ["--budget", f"{max(int(args.budget - (time.monotonic() - begun)), 0)}s"]
             with peers.Steps("bench", *words, "--json", "--step") as rows:

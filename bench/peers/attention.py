@@ -117,7 +117,7 @@ def attention(case: Case, device: str) -> Work | None:
     batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
     heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
     causal = case.option("causal", "false") == "true" and q_len > 1
-    others = {"window", "softcap", "scale"} & case.values.keys()
+    others = {"window", "softcap", "scale", "dropout"} & case.values.keys()
     # Elsewhere the first query is at the first key.
     if case.given or others or (causal and q_len != kv_len):
         return None
@@ -182,7 +182,7 @@ def attention_backward(case: Case, device: str) -> Work | None:
     batch, q_len, kv_len = (case.size(name) for name in ("batch", "q_len", "kv_len"))
     heads, kv_heads, dim = (case.size(name) for name in ("num_heads", "num_kv_heads", "head_dim"))
     causal = case.option("causal", "false") == "true" and q_len > 1
-    others = {"window", "softcap", "scale"} & case.values.keys()
+    others = {"window", "softcap", "scale", "dropout"} & case.values.keys()
     if case.given or others or (causal and q_len != kv_len):
         return None
     from torch.nn.attention import SDPBackend, sdpa_kernel
