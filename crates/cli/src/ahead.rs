@@ -3,55 +3,70 @@
 
 use crate::commands::explain::imagine;
 use crate::kernels::{Variant, device_functions, progress_bar};
-use indicatif::ProgressBar;
 use std::io::{BufRead, BufReader, Write};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
-use warpsmith::Device;
 use warpsmith::device::DeviceInfo;
-use warpsmith::jit::cache::EntryId;
 use warpsmith::jit::{Arch, Jit, fast_math, nvrtc, profile};
 use warpsmith::lab::{AnyProvable, Case};
 use warpsmith::op::Select;
 use warpsmith::op::survey::{Needed, survey};
+use warpsmith::{Device, env};
 
 /// A case of an op, and the kernel it runs on if that is not left to the op.
 pub type Call<'a> = (&'static dyn AnyProvable, &'a Case, Option<&'a str>);
 
-/// Compiles what calls on a GPU need and the cache on disk does not have, in `jobs` processes, one per core if it is not
-/// said. Whatever fails here, or is not reached before the deadline, is compiled when it is called.
+/// Compiles what calls on a GPU need and neither a pack nor the cache on disk has, in `jobs` processes, one per core if it is
+/// not said. Whatever fails here, or is not reached before the deadline, is compiled when it is called.
 pub fn compile(device: Device, calls: &[Call<'_>], jobs: Option<NonZeroUsize>, deadline: Option<Instant>) {
     if device == Device::Cpu {
         return;
     }
-    let (Ok(info), Ok(program)) = (device.info(), std::env::current_exe()) else { return };
-    let (Some(arch), Ok(nvrtc)) = (info.arch, nvrtc::find()) else { return };
-    let missing = |needed: &Needed| {
-        let key = Variant::from(needed.clone()).request(arch, profile()).key();
-        Jit::global().cache().get(&EntryId { key, arch, nvrtc: nvrtc.version() }).is_none()
-    };
-    let missing: Vec<Needed> = needed(info, calls).into_iter().filter(missing).collect();
-    let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let jobs = jobs.map_or_else(cores, NonZeroUsize::get).min(missing.len());
-    if jobs < 2 {
-        return;
-    }
+    let Ok(info) = device.info() else { return };
+    let Some(arch) = info.arch else { return };
+    let missing = missing(needed(info, calls), arch);
     let bar = progress_bar(missing.len());
     bar.set_message("compiling");
-    let requests = Mutex::new(requests(&missing, arch).into_iter());
-    let next = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-        true => None,
-        false => requests.lock().unwrap_or_else(|e| e.into_inner()).next(),
+    let in_time = || deadline.is_none_or(|deadline| Instant::now() < deadline);
+    compile_missing(&missing, arch, jobs, &in_time, &|| bar.inc(1));
+    bar.finish_and_clear();
+}
+
+/// Those that neither a pack nor the cache on disk has.
+pub fn missing(needed: Vec<Needed>, arch: Arch) -> Vec<Needed> {
+    let is_missing =
+        |needed: &Needed| !Jit::global().has(&Variant::from(needed.clone()).request(arch, profile()));
+    needed.into_iter().filter(is_missing).collect()
+}
+
+/// Compiles functions for the cache on disk, in `jobs` processes, one per core if it is not said, for as long as `goes_on`. Calls
+/// `tick` after each. One alone is left to whoever needs it: another process would not be faster.
+pub fn compile_missing(
+    missing: &[Needed],
+    arch: Arch,
+    jobs: Option<NonZeroUsize>,
+    goes_on: &(dyn Fn() -> bool + Sync),
+    tick: &(dyn Fn() + Sync),
+) {
+    let Ok(program) = std::env::current_exe() else { return };
+    let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let jobs = jobs.map_or_else(cores, NonZeroUsize::get).min(missing.len());
+    if jobs < 2 || env::flag(env::DISABLE_JIT) || nvrtc::find().is_err() {
+        return;
+    }
+    let requests = Mutex::new(requests(missing, arch).into_iter());
+    let next = || match goes_on() {
+        true => requests.lock().unwrap_or_else(|e| e.into_inner()).next(),
+        false => None,
     };
     std::thread::scope(|scope| {
         for _ in 0..jobs {
-            scope.spawn(|| feed(&program, &next, &bar));
+            scope.spawn(|| feed(&program, &next, tick));
         }
     });
-    bar.finish_and_clear();
 }
 
 /// The device functions that calls need on a GPU.
@@ -86,7 +101,7 @@ fn requests(needed: &[Needed], arch: Arch) -> Vec<String> {
 }
 
 /// Gives one request after the other to a process, and waits for each answer.
-fn feed(program: &Path, next: &dyn Fn() -> Option<String>, bar: &ProgressBar) -> std::io::Result<()> {
+fn feed(program: &Path, next: &dyn Fn() -> Option<String>, tick: &dyn Fn()) -> std::io::Result<()> {
     let mut command = Command::new(program);
     command.args(["bench", "--device", "cpu", "--stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     if fast_math() {
@@ -99,7 +114,7 @@ fn feed(program: &Path, next: &dyn Fn() -> Option<String>, bar: &ProgressBar) ->
             if writeln!(input, "{line}").is_err() || !matches!(answers.next(), Some(Ok(_))) {
                 break;
             }
-            bar.inc(1);
+            tick();
         }
     }
     child.wait().map(|_| ())

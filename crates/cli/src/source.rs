@@ -1,6 +1,6 @@
 //! Where the weights of a model come from: a file, or random numbers.
 
-use crate::model::{ModelArgs, WeightsArgs};
+use crate::model::ModelArgs;
 use crate::progress::Loading;
 use std::path::{Path, PathBuf};
 use warpsmith::device::DeviceInfo;
@@ -82,18 +82,12 @@ impl Source {
     }
 
     /// The kernels that the model needs on a GPU.
-    pub fn needed_kernels(
-        &self,
-        args: &WeightsArgs,
-        engine: EngineOptions,
-        info: DeviceInfo,
-    ) -> Result<Vec<Needed>> {
-        let options = args.options(engine);
+    pub fn needed_kernels(&self, options: &OpenOptions, info: DeviceInfo) -> Result<Vec<Needed>> {
         match self {
             Source::File(checkpoint) => {
-                needed_kernels(&Config::from_checkpoint(checkpoint)?, checkpoint, &options, info)
+                needed_kernels(&Config::from_checkpoint(checkpoint)?, checkpoint, options, info)
             }
-            Source::Random(config, weights) => needed_kernels(config, weights, &options, info),
+            Source::Random(config, weights) => needed_kernels(config, weights, options, info),
         }
     }
 }

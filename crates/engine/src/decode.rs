@@ -155,6 +155,40 @@ impl Decode {
         Ok(())
     }
 
+    /// On a GPU, captures steps of all forms but those with shared prefixes, which are captured when they come the second time.
+    /// Calls `tick` with how many are done and how many there are. Stops where capturing fails.
+    pub fn capture_forms(
+        &mut self,
+        model: &mut dyn Model,
+        kv: &mut KvCache,
+        tick: &mut dyn FnMut(usize, usize),
+    ) -> Result<()> {
+        let widths: Vec<usize> = widths(self.page_size, self.max_pages).collect();
+        // The largest first, so that memory that grows does so once.
+        let shapes = self.buckets.iter().rev().flat_map(|&rows| widths.iter().rev().map(move |&w| (rows, w)));
+        let forms: Vec<Form> = shapes.map(|(rows, width)| Form { rows, width, groups: 0 }).collect();
+        let Some(replay) = &mut self.replay else { return Ok(()) };
+        for (done, &form) in forms.iter().enumerate() {
+            tick(done, forms.len());
+            form.pack(&[], self.page_size, None, &mut self.words);
+            // It is captured the second time.
+            for _ in 0..2 {
+                self.next = Ticket(1 - self.next.0);
+                let logits = self.logits.view_mut().narrow(0, 0, form.rows).expect("room for every bucket");
+                let tokens = self.tokens.view_mut().narrow(0, 0, form.rows).expect("room for every bucket");
+                let mut step = Step { model, kv, logits, tokens, vocab: self.vocab };
+                replay.launch(self.next, form, &self.words, form.rows, false, &mut step)?;
+                replay.collect(self.next)?;
+            }
+            if replay.graphs.failure.is_some() {
+                break;
+            }
+        }
+        replay.graphs.launches = 0;
+        tick(forms.len(), forms.len());
+        Ok(())
+    }
+
     /// Waits for a step. Returns the tokens that `sample` chooses by the rows' own columns, -1 where there is none. If no
     /// step came after it, [`logits`](Self::logits) has what they were chosen from.
     pub fn collect(&mut self, ticket: Ticket) -> Result<Vec<i32>> {

@@ -5,6 +5,7 @@ mod embed;
 mod flight;
 mod life;
 mod view;
+mod warm;
 
 use crate::decode::Decode;
 use crate::error::{Error, Result};

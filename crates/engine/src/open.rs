@@ -162,7 +162,7 @@ impl Engine {
 }
 
 /// Opens adapters, each under a name of its own.
-fn open_adapters(paths: &[AdapterPath]) -> Result<Vec<Adapter>> {
+pub(crate) fn open_adapters(paths: &[AdapterPath]) -> Result<Vec<Adapter>> {
     let mut adapters: Vec<Adapter> = Vec::with_capacity(paths.len());
     for AdapterPath { name, path } in paths {
         if name.is_empty() || adapters.iter().any(|adapter| adapter.name() == name) {

@@ -11,7 +11,7 @@ use crate::kv::KvCache;
 use crate::models::WeightSource;
 use crate::models::names::Naming;
 use crate::models::{self, Config, LoadOptions, Model};
-use crate::open::OpenOptions;
+use crate::open::{OpenOptions, open_adapters};
 use crate::request::SamplingParams;
 use crate::sampler::{self, Draw, History};
 use crate::settings::EngineOptions;
@@ -49,13 +49,16 @@ fn run_all(config: &Config, weights: &dyn WeightSource, options: &OpenOptions) -
         max_positions: options.max_positions,
         reserve_tokens: engine.max_batch_tokens,
     };
-    let model = models::load(config, &Outline(weights), load)?;
+    let adapters = open_adapters(&options.adapters)?;
+    let model = models::load_adapted(config, &Outline(weights), load, &adapters)?;
     engine.validate(model.config())?;
     let max_pages = model.config().max_positions.div_ceil(engine.page_size);
     let kv_dtype = engine.kv_dtype()?;
     let kv = KvCache::new(model.config(), max_pages.max(2), engine.page_size, kv_dtype, Device::Cpu)?;
     let columns = model.config().vocab_size;
-    let mut passes = Passes { model, kv, columns, max_pages, engine };
+    // Sequences without an adapter, and with each.
+    let adapters = std::iter::once(None).chain((0..adapters.len()).map(Some)).collect();
+    let mut passes = Passes { model, kv, columns, max_pages, engine, adapters };
     passes.run()
 }
 
@@ -66,6 +69,7 @@ struct Passes {
     columns: usize,
     max_pages: usize,
     engine: EngineOptions,
+    adapters: Vec<Option<usize>>,
 }
 
 impl Passes {
@@ -104,8 +108,16 @@ impl Passes {
         Ok(())
     }
 
-    /// A pass for sequences with so many tokens before, and so many new ones.
+    /// A pass for sequences with so many tokens before, and so many new ones, with each adapter. What a step with several
+    /// needs is what each needs for its own tokens.
     fn pass(&mut self, sequences: &[(usize, usize)]) -> Result<()> {
+        for adapter in self.adapters.clone() {
+            self.pass_with(sequences, adapter)?;
+        }
+        Ok(())
+    }
+
+    fn pass_with(&mut self, sequences: &[(usize, usize)], adapter: Option<usize>) -> Result<()> {
         let longest = sequences.iter().map(|(start, count)| start + count).max().unwrap_or(0);
         let (ids, pages) = (vec![0; longest], vec![0; self.max_pages]);
         let chunk = |&(start, count): &(usize, usize)| Chunk {
@@ -113,7 +125,7 @@ impl Passes {
             start,
             pages: &pages[..(start + count).div_ceil(self.engine.page_size)],
             wants_logits: true,
-            adapter: None,
+            adapter,
         };
         let chunks: Vec<Chunk<'_>> = sequences.iter().map(chunk).collect();
         let batch = Batch::new(&chunks, self.engine.page_size, &Stream::Host)?;

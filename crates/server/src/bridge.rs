@@ -4,6 +4,7 @@
 //! for HTTP. A request whose [`Ticket`] is dropped ends, whatever the reason: so a client that leaves frees its pages.
 
 mod look;
+mod post;
 mod worker;
 
 use crate::keys::Scope;
@@ -77,6 +78,8 @@ pub struct Snapshot {
     pub num_pages: usize,
     /// Outputs that the engine has not seen yet.
     pub arriving: usize,
+    /// Time that the engine's thread has spent in steps, and between two of them while there was more to do.
+    pub busy: [Duration; 2],
 }
 
 /// One request to the engine, whose outputs come under numbers from `offset` on.
@@ -409,7 +412,10 @@ where
         Ok(Err(error)) => return fail(error.to_string()),
         Err(_) => return fail("opening the model panicked".into()),
     };
-    worker::Worker::new(engine, inbox, shared.clone()).run();
+    match worker::Worker::new(engine, inbox, shared.clone()) {
+        Ok(worker) => worker.run(),
+        Err(why) => fail(why),
+    }
 }
 
 impl From<&Engine> for Facts {

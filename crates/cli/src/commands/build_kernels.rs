@@ -85,8 +85,8 @@ pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
             ..default
         };
         for &arch in &args.arch {
-            let needed =
-                source.needed_kernels(&args.weights, engine.clone(), DeviceInfo::typical_gpu(arch, None))?;
+            let options = args.weights.options(engine.clone());
+            let needed = source.needed_kernels(&options, DeviceInfo::typical_gpu(arch, None))?;
             variants.extend(needed.into_iter().map(|needed| (arch, Variant::from(needed))));
         }
     } else {

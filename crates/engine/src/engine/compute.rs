@@ -63,22 +63,25 @@ impl Engine {
         }
     }
 
+    /// The memory of decode steps.
+    pub(super) fn new_decode(&self) -> Result<Decode> {
+        let config = self.model.config();
+        let sizes = Sizes {
+            max_rows: self.options.max_running,
+            max_pages: self.scheduler.most_pages(config.max_positions),
+            page_size: self.options.page_size,
+            columns: config.vocab_size,
+            vocab: self.options.vocab_size.unwrap_or(config.vocab_size),
+            cascade: self.options.cascade,
+        };
+        Decode::new(sizes, &self.stream)
+    }
+
     /// Launches a plan in which every sequence has one token, its last known.
     fn begin_decode(&mut self, plan: &StepPlan) -> Result<Landing> {
-        let decode = match &mut self.decode {
-            Some(decode) => decode,
-            none => none.insert(Decode::new(
-                Sizes {
-                    max_rows: self.options.max_running,
-                    max_pages: self.scheduler.most_pages(self.model.config().max_positions),
-                    page_size: self.options.page_size,
-                    columns: self.model.config().vocab_size,
-                    vocab: self.options.vocab_size.unwrap_or(self.model.config().vocab_size),
-                    cascade: self.options.cascade,
-                },
-                &self.stream,
-            )?),
-        };
+        if self.decode.is_none() {
+            self.decode = Some(self.new_decode()?);
+        }
         let row = |(row, share): (usize, &Share)| {
             let Key { request, index, .. } = share.key;
             let sequence = self.scheduler.running(share.key).expect("what is planned is running");
@@ -90,6 +93,7 @@ impl Engine {
             })
         };
         let rows: Vec<Option<Row<'_>>> = plan.shares.iter().enumerate().map(row).collect();
+        let decode = self.decode.as_mut().expect("it was just made");
         let ticket = decode.launch(&mut *self.model, &mut self.kv, &rows, false)?;
         Ok(Landing { ticket, rows: (0..rows.len()).collect(), num_rows: rows.len() })
     }

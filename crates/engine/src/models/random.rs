@@ -5,8 +5,8 @@ use super::names::{Naming, Part};
 use super::source::WeightSource;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use warpsmith::op::survey;
 use warpsmith::ops::{Copy, QuantFormat};
 use warpsmith::tensor::Random;
@@ -23,7 +23,7 @@ pub struct RandomWeights {
     shapes: BTreeMap<String, Vec<usize>>,
     seed: u64,
     /// As many numbers as the largest matrix has, of the type that was asked for last.
-    pool: RefCell<Option<Tensor>>,
+    pool: Mutex<Option<Tensor>>,
 }
 
 impl RandomWeights {
@@ -110,7 +110,7 @@ impl RandomWeights {
                 }
             }
         }
-        Ok(RandomWeights { shapes, seed, pool: RefCell::new(None) })
+        Ok(RandomWeights { shapes, seed, pool: Mutex::new(None) })
     }
 
     /// Numbers in all tensors.
@@ -162,7 +162,7 @@ impl RandomWeights {
 
     /// The numbers that all matrices are cut from.
     fn pool(&self, dtype: DType) -> Result<Tensor> {
-        let mut pool = self.pool.borrow_mut();
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pool.as_ref().filter(|pool| pool.dtype() == dtype) {
             return Ok(pool.clone());
         }

@@ -4,7 +4,7 @@ use crate::oracle::{Oracle, VOCAB, tiny_llama};
 use crate::{Done, Log, engine, prompt, run_all, some_params, test_device};
 use warpsmith::tensor::Random;
 use warpsmith::{DType, Device};
-use warpsmith_engine::{Cascade, Engine, EngineOptions, FinishReason, Request, SamplingParams};
+use warpsmith_engine::{Cascade, Engine, EngineOptions, FinishReason, Request, SamplingParams, Stats};
 
 /// Requests of many lengths; with every third, all numbers that graphs compute are compared, not tokens alone.
 fn requests(count: usize) -> Vec<Request> {
@@ -184,6 +184,33 @@ fn sequences_that_outgrow_a_width_of_the_page_table_go_on() {
     let fixed = run_all(&mut engine(tiny_llama(), base.clone()), &many);
     let plain = EngineOptions { cuda_graphs: false, fixed_decode: false, ..base };
     same(&run_all(&mut engine(tiny_llama(), plain), &many), &fixed, "long");
+}
+
+#[test]
+fn a_warm_up_captures_all_graphs_and_leaves_nothing_behind() {
+    let requests = requests(20);
+    let base = options(true, 9);
+    let expected = run_all(&mut engine(tiny_llama(), base.clone()), &requests);
+    let mut engine = engine(tiny_llama(), base);
+    let before = engine.stats();
+    let mut ticks = Vec::new();
+    engine.warm_up(&mut |done, all| ticks.push((done, all))).unwrap();
+    engine.check().unwrap();
+    let warm = engine.stats();
+    assert_eq!(Stats { graphs: 0, ..warm }, Stats { graphs: 0, ..before }, "figures");
+    if test_device() != Device::Cpu {
+        let &(done, all) = ticks.last().unwrap();
+        assert!(done == all && warm.graphs == all && ticks.len() == all + 1, "{ticks:?}, {warm:?}");
+    }
+    let got = run_all(&mut engine, &requests);
+    same(&expected, &got, "after a warm-up");
+    if test_device() != Device::Cpu {
+        assert_eq!(engine.stats().graphs, warm.graphs, "none was left to capture");
+    }
+    // It would wait for requests that are there.
+    engine.add_request(requests[0].clone()).unwrap();
+    let told = engine.warm_up(&mut |_, _| ()).unwrap_err().to_string();
+    assert!(told.contains("`warm_up`") && told.contains("without requests"), "{told}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl History {
         self.0.push_front(Past { request, index, reason, usage: *usage, times, ended, salt });
     }
 
-    fn of(&self, scope: &Scope) -> Vec<Past> {
+    pub fn of(&self, scope: &Scope) -> Vec<Past> {
         self.0.iter().filter(|past| scope.has(past.salt.as_ref())).cloned().collect()
     }
 }
@@ -97,16 +97,9 @@ pub(super) struct Seen {
     asked: Option<Instant>,
 }
 
-/// Takes a look, on the engine's thread.
-pub(super) fn take(
-    engine: &warpsmith_engine::Engine,
-    times: impl Fn(warpsmith_engine::RequestId, usize) -> Option<Times>,
-    history: &History,
-    scope: &Scope,
-) -> Look {
-    let view = engine.view(MOST_BRANCHES, MOST_SEQUENCES, |salt| scope.has(salt));
-    let times = view.sequences.iter().map(|sequence| times(sequence.request, sequence.index)).collect();
-    Look { at: Instant::now(), view, times, past: history.of(scope), stats: engine.stats() }
+/// The engine, as those of a scope may see it.
+pub(super) fn view(engine: &warpsmith_engine::Engine, scope: &Scope) -> View {
+    engine.view(MOST_BRANCHES, MOST_SEQUENCES, |salt| scope.has(salt))
 }
 
 impl Shared {

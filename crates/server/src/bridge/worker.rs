@@ -2,48 +2,27 @@
 
 mod embed;
 
-use super::look::{self, History, Times};
+use super::look;
+use super::post::{Live, News, Outbox, Step};
 use super::{Command, Embed, Facts, Job, Shared, Snapshot, State, broken};
-use crate::mailbox::{Broken, Mailbox, Token};
+use crate::mailbox::{Broken, Mailbox};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use warpsmith_engine::{Engine, Event, EventKind, FinishReason, Request, RequestId, Salt, SamplingParams};
-
-/// A request that has outputs to come.
-struct Live {
-    ticket: u64,
-    mailbox: Arc<Mailbox>,
-    offset: usize,
-    open: usize,
-    arrived: Instant,
-    started: Option<Instant>,
-    /// When the last token of each output came.
-    last: Vec<Option<Instant>>,
-    firsts: Vec<Option<Instant>>,
-    counted: bool,
-    salt: Option<Salt>,
-}
-
-impl Live {
-    fn times(&self, index: usize) -> Times {
-        Times {
-            arrived: self.arrived,
-            started: self.started,
-            first: self.firsts.get(index).copied().flatten(),
-        }
-    }
-}
+use warpsmith_engine::{Engine, Event, EventKind, FinishReason, Request, RequestId, SamplingParams};
 
 /// The engine and its requests.
 pub(super) struct Worker {
     engine: Engine,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
-    live: HashMap<RequestId, Live>,
+    /// What requests are told goes here.
+    outbox: Outbox,
+    /// The ticket of each request that has not ended, and its outputs that have not.
+    open: HashMap<RequestId, (u64, usize)>,
     /// The requests of each ticket.
     tickets: HashMap<u64, Vec<RequestId>>,
     /// Those who wait for embeddings.
@@ -51,24 +30,29 @@ pub(super) struct Worker {
     /// When everything must have ended.
     deadline: Option<Instant>,
     computed: u64,
-    /// Outputs that have ended, for those who look.
-    history: History,
+    /// When the last step ended, if there is more to do.
+    last: Option<Instant>,
+    /// Time in steps, and between two of them.
+    busy: [Duration; 2],
 }
 
 impl Worker {
-    pub fn new(engine: Engine, inbox: Receiver<Command>, shared: Arc<Shared>) -> Worker {
-        let (live, tickets) = (HashMap::new(), HashMap::new());
-        Worker {
+    /// # Errors
+    /// If there can be no thread that tells requests what comes.
+    pub fn new(engine: Engine, inbox: Receiver<Command>, shared: Arc<Shared>) -> Result<Worker, String> {
+        Ok(Worker {
             engine,
             inbox,
+            outbox: Outbox::open(&shared)?,
             shared,
-            live,
-            tickets,
+            open: HashMap::new(),
+            tickets: HashMap::new(),
             embeds: VecDeque::new(),
             deadline: None,
             computed: 0,
-            history: History::default(),
-        }
+            last: None,
+            busy: [Duration::ZERO; 2],
+        })
     }
 
     /// Serves until it is told to end, or cannot go on.
@@ -83,8 +67,12 @@ impl Worker {
             _ => "the server has ended".into(),
         };
         self.shared.step.store(0, Ordering::Relaxed);
+        // No request may find a healthy face once another has learned of a failure. Without one, all is told first.
+        if matches!(ended, State::Failed(_)) {
+            self.shared.state.send_replace(ended.clone());
+        }
+        self.outbox.close(why.clone());
         self.shared.state.send_replace(ended);
-        self.live.values().for_each(|live| live.mailbox.break_off(broken(&why)));
         // Those who came meanwhile. Later ones find the channel closed.
         while let Ok(command) = self.inbox.try_recv() {
             if let Command::Submit { mailbox, .. } = command {
@@ -128,6 +116,7 @@ impl Worker {
             }
             self.embed_next()?;
             if !self.engine.has_work() {
+                self.last = None;
                 self.publish();
                 continue;
             }
@@ -140,29 +129,48 @@ impl Worker {
                 // Before anybody learns of it from an answer: no request may find a healthy face after that.
                 self.shared.state.send_replace(State::Failed(fault.to_string()));
             }
+            let ended = Instant::now();
+            self.busy[0] += ended - began;
+            self.busy[1] += self.last.map_or(Duration::ZERO, |last| began.saturating_duration_since(last));
+            self.last = Some(ended);
             let computed = self.engine.stats().computed_tokens;
-            if computed > self.computed {
-                self.shared.metrics.step(computed - self.computed);
-                self.computed = computed;
-            }
-            let now = Instant::now();
-            for id in self.engine.started() {
-                if let Some(live) = self.live.get_mut(id) {
-                    // The whole step is part of their prefill.
-                    live.started = Some(began);
-                    self.shared.metrics.admitted(began.saturating_duration_since(live.arrived));
-                }
-            }
-            let mut slow = Vec::new();
-            for event in events {
-                self.tell(event, now, &mut slow);
-            }
-            for id in slow {
-                self.engine.cancel(id).map_err(|error| error.to_string())?;
-            }
+            let step = Step {
+                began,
+                ended,
+                computed: computed - self.computed,
+                started: self.engine.started().to_vec(),
+                events,
+            };
+            self.computed = computed;
+            self.note_ends(&step.events);
+            // The figures are those of the step before anybody learns of it.
             self.publish();
+            self.outbox.send(News::Step(step))?;
             if let Some(fault) = self.engine.fault() {
                 return Err(fault.to_string());
+            }
+            let slow: Vec<u64> = self.outbox.slow().collect();
+            for ticket in slow {
+                self.cancel(ticket)?;
+            }
+        }
+    }
+
+    /// Forgets requests that have ended.
+    fn note_ends(&mut self, events: &[Event]) {
+        for event in events.iter().filter(|event| matches!(event.kind, EventKind::Finished { .. })) {
+            let Some((ticket, open)) = self.open.get_mut(&event.request) else { continue };
+            *open -= 1;
+            if *open > 0 {
+                continue;
+            }
+            let ticket = *ticket;
+            self.open.remove(&event.request);
+            if let Some(ids) = self.tickets.get_mut(&ticket) {
+                ids.retain(|other| *other != event.request);
+                if ids.is_empty() {
+                    self.tickets.remove(&ticket);
+                }
             }
         }
     }
@@ -177,7 +185,7 @@ impl Worker {
                 }
                 if Instant::now() >= deadline {
                     self.embeds.clear();
-                    let ids: Vec<RequestId> = self.live.keys().copied().collect();
+                    let ids: Vec<RequestId> = self.open.keys().copied().collect();
                     for id in ids {
                         self.engine.cancel(id).map_err(|error| error.to_string())?;
                     }
@@ -221,10 +229,8 @@ impl Worker {
                 Ok(())
             }
             Command::Look(scope) => {
-                let times = |id, index| self.live.get(&id).map(|live| live.times(index));
-                let look = look::take(&self.engine, times, &self.history, &scope);
-                self.shared.looked(&scope, look);
-                Ok(())
+                let (at, view) = (Instant::now(), look::view(&self.engine, &scope));
+                self.outbox.send(News::Look { scope, at, view, stats: self.engine.stats() })
             }
             Command::End { deadline } => {
                 self.deadline = Some(deadline);
@@ -246,19 +252,9 @@ impl Worker {
             let (n, salt) = (request.params.n, request.salt);
             match self.engine.add_request(request) {
                 Ok(id) => {
-                    let live = Live {
-                        ticket,
-                        mailbox: mailbox.clone(),
-                        offset,
-                        open: n,
-                        arrived,
-                        started: None,
-                        last: vec![None; n],
-                        firsts: vec![None; n],
-                        counted: false,
-                        salt,
-                    };
-                    self.live.insert(id, live);
+                    let live = Live::new(ticket, mailbox.clone(), (offset, n), arrived, salt);
+                    self.open.insert(id, (ticket, n));
+                    self.outbox.send(News::Taken(id, live))?;
                     ids.push(id);
                     left -= n;
                 }
@@ -282,63 +278,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Tells a request what happened.
-    fn tell(&mut self, event: Event, now: Instant, slow: &mut Vec<RequestId>) {
-        let Event { request: id, index, kind } = event;
-        let (shared, metrics) = (&self.shared, &self.shared.metrics);
-        let Some(live) = self.live.get_mut(&id) else { return };
-        let number = live.offset + index;
-        match kind {
-            EventKind::Token { token, text, logprob, top_logprobs } => {
-                let started = *live.started.get_or_insert(live.arrived);
-                match live.last[index].replace(now) {
-                    Some(last) => metrics.next(now - last),
-                    None => {
-                        live.firsts[index] = Some(now);
-                        metrics.first(now - live.arrived, now - started);
-                    }
-                }
-                let bytes = 64 + text.len() + 16 * top_logprobs.len();
-                let token = Token { id: token, text, logprob, top: top_logprobs };
-                if !live.mailbox.push(number, |chunk| chunk.tokens.push(token), bytes, shared.room)
-                    && !slow.contains(&id)
-                {
-                    slow.push(id);
-                }
-            }
-            EventKind::Finished { reason, text, usage } => {
-                let decode = live.firsts[index].map_or(Duration::ZERO, |first| now - first);
-                metrics.end(&reason, &usage, !live.counted, now - live.arrived, decode);
-                live.counted = true;
-                self.history.add((id.0, index), (&reason, &usage), (live.times(index), now), live.salt);
-                live.open -= 1;
-                live.mailbox.push(
-                    number,
-                    |chunk| {
-                        chunk.rest = text;
-                        chunk.end = Some((reason, usage));
-                    },
-                    0,
-                    shared.room,
-                );
-                shared.open.fetch_sub(1, Ordering::Relaxed);
-                if live.open == 0 {
-                    let ticket = live.ticket;
-                    self.live.remove(&id);
-                    if let Some(ids) = self.tickets.get_mut(&ticket) {
-                        ids.retain(|other| *other != id);
-                        if ids.is_empty() {
-                            self.tickets.remove(&ticket);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     fn publish(&self) {
         let num_pages = self.engine.options().num_pages;
-        let snapshot = Snapshot { stats: self.engine.stats(), num_pages, arriving: 0 };
+        let snapshot = Snapshot { stats: self.engine.stats(), num_pages, arriving: 0, busy: self.busy };
         *self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
 }

@@ -115,6 +115,9 @@ pub async fn server_info(State(app): State<Arc<App>>) -> Response {
             "preemptions": now.stats.preemptions,
             "steps": now.stats.steps,
             "generated_tokens": now.stats.generated_tokens,
+            "graphs": now.stats.graphs,
+            "step_seconds": now.busy[0].as_secs_f64(),
+            "between_steps_seconds": now.busy[1].as_secs_f64(),
             "connections": app.connections.load(Ordering::Relaxed),
         },
     }))

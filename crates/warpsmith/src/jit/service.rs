@@ -82,6 +82,19 @@ impl Jit {
         outcome
     }
 
+    /// Whether a request needs no compiler: a pack or the cache has it.
+    pub fn has(&self, request: &Request) -> bool {
+        let in_pack = |pack: &Pack| matches!(pack.find(request), Ok(Some(_)));
+        let id = |compiler: &dyn Compiler| EntryId {
+            key: request.key(),
+            arch: request.arch,
+            nvrtc: compiler.version(),
+        };
+        let id = self.compiler(request).map(id).ok();
+        self.packs.iter().flatten().any(in_pack)
+            || self.on_disk(request, request.key(), id.as_ref()).is_some()
+    }
+
     fn produce(&self, request: &Request, key: Key) -> Result<Compiled> {
         for pack in self.packs.as_ref().map_err(Error::clone)? {
             if let Some((path, cubin)) = pack.find(request)? {

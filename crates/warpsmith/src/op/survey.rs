@@ -10,8 +10,8 @@ use super::plan::Asked;
 use super::select::{checked, select_kernel};
 use super::{Op, Plan};
 use crate::cpu::Tier;
-use crate::cuda::Recorder;
-use crate::device::{DeviceInfo, Stream};
+use crate::cuda::{self, Recorder};
+use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::jit::{CudaKernel, Defines};
 use std::cell::RefCell;
@@ -24,6 +24,19 @@ pub struct Needed {
     pub kernel: &'static CudaKernel,
     /// Its compile-time values.
     pub defines: Defines,
+}
+
+impl Needed {
+    /// Loads it into a GPU, compiled unless it was before: calls that need it find it there.
+    ///
+    /// # Errors
+    /// If it cannot be compiled or loaded, or the device is no GPU.
+    pub fn load(&self, device: Device) -> Result<()> {
+        let Device::Cuda(ordinal) = device else {
+            return Err(Error::argument("load", "device", "a GPU", device.to_string()));
+        };
+        cuda::load(cuda::Context::get(ordinal)?, self.kernel, &self.defines).map(|_| ())
+    }
 }
 
 struct Survey {
@@ -127,7 +140,6 @@ pub(super) fn note<O: Op>(info: &DeviceInfo, asked: &Asked<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Device;
     use crate::ops::{Linear, RmsNorm};
     use crate::tensor::{DType, Tensor};
 
@@ -154,6 +166,8 @@ mod tests {
         assert!(out.iter().all(|&y| y == 0.0), "memory that was never written");
         assert_eq!(needed.len(), 1);
         assert!(needed[0].defines.iter().any(|(name, value)| *name == "ELEM" && value == "f32"));
+        let told = needed[0].load(Device::Cpu).unwrap_err().to_string();
+        assert!(told.contains("`device`") && told.contains("a GPU"), "{told}");
         assert!(!is_running() && norm().iter().all(|&y| y > 0.9), "calls compute again");
         // The same call needs nothing more.
         let (_, twice) = survey(hopper(), || [norm(), norm()]).unwrap();

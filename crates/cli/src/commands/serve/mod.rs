@@ -1,6 +1,7 @@
 //! `warpsmith serve`: an OpenAI-compatible server.
 
 mod config;
+mod warm;
 
 use crate::model::{ModelArgs, at_least_one, resolve};
 use crate::progress::show_compilation;
@@ -100,6 +101,9 @@ pub struct Args {
     /// Seconds that running requests have when the server is told to end
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     shutdown_timeout: Duration,
+    /// On a GPU, be ready before kernels are compiled and graphs captured: the first requests wait for what they need
+    #[arg(long)]
+    skip_server_warmup: bool,
     /// Seconds of one step after which the server is no longer healthy
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     watchdog_timeout: Duration,
@@ -277,7 +281,7 @@ async fn serve(
         move |work: &mut dyn FnMut()| around.on_threads(work),
         move || {
             show_compilation();
-            source.open_with(open.open_options())
+            warm::open(&source, open.open_options(), open.skip_server_warmup)
         },
         Metrics::new(&options.served_names[0]),
         room,
