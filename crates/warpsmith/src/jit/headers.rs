@@ -61,6 +61,7 @@ pub static HEADERS: &[Header] = headers![
     "mma.cuh",
     "moe_losses.cuh",
     "moe_places.cuh",
+    "moe_plain.cuh",
     "norm.cuh",
     "paged_attention.cuh",
     "paged_fragments.cuh",

@@ -24,8 +24,8 @@ use crate::tensor::{DType, Space};
 const PART_BYTES: usize = 1 << 31;
 /// Threads of the blocks that sort, and of those that add and copy; columns of one of these, as in the device code.
 const SORT_THREADS: usize = 1024;
-const THREADS: usize = 256;
-const SUM_COLUMNS: usize = 4;
+pub(super) const THREADS: usize = 256;
+pub(super) const SUM_COLUMNS: usize = 4;
 /// Shared memory of a block that sorts besides what it counts in.
 const SORT_RESERVED: usize = 1024;
 
@@ -40,7 +40,7 @@ kernel_params! {
 
 kernel_params! {
     /// Rows and steps are those of ids, weights, residual and result.
-    struct MoeFfnSumParams {
+    pub(super) struct MoeFfnSumParams {
         y: u64, shared: u64, positions: u64, ids: u64, weights: u64, bias: u64, residual: u64, out: u64,
         first: i64, bias_expert: i64, bias_step: i64, steps: [i64; 4],
         tokens: i32, hidden: i32, top_k: i32, wide_ids: i32, wide_weights: i32, scale: f32,
@@ -52,7 +52,7 @@ kernel_params! {
     struct MoeFfnCopyParams { x: u64, to: u64, first: i64, tokens: i64, hidden: i64, step: i64, tokens_of: Rows }
 }
 
-static SORT: CudaKernel = CudaKernel {
+pub(super) static SORT: CudaKernel = CudaKernel {
     source: Source { name: "moe_ffn_sort", code: include_str!("sort.cu") },
     prelude: MoeFfnSortParams::prelude,
     function: "moe_ffn_sort",
@@ -62,7 +62,7 @@ static SORT: CudaKernel = CudaKernel {
     variants: || vec![Vec::new()],
 };
 
-static SUM: CudaKernel = CudaKernel {
+pub(super) static SUM: CudaKernel = CudaKernel {
     source: Source { name: "moe_ffn_sum", code: include_str!("sum.cu") },
     prelude: MoeFfnSumParams::prelude,
     function: "moe_ffn_sum",
@@ -105,18 +105,29 @@ struct Scratch {
     bytes: usize,
 }
 
+/// Regions of scratch memory, one behind the other.
+#[derive(Default)]
+pub(super) struct Regions {
+    pub bytes: usize,
+}
+
+impl Regions {
+    /// The place of the next one.
+    pub fn take(&mut self, rows: usize, columns: usize, size: usize) -> usize {
+        let at = self.bytes;
+        let more = rows.saturating_mul(columns).saturating_mul(size);
+        self.bytes = at.saturating_add(more).checked_next_multiple_of(256).unwrap_or(usize::MAX);
+        at
+    }
+}
+
 impl Scratch {
     fn of(p: &Problem, tokens: usize) -> Scratch {
-        let mut bytes = 0usize;
-        let mut take = |rows: usize, columns: usize, size: usize| {
-            let at = bytes;
-            let more = rows.saturating_mul(columns).saturating_mul(size);
-            bytes = bytes.saturating_add(more).checked_next_multiple_of(256).unwrap_or(usize::MAX);
-            at
-        };
+        let mut regions = Regions::default();
+        let mut take = |rows: usize, columns: usize, size: usize| regions.take(rows, columns, size);
         let slots = tokens.saturating_mul(p.top_k);
         let (size, word, shared) = (p.dtype.size(), size_of::<i32>(), p.shared_ffn.is_some() as usize);
-        Scratch {
+        let mut scratch = Scratch {
             counts: take(p.experts + 1, 1, word),
             order: take(slots, 1, word),
             positions: take(slots, 1, word),
@@ -125,8 +136,10 @@ impl Scratch {
             y: take(slots, p.hidden, size_of::<f32>()),
             shared_h: take(tokens, p.shared_ffn.unwrap_or(0), size),
             shared_y: take(tokens * shared, p.hidden, size_of::<f32>()),
-            bytes,
-        }
+            bytes: 0,
+        };
+        scratch.bytes = regions.bytes;
+        scratch
     }
 }
 
@@ -138,18 +151,18 @@ fn part_tokens(p: &Problem) -> usize {
 }
 
 /// Whether rows of so many elements consist of whole pieces of 16 bytes, if they are dense and begin at one.
-fn whole(p: &Problem, columns: usize) -> bool {
+pub(super) fn whole(p: &Problem, columns: usize) -> bool {
     (columns * p.dtype.size()).is_multiple_of(16)
 }
 
 /// Whether products can read the rows of `x` where they are in whole pieces of 16 bytes.
-fn has_pieces(p: &Problem, x: &Matrix) -> bool {
+pub(super) fn has_pieces(p: &Problem, x: &Matrix) -> bool {
     x.aligned && x.col == 1 && whole(p, p.hidden) && whole(p, x.row.unsigned_abs())
 }
 
 /// Whether products read copies of the rows of `x`, because these are not the same distance apart, or would have pieces if only they
 /// were aligned: how a row is multiplied does not depend on where it is.
-fn copies_x(p: &Problem) -> bool {
+pub(super) fn copies_x(p: &Problem) -> bool {
     p.x.is_none_or(|x| whole(p, p.hidden) && !has_pieces(p, &x))
 }
 
@@ -232,9 +245,10 @@ fn lines(p: &Problem, info: &DeviceInfo) -> usize {
     counts.min(SORT_THREADS / 32)
 }
 
-type Supports = fn(&Grouped, &DeviceInfo) -> std::result::Result<(), String>;
+pub(super) type Supports = fn(&Grouped, &DeviceInfo) -> std::result::Result<(), String>;
 
-fn supports(p: &Problem, info: &DeviceInfo, product: Supports) -> std::result::Result<(), String> {
+/// Whether the slots of a call can be sorted.
+pub(super) fn countable(p: &Problem, info: &DeviceInfo) -> std::result::Result<(), String> {
     if lines(p, info) == 0 {
         return Err(format!("experts = {} is more than a block has shared memory to count", p.experts));
     }
@@ -243,6 +257,11 @@ fn supports(p: &Problem, info: &DeviceInfo, product: Supports) -> std::result::R
             return Err(format!("{name} = {size} is not below 2^30"));
         }
     }
+    Ok(())
+}
+
+fn supports(p: &Problem, info: &DeviceInfo, product: Supports) -> std::result::Result<(), String> {
+    countable(p, info)?;
     Stage::all(p)
         .try_for_each(|stage| product(&stage.first, info).and_then(|()| product(&stage.second, info)))
 }
@@ -342,35 +361,14 @@ impl<'a> Part<'a> {
         (self.launch.workspace + offset) as u64
     }
 
-    /// Where the tokens are in some of the tensors with a row for each.
-    fn rows(&self, tensors: [usize; 4]) -> Rows {
-        let space = &self.launch.problem.space;
-        Rows::new(&Space { rank: space.rank, sizes: space.sizes, strides: tensors.map(|t| space.strides[t]) })
-    }
-
     /// Sorts the slots.
     fn sort(&self) -> Result<()> {
-        let p = self.launch.problem;
-        let lines = lines(p, self.launch.info);
-        let params = MoeFfnSortParams {
-            ids: self.launch.args.address(IDS) as u64,
-            counts: self.at(self.scratch.counts),
-            order: self.at(self.scratch.order),
-            positions: self.at(self.scratch.positions),
-            first: self.first as i64,
-            id_step: p.steps[ROW_IDS] as i64,
-            tokens: self.tokens as i32,
-            top_k: p.top_k as i32,
-            experts: p.experts as i32,
-            lines: lines as i32,
-            wide_ids: (p.id_dtype == DType::I64) as i32,
-            tokens_of: self.rows([ROW_IDS; 4]),
-        };
-        let shared = lines * p.experts * size_of::<i32>();
-        let config = LaunchConfig::new([1, 1, 1], [SORT_THREADS as u32, 1, 1], shared as u32);
-        // SAFETY: `check` bound the ids to tokens and `top_k`; the scratch memory has room for the experts and the slots, and ids that
-        // are no experts are not used as such.
-        unsafe { self.launch.record(&Vec::new(), &config, &params) }
+        let scratch = &self.scratch;
+        let [counts, order, positions] =
+            [scratch.counts, scratch.order, scratch.positions].map(|offset| self.launch.workspace + offset);
+        let places = Places { counts, order, positions };
+        let ids = self.launch.args.address(IDS);
+        record_sort(self.launch, self.launch.problem, ids, &places, self.first, self.tokens)
     }
 
     /// The address of the rows of `x`, or of copies that it makes.
@@ -388,7 +386,7 @@ impl<'a> Part<'a> {
             tokens: self.tokens as i64,
             hidden: p.hidden as i64,
             step: p.steps[ROW_X] as i64,
-            tokens_of: self.rows([ROW_X; 4]),
+            tokens_of: rows_of(&p.space, [ROW_X; 4]),
         };
         let blocks = grid_blocks(COPY.function, (self.tokens * p.hidden).div_ceil(THREADS))?;
         let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
@@ -421,17 +419,69 @@ impl<'a> Part<'a> {
             wide_ids: (p.id_dtype == DType::I64) as i32,
             wide_weights: (p.weight_dtype == DType::F32) as i32,
             scale: p.scale(),
-            tokens_of: self.rows(tensors),
+            tokens_of: rows_of(&p.space, tensors),
         };
-        // Both together spill on sm_120a.
-        let vector = p.row_pieces && p.hidden.is_multiple_of(SUM_COLUMNS) && p.b2.is_none();
-        let threads = self.tokens * p.hidden.div_ceil(SUM_COLUMNS);
-        let blocks = grid_blocks(SUM.function, threads.div_ceil(THREADS))?;
-        let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
-        // SAFETY: `check` bound the tensors to tokens, `top_k` and `hidden`, and biases to the experts; the launches before it wrote
-        // the positions, and the rows that they name.
-        unsafe {
-            self.launch.record_part(&SUM, &sum_defines(p.dtype, vector, p.b2.is_some()), &config, &params)
-        }
+        record_sum(self.launch, p, p.b2.is_some(), &params)
     }
+}
+
+/// Where the tokens are in some of the tensors with a row for each.
+pub(super) fn rows_of<const N: usize>(space: &Space<N>, tensors: [usize; 4]) -> Rows {
+    let strides = tensors.map(|tensor| space.strides[tensor]);
+    Rows::new(&Space { rank: space.rank, sizes: space.sizes, strides })
+}
+
+/// Where sorting puts the slots: how many each expert has, and the shared one; the token of each sorted row; the row of each slot.
+pub(super) struct Places {
+    pub counts: usize,
+    pub order: usize,
+    pub positions: usize,
+}
+
+/// Sorts the slots of tokens from number `first` on by their experts.
+pub(super) fn record_sort<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    ids: usize,
+    places: &Places,
+    first: usize,
+    tokens: usize,
+) -> Result<()> {
+    let lines = lines(p, launch.info);
+    let params = MoeFfnSortParams {
+        ids: ids as u64,
+        counts: places.counts as u64,
+        order: places.order as u64,
+        positions: places.positions as u64,
+        first: first as i64,
+        id_step: p.steps[ROW_IDS] as i64,
+        tokens: tokens as i32,
+        top_k: p.top_k as i32,
+        experts: p.experts as i32,
+        lines: lines as i32,
+        wide_ids: (p.id_dtype == DType::I64) as i32,
+        tokens_of: rows_of(&p.space, [ROW_IDS; 4]),
+    };
+    let shared = lines * p.experts * size_of::<i32>();
+    let config = LaunchConfig::new([1, 1, 1], [SORT_THREADS as u32, 1, 1], shared as u32);
+    // SAFETY: `check` bound the ids to tokens and `top_k`; the scratch memory has room for the experts and the slots, and ids that are
+    // no experts are not used as such.
+    unsafe { launch.record_part(&SORT, &Vec::new(), &config, &params) }
+}
+
+/// Adds up the rows of each token, with a bias or without.
+pub(super) fn record_sum<P>(
+    launch: &Launch<'_, P>,
+    p: &Problem,
+    bias: bool,
+    params: &MoeFfnSumParams,
+) -> Result<()> {
+    // Both together spill on sm_120a.
+    let vector = p.row_pieces && p.hidden.is_multiple_of(SUM_COLUMNS) && !bias;
+    let threads = params.tokens as usize * p.hidden.div_ceil(SUM_COLUMNS);
+    let blocks = grid_blocks(SUM.function, threads.div_ceil(THREADS))?;
+    let config = LaunchConfig::new([blocks, 1, 1], [THREADS as u32, 1, 1], 0);
+    // SAFETY: `check` bound the tensors to tokens, `top_k` and `hidden`, and biases to the experts; the launches before it wrote the
+    // positions, and the rows that they name.
+    unsafe { launch.record_part(&SUM, &sum_defines(p.dtype, vector, bias), &config, params) }
 }

@@ -257,6 +257,10 @@ unsafe impl Op for Forward {
 
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
+    cuda::SMALL,
+    #[cfg(feature = "cuda")]
+    cuda::BLOCKS,
+    #[cfg(feature = "cuda")]
     cuda::FORWARD,
     Kernel::cpu("moe_route_avx512", Tier::Avx512, cpu::run),
     Kernel::cpu("moe_route_avx2", Tier::Avx2, cpu::run),

@@ -18,11 +18,15 @@
 //!   before they are multiplied; `db1` adds the unrounded `dz`. Sums are in f32, and results are rounded once.
 //! - Where products take subnormal numbers of bf16 for zero is as in `moe_ffn`.
 //! - A token's `dx` and `dweights` have the same bits whatever the other tokens are.
-//! - Memory on the CPU: for each slot rows of `x`, `dy`, `z`, `dz`, `h`, `da` and `dx`.
+//! - Memory: for each slot rows of `z`, `dz`, `h`, `da` and `dx`, where those of `dx` take the place of `z` on a GPU; on the CPU also of
+//!   `x` and `dy`.
+//! - On a GPU nothing waits for the ids, and ids that are no experts count as dropped, as in `moe_ffn`.
 
 #[cfg(feature = "lab")]
 mod cases;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use super::problem::{self, Positions, Problem, bias};
 use crate::cpu::Tier;
@@ -33,6 +37,8 @@ use crate::op::{
     Products, SizeRule, shape,
 };
 use crate::ops::grouped::Matrices;
+use crate::ops::grouped_linear::problem::has_pieces;
+use crate::ops::linear::problem::Matrix;
 use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Space, TensorView, TensorViewMut};
 
@@ -88,6 +94,10 @@ pub struct BackwardProblem {
     db2: Option<[isize; 2]>,
     /// The tokens in `dweights`, and the stride along a row.
     dweights: Option<(Space<1>, isize)>,
+    /// The rows of `dout`, if all are the same distance apart.
+    dout: Option<Matrix>,
+    /// Whether rows of the gradients of matrices consist of whole aligned pieces of 16 bytes.
+    dw_pieces: [bool; 4],
 }
 
 fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
@@ -114,6 +124,8 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
         db1: bias(args, DB1),
         db2: bias(args, DB2),
         dweights: args.get(DROUTING).map(|view| (Space::new(rank, [view.layout()]), view.layout().step())),
+        dout: Matrix::of_rows(SPEC.name, "dout", args.at(DOUT)).ok(),
+        dw_pieces: [DW1, DW2, DSHARED_W1, DSHARED_W2].map(|index| args.get(index).is_some_and(has_pieces)),
     })
 }
 
@@ -221,7 +233,14 @@ unsafe impl Op for Backward {
     }
 }
 
+/// Preferred first. Conditions depend on sizes and weights, never on the tokens.
 static KERNELS: &[Kernel<BackwardProblem>] = &[
+    #[cfg(feature = "cuda")]
+    cuda::SM90,
+    #[cfg(feature = "cuda")]
+    cuda::SM80,
+    #[cfg(feature = "cuda")]
+    cuda::GENERIC,
     cpu::kernel("moe_ffn_backward_avx512", Tier::Avx512).flushing_subnormals(),
     cpu::kernel("moe_ffn_backward_avx2", Tier::Avx2),
     cpu::kernel("moe_ffn_backward_portable", Tier::Portable),
