@@ -39,6 +39,8 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "cross_entropy": losses.cross_entropy,
     "cross_entropy_backward": losses.cross_entropy_backward,
     "linear_cross_entropy": losses.linear_cross_entropy,
+    "kl_div": losses.kl_div,
+    "kl_div_backward": losses.kl_div_backward,
     "activation": memory.activation,
     "activation_backward": memory.activation_backward,
     "add_gelu": memory.add_gelu,
@@ -63,7 +65,10 @@ MAKERS: dict[str, Callable[[Case, str], Work | None]] = {
     "attention_backward": attention.attention_backward,
     "moe_route": mixtures.route,
     "moe_ffn": mixtures.ffn,
+    "moe_ffn_backward": mixtures.ffn_backward,
+    "moe_losses": mixtures.moe_losses,
     "grouped_linear": mixtures.grouped_linear,
+    "grouped_linear_backward": mixtures.grouped_linear_backward,
 }
 
 

@@ -79,3 +79,40 @@ def linear_cross_entropy(case: Case, device: str) -> Work | None:
     if device != "cpu":
         calls["torch.compile"] = with_gradients(torch.compile(of_product(losses["torch"]), dynamic=False))
     return Work(make, calls)
+
+
+def _divergence(case: Case) -> Callable[..., torch.Tensor]:
+    """The loss of a student's logits against a teacher's as people write it in PyTorch."""
+    inverse = 1.0 / case.number("temperature", 1.0)
+    reverse = case.option("direction", "forward") == "reverse"
+    reduction = {"mean": "batchmean"}.get(case.option("reduction", "mean"), "sum")
+
+    def loss(student, teacher):
+        logs = [F.log_softmax(logits * inverse, -1) for logits in (student, teacher)]
+        return F.kl_div(*(reversed(logs) if reverse else logs), reduction=reduction, log_target=True)
+
+    return loss
+
+
+def kl_div(case: Case, device: str) -> Work | None:
+    rows, vocab = (case.size(name) for name in ("num_tokens", "vocab"))
+    if "targets" in case.given or case.option("reduction", "mean") == "none":
+        return None
+    normal, loss = random_like(case, device), _divergence(case)
+    calls = {"torch": loss}
+    if case.dtype != "f32":
+        calls["torch, logits in f32"] = lambda student, teacher: loss(student.float(), teacher.float())
+    return Work(lambda: (normal(rows, vocab), normal(rows, vocab)), calls, loss)
+
+
+def kl_div_backward(case: Case, device: str) -> Work | None:
+    rows, vocab = (case.size(name) for name in ("num_tokens", "vocab"))
+    if "targets" in case.given or case.option("reduction", "mean") == "none":
+        return None
+    normal, loss = random_like(case, device), _divergence(case)
+    teacher = normal(rows, vocab)
+
+    def make():
+        return torch.ones((), device=device), normal(rows, vocab)
+
+    return gradient(case, device, lambda student: loss(student, teacher), make)

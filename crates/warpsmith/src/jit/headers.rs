@@ -48,6 +48,7 @@ pub static HEADERS: &[Header] = headers![
     "grouped_tiles.cuh",
     "grouped_weights.cuh",
     "hash.cuh",
+    "kl_div.cuh",
     "kv_cache.cuh",
     "l2.cuh",
     "linear.cuh",

@@ -13,6 +13,7 @@ pub mod embedding;
 pub mod gated_act;
 mod grouped;
 pub mod grouped_linear;
+pub mod kl_div;
 pub mod kv_copy;
 pub mod kv_store;
 pub mod layer_norm;
@@ -28,6 +29,7 @@ mod norm;
 pub mod paged_attention;
 pub mod penalize;
 pub mod prefix_match;
+pub mod qk_norm_rope;
 pub mod qkv_store;
 mod registry;
 pub mod rms_norm;
@@ -45,6 +47,7 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gated_act::{GatedAct, GatedActBackward};
 pub use grouped_linear::{GroupedLinear, GroupedLinearBackward};
+pub use kl_div::{KlDiv, KlDivBackward};
 pub use kv_copy::KvCopy;
 pub use kv_store::KvStore;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
@@ -59,6 +62,7 @@ pub use mul_add::{MulAdd, MulAddBackward};
 pub use paged_attention::PagedAttention;
 pub use penalize::Penalize;
 pub use prefix_match::PrefixMatch;
+pub use qk_norm_rope::QkNormRope;
 pub use qkv_store::QkvStore;
 pub use registry::{all, register};
 #[cfg(feature = "lab")]
@@ -94,6 +98,7 @@ list![
     softmax::Backward,
     rope::Forward,
     rope::Backward,
+    qk_norm_rope::Forward,
     cast::Forward,
     copy::Forward,
     activation::Forward,
@@ -128,6 +133,8 @@ list![
     cross_entropy::Backward,
     linear_cross_entropy::Forward,
     linear_cross_entropy::Backward,
+    kl_div::Forward,
+    kl_div::Backward,
     moe_route::Forward,
     moe_route::Backward,
     moe_losses::Forward,

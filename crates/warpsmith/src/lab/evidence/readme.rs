@@ -12,7 +12,7 @@ const FAMILIES: [&[&str]; 12] = [
     &["rms_norm", "layer_norm"],
     &["softmax"],
     &["cross_entropy", "linear_cross_entropy", "kl_div"],
-    &["rope"],
+    &["rope", "qk_norm_rope"],
     &["activation", "add_gelu", "mul_add", "gated_act"],
     &["cast", "copy"],
     &["embedding", "argmax", "sample", "penalize"],

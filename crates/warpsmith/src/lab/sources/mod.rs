@@ -78,7 +78,10 @@ mod tests {
         assert_eq!(gemm, reached);
         assert_eq!(touched("ops/norm/cpu.rs", with_code), ["layer_norm", "rms_norm"]);
         assert_eq!(touched("ops/softmax/cpu.rs", with_code), ["softmax"]);
-        assert_eq!(touched("ops/rope/rotation.rs", with_code), ["kv_store", "qkv_store", "rope"]);
+        assert_eq!(
+            touched("ops/rope/rotation.rs", with_code),
+            ["kv_store", "qk_norm_rope", "qkv_store", "rope"]
+        );
         let every = Sources::new(SOURCES).ops().count();
         assert_eq!(touched("cpu/threads.rs", with_code).len(), every);
     }
