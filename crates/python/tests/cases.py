@@ -38,11 +38,14 @@ def q8_0(weights: torch.Tensor) -> torch.Tensor:
 VALUES: dict[str, dict[str, Callable[[], torch.Tensor]]] = {
     "rope": {"positions": lambda: torch.randint(0, 16, (3, 6))},
     "rope_backward": {"positions": lambda: torch.randint(0, 16, (3, 6))},
+    "qk_norm_rope": {"positions": lambda: torch.randint(0, 16, (3, 6))},
     "embedding": {"ids": lambda: torch.randint(0, 11, (3,))},
     "embedding_backward": {"ids": lambda: torch.randint(0, 11, (3,))},
     "cross_entropy": {"targets": lambda: torch.tensor([10, 0, 4])},
     "cross_entropy_backward": {"targets": lambda: torch.tensor([10, -100, 4])},
     "linear_cross_entropy": {"targets": lambda: torch.tensor([10, 0, 4])},
+    "kl_div": {"targets": lambda: torch.tensor([-100, 0, 400])},
+    "kl_div_backward": {"targets": lambda: torch.tensor([-100, 0, 400])},
     "kv_store": {"slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8])},
     "qkv_store": {
         "slots": lambda: torch.tensor([0, 5, -1, 23, 7, 8]),

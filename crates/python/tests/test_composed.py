@@ -1,5 +1,5 @@
 """Gradients of calls that are made of parts for it, against PyTorch's in f64: gated and batched products, quantised
-weights, casts and copies. By ordinary autograd, and under ``torch.func``."""
+weights, casts, copies, and heads that are normalised and rotated. By ordinary autograd, and under ``torch.func``."""
 
 from __future__ import annotations
 
@@ -227,3 +227,46 @@ def test_compiled() -> None:
     call(*leaves[1]).backward()
     for one, other in zip(*leaves, strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["angles", "tables"])
+def test_heads(tables: bool) -> None:
+    q, k = random(3, 2, 8), random(3, 1, 8, seed=1)
+    weights = [random(8, seed=seed) for seed in (2, 3)]
+    positions = torch.tensor([5, 0, 2])
+    angles = torch.outer(torch.arange(6), torch.tensor([1.0, 0.1, 0.01, 0.001]))
+    places = (positions, angles.cos(), angles.sin()) if tables else (positions,)
+
+    def joined(call: Call) -> Call:
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            wide = (positions, *(table.to(tensors[0].dtype) for table in places[1:]))
+            return torch.cat(call(*tensors, *wide, eps=1e-5), 1)
+
+        return run
+
+    judge(joined(warpsmith.qk_norm_rope), joined(formulas.qk_norm_rope), [q, k, *weights])
+
+
+def test_heads_may_have_wider_weights() -> None:
+    q, k = (random(4, heads, 16, dtype=torch.bfloat16, seed=heads).requires_grad_() for heads in (3, 1))
+    weights = [random(16, seed=seed).requires_grad_() for seed in (2, 3)]
+    positions = torch.arange(4)
+    found = warpsmith.qk_norm_rope(q, k, *weights, positions)
+    assert all(heads.dtype == torch.bfloat16 for heads in found)
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (q, k, *weights)]
+    expected = formulas.qk_norm_rope(*leaves, positions, eps=1e-6)
+    torch.stack([heads.float().square().mean() for heads in found]).sum().backward()
+    torch.stack([heads.square().mean() for heads in expected]).sum().backward()
+    for tensor, leaf in zip((q, k, *weights), leaves, strict=True):
+        assert tensor.grad is not None and tensor.grad.dtype == tensor.dtype
+        torch.testing.assert_close(tensor.grad.double(), leaf.grad, rtol=2e-2, atol=2e-3)
+
+
+def test_heads_need_no_gradient_of_all() -> None:
+    q, k, weight = random(4, 3, 16), random(4, 1, 16), random(16).requires_grad_()
+    q_out, k_out = warpsmith.qk_norm_rope(q, k, weight, weight.detach(), torch.arange(4))
+    (q_out.square().sum() + k_out.sum()).backward()
+    assert q.grad is None and k.grad is None and weight.grad is not None
+    cos = torch.rand(16, 8, requires_grad=True)
+    with pytest.raises(warpsmith.UnsupportedError, match="qk_norm_rope: it has no gradient"):
+        warpsmith.qk_norm_rope(q, k, weight, weight, torch.arange(4), cos, cos.detach())[0].sum().backward()

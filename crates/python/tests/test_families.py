@@ -104,3 +104,65 @@ def test_layers_that_somebody_changed_are_left() -> None:
     report = warpsmith.patch(model)
     assert report.left["model.layers.0.self_attn"][1] == "its forward was replaced"
     assert "model.layers.1.self_attn" in report.swapped
+
+
+#: Families that normalise each head of queries and keys.
+BY_HEAD = ("qwen3", "qwen3_moe", "gemma3_text")
+
+
+@pytest.fixture
+def rotations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that rotate."""
+    calls: list[str] = []
+    for op in ("rope", "qk_norm_rope"):
+        real = getattr(warpsmith.ops, op)
+        monkeypatch.setattr(warpsmith.ops, op, lambda *a, real=real, op=op, **k: calls.append(op) or real(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_norms_of_heads_run_with_the_rotation(name: str, dtype: torch.dtype, rotations: list[str]) -> None:
+    plain, patched = (model.to(dtype) for model in pair(name))
+    report = warpsmith.patch(patched)
+    assert report.swapped["model.layers.1.self_attn.q_norm, k_norm"][1] == "warpsmith.qk_norm_rope"
+    ids = models.tokens(2, 12)
+    wide = torch.float32 if hasattr(plain.config, "num_experts_per_tok") else torch.float64
+    judge = copy.deepcopy(plain).to(wide)
+    for model in (plain, patched, judge):
+        model.train()(ids, labels=ids).loss.backward()
+    assert rotations == ["qk_norm_rope"] * 2
+    for path in ("q_norm", "k_norm", "q_proj"):
+        grads = [
+            model.get_parameter(f"model.layers.0.self_attn.{path}.weight").grad for model in (plain, patched, judge)
+        ]
+        errors = [(grad.double() - grads[2].double()).norm() / grads[2].double().norm() for grad in grads[:2]]
+        assert errors[1] <= max(1.5 * errors[0], 1e-5), (path, errors)
+
+
+@torch.no_grad()
+def test_norms_of_heads_that_run_apart_say_why(rotations: list[str]) -> None:
+    plain = models.make("qwen3")
+    patched = copy.deepcopy(plain)
+    seen: list[torch.Tensor] = []
+    patched.model.layers[0].self_attn.q_norm.register_forward_hook(lambda *call: seen.append(call[2]))
+    patched.model.layers[1].self_attn.k_norm.variance_epsilon = 1e-3
+    plain.model.layers[1].self_attn.k_norm.variance_epsilon = 1e-3
+    report = warpsmith.patch(patched)
+    left = [report.left[f"model.layers.{layer}.self_attn.q_norm, k_norm"][1] for layer in range(2)]
+    assert "not ours" in left[0] and "another eps" in left[1], left
+    ids = models.tokens()
+    close(patched(ids).logits, plain(ids).logits)
+    assert len(seen) == 1 and rotations == ["rope"] * 4
+    olmo = warpsmith.patch(models.make("olmo2"))
+    assert "over all heads" in olmo.left["model.layers.0.self_attn.q_norm, k_norm"][1]
+
+
+@torch.no_grad()
+def test_hooks_that_come_later_are_called(rotations: list[str]) -> None:
+    plain, patched = pair("qwen3")
+    seen: list[torch.Tensor] = []
+    patched.model.layers[0].self_attn.q_norm.register_forward_hook(lambda *call: seen.append(call[2]))
+    ids = models.tokens()
+    close(patched(ids).logits, plain(ids).logits)
+    assert len(seen) == 1 and rotations == ["rope", "rope", "qk_norm_rope"]

@@ -27,6 +27,9 @@ def variations(op: Op) -> list[dict[str, Any]]:
         found += [{"reduction": choice} for choice in reductions[1:]]
         found += [{"softcap": 2.0}, {"label_smoothing": 0.2}, {"z_loss": 0.05}, {"ignore_index": 0}]
         found.append({"softcap": 2.0, "label_smoothing": 0.2, "z_loss": 0.05, "reduction": "sum"})
+    if op.name == "kl_div":
+        found += [{"reduction": "sum"}, {"reduction": "none"}, {"temperature": 2.5}, {"direction": "reverse"}]
+        found.append({"ignore_index": 0, "temperature": 0.5, "direction": "reverse", "reduction": "sum"})
     return found
 
 
@@ -80,8 +83,15 @@ def test_gradient(op: Op, options: dict[str, Any], optional: bool, route: str) -
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
 def test_second_derivatives_are_refused(op: Op) -> None:
-    tensors, options = cases.make(op, op.variants[0])
-    given = [t.requires_grad_() for t in tensors if t is not None and t.is_floating_point()]
+    assert op.gradient is not None
+    variant = op.variants[0]
+    tensors, options = cases.make(op, variant)
+    with_gradient = (
+        tensor
+        for given, tensor in zip(variant.tensors, tensors, strict=True)
+        if tensor is not None and given.arg in op.gradient.results
+    )
+    given = [tensor.requires_grad_() for tensor in with_gradient]
     out = getattr(warpsmith, op.name)(*tensors, **options)
     out = out[0] if isinstance(out, tuple) else out
     first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
@@ -92,8 +102,14 @@ def test_second_derivatives_are_refused(op: Op) -> None:
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{"causal": True}, {"window": 3, "softcap": 4.0, "scale": 0.4}, {"causal": True, "window": 2}],
-    ids=["causal", "window", "both"],
+    [
+        {"causal": True},
+        {"window": 3, "softcap": 4.0, "scale": 0.4},
+        {"causal": True, "window": 2},
+        {"dropout": 0.4, "seed": -3, "offset": 2},
+        {"dropout": 0.4, "seed": 7, "causal": True, "window": 4, "softcap": 4.0},
+    ],
+    ids=["causal", "window", "both", "dropout", "dropout_and_others"],
 )
 def test_attention(options: dict[str, Any], return_lse: bool) -> None:
     torch.manual_seed(0)
@@ -168,6 +184,9 @@ def test_transforms_that_do_not_work_do_not_lie() -> None:
 
 
 def test_inputs_without_a_gradient_say_so() -> None:
+    student, teacher = torch.randn(3, 11), torch.randn(3, 11, requires_grad=True)
+    with pytest.raises(warpsmith.UnsupportedError, match="kl_div: it has no gradient with respect to `teacher`"):
+        warpsmith.kl_div(student, teacher).backward()
     cos = torch.rand(16, 4, requires_grad=True)
     out = warpsmith.rope(torch.randn(6, 2, 8), torch.arange(6), cos, cos.detach())
     with pytest.raises(warpsmith.UnsupportedError, match="with respect to `cos`"):

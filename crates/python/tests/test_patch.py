@@ -25,7 +25,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
-    for op in ("rms_norm", "layer_norm", "linear", "attention"):
+    for op in ("rms_norm", "layer_norm", "linear", "attention", "rope", "qk_norm_rope"):
         real = getattr(warpsmith.ops, op)
         monkeypatch.setattr(warpsmith.ops, op, lambda *a, real=real, op=op, **k: calls.append(op) or real(*a, **k))
     # Usual calls of attention go straight to the kernel.
@@ -51,9 +51,10 @@ def test_logits(name: str, kernel_calls: list[str]) -> None:
     kernel_calls.clear()
     ids = models.tokens()
     close(patched(ids).logits, plain(ids).logits)
-    norms = {"qwen3": 9, "llama": 5, "gpt2": 5}[name]
+    rotations = {"qwen3": ["qk_norm_rope"] * 2, "llama": ["rope"] * 4, "gpt2": []}[name]
     products = {"qwen3": 6, "llama": 6, "gpt2": 4}[name]
-    assert kernel_calls.count("rms_norm") + kernel_calls.count("layer_norm") == norms
+    assert kernel_calls.count("rms_norm") + kernel_calls.count("layer_norm") == 5
+    assert [call for call in kernel_calls if "rope" in call] == rotations
     assert kernel_calls.count("linear") == products and kernel_calls.count("attention") == 2
 
 

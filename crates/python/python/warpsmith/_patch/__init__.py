@@ -88,6 +88,13 @@ def recast(model: nn.Module, report: PatchReport) -> dict[str, type[nn.Module]]:
         before[path] = type(module)
         module.__class__ = layers.derived(module.__class__)
         report.swapped[path] = (name, f"warpsmith {type(module).__qualname__}")
+        if hasattr(module, "q_norm"):
+            why = layers.why_apart(module)
+            what = "norms and rotation of queries and keys"
+            if why is None:
+                report.swapped[f"{path}.q_norm, k_norm"] = (what, "warpsmith.qk_norm_rope")
+            else:
+                report.left[f"{path}.q_norm, k_norm"] = (what, why)
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         why = loss.why_left(model)
         if why is None:

@@ -1,4 +1,5 @@
-"""Layers of transformers' decoders whose parts run together: a norm with the addition before it, and rotary positions.
+"""Layers of transformers' decoders whose parts run together: a norm with the addition before it, and the norms of
+queries and keys with their rotary positions.
 
 A layer keeps its module, parameters and hooks; only its class changes, to one that is derived from its own. In a
 compiled model the original code runs: the compiler fuses the same parts with their neighbours.
@@ -18,8 +19,9 @@ from warpsmith import ops
 from warpsmith._patch import experts
 from warpsmith._patch.attention import NAME
 from warpsmith._patch.attention import forward as attend
-from warpsmith._patch.swaps import PatchedGemmaNorm
+from warpsmith._patch.swaps import PatchedGemmaNorm, PatchedRMSNorm
 from warpsmith.nn import GatedMLP, RMSNorm
+from warpsmith.nn._linear import has_hooks
 from warpsmith.nn._support import why_not
 
 PREFIX = "Patched"
@@ -72,9 +74,7 @@ def self_attention(base: Any) -> Callable[..., tuple[torch.Tensor, Any]]:
         mask, past = kwargs.pop("attention_mask", None), kwargs.pop("past_key_values", None)
         shape = hidden_states.shape[:-1]
         q, k, v = heads_of(self, hidden_states)
-        if getattr(self, "use_rope", True):
-            positions, cos, sin = tables(embeddings[0], embeddings[1], shape[0])
-            q, k = (ops.rope(tensor, positions, cos, sin, rotary_dim=2 * cos.shape[-1]) for tensor in (q, k))
+        q, k = placed(self, q, k, embeddings)
         q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
         if past is not None:
             k, v = past.update(k, v, self.layer_idx)
@@ -88,7 +88,7 @@ def self_attention(base: Any) -> Callable[..., tuple[torch.Tensor, Any]]:
 
 
 def heads_of(attention: Any, x: torch.Tensor) -> list[torch.Tensor]:
-    """Queries, keys and values, ``[batch, length, heads, head_dim]``, normalised where the family does that."""
+    """Queries, keys and values, ``[batch, length, heads, head_dim]``, normalised where that is done over all heads."""
     found = []
     parts: tuple[torch.Tensor, ...]
     if hasattr(attention, "qkv_proj"):
@@ -99,11 +99,64 @@ def heads_of(attention: Any, x: torch.Tensor) -> list[torch.Tensor]:
         parts = tuple(getattr(attention, f"{part}_proj")(x) for part in "qkv")
     for part, heads in zip("qkv", parts, strict=True):
         norm = getattr(attention, f"{part}_norm", None)
-        # OLMo 2 normalises all heads of a token at once.
-        whole = norm is not None and norm.weight.shape[0] != attention.head_dim
-        heads = (norm(heads) if norm is not None and whole else heads).view(*x.shape[:-1], -1, attention.head_dim)
-        found.append(norm(heads) if norm is not None and not whole else heads)
+        heads = norm(heads) if norm is not None and norms_all_heads(attention, norm) else heads
+        found.append(heads.view(*x.shape[:-1], -1, attention.head_dim))
     return found
+
+
+def norms_all_heads(attention: Any, norm: Any) -> bool:
+    """Whether a norm is over all heads of a token at once: OLMo 2's. Others are over each head."""
+    found: bool = norm.weight.shape[0] != attention.head_dim
+    return found
+
+
+def placed(attention: Any, q: torch.Tensor, k: torch.Tensor, embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys, normalised head by head where the family does that, and rotated where this layer does: both in
+    one kernel if the norms are ours."""
+    norms = [getattr(attention, f"{part}_norm", None) for part in "qk"]
+    by_head = [norm for norm in norms if norm is not None and not norms_all_heads(attention, norm)]
+    if not getattr(attention, "use_rope", True):
+        return (by_head[0](q), by_head[1](k)) if by_head else (q, k)
+    positions, cos, sin = tables(embeddings[0], embeddings[1], q.shape[0])
+    rotary_dim = 2 * cos.shape[-1]
+    if by_head and why_apart(attention) is None:
+        weights = [factor_of(norm) for norm in by_head]
+        if fit_together(q, k, weights):
+            found: tuple[torch.Tensor, torch.Tensor] = ops.qk_norm_rope(
+                q, k, *weights, positions, cos, sin, rotary_dim=rotary_dim, eps=by_head[0].eps
+            )
+            return found
+    if by_head:
+        q, k = by_head[0](q), by_head[1](k)
+    return (
+        ops.rope(q, positions, cos, sin, rotary_dim=rotary_dim),
+        ops.rope(k, positions, cos, sin, rotary_dim=rotary_dim),
+    )
+
+
+def factor_of(norm: Any) -> torch.Tensor:
+    """What a norm of ours multiplies by. Gemma's is its weight and one, in f32: in 16 bits the sum would be rounded."""
+    weight: torch.Tensor = norm.weight
+    return 1.0 + weight.float() if isinstance(norm, PatchedGemmaNorm) else weight
+
+
+def fit_together(q: torch.Tensor, k: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+    """Whether one kernel can be given all of them."""
+    return q.dtype == k.dtype and all(weight.dtype in (q.dtype, torch.float32) for weight in weights)
+
+
+def why_apart(attention: Any) -> str | None:
+    """Why the norms of a layer's heads do not run together with the rotation; ``None`` if they do."""
+    norms = [getattr(attention, f"{part}_norm") for part in "qk"]
+    if any(norms_all_heads(attention, norm) for norm in norms):
+        return "a norm over all heads of a token at once runs before the rotation's kernel"
+    if any(not isinstance(norm, (PatchedRMSNorm, PatchedGemmaNorm)) for norm in norms):
+        return "a norm that is not ours runs before the rotation's kernel"
+    if any(has_hooks(norm) or "forward" in vars(norm) for norm in norms):
+        return "a norm with hooks, or with a forward of its own, runs before the rotation's kernel"
+    if norms[0].eps != norms[1].eps:
+        return "norms with another eps each run before the rotation's kernel"
+    return None
 
 
 def tables(cos: torch.Tensor, sin: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -3,7 +3,8 @@
 A call without a gradient runs as one kernel. One whose gradient is asked for runs as these parts: a product with a gate
 or an activation as the product, which is kept, and what follows it (to compute the product again takes longer than to
 store it); a product of a batch of matrices with products of their gradients; a product with quantised weights with a
-gradient for ``x``, for adapters over a frozen model.
+gradient for ``x``, for adapters over a frozen model. Heads that are normalised and rotated run as one kernel either
+way, and their gradient is that of the rotation and then that of the norm.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch.autograd import forward_ad
 from warpsmith._torch.dtypes import FLOATS, NAMES
 
 #: Calls one of the functions below.
-Apply = Callable[..., torch.Tensor]
-Composed = Callable[[Apply, Sequence[Any], dict[str, Any]], torch.Tensor | None]
+Apply = Callable[..., Any]
+Composed = Callable[[Apply, Sequence[Any], dict[str, Any]], Any]
 #: Columns of a quantised weight that are expanded at a time, a multiple of all blocks.
 EXPANDED = 1024
 
@@ -122,18 +123,63 @@ class QuantProduct(torch.autograd.Function):
         return torch.cat(dx, -1), None, None
 
 
-def apply(function: Any, *args: Any) -> torch.Tensor:
+class Heads(torch.autograd.Function):
+    """Heads of queries and keys that are normalised and rotated, by tables that are constants."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        options: dict[str, Any],
+    ) -> Any:
+        return ops().qk_norm_rope(q, k, q_weight, k_weight, positions, cos, sin, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: torch.Tensor) -> Any:
+        q, k, q_weight, k_weight, *places = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        of_q = of_heads(q, q_weight, incoming[0], places, ctx.options, (needs[0], needs[2]))
+        of_k = of_heads(k, k_weight, incoming[1], places, ctx.options, (needs[1], needs[3]))
+        return of_q[0], of_k[0], of_q[1], of_k[1], None, None, None, None
+
+
+def of_heads(
+    x: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor, places: Any, options: dict[str, Any], needs: Any
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of heads of one kind and of their weight."""
+    if not any(needs):
+        return None, None
+    rest = {name: option for name, option in options.items() if name != "eps"}
+    # In the type of the weight, which may be wider.
+    wide = weight.dtype
+    dnormed = ops().rope_backward(dout.to(wide), *places, **rest)
+    found = ops().rms_norm_backward(x.to(wide), dnormed, weight, eps=options["eps"], return_dweight=needs[1])
+    dx, dweight = found if needs[1] else (found, None)
+    return dx.to(x.dtype) if needs[0] else None, dweight
+
+
+def apply(function: Any, *args: Any) -> Any:
     """Calls a function."""
-    found: torch.Tensor = function.apply(*args)
-    return found
+    return function.apply(*args)
 
 
-def apply_at_level(function: Any, *args: Any) -> torch.Tensor:
+def apply_at_level(function: Any, *args: Any) -> Any:
     """Calls a function from within an op that one transform of ``torch.func`` is at work on: the function's gradient is
     that transform's, and its forward is what the next one sees."""
     with enable_single_level_autograd_function():
-        found: torch.Tensor = levelled(function)(*args)
-    return found
+        return levelled(function)(*args)
 
 
 @cache
@@ -223,5 +269,18 @@ def linear_quant(call: Apply, tensors: Sequence[Any], options: dict[str, Any]) -
     return activated(z if bias is None else z + bias, options, residual)
 
 
+def qk_norm_rope(call: Apply, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
+    cos, sin = tensors[5:]
+    if any(table is not None and table.requires_grad for table in (cos, sin)):
+        return None
+    return call(Heads, *tensors, options)
+
+
 #: By op: the call made of parts, or ``None`` where the op's own gradient, or its refusal, is right.
-COMPOSED: dict[str, Composed] = {"linear": linear, "cast": cast, "copy": copy, "linear_quant": linear_quant}
+COMPOSED: dict[str, Composed] = {
+    "linear": linear,
+    "cast": cast,
+    "copy": copy,
+    "linear_quant": linear_quant,
+    "qk_norm_rope": qk_norm_rope,
+}
