@@ -253,11 +253,13 @@ def cast(call: Apply, tensors: Sequence[Any], options: dict[str, Any]) -> torch.
     fixed = scale is None or not scale.requires_grad
     if x.dtype not in FLOATS or options["to"] not in ("f32", "f16", "bf16") or not fixed:
         return None
-    return call(Cast, x, scale, options["to"], options["inverse"])
+    found: torch.Tensor = call(Cast, x, scale, options["to"], options["inverse"])
+    return found
 
 
 def copy(call: Apply, tensors: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
-    return call(Copy, tensors[0], options["order"])
+    found: torch.Tensor = call(Copy, tensors[0], options["order"])
+    return found
 
 
 def linear_quant(call: Apply, tensors: Sequence[Any], options: dict[str, Any]) -> torch.Tensor | None:
