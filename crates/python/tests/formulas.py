@@ -124,6 +124,22 @@ def rope(x: Any, positions: Any, cos: Any = None, sin: Any = None, *, theta: flo
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+def qk_norm_rope(
+    q: Any,
+    k: Any,
+    q_weight: Any,
+    k_weight: Any,
+    positions: Any,
+    cos: Any = None,
+    sin: Any = None,
+    *,
+    eps: float = 1e-6,
+    **options: Any,
+) -> Any:
+    normed = (rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps))
+    return tuple(rope(heads, positions, cos, sin, **options) for heads in normed)
+
+
 def losses(
     logits: Any, targets: Any, ignore_index: int, softcap: float, label_smoothing: float, z_loss: float
 ) -> tuple[Any, Any, Any]:
@@ -182,6 +198,39 @@ def linear_cross_entropy(
     for tensor, asked in ((x, return_dx), (w, return_dw)):
         if asked:
             more.append(torch.autograd.grad(rows.sum(), tensor, retain_graph=True)[0])
+    loss = reduced(rows, count, reduction)
+    return (loss, *more) if more else loss
+
+
+def kl_div(
+    student: Any,
+    teacher: Any,
+    targets: Any = None,
+    *,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    direction: str = "forward",
+    reduction: str = "mean",
+    return_lse: bool = False,
+    return_teacher_lse: bool = False,
+    return_row_losses: bool = False,
+    return_count: bool = False,
+) -> Any:
+    counted = torch.ones(student.shape[:-1], dtype=torch.bool) if targets is None else targets != ignore_index
+    counted = counted.to(student.device)
+    logs = [F.log_softmax(logits / temperature, -1) for logits in (student, teacher)]
+    lses = [temperature * (logits / temperature).logsumexp(-1).where(counted, 0) for logits in (student, teacher)]
+    other, weighing = logs if direction == "forward" else logs[::-1]
+    rows = F.kl_div(other, weighing, reduction="none", log_target=True).sum(-1).where(counted, 0)
+    count = counted.sum().to(student.dtype)
+    asked = {
+        "lse": (lses[0], return_lse),
+        "teacher_lse": (lses[1], return_teacher_lse),
+        "row_losses": (rows, return_row_losses),
+        "count": (count, return_count),
+    }
+    # What is kept for the gradient has none itself.
+    more = [value.detach() for value, wanted in asked.values() if wanted]
     loss = reduced(rows, count, reduction)
     return (loss, *more) if more else loss
 
